@@ -1,0 +1,134 @@
+"""From the groups of a round to the batches of its optimizer steps.
+
+The loss of a step is normalized by counts of the whole step, over all ranks: they are summed here, before
+anything is packed, so every token's weight is final before the first backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from grpo.algorithm.aggregation import AGGREGATIONS, Totals
+from grpo.algorithm.kl import ESTIMATORS
+from grpo.algorithm.normalization import advantages
+from grpo.algorithm.packing import Row, Seedling, bins, pack, pad, plant
+from grpo.interfaces import Collective
+from grpo.types import Batch, EvaluatedGroup, RoundPlan
+
+if TYPE_CHECKING:
+    from grpo.config import LearnerConfig, NormalizationConfig, ObjectiveConfig
+
+
+def split_steps(groups: Sequence, plan: RoundPlan) -> list[list]:
+    """This rank's groups of a round, cut into its optimizer steps as evenly as they allow, in order."""
+    steps = plan.refresh_interval
+    edges = [round(index * len(groups) / steps) for index in range(steps + 1)]
+    return [list(groups[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+
+
+class BatchMaker:
+    """`make_batches` of the loop: settings bound once, groups in, batches out."""
+
+    def __init__(
+        self,
+        normalization: NormalizationConfig,
+        objective: ObjectiveConfig,
+        learner: LearnerConfig,
+        collective: Collective,
+    ):
+        self._normalization = normalization
+        self._objective = objective
+        self._learner = learner
+        self._collective = collective
+
+    def __call__(self, groups: Sequence[EvaluatedGroup], plan: RoundPlan) -> list[Batch]:
+        """One batch per optimizer step of the plan; equally many micro-batches on every rank."""
+        return [self._batch(step) for step in split_steps(groups, plan)]
+
+    def _batch(self, groups: Sequence[EvaluatedGroup]) -> Batch:
+        rewards = [self._rewards(group) for group in groups]
+        totals, batch_std = self._step_totals(groups, rewards)
+        advantage = advantages(rewards, self._normalization, batch_std)
+        seedlings = [
+            seedling
+            for group, values in zip(groups, advantage, strict=True)
+            for seedling in self._seedlings(group, values, totals)
+        ]
+        if self._learner.layout == "padded":
+            seedlings = pad(seedlings)
+        packs = bins(seedlings, self._learner.micro_batch_tokens)
+        count = max(1, self._collective.maximum(len(packs)))
+        packs.extend([] for _ in range(count - len(packs)))
+        return Batch(tuple(pack(items) for items in packs))
+
+    def _rewards(self, group: EvaluatedGroup) -> torch.Tensor:
+        """[completions] float64; minus β·ΣKL(sampler ‖ reference) where the KL stands in the reward."""
+        rewards = torch.tensor(group.scored.rewards, dtype=torch.float64)
+        kl = self._objective.kl
+        if kl.coefficient and kl.place == "reward":
+            completions = group.scored.group.completions
+            penalties = [
+                ESTIMATORS[kl.estimator](torch.tensor(completion.sampler_logprobs), reference).sum()
+                for completion, reference in zip(completions, group.reference_logprobs, strict=True)
+            ]
+            rewards = rewards - kl.coefficient * torch.stack(penalties).double()
+        return rewards
+
+    def _step_totals(
+        self, groups: Sequence[EvaluatedGroup], rewards: Sequence[torch.Tensor]
+    ) -> tuple[Totals, torch.Tensor | None]:
+        lengths = [_included_lengths(group) for group in groups]
+        every = torch.cat([torch.zeros(0, dtype=torch.float64), *rewards])
+        tokens, sequences, filled, count, total, squares = self._collective.sum(
+            [
+                sum(map(sum, lengths)),
+                sum(sum(length > 0 for length in group) for group in lengths),
+                sum(any(group) for group in lengths),
+                every.numel(),
+                float(every.sum()),
+                float(every.square().sum()),
+            ]
+        )
+        batch_std = None
+        if self._normalization.scope == "batch":
+            variance = (squares - total**2 / max(count, 1)) / max(count - self._normalization.ddof, 1)
+            batch_std = torch.tensor(max(variance, 0.0), dtype=torch.float64).sqrt()
+        return Totals(max(tokens, 1), max(sequences, 1), max(filled, 1)), batch_std
+
+    def _seedlings(self, group: EvaluatedGroup, advantage: torch.Tensor, totals: Totals) -> list[Seedling]:
+        if self._learner.skip_silent_groups and not self._every_token_counts and not bool(advantage.any()):
+            return []
+        lengths = _included_lengths(group)
+        aggregation = self._objective.aggregation
+        weigh = AGGREGATIONS[aggregation.level]
+        rows = [
+            Row(
+                completion,
+                float(advantage[index]),
+                weigh(length, sum(lengths), totals, aggregation.constant_length),
+                group.old_logprobs[index] if group.old_logprobs else None,
+                group.reference_logprobs[index] if group.reference_logprobs else None,
+            )
+            for index, (completion, length) in enumerate(zip(group.scored.group.completions, lengths, strict=True))
+            if length
+        ]
+        prompt = group.scored.group.prompt.token_ids
+        return plant(prompt, rows, self._learner.layout, self._learner.micro_batch_tokens)
+
+    @property
+    def _every_token_counts(self) -> bool:
+        """A KL or entropy term in the loss has a gradient where the advantage is zero."""
+        kl = self._objective.kl
+        return bool((kl.coefficient and kl.place == "loss") or self._objective.entropy_coefficient)
+
+
+def _included_lengths(group: EvaluatedGroup) -> list[int]:
+    """Tokens of each completion, 0 where it is not learned from."""
+    scored = group.scored
+    return [
+        len(completion.token_ids) if included else 0
+        for completion, included in zip(scored.group.completions, scored.included, strict=True)
+    ]

@@ -1,0 +1,86 @@
+"""The composition: ratio × objective × correction + KL − entropy, weighted by aggregation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from grpo.algorithm.correction import corrected, importance_weights
+from grpo.algorithm.kl import ESTIMATORS
+from grpo.algorithm.objective import OBJECTIVES, clipped_high, clipped_low
+from grpo.algorithm.ratio import log_ratio
+from grpo.types import MicroBatch
+
+if TYPE_CHECKING:
+    from grpo.config import ObjectiveConfig
+
+METRICS = (
+    "policy/entropy",
+    "policy/old_kl",
+    "policy/ratio",
+    "policy/clip_low_fraction",
+    "policy/clip_high_fraction",
+    "policy/reference_kl",
+    "mismatch/mean_abs",
+    "mismatch/kl",
+    "mismatch/weight",
+    "mismatch/weight_squared",
+)
+"""Means over tokens that `policy_loss` reports, in the order of its metric tensor."""
+
+
+def policy_loss(
+    logprobs: Tensor, entropies: Tensor, micro: MicroBatch, objective: ObjectiveConfig
+) -> tuple[Tensor, Tensor]:
+    """This micro-batch's part of the step's loss, and the sums of its metrics.
+
+    logprobs, entropies   [targets] under the current weights; gradients flow through both
+    returns               a scalar, already divided by the step's global denominators, so that the loss
+                          of the step is the plain sum over micro-batches and ranks; and the sums over
+                          tokens of `METRICS` [len(METRICS)] (float64, detached)
+
+    Without old log-probabilities in the micro-batch the current ones are the old ones, and every ratio is 1.
+    """
+    current = logprobs.detach()
+    learner_old = current if micro.old_logprobs is None else micro.old_logprobs
+    use_sampler = objective.old_logprobs == "sampler"
+    old = micro.sampler_logprobs if use_sampler else learner_old
+
+    log_ratios = log_ratio(logprobs, old, objective.ratio, micro.sequence_index)
+    ratio = log_ratios.exp()
+    losses = OBJECTIVES[objective.name](ratio, micro.advantages, logprobs, objective)
+
+    level = objective.correction.level
+    importance = importance_weights(learner_old, micro.sampler_logprobs, level, micro.sequence_index)
+    if level != "none" and not use_sampler:
+        losses = losses * corrected(importance, objective.correction.cap, objective.correction.mode)
+
+    kl = torch.zeros_like(logprobs)
+    if objective.kl.coefficient and objective.kl.place == "loss":
+        kl = ESTIMATORS[objective.kl.estimator](logprobs, micro.reference_logprobs)
+        losses = losses + objective.kl.coefficient * kl
+    if objective.entropy_coefficient:
+        losses = losses - objective.entropy_coefficient * entropies
+
+    loss = (micro.weights * losses).sum()
+    gap = micro.sampler_logprobs - learner_old
+    sums = {
+        "policy/entropy": entropies,
+        "policy/old_kl": ESTIMATORS["k3"](old, current),
+        "policy/ratio": ratio,
+        "policy/clip_low_fraction": clipped_low(ratio, micro.advantages, objective),
+        "policy/clip_high_fraction": clipped_high(ratio, micro.advantages, objective),
+        "policy/reference_kl": kl,
+        "mismatch/mean_abs": gap.abs(),
+        "mismatch/kl": ESTIMATORS["k3"](micro.sampler_logprobs, learner_old),
+        "mismatch/weight": importance,
+        "mismatch/weight_squared": importance.square(),
+    }
+    return loss, _summed(sums)
+
+
+def _summed(values: Mapping[str, Tensor]) -> Tensor:
+    return torch.stack([values[name].detach().double().sum() for name in METRICS])

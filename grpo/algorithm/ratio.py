@@ -1,0 +1,38 @@
+"""Probability ratios between the current and the old policy."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+# Beyond e^20 a ratio says only "far away", and its exponential would overflow a later product.
+LOG_RATIO_LIMIT = 20.0
+
+
+def per_sequence_mean(values: Tensor, sequence_index: Tensor) -> Tensor:
+    """Mean of `values` [targets] over each completion, given back at each of its tokens [targets]."""
+    if not values.numel():
+        return values
+    count = int(sequence_index.max()) + 1
+    totals = values.new_zeros(count).index_add(0, sequence_index, values)
+    lengths = values.new_zeros(count).index_add(0, sequence_index, values.detach().new_ones(values.shape))
+    return (totals / lengths.clamp(min=1))[sequence_index]
+
+
+def per_sequence_sum(values: Tensor, sequence_index: Tensor) -> Tensor:
+    """Sum of `values` [targets] over each completion, given back at each of its tokens [targets]."""
+    if not values.numel():
+        return values
+    totals = values.new_zeros(int(sequence_index.max()) + 1).index_add(0, sequence_index, values)
+    return totals[sequence_index]
+
+
+def log_ratio(logprobs: Tensor, old_logprobs: Tensor, level: str, sequence_index: Tensor) -> Tensor:
+    """log ρ [targets]: per token, or per completion as the geometric mean over its tokens.
+
+    "token"     π(o_t) / π_old(o_t)                                   (PPO, GRPO)
+    "sequence"  (π(o) / π_old(o))^(1/|o|) at every token of o         (GSPO, arXiv:2507.18071)
+    """
+    difference = logprobs - old_logprobs
+    if level == "sequence":
+        difference = per_sequence_mean(difference, sequence_index)
+    return difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)

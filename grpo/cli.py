@@ -1,0 +1,71 @@
+"""The command line: `grpo train|eval|doctor`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from grpo import environment
+from grpo.config.errors import UserError
+
+USAGE = """usage: grpo COMMAND [key=value ...]
+
+  train    train a model:        grpo train experiment=quickstart num_steps=60
+  eval     pass@1 and pass@k:    grpo eval model.path=runs/default/model task=arithmetic
+  doctor   what is here, what does not fit, what to do about it
+
+Keys are Hydra overrides of configs/train.yaml; `grpo train --help` shows all of them."""
+
+WRONG_USE = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; its exit code. A UserError is printed as the one line it is."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    command = arguments.pop(0) if arguments else "help"
+    if command in ("help", "-h", "--help"):
+        print(USAGE)
+        return 0
+    if command not in COMMANDS:
+        print(f"grpo: unknown command {command!r}; there are: {', '.join(COMMANDS)}", file=sys.stderr)
+        return WRONG_USE
+    environment.prepare()
+    try:
+        return COMMANDS[command](arguments)
+    except UserError as error:
+        print(f"grpo: {error}", file=sys.stderr)
+        return WRONG_USE
+
+
+def _train(overrides: list[str]) -> int:
+    from grpo.config.hydra import compose_config, print_help
+
+    if {"-h", "--help"} & set(overrides):
+        print_help()
+        return 0
+    config = compose_config(overrides)
+    from grpo.train import train
+
+    return train(config)
+
+
+def _eval(overrides: list[str]) -> int:
+    from grpo.config.hydra import compose_config
+
+    config = compose_config(overrides)
+    from grpo.eval import evaluate_model
+
+    return evaluate_model(config)
+
+
+def _doctor(arguments: list[str]) -> int:
+    from grpo.doctor import examine
+
+    return examine()
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {"train": _train, "eval": _eval, "doctor": _doctor}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""The configuration: dataclasses that document every field, registered with Hydra as schemas.
+
+A field's comment says what it means, its unit and an example; YAML under `configs/` holds differences
+only. `load` turns a composed Hydra config into these classes once; below `grpo.train` no one sees Hydra.
+"""
+
+from grpo.config.loss import (
+    AggregationConfig,
+    CorrectionConfig,
+    KlConfig,
+    NormalizationConfig,
+    ObjectiveConfig,
+)
+from grpo.config.engines import (
+    LearnerConfig,
+    LoraConfig,
+    ModelConfig,
+    RefillConfig,
+    RolloutConfig,
+    SamplingConfig,
+    WeightSyncConfig,
+)
+from grpo.config.errors import UserError
+from grpo.config.run import CheckpointConfig, DynamicsConfig, EvaluationConfig, TrackingConfig, TrainConfig
+from grpo.config.task import DataConfig, PromptConfig, RewardConfig, TaskConfig
+
+__all__ = [
+    "AggregationConfig",
+    "CheckpointConfig",
+    "CorrectionConfig",
+    "DataConfig",
+    "DynamicsConfig",
+    "EvaluationConfig",
+    "KlConfig",
+    "LearnerConfig",
+    "LoraConfig",
+    "ModelConfig",
+    "NormalizationConfig",
+    "ObjectiveConfig",
+    "PromptConfig",
+    "RefillConfig",
+    "RewardConfig",
+    "RolloutConfig",
+    "SamplingConfig",
+    "TaskConfig",
+    "TrackingConfig",
+    "TrainConfig",
+    "UserError",
+    "WeightSyncConfig",
+]

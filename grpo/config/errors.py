@@ -1,0 +1,8 @@
+"""The one exception for what a person can mend."""
+
+
+class UserError(Exception):
+    """Something that the person at the keyboard can mend. Its text is one line: what, and how to mend it.
+
+    `grpo.cli` prints it without a traceback and exits with 2.
+    """

@@ -1,0 +1,89 @@
+"""Derived numbers shown before anything starts: the batch table and the memory estimate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from grpo.config.run import TrainConfig
+
+GIB = 2**30
+BYTES = {"bfloat16": 2, "float32": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The numbers of a transformer that memory depends on. `parameters` counts every weight once."""
+
+    parameters: int
+    layers: int
+    width: int
+    vocabulary: int
+    key_value_width: int
+
+
+def batch_table(config: TrainConfig, world_size: int) -> list[tuple[str, str, str]]:
+    """Rows (quantity, per rank, in all): what one optimizer step and one round are made of."""
+    dynamics, sampling = config.dynamics, config.rollout.sampling
+    prompts = dynamics.prompts_per_step
+    sequences = prompts * dynamics.group_size
+    answer_tokens = sequences * sampling.max_tokens
+    prompt_copies = prompts if config.learner.layout == "shared" else sequences
+    tokens = answer_tokens + prompt_copies * config.task.prompt.max_tokens
+    micro = -(-tokens // world_size // config.learner.micro_batch_tokens)
+    rounds = -(-config.num_steps // dynamics.refresh_interval)
+
+    def row(name: str, total: int) -> tuple[str, str, str]:
+        return name, f"{total // world_size:,}", f"{total:,}"
+
+    return [
+        row("prompts (groups) per step", prompts),
+        row("completions per step", sequences),
+        row("completion tokens per step, at most", answer_tokens),
+        row("packed tokens per step, at most", tokens),
+        ("micro-batches per step, at most", f"{max(1, micro):,}", f"{max(1, micro) * world_size:,}"),
+        row("completions per round", sequences * dynamics.refresh_interval),
+        ("optimizer steps per round (refresh interval)", str(dynamics.refresh_interval), str(dynamics.refresh_interval)),
+        ("rounds", f"{rounds:,}", f"{rounds:,}"),
+        ("optimizer steps", f"{config.num_steps:,}", f"{config.num_steps:,}"),
+    ]
+
+
+def memory_estimate(config: TrainConfig, shape: ModelShape, world_size: int) -> list[tuple[str, float]]:
+    """Rows (what, GiB on one rank); the last is their sum. Approximate: fragmentation, kernels' workspaces
+    and the runtime itself (about 1 GiB) are not in it.
+
+    Activations are counted as 34·width bytes a token and layer at 2 bytes a number (Korthikanti et al.,
+    arXiv:2205.05198, without the attention matrix), or 2·width where gradient checkpointing recomputes them.
+    """
+    learner, rollout = config.learner, config.rollout
+    size = BYTES[learner.precision]
+    count = shape.parameters
+    weights = size * count / (world_size if learner.zero_stage == 3 else 1)
+    gradients = 4 * count / (world_size if learner.zero_stage >= 2 else 1)
+    optimizer = (8 + (4 if learner.precision == "bfloat16" else 0)) * count / world_size
+    tokens = min(learner.micro_batch_tokens, _step_tokens(config, world_size))
+    per_layer = (2 if learner.gradient_checkpointing else 34) * shape.width * size / 2
+    chunk = min(learner.logit_chunk_tokens, tokens)
+    concurrent = min(rollout.max_concurrent, config.dynamics.group_size * config.dynamics.prompts_per_step // world_size)
+    cache = 2 * shape.layers * shape.key_value_width * BYTES[rollout.precision]
+    rows = [
+        ("learner weights", weights),
+        ("learner gradients (float32)", gradients),
+        ("optimizer moments and masters" + (" (in CPU memory)" if learner.offload_optimizer else ""), optimizer),
+        (f"activations of {tokens:,} tokens", tokens * shape.layers * per_layer),
+        (f"logits of {chunk:,} tokens", 3 * chunk * shape.vocabulary * 4),
+        ("reference weights", size * count / (world_size if learner.zero_stage == 3 else 1) if _has_copy(config) else 0),
+        ("sampler weights", BYTES[rollout.precision] * count),
+        (f"KV cache in use by {concurrent:,} completions", cache * concurrent * config.model.max_length),
+    ]
+    in_gib = [(name, amount / GIB) for name, amount in rows]
+    return [*in_gib, ("in all", sum(amount for _, amount in in_gib))]
+
+
+def _step_tokens(config: TrainConfig, world_size: int) -> int:
+    prompts = config.dynamics.prompts_per_step // world_size
+    return prompts * (config.task.prompt.max_tokens + config.dynamics.group_size * config.rollout.sampling.max_tokens)
+
+
+def _has_copy(config: TrainConfig) -> bool:
+    return bool(config.objective.kl.coefficient) and not config.model.lora.rank

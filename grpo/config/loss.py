@@ -1,0 +1,85 @@
+"""The loss as a composition: normalization × ratio × objective × aggregation × KL × correction."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(kw_only=True)
+class NormalizationConfig:
+    """The dial: Â = (r − r̄) · σ^(−exponent), see `grpo.algorithm.normalization` and arXiv:2607.00152."""
+
+    # α. 1 divides by the group's standard deviation (GRPO), 0 leaves it (Dr. GRPO); any real number.
+    exponent: float = 1.0
+    # Groups whose σ is not above this get advantage 0. 0 silences only groups of equal rewards.
+    min_std: float = 0.0
+    # ε, kept off zero division in peers' formulas. Not needed here (silent groups are never divided).
+    epsilon: float = 0.0
+    # Where ε enters: "std" gives (σ+ε)^(−α), "variance" gives (σ²+ε)^(−α/2).
+    epsilon_in: str = "std"
+    # 0: population σ (the identity of arXiv:2607.00152 holds exactly). 1: sample σ (verl, TRL).
+    ddof: int = 0
+    # Whose σ divides: each "group"'s own, or that of the whole "batch" of one optimizer step.
+    scope: str = "group"
+    # Center by the mean of the *other* completions (RLOO): (r − r̄) · G/(G−1).
+    leave_one_out: bool = False
+
+
+@dataclass(kw_only=True)
+class AggregationConfig:
+    """How token losses become one number, see `grpo.algorithm.aggregation`."""
+
+    # token_mean (DAPO) | sequence_mean (GRPO) | constant (Dr. GRPO) | prompt_mean.
+    level: str = "token_mean"
+    # Only for "constant": each completion's token sum is divided by this; the maximum completion length.
+    constant_length: int = 0
+
+
+@dataclass(kw_only=True)
+class KlConfig:
+    """Distance to a reference policy, see `grpo.algorithm.kl`. With coefficient 0 there is no reference."""
+
+    # β. 0: no KL term and no reference model.
+    coefficient: float = 0.0
+    # k1 | k2 | k3. As a loss term k1 does nothing on average; in the reward it is the unbiased one.
+    estimator: str = "k3"
+    # "loss" adds β·KL to the loss; "reward" subtracts β·ΣKL from each completion's reward.
+    place: str = "loss"
+    # Optimizer steps between two copies of the policy into the reference; 0 keeps the first one for ever.
+    refresh_every: int = 0
+    # How far a refresh moves the reference: 1 copies, 0.1 moves a tenth of the way (moving average).
+    refresh_rate: float = 1.0
+
+
+@dataclass(kw_only=True)
+class CorrectionConfig:
+    """Truncated importance weights from the sampler's to the learner's distribution,
+    see `grpo.algorithm.correction`."""
+
+    # none | token | sequence.
+    level: str = "token"
+    # Largest weight. 2 is customary.
+    cap: float = 2.0
+    # "truncate": min(w, cap). "mask": tokens (sequences) with w > cap are left out.
+    mode: str = "truncate"
+
+
+@dataclass(kw_only=True)
+class ObjectiveConfig:
+    """The surrogate and what surrounds it."""
+
+    # clip (PPO's) | cispo | unclipped, see `grpo.algorithm.objective`.
+    name: str = "clip"
+    # Probability ratio per "token", or per "sequence" (geometric mean over its tokens, GSPO).
+    ratio: str = "token"
+    # The ratio is clipped to [1 − clip_low, 1 + clip_high].
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    # Dual clip: for negative advantages the loss is at most dual_clip · |Â|. 0: off; 3 is customary.
+    dual_clip: float = 0.0
+    # Denominator of the ratio: the "learner"'s log-probabilities at the start of the round, or the
+    # "sampler"'s (no extra forward pass; the correction is then part of the ratio).
+    old_logprobs: str = "learner"
+    # Coefficient of an entropy bonus, added to the reward of the loss; 0: none.
+    entropy_coefficient: float = 0.0
+    aggregation: AggregationConfig = field(default_factory=AggregationConfig)
+    kl: KlConfig = field(default_factory=KlConfig)
+    correction: CorrectionConfig = field(default_factory=CorrectionConfig)

@@ -1,0 +1,84 @@
+"""What is asked, how it is put to the model, and how answers are graded."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(kw_only=True)
+class DataConfig:
+    """Where problems come from, see `grpo.tasks.sources`."""
+
+    # file | hub | reasoning_gym | arithmetic.
+    source: str = "file"
+    # file: a .jsonl, .json, .csv or .parquet. hub: "owner/name". reasoning_gym: the generator's name.
+    path: str = ""
+    # hub only: configuration and split.
+    subset: str = ""
+    split: str = "train"
+    # Columns of the data set that hold the question, the answer and (optional) an identity.
+    question_column: str = "problem"
+    answer_column: str = "answer"
+    id_column: str = ""
+    # Part of each answer that counts: a regular expression with one group, "" for the whole; GSM8K: "#### (.*)".
+    answer_pattern: str = ""
+    # Generators only: how many problems to draw, and their options, e.g. {min_digits: 1, max_digits: 2}.
+    size: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+    # Seed of the generator: another seed draws other problems. Not the training seed.
+    seed: int = 0
+    # What to do with rows without a usable question or answer: "skip" (counted, listed) or "refuse".
+    bad_rows: str = "skip"
+    # Share of the problems held out for evaluation, by a hash of the question: never trained on. 0.1: a tenth.
+    held_out_fraction: float = 0.1
+
+
+@dataclass(kw_only=True)
+class PromptConfig:
+    """How a problem becomes a prompt."""
+
+    # {question} is replaced. E.g. "{question} Answer with just the number."
+    template: str = "{question}"
+    # null: the chat template's own; "": none at all.
+    system: str | None = None
+    # False: no chat template, the template's text is the prompt (base models).
+    chat: bool = True
+    # Solved examples put before the question, as [question, answer] pairs.
+    examples: list[list[str]] = field(default_factory=list)
+    # Prompts of more tokens are dropped and counted (skip) or refused.
+    max_tokens: int = 1024
+    too_long: str = "skip"
+
+
+@dataclass(kw_only=True)
+class RewardConfig:
+    """How a completion becomes a number, see `grpo.tasks.rewards`."""
+
+    # Weight of each part, e.g. {math: 1.0, format: 0.1}. Names: math | exact | number | reasoning_gym |
+    # format | or an import path "package.module:function" taking (completion, answer, metadata) → float.
+    parts: dict[str, float] = field(default_factory=lambda: {"math": 1.0})
+    # Where the answer stands in a completion: boxed | tag | last_number | last_line | all.
+    extract: str = "boxed"
+    # A completion is correct when its first part reaches this.
+    correct_at: float = 0.99
+    # Regular expression that the "format" part wants to find in a completion.
+    format_pattern: str = ""
+    # Rewards in {0, 1} become {−1, +1} (DAPO's option): r → 2r − 1 on the weighted sum.
+    signed: bool = False
+    # keep | mask (truncated completions are not learned from) | soft (DAPO's linear penalty).
+    overlong: str = "keep"
+    # soft only: the penalty grows from 0 to −1 over the last `overlong_buffer` tokens before the limit.
+    overlong_buffer: int = 0
+    # Grading: worker processes, wall-clock seconds per answer, memory cap of a worker in GiB.
+    workers: int = 1
+    timeout_seconds: float = 5.0
+    memory_gib: float = 4.0
+
+
+@dataclass(kw_only=True)
+class TaskConfig:
+    """One task: data, prompt and reward."""
+
+    name: str = "task"
+    data: DataConfig = field(default_factory=DataConfig)
+    prompt: PromptConfig = field(default_factory=PromptConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)

@@ -1,0 +1,176 @@
+"""What can be known to be wrong before anything starts. Every error is one line that says how to mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo.config.errors import UserError
+from grpo.config.run import TrainConfig
+
+CHOICES = {
+    "normalization.epsilon_in": ("std", "variance"),
+    "normalization.scope": ("group", "batch"),
+    "objective.name": ("clip", "cispo", "unclipped"),
+    "objective.ratio": ("token", "sequence"),
+    "objective.old_logprobs": ("learner", "sampler"),
+    "objective.aggregation.level": ("token_mean", "sequence_mean", "constant", "prompt_mean"),
+    "objective.kl.estimator": ("k1", "k2", "k3"),
+    "objective.kl.place": ("loss", "reward"),
+    "objective.correction.level": ("none", "token", "sequence"),
+    "objective.correction.mode": ("truncate", "mask"),
+    "dynamics.name": ("fixed",),
+    "model.source": ("huggingface", "smollm2", "tiny"),
+    "rollout.engine": ("vllm", "transformers"),
+    "rollout.precision": ("bfloat16", "float32"),
+    "rollout.refill.fallback": ("silent", "short"),
+    "learner.precision": ("bfloat16", "float32"),
+    "learner.schedule": ("constant", "linear", "cosine"),
+    "learner.layout": ("shared", "packed", "padded"),
+    "learner.zero_stage": (0, 1, 2, 3),
+    "task.data.source": ("file", "hub", "reasoning_gym", "arithmetic"),
+    "task.data.bad_rows": ("skip", "refuse"),
+    "task.prompt.too_long": ("skip", "refuse"),
+    "task.reward.overlong": ("keep", "mask", "soft"),
+    "task.reward.extract": ("boxed", "tag", "last_number", "last_line", "all"),
+    "tracking.wandb": ("off", "offline", "online"),
+    "device": ("auto", "cpu", "cuda"),
+}
+
+POSITIVE = (
+    "num_steps",
+    "dynamics.group_size",
+    "dynamics.refresh_interval",
+    "dynamics.prompts_per_step",
+    "model.max_length",
+    "rollout.sampling.max_tokens",
+    "rollout.sampling.temperature",
+    "rollout.max_concurrent",
+    "rollout.refill.max_waves",
+    "learner.learning_rate",
+    "learner.micro_batch_tokens",
+    "learner.logit_chunk_tokens",
+    "learner.max_skipped_steps",
+    "weight_sync.bucket_mib",
+    "objective.correction.cap",
+    "task.reward.workers",
+    "task.reward.timeout_seconds",
+    "evaluation.samples_per_problem",
+)
+
+
+def validate(config: TrainConfig, world_size: int = 1) -> None:
+    """Raises UserError for the first thing that cannot work."""
+    for path, choices in CHOICES.items():
+        _require(value_at(config, path) in choices, f"{path}={value_at(config, path)!r} is none of {_listed(choices)}")
+    for path in POSITIVE:
+        _require(value_at(config, path) > 0, f"{path}={value_at(config, path)} must be above 0")
+    _check_batch(config, world_size)
+    _check_loss(config)
+    _check_lengths(config)
+    _check_run(config)
+
+
+def value_at(config: Any, path: str) -> Any:
+    """The value at a dotted path, e.g. ``"learner.zero_stage"``."""
+    for name in path.split("."):
+        config = getattr(config, name)
+    return config
+
+
+def _check_batch(config: TrainConfig, world_size: int) -> None:
+    prompts = config.dynamics.prompts_per_step
+    _require(
+        prompts % world_size == 0,
+        f"dynamics.prompts_per_step={prompts} does not divide by the {world_size} learner ranks: "
+        f"use {max(1, prompts // world_size) * world_size} or {(prompts // world_size + 1) * world_size}",
+    )
+    _require(
+        config.dynamics.group_size > 1 or config.normalization.scope == "batch",
+        "dynamics.group_size=1 leaves every advantage zero: use 2 or more completions per prompt",
+    )
+
+
+def _check_loss(config: TrainConfig) -> None:
+    objective, sampling, kl = config.objective, config.rollout.sampling, config.objective.kl
+    _require(0 <= objective.clip_low <= 1, f"objective.clip_low={objective.clip_low} must lie in [0, 1]")
+    _require(objective.clip_high >= 0, f"objective.clip_high={objective.clip_high} must not be negative")
+    _require(
+        objective.dual_clip == 0 or objective.dual_clip > 1,
+        f"objective.dual_clip={objective.dual_clip} must be 0 (off) or above 1",
+    )
+    _require(config.normalization.ddof in (0, 1), "normalization.ddof must be 0 (population) or 1 (sample)")
+    _require(
+        objective.aggregation.level != "constant" or objective.aggregation.constant_length > 0,
+        "objective.aggregation.level=constant needs objective.aggregation.constant_length, the length to divide by",
+    )
+    _require(
+        (sampling.top_p == 1 and sampling.top_k == 0) or objective.correction.level != "none",
+        "rollout.sampling.top_p < 1 or top_k > 0 samples another distribution than the policy: "
+        "set both to 1 and 0, or correct for it with objective.correction.level=token",
+    )
+    _require(
+        not (kl.refresh_every and config.model.lora.rank),
+        "objective.kl.refresh_every needs a reference copy, which LoRA training does not keep: set it to 0",
+    )
+    _require(0 < kl.refresh_rate <= 1, f"objective.kl.refresh_rate={kl.refresh_rate} must lie in (0, 1]")
+
+
+def _check_lengths(config: TrainConfig) -> None:
+    prompt, answer, longest = config.task.prompt.max_tokens, config.rollout.sampling.max_tokens, config.model.max_length
+    _require(
+        prompt + answer <= longest,
+        f"task.prompt.max_tokens={prompt} and rollout.sampling.max_tokens={answer} exceed model.max_length={longest} "
+        f"together: lower one of them or raise model.max_length to {prompt + answer}",
+    )
+    reward = config.task.reward
+    _require(
+        reward.overlong != "soft" or 0 < reward.overlong_buffer <= answer,
+        f"task.reward.overlong=soft needs 0 < task.reward.overlong_buffer <= rollout.sampling.max_tokens={answer}",
+    )
+
+
+def _check_run(config: TrainConfig) -> None:
+    evaluation = config.evaluation
+    _require(
+        all(1 <= k <= evaluation.samples_per_problem for k in evaluation.pass_at),
+        f"evaluation.pass_at={list(evaluation.pass_at)} asks for more samples than "
+        f"evaluation.samples_per_problem={evaluation.samples_per_problem}",
+    )
+    _require(0 <= config.task.data.held_out_fraction < 1, "task.data.held_out_fraction must lie in [0, 1)")
+    _require(
+        evaluation.num_problems == 0 or config.task.data.held_out_fraction > 0,
+        "evaluation.num_problems needs held-out problems: set task.data.held_out_fraction above 0 or num_problems to 0",
+    )
+    held = Path(config.output_dir)
+    checkpoints = held / "checkpoints"
+    _require(
+        config.checkpoint.resume or config.dry_run or not (held / "metrics.jsonl").exists(),
+        f"{held} already holds a run: continue it with checkpoint.resume=true or choose another output_dir",
+    )
+    _require(
+        not config.checkpoint.resume or (checkpoints.is_dir() and any(checkpoints.glob("step-*"))),
+        f"nothing to resume: {checkpoints} holds no checkpoint; start without checkpoint.resume",
+    )
+
+
+def differences(old: Any, new: Any, path: str = "") -> Iterable[tuple[str, Any, Any]]:
+    """(dotted path, old value, new value) of every leaf in which two configurations differ."""
+    for field in fields(new):
+        before, after = getattr(old, field.name), getattr(new, field.name)
+        name = f"{path}{field.name}"
+        if is_dataclass(after):
+            yield from differences(before, after, f"{name}.")
+        elif before != after:
+            yield name, before, after
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise UserError(message)
+
+
+def _listed(choices: Iterable[Any]) -> str:
+    return " | ".join(str(choice) for choice in choices)

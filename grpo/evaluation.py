@@ -1,0 +1,58 @@
+"""Held-out evaluation: pass@1 and unbiased pass@k of the policy that the sampler holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from grpo.config import EvaluationConfig, SamplingConfig
+from grpo.interfaces import Collective, Sampler, Task
+from grpo.statistics import mean_interval, pass_at_k_interval
+from grpo.types import ScoredGroup
+
+
+def evaluate(
+    task: Task, sampler: Sampler, evaluation: EvaluationConfig, sampling: SamplingConfig, collective: Collective
+) -> dict[str, Any]:
+    """Asks the first `num_problems` held-out problems, `samples_per_problem` times each. Collective.
+
+    Returns a JSON object: `pass@1` and `pass@k` as {value, low, high} with 95 % intervals over problems,
+    mean length in tokens, truncated fraction, and a row per problem with its first completion.
+    """
+    prompts = task.held_out_prompts(evaluation.num_problems)
+    share = prompts[collective.rank :: collective.world_size]
+    drawn = replace(sampling, temperature=evaluation.temperature, top_p=1.0, top_k=0)
+    scored = task.grade(sampler.generate(share, evaluation.samples_per_problem, drawn))
+    rows = [row for part in collective.gather([_row(group) for group in scored]) for row in part]
+    rows.sort(key=lambda row: row["problem_id"])
+    return {"step": sampler.policy_version, "temperature": evaluation.temperature} | summarize(rows, evaluation.pass_at)
+
+
+def summarize(rows: Sequence[Mapping[str, Any]], pass_at: Sequence[int]) -> dict[str, Any]:
+    """Statistics of evaluated problems; `rows` as in the result's `per_problem`."""
+    correct, totals = [row["correct"] for row in rows], [row["total"] for row in rows]
+    samples = sum(totals)
+    return {
+        "problems": len(rows),
+        "samples_per_problem": totals[0],
+        "pass@1": asdict(mean_interval(correct, totals)),
+        "pass@k": {str(k): asdict(pass_at_k_interval(correct, totals, k)) for k in pass_at},
+        "mean_length": sum(row["tokens"] for row in rows) / samples,
+        "truncated_fraction": sum(row["truncated"] for row in rows) / samples,
+        "per_problem": list(rows),
+    }
+
+
+def _row(scored: ScoredGroup) -> dict[str, Any]:
+    completions, problem = scored.group.completions, scored.group.prompt.problem
+    return {
+        "problem_id": problem.problem_id,
+        "question": problem.question,
+        "answer": problem.answer,
+        "correct": sum(grade.correct for grade in scored.grades),
+        "total": len(completions),
+        "completion": completions[0].text,
+        "tokens": sum(len(completion.token_ids) for completion in completions),
+        "truncated": sum(completion.truncated for completion in completions),
+    }

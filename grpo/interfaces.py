@@ -1,0 +1,150 @@
+"""What the loop needs of its parts, and in which order it calls them.
+
+One round calls, in this order: `Collector.collect` (which uses `Task` and `Sampler`), `Learner.evaluate`,
+`Learner.step` once per batch, `WeightSync.refresh`, `Scheduler.next`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from grpo.types import (
+    Batch,
+    Collected,
+    EvaluatedGroup,
+    Prompt,
+    RolloutGroup,
+    RoundPlan,
+    RoundStatistics,
+    ScoredGroup,
+    StepReport,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from grpo.config import SamplingConfig
+
+Bucket = Sequence[tuple[str, "Tensor"]]
+"""Weights under their Hugging Face names; whole tensors, valid until the next bucket is asked for."""
+
+
+class Task(Protocol):
+    """What is asked, and how it is graded."""
+
+    cursor: int
+
+    def next_prompts(self, count: int) -> list[Prompt]:
+        """The next `count` prompts of the stream over all ranks: this rank's share of them."""
+
+    def held_out_prompts(self, count: int) -> list[Prompt]:
+        """The first `count` problems that are never trained on, always the same."""
+
+    def grade(self, groups: Sequence[RolloutGroup]) -> list[ScoredGroup]:
+        """One grade per completion, in order. Never raises for what a model wrote."""
+
+
+class Sampler(Protocol):
+    """A copy of the policy that writes completions."""
+
+    policy_version: int
+
+    def generate(
+        self, prompts: Sequence[Prompt], group_size: int, sampling: SamplingConfig | None = None
+    ) -> list[RolloutGroup]:
+        """`group_size` completions of each prompt, in order, under `sampling` (the run's own by default)."""
+
+    def load_weights(self, bucket: Bucket) -> None:
+        """Replace these tensors. Called between two calls of `generate`, never during one."""
+
+    def finish_weights(self, policy_version: int) -> None:
+        """All buckets are in: forget cached activations, stamp the version."""
+
+    def checksums(self) -> Mapping[str, int]:
+        """One number per tensor group (see `grpo.weight_sync.checksum`)."""
+
+    def sleep(self) -> None:
+        """Give memory back while the learner works; `wake` is called before the next use."""
+
+    def wake(self) -> None:
+        """Take the memory back. Weights may be stale until the next `finish_weights`."""
+
+
+class Collector(Protocol):
+    """Fills a round with scored groups."""
+
+    def collect(self, plan: RoundPlan) -> Collected:
+        """This rank's groups of the round."""
+
+
+class Learner(Protocol):
+    """The trained policy, sharded over ranks. Every method is collective: all ranks call it together."""
+
+    num_steps: int
+
+    def evaluate(self, scored: Sequence[ScoredGroup], plan: RoundPlan) -> list[EvaluatedGroup]:
+        """Adds old and reference log-probabilities where the loss needs them. Before the round's first step."""
+
+    def step(self, batch: Batch) -> StepReport:
+        """One optimizer step."""
+
+    def weight_buckets(self) -> Iterator[Bucket]:
+        """All weights, gathered bucket by bucket, in the sampler's precision."""
+
+    def save(self, directory: str) -> None:
+        """Writes everything a resume needs into `directory`."""
+
+    def load(self, directory: str) -> None:
+        """Restores what `save` wrote."""
+
+
+class WeightSync(Protocol):
+    """The only bridge from learner to sampler."""
+
+    def refresh(self, learner: Learner, sampler: Sampler) -> None:
+        """Copies the weights and verifies them. After it, the sampler samples the learner's policy."""
+
+    def check(self, report: StepReport) -> None:
+        """Raises when sampler and learner disagree on the first step after a refresh."""
+
+
+class Scheduler(Protocol):
+    """Chooses each round's plan from measured facts. Pure: every rank computes the same plan."""
+
+    def init(self) -> tuple[RoundPlan, Mapping[str, Any]]:
+        """The first round's plan and the scheduler's first state."""
+
+    def next(
+        self, plan: RoundPlan, statistics: RoundStatistics, state: Mapping[str, Any]
+    ) -> tuple[RoundPlan, Mapping[str, Any]]:
+        """The next plan and state, from this round's."""
+
+
+class Collective(Protocol):
+    """Sums over ranks; the identity on one rank."""
+
+    rank: int
+    world_size: int
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Element-wise sum over ranks."""
+
+    def maximum(self, value: int) -> int:
+        """Largest of the ranks' values."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """The ranks' values, in rank order, on every rank."""
+
+
+class Tracker(Protocol):
+    """Where metrics go."""
+
+    def log(self, values: Mapping[str, Any], step: int) -> None:
+        """Numbers of one optimizer step count."""
+
+    def samples(self, rows: Iterable[Mapping[str, Any]], step: int) -> None:
+        """Completions with prompt, text and reward."""
+
+    def close(self) -> None:
+        """Everything is on disk or sent."""

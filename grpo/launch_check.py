@@ -1,0 +1,78 @@
+"""Before anything starts: ranks, device, the batch table and the memory estimate."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from grpo.config import TrainConfig, UserError
+from grpo.config.estimate import ModelShape, batch_table, memory_estimate
+
+
+def world_size() -> int:
+    """Learner ranks, as the launcher (torchrun, deepspeed, Slurm's script) says; 1 without one."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def device(config: TrainConfig) -> torch.device:
+    """This rank's device. Raises UserError when a GPU is asked for and there is none."""
+    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UserError("device=cuda, and torch sees no GPU here: `grpo doctor` tells why; device=cpu runs without one")
+    chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(chosen)
+    return chosen
+
+
+def model_shape(path: Path, trust_remote_code: bool = False) -> ModelShape:
+    """Sizes of the model at `path`, from its config alone: no weights are read."""
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return ModelShape(
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        layers=config.num_hidden_layers,
+        width=config.hidden_size,
+        vocabulary=config.vocab_size,
+        key_value_width=heads * width,
+    )
+
+
+def print_tables(config: TrainConfig, path: Path, ranks: int) -> None:
+    """The batch table and the memory estimate, on rank 0, and a warning where memory will not do."""
+    if int(os.environ.get("RANK", "0")):
+        return
+    console = Console()
+    shape = model_shape(path, config.model.trust_remote_code)
+    batches = Table("per optimizer step and round", "per rank", f"on {ranks} rank{'s' * (ranks > 1)}", title="Batches")
+    for row in batch_table(config, ranks):
+        batches.add_row(*row)
+    memory = Table("memory estimate", "GiB on one rank", title=f"Memory, {shape.parameters / 1e6:,.0f} M parameters")
+    rows = memory_estimate(config, shape, ranks)
+    for name, amount in rows:
+        memory.add_row(name, f"{amount:.2f}", style="bold" if name == "in all" else "")
+    console.print(batches)
+    console.print(memory)
+    needed, there = rows[-1][1], available_gib(config)
+    if needed > there:
+        console.print(
+            f"[yellow]the estimate of {needed:.1f} GiB a rank exceeds the {there:.1f} GiB that are there: lower "
+            "learner.micro_batch_tokens, set learner.gradient_checkpointing=true, or use more ranks with "
+            "learner.zero_stage=3[/yellow]"
+        )
+
+
+def available_gib(config: TrainConfig) -> float:
+    """Memory of this rank's device, free now, in GiB."""
+    if device(config).type == "cuda":
+        return torch.cuda.mem_get_info()[0] / 2**30
+    return psutil.virtual_memory().available / 2**30

@@ -1,0 +1,42 @@
+"""Sums over learner ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class TorchCollective:
+    """`interfaces.Collective` over torch.distributed; plain arithmetic on one rank."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.world_size = dist.get_world_size() if dist.is_initialized() else 1
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        return self._reduce(values, dist.ReduceOp.SUM)
+
+    def maximum(self, value: int) -> int:
+        return int(self._reduce([float(value)], dist.ReduceOp.MAX)[0])
+
+    def gather(self, value: Any) -> list[Any]:
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def barrier(self) -> None:
+        """Returns when every rank has called it."""
+        self.sum([0.0])
+
+    def _reduce(self, values: Sequence[float], operation: dist.ReduceOp) -> list[float]:
+        if self.world_size == 1:
+            return [float(value) for value in values]
+        tensor = torch.tensor(list(values), dtype=torch.float64, device=self._device)
+        dist.all_reduce(tensor, operation)
+        return tensor.tolist()

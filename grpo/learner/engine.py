@@ -1,0 +1,96 @@
+"""DeepSpeed: its configuration and its start."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import socket
+from datetime import timedelta
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from grpo.config import LearnerConfig
+
+
+def init_distributed(device: torch.device, deadline_seconds: float) -> None:
+    """Joins the ranks that torchrun or the deepspeed launcher started; alone, makes a group of one."""
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    if "RANK" not in os.environ:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        os.environ.update(alone)
+    if device.type == "cpu":
+        # An optional shared-memory reduction that DeepSpeed would compile for half a minute, with g++
+        # and ninja required, although gloo does the same work.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    backend = "gloo" if device.type == "cpu" else "nccl"
+    if not dist.is_initialized():
+        dist.init_process_group(backend, timeout=timedelta(seconds=deadline_seconds))
+    deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False)
+
+
+def deepspeed_config(learner: LearnerConfig) -> dict[str, Any]:
+    """What `deepspeed.initialize` reads. Batch sizes are nominal: micro-batches hold as many tokens as fit,
+    and `managed_gradient_accumulation: false` lets each step have its own number of them."""
+    zero: dict[str, Any] = {"stage": max(1, learner.zero_stage), "overlap_comm": False, "contiguous_gradients": True}
+    if learner.offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,
+        "zero_optimization": zero,
+        "bf16": {"enabled": learner.precision == "bfloat16"},
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "gradient_clipping": learner.max_gradient_norm,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 1_000_000_000,
+    }
+
+
+def learning_rate_factor(step: int, learner: LearnerConfig, num_steps: int) -> float:
+    """Share of the peak learning rate at optimizer step `step` (from 0): linear warm-up, then the schedule."""
+    if step < learner.warmup_steps:
+        return (step + 1) / learner.warmup_steps
+    progress = min(1.0, (step - learner.warmup_steps) / max(1, num_steps - learner.warmup_steps))
+    shape = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}
+    floor = learner.min_lr_fraction
+    return floor + (1 - floor) * shape[learner.schedule]
+
+
+def start_engine(policy: nn.Module, learner: LearnerConfig, num_steps: int) -> deepspeed.DeepSpeedEngine:
+    """The training engine: ZeRO, AdamW on float32 masters, the learning-rate schedule."""
+    parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(
+        parameters,
+        lr=learner.learning_rate,
+        betas=tuple(learner.betas),
+        eps=learner.adam_epsilon,
+        weight_decay=learner.weight_decay,
+        fused=True,
+    )
+    engine, *_ = deepspeed.initialize(
+        model=policy,
+        optimizer=optimizer,
+        lr_scheduler=lambda own: torch.optim.lr_scheduler.LambdaLR(
+            own, lambda step: learning_rate_factor(step, learner, num_steps)
+        ),
+        config=deepspeed_config(learner),
+    )
+    return engine
+
+
+def start_frozen_engine(policy: nn.Module, learner: LearnerConfig) -> deepspeed.DeepSpeedEngine:
+    """A ZeRO-3 engine without an optimizer: a sharded model that only runs forward."""
+    config = deepspeed_config(learner)
+    config["zero_optimization"] = {"stage": 3}
+    engine, *_ = deepspeed.initialize(model=policy, config=config)
+    return engine

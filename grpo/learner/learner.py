@@ -1,0 +1,176 @@
+"""The learner: gradient steps on batches, log-probabilities on groups."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from grpo.algorithm.batches import split_steps
+from grpo.algorithm.loss import METRICS, policy_loss
+from grpo.algorithm.packing import Row, Seedling, bins, pack, plant
+from grpo.config import TrainConfig
+from grpo.config.errors import UserError
+from grpo.interfaces import Bucket
+from grpo.learner.collective import TorchCollective
+from grpo.learner.engine import start_engine
+from grpo.learner.policy import DTYPES, load_policy
+from grpo.learner.reference import AdapterReference, CopyReference, reference_logprobs
+from grpo.learner.weights import weight_buckets
+from grpo.types import Batch, EvaluatedGroup, Mean, MicroBatch, RoundPlan, ScoredGroup, StepReport
+
+REFERENCE_FILE = "reference.safetensors"
+
+
+class DeepSpeedLearner:
+    """`interfaces.Learner` on DeepSpeed ZeRO 1–3. All methods are collective."""
+
+    def __init__(self, config: TrainConfig, model_path: str | Path, device: torch.device):
+        """Loads the model at `model_path`; `grpo.learner.engine.init_distributed` was called before."""
+        self._config = config
+        self._device = device
+        self._temperature = config.rollout.sampling.temperature
+        self.collective = TorchCollective(device)
+        learner = config.learner
+        policy = load_policy(model_path, config.model, learner.precision, learner.logit_chunk_tokens)
+        if learner.gradient_checkpointing:
+            policy.language_model.gradient_checkpointing_enable({"use_reentrant": False})
+        policy.train()
+        self.engine = start_engine(policy, learner, config.num_steps)
+        self.policy = self.engine.module
+        self.reference = self._reference(model_path)
+        self.num_steps = 0
+        self._skipped_in_a_row = 0
+
+    def _reference(self, model_path: str | Path) -> AdapterReference | CopyReference | None:
+        kl, learner = self._config.objective.kl, self._config.learner
+        if not kl.coefficient:
+            return None
+        if self._config.model.lora.rank:
+            return AdapterReference(self.policy)
+        precision = "float32" if kl.refresh_every and kl.refresh_rate < 1 else learner.precision
+        frozen = load_policy(model_path, self._config.model, precision, learner.logit_chunk_tokens, lora=False)
+        return CopyReference(frozen, learner, kl, self._device)
+
+    # --- log-probabilities ---------------------------------------------------------------------
+
+    def evaluate(self, scored: Sequence[ScoredGroup], plan: RoundPlan) -> list[EvaluatedGroup]:
+        """Old log-probabilities for every step but the first (whose old ones are the current ones), and
+        reference log-probabilities where there is a KL term."""
+        first, *later = split_steps(scored, plan)
+        later = [group for step in later for group in step]
+        need_old = self._config.objective.old_logprobs == "learner" and plan.refresh_interval > 1
+        old = self._logprobs(later, self._current) if need_old else [() for _ in later]
+        reference = [() for _ in scored]
+        if self.reference is not None:
+            reference = self._logprobs(scored, self._from_reference)
+        return [
+            EvaluatedGroup(group, olds, references)
+            for group, olds, references in zip(scored, [() for _ in first] + old, reference, strict=True)
+        ]
+
+    def _current(self, micro: MicroBatch) -> torch.Tensor:
+        with torch.no_grad():
+            return self.engine(micro, self._temperature)[0]
+
+    def _from_reference(self, micro: MicroBatch) -> torch.Tensor:
+        return reference_logprobs(self.reference, micro, self._temperature)
+
+    def _logprobs(self, groups: Sequence[ScoredGroup], forward) -> list[tuple[torch.Tensor, ...]]:
+        """One float32 CPU tensor per completion of each group, in order."""
+        learner = self._config.learner
+        seedlings: list[Seedling] = []
+        places: dict[int, tuple[int, int]] = {}
+        for index, scored in enumerate(groups):
+            rows = [Row(completion, 0.0, 0.0) for completion in scored.group.completions]
+            places |= {id(row): (index, position) for position, row in enumerate(rows)}
+            prompt = scored.group.prompt.token_ids
+            seedlings += plant(prompt, rows, learner.layout, learner.micro_batch_tokens)
+        packs = bins(seedlings, learner.micro_batch_tokens)
+        packs += [[] for _ in range(self.collective.maximum(len(packs)) - len(packs))]
+        found: dict[tuple[int, int], torch.Tensor] = {}
+        for items in packs:
+            values = forward(to_device(pack(items), self._device)).cpu()
+            rows = [row for item in items for row in item.rows]
+            pieces = values.split([len(row.completion.token_ids) for row in rows]) if rows else ()
+            found |= {places[id(row)]: piece for row, piece in zip(rows, pieces, strict=True)}
+        return [
+            tuple(found[index, position] for position in range(len(scored.group.completions)))
+            for index, scored in enumerate(groups)
+        ]
+
+    # --- one step ------------------------------------------------------------------------------
+
+    def step(self, batch: Batch) -> StepReport:
+        """Backward over the batch's micro-batches, then one update.
+
+        Each micro-batch's loss is already divided by denominators of the whole step, so gradients add
+        up. DeepSpeed divides their sum by the number of ranks; the factor `world_size` undoes that, here
+        and nowhere else. Non-finite gradients leave the weights alone: the step is reported as not
+        applied, and too many in a row raise UserError.
+        """
+        sums = torch.zeros(len(METRICS) + 1, dtype=torch.float64)
+        for micro in batch.micro_batches:
+            placed = to_device(micro, self._device)
+            logprobs, entropies = self.engine(placed, self._temperature)
+            loss, metrics = policy_loss(logprobs, entropies, placed, self._config.objective)
+            self.engine.backward(loss * self.collective.world_size, scale_wrt_gas=False)
+            sums[:-1] += metrics.cpu()
+            sums[-1] += micro.targets.numel()
+        learning_rate = self.engine.get_lr()[0]
+        self.engine.step()
+        self.num_steps += 1
+        applied = not self._overflowed()
+        self._count_skipped(applied)
+        if isinstance(self.reference, CopyReference) and self.reference.due(self.num_steps):
+            self.reference.refresh(self.weight_buckets())
+        *totals, tokens = self.collective.sum(sums.tolist())
+        means = {name: Mean(total, tokens) for name, total in zip(METRICS, totals, strict=True)}
+        return StepReport(self.num_steps, applied, float(self.engine.get_global_grad_norm()), learning_rate, means)
+
+    def _overflowed(self) -> bool:
+        return bool(self.engine.optimizer.overflow)
+
+    def _count_skipped(self, applied: bool) -> None:
+        self._skipped_in_a_row = 0 if applied else self._skipped_in_a_row + 1
+        limit = self._config.learner.max_skipped_steps
+        if self._skipped_in_a_row >= limit:
+            raise UserError(
+                f"gradients were NaN or Inf in {limit} steps in a row (step {self.num_steps}); the weights are those "
+                f"before: lower learner.learning_rate, or use learner.precision=float32"
+            )
+
+    # --- state ---------------------------------------------------------------------------------
+
+    def weight_buckets(self) -> Iterator[Bucket]:
+        bucket_bytes = self._config.weight_sync.bucket_mib * 2**20
+        return weight_buckets(self.policy, bucket_bytes, DTYPES[self._config.rollout.precision])
+
+    def save(self, directory: str) -> None:
+        self.engine.save_checkpoint(directory, tag="learner", save_latest=False)
+        if isinstance(self.reference, CopyReference) and self._config.objective.kl.refresh_every:
+            state = self.reference.state()
+            if self.collective.rank == 0:
+                save_file(state, Path(directory, REFERENCE_FILE))
+
+    def load(self, directory: str) -> None:
+        loaded, _ = self.engine.load_checkpoint(directory, tag="learner")
+        if loaded is None:
+            raise UserError(f"{directory} holds no learner checkpoint")
+        self.num_steps = self.engine.global_steps
+        reference = Path(directory, REFERENCE_FILE)
+        if isinstance(self.reference, CopyReference) and reference.exists():
+            self.reference.restore(load_file(reference))
+
+
+def to_device(micro: MicroBatch, device: torch.device) -> MicroBatch:
+    """The same micro-batch with every tensor on `device`."""
+    tensors = {
+        field.name: value.to(device, non_blocking=True)
+        for field in dataclasses.fields(micro)
+        if isinstance(value := getattr(micro, field.name), torch.Tensor)
+    }
+    return dataclasses.replace(micro, **tensors)

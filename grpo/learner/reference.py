@@ -1,0 +1,78 @@
+"""The policy that a KL term measures the distance to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+from grpo.config import KlConfig, LearnerConfig
+from grpo.learner.engine import start_frozen_engine
+from grpo.learner.policy import Policy, base_model
+from grpo.learner.weights import gathered
+from grpo.types import MicroBatch
+
+
+class AdapterReference:
+    """The trained model with its LoRA adapters switched off: no second copy of the weights."""
+
+    def __init__(self, policy: Policy):
+        self._policy = policy
+
+    @contextmanager
+    def active(self) -> Iterator[Policy]:
+        """The reference as a policy, inside the context."""
+        with self._policy.language_model.disable_adapter():
+            yield self._policy
+
+
+class CopyReference:
+    """A frozen copy of the policy, sharded like it under ZeRO-3, moved towards it every so many steps.
+
+    A moving average (`refresh_rate` < 1) is kept in float32: in bfloat16 small moves round to nothing.
+    """
+
+    def __init__(self, policy: Policy, learner: LearnerConfig, kl: KlConfig, device: torch.device):
+        self._kl = kl
+        policy.requires_grad_(False).eval()
+        self._policy = policy.to(device) if learner.zero_stage < 3 else policy
+        self._forward = start_frozen_engine(policy, learner) if learner.zero_stage == 3 else policy
+
+    @contextmanager
+    def active(self) -> Iterator[Policy]:
+        """The reference as a policy, inside the context."""
+        yield self._forward
+
+    def due(self, step: int) -> bool:
+        """Is a refresh due after optimizer step `step`?"""
+        return bool(self._kl.refresh_every) and step % self._kl.refresh_every == 0
+
+    @torch.no_grad()
+    def refresh(self, buckets: Iterator[list[tuple[str, torch.Tensor]]]) -> None:
+        """θ_ref ← θ_ref + rate·(θ − θ_ref), bucket by bucket."""
+        own = dict(base_model(self._policy.language_model).named_parameters())
+        for bucket in buckets:
+            with gathered([own[name] for name, _ in bucket], modifier_rank=0):
+                for name, tensor in bucket:
+                    own[name].lerp_(tensor.to(own[name]), self._kl.refresh_rate)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Weights by name, whole, on the CPU: for a checkpoint. Collective."""
+        own = dict(base_model(self._policy.language_model).named_parameters())
+        with gathered(list(own.values())):
+            return {name: parameter.detach().cpu().clone() for name, parameter in own.items()}
+
+    @torch.no_grad()
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Takes back what `state` gave. Collective."""
+        own = dict(base_model(self._policy.language_model).named_parameters())
+        with gathered(list(own.values()), modifier_rank=0):
+            for name, tensor in state.items():
+                own[name].copy_(tensor)
+
+
+def reference_logprobs(reference: AdapterReference | CopyReference, micro: MicroBatch, temperature: float):
+    """log π_ref [targets] of a micro-batch."""
+    with torch.no_grad(), reference.active() as policy:
+        return policy(micro, temperature)[0]

@@ -1,0 +1,66 @@
+"""The loop: one round is a paragraph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from grpo.interfaces import Collective, Collector, Learner, Sampler, Scheduler, Task, WeightSync
+from grpo.measure import measure_round
+from grpo.types import Batch, Collected, EvaluatedGroup, Progress, RoundPlan, RoundStatistics
+
+MakeBatches = Callable[[Sequence[EvaluatedGroup], RoundPlan], list[Batch]]
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """Everything that a run is made of, put together in `grpo.train`."""
+
+    task: Task
+    sampler: Sampler
+    collector: Collector
+    learner: Learner
+    make_batches: MakeBatches
+    weight_sync: WeightSync
+    scheduler: Scheduler
+    collective: Collective
+    take_seconds: Callable[[], dict[str, float]]
+
+
+class Observer(Protocol):
+    """Called on every rank after every round, in the order given: logs, evaluations, checkpoints."""
+
+    def after_round(self, statistics: RoundStatistics, collected: Collected, progress: Progress) -> None:
+        """`progress` is where a resumed run would go on."""
+
+
+def run(
+    engines: Engines,
+    progress: Progress,
+    num_steps: int,
+    observers: Sequence[Observer],
+    stop_requested: Callable[[], bool],
+) -> Progress:
+    """Rounds until `num_steps` optimizer steps are taken or a stop is requested on any rank."""
+    while progress.step < num_steps and not engines.collective.maximum(stop_requested()):
+        left = num_steps - progress.step
+        plan = replace(progress.plan, refresh_interval=min(progress.plan.refresh_interval, left))
+        statistics, collected = one_round(engines, plan, progress.round_index)
+        next_plan, state = engines.scheduler.next(progress.plan, statistics, progress.scheduler)
+        progress = Progress(progress.round_index + 1, statistics.step, engines.task.cursor, next_plan, state)
+        for observer in observers:
+            observer.after_round(statistics, collected, progress)
+    return progress
+
+
+def one_round(engines: Engines, plan: RoundPlan, round_index: int) -> tuple[RoundStatistics, Collected]:
+    """Sample, grade, learn for τ steps, refresh the sampler, measure."""
+    collected = engines.collector.collect(plan)
+    evaluated = engines.learner.evaluate(collected.groups, plan)
+    batches = engines.make_batches(evaluated, plan)
+    reports = [engines.learner.step(batch) for batch in batches]
+    engines.weight_sync.check(reports[0])
+    engines.weight_sync.refresh(engines.learner, engines.sampler)
+    seconds = engines.take_seconds()
+    return measure_round(round_index, plan, collected, reports, seconds, engines.collective), collected

@@ -1,0 +1,72 @@
+"""Facts of a round, as sums and counts over all ranks. No judgement is made here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import reduce
+
+from grpo.interfaces import Collective
+from grpo.types import Collected, Mean, RoundPlan, RoundStatistics, ScoredGroup, StepReport
+
+
+def measure_round(
+    round_index: int,
+    plan: RoundPlan,
+    collected: Collected,
+    reports: Sequence[StepReport],
+    seconds: Mapping[str, float],
+    collective: Collective,
+) -> RoundStatistics:
+    """Sums `collected` over ranks and adds up the steps' reports (which are already summed)."""
+    local = sampling_means(collected)
+    names = sorted(local)
+    flat = collective.sum([number for name in names for number in (local[name].total, local[name].count)])
+    means = {name: Mean(flat[2 * index], flat[2 * index + 1]) for index, name in enumerate(names)}
+    for name in reports[0].means:
+        means[name] = reduce(Mean.__add__, (report.means[name] for report in reports))
+    means["staleness/mean"] = _mean(range(plan.refresh_interval))
+    counts: Counter[tuple[int, int]] = Counter()
+    for share in collective.gather(correct_counts(collected.sampled)):
+        counts.update(share)
+    return RoundStatistics(
+        round_index=round_index,
+        step=reports[-1].step,
+        plan=plan,
+        means=means,
+        reward_counts=dict(counts),
+        seconds=dict(seconds),
+        reports=tuple(reports),
+    )
+
+
+def correct_counts(groups: Sequence[ScoredGroup]) -> Counter[tuple[int, int]]:
+    """How many groups had k of G completions correct, by (k, G)."""
+    return Counter((sum(grade.correct for grade in group.grades), len(group.grades)) for group in groups)
+
+
+def sampling_means(collected: Collected) -> dict[str, Mean]:
+    """Means over everything that this rank sampled, and the share of it that is learned from."""
+    groups = collected.sampled
+    grades = [grade for group in groups for grade in group.grades]
+    completions = [completion for group in groups for completion in group.group.completions]
+    tokens = sum(len(completion.token_ids) for completion in completions)
+    logprobs = sum(sum(completion.sampler_logprobs) for completion in completions)
+    means = {
+        "reward/mean": _mean([grade.reward for grade in grades]),
+        "reward/square": _mean([grade.reward**2 for grade in grades]),
+        "groups/silent_fraction": _mean([group.silent for group in groups]),
+        "groups/kept_fraction": Mean(len(collected.groups), len(groups)),
+        "completions/length_mean": Mean(tokens, len(completions)),
+        "completions/truncated_fraction": _mean([completion.truncated for completion in completions]),
+        "completions/timed_out_fraction": _mean([grade.outcome == "timed_out" for grade in grades]),
+        "completions/failed_fraction": _mean([grade.outcome == "failed" for grade in grades]),
+        "policy/sampler_entropy": Mean(-logprobs, tokens),
+    }
+    for part in sorted(grades[0].parts) if grades else ():
+        means[f"reward/part/{part}"] = _mean([grade.parts.get(part, 0.0) for grade in grades])
+    return means
+
+
+def _mean(values: Sequence[float]) -> Mean:
+    return Mean(float(sum(values)), len(values))

@@ -1,0 +1,116 @@
+"""Directories that are built once per machine and checked each time they are used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from grpo.config import UserError
+
+MANIFEST = "manifest.json"
+DEADLINE_SECONDS = 900.0
+
+_log = logging.getLogger(__name__)
+_hashed: set[Path] = set()
+"""Entries whose hashes this process has compared (or written) already."""
+
+
+def cache_root() -> Path:
+    """``$GRPO_CACHE``, else ``$XDG_CACHE_HOME/grpo``, else ``~/.cache/grpo``."""
+    if own := os.environ.get("GRPO_CACHE"):
+        return Path(own).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return (Path(base) / "grpo").expanduser().absolute()
+
+
+def build_once(name: str, build: Callable[[Path], None]) -> Path:
+    """The directory `name` under the cache root, with what `build(directory)` writes into an empty one.
+
+    It appears complete or not at all, and is built by one process while others wait. A manifest holds
+    size and SHA-256 of every file: sizes are compared at each call, hashes at the first one of a
+    process; a damaged entry is built again, with one line in the log.
+
+    Raises UserError when the cache cannot be written, or another process does not finish in time.
+    """
+    from filelock import FileLock, Timeout
+
+    entry = cache_root() / name
+    lock_path = entry.with_name(f"{name}.lock")
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(lock_path, timeout=DEADLINE_SECONDS)
+        acquired = lock.acquire()
+    except Timeout:
+        raise UserError(
+            f"another process has held {lock_path} for {DEADLINE_SECONDS:.0f} s: end it, or set GRPO_CACHE"
+        ) from None
+    except OSError as error:
+        raise UserError(
+            f"cannot write to the cache {entry.parent} ({error.strerror or error}): "
+            "set GRPO_CACHE to a directory that can be written"
+        ) from error
+    with acquired:
+        if entry.exists():
+            damage = find_damage(entry, hashes=entry not in _hashed)
+            if damage is not None:
+                _log.warning("cache entry %s is damaged (%s): building it again", entry, damage)
+                _build(entry, build)
+        else:
+            _build(entry, build)
+    _hashed.add(entry)
+    return entry
+
+
+def _build(entry: Path, build: Callable[[Path], None]) -> None:
+    # Under the lock the name is ours: what lies there is the rest of a build that was killed.
+    workplace = entry.with_name(f"{entry.name}.building")
+    shutil.rmtree(workplace, ignore_errors=True)
+    workplace.mkdir()
+    try:
+        build(workplace)
+        _write_manifest(workplace)
+        if entry.exists():
+            shutil.rmtree(entry)
+        workplace.rename(entry)
+    finally:
+        shutil.rmtree(workplace, ignore_errors=True)
+
+
+def find_damage(entry: Path, hashes: bool) -> str | None:
+    """What differs between a cache entry and its manifest, in words; None when nothing does.
+
+    Sizes are always compared, contents only when `hashes`.
+    """
+    try:
+        manifest = json.loads((entry / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return f"no readable {MANIFEST}"
+    for name, expected in manifest.items():
+        path = entry / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != expected["bytes"]:
+            return f"{name} has {path.stat().st_size} bytes instead of {expected['bytes']}"
+        if hashes and sha256(path) != expected["sha256"]:
+            return f"{name} has another SHA-256"
+    return None
+
+
+def _write_manifest(directory: Path) -> None:
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    manifest = {
+        path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        for path in files
+    }
+    (directory / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,108 @@
+"""From a `ModelConfig` to a local directory, and every way in which that can fail, one line each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from grpo.config import ModelConfig, UserError
+from grpo.models import smollm2, tiny
+from grpo.models.cache import build_once
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py"]
+# The same weights in other layouts: twice the download for nothing.
+_HUB_DUPLICATES = ["original/*", "onnx/*", "consolidated*"]
+
+
+def resolve(model: ModelConfig, examples: Callable[[], Sequence[tuple[str, str]]]) -> Path:
+    """The local Hugging Face directory of the configured model: looked up, downloaded or built.
+
+    `examples` gives (prompt text, answer text) pairs and is called for the tiny model only, which is
+    warmed up on them. Raises UserError when the model is not to be had or cannot be loaded.
+    """
+    if model.source == "smollm2":
+        return build_once(smollm2.ENTRY, smollm2.build_smollm2)
+    if model.source == "tiny":
+        pairs = [(prompt, answer) for prompt, answer in examples()]
+        return build_once(tiny.cache_entry(pairs), lambda directory: tiny.build_tiny(directory, pairs))
+    if model.source != "huggingface":
+        raise UserError(f"model.source={model.source} is unknown: use huggingface, smollm2 or tiny")
+    if not model.path:
+        raise UserError("model.path is empty: give a model's directory or its name on the hub, like Qwen/Qwen3-0.6B")
+    directory = Path(model.path).expanduser()
+    if not directory.is_dir():
+        directory = _download(model.path)
+    _check(directory, model.path)
+    return directory.absolute()
+
+
+def load_tokenizer(path: Path | str, model: ModelConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer in directory `path`. Raises UserError when there is none that loads."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(path), trust_remote_code=model.trust_remote_code)
+    except Exception as error:  # the tokenizers library raises nothing more specific
+        hint = "its code is not trusted; if you trust it, set model.trust_remote_code=true"
+        if "trust_remote_code" not in str(error):
+            hint = f"save one there with save_pretrained ({_first_line(error)})"
+        raise UserError(f"cannot load the tokenizer of {path}: {hint}") from error
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_DUPLICATES))
+    except HFValidationError:
+        problem = "there is no such directory, and it is no name of a model on the hub either: correct model.path"
+    except GatedRepoError:
+        problem = "access on the hub is restricted: ask for it on the model's page and log in with `hf auth login`"
+    except RepositoryNotFoundError:
+        problem = "neither a directory here nor a model on the hub: correct model.path, or `hf auth login` if private"
+    except LocalEntryNotFoundError:
+        problem = (
+            "neither a directory here nor in the hub's cache, and the hub is not reachable (or HF_HUB_OFFLINE is set): "
+            "go online once, or give a directory"
+        )
+    except (HfHubHTTPError, OSError) as error:
+        problem = f"the download failed, try again ({_first_line(error)})"
+    raise UserError(f"model.path={name}: {problem}")
+
+
+def _check(directory: Path, name: str) -> None:
+    """Raises UserError unless `directory` holds a configuration and whole safetensors weights."""
+    from safetensors import SafetensorError, safe_open
+
+    if not (directory / "config.json").is_file():
+        raise UserError(f"model.path={name} has no config.json: give the directory that save_pretrained wrote")
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    else:
+        files = ["model.safetensors"]
+    for file in files:
+        if not (directory / file).is_file():
+            raise UserError(f"model.path={name} has no {file}: write the weights with save_pretrained, or copy it there")
+        try:
+            # Reads the header only, and compares the file's length with it.
+            with safe_open(directory / file, framework="numpy"):
+                pass
+        except SafetensorError as error:
+            raise UserError(f"model.path={name} has a damaged {file}: copy it again ({_first_line(error)})") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

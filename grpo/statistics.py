@@ -1,0 +1,104 @@
+"""Pass rates and their intervals, where the sampling unit is the problem.
+
+Samples of one problem are correlated (an easy problem is solved every time), so n problems with m samples
+each carry far less than n·m independent observations. All intervals here resample or count problems.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from grpo.config import UserError
+
+_NUM_RESAMPLES = 9999
+# Resamples drawn at once: bounds memory to this many times the number of problems.
+_RESAMPLE_BATCH = 500
+_SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A point estimate and its confidence interval, in the estimate's own unit."""
+
+    value: float
+    low: float
+    high: float
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Unbiased probability that at least one of `k` samples is correct, when `c` of `n` were.
+
+    1 − C(n−c, k) / C(n, k) of Chen et al. 2021 (arXiv:2107.03374), in whole numbers, rounded once.
+    `UserError` when fewer than `k` samples were drawn.
+
+    >>> pass_at_k(4, 2, 2)
+    0.8333333333333334
+    """
+    if not 1 <= k <= n:
+        raise UserError(
+            f"pass@{k} needs at least {max(k, 1)} samples of each problem and there are {n}: "
+            "raise evaluation.samples_per_problem or change evaluation.pass_at"
+        )
+    return (math.comb(n, k) - math.comb(n - c, k)) / math.comb(n, k)
+
+
+def mean_interval(correct_counts: Sequence[int], totals: Sequence[int], level: float = 0.95) -> Interval:
+    """pass@1: the mean over problems of the share of correct samples. See `pass_at_k_interval`."""
+    return pass_at_k_interval(correct_counts, totals, 1, level)
+
+
+def pass_at_k_interval(
+    correct_counts: Sequence[int], totals: Sequence[int], k: int, level: float = 0.95
+) -> Interval:
+    """pass@k: the mean over problems of `pass_at_k`, with a confidence interval of coverage `level`.
+
+    `correct_counts[i]` of `totals[i]` samples of problem i are correct. One sample of each problem: Wilson's
+    interval. Several: BCa bootstrap over problems, the same numbers in every call. When all problems
+    have the same rate there is nothing to resample: Wilson's interval of as many problems, which is at
+    least as wide as theirs, since no variable in [0, 1] varies more than a coin of its mean.
+    """
+    rates = np.array([pass_at_k(n, c, k) for c, n in zip(correct_counts, totals, strict=True)])
+    if rates.size == 0:
+        raise ValueError("no problems were evaluated")
+    if np.all(rates == rates[0]) or all(n == 1 for n in totals):
+        return _wilson(rates, level)
+    return _bootstrap(rates, level)
+
+
+def paired_difference(before: Sequence[float], after: Sequence[float], level: float = 0.95) -> Interval:
+    """Mean change of the problems' own pass rates, after − before, bootstrapped over problems.
+
+    `before[i]` and `after[i]` are of the same problem: what makes a problem hard cancels, so the interval
+    is narrower than that of two separate means. It has no width when all problems changed alike.
+    """
+    if len(before) != len(after) or len(after) == 0:
+        raise ValueError(f"rates of {len(before)} and {len(after)} problems are not pairs")
+    differences = np.subtract(after, before, dtype=float)
+    if np.all(differences == differences[0]):
+        value = float(differences[0])
+        return Interval(value, value, value)
+    return _bootstrap(differences, level)
+
+
+def _wilson(rates: np.ndarray, level: float) -> Interval:
+    num_solved = round(float(rates.sum()))
+    bounds = stats.binomtest(num_solved, rates.size).proportion_ci(level, method="wilson")
+    return Interval(float(rates.mean()), float(bounds.low), float(bounds.high))
+
+
+def _bootstrap(values: np.ndarray, level: float) -> Interval:
+    bounds = stats.bootstrap(
+        (values,),
+        np.mean,
+        confidence_level=level,
+        n_resamples=_NUM_RESAMPLES,
+        batch=_RESAMPLE_BATCH,
+        method="BCa",
+        rng=_SEED,
+    ).confidence_interval
+    return Interval(float(values.mean()), float(bounds.low), float(bounds.high))

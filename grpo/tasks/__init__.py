@@ -1,0 +1,24 @@
+"""What is asked, and how the answers are graded.
+
+    sources (arithmetic, procedural) → split → prompts → … completions … → grader (rewards, extraction) → task
+
+Importing this package is light: grading workers are spawned processes and import it too.
+"""
+
+from grpo.tasks.grader import GraderPool, RawGrade
+from grpo.tasks.prompts import PromptEncoder, PromptStream
+from grpo.tasks.sources import SourceReport, load_problems
+from grpo.tasks.split import split
+from grpo.tasks.task import VerifiableTask, build_task
+
+__all__ = [
+    "GraderPool",
+    "PromptEncoder",
+    "PromptStream",
+    "RawGrade",
+    "SourceReport",
+    "VerifiableTask",
+    "build_task",
+    "load_problems",
+    "split",
+]

@@ -1,0 +1,86 @@
+"""Sums and products of small integers: a problem set that needs neither files nor a network."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, fields
+from typing import Any
+
+from grpo.config import UserError
+from grpo.types import Problem
+
+MAX_ENUMERATED = 1_000_000
+
+
+@dataclass(frozen=True)
+class ArithmeticOptions:
+    """`task.data.options` of this source: `num_terms` operands from [min, max], joined by `operators`
+    (out of "+", "-", "*")."""
+
+    min: int = 0
+    max: int = 9
+    operators: tuple[str, ...] = ("+",)
+    num_terms: int = 2
+
+    def __post_init__(self) -> None:
+        if self.min > self.max:
+            raise UserError(f"task.data.options: min {self.min} is above max {self.max}; exchange them.")
+        if self.num_terms < 2:
+            raise UserError(f"task.data.options: num_terms is {self.num_terms}; a question needs at least 2.")
+        if not self.operators or set(self.operators) - {"+", "-", "*"}:
+            raise UserError(f"task.data.options: operators are {list(self.operators)}; choose from + - *.")
+        if len(set(self.operators)) < len(self.operators):
+            raise UserError("task.data.options: an operator is named twice; name each once.")
+
+    @property
+    def num_questions(self) -> int:
+        """Distinct questions there are. One digit, two terms, "+": 100."""
+        return (self.max - self.min + 1) ** self.num_terms * len(self.operators) ** (self.num_terms - 1)
+
+
+def arithmetic_problems(options: dict[str, Any], size: int, seed: int) -> list[Problem]:
+    """`size` distinct questions such as ``"7 + 5 ="``, drawn by `seed`; all of them, in order, for size 0.
+
+    A question's id depends on the options only: ``"arithmetic-75"`` is ``"7 + 5 ="`` in every draw.
+
+    Raises `UserError` for unknown options and for more questions than there are.
+    """
+    known = [field.name for field in fields(ArithmeticOptions)]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise UserError(f"task.data.options: unknown {', '.join(unknown)}; known are {', '.join(known)}.")
+    chosen = ArithmeticOptions(**{**options, "operators": tuple(options.get("operators", ("+",)))})
+    available = chosen.num_questions
+    if size > available:
+        raise UserError(f"task.data.size is {size}, but these options allow {available} distinct questions; 0 takes all.")
+    if size == 0 and available > MAX_ENUMERATED:
+        raise UserError(f"these options allow {available} distinct questions; set task.data.size to draw some.")
+    indices = random.Random(seed).sample(range(available), size) if size else range(available)
+    return [_problem(index, chosen) for index in indices]
+
+
+def _problem(index: int, options: ArithmeticOptions) -> Problem:
+    """Question number `index`: its digits, in mixed radix, are the operators and (last) the operands."""
+    rest, operands = index, []
+    for _ in range(options.num_terms):
+        rest, digit = divmod(rest, options.max - options.min + 1)
+        operands.insert(0, options.min + digit)
+    operators = []
+    for _ in range(options.num_terms - 1):
+        rest, digit = divmod(rest, len(options.operators))
+        operators.insert(0, options.operators[digit])
+    words = [str(operands[0])]
+    for operator, operand in zip(operators, operands[1:], strict=True):
+        words += [operator, str(operand)]
+    return Problem(f"arithmetic-{index}", f"{' '.join(words)} =", str(_value(operands, operators)))
+
+
+def _value(operands: list[int], operators: list[str]) -> int:
+    """Products first, then sums from left to right."""
+    summands = [operands[0]]
+    for operator, operand in zip(operators, operands[1:], strict=True):
+        if operator == "*":
+            summands[-1] *= operand
+        else:
+            summands.append(operand if operator == "+" else -operand)
+    return sum(summands)

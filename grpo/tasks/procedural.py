@@ -1,0 +1,77 @@
+"""Problems from reasoning_gym's generators, and their own scoring functions."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from grpo.config import UserError
+from grpo.types import Problem
+
+ENTRY = "reasoning_gym"
+"""Key of a problem's metadata under which `score` finds the generator's own entry."""
+
+
+def procedural_problems(
+    name: str, options: dict[str, Any], size: int, seed: int
+) -> tuple[list[Problem], tuple[str, ...]]:
+    """`size` draws of the generator `name`, without repeated questions, and the ids of the repeated ones.
+
+    Ids are ``"<name>-<draw>"``. The metadata hold what `score` needs. An answer may be "": some
+    generators accept any solution that their scoring function finds right.
+
+    Raises `UserError` for an unknown generator or unknown options.
+    """
+    if size < 1:
+        raise UserError(f"task.data.size is {size}; a generator needs the number of problems to draw.")
+    problems: dict[str, Problem] = {}
+    repeated = []
+    dataset = _dataset(name, {**options, "size": size, "seed": seed})
+    for index in range(size):
+        entry = dataset[index]
+        problem_id = f"{name}-{index}"
+        if entry["question"] in problems:
+            repeated.append(problem_id)
+            continue
+        answer = "" if entry["answer"] is None else str(entry["answer"])
+        source = {"name": name, "options": dict(options), "entry": dict(entry)}
+        problems[entry["question"]] = Problem(problem_id, entry["question"], answer, {ENTRY: source})
+    return list(problems.values()), tuple(repeated)
+
+
+def score(answer: str, metadata: Mapping[str, Any]) -> float:
+    """The generator's own score of an answer, in [0, 1]; some give parts of a point.
+
+    The scoring functions raise on text that they cannot parse: that is a wrong answer, 0.
+    Raises `KeyError` when the problem does not come from reasoning_gym.
+    """
+    source = metadata[ENTRY]
+    scorer = _scorer(source["name"], json.dumps(source["options"], sort_keys=True))
+    try:
+        return float(scorer.score_answer(answer, source["entry"]))
+    except Exception:
+        return 0.0
+
+
+@functools.lru_cache(maxsize=16)
+def _scorer(name: str, options: str) -> Any:
+    """Options travel as JSON because a cache needs hashable arguments."""
+    return _dataset(name, json.loads(options))
+
+
+def _dataset(name: str, options: dict[str, Any]) -> Any:
+    import reasoning_gym
+    from reasoning_gym.factory import DATASETS
+
+    if name not in DATASETS:
+        close = difflib.get_close_matches(name, DATASETS, n=3, cutoff=0.4)
+        hint = f"did you mean {', '.join(close)}?" if close else "reasoning_gym's gallery lists them."
+        raise UserError(f"task.data.path: reasoning_gym has no generator {name!r}; {hint}")
+    try:
+        return reasoning_gym.create_dataset(name, **options)
+    except (TypeError, ValueError, AssertionError) as error:
+        cause = str(error) or type(error).__name__
+        raise UserError(f"task.data.options of generator {name!r}: {cause}; mend the option.") from error

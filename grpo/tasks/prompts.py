@@ -1,0 +1,176 @@
+"""How a problem becomes token ids, and in which order problems are asked."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from grpo.config import PromptConfig, UserError
+from grpo.types import Problem, Prompt
+
+if TYPE_CHECKING:
+    import numpy as np
+
+QUESTION = "{question}"
+
+_MARK = "SYSTEM-TEXT-GOES-HERE"
+
+
+class PromptEncoder:
+    """Problem → token ids, through the tokenizer's chat template or (``chat=False``) as plain text.
+
+    Examples become earlier user and assistant turns; as plain text each is the filled template, the
+    example's answer as it stands, and a blank line. Plain text gets the tokenizer's own special tokens.
+
+    `system` null leaves the template alone, with the default system text that some write when none is
+    given. A text is sent as the system message. "" means no system text at all: where the template
+    writes a default, that part is cut out; a template that cannot do without is refused.
+
+    Raises `UserError` for prompt settings that contradict each other or that the template refuses.
+    """
+
+    def __init__(self, tokenizer: Any, config: PromptConfig) -> None:
+        if QUESTION not in config.template:
+            raise UserError(f"task.prompt.template {config.template!r} lacks {QUESTION}, the problem's place.")
+        if any(len(example) != 2 for example in config.examples):
+            raise UserError("task.prompt.examples: each must be a [question, answer] pair.")
+        if config.chat and not getattr(tokenizer, "chat_template", None):
+            raise UserError("this tokenizer has no chat template; set task.prompt.chat=false.")
+        if config.system and not config.chat:
+            raise UserError("task.prompt.system needs a chat template; put its text into task.prompt.template.")
+        self._tokenizer = tokenizer
+        self._config = config
+        self._default_system = _default_system(tokenizer) if config.chat and config.system == "" else ""
+
+    def __call__(self, problem: Problem) -> tuple[int, ...]:
+        """Token ids up to where the model's answer begins."""
+        text = self.text(problem)
+        return tuple(self._tokenizer.encode(text, add_special_tokens=not self._config.chat))
+
+    def text(self, problem: Problem) -> str:
+        """The prompt before tokenization."""
+        config = self._config
+        question = config.template.replace(QUESTION, problem.question)
+        solved = [(config.template.replace(QUESTION, example[0]), example[1]) for example in config.examples]
+        if not config.chat:
+            return "".join(f"{asked}{answer}\n\n" for asked, answer in solved) + question
+        messages = [_message("system", config.system)] if config.system else []
+        for asked, answer in solved:
+            messages += [_message("user", asked), _message("assistant", answer)]
+        rendered = _render(self._tokenizer, [*messages, _message("user", question)], True)
+        return rendered.replace(self._default_system, "", 1) if self._default_system else rendered
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def _render(tokenizer: Any, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+    try:
+        return tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+    except Exception as error:  # a template is foreign code, and raises what it likes
+        raise UserError(
+            f"the tokenizer's chat template refuses the prompt: {error}; change task.prompt.system or examples."
+        ) from error
+
+
+def _default_system(tokenizer: Any) -> str:
+    """What the template writes on its own account when no system message is given; "" for most.
+
+    It is found by comparing a prompt without system message to one with a known system text.
+    """
+    asked = [_message("user", "question")]
+    plain = _render(tokenizer, asked, True)
+    try:
+        marked = _render(tokenizer, [_message("system", _MARK), *asked], True)
+    except UserError:
+        return ""  # a template that knows no system message writes none
+    before, mark, after = marked.partition(_MARK)
+    if not mark or not plain.startswith(before) or not plain.endswith(after):
+        return ""
+    try:
+        alone = _render(tokenizer, [_message("system", _MARK)], False)
+    except UserError:
+        alone = ""
+    if not alone or not marked.startswith(alone):
+        raise UserError("this chat template always writes a system text; set task.prompt.system to null or a text.")
+    body = marked[len(alone) :]
+    default = plain.removesuffix(body)
+    # A first token that opens every turn (ChatML) goes with the part; one that opens the prompt stays.
+    bos = tokenizer.bos_token or ""
+    return default if bos and body.startswith(bos) else default.removeprefix(bos)
+
+
+def fitting(
+    problems: Sequence[Problem], encode: Callable[[Problem], Sequence[int]], config: PromptConfig
+) -> tuple[list[Problem], tuple[str, ...]]:
+    """The problems whose prompts have at most `config.max_tokens` tokens, and the ids of the others.
+
+    Done for all before training, so that the stream depends on seed and cursor alone.
+
+    Raises `UserError` for a longer prompt when `config.too_long` is ``"refuse"``, and when none fits.
+    """
+    kept, dropped = [], []
+    for problem in problems:
+        (kept if len(encode(problem)) <= config.max_tokens else dropped).append(problem)
+    if dropped and (config.too_long == "refuse" or not kept):
+        raise UserError(
+            f"{len(dropped)} of {len(problems)} prompts are longer than {config.max_tokens} tokens, the first "
+            f"{dropped[0].problem_id}; raise task.prompt.max_tokens or set task.prompt.too_long=skip."
+        )
+    return kept, tuple(problem.problem_id for problem in dropped)
+
+
+class PromptStream:
+    """Prompts without end: every epoch asks each problem once, in an order drawn from (seed, epoch).
+
+    `cursor` counts the prompts given out over all ranks. It is the stream's whole state: the prompt at a
+    position depends on (seed, position) only, so setting the cursor resumes at once, and the ranks'
+    shares in order of position make the same stream for every number of ranks.
+
+    Raises `UserError` when there are no problems.
+    """
+
+    def __init__(
+        self,
+        problems: Sequence[Problem],
+        encode: Callable[[Problem], tuple[int, ...]],
+        *,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        if not problems:
+            raise UserError("there are no problems to train on; check task.data.")
+        self._problems = tuple(problems)
+        self._encode = functools.lru_cache(maxsize=4096)(lambda index: encode(self._problems[index]))
+        self._seed = seed
+        self._rank = rank
+        self._world_size = world_size
+        self.cursor = 0
+
+    def __len__(self) -> int:
+        """Problems of one epoch."""
+        return len(self._problems)
+
+    def next_prompts(self, count: int) -> list[Prompt]:
+        """Moves the cursor by `count`; returns this rank's positions of those: cursor + rank, then every
+        `world_size`-th."""
+        positions = range(self.cursor + self._rank, self.cursor + count, self._world_size)
+        self.cursor += count
+        return [self._prompt(position) for position in positions]
+
+    def _prompt(self, position: int) -> Prompt:
+        epoch, place = divmod(position, len(self._problems))
+        index = int(_permutation(len(self._problems), self._seed, epoch)[place])
+        return Prompt(self._problems[index], self._encode(index), visit=epoch)
+
+
+@functools.lru_cache(maxsize=4)
+def _permutation(size: int, seed: int, epoch: int) -> np.ndarray:
+    import numpy as np
+
+    return np.random.default_rng((seed, epoch)).permutation(size)

@@ -1,0 +1,204 @@
+"""Where problems come from: a file, the hub, a reasoning_gym generator, or plain arithmetic."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo.config import DataConfig, UserError
+from grpo.tasks.arithmetic import arithmetic_problems
+from grpo.tasks.procedural import procedural_problems
+from grpo.types import Problem
+
+Row = Mapping[str, Any]
+
+NUM_LISTED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class SourceReport:
+    """What became of a source's rows: ids of rows without a usable question or answer, and of
+    repeated questions of a generator. Neither are among the problems."""
+
+    num_rows: int
+    unusable: tuple[str, ...] = ()
+    repeated: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        parts = [f"{self.num_rows} rows"]
+        if self.unusable:
+            parts.append(f"{len(self.unusable)} without a usable question or answer ({listed(self.unusable)})")
+        if self.repeated:
+            parts.append(f"{len(self.repeated)} repeated questions ({listed(self.repeated)})")
+        return ", ".join(parts)
+
+
+def load_problems(data: DataConfig) -> tuple[list[Problem], SourceReport]:
+    """All problems of a source in its own order, and what was left out.
+
+    Every column that is neither question nor answer goes into a problem's metadata. Ids are those of
+    `id_column`, or ``"<file or data set>-<row>"``, rows counted from 0.
+
+    Raises `UserError` for a source that is missing, unreadable or empty, and for ids that repeat.
+    """
+    if data.source not in SOURCES:
+        raise UserError(f"task.data.source is {data.source!r}; choose one of {', '.join(SOURCES)}.")
+    problems, report = SOURCES[data.source](data)
+    if not problems:
+        raise UserError(f"no usable problem in {data.path or data.source}: {report}; check task.data's columns.")
+    if report.unusable and data.bad_rows == "refuse":
+        raise UserError(f"{data.path}: {report}; mend them or set task.data.bad_rows=skip.")
+    seen = set()
+    for problem in problems:
+        if problem.problem_id in seen:
+            raise UserError(f"{data.path}: the id {problem.problem_id!r} stands twice; ids must be unique.")
+        seen.add(problem.problem_id)
+    return problems, report
+
+
+def listed(ids: tuple[str, ...]) -> str:
+    """The first few ids, for a message."""
+    return ", ".join(ids[:NUM_LISTED]) + (", …" if len(ids) > NUM_LISTED else "")
+
+
+def _from_file(data: DataConfig) -> tuple[list[Problem], SourceReport]:
+    path = Path(data.path)
+    if path.suffix not in READERS:
+        raise UserError(f"task.data.path {data.path!r} must end in one of {', '.join(READERS)}.")
+    if not path.is_file():
+        raise UserError(f"task.data.path: there is no file {data.path!r}.")
+    try:
+        rows = READERS[path.suffix](path)
+    except (ValueError, csv.Error, OSError) as error:
+        raise UserError(f"cannot read {data.path}: {str(error).splitlines()[0]}; mend the file.") from error
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UserError(f"{data.path} must hold one JSON object per row, each with a question and an answer.")
+    return _problems_of_rows(rows, path.stem, data)
+
+
+def _from_hub(data: DataConfig) -> tuple[list[Problem], SourceReport]:
+    from datasets import load_dataset
+
+    if not data.path or not data.split:
+        raise UserError('task.data.source=hub needs task.data.path ("owner/name") and task.data.split.')
+    try:
+        dataset = load_dataset(data.path, data.subset or None, split=data.split)
+    except Exception as error:  # a dozen kinds, over several packages: all mean that the set cannot be had
+        raise UserError(f"data set {data.path!r} {_hub_failure(error)}") from error
+    return _problems_of_rows(dataset.to_list(), Path(data.path).name, data)
+
+
+def _hub_failure(error: Exception) -> str:
+    from datasets.exceptions import DatasetNotFoundError
+
+    text = str(error)
+    if isinstance(error, DatasetNotFoundError) and "gated" in text:
+        return "is gated: accept its terms on its hub page, then log in with `hf auth login`."
+    if isinstance(error, DatasetNotFoundError):
+        return "was not found on the hub: check task.data.path, or log in if it is private."
+    if isinstance(error, ConnectionError):
+        return "cannot be reached: no network or HF_HUB_OFFLINE=1, and not in the cache; try task.data.source=file."
+    cause = (text.splitlines() or [type(error).__name__])[0]
+    return f"cannot be loaded: {cause} Check task.data.subset and task.data.split."
+
+
+def _from_reasoning_gym(data: DataConfig) -> tuple[list[Problem], SourceReport]:
+    problems, repeated = procedural_problems(data.path, data.options, data.size, data.seed)
+    return problems, SourceReport(num_rows=data.size, repeated=repeated)
+
+
+def _from_arithmetic(data: DataConfig) -> tuple[list[Problem], SourceReport]:
+    problems = arithmetic_problems(data.options, data.size, data.seed)
+    return problems, SourceReport(num_rows=len(problems))
+
+
+SOURCES: dict[str, Callable[[DataConfig], tuple[list[Problem], SourceReport]]] = {
+    "file": _from_file,
+    "hub": _from_hub,
+    "reasoning_gym": _from_reasoning_gym,
+    "arithmetic": _from_arithmetic,
+}
+
+
+def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -> tuple[list[Problem], SourceReport]:
+    if not rows:
+        raise UserError(f"{data.path} has no rows.")
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    for key in ("question_column", "answer_column", "id_column"):
+        name = getattr(data, key)
+        if name not in columns and (name or key != "id_column"):
+            raise UserError(f"{data.path} has no column {name!r} (task.data.{key}); it has {', '.join(columns)}.")
+    pattern = _answer_pattern(data.answer_pattern)
+    problems, unusable = [], []
+    for index, row in enumerate(rows):
+        row_id = _text(row.get(data.id_column)) or f"{stem}-{index}"
+        question, answer = _text(row.get(data.question_column)), _text(row.get(data.answer_column))
+        match = pattern.search(answer)
+        answer = (match.group(1) or "").strip() if match else ""
+        if not question or not answer:
+            unusable.append(row_id)
+            continue
+        used = {data.question_column, data.answer_column, data.id_column}
+        metadata = {name: value for name, value in row.items() if name not in used}
+        problems.append(Problem(row_id, question, answer, metadata))
+    return problems, SourceReport(len(rows), unusable=tuple(unusable))
+
+
+def _answer_pattern(text: str) -> re.Pattern[str]:
+    try:
+        pattern = re.compile(text or r"(?s)(.*)")
+    except re.error as error:
+        raise UserError(f"task.data.answer_pattern {text!r} is no regular expression: {error}.") from error
+    if pattern.groups != 1:
+        raise UserError(f"task.data.answer_pattern {text!r} has {pattern.groups} groups; it needs one, around the answer.")
+    return pattern
+
+
+def _text(value: Any) -> str:
+    """A cell as text; "" for what is no text or number."""
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return ""
+    return str(value)
+
+
+def _read_jsonl(path: Path) -> list[Any]:
+    rows = []
+    with path.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                try:
+                    rows.append(json.loads(line))
+                except ValueError as error:
+                    raise ValueError(f"line {number} is no JSON ({error})") from error
+    return rows
+
+
+def _read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8-sig"))
+
+
+def _read_csv(path: Path) -> list[dict[str, Any]]:
+    with path.open(encoding="utf-8-sig", newline="") as lines:
+        return [{str(name): value for name, value in row.items()} for row in csv.DictReader(lines)]
+
+
+def _read_parquet(path: Path) -> list[dict[str, Any]]:
+    import pyarrow.parquet
+
+    return pyarrow.parquet.read_table(path).to_pylist()
+
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".parquet": _read_parquet,
+}

@@ -1,0 +1,149 @@
+"""A task: a stream of prompts and a grader, behind the interface that the loop knows."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from grpo.config import RewardConfig, TaskConfig, UserError
+from grpo.tasks.grader import GraderPool, RawGrade
+from grpo.tasks.overlong import overlong_penalty
+from grpo.tasks.prompts import PromptEncoder, PromptStream, fitting
+from grpo.tasks.sources import listed, load_problems
+from grpo.tasks.split import split
+from grpo.types import Completion, Grade, Problem, Prompt, RolloutGroup, ScoredGroup
+
+logger = logging.getLogger(__name__)
+
+
+class VerifiableTask:
+    """Problems with answers that a program can check. `max_tokens` is the limit of a completion."""
+
+    def __init__(
+        self,
+        stream: PromptStream,
+        held_out: Sequence[Prompt],
+        pool: GraderPool,
+        reward: RewardConfig,
+        max_tokens: int,
+    ) -> None:
+        self._stream = stream
+        self._held_out = tuple(held_out)
+        self._pool = pool
+        self._reward = reward
+        self._max_tokens = max_tokens
+
+    @property
+    def cursor(self) -> int:
+        """Prompts given out over all ranks; set it to resume."""
+        return self._stream.cursor
+
+    @cursor.setter
+    def cursor(self, value: int) -> None:
+        self._stream.cursor = value
+
+    @property
+    def num_problems(self) -> int:
+        """Problems trained on, the prompts of one epoch."""
+        return len(self._stream)
+
+    @property
+    def num_held_out(self) -> int:
+        return len(self._held_out)
+
+    def next_prompts(self, count: int) -> list[Prompt]:
+        """The next `count` prompts of the stream over all ranks: this rank's share of them."""
+        return self._stream.next_prompts(count)
+
+    def held_out_prompts(self, count: int) -> list[Prompt]:
+        """The first `count` held-out prompts in the order of their question's hash, or all there are."""
+        return list(self._held_out[:count])
+
+    def grade(self, groups: Sequence[RolloutGroup]) -> list[ScoredGroup]:
+        """One grade per completion, in order. Raises `UserError` when the reward itself is at fault."""
+        items = [
+            (completion.text, group.prompt.problem.answer, group.prompt.problem.metadata)
+            for group in groups
+            for completion in group.completions
+        ]
+        raw_grades = iter(self._pool.grade(items))
+        return [self._scored(group, [next(raw_grades) for _ in group.completions]) for group in groups]
+
+    def close(self) -> None:
+        """Ends the grading workers."""
+        self._pool.close()
+
+    def __enter__(self) -> VerifiableTask:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _scored(self, group: RolloutGroup, raw_grades: Sequence[RawGrade]) -> ScoredGroup:
+        grades = tuple(map(self._grade, group.completions, raw_grades))
+        masked = self._reward.overlong == "mask"
+        included = tuple(not (masked and completion.truncated) for completion in group.completions)
+        return ScoredGroup(group, grades, included)
+
+    def _grade(self, completion: Completion, raw: RawGrade) -> Grade:
+        """The penalty comes after the sign: in DAPO it lowers a reward that is −1 or 1 already."""
+        config = self._reward
+        total = math.fsum(weight * raw.parts[name] for name, weight in config.parts.items())
+        reward = 2.0 * total - 1.0 if config.signed else total
+        correct = raw.outcome == "graded" and raw.parts[next(iter(config.parts))] >= config.correct_at
+        if config.overlong != "soft":
+            return Grade(reward, correct, raw.parts, raw.outcome)
+        penalty = overlong_penalty(len(completion.token_ids), self._max_tokens, config.overlong_buffer)
+        return Grade(reward + penalty, correct, {**raw.parts, "overlong": penalty}, raw.outcome)
+
+
+def build_task(
+    config: TaskConfig, tokenizer: Any, *, seed: int, max_tokens: int, rank: int = 0, world_size: int = 1
+) -> VerifiableTask:
+    """Loads, splits and encodes the problems, and starts the graders. Logs what was left out.
+
+    `seed` orders the prompts; `max_tokens` is the sampler's limit of a completion.
+
+    Raises `UserError` for whatever in `config` cannot be done.
+    """
+    _check(config, max_tokens)
+    problems, report = load_problems(config.data)
+    if report.unusable or report.repeated:
+        logger.warning("task %s: %s were left out", config.name, report)
+    train, held_out = split(problems, config.data.held_out_fraction)
+    encode = PromptEncoder(tokenizer, config.prompt)
+    stream = PromptStream(
+        _fitting(train, encode, config), encode, seed=seed, rank=rank, world_size=world_size
+    )
+    held_out_prompts = [Prompt(problem, encode(problem)) for problem in _fitting(held_out, encode, config)]
+    return VerifiableTask(stream, held_out_prompts, GraderPool(config.reward), config.reward, max_tokens)
+
+
+def _fitting(
+    problems: Sequence[Problem], encode: Callable[[Problem], tuple[int, ...]], config: TaskConfig
+) -> list[Problem]:
+    kept, dropped = fitting(problems, encode, config.prompt)
+    if dropped:
+        logger.warning(
+            "task %s: %d prompts of more than %d tokens were left out (%s)",
+            config.name, len(dropped), config.prompt.max_tokens, listed(dropped),
+        )  # fmt: skip
+    return kept
+
+
+def _check(config: TaskConfig, max_tokens: int) -> None:
+    choices = {
+        "data.bad_rows": (config.data.bad_rows, ("skip", "refuse")),
+        "prompt.too_long": (config.prompt.too_long, ("skip", "refuse")),
+        "reward.overlong": (config.reward.overlong, ("keep", "mask", "soft")),
+    }
+    for key, (value, allowed) in choices.items():
+        if value not in allowed:
+            raise UserError(f"task.{key} is {value!r}; choose one of {', '.join(allowed)}.")
+    if config.reward.overlong == "soft" and not 0 < config.reward.overlong_buffer <= max_tokens:
+        raise UserError(
+            f"task.reward.overlong=soft needs an overlong_buffer between 1 and the {max_tokens} tokens of a "
+            f"completion; it is {config.reward.overlong_buffer}."
+        )

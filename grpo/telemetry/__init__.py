@@ -1,0 +1,18 @@
+"""What a run says while it runs: metric names, trackers, phases with deadlines, the terminal, memory."""
+
+from grpo.telemetry.memory import peak_memory
+from grpo.telemetry.metrics import flatten
+from grpo.telemetry.phases import Phases
+from grpo.telemetry.progress import RunDisplay
+from grpo.telemetry.trackers import JsonlTracker, Trackers, WandbTracker, read_metrics
+
+__all__ = [
+    "JsonlTracker",
+    "Phases",
+    "RunDisplay",
+    "Trackers",
+    "WandbTracker",
+    "flatten",
+    "peak_memory",
+    "read_metrics",
+]

@@ -1,0 +1,84 @@
+"""From the facts of one round to flat, named numbers.
+
+Names are `group/name`; a `_fraction` is in [0, 1], lengths are in tokens, `_seconds` in seconds, log-probabilities,
+entropy and KL in nats. Where a name comes from:
+
+    pass_rate, groups/all_correct_fraction, groups/all_wrong_fraction    `reward_counts`
+    plan/…                                                               the round's plan
+    learner/…                                                            its optimizer steps
+    time/<phase>_seconds, throughput/…                                   `seconds`
+    reward/…, groups/silent_fraction, completions/…, policy/…,
+    mismatch/…, staleness/…                                              `means` of the round and its steps
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+from grpo.types import Mean, RoundStatistics
+
+# Metric → the phase whose seconds divide the round's completion tokens.
+_THROUGHPUT = {
+    "throughput/sample_tokens_per_second": "sample",
+    "throughput/learn_tokens_per_second": "learn",
+}
+
+
+def flatten(statistics: RoundStatistics) -> dict[str, float]:
+    """All numbers of one round under stable names. What is not finite (the mean of nothing) is left out.
+
+    Throughput is the round's completion tokens (the sum behind ``"completions/length_mean"``) ÷ the phase's
+    seconds. Means of optimizer steps, like `learner/…`, are over the applied ones only.
+    """
+    means = _step_means(statistics) | dict(statistics.means)
+    values = {name: mean.value for name, mean in means.items()}
+    values |= _pass_rates(statistics) | _learner(statistics) | _plan(statistics)
+    values |= {f"time/{phase}_seconds": seconds for phase, seconds in statistics.seconds.items()}
+    if length := means.get("completions/length_mean"):
+        for name, phase in _THROUGHPUT.items():
+            if seconds := statistics.seconds.get(phase):
+                values[name] = length.total / seconds
+    return {name: float(value) for name, value in values.items() if math.isfinite(value)}
+
+
+def _step_means(statistics: RoundStatistics) -> dict[str, Mean]:
+    sums: dict[str, Mean] = defaultdict(lambda: Mean(0.0, 0.0))
+    for report in statistics.reports:
+        if report.applied:
+            for name, mean in report.means.items():
+                sums[name] += mean
+    return dict(sums)
+
+
+def _pass_rates(statistics: RoundStatistics) -> dict[str, float]:
+    counts = statistics.reward_counts.items()
+    num_groups = sum(groups for _, groups in counts)
+    if num_groups == 0:
+        return {}
+    num_correct = sum(correct * groups for (correct, _), groups in counts)
+    num_completions = sum(size * groups for (_, size), groups in counts)
+    return {
+        "pass_rate": Mean(num_correct, num_completions).value,
+        "groups/all_correct_fraction": sum(g for (k, size), g in counts if k == size) / num_groups,
+        "groups/all_wrong_fraction": sum(g for (k, _), g in counts if k == 0) / num_groups,
+    }
+
+
+def _learner(statistics: RoundStatistics) -> dict[str, float]:
+    applied = [report for report in statistics.reports if report.applied]
+    num_applied = len(applied)
+    return {
+        "learner/gradient_norm": Mean(sum(report.gradient_norm for report in applied), num_applied).value,
+        "learner/learning_rate": Mean(sum(report.learning_rate for report in applied), num_applied).value,
+        "learner/skipped_steps": len(statistics.reports) - num_applied,
+    }
+
+
+def _plan(statistics: RoundStatistics) -> dict[str, float]:
+    plan = statistics.plan
+    return {
+        "plan/group_size": plan.group_size,
+        "plan/refresh_interval": plan.refresh_interval,
+        "plan/prompts_per_step": plan.prompts_per_step,
+    }

@@ -1,0 +1,105 @@
+"""Seconds of each phase of a round, and the deadline of every wait."""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import os
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
+
+# EX_TEMPFAIL of sysexits.h: a later try may succeed. A launcher tells it from a crash (1) and a user error (2).
+HUNG_EXIT_CODE = 75
+# The deadline's own thread gets this long to end the process before faulthandler does.
+GRACE_SECONDS = 10.0
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+class Phases:
+    """Accumulates the seconds of named phases and ends the process when one outlasts its deadline.
+
+    Phases may nest; each counts only the time outside the phases within it, so all of them add up to the
+    wall clock once. For one thread, the one that runs the loop.
+    """
+
+    def __init__(self, rank: int = 0, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._rank = rank
+        self._clock = clock
+        self._seconds: dict[str, float] = defaultdict(float)
+        # Seconds spent in nested phases, one entry per phase that is running now.
+        self._nested: list[float] = []
+
+    def timed(
+        self,
+        name: str,
+        function: Callable[Parameters, Result],
+        deadline_seconds: float,
+        config_key: str,
+    ) -> Callable[Parameters, Result]:
+        """`function` as the phase `name`, for example ``timed("sample", sampler.generate, 1800.0,
+        "rollout.deadline_seconds")``.
+
+        A call that takes longer prints one line naming phase, function, rank and `config_key`, dumps the stacks
+        of all threads to stderr and exits the process with `HUNG_EXIT_CODE`: a rank that hangs in a collective
+        cannot be unwound by an exception.
+        """
+        complaint = (
+            f"grpo: rank {self._rank}: phase '{name}' ({getattr(function, '__qualname__', repr(function))}) "
+            f"did not finish within {deadline_seconds:g} s and was ended as hung; "
+            f"if it is only slow, raise {config_key}"
+        )
+
+        @functools.wraps(function)
+        def phase(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+            with self._guarded(complaint, deadline_seconds), self._measured(name):
+                return function(*args, **kwargs)
+
+        return phase
+
+    def take(self) -> dict[str, float]:
+        """Seconds by phase since the last call, which are forgotten here."""
+        seconds, self._seconds = dict(self._seconds), defaultdict(float)
+        return seconds
+
+    @contextmanager
+    def _measured(self, name: str) -> Iterator[None]:
+        start = self._clock()
+        self._nested.append(0.0)
+        try:
+            yield
+        finally:
+            elapsed = self._clock() - start
+            self._seconds[name] += elapsed - self._nested.pop()
+            if self._nested:
+                self._nested[-1] += elapsed
+
+    @contextmanager
+    def _guarded(self, complaint: str, deadline_seconds: float) -> Iterator[None]:
+        timer = threading.Timer(deadline_seconds, _end_process, [complaint])
+        timer.daemon = True
+        timer.start()
+        outermost = not self._nested
+        if outermost:
+            # A native call that keeps the interpreter lock stops the timer as well. This watchdog needs no
+            # lock; there is one for the process, so only the outermost phase sets it. It exits with 1.
+            faulthandler.dump_traceback_later(deadline_seconds + GRACE_SECONDS, exit=True, file=sys.__stderr__)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            if outermost:
+                faulthandler.cancel_dump_traceback_later()
+
+
+def _end_process(complaint: str) -> None:
+    # Not sys.stderr: a live display may have replaced it, and what is left in its buffer dies with os._exit.
+    print(complaint, file=sys.__stderr__, flush=True)
+    faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
+    os._exit(HUNG_EXIT_CODE)

@@ -1,0 +1,94 @@
+"""What a person sees of a run: one line a round, and on a terminal a live bar below them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+# Label, metric, format: in the order of a line. What a round did not measure is left out.
+_FIELDS = (
+    ("reward", "reward/mean", "{:.3f}"),
+    ("pass", "pass_rate", "{:.0%}"),
+    ("silent", "groups/silent_fraction", "{:.0%}"),
+    ("length", "completions/length_mean", "{:.0f}"),
+    ("entropy", "policy/entropy", "{:.2f}"),
+    ("mismatch", "mismatch/mean_abs", "{:.1e}"),
+)
+# Phases shorter than this are left out of the line, in seconds.
+_SHORTEST_PHASE = 0.05
+
+
+class RunDisplay:
+    """The terminal's view of a run of `total_steps`, begun at `first_step` (above 0 when resumed).
+
+    Anywhere but on a terminal (a log file, CI) it prints plain lines without control characters. `clock` gives
+    seconds; the time to go is that since construction, scaled to the remaining steps.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        console: Console | None = None,
+        first_step: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console or Console()
+        self._total = total_steps
+        self._first = first_step
+        self._clock = clock
+        self._start = clock()
+        self._bar = Progress(
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}", markup=False),
+            console=self._console,
+            # Redrawing takes the interpreter lock from the run.
+            refresh_per_second=2,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=total_steps, completed=first_step)
+        self._bar.start()
+
+    def round(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Prints the line of a round that ended at optimizer step `step`; `metrics` as `flatten` names them."""
+        width = len(str(self._total))
+        numbers = [f"step {step:>{width}}/{self._total}"]
+        numbers += [f"{label} {form.format(metrics[name])}" for label, name, form in _FIELDS if name in metrics]
+        costs = _costs(metrics) + [f"ETA {self._time_to_go(step)}"]
+        if self._console.is_terminal:
+            self._bar.update(self._task, completed=step, description="  ".join(costs))
+            self.note("  ".join(numbers))
+        else:
+            self.note("  ".join(numbers + costs))
+
+    def note(self, text: str) -> None:
+        """Prints `text` as it is, above the bar."""
+        self._console.print(Text(text), soft_wrap=True)
+
+    def close(self) -> None:
+        """Takes the bar away; the lines stay."""
+        self._bar.stop()
+
+    def _time_to_go(self, step: int) -> str:
+        done = step - self._first
+        if done <= 0:
+            return "?"
+        seconds = (self._clock() - self._start) / done * (self._total - step)
+        return str(timedelta(seconds=round(seconds)))
+
+
+def _costs(metrics: Mapping[str, float]) -> list[str]:
+    costs = []
+    for name, seconds in metrics.items():
+        if name.startswith("time/") and seconds >= _SHORTEST_PHASE:
+            phase = name.removeprefix("time/").removesuffix("_seconds")
+            speed = metrics.get(f"throughput/{phase}_tokens_per_second")
+            costs.append(f"{phase} {seconds:.1f} s" + (f" ({speed:.0f} tok/s)" if speed else ""))
+    return costs

@@ -1,0 +1,257 @@
+"""`grpo train`: the only place where the parts are put together."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from grpo import evaluation, launch_check, models
+from grpo.algorithm.batches import BatchMaker
+from grpo.config import TrainConfig, UserError
+from grpo.config.validate import differences, validate
+from grpo.dynamics.scheduler import SCHEDULERS
+from grpo.interfaces import Sampler
+from grpo.learner.checkpoint import CheckpointStore, read_state
+from grpo.learner.engine import init_distributed
+from grpo.learner.export import export
+from grpo.learner.learner import DeepSpeedLearner
+from grpo.loop import Engines, run
+from grpo.observers import EVALUATIONS_FILE, PROMPTS_FILE, Checkpointer, Evaluator, Recorder, append_line
+from grpo.report.run import write_report
+from grpo.rollout.collect import PlainCollector, RefillingCollector
+from grpo.tasks import VerifiableTask, build_task
+from grpo.telemetry import JsonlTracker, Phases, RunDisplay, Trackers, WandbTracker
+from grpo.types import Progress, RoundPlan
+from grpo.weight_sync.in_process import InProcessSync
+
+CONFIG_FILE = "config.json"
+INTERRUPTED = 128 + signal.SIGTERM
+
+
+def train(config: TrainConfig) -> int:
+    """Runs one training job; the process's exit code. Every rank calls it with the same config."""
+    world_size = launch_check.world_size()
+    validate(config, world_size)
+    device = launch_check.device(config)
+    path = models.resolve(config.model)
+    launch_check.print_tables(config, path, world_size)
+    if config.dry_run:
+        return 0
+    init_distributed(device, config.learner.deadline_seconds)
+    output = Path(config.output_dir)
+    with Session(config, path, device, output) as session:
+        return session.run()
+
+
+class Session:
+    """One run from its first evaluation to its report."""
+
+    def __init__(self, config: TrainConfig, path: Path, device: torch.device, output: Path):
+        self._config, self._output = config, output
+        self._tokenizer = models.load_tokenizer(path, config.model)
+        learner = DeepSpeedLearner(config, path, device)
+        self._collective = learner.collective
+        self._first = learner.collective.rank == 0
+        self._task = self._build_task()
+        sampler = build_sampler(config, path, self._tokenizer, device)
+        self._phases = Phases(learner.collective.rank)
+        watch(self._phases, config, self._task, sampler, learner)
+        self._engines = self._assemble(sampler, learner)
+        self._store = CheckpointStore(output / "checkpoints", config.checkpoint.keep_last, learner.collective)
+        self._stop = StopRequest()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._task.close()
+
+    def _build_task(self) -> VerifiableTask:
+        return build_task(
+            self._config.task,
+            self._tokenizer,
+            seed=self._config.seed,
+            max_tokens=self._config.rollout.sampling.max_tokens,
+            rank=self._collective.rank,
+            world_size=self._collective.world_size,
+        )
+
+    def _assemble(self, sampler: Sampler, learner: DeepSpeedLearner) -> Engines:
+        config, task, collective = self._config, self._task, learner.collective
+        refill = config.rollout.refill
+        plain = PlainCollector(task, sampler)
+        sync = InProcessSync(config.weight_sync.max_mismatch)
+        sync.refresh = self._phases.timed(
+            "sync", sync.refresh, config.weight_sync.deadline_seconds, "weight_sync.deadline_seconds"
+        )
+        return Engines(
+            task=task,
+            sampler=sampler,
+            collector=RefillingCollector(task, sampler, refill, collective) if refill.enabled else plain,
+            learner=learner,
+            make_batches=BatchMaker(config.normalization, config.objective, config.learner, collective),
+            weight_sync=sync,
+            scheduler=SCHEDULERS[config.dynamics.name](config.dynamics),
+            collective=collective,
+            take_seconds=self._phases.take,
+        )
+
+    def run(self) -> int:
+        """Evaluate, train, evaluate, export, report."""
+        progress = self._resumed() if self._config.checkpoint.resume else self._fresh()
+        self._output.mkdir(parents=True, exist_ok=True)
+        self._engines.weight_sync.refresh(self._engines.learner, self._engines.sampler)
+        display = RunDisplay(self._config.num_steps)
+        evaluator = self._evaluator(display)
+        checkpointer = Checkpointer(
+            self._config.checkpoint, self._store, self._engines.learner, asdict(self._config), evaluator.score
+        )
+        if self._first and not self._config.checkpoint.resume:
+            (self._output / CONFIG_FILE).write_text(json.dumps(asdict(self._config), indent=1))
+        tracker = self._tracker(progress.step) if self._first else None
+        recorder = [self._recorder(tracker, progress.step, display)] if self._first else []
+        evaluator.at(progress.step)
+        self._phases.take()
+        progress = run(
+            self._engines, progress, self._config.num_steps, [*recorder, evaluator, checkpointer], self._stop
+        )
+        checkpointer.save(progress)
+        display.close()
+        if tracker:
+            tracker.close()
+        if progress.step < self._config.num_steps:
+            print(f"stopped at step {progress.step} of {self._config.num_steps}; continue with checkpoint.resume=true")
+            return INTERRUPTED
+        self._finish(evaluator, progress)
+        return 0
+
+    def _finish(self, evaluator: Evaluator, progress: Progress) -> None:
+        evaluator.at(progress.step)
+        exported = None
+        if self._config.checkpoint.export:
+            learner = self._engines.learner
+            exported = export(learner, self._tokenizer, self._output / "model", self._config.learner.precision)
+        if self._first:
+            write_report(self._output, exported)
+
+    def _fresh(self) -> Progress:
+        plan, state = self._engines.scheduler.init()
+        return Progress(0, 0, 0, plan, state)
+
+    def _resumed(self) -> Progress:
+        checkpoint = self._store.latest()
+        state = read_state(checkpoint)
+        if self._first:
+            print(f"resuming from {checkpoint.name}")
+            old = from_dict(state["config"])
+            for name, before, after in differences(old, self._config):
+                if name != "checkpoint.resume":
+                    print(f"  changed since: {name}: {before!r} → {after!r}")
+        self._engines.learner.load(str(checkpoint))
+        self._store.restore_rng(checkpoint)
+        saved = state["progress"]
+        progress = Progress(**{**saved, "plan": RoundPlan(**saved["plan"])})
+        self._engines.task.cursor = progress.cursor
+        return progress
+
+    def _tracker(self, step: int) -> Trackers:
+        config = self._config
+        resume_step = step if config.checkpoint.resume else None
+        trackers = [JsonlTracker(self._output, resume_step)]
+        if config.tracking.wandb != "off":
+            trackers.append(
+                WandbTracker(asdict(config), config.tracking.wandb, config.tracking.project, self._output / "wandb")
+            )
+        return Trackers(trackers)
+
+    def _recorder(self, tracker: Trackers, step: int, display: RunDisplay) -> Recorder:
+        resume_step = step if self._config.checkpoint.resume else None
+        prompts = JsonlTracker(self._output, resume_step, metrics_file=PROMPTS_FILE)
+        return Recorder(tracker, prompts, display, self._config.tracking.samples_per_round)
+
+    def _evaluator(self, display: RunDisplay) -> Evaluator:
+        config, engines = self._config, self._engines
+
+        def evaluate() -> dict[str, Any]:
+            engines.sampler.wake()
+            return evaluation.evaluate(
+                engines.task, engines.sampler, config.evaluation, config.rollout.sampling, engines.collective
+            )
+
+        def record(result: dict[str, Any]) -> None:
+            if self._first:
+                append_line(self._output / EVALUATIONS_FILE, result)
+                rate = result["pass@1"]
+                display.note(
+                    f"step {result['step']}: held-out pass@1 {rate['value']:.3f} "
+                    f"[{rate['low']:.3f}, {rate['high']:.3f}] on {result['problems']} problems"
+                )
+
+        return Evaluator(config.evaluation, evaluate, record)
+
+
+class StopRequest:
+    """True once SIGTERM or Ctrl-C has come: the round is finished and saved first. A second one is not held."""
+
+    def __init__(self):
+        self._requested = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._request)
+
+    def _request(self, number: int, frame: object) -> None:
+        print("stopping after this round, with a checkpoint; again to stop at once", file=sys.stderr)
+        self._requested = True
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, signal.SIG_DFL)
+
+    def __call__(self) -> bool:
+        return self._requested
+
+
+def build_sampler(
+    config: TrainConfig, path: Path, tokenizer: PreTrainedTokenizerBase, device: torch.device
+) -> Sampler:
+    """The configured sampler; the engine's package is imported only when it is used."""
+    if config.rollout.engine == "transformers":
+        from grpo.rollout.transformers_sampler import TransformersSampler
+
+        return TransformersSampler(config, path, tokenizer, device)
+    try:
+        from grpo.rollout.vllm_sampler import VllmSampler
+    except ImportError as error:
+        raise UserError(f"rollout.engine=vllm: {error}; install vLLM or use rollout.engine=transformers") from error
+    return VllmSampler(config, path, tokenizer, device)
+
+
+def watch(phases: Phases, config: TrainConfig, task: VerifiableTask, sampler: Sampler, learner: DeepSpeedLearner):
+    """Gives every wait of the loop a name, a clock and a deadline."""
+    rollout, steps = config.rollout.deadline_seconds, config.learner.deadline_seconds
+    timed: Callable[..., Callable] = phases.timed
+    sampler.generate = timed("sample", sampler.generate, rollout, "rollout.deadline_seconds")
+    task.grade = timed("grade", task.grade, rollout, "rollout.deadline_seconds")
+    learner.evaluate = timed("evaluate", learner.evaluate, steps, "learner.deadline_seconds")
+    learner.step = timed("learn", learner.step, steps, "learner.deadline_seconds")
+    learner.save = timed("save", learner.save, steps, "learner.deadline_seconds")
+
+
+def from_dict(values: dict[str, Any]) -> TrainConfig:
+    """The configuration that `asdict` made these values of; keys that exist no more are ignored."""
+    from dataclasses import fields, is_dataclass
+
+    def build(template: Any, given: dict[str, Any]) -> Any:
+        known = {}
+        for field in fields(template):
+            if field.name in given:
+                default = getattr(template, field.name)
+                known[field.name] = build(default, given[field.name]) if is_dataclass(default) else given[field.name]
+        return type(template)(**known)
+
+    return build(TrainConfig(), values)

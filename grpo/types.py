@@ -1,0 +1,269 @@
+"""The nouns, in the order in which data becomes them: prompt, group, scored group, batch, report.
+
+Every type is frozen. A later moment wraps an earlier one; nothing is filled in afterwards.
+
+Axes, one meaning each, in every shape of the project:
+    tokens      positions of one packed micro-batch, prompts and completions alike
+    targets     completion tokens of one micro-batch: what is scored and learned from
+    sequences   completions
+    groups      prompts with their completions
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One row of a problem set: the question asked, and the answer that a grader compares with.
+
+    `problem_id` is unique within its data set and the same in every run (for example ``"mawps-17"``).
+    """
+
+    problem_id: str
+    question: str
+    answer: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A problem as the model sees it. `token_ids` end where the model's answer begins.
+
+    `visit` counts how often the stream has given out this problem before: 0 in the first epoch.
+    """
+
+    problem: Problem
+    token_ids: tuple[int, ...]
+    visit: int = 0
+
+    @property
+    def prompt_id(self) -> str:
+        """Identity of this visit of the problem, for example ``"mawps-17@0"``."""
+        return f"{self.problem.problem_id}@{self.visit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What the sampler wrote after a prompt, end-of-sequence token included when it wrote one.
+
+    `sampler_logprobs` are log-probabilities of `token_ids` under the distribution that was sampled
+    from (temperature applied). `truncated` says that the token limit cut it off.
+    """
+
+    token_ids: tuple[int, ...]
+    sampler_logprobs: tuple[float, ...]
+    text: str
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutGroup:
+    """One prompt and its completions, all sampled by the policy of `policy_version`.
+
+    Groups may be ragged: the number of completions is this group's own. `policy_version` counts the
+    optimizer steps taken by the weights that sampled.
+    """
+
+    prompt: Prompt
+    completions: tuple[Completion, ...]
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """What a grader says of one completion.
+
+    `reward` is the weighted sum of `parts`; `correct` is the task's own criterion of success, which
+    pass rates are made of; `outcome` is ``"graded"``, ``"timed_out"`` or ``"failed"``.
+    """
+
+    reward: float
+    correct: bool
+    parts: Mapping[str, float]
+    outcome: str = "graded"
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredGroup:
+    """A rollout group with one grade per completion, in the same order.
+
+    `included[i]` is False for a completion that must not be learned from (an overlong one, when the
+    task masks those): it still counts in its group's mean and standard deviation.
+    """
+
+    group: RolloutGroup
+    grades: tuple[Grade, ...]
+    included: tuple[bool, ...]
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        return tuple(grade.reward for grade in self.grades)
+
+    @property
+    def silent(self) -> bool:
+        """All rewards equal: every advantage is zero, whatever the normalization."""
+        return len(set(self.rewards)) <= 1
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What a round sampled. `groups` are learned from, first step's first; `sampled` are all that were
+    drawn and graded: the same, or more where silent groups were replaced."""
+
+    groups: tuple[ScoredGroup, ...]
+    sampled: tuple[ScoredGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedGroup:
+    """A scored group with the log-probabilities that the loss needs besides the current ones.
+
+    Each is one float32 tensor per completion, or empty where the loss does not need it:
+    `old_logprobs` (the learner's at the start of the round) are left out for the first step after a
+    refresh, where they are the current ones; `reference_logprobs` without a KL term.
+    """
+
+    scored: ScoredGroup
+    old_logprobs: tuple[Tensor, ...] = ()
+    reference_logprobs: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPlan:
+    """What the scheduler decides for one round.
+
+    group_size        completions per prompt (G)
+    refresh_interval  optimizer steps per round, that is between two refreshes of the sampling policy (τ)
+    prompts_per_step  prompts in one optimizer step, over all ranks
+    """
+
+    group_size: int
+    refresh_interval: int
+    prompts_per_step: int
+    reason: str = "as configured"
+
+    @property
+    def prompts_per_round(self) -> int:
+        return self.prompts_per_step * self.refresh_interval
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A prompt and the completions that continue it, laid out one after another in a packed row.
+
+    `start` is the first token of the prompt; `branches` are the input lengths of the completions (one
+    less than their number of tokens: a last token predicts nothing). Each branch sees the prompt and
+    itself, never its siblings.
+    """
+
+    start: int
+    prompt_length: int
+    branches: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        return self.start + self.prompt_length + sum(self.branches)
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One packed row, ready for one forward and backward pass.
+
+    token_ids, position_ids   [tokens] int64
+    trees                     which tokens see which
+    predictors                [targets] position whose hidden state predicts the target
+    targets                   [targets] int64 completion tokens
+    sequence_index            [targets] which completion of this micro-batch a target belongs to
+    advantages                [targets] the completion's advantage at each of its tokens
+    weights                   [targets] share of each token in the step's loss; over all micro-batches
+                              and ranks they add up to the aggregation's total
+    sampler_logprobs          [targets]
+    old_logprobs              [targets], or None where the current ones are the old ones
+    reference_logprobs        [targets], or None without a KL term
+    """
+
+    token_ids: Tensor
+    position_ids: Tensor
+    trees: tuple[Tree, ...]
+    predictors: Tensor
+    targets: Tensor
+    sequence_index: Tensor
+    advantages: Tensor
+    weights: Tensor
+    sampler_logprobs: Tensor
+    old_logprobs: Tensor | None = None
+    reference_logprobs: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """This rank's share of one optimizer step. Every rank holds equally many micro-batches."""
+
+    micro_batches: tuple[MicroBatch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A sum and a count: what can be added over micro-batches, ranks and steps, and divided once."""
+
+    total: float
+    count: float
+
+    def __add__(self, other: Mean) -> Mean:
+        return Mean(self.total + other.total, self.count + other.count)
+
+    @property
+    def value(self) -> float:
+        """The mean, or NaN of nothing."""
+        return self.total / self.count if self.count else float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """Facts of one optimizer step, already summed over ranks. `applied` is False when non-finite
+    gradients made the learner skip the update."""
+
+    step: int
+    applied: bool
+    gradient_norm: float
+    learning_rate: float
+    means: Mapping[str, Mean]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundStatistics:
+    """Facts of one round, summed over ranks: what the scheduler may decide on, and what is logged.
+
+    `reward_counts` maps the number of correct completions and the group's size, (k, G), to how many
+    groups had it: enough to rebuild every statistic of the round's pass rates.
+    """
+
+    round_index: int
+    step: int
+    plan: RoundPlan
+    means: Mapping[str, Mean]
+    reward_counts: Mapping[tuple[int, int], int]
+    seconds: Mapping[str, float]
+    reports: tuple[StepReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a run stands between two rounds: all that a checkpoint holds beside the learner's tensors.
+
+    `cursor` is the number of prompts that the stream has given out, `plan` the next round's plan and
+    `scheduler` the scheduler's state.
+    """
+
+    round_index: int
+    step: int
+    cursor: int
+    plan: RoundPlan
+    scheduler: Mapping[str, Any]

@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# Sets up, then runs the tests. Arguments go to pytest, e.g. bash launch/test.sh -m "not slow"
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+bash launch/setup.sh
+exec "${GRPO_VENV:-.venv}/bin/python" -m pytest "$@"

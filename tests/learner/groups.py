@@ -1,0 +1,33 @@
+"""Uneven groups for learner tests: ragged lengths, a silent group, a masked completion, a ragged group."""
+
+import torch
+
+from grpo.types import Completion, EvaluatedGroup, Grade, Problem, Prompt, RolloutGroup, ScoredGroup
+
+LEVELS = ("token_mean", "sequence_mean", "constant", "prompt_mean")
+VOCABULARY = 64
+
+LENGTHS = [[3, 11, 1, 7], [5, 5, 2, 9], [4, 13, 6], [2, 8, 1, 10]]
+PROMPT_LENGTHS = [9, 4, 17, 6]
+REWARDS = [[1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0], [0.0, 0.5, 1.0], [0.0, 0.0, 0.0, 1.0]]
+MASKED = {(2, 1)}
+
+
+def evaluated_groups() -> list[EvaluatedGroup]:
+    generator = torch.Generator().manual_seed(7)
+
+    def draw(count: int) -> tuple[int, ...]:
+        return tuple(torch.randint(3, VOCABULARY, (count,), generator=generator).tolist())
+
+    groups = []
+    for index, (prompt_length, lengths, rewards) in enumerate(zip(PROMPT_LENGTHS, LENGTHS, REWARDS, strict=True)):
+        prompt = Prompt(Problem(f"p{index}", "q", "a"), draw(prompt_length))
+        completions = []
+        for length in lengths:
+            logprobs = (-4 - torch.rand(length, generator=generator)).tolist()
+            completions.append(Completion(draw(length), tuple(logprobs), "", False))
+        group = RolloutGroup(prompt, tuple(completions), 0)
+        grades = tuple(Grade(reward, reward == 1, {}) for reward in rewards)
+        included = tuple((index, position) not in MASKED for position in range(len(lengths)))
+        groups.append(EvaluatedGroup(ScoredGroup(group, grades, included)))
+    return groups

@@ -1,0 +1,30 @@
+"""A random Llama small enough for unit tests, with head_dim 32 so that vLLM's CPU kernels take it."""
+
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+def tiny_llama(directory: Path, tied: bool = True, vocabulary: int = 64) -> Path:
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        tie_word_embeddings=tied,
+        max_position_embeddings=128,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    model = LlamaForCausalLM(config)
+    for parameter in model.parameters():
+        # Random weights of the usual size give nearly uniform predictions, which hide errors.
+        parameter.data.mul_(4) if parameter.dim() > 1 else None
+    model.save_pretrained(directory)
+    return directory

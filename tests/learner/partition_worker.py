@@ -1,0 +1,77 @@
+"""Run by torchrun in test_partition.py: one optimizer step of the real learner in every partition.
+
+Usage: partition_worker.py MODEL_DIRECTORY OUTPUT_DIRECTORY. Rank 0 writes, per case, the change of all weights.
+"""
+
+import itertools
+import json
+import sys
+import tempfile
+
+import torch
+
+from grpo import environment
+
+environment.prepare()
+
+from grpo.algorithm.batches import BatchMaker
+from grpo.config import TrainConfig
+from grpo.learner.engine import init_distributed
+from grpo.learner.learner import DeepSpeedLearner
+from grpo.types import RoundPlan
+from tests.learner.groups import LEVELS, evaluated_groups
+
+STAGES = (0, 1, 2, 3)
+LAYOUTS = ("shared", "packed", "padded")
+# Tokens per micro-batch: everything in one row, two or three rows, four or more.
+BUDGETS = (10_000, 50, 25)
+# Adam's first update is lr·g/(|g| + ε): with ε far above every gradient it is the gradient times lr/ε.
+SCALE, EPSILON = 1e4, 1e6
+
+
+def config_for(stage: int) -> TrainConfig:
+    config = TrainConfig()
+    config.learner.zero_stage = stage
+    config.learner.precision = config.rollout.precision = "float32"
+    config.learner.learning_rate, config.learner.adam_epsilon = SCALE * EPSILON, EPSILON
+    config.learner.max_gradient_norm = 0.0
+    config.learner.logit_chunk_tokens = 7
+    config.objective.kl.coefficient = 0.0
+    return config
+
+
+def weights(learner: DeepSpeedLearner) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for bucket in learner.weight_buckets() for name, tensor in bucket}
+
+
+def main(model: str, output: str) -> None:
+    device = torch.device("cpu")
+    init_distributed(device, 300)
+    changes, micro_batches = {}, {}
+    for stage in STAGES:
+        config = config_for(stage)
+        learner = DeepSpeedLearner(config, model, device)
+        rank, world = learner.collective.rank, learner.collective.world_size
+        folder = learner.collective.gather(tempfile.mkdtemp())[0]
+        learner.save(folder)
+        before = weights(learner)
+        for layout, budget, level in itertools.product(LAYOUTS, BUDGETS, LEVELS):
+            learner.load(folder)
+            config.learner.layout, config.learner.micro_batch_tokens = layout, budget
+            config.objective.aggregation.level, config.objective.aggregation.constant_length = level, 20
+            groups = evaluated_groups()[rank::world]
+            make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
+            [batch] = make(groups, RoundPlan(4, 1, 4))
+            learner.step(batch)
+            case = f"{world}/{stage}/{layout}/{budget}/{level}"
+            changes[case] = {name: (tensor - before[name]) / -SCALE for name, tensor in weights(learner).items()}
+            micro_batches[case] = len(batch.micro_batches)
+        learner.engine.destroy()
+    if rank == 0:
+        torch.save(changes, f"{output}/changes-{world}.pt")
+        with open(f"{output}/micro-batches-{world}.json", "w") as file:
+            json.dump(micro_batches, file)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

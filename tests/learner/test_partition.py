@@ -1,0 +1,84 @@
+"""The gradient of one optimizer step is the same for every split, and the one of a float64 reference."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.learner.groups import LEVELS, MASKED, evaluated_groups
+from tests.learner.models import tiny_llama
+
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def changes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("partition")
+    model = tiny_llama(folder / "model")
+    found, counts = {}, {}
+    for ranks in (1, 2):
+        command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        worker = [*command, "-m", "tests.learner.partition_worker", str(model), str(folder)]
+        done = subprocess.run([sys.executable, *worker], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
+        found |= torch.load(folder / f"changes-{ranks}.pt")
+        counts |= json.loads((folder / f"micro-batches-{ranks}.json").read_text())
+    return model, found, counts
+
+
+def reference_gradient(model: str, level: str) -> dict[str, torch.Tensor]:
+    """Every completion alone, in float64, by transformers' eager attention and the formulas as printed."""
+    language_model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64, attn_implementation="eager")
+    groups = [group.scored for group in evaluated_groups()]
+    kept = [[i for i in range(len(g.grades)) if (index, i) not in MASKED] for index, g in enumerate(groups)]
+    sizes = [[len(g.group.completions[i].token_ids) for i in keep] for g, keep in zip(groups, kept, strict=True)]
+    tokens, sequences = sum(map(sum, sizes)), sum(map(len, sizes))
+    total = torch.zeros((), dtype=torch.float64)
+    for scored, keep, lengths in zip(groups, kept, sizes, strict=True):
+        rewards = torch.tensor(scored.rewards, dtype=torch.float64)
+        std = rewards.std(correction=0)
+        for index, length in zip(keep, lengths, strict=True):
+            advantage = (rewards[index] - rewards.mean()) / std if std > 0 else torch.tensor(0.0)
+            completion, prompt = scored.group.completions[index], scored.group.prompt.token_ids
+            ids = torch.tensor([[*prompt, *completion.token_ids]])
+            logits = language_model(ids).logits[0, len(prompt) - 1 : -1]
+            logprobs = logits.log_softmax(-1).gather(-1, ids[0, len(prompt) :, None]).squeeze(-1)
+            sampler = torch.tensor(completion.sampler_logprobs, dtype=torch.float64)
+            correction = (logprobs.detach() - sampler).exp().clamp(max=2.0)
+            losses = -(logprobs - logprobs.detach()).exp() * advantage * correction
+            scale = {
+                "token_mean": 1 / tokens,
+                "sequence_mean": 1 / (length * sequences),
+                "constant": 1 / (20 * sequences),
+                "prompt_mean": 1 / (sum(lengths) * len(groups)),
+            }[level]
+            total = total + scale * losses.sum()
+    total.backward()
+    return {name: parameter.grad for name, parameter in language_model.named_parameters()}
+
+
+def relative_difference(ours, reference):
+    difference = sum((ours[name].double() - reference[name]).square().sum() for name in reference)
+    return (difference / sum(gradient.square().sum() for gradient in reference.values())).sqrt().item()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", LEVELS)
+def test_gradient_is_the_same_for_every_split_and_equals_the_reference(changes, level):
+    model, found, _ = changes
+    reference = reference_gradient(str(model), level)
+    cases = {case: change for case, change in found.items() if case.endswith(f"/{level}")}
+    assert len(cases) == 2 * 4 * 3 * 3
+    differences = {case: relative_difference(change, reference) for case, change in cases.items()}
+    assert max(differences.values()) <= TOLERANCE, sorted(differences.items(), key=lambda item: -item[1])[:5]
+
+
+@pytest.mark.slow
+def test_the_cases_really_differ_in_micro_batches(changes):
+    counts = changes[2]
+    assert counts["1/1/shared/10000/token_mean"] == 1
+    assert counts["1/1/shared/50/token_mean"] == 2
+    assert counts["1/1/packed/25/token_mean"] >= 4

@@ -1,0 +1,85 @@
+import pytest
+
+from grpo.tasks.extraction import extract
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"so \boxed{5}", "5"),
+        (r"\boxed{1} then \boxed{ 2 }", "2"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{\boxed{7}}", "7"),
+        (r"\boxed{3} and cut off \boxed{\frac{1", "3"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"{ \boxed {4}", "4"),
+        (r"} \boxed{4}", "4"),
+        (r"\boxed{", None),
+        ("5", None),
+        ("", None),
+    ],
+)
+def test_boxed_takes_the_last_balanced_box(text, answer):
+    assert extract(text, "boxed") == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<answer> 5 </answer>", "5"),
+        ("<answer>1</answer> no: <answer>2\n</answer> <answer>3", "2"),
+        ("</answer> <answer>", None),
+        ("<answer>5", None),
+        ("5", None),
+    ],
+)
+def test_tag_takes_the_last_closed_tag(text, answer):
+    assert extract(text, "tag") == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("It is 5 apples.", "5"),
+        ("7 + 5 = 12.", "12"),
+        ("5 - 3", "3"),
+        ("5 -3", "3"),
+        ("5-3", "3"),
+        ("x-3", "3"),
+        ("(2)-3", "3"),
+        ("list:\n- 3", "3"),
+        ("The answer is -3.", "-3"),
+        ("= -3", "-3"),
+        ("$-3$", "-3"),
+        ("-$1,234.50", "-1234.50"),
+        ("\u22127", "-7"),
+        ("1,000,000", "1000000"),
+        ("1, 2, 3", "3"),
+        ("1,2", "2"),
+        ("about .5", ".5"),
+        ("6.02e23", "6.02e23"),
+        ("it is 1/2", "1/2"),
+        ("10**10**10", "10"),
+        ("no number", None),
+        ("", None),
+    ],
+)
+def test_last_number_tells_signs_from_subtractions(text, answer):
+    assert extract(text, "last_number") == answer
+
+
+def test_last_line_and_all_strip_blanks():
+    assert extract("one\n two \n\n", "last_line") == "two"
+    assert extract(" \n", "last_line") is None
+    assert extract(" one\ntwo ", "all") == "one\ntwo"
+    assert extract("  ", "all") is None
+
+
+def test_megabytes_of_hostile_text_are_read_in_one_pass():
+    count = 300_000
+    assert extract(r"\boxed{" * count, "boxed") is None
+    assert extract("{" * count + r"\boxed{1}", "boxed") == "1"
+    assert extract("<answer>" * count, "tag") is None
+    assert extract("1,111" * count, "last_number") is not None
+    assert extract("-$" * count, "last_number") is None
+    assert extract("\n" * count, "last_line") is None

@@ -1,0 +1,127 @@
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from grpo.config import RewardConfig, UserError
+from grpo.tasks.grader import GraderPool
+
+
+def outcomes(grades):
+    return [grade.outcome for grade in grades]
+
+
+def worker_pid(pool):
+    return pool._pool.schedule(os.getpid).result()
+
+
+@pytest.fixture(scope="module")
+def obeying(custom_rewards):
+    """A pool whose reward does what the completion says."""
+    reward = RewardConfig(parts={f"{custom_rewards}:obey": 1.0}, timeout_seconds=1.0, memory_gib=2.0)
+    with GraderPool(reward) as pool:
+        yield pool, f"{custom_rewards}:obey"
+
+
+def test_misbehaving_answers_cost_only_their_own_grade(obeying, caplog):
+    pool, name = obeying
+    texts = ["5", "sleep", "spin", "raise", "hog", "recurse", "die", "nan", "6"]
+    with caplog.at_level(logging.WARNING):
+        grades = pool.grade([(text, "5", {}) for text in texts])
+        pool.grade([("raise", "5", {}), ("5", "5", {})])
+    assert outcomes(grades) == [
+        "graded", "timed_out", "timed_out", "failed", "failed", "failed", "failed", "failed", "graded",
+    ]  # fmt: skip
+    assert [grade.parts[name] for grade in grades] == [1.0] + [0.0] * 8
+    warnings = [record.getMessage() for record in caplog.records]
+    assert sum("raised ValueError for 2 answers" in warning for warning in warnings) == 1
+    assert len(warnings) == len(set(warnings)) == 4
+
+
+def test_grades_come_in_the_order_of_the_items_and_see_the_metadata(obeying):
+    pool, name = obeying
+    grades = pool.grade([(str(index), "3", {"bonus": float(index)}) for index in range(6)])
+    assert [grade.parts[name] for grade in grades] == [0.0, 1.0, 2.0, 4.0, 4.0, 5.0]
+    assert pool.grade([]) == []
+
+
+def test_a_reward_that_always_raises_ends_the_run(obeying):
+    pool, _ = obeying
+    with pytest.raises(UserError, match="raised ValueError for all 2 answers: cannot read raise"):
+        pool.grade([("raise", "5", {}), ("raise", "6", {})])
+
+
+def test_answers_that_all_kill_their_workers_do_not_end_the_run(obeying):
+    pool, _ = obeying
+    assert outcomes(pool.grade([("hog", "5", {}), ("die", "5", {})])) == ["failed", "failed"]
+
+
+def test_a_pool_survives_the_death_of_an_idle_worker(obeying):
+    pool, name = obeying
+    pid = worker_pid(pool)
+    os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [grade.parts[name] for grade in pool.grade([("5", "5", {})])] == [1.0]
+    assert worker_pid(pool) != pid
+
+
+def test_hostile_formulas_are_graded_or_cut_off():
+    texts = [
+        r"\boxed{10^{10^{10}}}",
+        r"\boxed{10**10**10}",
+        r"\boxed{" + "9" * 2_000_000 + "}",
+        r"\boxed{" + "(" * 100_000 + "}",
+        "\\boxed{\ud800}",
+        r"\boxed{5}",
+    ]
+    with GraderPool(RewardConfig(timeout_seconds=1.0)) as pool:
+        grades = pool.grade([(text, "5", {}) for text in texts])
+    assert [grade.parts["math"] for grade in grades] == [0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+    assert grades[0].outcome == "timed_out"
+    assert grades[-1].outcome == "graded"
+
+
+def test_workers_die_with_their_parent(tmp_path):
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import os, sys\n"
+        "from grpo.config import RewardConfig\n"
+        "from grpo.tasks.grader import GraderPool\n"
+        "if __name__ == '__main__':\n"
+        "    pool = GraderPool(RewardConfig(parts={'exact': 1.0}))\n"
+        "    print(pool._pool.schedule(os.getpid).result(), flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    ) as parent:
+        worker = Path(f"/proc/{int(parent.stdout.readline())}")
+        assert worker.exists()
+        parent.kill()
+    deadline = time.monotonic() + 20
+    while worker.exists() and "zombie" not in (worker / "status").read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not worker.exists() or "zombie" in (worker / "status").read_text()
+
+
+def test_a_memory_cap_too_small_to_start_with_is_one_line():
+    with pytest.raises(UserError, match="is task.reward.memory_gib too small"):
+        GraderPool(RewardConfig(memory_gib=0.01))
+
+
+def test_importing_the_package_stays_light():
+    code = (
+        "import sys, grpo.tasks; heavy = {'torch', 'datasets', 'math_verify', 'reasoning_gym', 'transformers'}; "
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.strip() == "[]"

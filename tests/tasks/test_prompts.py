@@ -1,0 +1,152 @@
+import pytest
+from tests.tasks.conftest import CHATML, byte_tokenizer
+
+from grpo.config import PromptConfig, UserError
+from grpo.tasks.prompts import PromptEncoder, PromptStream, fitting
+from grpo.types import Problem
+
+PROBLEM = Problem("sum-0", "7 + 5 =", "12")
+USER = "<|im_start|>user\n7 + 5 =<|im_end|>\n<|im_start|>assistant\n"
+DEFAULT = "<|im_start|>system\nBe kind.<|im_end|>\n"
+
+# Llama's manner: one first token for the whole prompt, and a system part that is always there.
+LLAMA = (
+    "{% if messages[0]['role'] == 'system' %}{% set text = messages[0]['content'] %}{% set messages = messages[1:] %}"
+    "{% else %}{% set text = default_system %}{% endif %}{{ '<s>[system] ' + text + '\n' }}"
+    "{% for message in messages %}{{ '[' + message['role'] + '] ' + message['content'] + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '[assistant] ' }}{% endif %}"
+)
+
+# Gemma's manner: no system message at all.
+NO_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + CHATML
+
+
+def decoded(tokenizer, **settings):
+    return tokenizer.decode(PromptEncoder(tokenizer, PromptConfig(**settings))(PROBLEM))
+
+
+def test_the_chat_template_ends_where_the_answer_begins(tokenizer):
+    assert decoded(tokenizer) == USER
+    assert decoded(tokenizer, template="Solve: {question}").startswith("<|im_start|>user\nSolve: 7 + 5 =<|im_end|>")
+
+
+def test_braces_in_a_question_are_left_alone(tokenizer):
+    encode = PromptEncoder(tokenizer, PromptConfig(template="{question} {x}"))
+    assert encode.text(Problem("p", r"\frac{1}{2}", "")).startswith("<|im_start|>user\n\\frac{1}{2} {x}<|im_end|>")
+
+
+def test_special_tokens_are_single_tokens_and_bos_is_not_doubled(tokenizer):
+    ids = PromptEncoder(tokenizer, PromptConfig())(PROBLEM)
+    start = tokenizer.convert_tokens_to_ids("<|im_start|>")
+    assert ids[0] == start
+    assert ids.count(start) == 2
+
+
+def test_system_null_keeps_the_templates_default_and_a_text_replaces_it():
+    tokenizer = byte_tokenizer(default_system="Be kind.")
+    assert decoded(tokenizer) == DEFAULT + USER
+    assert decoded(tokenizer, system="Be brief.") == "<|im_start|>system\nBe brief.<|im_end|>\n" + USER
+
+
+def test_an_empty_system_removes_the_default_and_nothing_else():
+    assert decoded(byte_tokenizer(default_system="Be kind."), system="") == USER
+    assert decoded(byte_tokenizer(), system="") == USER
+    assert decoded(byte_tokenizer(template=NO_SYSTEM), system="") == USER
+
+
+def test_an_empty_system_keeps_the_first_token_of_the_whole_prompt():
+    tokenizer = byte_tokenizer(template=LLAMA, default_system="Be kind.", bos="<s>")
+    assert decoded(tokenizer) == "<s>[system] Be kind.\n[user] 7 + 5 =\n[assistant] "
+    assert decoded(tokenizer, system="") == "<s>[user] 7 + 5 =\n[assistant] "
+
+
+def test_examples_are_earlier_turns():
+    tokenizer = byte_tokenizer(default_system="Be kind.")
+    shown = decoded(tokenizer, system="", template="Q: {question}", examples=[["1 + 1 =", "2"]])
+    assert shown == (
+        "<|im_start|>user\nQ: 1 + 1 =<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
+        "<|im_start|>user\nQ: 7 + 5 =<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_without_chat_the_template_is_the_prompt(tokenizer):
+    assert decoded(tokenizer, chat=False) == "7 + 5 ="
+    shown = decoded(tokenizer, chat=False, examples=[["1 + 1 =", " 2"]])
+    assert shown == "1 + 1 = 2\n\n7 + 5 ="
+
+
+@pytest.mark.parametrize(
+    ("template", "settings", "message"),
+    [
+        (None, {}, "no chat template; set task.prompt.chat=false"),
+        (CHATML, {"template": "Solve this."}, "lacks {question}"),
+        (CHATML, {"examples": [["1 + 1"]]}, "must be a .question, answer. pair"),
+        (CHATML, {"chat": False, "system": "Be kind."}, "task.prompt.system needs a chat template"),
+        (NO_SYSTEM, {"system": "Be kind."}, "refuses the prompt: no system role"),
+    ],
+)
+def test_prompt_settings_that_cannot_work_are_one_line(template, settings, message):
+    with pytest.raises(UserError, match=message):
+        decoded(byte_tokenizer(template=template), **settings)
+
+
+def test_prompts_that_are_too_long_are_dropped_or_refused(tokenizer):
+    problems = [Problem("short", "1", ""), Problem("long", "1" * 50, "")]
+    encode = PromptEncoder(tokenizer, PromptConfig(chat=False))
+    assert fitting(problems, encode, PromptConfig(max_tokens=50)) == (problems, ())
+    assert fitting(problems, encode, PromptConfig(max_tokens=49)) == (problems[:1], ("long",))
+    with pytest.raises(UserError, match="1 of 2 prompts are longer than 49 tokens, the first long"):
+        fitting(problems, encode, PromptConfig(max_tokens=49, too_long="refuse"))
+    with pytest.raises(UserError, match="2 of 2 prompts are longer"):
+        fitting(problems, encode, PromptConfig(max_tokens=0))
+
+
+def stream(rank=0, world_size=1, seed=0, count=7):
+    problems = [Problem(f"p-{index}", str(index), "") for index in range(count)]
+    return PromptStream(problems, lambda problem: (int(problem.question),), seed=seed, rank=rank, world_size=world_size)
+
+
+def ids(prompts):
+    return [prompt.prompt_id for prompt in prompts]
+
+
+def test_every_epoch_asks_every_problem_once_in_another_order():
+    prompts = stream().next_prompts(21)
+    epochs = [prompts[:7], prompts[7:14], prompts[14:]]
+    orders = [tuple(prompt.problem.problem_id for prompt in epoch) for epoch in epochs]
+    assert [sorted(order) for order in orders] == [[f"p-{index}" for index in range(7)]] * 3
+    assert len(set(orders)) == 3
+    assert [prompt.visit for prompt in prompts] == [0] * 7 + [1] * 7 + [2] * 7
+    assert all(prompt.token_ids == (int(prompt.problem.question),) for prompt in prompts)
+    assert len(set(ids(prompts))) == 21
+
+
+def test_a_stream_set_to_a_cursor_goes_on_as_one_that_never_stopped():
+    whole = stream()
+    expected = ids(whole.next_prompts(30))
+    for stop in range(30):
+        resumed = stream()
+        resumed.cursor = stop
+        assert ids(resumed.next_prompts(30 - stop)) == expected[stop:]
+        assert resumed.cursor == 30
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_ranks_together_give_out_the_stream_of_one(world_size):
+    expected = ids(stream().next_prompts(24))
+    ranks = [stream(rank, world_size) for rank in range(world_size)]
+    merged = []
+    for _ in range(2):
+        shares = [ids(each.next_prompts(12)) for each in ranks]
+        merged += [shares[position % world_size][position // world_size] for position in range(12)]
+    assert merged == expected
+    assert [each.cursor for each in ranks] == [24] * world_size
+
+
+def test_another_seed_is_another_order():
+    assert ids(stream(seed=0, count=50).next_prompts(50)) != ids(stream(seed=1, count=50).next_prompts(50))
+
+
+def test_a_stream_of_nothing_is_refused():
+    with pytest.raises(UserError, match="no problems to train on"):
+        stream(count=0)

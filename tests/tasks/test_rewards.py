@@ -1,0 +1,106 @@
+import pytest
+
+from grpo.config import RewardConfig, UserError
+from grpo.tasks.rewards import build_parts, exact, number
+
+
+def part(name, **settings):
+    return build_parts(RewardConfig(parts={name: 1.0}, **settings))[name]
+
+
+@pytest.mark.parametrize(
+    ("extracted", "answer", "equal"),
+    [
+        ("5", "5", True),
+        ("$1,000$", "1000", True),
+        (" 3 , 5 ", "3,5", True),
+        ("A  cat", "A cat", True),
+        ("3,5", "35", False),
+        ("1 2", "12", False),
+        ("5.0", "5", False),
+        ("a", "A", False),
+    ],
+)
+def test_exact_ignores_dollars_thousands_commas_and_idle_spaces(extracted, answer, equal):
+    assert exact(extracted, answer) == float(equal)
+
+
+@pytest.mark.parametrize(
+    ("extracted", "answer", "equal"),
+    [
+        ("1,000", "1000.0", True),
+        ("$1e3", "1000", True),
+        ("0.5", "1/2", True),
+        (r"50\%", "50", True),
+        ("5.", "5", True),
+        ("-3", "3", False),
+        ("0.30000000000000001", "0.3", False),
+        ("1/0", "1", False),
+        ("five", "five", False),
+        ("2+3", "5", False),
+        ("10**10**10", "1", False),
+        ("1e999999999", "1", False),
+        ("9" * 1_000_000, "9", False),
+    ],
+)
+def test_number_compares_values_and_computes_nothing(extracted, answer, equal):
+    assert number(extracted, answer) == float(equal)
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "equal"),
+    [
+        (r"\boxed{\frac{11}{2}}", "5.5", True),
+        (r"\boxed{0.5}", r"\frac{1}{2}", True),
+        (r"\boxed{1,000}", "1000", True),
+        (r"\boxed{$5$}", "5", True),
+        (r"\boxed{x=5}", "5", True),
+        (r"\boxed{(-\sqrt{3}, \sqrt{3})}", r"(-\sqrt3,\sqrt3)", True),
+        (r"\boxed{7 \text{ cm}}", "$7$", True),
+        (r"\boxed{5, 7}", "7", False),
+        (r"\boxed{6}", "5", False),
+        (r"\boxed{}", "5", False),
+        ("5", "5", False),
+    ],
+)
+def test_math_compares_boxed_formulas(completion, answer, equal):
+    assert part("math")(completion, answer, {}) == float(equal)
+
+
+def test_math_searches_prose_when_a_whole_line_is_extracted():
+    judge = part("math", extract="last_line")
+    assert judge("Let us see.\nThe answer is $\\frac{1}{2}$.", "0.5", {}) == 1.0
+    assert judge("The answer is 3", "0.5", {}) == 0.0
+
+
+def test_format_wants_its_pattern_in_the_completion():
+    judge = part("format", format_pattern=r"<think>[\s\S]*</think>")
+    assert judge("<think>a\nb</think> 5", "5", {}) == 1.0
+    assert judge("5", "5", {}) == 0.0
+
+
+def test_parts_keep_the_order_of_the_config():
+    parts = build_parts(RewardConfig(parts={"number": 0.5, "exact": 1.0, "math": 2.0}))
+    assert list(parts) == ["number", "exact", "math"]
+
+
+def test_a_function_is_imported_by_its_path(custom_rewards):
+    assert part(f"{custom_rewards}:obey")("5", "5", {"bonus": 0.5}) == 1.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"parts": {}}, "name at least one part"),
+        ({"parts": {"maths": 1.0}}, "unknown part 'maths'; choose from math, exact, number, reasoning_gym, format"),
+        ({"parts": {"no_such_module:f": 1.0}}, "cannot import 'no_such_module:f': ModuleNotFoundError"),
+        ({"parts": {"os:no_such_function": 1.0}}, "cannot import 'os:no_such_function': AttributeError"),
+        ({"parts": {"os:sep": 1.0}}, "is not callable"),
+        ({"parts": {"format": 1.0}}, "needs task.reward.format_pattern"),
+        ({"parts": {"format": 1.0}, "format_pattern": "("}, "is no regular expression"),
+        ({"extract": "last"}, "choose one of boxed, tag, last_number, last_line, all"),
+    ],
+)
+def test_a_reward_that_cannot_be_built_is_one_line(settings, message):
+    with pytest.raises(UserError, match=message):
+        build_parts(RewardConfig(**settings))

@@ -1,0 +1,169 @@
+import csv
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from grpo.config import DataConfig, UserError
+from grpo.tasks.procedural import score
+from grpo.tasks.sources import load_problems
+
+ROWS = [
+    {"problem": "1 + 1?", "answer": "2", "source": "a"},
+    {"problem": "2 + 2?", "answer": 4, "source": "b"},
+]
+
+
+def test_every_file_format_gives_the_same_problems(tmp_path):
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (tmp_path / "sums.json").write_text(json.dumps(ROWS))
+    with (tmp_path / "sums.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["problem", "answer", "source"])
+        writer.writeheader()
+        writer.writerows(ROWS)
+    table = pyarrow.Table.from_pylist([{**row, "answer": int(row["answer"])} for row in ROWS])
+    pyarrow.parquet.write_table(table, tmp_path / "sums.parquet")
+    for suffix in ("jsonl", "json", "csv", "parquet"):
+        problems, report = load_problems(DataConfig(path=str(tmp_path / f"sums.{suffix}")))
+        assert [problem.problem_id for problem in problems] == ["sums-0", "sums-1"]
+        assert [problem.answer for problem in problems] == ["2", "4"]
+        assert problems[1].question == "2 + 2?"
+        assert problems[1].metadata == {"source": "b"}
+        assert str(report) == "2 rows"
+
+
+def test_a_data_set_directory_loads_as_from_the_hub(tmp_path, write_rows, monkeypatch):
+    write_rows(ROWS, "train.jsonl")
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    problems, _ = load_problems(DataConfig(source="hub", path=str(tmp_path)))
+    assert [problem.problem_id for problem in problems] == [f"{tmp_path.name}-0", f"{tmp_path.name}-1"]
+    assert [problem.question for problem in problems] == ["1 + 1?", "2 + 2?"]
+    with pytest.raises(UserError, match="task.data.split"):
+        load_problems(DataConfig(source="hub", path=str(tmp_path), split="validation"))
+
+
+def test_a_hub_failure_becomes_one_line_that_says_what_to_do():
+    from datasets.exceptions import DatasetNotFoundError
+
+    from grpo.tasks.sources import _hub_failure
+
+    assert "accept its terms" in _hub_failure(DatasetNotFoundError("Dataset 'a/b' is a gated dataset on the Hub."))
+    assert "check task.data.path" in _hub_failure(DatasetNotFoundError("Dataset 'a/b' doesn't exist on the Hub"))
+    assert "no network" in _hub_failure(ConnectionError("Couldn't reach 'a/b' on the Hub"))
+
+
+def test_the_answer_pattern_takes_the_part_that_counts(write_rows):
+    path = write_rows([{"problem": "q", "answer": "4 + 5 = 9\n#### 9 "}])
+    problems, _ = load_problems(DataConfig(path=path, answer_pattern="#### (.*)"))
+    assert problems[0].answer == "9"
+
+
+def test_rows_without_question_or_answer_are_listed_and_do_not_shift_ids(write_rows):
+    rows = [
+        {"problem": "", "answer": "1"},
+        {"problem": "q1", "answer": None},
+        {"problem": "q2"},
+        {"problem": "q3", "answer": ["3"]},
+        {"problem": "q4", "answer": "#### 4"},
+        {"problem": "q5", "answer": "five"},
+        {"problem": "q6", "answer": "#### "},
+    ]
+    data = DataConfig(path=write_rows(rows), answer_pattern="#### (.*)")
+    problems, report = load_problems(data)
+    assert [(problem.problem_id, problem.answer) for problem in problems] == [("sums-4", "4")]
+    assert report.unusable == ("sums-0", "sums-1", "sums-2", "sums-3", "sums-5", "sums-6")
+    assert str(report) == (
+        "7 rows, 6 without a usable question or answer (sums-0, sums-1, sums-2, sums-3, sums-5, …)"
+    )
+    data.bad_rows = "refuse"
+    with pytest.raises(UserError, match="6 without a usable question or answer .* set task.data.bad_rows=skip"):
+        load_problems(data)
+
+
+def test_an_id_column_names_the_problems_and_must_be_unique(write_rows):
+    rows = [{"problem": "q", "answer": "1", "key": "x"}, {"problem": "r", "answer": "1", "key": 7}]
+    problems, _ = load_problems(DataConfig(path=write_rows(rows), id_column="key"))
+    assert [problem.problem_id for problem in problems] == ["x", "7"]
+    rows[1]["key"] = "x"
+    with pytest.raises(UserError, match="the id 'x' stands twice"):
+        load_problems(DataConfig(path=write_rows(rows), id_column="key"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"path": "missing.jsonl"}, "there is no file 'missing.jsonl'"),
+        ({"path": "rows.txt"}, "must end in one of .jsonl, .json, .csv, .parquet"),
+        ({"question_column": "prompt"}, r"no column 'prompt' \(task.data.question_column\); it has problem, answer, source"),
+        ({"id_column": "key"}, r"no column 'key' \(task.data.id_column\)"),
+        ({"answer_pattern": "(a)(b)"}, "has 2 groups; it needs one"),
+        ({"answer_pattern": "("}, "is no regular expression"),
+        ({"answer_pattern": "#(.*)"}, "no usable problem"),
+        ({"source": "database"}, "choose one of file, hub, reasoning_gym, arithmetic"),
+    ],
+)
+def test_a_source_that_cannot_be_read_is_one_line(write_rows, changes, message):
+    with pytest.raises(UserError, match=message) as caught:
+        load_problems(DataConfig(**{"path": write_rows(ROWS), **changes}))
+    assert "\n" not in str(caught.value)
+
+
+def test_broken_and_empty_files_are_one_line(tmp_path):
+    broken, empty, scalar = tmp_path / "broken.jsonl", tmp_path / "empty.jsonl", tmp_path / "scalar.json"
+    broken.write_text('{"problem": "q", "answer": "1"}\n{"problem": \n')
+    empty.write_text("\n")
+    scalar.write_text("3")
+    binary = tmp_path / "binary.csv"
+    binary.write_bytes(b"problem,answer\n\xff\xfe,1\n")
+    fake = tmp_path / "fake.parquet"
+    fake.write_text("no parquet")
+    for path, message in (
+        (broken, "line 2 is no JSON"),
+        (empty, "has no rows"),
+        (scalar, "one JSON object per row"),
+        (binary, "cannot read"),
+        (fake, "cannot read"),
+    ):
+        with pytest.raises(UserError, match=message):
+            load_problems(DataConfig(path=str(path)))
+
+
+def test_a_generator_gives_distinct_questions_that_its_own_scorer_grades():
+    data = DataConfig(
+        source="reasoning_gym", path="chain_sum", size=60, seed=3,
+        options={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1, "allow_negation": False},
+    )  # fmt: skip
+    problems, report = load_problems(data)
+    questions = {problem.question for problem in problems}
+    assert len(questions) == len(problems) < 60
+    assert len(problems) + len(report.repeated) == report.num_rows == 60
+    assert problems[0].problem_id == "chain_sum-0"
+    assert problems == load_problems(data)[0]
+    assert score(problems[0].answer, problems[0].metadata) == 1.0
+    assert score("no number", problems[0].metadata) < 0.1
+
+
+def test_a_scorer_that_depends_on_options_sees_them_and_junk_scores_zero():
+    data = DataConfig(source="reasoning_gym", path="puzzle24", size=3, options={"min_value": 2, "max_value": 6})
+    problems, _ = load_problems(data)
+    assert [score(problem.answer, problem.metadata) for problem in problems] == [1.0, 1.0, 1.0]
+    factors, _ = load_problems(DataConfig(source="reasoning_gym", path="prime_factorization", size=1))
+    assert score("((( junk", factors[0].metadata) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"path": "chain_sums"}, "no generator 'chain_sums'; did you mean chain_sum"),
+        ({"options": {"colour": 1}}, "unexpected keyword argument 'colour'"),
+        ({"options": {"min_terms": 9, "max_terms": 2}}, "task.data.options of generator 'chain_sum'"),
+        ({"size": 0}, "needs the number of problems to draw"),
+    ],
+)
+def test_a_generator_that_cannot_be_built_is_one_line(changes, message):
+    data = {"source": "reasoning_gym", "path": "chain_sum", "size": 3, **changes}
+    with pytest.raises(UserError, match=message):
+        load_problems(DataConfig(**data))

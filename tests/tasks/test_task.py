@@ -1,0 +1,112 @@
+import pytest
+
+from grpo.config import DataConfig, PromptConfig, RewardConfig, TaskConfig, UserError
+from grpo.tasks import build_task
+from grpo.types import Completion, Prompt, RolloutGroup
+
+
+def completion(text, num_tokens=3, truncated=False):
+    return Completion((0,) * num_tokens, (-1.0,) * num_tokens, text, truncated)
+
+
+def group(prompt, *completions):
+    return RolloutGroup(prompt, completions, policy_version=0)
+
+
+def config(**reward):
+    settings = {"parts": {"number": 1.0}, "extract": "last_number", **reward}
+    return TaskConfig(
+        data=DataConfig(source="arithmetic", held_out_fraction=0.2), reward=RewardConfig(**settings)
+    )
+
+
+def build(tokenizer, task_config, **settings):
+    return build_task(task_config, tokenizer, **{"seed": 0, "max_tokens": 16, **settings})
+
+
+def test_the_reward_is_the_weighted_sum_of_its_parts(tokenizer):
+    reward = {"parts": {"number": 1.0, "format": 0.5}, "format_pattern": r"\.$"}
+    with build(tokenizer, config(**reward)) as task:
+        (prompt,) = task.next_prompts(1)
+        right, wrong = prompt.problem.answer, str(int(prompt.problem.answer) + 1)
+        texts = [right, f"{right}.", wrong, f"{wrong}."]
+        (scored,) = task.grade([group(prompt, *map(completion, texts))])
+    assert scored.rewards == (1.0, 1.5, 0.0, 0.5)
+    assert [grade.correct for grade in scored.grades] == [True, True, False, False]
+    assert scored.grades[3].parts == {"number": 0.0, "format": 1.0}
+    assert scored.included == (True, True, True, True)
+
+
+def test_ragged_groups_keep_their_own_grades_and_masked_completions_keep_their_reward(tokenizer):
+    with build(tokenizer, config(signed=True, overlong="mask")) as task:
+        first, second = task.next_prompts(2)
+        scored = task.grade([
+            group(first, completion(first.problem.answer), completion("none", truncated=True)),
+            group(second, completion(second.problem.answer, truncated=True)),
+        ])  # fmt: skip
+    assert [each.rewards for each in scored] == [(1.0, -1.0), (1.0,)]
+    assert [each.included for each in scored] == [(True, False), (False,)]
+    assert scored[1].grades[0].correct
+
+
+def test_the_soft_penalty_is_a_part_added_after_the_sign(tokenizer):
+    with build(tokenizer, config(signed=True, overlong="soft", overlong_buffer=8)) as task:
+        (prompt,) = task.next_prompts(1)
+        answer = prompt.problem.answer
+        lengths = [8, 10, 16]
+        (scored,) = task.grade([group(prompt, *[completion(answer, length) for length in lengths])])
+    assert scored.rewards == (1.0, 0.75, 0.0)
+    assert scored.grades[1].parts == {"number": 1.0, "overlong": -0.25}
+    assert all(grade.correct for grade in scored.grades)
+
+
+def test_an_answer_that_was_not_graded_has_no_reward_and_is_not_correct(tokenizer, custom_rewards):
+    reward = {"parts": {f"{custom_rewards}:obey": 1.0}, "timeout_seconds": 0.5, "correct_at": 0.0}
+    with build(tokenizer, config(**reward)) as task:
+        (prompt,) = task.next_prompts(1)
+        (scored,) = task.grade([group(prompt, completion("sleep"), completion("raise"), completion("other"))])
+    assert scored.rewards == (0.0, 0.0, 0.0)
+    assert [grade.outcome for grade in scored.grades] == ["timed_out", "failed", "graded"]
+    assert [grade.correct for grade in scored.grades] == [False, False, True]
+
+
+def test_training_never_asks_what_is_held_out(tokenizer):
+    with build(tokenizer, config(), seed=0) as task, build(tokenizer, config(), seed=1) as other:
+        held_out = task.held_out_prompts(1000)
+        assert task.num_problems + task.num_held_out == 100
+        assert len(held_out) == task.num_held_out
+        trained = {prompt.problem.problem_id for prompt in task.next_prompts(task.num_problems)}
+        assert trained.isdisjoint(prompt.problem.problem_id for prompt in held_out)
+        assert task.held_out_prompts(3) == held_out[:3] == other.held_out_prompts(3)
+        assert isinstance(held_out[0], Prompt)
+        task.cursor = 5
+        assert task.cursor == 5
+
+
+def test_a_generators_problems_are_graded_by_its_own_scorer(tokenizer):
+    data = DataConfig(source="reasoning_gym", path="puzzle24", size=4, held_out_fraction=0.0)
+    reward = RewardConfig(parts={"reasoning_gym": 1.0}, extract="tag")
+    with build(tokenizer, TaskConfig(data=data, reward=reward)) as task:
+        prompts = task.next_prompts(4)
+        scored = task.grade([
+            group(prompt, completion(f"<answer>{prompt.problem.answer}</answer>"), completion("<answer>(</answer>"))
+            for prompt in prompts
+        ])  # fmt: skip
+    assert [each.grades[0].correct for each in scored] == [True] * 4
+    assert [each.grades[1].correct for each in scored] == [False] * 4
+
+
+@pytest.mark.parametrize(
+    ("task_config", "message"),
+    [
+        (config(overlong="drop"), "task.reward.overlong is 'drop'; choose one of keep, mask, soft"),
+        (config(overlong="soft"), "overlong_buffer between 1 and the 16 tokens"),
+        (config(overlong="soft", overlong_buffer=17), "it is 17"),
+        (config(workers=0), "workers must be at least 1"),
+        (TaskConfig(data=DataConfig(bad_rows="drop")), "task.data.bad_rows is 'drop'"),
+        (TaskConfig(prompt=PromptConfig(too_long="cut")), "task.prompt.too_long is 'cut'"),
+    ],
+)
+def test_a_task_that_cannot_be_built_is_one_line(tokenizer, task_config, message):
+    with pytest.raises(UserError, match=message):
+        build(tokenizer, task_config)
