@@ -5,8 +5,10 @@ Called first thing by the command line and by the tests. Nothing that a person h
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import warnings
 from pathlib import Path
 
 DEFAULTS = {
@@ -21,6 +23,8 @@ DEFAULTS = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "WANDB_SILENT": "true",
 }
@@ -30,6 +34,11 @@ def prepare() -> None:
     """Sets the defaults above, and puts this interpreter's folder on PATH (DeepSpeed looks for ninja there)."""
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
+    if not Path("/dev/nvidiactl").exists():
+        # Otherwise DeepSpeed warns on every start that it found no GPU.
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
     folder = str(Path(sys.executable).parent)
     if folder not in os.environ.get("PATH", "").split(os.pathsep):
         os.environ["PATH"] = folder + os.pathsep + os.environ.get("PATH", "")

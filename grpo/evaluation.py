@@ -15,12 +15,13 @@ from grpo.types import ScoredGroup
 def evaluate(
     task: Task, sampler: Sampler, evaluation: EvaluationConfig, sampling: SamplingConfig, collective: Collective
 ) -> dict[str, Any]:
-    """Asks the first `num_problems` held-out problems, `samples_per_problem` times each. Collective.
+    """Asks the first `num_problems` held-out problems (of all, where none are held out),
+    `samples_per_problem` times each. Collective.
 
     Returns a JSON object: `pass@1` and `pass@k` as {value, low, high} with 95 % intervals over problems,
     mean length in tokens, truncated fraction, and a row per problem with its first completion.
     """
-    prompts = task.held_out_prompts(evaluation.num_problems)
+    prompts = task.held_out_prompts(evaluation.num_problems) or task.next_prompts(evaluation.num_problems)
     share = prompts[collective.rank :: collective.world_size]
     drawn = replace(sampling, temperature=evaluation.temperature, top_p=1.0, top_k=0)
     scored = task.grade(sampler.generate(share, evaluation.samples_per_problem, drawn))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import torch
 from rich.console import Console
-from rich.table import Table
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.estimate import ModelShape, batch_table, memory_estimate
+from grpo.report.summary import facts_table
 
 
 def world_size() -> int:
@@ -29,6 +30,18 @@ def device(config: TrainConfig) -> torch.device:
     chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(chosen)
     return chosen
+
+
+def with_precision(config: TrainConfig) -> TrainConfig:
+    """The config with "auto" precisions replaced by what this machine is quick in."""
+    native = device(config).type == "cuda" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    chosen = "bfloat16" if native else "float32"
+    changed = {
+        name: replace(engine, precision=chosen)
+        for name in ("learner", "rollout")
+        if (engine := getattr(config, name)).precision == "auto"
+    }
+    return replace(config, **changed)
 
 
 def model_shape(path: Path, trust_remote_code: bool = False) -> ModelShape:
@@ -53,15 +66,11 @@ def print_tables(config: TrainConfig, path: Path, ranks: int) -> None:
         return
     console = Console()
     shape = model_shape(path, config.model.trust_remote_code)
-    batches = Table("per optimizer step and round", "per rank", f"on {ranks} rank{'s' * (ranks > 1)}", title="Batches")
-    for row in batch_table(config, ranks):
-        batches.add_row(*row)
-    memory = Table("memory estimate", "GiB on one rank", title=f"Memory, {shape.parameters / 1e6:,.0f} M parameters")
+    header = ("per optimizer step and round", "per rank", f"on {ranks} rank{'s' * (ranks > 1)}")
+    console.print(facts_table("Batches", header, batch_table(config, ranks)))
     rows = memory_estimate(config, shape, ranks)
-    for name, amount in rows:
-        memory.add_row(name, f"{amount:.2f}", style="bold" if name == "in all" else "")
-    console.print(batches)
-    console.print(memory)
+    title = f"Memory, {shape.parameters / 1e6:,.1f} M parameters, {config.learner.precision}"
+    console.print(facts_table(title, ("estimate", "on one rank"), [(name, _size(amount)) for name, amount in rows]))
     needed, there = rows[-1][1], available_gib(config)
     if needed > there:
         console.print(
@@ -69,6 +78,10 @@ def print_tables(config: TrainConfig, path: Path, ranks: int) -> None:
             "learner.micro_batch_tokens, set learner.gradient_checkpointing=true, or use more ranks with "
             "learner.zero_stage=3[/yellow]"
         )
+
+
+def _size(gib: float) -> str:
+    return f"{gib:.1f} GiB" if gib >= 1 else f"{gib * 1024:.0f} MiB"
 
 
 def available_gib(config: TrainConfig) -> float:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from grpo.config import CheckpointConfig, EvaluationConfig
 from grpo.interfaces import Learner, Tracker
 from grpo.learner.checkpoint import CheckpointStore
-from grpo.telemetry import RunDisplay, flatten, peak_memory
+from grpo.telemetry import JsonLines, RunDisplay, flatten, peak_memory
 from grpo.types import Collected, Progress, RoundStatistics
 
 PROMPTS_FILE = "prompts.jsonl"
@@ -21,7 +19,7 @@ EVALUATIONS_FILE = "evaluations.jsonl"
 class Recorder:
     """Numbers, samples and the identities of the prompts of every round; rank 0 only."""
 
-    def __init__(self, tracker: Tracker, prompts: Tracker, display: RunDisplay, samples_per_round: int):
+    def __init__(self, tracker: Tracker, prompts: JsonLines, display: RunDisplay, samples_per_round: int):
         self._tracker = tracker
         self._prompts = prompts
         self._display = display
@@ -32,7 +30,7 @@ class Recorder:
         self._tracker.log(metrics, statistics.step)
         self._tracker.samples(_samples(collected, self._samples_per_round), statistics.step)
         ids = [scored.group.prompt.prompt_id for scored in collected.sampled]
-        self._prompts.log({"round": statistics.round_index, "prompt_ids": ids}, statistics.step)
+        self._prompts.write({"round": statistics.round_index, "prompt_ids": ids}, statistics.step)
         self._display.round(statistics.step, metrics)
 
 
@@ -121,9 +119,3 @@ class Checkpointer:
         self._store.save(progress.step, self._learner.save, state, score)
         self._saved_step = progress.step
         self._best = max(self._best, score if score is not None else self._best)
-
-
-def append_line(path: Path, row: Mapping[str, Any]) -> None:
-    """One JSON object as a line at the end of a file."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,11 @@ from grpo.learner.engine import init_distributed
 from grpo.learner.export import export
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.loop import Engines, run
-from grpo.observers import EVALUATIONS_FILE, PROMPTS_FILE, Checkpointer, Evaluator, Recorder, append_line
+from grpo.observers import EVALUATIONS_FILE, PROMPTS_FILE, Checkpointer, Evaluator, Recorder
 from grpo.report.run import write_report
 from grpo.rollout.collect import PlainCollector, RefillingCollector
-from grpo.tasks import VerifiableTask, build_task
-from grpo.telemetry import JsonlTracker, Phases, RunDisplay, Trackers, WandbTracker
+from grpo.tasks import VerifiableTask, build_task, load_problems, split
+from grpo.telemetry import JsonLines, JsonlTracker, Phases, RunDisplay, Trackers, WandbTracker
 from grpo.types import Progress, RoundPlan
 from grpo.weight_sync.in_process import InProcessSync
 
@@ -41,7 +41,8 @@ def train(config: TrainConfig) -> int:
     world_size = launch_check.world_size()
     validate(config, world_size)
     device = launch_check.device(config)
-    path = models.resolve(config.model)
+    config = launch_check.with_precision(config)
+    path = models.resolve(config.model, lambda: warm_start_examples(config))
     launch_check.print_tables(config, path, world_size)
     if config.dry_run:
         return 0
@@ -60,7 +61,7 @@ class Session:
         learner = DeepSpeedLearner(config, path, device)
         self._collective = learner.collective
         self._first = learner.collective.rank == 0
-        self._task = self._build_task()
+        self._task = load_task(config, self._tokenizer, self._collective.rank, self._collective.world_size)
         sampler = build_sampler(config, path, self._tokenizer, device)
         self._phases = Phases(learner.collective.rank)
         watch(self._phases, config, self._task, sampler, learner)
@@ -73,16 +74,6 @@ class Session:
 
     def __exit__(self, *exception: object) -> None:
         self._task.close()
-
-    def _build_task(self) -> VerifiableTask:
-        return build_task(
-            self._config.task,
-            self._tokenizer,
-            seed=self._config.seed,
-            max_tokens=self._config.rollout.sampling.max_tokens,
-            rank=self._collective.rank,
-            world_size=self._collective.world_size,
-        )
 
     def _assemble(self, sampler: Sampler, learner: DeepSpeedLearner) -> Engines:
         config, task, collective = self._config, self._task, learner.collective
@@ -109,8 +100,8 @@ class Session:
         progress = self._resumed() if self._config.checkpoint.resume else self._fresh()
         self._output.mkdir(parents=True, exist_ok=True)
         self._engines.weight_sync.refresh(self._engines.learner, self._engines.sampler)
-        display = RunDisplay(self._config.num_steps)
-        evaluator = self._evaluator(display)
+        display = RunDisplay(self._config.num_steps, first_step=progress.step)
+        evaluator = self._evaluator(progress.step, display)
         checkpointer = Checkpointer(
             self._config.checkpoint, self._store, self._engines.learner, asdict(self._config), evaluator.score
         )
@@ -162,10 +153,12 @@ class Session:
         self._engines.task.cursor = progress.cursor
         return progress
 
+    def _resume_step(self, step: int) -> int | None:
+        return step if self._config.checkpoint.resume else None
+
     def _tracker(self, step: int) -> Trackers:
         config = self._config
-        resume_step = step if config.checkpoint.resume else None
-        trackers = [JsonlTracker(self._output, resume_step)]
+        trackers = [JsonlTracker(self._output, self._resume_step(step))]
         if config.tracking.wandb != "off":
             trackers.append(
                 WandbTracker(asdict(config), config.tracking.wandb, config.tracking.project, self._output / "wandb")
@@ -173,12 +166,12 @@ class Session:
         return Trackers(trackers)
 
     def _recorder(self, tracker: Trackers, step: int, display: RunDisplay) -> Recorder:
-        resume_step = step if self._config.checkpoint.resume else None
-        prompts = JsonlTracker(self._output, resume_step, metrics_file=PROMPTS_FILE)
+        prompts = JsonLines(self._output / PROMPTS_FILE, self._resume_step(step))
         return Recorder(tracker, prompts, display, self._config.tracking.samples_per_round)
 
-    def _evaluator(self, display: RunDisplay) -> Evaluator:
+    def _evaluator(self, step: int, display: RunDisplay) -> Evaluator:
         config, engines = self._config, self._engines
+        lines = JsonLines(self._output / EVALUATIONS_FILE, self._resume_step(step)) if self._first else None
 
         def evaluate() -> dict[str, Any]:
             engines.sampler.wake()
@@ -187,8 +180,8 @@ class Session:
             )
 
         def record(result: dict[str, Any]) -> None:
-            if self._first:
-                append_line(self._output / EVALUATIONS_FILE, result)
+            if lines:
+                lines.write(result, result["step"])
                 rate = result["pass@1"]
                 display.note(
                     f"step {result['step']}: held-out pass@1 {rate['value']:.3f} "
@@ -214,6 +207,32 @@ class StopRequest:
 
     def __call__(self) -> bool:
         return self._requested
+
+
+def load_task(
+    config: TrainConfig, tokenizer: PreTrainedTokenizerBase, rank: int = 0, world_size: int = 1
+) -> VerifiableTask:
+    """The configured task, of this rank."""
+    max_tokens = config.rollout.sampling.max_tokens
+    return build_task(
+        config.task, tokenizer, seed=config.seed, max_tokens=max_tokens, rank=rank, world_size=world_size
+    )
+
+
+def warm_start_examples(config: TrainConfig) -> list[tuple[str, str]]:
+    """(prompt, answer) of the problems that may be trained on: what a tiny model's warm start learns from."""
+    problems, _ = load_problems(config.task.data)
+    train, _ = split(problems, config.task.data.held_out_fraction)
+    template = config.task.prompt.template
+    return [(template.replace("{question}", problem.question), problem.answer) for problem in train]
+
+
+def load_checkpoint(config: TrainConfig, path: Path, checkpoint: Path, sampler: Sampler, device: torch.device) -> None:
+    """Puts a checkpoint's weights into a sampler, by way of a learner that reads its shards."""
+    init_distributed(device, config.learner.deadline_seconds)
+    learner = DeepSpeedLearner(config, path, device)
+    learner.load(str(checkpoint))
+    InProcessSync(config.weight_sync.max_mismatch).refresh(learner, sampler)
 
 
 def build_sampler(
@@ -244,8 +263,6 @@ def watch(phases: Phases, config: TrainConfig, task: VerifiableTask, sampler: Sa
 
 def from_dict(values: dict[str, Any]) -> TrainConfig:
     """The configuration that `asdict` made these values of; keys that exist no more are ignored."""
-    from dataclasses import fields, is_dataclass
-
     def build(template: Any, given: dict[str, Any]) -> Any:
         known = {}
         for field in fields(template):

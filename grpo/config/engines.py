@@ -56,8 +56,8 @@ class RolloutConfig:
     engine: str = "vllm"
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     refill: RefillConfig = field(default_factory=RefillConfig)
-    # bfloat16 | float32. The learner's weights are cast to it.
-    precision: str = "bfloat16"
+    # bfloat16 | float32 | auto (as learner.precision). The learner's weights are cast to it.
+    precision: str = "auto"
     # Memory of the KV cache on a CPU, in GiB; on a GPU `gpu_memory_fraction` decides.
     kv_cache_gib: float = 1.0
     # Share of a GPU's memory that vLLM may use (weights, KV cache, activations).
@@ -79,8 +79,9 @@ class LearnerConfig:
     zero_stage: int = 1
     # Optimizer moments and float32 masters in CPU memory.
     offload_optimizer: bool = False
-    # bfloat16 (with float32 masters) | float32.
-    precision: str = "bfloat16"
+    # bfloat16 (with float32 masters) | float32 | auto: bfloat16 where the hardware multiplies it (GPUs, CPUs with
+    # AMX or AVX512-BF16), float32 on older CPUs, which are several times slower in bfloat16.
+    precision: str = "auto"
     gradient_checkpointing: bool = False
     learning_rate: float = 1.0e-6
     # constant | linear | cosine, after `warmup_steps` of linear warm-up; decays to `min_lr_fraction`.

@@ -21,7 +21,7 @@ class ModelShape:
     key_value_width: int
 
 
-def batch_table(config: TrainConfig, world_size: int) -> list[tuple[str, str, str]]:
+def batch_table(config: TrainConfig, world_size: int) -> list[tuple[str, int, int]]:
     """Rows (quantity, per rank, in all): what one optimizer step and one round are made of."""
     dynamics, sampling = config.dynamics, config.rollout.sampling
     prompts = dynamics.prompts_per_step
@@ -32,19 +32,19 @@ def batch_table(config: TrainConfig, world_size: int) -> list[tuple[str, str, st
     micro = -(-tokens // world_size // config.learner.micro_batch_tokens)
     rounds = -(-config.num_steps // dynamics.refresh_interval)
 
-    def row(name: str, total: int) -> tuple[str, str, str]:
-        return name, f"{total // world_size:,}", f"{total:,}"
+    def row(name: str, total: int) -> tuple[str, int, int]:
+        return name, total // world_size, total
 
     return [
         row("prompts (groups) per step", prompts),
         row("completions per step", sequences),
         row("completion tokens per step, at most", answer_tokens),
         row("packed tokens per step, at most", tokens),
-        ("micro-batches per step, at most", f"{max(1, micro):,}", f"{max(1, micro) * world_size:,}"),
+        row("micro-batches per step, at most", max(1, micro) * world_size),
         row("completions per round", sequences * dynamics.refresh_interval),
-        ("optimizer steps per round (refresh interval)", str(dynamics.refresh_interval), str(dynamics.refresh_interval)),
-        ("rounds", f"{rounds:,}", f"{rounds:,}"),
-        ("optimizer steps", f"{config.num_steps:,}", f"{config.num_steps:,}"),
+        ("optimizer steps per round (refresh interval)", dynamics.refresh_interval, dynamics.refresh_interval),
+        ("rounds", rounds, rounds),
+        ("optimizer steps", config.num_steps, config.num_steps),
     ]
 
 

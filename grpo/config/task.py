@@ -55,7 +55,8 @@ class RewardConfig:
 
     # Weight of each part, e.g. {math: 1.0, format: 0.1}. Names: math | exact | number | reasoning_gym |
     # format | or an import path "package.module:function" taking (completion, answer, metadata) → float.
-    parts: dict[str, float] = field(default_factory=lambda: {"math": 1.0})
+    # The default is empty because Hydra merges dictionaries: a default part would stay in every task.
+    parts: dict[str, float] = field(default_factory=dict)
     # Where the answer stands in a completion: boxed | tag | last_number | last_line | all.
     extract: str = "boxed"
     # A completion is correct when its first part reaches this.

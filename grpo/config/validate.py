@@ -24,9 +24,9 @@ CHOICES = {
     "dynamics.name": ("fixed",),
     "model.source": ("huggingface", "smollm2", "tiny"),
     "rollout.engine": ("vllm", "transformers"),
-    "rollout.precision": ("bfloat16", "float32"),
+    "rollout.precision": ("bfloat16", "float32", "auto"),
     "rollout.refill.fallback": ("silent", "short"),
-    "learner.precision": ("bfloat16", "float32"),
+    "learner.precision": ("bfloat16", "float32", "auto"),
     "learner.schedule": ("constant", "linear", "cosine"),
     "learner.layout": ("shared", "packed", "padded"),
     "learner.zero_stage": (0, 1, 2, 3),
@@ -62,15 +62,28 @@ POSITIVE = (
 
 
 def validate(config: TrainConfig, world_size: int = 1) -> None:
-    """Raises UserError for the first thing that cannot work."""
+    """Raises UserError for the first thing that keeps this config from being trained."""
+    validate_evaluation(config)
+    _check_batch(config, world_size)
+    _check_loss(config)
+    _check_run(config)
+
+
+def validate_evaluation(config: TrainConfig) -> None:
+    """The part of `validate` that an evaluation needs too."""
     for path, choices in CHOICES.items():
         _require(value_at(config, path) in choices, f"{path}={value_at(config, path)!r} is none of {_listed(choices)}")
     for path in POSITIVE:
         _require(value_at(config, path) > 0, f"{path}={value_at(config, path)} must be above 0")
-    _check_batch(config, world_size)
-    _check_loss(config)
     _check_lengths(config)
-    _check_run(config)
+    _require(bool(config.task.reward.parts), "task.reward.parts is empty: name a reward, for example {math: 1.0}")
+    evaluation = config.evaluation
+    _require(
+        all(1 <= k <= evaluation.samples_per_problem for k in evaluation.pass_at),
+        f"evaluation.pass_at={list(evaluation.pass_at)} asks for more samples than "
+        f"evaluation.samples_per_problem={evaluation.samples_per_problem}",
+    )
+    _require(0 <= config.task.data.held_out_fraction < 1, "task.data.held_out_fraction must lie in [0, 1)")
 
 
 def value_at(config: Any, path: str) -> Any:
@@ -133,15 +146,8 @@ def _check_lengths(config: TrainConfig) -> None:
 
 
 def _check_run(config: TrainConfig) -> None:
-    evaluation = config.evaluation
     _require(
-        all(1 <= k <= evaluation.samples_per_problem for k in evaluation.pass_at),
-        f"evaluation.pass_at={list(evaluation.pass_at)} asks for more samples than "
-        f"evaluation.samples_per_problem={evaluation.samples_per_problem}",
-    )
-    _require(0 <= config.task.data.held_out_fraction < 1, "task.data.held_out_fraction must lie in [0, 1)")
-    _require(
-        evaluation.num_problems == 0 or config.task.data.held_out_fraction > 0,
+        config.evaluation.num_problems == 0 or config.task.data.held_out_fraction > 0,
         "evaluation.num_problems needs held-out problems: set task.data.held_out_fraction above 0 or num_problems to 0",
     )
     held = Path(config.output_dir)

@@ -19,6 +19,9 @@ from grpo.config.errors import UserError
 from grpo.learner.collective import TorchCollective
 
 
+STATE_FILE = "state.json"
+
+
 class CheckpointStore:
     """The checkpoints below one directory. `save` and `restore_rng` are collective."""
 
@@ -46,7 +49,7 @@ class CheckpointStore:
             torch.save(torch.get_rng_state(), writing / f"rng-{self._collective.rank}.pt")
             self._collective.barrier()
             if self._collective.rank == 0:
-                _write_json(writing / "state.json", {**state, "score": score})
+                _write_json(writing / STATE_FILE, {**state, "score": score})
                 shutil.rmtree(final, ignore_errors=True)
                 os.rename(writing, final)
                 self._prune()
@@ -86,7 +89,7 @@ class CheckpointStore:
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """The `state.json` of a checkpoint."""
-    return json.loads((checkpoint / "state.json").read_text())
+    return json.loads((checkpoint / STATE_FILE).read_text())
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

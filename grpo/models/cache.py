@@ -88,15 +88,16 @@ def find_damage(entry: Path, hashes: bool) -> str | None:
     """
     try:
         manifest = json.loads((entry / MANIFEST).read_text())
-    except (OSError, ValueError):
+        expected = [(name, file["bytes"], file["sha256"]) for name, file in manifest.items()]
+    except (OSError, ValueError, AttributeError, TypeError, KeyError):
         return f"no readable {MANIFEST}"
-    for name, expected in manifest.items():
+    for name, num_bytes, digest in expected:
         path = entry / name
         if not path.is_file():
             return f"{name} is missing"
-        if path.stat().st_size != expected["bytes"]:
-            return f"{name} has {path.stat().st_size} bytes instead of {expected['bytes']}"
-        if hashes and sha256(path) != expected["sha256"]:
+        if path.stat().st_size != num_bytes:
+            return f"{name} has {path.stat().st_size} bytes instead of {num_bytes}"
+        if hashes and sha256(path) != digest:
             return f"{name} has another SHA-256"
     return None
 

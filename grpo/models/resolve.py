@@ -89,10 +89,12 @@ def _check(directory: Path, name: str) -> None:
     if not (directory / "config.json").is_file():
         raise UserError(f"model.path={name} has no config.json: give the directory that save_pretrained wrote")
     index = directory / "model.safetensors.index.json"
+    files = ["model.safetensors"]
     if index.is_file():
-        files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    else:
-        files = ["model.safetensors"]
+        try:
+            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError) as error:
+            raise UserError(f"model.path={name} has a damaged {index.name}: copy it again") from error
     for file in files:
         if not (directory / file).is_file():
             raise UserError(f"model.path={name} has no {file}: write the weights with save_pretrained, or copy it there")

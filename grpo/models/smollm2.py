@@ -57,7 +57,7 @@ def build_smollm2(directory: Path) -> None:
         **source, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
     )
     # The weights are plain now, yet transformers refuses to save what these still call quantized.
-    del model.config.quantization_config
+    model.config.__dict__.pop("quantization_config", None)
     model.hf_quantizer = None
     model.config.bos_token_id = tokenizer.bos_token_id
     model.config.eos_token_id = tokenizer.eos_token_id

@@ -49,6 +49,7 @@ class VllmSampler:
             "enable_prefix_caching": True,
             "worker_extension_cls": "grpo.weight_sync.vllm_receiver.WeightReceiver",
             "disable_log_stats": True,
+            "use_tqdm_on_load": False,
         }
         if self._on_gpu:
             return arguments | {
@@ -61,7 +62,7 @@ class VllmSampler:
         return arguments | {
             "enforce_eager": True,
             "enable_chunked_prefill": False,
-            "max_num_batched_tokens": max(8192, model.max_length),
+            "max_num_batched_tokens": max(2048, model.max_length),
             "kv_cache_memory_bytes": int(rollout.kv_cache_gib * 2**30),
             "block_size": 32,
         }

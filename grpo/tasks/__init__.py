@@ -1,6 +1,6 @@
 """What is asked, and how the answers are graded.
 
-    sources (arithmetic, procedural) → split → prompts → … completions … → grader (rewards, extraction) → task
+    sources (arithmetic, procedural) → prompts → split → … completions … → grader (rewards, extraction)
 
 Importing this package is light: grading workers are spawned processes and import it too.
 """

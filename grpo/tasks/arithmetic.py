@@ -52,9 +52,9 @@ def arithmetic_problems(options: dict[str, Any], size: int, seed: int) -> list[P
     chosen = ArithmeticOptions(**{**options, "operators": tuple(options.get("operators", ("+",)))})
     available = chosen.num_questions
     if size > available:
-        raise UserError(f"task.data.size is {size}, but these options allow {available} distinct questions; 0 takes all.")
+        raise UserError(f"task.data.size is {size}, but the options allow {available} distinct questions; 0 takes all.")
     if size == 0 and available > MAX_ENUMERATED:
-        raise UserError(f"these options allow {available} distinct questions; set task.data.size to draw some.")
+        raise UserError(f"the options allow {available} distinct questions; set task.data.size to draw some.")
     indices = random.Random(seed).sample(range(available), size) if size else range(available)
     return [_problem(index, chosen) for index in indices]
 

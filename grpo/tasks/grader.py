@@ -61,8 +61,6 @@ class GraderPool:
     """
 
     def __init__(self, reward: RewardConfig) -> None:
-        if reward.workers < 1 or reward.timeout_seconds <= 0 or reward.memory_gib <= 0:
-            raise UserError("task.reward: workers must be at least 1, timeout_seconds and memory_gib above 0.")
         build_parts(reward)
         self._reward = reward
         self._failed = RawGrade(dict.fromkeys(reward.parts, 0.0), "failed")

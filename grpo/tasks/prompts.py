@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 QUESTION = "{question}"
 
+MAX_ADDED_TOKENS = 8
+"""Tokenizers add fewer special tokens than this to a text."""
+
 _MARK = "SYSTEM-TEXT-GOES-HERE"
 
 
@@ -45,8 +48,24 @@ class PromptEncoder:
 
     def __call__(self, problem: Problem) -> tuple[int, ...]:
         """Token ids up to where the model's answer begins."""
-        text = self.text(problem)
-        return tuple(self._tokenizer.encode(text, add_special_tokens=not self._config.chat))
+        return self._tokens(self.text(problem))
+
+    def fitting(self, problems: Sequence[Problem]) -> tuple[list[Problem], tuple[str, ...]]:
+        """The problems whose prompts have at most `config.max_tokens` tokens, and the ids of the others.
+
+        Done for all before training, so that the stream depends on seed and cursor alone.
+
+        Raises `UserError` for a longer prompt when `config.too_long` is ``"refuse"``, and when none fits.
+        """
+        kept, dropped = [], []
+        for problem in problems:
+            (kept if self._fits(problem) else dropped).append(problem)
+        if dropped and (self._config.too_long == "refuse" or not kept):
+            raise UserError(
+                f"{len(dropped)} of {len(problems)} prompts are longer than {self._config.max_tokens} tokens, the "
+                f"first {dropped[0].problem_id}; raise task.prompt.max_tokens or set task.prompt.too_long=skip."
+            )
+        return kept, tuple(problem.problem_id for problem in dropped)
 
     def text(self, problem: Problem) -> str:
         """The prompt before tokenization."""
@@ -60,6 +79,14 @@ class PromptEncoder:
             messages += [_message("user", asked), _message("assistant", answer)]
         rendered = _render(self._tokenizer, [*messages, _message("user", question)], True)
         return rendered.replace(self._default_system, "", 1) if self._default_system else rendered
+
+    def _fits(self, problem: Problem) -> bool:
+        """Every token spells at least a character of ASCII text, so most prompts need no tokenizer to tell."""
+        text, limit = self.text(problem), self._config.max_tokens
+        return (text.isascii() and len(text) + MAX_ADDED_TOKENS <= limit) or len(self._tokens(text)) <= limit
+
+    def _tokens(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=not self._config.chat))
 
 
 def _message(role: str, content: str) -> dict[str, str]:
@@ -102,26 +129,6 @@ def _default_system(tokenizer: Any) -> str:
     # A first token that opens every turn (ChatML) goes with the part; one that opens the prompt stays.
     bos = tokenizer.bos_token or ""
     return default if bos and body.startswith(bos) else default.removeprefix(bos)
-
-
-def fitting(
-    problems: Sequence[Problem], encode: Callable[[Problem], Sequence[int]], config: PromptConfig
-) -> tuple[list[Problem], tuple[str, ...]]:
-    """The problems whose prompts have at most `config.max_tokens` tokens, and the ids of the others.
-
-    Done for all before training, so that the stream depends on seed and cursor alone.
-
-    Raises `UserError` for a longer prompt when `config.too_long` is ``"refuse"``, and when none fits.
-    """
-    kept, dropped = [], []
-    for problem in problems:
-        (kept if len(encode(problem)) <= config.max_tokens else dropped).append(problem)
-    if dropped and (config.too_long == "refuse" or not kept):
-        raise UserError(
-            f"{len(dropped)} of {len(problems)} prompts are longer than {config.max_tokens} tokens, the first "
-            f"{dropped[0].problem_id}; raise task.prompt.max_tokens or set task.prompt.too_long=skip."
-        )
-    return kept, tuple(problem.problem_id for problem in dropped)
 
 
 class PromptStream:

@@ -36,7 +36,7 @@ class SourceReport:
             parts.append(f"{len(self.unusable)} without a usable question or answer ({listed(self.unusable)})")
         if self.repeated:
             parts.append(f"{len(self.repeated)} repeated questions ({listed(self.repeated)})")
-        return ", ".join(parts)
+        return parts[0] + (": " if parts[1:] else "") + " and ".join(parts[1:])
 
 
 def load_problems(data: DataConfig) -> tuple[list[Problem], SourceReport]:
@@ -156,7 +156,7 @@ def _answer_pattern(text: str) -> re.Pattern[str]:
     except re.error as error:
         raise UserError(f"task.data.answer_pattern {text!r} is no regular expression: {error}.") from error
     if pattern.groups != 1:
-        raise UserError(f"task.data.answer_pattern {text!r} has {pattern.groups} groups; it needs one, around the answer.")
+        raise UserError(f"task.data.answer_pattern {text!r} has {pattern.groups} groups; it needs one.")
     return pattern
 
 

@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from grpo.config import RewardConfig, TaskConfig, UserError
+from grpo.config import RewardConfig, TaskConfig
 from grpo.tasks.grader import GraderPool, RawGrade
 from grpo.tasks.overlong import overlong_penalty
-from grpo.tasks.prompts import PromptEncoder, PromptStream, fitting
+from grpo.tasks.prompts import PromptEncoder, PromptStream
 from grpo.tasks.sources import listed, load_problems
 from grpo.tasks.split import split
 from grpo.types import Completion, Grade, Problem, Prompt, RolloutGroup, ScoredGroup
@@ -24,13 +24,15 @@ class VerifiableTask:
     def __init__(
         self,
         stream: PromptStream,
-        held_out: Sequence[Prompt],
+        held_out: Sequence[Problem],
+        encode: Callable[[Problem], tuple[int, ...]],
         pool: GraderPool,
         reward: RewardConfig,
         max_tokens: int,
     ) -> None:
         self._stream = stream
         self._held_out = tuple(held_out)
+        self._encode = encode
         self._pool = pool
         self._reward = reward
         self._max_tokens = max_tokens
@@ -59,7 +61,7 @@ class VerifiableTask:
 
     def held_out_prompts(self, count: int) -> list[Prompt]:
         """The first `count` held-out prompts in the order of their question's hash, or all there are."""
-        return list(self._held_out[:count])
+        return [Prompt(problem, self._encode(problem)) for problem in self._held_out[:count]]
 
     def grade(self, groups: Sequence[RolloutGroup]) -> list[ScoredGroup]:
         """One grade per completion, in order. Raises `UserError` when the reward itself is at fault."""
@@ -106,44 +108,19 @@ def build_task(
 
     `seed` orders the prompts; `max_tokens` is the sampler's limit of a completion.
 
-    Raises `UserError` for whatever in `config` cannot be done.
+    Raises `UserError` for data, prompts and rewards that cannot be had; choices among words are
+    `grpo.config.validate`'s to check.
     """
-    _check(config, max_tokens)
     problems, report = load_problems(config.data)
     if report.unusable or report.repeated:
-        logger.warning("task %s: %s were left out", config.name, report)
-    train, held_out = split(problems, config.data.held_out_fraction)
+        logger.warning("task %s: left out of %s", config.name, report)
     encode = PromptEncoder(tokenizer, config.prompt)
-    stream = PromptStream(
-        _fitting(train, encode, config), encode, seed=seed, rank=rank, world_size=world_size
-    )
-    held_out_prompts = [Prompt(problem, encode(problem)) for problem in _fitting(held_out, encode, config)]
-    return VerifiableTask(stream, held_out_prompts, GraderPool(config.reward), config.reward, max_tokens)
-
-
-def _fitting(
-    problems: Sequence[Problem], encode: Callable[[Problem], tuple[int, ...]], config: TaskConfig
-) -> list[Problem]:
-    kept, dropped = fitting(problems, encode, config.prompt)
-    if dropped:
+    fitting, too_long = encode.fitting(problems)
+    if too_long:
         logger.warning(
-            "task %s: %d prompts of more than %d tokens were left out (%s)",
-            config.name, len(dropped), config.prompt.max_tokens, listed(dropped),
+            "task %s: left out %d prompts of more than %d tokens (%s)",
+            config.name, len(too_long), config.prompt.max_tokens, listed(too_long),
         )  # fmt: skip
-    return kept
-
-
-def _check(config: TaskConfig, max_tokens: int) -> None:
-    choices = {
-        "data.bad_rows": (config.data.bad_rows, ("skip", "refuse")),
-        "prompt.too_long": (config.prompt.too_long, ("skip", "refuse")),
-        "reward.overlong": (config.reward.overlong, ("keep", "mask", "soft")),
-    }
-    for key, (value, allowed) in choices.items():
-        if value not in allowed:
-            raise UserError(f"task.{key} is {value!r}; choose one of {', '.join(allowed)}.")
-    if config.reward.overlong == "soft" and not 0 < config.reward.overlong_buffer <= max_tokens:
-        raise UserError(
-            f"task.reward.overlong=soft needs an overlong_buffer between 1 and the {max_tokens} tokens of a "
-            f"completion; it is {config.reward.overlong_buffer}."
-        )
+    train, held_out = split(fitting, config.data.held_out_fraction)
+    stream = PromptStream(train, encode, seed=seed, rank=rank, world_size=world_size)
+    return VerifiableTask(stream, held_out, encode, GraderPool(config.reward), config.reward, max_tokens)

@@ -4,9 +4,10 @@ from grpo.telemetry.memory import peak_memory
 from grpo.telemetry.metrics import flatten
 from grpo.telemetry.phases import Phases
 from grpo.telemetry.progress import RunDisplay
-from grpo.telemetry.trackers import JsonlTracker, Trackers, WandbTracker, read_metrics
+from grpo.telemetry.trackers import JsonLines, JsonlTracker, Trackers, WandbTracker, read_metrics
 
 __all__ = [
+    "JsonLines",
     "JsonlTracker",
     "Phases",
     "RunDisplay",

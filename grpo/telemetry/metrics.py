@@ -33,6 +33,7 @@ def flatten(statistics: RoundStatistics) -> dict[str, float]:
     """
     means = _step_means(statistics) | dict(statistics.means)
     values = {name: mean.value for name, mean in means.items()}
+    values |= _spreads(means)
     values |= _pass_rates(statistics) | _learner(statistics) | _plan(statistics)
     values |= {f"time/{phase}_seconds": seconds for phase, seconds in statistics.seconds.items()}
     if length := means.get("completions/length_mean"):
@@ -49,6 +50,17 @@ def _step_means(statistics: RoundStatistics) -> dict[str, Mean]:
             for name, mean in report.means.items():
                 sums[name] += mean
     return dict(sums)
+
+
+def _spreads(means: dict[str, Mean]) -> dict[str, float]:
+    """What second moments are for: the rewards' standard deviation, and the share of samples that importance
+    weights leave effective (Kish: (Σw)² / (n·Σw²))."""
+    spreads = {}
+    if (square := means.get("reward/square")) and square.count:
+        spreads["reward/std"] = math.sqrt(max(0.0, square.value - means["reward/mean"].value ** 2))
+    if (square := means.get("mismatch/weight_squared")) and square.total:
+        spreads["mismatch/ess_fraction"] = means["mismatch/weight"].value ** 2 / square.value
+    return spreads
 
 
 def _pass_rates(statistics: RoundStatistics) -> dict[str, float]:

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
 from rich.text import Text
 
 # Label, metric, format: in the order of a line. What a round did not measure is left out.
@@ -43,10 +44,10 @@ class RunDisplay:
         self._clock = clock
         self._start = clock()
         self._bar = Progress(
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=10),
+            TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7)),
+            TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True)),
+            expand=True,
             console=self._console,
             # Redrawing takes the interpreter lock from the run.
             refresh_per_second=2,
@@ -61,7 +62,8 @@ class RunDisplay:
         width = len(str(self._total))
         numbers = [f"step {step:>{width}}/{self._total}"]
         numbers += [f"{label} {form.format(metrics[name])}" for label, name, form in _FIELDS if name in metrics]
-        costs = _costs(metrics) + [f"ETA {self._time_to_go(step)}"]
+        # First, so that a narrow terminal cuts off something else.
+        costs = [f"ETA {self._time_to_go(step)}", *_costs(metrics)]
         if self._console.is_terminal:
             self._bar.update(self._task, completed=step, description="  ".join(costs))
             self.note("  ".join(numbers))
@@ -70,7 +72,7 @@ class RunDisplay:
 
     def note(self, text: str) -> None:
         """Prints `text` as it is, above the bar."""
-        self._console.print(Text(text), soft_wrap=True)
+        self._console.print(Text(text), soft_wrap=not self._console.is_terminal)
 
     def close(self) -> None:
         """Takes the bar away; the lines stay."""
@@ -90,5 +92,5 @@ def _costs(metrics: Mapping[str, float]) -> list[str]:
         if name.startswith("time/") and seconds >= _SHORTEST_PHASE:
             phase = name.removeprefix("time/").removesuffix("_seconds")
             speed = metrics.get(f"throughput/{phase}_tokens_per_second")
-            costs.append(f"{phase} {seconds:.1f} s" + (f" ({speed:.0f} tok/s)" if speed else ""))
+            costs.append(f"{phase} {seconds:.1f} s" + (f" ({speed:,.0f} tok/s)" if speed else ""))
     return costs

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from grpo.config import UserError
 from grpo.interfaces import Tracker
@@ -15,25 +15,52 @@ METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
 
 
+class JsonLines:
+    """A file of one JSON object a line, ``{"step": 12, ...}``, begun anew or cut back to `resume_step`.
+
+    Each line reaches the operating system at once, so a killed process loses at most the line it was writing.
+    """
+
+    def __init__(self, path: Path, resume_step: int | None = None) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if resume_step is None or not path.exists():
+            self._file = path.open("w", encoding="utf-8")
+            return
+        kept = [row for row in read_metrics(path) if row["step"] <= resume_step]
+        # Written beside and moved over: a kill in between leaves the old file or the new one, never half of one.
+        rewritten = path.with_suffix(".rewritten")
+        with rewritten.open("w", encoding="utf-8") as file:
+            file.writelines(_line(row) for row in kept)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(rewritten, path)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, row: Mapping[str, Any], step: int) -> None:
+        self._file.write(_line({"step": step, **row}))
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
 class JsonlTracker:
     """`metrics.jsonl` and `samples.jsonl` in `directory`: one object a line, ``{"step": 12, ...}``.
 
-    Each line reaches the operating system at once, so a killed process loses at most the line it was writing.
     `resume_step` None begins new files in place of old ones; a number keeps the lines up to that step and
     drops the later ones, which the resumed run will write again.
     """
 
     def __init__(self, directory: str | Path, resume_step: int | None = None) -> None:
-        Path(directory).mkdir(parents=True, exist_ok=True)
-        self._metrics = _open(Path(directory) / METRICS_FILE, resume_step)
-        self._samples = _open(Path(directory) / SAMPLES_FILE, resume_step)
+        self._metrics = JsonLines(Path(directory) / METRICS_FILE, resume_step)
+        self._samples = JsonLines(Path(directory) / SAMPLES_FILE, resume_step)
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
-        _write_line(self._metrics, step, values)
+        self._metrics.write(values, step)
 
     def samples(self, rows: Iterable[Mapping[str, Any]], step: int) -> None:
         for row in rows:
-            _write_line(self._samples, step, row)
+            self._samples.write(row, step)
 
     def close(self) -> None:
         self._metrics.close()
@@ -47,13 +74,13 @@ class WandbTracker:
     def __init__(self, config: Mapping[str, Any], mode: str, project: str, directory: str | Path) -> None:
         import wandb
 
-        # Without this, wandb.init asks for a key at the terminal and an unattended run waits for ever.
-        if mode == "online" and not wandb.login(prompt=False):
-            raise UserError("wandb has no API key: run `wandb login`, or set tracking.wandb=offline")
         Path(directory).mkdir(parents=True, exist_ok=True)
         # wandb's capture of the terminal fights with the live display for it.
         settings = wandb.Settings(console="off", quiet=True)
         try:
+            # Left to itself, wandb.init asks for a key at the terminal and an unattended run waits for ever.
+            if mode == "online" and not wandb.login(prompt=False):
+                raise UserError("wandb has no API key: run `wandb login`, or set tracking.wandb=offline")
             self._run = wandb.init(
                 config=dict(config), mode=mode, project=project, dir=str(directory), settings=settings
             )
@@ -113,25 +140,6 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
             if number < len(lines):
                 raise UserError(f"line {number} of {path} is not JSON: delete that line") from None
     return rows
-
-
-def _open(path: Path, resume_step: int | None) -> TextIO:
-    if resume_step is None or not path.exists():
-        return path.open("w", encoding="utf-8")
-    kept = [row for row in read_metrics(path) if row["step"] <= resume_step]
-    # Written beside and moved over: a kill in between leaves the old file or the new one, never half of one.
-    rewritten = path.with_suffix(".rewritten")
-    with rewritten.open("w", encoding="utf-8") as file:
-        file.writelines(_line(row) for row in kept)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(rewritten, path)
-    return path.open("a", encoding="utf-8")
-
-
-def _write_line(file: TextIO, step: int, values: Mapping[str, Any]) -> None:
-    file.write(_line({"step": step, **values}))
-    file.flush()
 
 
 def _line(row: Mapping[str, Any]) -> str:

@@ -76,7 +76,7 @@ def test_last_line_and_all_strip_blanks():
 
 
 def test_megabytes_of_hostile_text_are_read_in_one_pass():
-    count = 300_000
+    count = 100_000
     assert extract(r"\boxed{" * count, "boxed") is None
     assert extract("{" * count + r"\boxed{1}", "boxed") == "1"
     assert extract("<answer>" * count, "tag") is None

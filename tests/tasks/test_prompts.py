@@ -2,7 +2,7 @@ import pytest
 from tests.tasks.conftest import CHATML, byte_tokenizer
 
 from grpo.config import PromptConfig, UserError
-from grpo.tasks.prompts import PromptEncoder, PromptStream, fitting
+from grpo.tasks.prompts import PromptEncoder, PromptStream
 from grpo.types import Problem
 
 PROBLEM = Problem("sum-0", "7 + 5 =", "12")
@@ -15,6 +15,13 @@ LLAMA = (
     "{% else %}{% set text = default_system %}{% endif %}{{ '<s>[system] ' + text + '\n' }}"
     "{% for message in messages %}{{ '[' + message['role'] + '] ' + message['content'] + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '[assistant] ' }}{% endif %}"
+)
+
+# Mistral's manner: the system text stands inside the user's turn, so that it cannot be cut out.
+INSIDE = (
+    "{% if messages[0]['role'] == 'system' %}{% set text = messages[0]['content'] %}{% set messages = messages[1:] %}"
+    "{% else %}{% set text = default_system %}{% endif %}"
+    "{{ '[user] ' + text + ' | ' + messages[0]['content'] + '[assistant] ' }}"
 )
 
 # Gemma's manner: no system message at all.
@@ -60,6 +67,11 @@ def test_an_empty_system_keeps_the_first_token_of_the_whole_prompt():
     assert decoded(tokenizer, system="") == "<s>[user] 7 + 5 =\n[assistant] "
 
 
+def test_an_empty_system_is_refused_where_the_template_cannot_do_without():
+    with pytest.raises(UserError, match="always writes a system text"):
+        decoded(byte_tokenizer(template=INSIDE, default_system="Be kind."), system="")
+
+
 def test_examples_are_earlier_turns():
     tokenizer = byte_tokenizer(default_system="Be kind.")
     shown = decoded(tokenizer, system="", template="Q: {question}", examples=[["1 + 1 =", "2"]])
@@ -91,14 +103,18 @@ def test_prompt_settings_that_cannot_work_are_one_line(template, settings, messa
 
 
 def test_prompts_that_are_too_long_are_dropped_or_refused(tokenizer):
-    problems = [Problem("short", "1", ""), Problem("long", "1" * 50, "")]
-    encode = PromptEncoder(tokenizer, PromptConfig(chat=False))
-    assert fitting(problems, encode, PromptConfig(max_tokens=50)) == (problems, ())
-    assert fitting(problems, encode, PromptConfig(max_tokens=49)) == (problems[:1], ("long",))
-    with pytest.raises(UserError, match="1 of 2 prompts are longer than 49 tokens, the first long"):
-        fitting(problems, encode, PromptConfig(max_tokens=49, too_long="refuse"))
-    with pytest.raises(UserError, match="2 of 2 prompts are longer"):
-        fitting(problems, encode, PromptConfig(max_tokens=0))
+    problems = [Problem("short", "1", ""), Problem("long", "1" * 50, ""), Problem("wide", "é" * 30, "")]
+
+    def fitting(**settings):
+        return PromptEncoder(tokenizer, PromptConfig(chat=False, **settings)).fitting(problems)
+
+    assert fitting(max_tokens=60) == (problems, ())
+    assert fitting(max_tokens=50) == (problems[:2], ("wide",))
+    assert fitting(max_tokens=49) == (problems[:1], ("long", "wide"))
+    with pytest.raises(UserError, match="2 of 3 prompts are longer than 49 tokens, the first long"):
+        fitting(max_tokens=49, too_long="refuse")
+    with pytest.raises(UserError, match="3 of 3 prompts are longer"):
+        fitting(max_tokens=0)
 
 
 def stream(rank=0, world_size=1, seed=0, count=7):

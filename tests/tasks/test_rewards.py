@@ -70,6 +70,7 @@ def test_math_compares_boxed_formulas(completion, answer, equal):
 def test_math_searches_prose_when_a_whole_line_is_extracted():
     judge = part("math", extract="last_line")
     assert judge("Let us see.\nThe answer is $\\frac{1}{2}$.", "0.5", {}) == 1.0
+    assert judge("So the total is 5 apples", "5", {}) == 1.0
     assert judge("The answer is 3", "0.5", {}) == 0.0
 
 

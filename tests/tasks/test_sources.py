@@ -76,7 +76,7 @@ def test_rows_without_question_or_answer_are_listed_and_do_not_shift_ids(write_r
     assert [(problem.problem_id, problem.answer) for problem in problems] == [("sums-4", "4")]
     assert report.unusable == ("sums-0", "sums-1", "sums-2", "sums-3", "sums-5", "sums-6")
     assert str(report) == (
-        "7 rows, 6 without a usable question or answer (sums-0, sums-1, sums-2, sums-3, sums-5, …)"
+        "7 rows: 6 without a usable question or answer (sums-0, sums-1, sums-2, sums-3, sums-5, …)"
     )
     data.bad_rows = "refuse"
     with pytest.raises(UserError, match="6 without a usable question or answer .* set task.data.bad_rows=skip"):
@@ -97,7 +97,7 @@ def test_an_id_column_names_the_problems_and_must_be_unique(write_rows):
     [
         ({"path": "missing.jsonl"}, "there is no file 'missing.jsonl'"),
         ({"path": "rows.txt"}, "must end in one of .jsonl, .json, .csv, .parquet"),
-        ({"question_column": "prompt"}, r"no column 'prompt' \(task.data.question_column\); it has problem, answer, source"),
+        ({"question_column": "prompt"}, r"no column 'prompt' \(task.data.question_column\); it has problem, answer"),
         ({"id_column": "key"}, r"no column 'key' \(task.data.id_column\)"),
         ({"answer_pattern": "(a)(b)"}, "has 2 groups; it needs one"),
         ({"answer_pattern": "("}, "is no regular expression"),

@@ -1,6 +1,4 @@
-import pytest
-
-from grpo.config import DataConfig, PromptConfig, RewardConfig, TaskConfig, UserError
+from grpo.config import DataConfig, PromptConfig, RewardConfig, TaskConfig
 from grpo.tasks import build_task
 from grpo.types import Completion, Prompt, RolloutGroup
 
@@ -96,17 +94,19 @@ def test_a_generators_problems_are_graded_by_its_own_scorer(tokenizer):
     assert [each.grades[1].correct for each in scored] == [False] * 4
 
 
-@pytest.mark.parametrize(
-    ("task_config", "message"),
-    [
-        (config(overlong="drop"), "task.reward.overlong is 'drop'; choose one of keep, mask, soft"),
-        (config(overlong="soft"), "overlong_buffer between 1 and the 16 tokens"),
-        (config(overlong="soft", overlong_buffer=17), "it is 17"),
-        (config(workers=0), "workers must be at least 1"),
-        (TaskConfig(data=DataConfig(bad_rows="drop")), "task.data.bad_rows is 'drop'"),
-        (TaskConfig(prompt=PromptConfig(too_long="cut")), "task.prompt.too_long is 'cut'"),
-    ],
-)
-def test_a_task_that_cannot_be_built_is_one_line(tokenizer, task_config, message):
-    with pytest.raises(UserError, match=message):
-        build(tokenizer, task_config)
+def test_rows_and_prompts_left_out_are_told_and_never_asked(tokenizer, write_rows, caplog):
+    rows = [{"problem": str(index) * 4, "answer": "1"} for index in range(5)]
+    rows += [{"problem": "long" * 50, "answer": "1"}, {"problem": "no answer"}]
+    task_config = TaskConfig(
+        data=DataConfig(path=write_rows(rows), held_out_fraction=0.0),
+        prompt=PromptConfig(max_tokens=100),
+        reward=RewardConfig(parts={"exact": 1.0}),
+    )
+    with build(tokenizer, task_config) as task:
+        asked = {prompt.problem.problem_id for prompt in task.next_prompts(20)}
+    assert asked == {f"sums-{index}" for index in range(5)}
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        "task task: left out of 7 rows: 1 without a usable question or answer (sums-6)",
+        "task task: left out 1 prompts of more than 100 tokens (sums-5)",
+    ]

@@ -1,0 +1,122 @@
+"""A run as one picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from grpo.config import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Okabe and Ito's palette: told apart with every kind of colour vision, and in grey.
+_BLUE, _ORANGE, _GREEN, _BLACK = "#0072B2", "#D55E00", "#009E73", "#000000"
+_STYLE = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "0.9",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "axes.titlesize": 9,
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+}
+_SIZE_INCHES = (7.0, 5.0)
+_DOTS_PER_INCH = 200
+# Share of a run's points that one point of a smoothed line averages.
+_WINDOW_FRACTION = 0.1
+# Metric, title: the small panels, in order. Fractions are drawn from 0 to 1.
+_PANELS = (
+    ("groups/silent_fraction", "silent groups (fraction)"),
+    ("policy/entropy", "policy entropy (nats per token)"),
+    ("completions/length_mean", "completion length (tokens)"),
+)
+
+
+def plot_run(
+    metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]], path: str | Path
+) -> None:
+    """Draws reward and pass rate over optimizer steps with the held-out evaluations, and below them silent
+    groups, entropy and length, into the PNG `path`.
+
+    `metrics` and `evaluations` are the rows of metrics.jsonl and evaluations.jsonl. Dots are rounds; lines
+    are centred means over a tenth of them. `UserError` when there is nothing to draw.
+    """
+    if not metrics and not evaluations:
+        raise UserError("there is nothing to plot: the run has not finished its first round")
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=_SIZE_INCHES, dpi=_DOTS_PER_INCH, layout="constrained")
+        grid = figure.add_gridspec(2, len(_PANELS), height_ratios=[2.4, 1])
+        top = figure.add_subplot(grid[0, :])
+        _draw_rewards(top, metrics, evaluations)
+        for column, (name, title) in enumerate(_PANELS):
+            axes = figure.add_subplot(grid[1, column], sharex=top)
+            _draw_curve(axes, metrics, name, _GREEN)
+            axes.set_title(title)
+            axes.set_xlabel("optimizer step")
+            axes.set_ylim(bottom=0, top=1 if name.endswith("_fraction") else None)
+        figure.savefig(path)
+
+
+def smooth(values: Sequence[float], window: int) -> np.ndarray:
+    """Centred mean of `window` values, of as many as there are near the ends.
+
+    >>> smooth([0.0, 3.0, 6.0, 0.0], 3).tolist()
+    [1.5, 3.0, 3.0, 3.0]
+    """
+    kernel = np.ones(min(window, len(values)))
+    return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
+
+
+def _draw_rewards(
+    axes: Axes, metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]
+) -> None:
+    _draw_curve(axes, metrics, "pass_rate", _BLUE, "pass rate of the round")
+    # With the plain 0/1 reward the two are one curve.
+    if _series(metrics, "reward/mean") != _series(metrics, "pass_rate"):
+        _draw_curve(axes, metrics, "reward/mean", _ORANGE, "mean reward of the round")
+    if evaluations:
+        low, value, high = (
+            np.array([row["pass@1"][bound] for row in evaluations]) for bound in ("low", "value", "high")
+        )
+        axes.errorbar(
+            [row["step"] for row in evaluations],
+            value,
+            yerr=[value - low, high - value],
+            fmt="D",
+            color=_BLACK,
+            markersize=4,
+            capsize=3,
+            linewidth=1,
+            label=f"held-out pass@1, 95 % interval ({evaluations[-1]['problems']} problems)",
+            zorder=3,
+        )
+    axes.set_xlabel("optimizer step")
+    axes.set_ylabel("pass rate, reward")
+    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]), top=max(1.0, axes.get_ylim()[1]))
+    if axes.has_data():
+        axes.legend(loc="best")
+
+
+def _draw_curve(
+    axes: Axes, metrics: Sequence[Mapping[str, Any]], name: str, color: str, label: str = ""
+) -> None:
+    steps, values = _series(metrics, name)
+    if steps:
+        window = max(1, round(_WINDOW_FRACTION * len(values)))
+        axes.plot(steps, values, ".", color=color, alpha=0.3, markersize=4, markeredgewidth=0)
+        axes.plot(steps, smooth(values, window), color=color, linewidth=1.8, label=label or None)
+
+
+def _series(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[list[float], list[float]]:
+    rows = [row for row in metrics if name in row]
+    return [row["step"] for row in rows], [row[name] for row in rows]

@@ -1,0 +1,164 @@
+"""Evaluations before and after, as tables for the terminal and for Markdown.
+
+An evaluation is one row of evaluations.jsonl, see `grpo.config.EvaluationConfig`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from grpo.config import UserError
+from grpo.statistics import Interval, paired_difference, pass_at_k
+
+Evaluation = Mapping[str, Any]
+
+# Characters shown of a long completion: its answer stands at its end.
+_HEAD, _TAIL = 240, 160
+# Comparable evaluations agree in these.
+_CONDITIONS = ("problems", "samples_per_problem", "temperature")
+
+
+def summary_table(before: Evaluation, after: Evaluation) -> Table:
+    """pass@k before and after with 95 % intervals, and the paired change, in percent and percentage points.
+
+    `UserError` when the evaluations differ in their problems, samples or temperature.
+    """
+    table = Table(title=_conditions(after), title_justify="left")
+    header, *rows = _summary_rows(before, after)
+    table.add_column(header[0])
+    for name in header[1:]:
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def samples_table(
+    rows_before: Sequence[Mapping[str, Any]], rows_after: Sequence[Mapping[str, Any]]
+) -> Table:
+    """Completions of the same problems before and after, in the order of `rows_before`.
+
+    Rows are those of `per_problem`; problems without a partner are left out. Long completions lose their
+    middle. How many samples of the problem were correct stands above each.
+    """
+    table = Table(show_lines=True)
+    for name in ("problem", "before", "after"):
+        table.add_column(name, ratio=1, overflow="fold")
+    for old, new in _pairs(rows_before, rows_after):
+        # Text, not str: square brackets of a completion are not rich's markup.
+        question = Text(f"{_excerpt(old['question'])}\n→ {_excerpt(old['answer'])}")
+        table.add_row(question, *(Text(f"{_score(row)}\n{_excerpt(row['completion'])}") for row in (old, new)))
+    return table
+
+
+def facts_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str | int | float]]) -> Table:
+    """A small table of numbers, like the batch table or the memory estimate: names left, numbers right.
+
+    ``header`` names the columns; whole numbers get thousands separators, others three significant digits.
+    """
+    table = Table(title=title, title_justify="left")
+    for index, name in enumerate(header):
+        table.add_column(name, justify="right" if index else "left")
+    for row in rows:
+        table.add_row(*(Text(_number(cell)) for cell in row))
+    return table
+
+
+def write_markdown(
+    path: str | Path, before: Evaluation, after: Evaluation, image: str | Path, num_samples: int = 4
+) -> None:
+    """Writes the summary, the picture `image` (linked relative to `path`) and the first `num_samples`
+    problems' completions before and after. `UserError` as in `summary_table`."""
+    header, *rows = _summary_rows(before, after)
+    lines = ["# Held-out evaluation", "", _conditions(after), ""]
+    lines += [_markdown_row(header), _markdown_row(["---"] + ["---:"] * (len(header) - 1))]
+    lines += [_markdown_row(row) for row in rows]
+    link = Path(os.path.relpath(image, Path(path).parent)).as_posix()
+    lines += ["", f"![Reward, pass rate and held-out evaluations over optimizer steps](<{link}>)", ""]
+    lines += [f"## The first {num_samples} problems", ""]
+    pairs = _pairs(before["per_problem"][:num_samples], after["per_problem"])
+    for old, new in pairs:
+        lines += [f"### {old['problem_id']}", "", *_quoted(f"{old['question']}\n→ {old['answer']}")]
+        lines += ["", f"Before, {_score(old)}:", "", *_quoted(old["completion"])]
+        lines += ["", f"After, {_score(new)}:", "", *_quoted(new["completion"]), ""]
+    Path(path).write_text("\n".join(lines), encoding="utf-8")
+
+
+def _summary_rows(before: Evaluation, after: Evaluation) -> list[list[str]]:
+    _check_comparable(before, after)
+    pairs = list(_pairs(before["per_problem"], after["per_problem"]))
+    rows = [["", f"step {before['step']}", f"step {after['step']}", "change"]]
+    for k in sorted(set(before["pass@k"]) & set(after["pass@k"]), key=int):
+        rates = [[pass_at_k(row["total"], row["correct"], int(k)) for row in side] for side in zip(*pairs)]
+        cells = [_percent(Interval(**side["pass@k"][k])) for side in (before, after)]
+        rows.append([f"pass@{k}", *cells, _points(paired_difference(*rates))])
+    old, new = before["truncated_fraction"], after["truncated_fraction"]
+    rows.append(["truncated", f"{old:.1%}", f"{new:.1%}", f"{100 * (new - old):+.1f} pp"])
+    old, new = before["mean_length"], after["mean_length"]
+    rows.append(["mean length, tokens", f"{old:.0f}", f"{new:.0f}", f"{new - old:+.0f}"])
+    return rows
+
+
+def _check_comparable(before: Evaluation, after: Evaluation) -> None:
+    for name in _CONDITIONS:
+        if before[name] != after[name]:
+            raise UserError(
+                f"the evaluations differ in {name} ({before[name]} and {after[name]}): "
+                "evaluate both with the same evaluation settings"
+            )
+    ids = [{row["problem_id"] for row in side["per_problem"]} for side in (before, after)]
+    if ids[0] != ids[1]:
+        raise UserError("the evaluations asked different problems: evaluate both with the same task.data")
+
+
+def _pairs(
+    rows_before: Sequence[Mapping[str, Any]], rows_after: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    by_id = {row["problem_id"]: row for row in rows_after}
+    return ((row, by_id[row["problem_id"]]) for row in rows_before if row["problem_id"] in by_id)
+
+
+def _conditions(evaluation: Evaluation) -> str:
+    return (
+        f"{evaluation['problems']} held-out problems × {evaluation['samples_per_problem']} samples, "
+        f"temperature {evaluation['temperature']:g}; 95 % intervals over problems, change paired by problem"
+    )
+
+
+def _percent(interval: Interval) -> str:
+    return f"{100 * interval.value:.1f} % [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+
+
+def _points(interval: Interval) -> str:
+    return f"{100 * interval.value:+.1f} pp [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
+
+
+def _score(row: Mapping[str, Any]) -> str:
+    return f"{row['correct']} of {row['total']} correct"
+
+
+def _excerpt(text: str) -> str:
+    """At most `_HEAD` + `_TAIL` characters, without those that would steer a terminal."""
+    shown = text if len(text) <= _HEAD + _TAIL else f"{text[:_HEAD]} … {text[-_TAIL:]}"
+    return "".join(letter if letter == "\n" or letter.isprintable() else "�" for letter in shown)
+
+
+def _quoted(text: str) -> list[str]:
+    # Indented, not fenced: no completion can end an indented block.
+    return [f"    {line}" for line in _excerpt(text).split("\n")]
+
+
+def _number(cell: str | int | float) -> str:
+    if isinstance(cell, str):
+        return cell
+    return f"{cell:,}" if isinstance(cell, int) else f"{cell:,.3g}"
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

@@ -1,0 +1,142 @@
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from grpo.config import ModelConfig, UserError
+from grpo.models import load_tokenizer, resolve
+
+
+def no_examples():
+    raise AssertionError("only the tiny model asks for examples")
+
+
+def refusal(**config):
+    with pytest.raises(UserError) as caught:
+        resolve(ModelConfig(**config), no_examples)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    save_file({"w": torch.zeros(8)}, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def test_a_directory_is_used_as_it_is(checkpoint):
+    assert resolve(ModelConfig(path=str(checkpoint)), no_examples) == checkpoint
+
+
+def test_a_relative_directory_becomes_absolute(checkpoint, monkeypatch):
+    monkeypatch.chdir(checkpoint.parent)
+    assert resolve(ModelConfig(path=checkpoint.name), no_examples) == checkpoint
+
+
+def test_a_directory_of_shards_is_complete_when_every_shard_is_there(checkpoint):
+    (checkpoint / "model.safetensors").rename(checkpoint / "a.safetensors")
+    index = checkpoint / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"w": "a.safetensors"}}))
+    assert resolve(ModelConfig(path=str(checkpoint)), no_examples) == checkpoint
+    index.write_text(json.dumps({"weight_map": {"w": "a.safetensors", "v": "b.safetensors"}}))
+    assert "has no b.safetensors" in refusal(path=str(checkpoint))
+    index.write_text("{")
+    assert "damaged model.safetensors.index.json" in refusal(path=str(checkpoint))
+
+
+def test_a_directory_without_configuration_is_refused(checkpoint):
+    (checkpoint / "config.json").unlink()
+    assert "has no config.json" in refusal(path=str(checkpoint))
+
+
+def test_a_directory_without_weights_is_refused(checkpoint):
+    (checkpoint / "model.safetensors").unlink()
+    assert "has no model.safetensors" in refusal(path=str(checkpoint))
+
+
+def test_cut_off_weights_are_refused(checkpoint):
+    whole = (checkpoint / "model.safetensors").read_bytes()
+    (checkpoint / "model.safetensors").write_bytes(whole[:-1])
+    assert "damaged model.safetensors: copy it again" in refusal(path=str(checkpoint))
+
+
+def test_an_empty_path_is_refused():
+    assert "model.path is empty" in refusal(path="")
+
+
+def test_an_unknown_source_is_refused():
+    assert refusal(source="smollm") == "model.source=smollm is unknown: use huggingface, smollm2 or tiny"
+
+
+def test_a_path_that_can_be_no_hub_name_is_called_missing():
+    assert "there is no such directory" in refusal(path="runs/none/export")
+
+
+def in_a_process_offline(path, hub_cache):
+    """The line that a person offline reads; huggingface_hub reads the variables at import only."""
+    program = (
+        "from grpo.config import ModelConfig, UserError\n"
+        "from grpo.models import resolve\n"
+        "try: print(resolve(ModelConfig(path={!r}), list))\n"
+        "except UserError as error: print(error)\n"
+    ).format(path)
+    environment = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(hub_cache), "PYTHONPATH": ":".join(sys.path)}
+    return subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_offline_a_hub_name_outside_the_hub_cache_is_one_line(tmp_path):
+    line = in_a_process_offline("someone/some-model", tmp_path)
+    assert line.startswith("model.path=someone/some-model: neither a directory here nor in the hub's cache")
+    assert line.count("\n") == 1
+
+
+def test_offline_a_hub_name_in_the_hub_cache_is_its_snapshot(tmp_path):
+    repository = tmp_path / "models--someone--some-model"
+    snapshot = repository / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("a" * 40)
+    (snapshot / "config.json").write_text("{}")
+    save_file({"w": torch.zeros(8)}, snapshot / "model.safetensors")
+    assert in_a_process_offline("someone/some-model", tmp_path) == f"{snapshot}\n"
+
+
+def test_the_tiny_model_is_warmed_up_on_the_examples_and_cached(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRPO_CACHE", str(tmp_path))
+    config = ModelConfig(source="tiny")
+    ones = resolve(config, lambda: [["1 + 1 =", "2"]])
+    written = (ones / "model.safetensors").stat().st_mtime_ns
+    assert resolve(config, lambda: [["1 + 1 =", "2"]]) == ones
+    assert (ones / "model.safetensors").stat().st_mtime_ns == written
+    assert resolve(config, lambda: [["1 + 2 =", "3"]]) != ones
+    tokenizer = load_tokenizer(ones, config)
+    assert tokenizer.decode(tokenizer.encode("1 + 1 =")) == "1 + 1 ="
+
+
+def test_a_directory_without_tokenizer_is_one_line(checkpoint):
+    with pytest.raises(UserError, match="cannot load the tokenizer of .*: save one there with save_pretrained") as caught:
+        load_tokenizer(checkpoint, ModelConfig())
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_with_code_of_its_own_asks_for_trust(checkpoint):
+    (checkpoint / "config.json").write_text(json.dumps({"auto_map": {"AutoConfig": "own.Config"}, "model_type": "own"}))
+    (checkpoint / "tokenizer_config.json").write_text(
+        json.dumps({"auto_map": {"AutoTokenizer": ["own.Tokenizer", None]}, "tokenizer_class": "OwnTokenizer"})
+    )
+    with pytest.raises(UserError, match="set model.trust_remote_code=true"):
+        load_tokenizer(checkpoint, ModelConfig())
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    program = "import sys, grpo.models; print(sorted({'torch', 'transformers', 'tokenizers'} & set(sys.modules)))"
+    output = subprocess.run(
+        [sys.executable, "-c", program], env={"PYTHONPATH": ":".join(sys.path)}, capture_output=True, text=True, check=True
+    ).stdout
+    assert output == "[]\n"
