@@ -39,6 +39,8 @@ CHOICES = {
     "device": ("auto", "cpu", "cuda"),
 }
 
+PATHS = {"file": "file", "hub": "data set on the hub", "reasoning_gym": "generator"}
+
 POSITIVE = (
     "num_steps",
     "dynamics.group_size",
@@ -77,6 +79,11 @@ def validate_evaluation(config: TrainConfig) -> None:
         _require(value_at(config, path) > 0, f"{path}={value_at(config, path)} must be above 0")
     _check_lengths(config)
     _require(bool(config.task.reward.parts), "task.reward.parts is empty: name a reward, for example {math: 1.0}")
+    data = config.task.data
+    _require(
+        data.source == "arithmetic" or bool(data.path),
+        f"task.data.path is empty: name the {PATHS.get(data.source)} that task={config.task.name} reads",
+    )
     evaluation = config.evaluation
     _require(
         all(1 <= k <= evaluation.samples_per_problem for k in evaluation.pass_at),

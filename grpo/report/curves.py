@@ -34,7 +34,7 @@ _WINDOW_FRACTION = 0.1
 # Metric, title: the small panels, in order. Fractions are drawn from 0 to 1.
 _PANELS = (
     ("groups/silent_fraction", "silent groups (fraction)"),
-    ("policy/entropy", "policy entropy (nats per token)"),
+    ("policy/entropy", "entropy (nats per token)"),
     ("completions/length_mean", "completion length (tokens)"),
 )
 
@@ -46,24 +46,30 @@ def plot_run(
     groups, entropy and length, into the PNG `path`.
 
     `metrics` and `evaluations` are the rows of metrics.jsonl and evaluations.jsonl. Dots are rounds; lines
-    are centred means over a tenth of them. `UserError` when there is nothing to draw.
+    are centred means over a tenth of them. What was not measured is left out. `UserError` without a round.
     """
-    if not metrics and not evaluations:
+    if not metrics:
         raise UserError("there is nothing to plot: the run has not finished its first round")
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
+    panels = [panel for panel in _PANELS if any(panel[0] in row for row in metrics)]
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=_SIZE_INCHES, dpi=_DOTS_PER_INCH, layout="constrained")
-        grid = figure.add_gridspec(2, len(_PANELS), height_ratios=[2.4, 1])
+        grid = figure.add_gridspec(2, max(1, len(panels)), height_ratios=[2.4, 1])
         top = figure.add_subplot(grid[0, :])
         _draw_rewards(top, metrics, evaluations)
-        for column, (name, title) in enumerate(_PANELS):
-            axes = figure.add_subplot(grid[1, column], sharex=top)
+        for column, (name, title) in enumerate(panels):
+            axes = figure.add_subplot(grid[1, column])
             _draw_curve(axes, metrics, name, _GREEN)
             axes.set_title(title)
+            axes.set_ylim(0, 1 if name.endswith("_fraction") else 1.1 * max(_series(metrics, name)[1]))
+        last_step = max(row["step"] for row in [*metrics, *evaluations])
+        for axes in figure.axes:
             axes.set_xlabel("optimizer step")
-            axes.set_ylim(bottom=0, top=1 if name.endswith("_fraction") else None)
+            axes.set_xlim(-0.02 * last_step, 1.02 * last_step)
+            axes.xaxis.set_major_locator(MaxNLocator(10 if axes is top else 4, integer=True))
         figure.savefig(path)
 
 
@@ -100,11 +106,10 @@ def _draw_rewards(
             label=f"held-out pass@1, 95 % interval ({evaluations[-1]['problems']} problems)",
             zorder=3,
         )
-    axes.set_xlabel("optimizer step")
     axes.set_ylabel("pass rate, reward")
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]), top=max(1.0, axes.get_ylim()[1]))
     if axes.has_data():
-        axes.legend(loc="best")
+        axes.legend()
 
 
 def _draw_curve(
@@ -113,7 +118,7 @@ def _draw_curve(
     steps, values = _series(metrics, name)
     if steps:
         window = max(1, round(_WINDOW_FRACTION * len(values)))
-        axes.plot(steps, values, ".", color=color, alpha=0.3, markersize=4, markeredgewidth=0)
+        axes.plot(steps, values, ".", color=color, alpha=0.4, markersize=4, markeredgewidth=0)
         axes.plot(steps, smooth(values, window), color=color, linewidth=1.8, label=label or None)
 
 

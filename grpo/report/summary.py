@@ -60,7 +60,7 @@ def samples_table(
 def facts_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str | int | float]]) -> Table:
     """A small table of numbers, like the batch table or the memory estimate: names left, numbers right.
 
-    ``header`` names the columns; whole numbers get thousands separators, others three significant digits.
+    `header` names the columns; whole numbers get thousands separators, others two decimals.
     """
     table = Table(title=title, title_justify="left")
     for index, name in enumerate(header):
@@ -82,8 +82,7 @@ def write_markdown(
     link = Path(os.path.relpath(image, Path(path).parent)).as_posix()
     lines += ["", f"![Reward, pass rate and held-out evaluations over optimizer steps](<{link}>)", ""]
     lines += [f"## The first {num_samples} problems", ""]
-    pairs = _pairs(before["per_problem"][:num_samples], after["per_problem"])
-    for old, new in pairs:
+    for old, new in _pairs(before["per_problem"][:num_samples], after["per_problem"]):
         lines += [f"### {old['problem_id']}", "", *_quoted(f"{old['question']}\n→ {old['answer']}")]
         lines += ["", f"Before, {_score(old)}:", "", *_quoted(old["completion"])]
         lines += ["", f"After, {_score(new)}:", "", *_quoted(new["completion"]), ""]
@@ -99,7 +98,7 @@ def _summary_rows(before: Evaluation, after: Evaluation) -> list[list[str]]:
         cells = [_percent(Interval(**side["pass@k"][k])) for side in (before, after)]
         rows.append([f"pass@{k}", *cells, _points(paired_difference(*rates))])
     old, new = before["truncated_fraction"], after["truncated_fraction"]
-    rows.append(["truncated", f"{old:.1%}", f"{new:.1%}", f"{100 * (new - old):+.1f} pp"])
+    rows.append(["truncated", f"{100 * old:.1f} %", f"{100 * new:.1f} %", f"{100 * (new - old):+.1f} pp"])
     old, new = before["mean_length"], after["mean_length"]
     rows.append(["mean length, tokens", f"{old:.0f}", f"{new:.0f}", f"{new - old:+.0f}"])
     return rows
@@ -127,7 +126,7 @@ def _pairs(
 def _conditions(evaluation: Evaluation) -> str:
     return (
         f"{evaluation['problems']} held-out problems × {evaluation['samples_per_problem']} samples, "
-        f"temperature {evaluation['temperature']:g}; 95 % intervals over problems, change paired by problem"
+        f"temperature {evaluation['temperature']:g}; 95 % intervals"
     )
 
 
@@ -157,7 +156,7 @@ def _quoted(text: str) -> list[str]:
 def _number(cell: str | int | float) -> str:
     if isinstance(cell, str):
         return cell
-    return f"{cell:,}" if isinstance(cell, int) else f"{cell:,.3g}"
+    return f"{cell:,}" if isinstance(cell, int) else f"{cell:,.2f}"
 
 
 def _markdown_row(cells: Sequence[str]) -> str:

@@ -1,0 +1,89 @@
+"""Every shipped experiment composes and validates; every wrong key or value is one clear line."""
+
+import pytest
+
+from grpo.config import UserError
+from grpo.config.hydra import compose_config, config_directory
+from grpo.config.validate import differences, validate
+
+EXPERIMENTS = sorted(path.stem for path in (config_directory() / "experiment").glob("*.yaml"))
+NEEDS_DATA = {"smollm2_mawps": ["task.data.path=problems.jsonl"]}
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+@pytest.mark.parametrize("world_size", [1, 8])
+def test_every_experiment_composes_and_validates_for_one_and_eight_ranks(experiment, world_size):
+    config = compose_config([f"experiment={experiment}", *NEEDS_DATA.get(experiment, [])])
+    validate(config, world_size)
+
+
+@pytest.mark.parametrize("group", ["normalization", "objective", "learner", "rollout", "tracking", "dynamics"])
+def test_every_choice_of_every_group_composes(group):
+    for choice in sorted(path.stem for path in (config_directory() / group).glob("*.yaml")):
+        validate(compose_config([f"{group}={choice}"]))
+
+
+def test_the_dial_is_set_by_name_and_by_number():
+    assert compose_config(["normalization=grpo"]).normalization.exponent == 1.0
+    assert compose_config(["normalization=dr_grpo"]).normalization.exponent == 0.0
+    dapo = compose_config(["normalization=dapo"])
+    assert (dapo.normalization.exponent, dapo.rollout.refill.enabled) == (1.0, True)
+    assert compose_config(["normalization=dial", "normalization.exponent=0.5"]).normalization.exponent == 0.5
+    assert compose_config(["objective=dr_grpo", "rollout.sampling.max_tokens=77"]).objective.aggregation.constant_length == 77
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["foo=1"], "unknown config key foo"),
+        (["learner.learning_rates=1"], "unknown config key learner.learning_rates; did you mean learner.learning_rate?"),
+        (["experiment=nope"], "Could not find 'experiment/nope'"),
+        (["learner.learning_rate=abc"], "abc"),
+        (["task=mawps"], "task.data.path"),
+    ],
+)
+def test_wrong_keys_and_values_are_one_line_that_names_them(overrides, message):
+    with pytest.raises(UserError) as error:
+        validate(compose_config(overrides))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("normalization.scope=bach", "normalization.scope='bach' is none of group | batch"),
+        ("dynamics.group_size=0", "dynamics.group_size=0 must be above 0"),
+        ("dynamics.group_size=1", "leaves every advantage zero"),
+        ("dynamics.prompts_per_step=12", "does not divide by the 8 learner ranks: use 8 or 16"),
+        ("rollout.sampling.max_tokens=4000", "raise model.max_length"),
+        ("evaluation.pass_at=[8]", "evaluation.samples_per_problem"),
+        ("objective.dual_clip=0.5", "must be 0 (off) or above 1"),
+        ("objective.aggregation.level=constant", "needs objective.aggregation.constant_length"),
+        ("task.data.held_out_fraction=1.5", "must lie in [0, 1)"),
+        ("checkpoint.resume=true", "nothing to resume"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(override, message, tmp_path):
+    config = compose_config([override, f"output_dir={tmp_path}"])
+    with pytest.raises(UserError, match=r".") as error:
+        validate(config, world_size=8)
+    assert message in str(error.value)
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(UserError, match="already holds a run"):
+        validate(compose_config([f"output_dir={tmp_path}"]))
+
+
+def test_top_p_without_correction_is_refused():
+    uncorrected = ["rollout.sampling.top_p=0.9", "objective.correction.level=none"]
+    with pytest.raises(UserError, match="another distribution"):
+        validate(compose_config(uncorrected))
+    validate(compose_config(uncorrected[:1]))
+
+
+def test_differences_name_the_leaves_that_changed():
+    old, new = compose_config([]), compose_config(["learner.learning_rate=2e-6", "seed=4"])
+    assert sorted(differences(old, new)) == [("learner.learning_rate", 1e-6, 2e-6), ("seed", 0, 4)]

@@ -1,0 +1,171 @@
+"""Real vLLM and transformers samplers against the learner: same tokens, same log-probabilities."""
+
+import pytest
+import torch
+
+from grpo.algorithm.batches import BatchMaker
+from grpo.config import SamplingConfig, TrainConfig, UserError
+from grpo.types import Grade, Problem, Prompt, RoundPlan, ScoredGroup
+from grpo.weight_sync.in_process import InProcessSync, WeightSyncError
+from tests.learner.models import tiny_llama, tiny_tokenizer
+
+TEMPERATURE = 0.7
+DEVICE = torch.device("cpu")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def config():
+    value = TrainConfig()
+    value.learner.precision = value.rollout.precision = "float32"
+    value.learner.learning_rate = 1e-2
+    value.model.max_length = 64
+    value.rollout.kv_cache_gib = 0.0625
+    value.rollout.sampling = SamplingConfig(temperature=TEMPERATURE, max_tokens=12)
+    return value
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    directory = tiny_llama(tmp_path_factory.mktemp("model"), tied=True)
+    tiny_tokenizer().save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def learner(config, model):
+    from grpo.learner.engine import init_distributed
+    from grpo.learner.learner import DeepSpeedLearner
+
+    init_distributed(DEVICE, 300)
+    return DeepSpeedLearner(config, model, DEVICE)
+
+
+@pytest.fixture(scope="module")
+def vllm_sampler(config, model):
+    from grpo.rollout.vllm_sampler import VllmSampler
+
+    return VllmSampler(config, model, tiny_tokenizer(), DEVICE)
+
+
+@pytest.fixture(scope="module")
+def transformers_sampler(config, model):
+    from grpo.rollout.transformers_sampler import TransformersSampler
+
+    return TransformersSampler(config, model, tiny_tokenizer(), DEVICE)
+
+
+@pytest.fixture(params=["vllm", "transformers"])
+def sampler(request):
+    return request.getfixturevalue(f"{request.param}_sampler")
+
+
+def prompts(count=5):
+    generator = torch.Generator().manual_seed(1)
+    lengths = [3, 40, 7, 33, 18][:count]
+    return [
+        Prompt(Problem(f"p{index}", "q", "a"), tuple(torch.randint(3, 64, (length,), generator=generator).tolist()))
+        for index, length in enumerate(lengths)
+    ]
+
+
+def scored(groups):
+    grades = [tuple(Grade(float(i % 2), i % 2 == 1, {}) for i in range(len(g.completions))) for g in groups]
+    return [ScoredGroup(g, each, (True,) * len(each)) for g, each in zip(groups, grades, strict=True)]
+
+
+def largest_mismatch(learner, groups):
+    plan = RoundPlan(4, 2, 5)
+    learner_logprobs = learner._logprobs(scored(groups), learner._current)
+    assert plan.refresh_interval == 2
+    return max(
+        (torch.tensor(completion.sampler_logprobs) - logprobs).abs().max().item()
+        for group, per_group in zip(groups, learner_logprobs, strict=True)
+        for completion, logprobs in zip(group.completions, per_group, strict=True)
+    )
+
+
+def test_sampler_and_learner_logprobs_agree_before_and_after_a_step(config, learner, sampler):
+    sync = InProcessSync(max_mismatch=0.5)
+    sync.refresh(learner, sampler)
+    groups = sampler.generate(prompts(), 4)
+    assert largest_mismatch(learner, groups) < 1e-4
+    make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
+    plan = RoundPlan(4, 1, 5)
+    report = learner.step(make(learner.evaluate(scored(groups), plan), plan)[0])
+    sync.check(report)
+    assert report.means["mismatch/mean_abs"].value < 1e-5
+    assert largest_mismatch(learner, groups) > 1e-2, "the step did not change the policy: the test shows nothing"
+    sync.refresh(learner, sampler)
+    assert sampler.policy_version == learner.num_steps
+    assert largest_mismatch(learner, sampler.generate(prompts(), 4)) < 1e-4
+
+
+def test_samples_repeat_by_prompt_sample_and_version_whatever_else_is_in_the_batch(sampler):
+    together = sampler.generate(prompts(), 4)
+    alone = sampler.generate(prompts()[1:2], 2)
+    assert [c.token_ids for c in alone[0].completions] == [c.token_ids for c in together[1].completions[:2]]
+    assert len({c.token_ids for c in together[1].completions}) > 1
+    version = sampler.policy_version
+    sampler.finish_weights(version + 1)
+    other = sampler.generate(prompts(), 4)
+    sampler.finish_weights(version)
+    assert [c.token_ids for c in other[1].completions] != [c.token_ids for c in together[1].completions]
+
+
+def test_completions_end_at_the_end_token_or_are_truncated(sampler):
+    completions = [c for group in sampler.generate(prompts(), 8) for c in group.completions]
+    assert {c.truncated for c in completions} == {True, False}
+    for completion in completions:
+        assert len(completion.token_ids) == len(completion.sampler_logprobs)
+        assert (completion.token_ids[-1] == 2) != completion.truncated
+        assert 2 not in completion.token_ids[:-1]
+
+
+def test_greedy_sampling_takes_the_most_likely_token(learner, sampler, model):
+    from transformers import AutoModelForCausalLM
+
+    sampler_of_start = sampler
+    InProcessSync(0.5).refresh(learner, sampler_of_start)
+    group = sampler_of_start.generate(prompts(1), 1, SamplingConfig(temperature=0.0, max_tokens=5))[0]
+    weights = {name: tensor for bucket in learner.weight_buckets() for name, tensor in bucket}
+    language_model = AutoModelForCausalLM.from_pretrained(model)
+    language_model.load_state_dict(weights, strict=False)
+    ids = list(group.prompt.token_ids)
+    for token in group.completions[0].token_ids:
+        assert language_model(torch.tensor([ids])).logits[0, -1].argmax().item() == token
+        ids.append(token)
+
+
+def test_a_corrupted_transfer_is_caught_and_names_the_tensor_group(learner, sampler):
+    class Corrupting:
+        """The sampler, with one bit of one weight flipped on the way."""
+
+        def __getattr__(self, name):
+            return getattr(sampler, name)
+
+        def load_weights(self, bucket):
+            broken = [(name, tensor.clone()) for name, tensor in bucket]
+            for name, tensor in broken:
+                if "layers.1.mlp.up_proj" in name:
+                    tensor.view(torch.int32)[3, 5] ^= 1
+            sampler.load_weights(broken)
+
+    with pytest.raises(WeightSyncError, match="layer 1"):
+        InProcessSync(0.5).refresh(learner, Corrupting())
+    InProcessSync(0.5).refresh(learner, sampler)
+
+
+def test_a_sampler_that_drifted_away_stops_the_run(config, learner, vllm_sampler):
+    groups = vllm_sampler.generate(prompts(), 4)
+    make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
+    plan = RoundPlan(4, 1, 5)
+    report = learner.step(make(learner.evaluate(scored(groups), plan), plan)[0])
+    strict = InProcessSync(max_mismatch=0.0)
+    with pytest.raises(WeightSyncError, match="disagree by"):
+        strict.check(report)
+
+
+def test_transformers_sampler_refuses_what_it_cannot_do(transformers_sampler):
+    with pytest.raises(UserError, match="use rollout.engine=vllm"):
+        transformers_sampler.generate(prompts(), 1, SamplingConfig(top_p=0.9))
