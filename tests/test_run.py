@@ -134,8 +134,8 @@ def test_a_hang_is_ended_by_its_deadline_with_the_culprit_named(place, phase, ke
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["model=huggingface", "model.path=/nowhere/model"], "model.path"),
-        (["task=file", "task.data.path=/nowhere/problems.jsonl"], "/nowhere/problems.jsonl"),
+        (["model=huggingface", "model.path=/nowhere/model", "model.max_length=64"], "model.path"),
+        (["task=file", "task.data.path=/nowhere/problems.jsonl", "task.prompt.max_tokens=24"], "/nowhere/problems.jsonl"),
         (["device=cuda"], "device=cuda"),
         (["learner.zero_stages=1"], "did you mean learner.zero_stage?"),
     ],

@@ -7,4 +7,4 @@ def overlong_penalty(length: int, max_length: int, buffer: int) -> float:
     >>> [overlong_penalty(length, 20, 8) for length in (12, 14, 20, 21)]
     [0.0, -0.25, -1.0, -1.0]
     """
-    return -min(1.0, max(0, length - (max_length - buffer)) / buffer)
+    return max(-1.0, min(0.0, (max_length - buffer - length) / buffer))

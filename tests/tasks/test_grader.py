@@ -80,7 +80,7 @@ def test_hostile_formulas_are_graded_or_cut_off():
         "\\boxed{\ud800}",
         r"\boxed{5}",
     ]
-    with GraderPool(RewardConfig(timeout_seconds=1.0)) as pool:
+    with GraderPool(RewardConfig(parts={"math": 1.0}, timeout_seconds=1.0)) as pool:
         grades = pool.grade([(text, "5", {}) for text in texts])
     assert [grade.parts["math"] for grade in grades] == [0.0, 0.0, 0.0, 0.0, 1.0]
     assert grades[0].outcome == "timed_out"
@@ -116,7 +116,7 @@ def test_busy_workers_die_with_their_parent(tmp_path):
 
 def test_a_memory_cap_too_small_to_start_with_is_one_line():
     with pytest.raises(UserError, match="is task.reward.memory_gib too small"):
-        GraderPool(RewardConfig(memory_gib=0.01))
+        GraderPool(RewardConfig(parts={"exact": 1.0}, memory_gib=0.01))
 
 
 def test_importing_the_package_stays_light():

@@ -99,7 +99,7 @@ def test_a_function_is_imported_by_its_path(custom_rewards):
         ({"parts": {"os:sep": 1.0}}, "is not callable"),
         ({"parts": {"format": 1.0}}, "needs task.reward.format_pattern"),
         ({"parts": {"format": 1.0}, "format_pattern": "("}, "is no regular expression"),
-        ({"extract": "last"}, "choose one of boxed, tag, last_number, last_line, all"),
+        ({"parts": {"exact": 1.0}, "extract": "last"}, "choose one of boxed, tag, last_number, last_line, all"),
     ],
 )
 def test_a_reward_that_cannot_be_built_is_one_line(settings, message):
