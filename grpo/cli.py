@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -30,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"grpo: unknown command {command!r}; there are: {', '.join(COMMANDS)}", file=sys.stderr)
         return WRONG_USE
     environment.prepare()
+    # As `python -m` does: a reward function may stand in a module of the folder that one works in.
+    sys.path.insert(0, os.getcwd())
     try:
         return COMMANDS[command](arguments)
     except UserError as error:

@@ -22,7 +22,7 @@ from grpo.config.engines import (
 )
 from grpo.config.errors import UserError
 from grpo.config.run import CheckpointConfig, DynamicsConfig, EvaluationConfig, TrackingConfig, TrainConfig
-from grpo.config.task import DataConfig, PromptConfig, RewardConfig, TaskConfig
+from grpo.config.task import DataConfig, PromptConfig, RewardConfig, RewardPartConfig, TaskConfig
 
 __all__ = [
     "AggregationConfig",
@@ -40,6 +40,7 @@ __all__ = [
     "PromptConfig",
     "RefillConfig",
     "RewardConfig",
+    "RewardPartConfig",
     "RolloutConfig",
     "SamplingConfig",
     "TaskConfig",

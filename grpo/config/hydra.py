@@ -48,14 +48,15 @@ def to_config(composed: DictConfig) -> TrainConfig:
 def _one_line(error: Exception) -> str:
     """Hydra's message without its advice on debugging, with the nearest key there is."""
     text = str(error) if error.__cause__ is None else f"{error}: {error.__cause__}"
-    unknown = re.search(r"Could not override '([^']+)'", text) or re.search(r"Key '([^']+)' not in", text)
-    if unknown:
-        near = difflib.get_close_matches(unknown.group(1), list(_paths(TrainConfig())), n=1, cutoff=0.5)
+    unknown = re.search(r"Could not override '([^']+)'", text)
+    known = _paths(TrainConfig())
+    if unknown and unknown.group(1) not in known:
+        near = difflib.get_close_matches(unknown.group(1), known, n=1, cutoff=0.5)
         hint = f"; did you mean {near[0]}?" if near else ""
         return f"unknown config key {unknown.group(1)}{hint}"
     text = text.split("Config search path")[0].split("See https")[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    kept = [line for line in lines if not line.startswith(("Set the env", "To append", "full_key:", "object_type="))]
+    kept = [line for line in lines if not line.startswith(("Set the env", "To append", "full_key:", "object_type=", "reference_type="))]
     key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key:")), "")
     return " ".join(kept) + (f" (key: {key})" if key and key not in text.splitlines()[0] else "")
 

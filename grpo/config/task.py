@@ -50,13 +50,19 @@ class PromptConfig:
 
 
 @dataclass(kw_only=True)
+class RewardPartConfig:
+    # math | exact | number | reasoning_gym | format, or an import path "package.module:function" of a
+    # function that takes (completion, answer, metadata) and gives a float.
+    name: str = ""
+    weight: float = 1.0
+
+
+@dataclass(kw_only=True)
 class RewardConfig:
     """How a completion becomes a number, see `grpo.tasks.rewards`."""
 
-    # Weight of each part, e.g. {math: 1.0, format: 0.1}. Names: math | exact | number | reasoning_gym |
-    # format | or an import path "package.module:function" taking (completion, answer, metadata) → float.
-    # The default is empty because Hydra merges dictionaries: a default part would stay in every task.
-    parts: dict[str, float] = field(default_factory=dict)
+    # What the reward is a weighted sum of, e.g. [{name: math}, {name: format, weight: 0.1}].
+    parts: list[RewardPartConfig] = field(default_factory=list)
     # Where the answer stands in a completion: boxed | tag | last_number | last_line | all.
     extract: str = "boxed"
     # A completion is correct when its first part reaches this.
@@ -73,6 +79,11 @@ class RewardConfig:
     workers: int = 1
     timeout_seconds: float = 5.0
     memory_gib: float = 4.0
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Weight by the part's name, in the order given."""
+        return {part.name: part.weight for part in self.parts}
 
 
 @dataclass(kw_only=True)

@@ -78,7 +78,7 @@ def validate_evaluation(config: TrainConfig) -> None:
     for path in POSITIVE:
         _require(value_at(config, path) > 0, f"{path}={value_at(config, path)} must be above 0")
     _check_lengths(config)
-    _require(bool(config.task.reward.parts), "task.reward.parts is empty: name a reward, for example {math: 1.0}")
+    _require(bool(config.task.reward.parts), "task.reward.parts is empty: name a reward, for example [{name: math}]")
     data = config.task.data
     _require(
         data.source == "arithmetic" or bool(data.path),

@@ -63,8 +63,8 @@ class GraderPool:
     def __init__(self, reward: RewardConfig) -> None:
         build_parts(reward)
         self._reward = reward
-        self._failed = RawGrade(dict.fromkeys(reward.parts, 0.0), "failed")
-        self._timed_out = RawGrade(dict.fromkeys(reward.parts, 0.0), "timed_out")
+        self._failed = RawGrade(dict.fromkeys(reward.weights, 0.0), "failed")
+        self._timed_out = RawGrade(dict.fromkeys(reward.weights, 0.0), "timed_out")
         self._warned: set[str] = set()
         self._start()
 

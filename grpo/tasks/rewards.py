@@ -120,16 +120,16 @@ REWARDS: dict[str, Callable[[RewardConfig], RewardPart]] = {
 
 
 def build_parts(config: RewardConfig) -> dict[str, RewardPart]:
-    """The functions that `config.parts` names, in its order; imports what they need.
+    """The functions that `config.weights` names, in its order; imports what they need.
 
     Raises `UserError` for an unknown name, an import path that leads to nothing callable, an unknown
     way to extract, and a missing or wrong `format_pattern`.
     """
-    if not config.parts:
-        raise UserError("task.reward.parts is empty; name at least one part, e.g. {math: 1.0}.")
+    if not config.weights:
+        raise UserError("task.reward.parts is empty; name at least one part, e.g. [{name: math}].")
     if config.extract not in EXTRACTORS:
         raise UserError(f"task.reward.extract is {config.extract!r}; choose one of {', '.join(EXTRACTORS)}.")
-    return {name: REWARDS[name](config) if name in REWARDS else _imported(name) for name in config.parts}
+    return {name: REWARDS[name](config) if name in REWARDS else _imported(name) for name in config.weights}
 
 
 def _imported(path: str) -> RewardPart:

@@ -92,9 +92,9 @@ class VerifiableTask:
     def _grade(self, completion: Completion, raw: RawGrade) -> Grade:
         """The penalty comes after the sign: in DAPO it lowers a reward that is −1 or 1 already."""
         config = self._reward
-        total = math.fsum(weight * raw.parts[name] for name, weight in config.parts.items())
+        total = math.fsum(weight * raw.parts[name] for name, weight in config.weights.items())
         reward = 2.0 * total - 1.0 if config.signed else total
-        correct = raw.outcome == "graded" and raw.parts[next(iter(config.parts))] >= config.correct_at
+        correct = raw.outcome == "graded" and raw.parts[next(iter(config.weights))] >= config.correct_at
         if config.overlong != "soft":
             return Grade(reward, correct, raw.parts, raw.outcome)
         penalty = overlong_penalty(len(completion.token_ids), self._max_tokens, config.overlong_buffer)

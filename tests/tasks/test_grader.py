@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.config import RewardConfig, UserError
+from grpo.config import RewardConfig, RewardPartConfig, UserError
 from grpo.tasks.grader import GraderPool
 
 
@@ -23,7 +23,7 @@ def worker_pid(pool):
 @pytest.fixture(scope="module")
 def obeying(custom_rewards):
     """A pool whose reward does what the completion says."""
-    reward = RewardConfig(parts={f"{custom_rewards}:obey": 1.0}, timeout_seconds=1.0, memory_gib=2.0)
+    reward = RewardConfig(parts=[RewardPartConfig(name=f"{custom_rewards}:obey")], timeout_seconds=1.0, memory_gib=2.0)
     with GraderPool(reward) as pool:
         yield pool, f"{custom_rewards}:obey"
 
@@ -80,7 +80,7 @@ def test_hostile_formulas_are_graded_or_cut_off():
         "\\boxed{\ud800}",
         r"\boxed{5}",
     ]
-    with GraderPool(RewardConfig(parts={"math": 1.0}, timeout_seconds=1.0)) as pool:
+    with GraderPool(RewardConfig(parts=[RewardPartConfig(name="math")], timeout_seconds=1.0)) as pool:
         grades = pool.grade([(text, "5", {}) for text in texts])
     assert [grade.parts["math"] for grade in grades] == [0.0, 0.0, 0.0, 0.0, 1.0]
     assert grades[0].outcome == "timed_out"
@@ -91,10 +91,10 @@ def test_busy_workers_die_with_their_parent(tmp_path):
     script = tmp_path / "parent.py"
     script.write_text(
         "import os, sys, time\n"
-        "from grpo.config import RewardConfig\n"
+        "from grpo.config import RewardConfig, RewardPartConfig\n"
         "from grpo.tasks.grader import GraderPool\n"
         "if __name__ == '__main__':\n"
-        "    pool = GraderPool(RewardConfig(parts={'exact': 1.0}))\n"
+        "    pool = GraderPool(RewardConfig(parts=[RewardPartConfig(name='exact')]))\n"
         "    pid = pool._pool.schedule(os.getpid).result()\n"
         "    busy = pool._pool.schedule(sum, args=(range(10**12),))\n"
         "    while not busy.running(): time.sleep(0.01)\n"
@@ -116,7 +116,7 @@ def test_busy_workers_die_with_their_parent(tmp_path):
 
 def test_a_memory_cap_too_small_to_start_with_is_one_line():
     with pytest.raises(UserError, match="is task.reward.memory_gib too small"):
-        GraderPool(RewardConfig(parts={"exact": 1.0}, memory_gib=0.01))
+        GraderPool(RewardConfig(parts=[RewardPartConfig(name="math")], memory_gib=0.01))
 
 
 def test_importing_the_package_stays_light():

@@ -1,11 +1,11 @@
 import pytest
 
-from grpo.config import RewardConfig, UserError
+from grpo.config import RewardConfig, RewardPartConfig, UserError
 from grpo.tasks.rewards import build_parts, exact, number
 
 
 def part(name, **settings):
-    return build_parts(RewardConfig(parts={name: 1.0}, **settings))[name]
+    return build_parts(RewardConfig(parts=[RewardPartConfig(name=name)], **settings))[name]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_format_wants_its_pattern_in_the_completion():
 
 
 def test_parts_keep_the_order_of_the_config():
-    parts = build_parts(RewardConfig(parts={"number": 0.5, "exact": 1.0, "math": 2.0}))
+    parts = build_parts(RewardConfig(parts=[RewardPartConfig(name=name) for name in ("number", "exact", "math")]))
     assert list(parts) == ["number", "exact", "math"]
 
 
@@ -92,14 +92,14 @@ def test_a_function_is_imported_by_its_path(custom_rewards):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"parts": {}}, "name at least one part"),
-        ({"parts": {"maths": 1.0}}, "unknown part 'maths'; choose from math, exact, number, reasoning_gym, format"),
-        ({"parts": {"no_such_module:f": 1.0}}, "cannot import 'no_such_module:f': ModuleNotFoundError"),
-        ({"parts": {"os:no_such_function": 1.0}}, "cannot import 'os:no_such_function': AttributeError"),
-        ({"parts": {"os:sep": 1.0}}, "is not callable"),
-        ({"parts": {"format": 1.0}}, "needs task.reward.format_pattern"),
-        ({"parts": {"format": 1.0}, "format_pattern": "("}, "is no regular expression"),
-        ({"parts": {"exact": 1.0}, "extract": "last"}, "choose one of boxed, tag, last_number, last_line, all"),
+        ({"parts": []}, "name at least one part"),
+        ({"parts": [RewardPartConfig(name="maths")]}, "unknown part 'maths'; choose from math, exact, number, reasoning_gym, format"),
+        ({"parts": [RewardPartConfig(name="no_such_module:f")]}, "cannot import 'no_such_module:f': ModuleNotFoundError"),
+        ({"parts": [RewardPartConfig(name="os:no_such_function")]}, "cannot import 'os:no_such_function': AttributeError"),
+        ({"parts": [RewardPartConfig(name="os:sep")]}, "is not callable"),
+        ({"parts": [RewardPartConfig(name="format")]}, "needs task.reward.format_pattern"),
+        ({"parts": [RewardPartConfig(name="format")], "format_pattern": "("}, "is no regular expression"),
+        ({"parts": [RewardPartConfig(name="exact")], "extract": "last"}, "choose one of boxed, tag, last_number, last_line, all"),
     ],
 )
 def test_a_reward_that_cannot_be_built_is_one_line(settings, message):

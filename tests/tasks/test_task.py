@@ -1,4 +1,4 @@
-from grpo.config import DataConfig, PromptConfig, RewardConfig, TaskConfig
+from grpo.config import DataConfig, PromptConfig, RewardConfig, RewardPartConfig, TaskConfig
 from grpo.tasks import build_task
 from grpo.types import Completion, Prompt, RolloutGroup
 
@@ -12,7 +12,7 @@ def group(prompt, *completions):
 
 
 def config(**reward):
-    settings = {"parts": {"number": 1.0}, "extract": "last_number", **reward}
+    settings = {"parts": [RewardPartConfig(name="number")], "extract": "last_number", **reward}
     return TaskConfig(
         data=DataConfig(source="arithmetic", held_out_fraction=0.2), reward=RewardConfig(**settings)
     )
@@ -23,7 +23,7 @@ def build(tokenizer, task_config, **settings):
 
 
 def test_the_reward_is_the_weighted_sum_of_its_parts(tokenizer):
-    reward = {"parts": {"number": 1.0, "format": 0.5}, "format_pattern": r"\.$"}
+    reward = {"parts": [RewardPartConfig(name="number"), RewardPartConfig(name="format", weight=0.5)], "format_pattern": r"\.$"}
     with build(tokenizer, config(**reward)) as task:
         (prompt,) = task.next_prompts(1)
         right, wrong = prompt.problem.answer, str(int(prompt.problem.answer) + 1)
@@ -59,7 +59,7 @@ def test_the_soft_penalty_is_a_part_added_after_the_sign(tokenizer):
 
 
 def test_an_answer_that_was_not_graded_has_no_reward_and_is_not_correct(tokenizer, custom_rewards):
-    reward = {"parts": {f"{custom_rewards}:obey": 1.0}, "timeout_seconds": 0.5, "correct_at": 0.0}
+    reward = {"parts": [RewardPartConfig(name=f"{custom_rewards}:obey")], "timeout_seconds": 0.5, "correct_at": 0.0}
     with build(tokenizer, config(**reward)) as task:
         (prompt,) = task.next_prompts(1)
         (scored,) = task.grade([group(prompt, completion("sleep"), completion("raise"), completion("other"))])
@@ -83,7 +83,7 @@ def test_training_never_asks_what_is_held_out(tokenizer):
 
 def test_a_generators_problems_are_graded_by_its_own_scorer(tokenizer):
     data = DataConfig(source="reasoning_gym", path="puzzle24", size=4, held_out_fraction=0.0)
-    reward = RewardConfig(parts={"reasoning_gym": 1.0}, extract="tag")
+    reward = RewardConfig(parts=[RewardPartConfig(name="reasoning_gym")], extract="tag")
     with build(tokenizer, TaskConfig(data=data, reward=reward)) as task:
         prompts = task.next_prompts(4)
         scored = task.grade([
@@ -100,7 +100,7 @@ def test_rows_and_prompts_left_out_are_told_and_never_asked(tokenizer, write_row
     task_config = TaskConfig(
         data=DataConfig(path=write_rows(rows), held_out_fraction=0.0),
         prompt=PromptConfig(max_tokens=100),
-        reward=RewardConfig(parts={"exact": 1.0}),
+        reward=RewardConfig(parts=[RewardPartConfig(name="exact")]),
     )
     with build(tokenizer, task_config) as task:
         asked = {prompt.problem.problem_id for prompt in task.next_prompts(20)}

@@ -1,0 +1,116 @@
+import torch
+
+from grpo.algorithm.batches import BatchMaker, split_steps
+from grpo.algorithm.packing import Row, Seedling, attention_mask, bins, pack, pad, plant
+from grpo.config import TrainConfig
+from grpo.types import Completion, EvaluatedGroup, Grade, Problem, Prompt, RolloutGroup, RoundPlan, ScoredGroup, Tree
+from tests.fakes import SingleRank
+
+
+def row(*tokens, advantage=0.0, weight=1.0):
+    return Row(Completion(tokens, tuple(-0.1 * token for token in tokens), "", False), advantage, weight)
+
+
+def test_a_shared_prompt_is_laid_out_once_and_positions_restart_after_it():
+    micro = pack([Seedling((10, 11, 12), (row(1, 2, 3), row(4), row(5, 6)))])
+    # A completion's last token predicts nothing, so it is a target and no input.
+    assert micro.token_ids.tolist() == [10, 11, 12, 1, 2, 5]
+    assert micro.position_ids.tolist() == [0, 1, 2, 3, 4, 3]
+    assert micro.targets.tolist() == [1, 2, 3, 4, 5, 6]
+    # First tokens are predicted by the prompt's last position, later ones by the token before.
+    assert micro.predictors.tolist() == [2, 3, 4, 2, 2, 5]
+    assert micro.sequence_index.tolist() == [0, 0, 0, 1, 2, 2]
+    assert micro.trees == (Tree(0, 3, (2, 0, 1)),)
+
+
+def test_a_completion_sees_the_prompt_and_itself_and_never_its_siblings():
+    mask = attention_mask(Tree(0, 2, (2, 1)))
+    assert mask.int().tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [1, 1, 1, 1, 0],
+        [1, 1, 0, 0, 1],
+    ]
+
+
+def test_padding_adds_positions_and_no_targets():
+    padded = pad([Seedling((10,), (row(1, 2, 3),)), Seedling((11,), (row(4),))])
+    micro = pack(padded)
+    assert micro.token_ids.tolist() == [10, 1, 2, 11, 0, 0]
+    assert micro.targets.tolist() == [1, 2, 3, 4]
+    assert micro.predictors.tolist() == [0, 1, 2, 3]
+
+
+def test_trees_split_at_the_budget_and_repeat_their_prompt():
+    rows = [row(1, 2, 3), row(4, 5, 6), row(7, 8, 9)]
+    trees = plant((10, 11), rows, "shared", budget=6)
+    assert [len(tree.rows) for tree in trees] == [2, 1]
+    assert [tree.length for tree in trees] == [6, 4]
+    assert [len(tree.rows) for tree in plant((10, 11), rows, "packed", budget=6)] == [1, 1, 1]
+
+
+def test_rows_are_filled_first_fit_decreasing_and_a_large_tree_stands_alone():
+    trees = [Seedling((0,) * length, (row(1),)) for length in (3, 12, 5, 4, 2)]
+    assert [[tree.length for tree in each] for each in bins(trees, 8)] == [[12], [5, 3], [4, 2]]
+
+
+def test_a_rank_without_work_computes_one_token_that_nothing_learns_from():
+    micro = pack([])
+    assert micro.token_ids.tolist() == [0]
+    assert micro.targets.numel() == micro.weights.numel() == 0
+
+
+def group(rewards, lengths, included=None):
+    completions = tuple(Completion(tuple(range(3, 3 + n)), (-1.0,) * n, "", False) for n in lengths)
+    rollout = RolloutGroup(Prompt(Problem("p", "q", "a"), (1, 2)), completions, 0)
+    grades = tuple(Grade(reward, reward == 1, {}) for reward in rewards)
+    return EvaluatedGroup(ScoredGroup(rollout, grades, tuple(included or [True] * len(rewards))))
+
+
+def make_batch(groups, **changes):
+    config = TrainConfig()
+    for path, value in changes.items():
+        room, name = path.split("__")
+        setattr(getattr(config, room), name, value)
+    make = BatchMaker(config.normalization, config.objective, config.learner, SingleRank())
+    [batch] = make(groups, RoundPlan(2, 1, len(groups)))
+    return batch
+
+
+def test_token_weights_add_up_to_one_over_kept_and_skipped_groups():
+    batch = make_batch([group([1, 0], [4, 2]), group([1, 1], [3, 5])])
+    [micro] = batch.micro_batches
+    # 14 tokens in the step; the silent group's 8 are counted and not computed.
+    assert micro.targets.numel() == 6
+    torch.testing.assert_close(micro.weights, torch.full((6,), 1 / 14))
+    assert micro.advantages.tolist() == [1.0] * 4 + [-1.0] * 2
+
+
+def test_masked_completions_shape_the_baseline_and_are_not_learned_from():
+    [micro] = make_batch([group([1, 0, 0], [4, 2, 3], [True, True, False])]).micro_batches
+    assert micro.targets.numel() == 6
+    torch.testing.assert_close(micro.weights, torch.full((6,), 1 / 6))
+    torch.testing.assert_close(micro.advantages[0].item(), 2 / 3 / (2 / 9) ** 0.5)
+
+
+def test_silent_groups_are_computed_when_an_entropy_term_needs_them():
+    [micro] = make_batch([group([1, 1], [3, 5])], objective__entropy_coefficient=0.01).micro_batches
+    assert micro.targets.numel() == 8
+
+
+def test_kl_in_the_reward_is_subtracted_before_normalization():
+    scored = group([1.0, 0.0], [2, 2]).scored
+    references = (torch.tensor([-1.5, -1.0]), torch.tensor([-1.0, -2.0]))
+    config = TrainConfig()
+    config.objective.kl.coefficient, config.objective.kl.place, config.objective.kl.estimator = 0.5, "reward", "k1"
+    config.normalization.exponent = 0.0
+    make = BatchMaker(config.normalization, config.objective, config.learner, SingleRank())
+    [batch] = make([EvaluatedGroup(scored, (), references)], RoundPlan(2, 1, 1))
+    # k1 sums: (−1 + 1.5) + 0 = 0.5 and 0 + 1 = 1: rewards 0.75 and −0.5, mean 0.125
+    assert batch.micro_batches[0].advantages.tolist() == [0.625, 0.625, -0.625, -0.625]
+
+
+def test_steps_share_a_round_evenly_and_in_order():
+    assert split_steps(list(range(7)), RoundPlan(2, 3, 3)) == [[0, 1], [2, 3, 4], [5, 6]]
+    assert split_steps([0], RoundPlan(2, 2, 1)) == [[], [0]]

@@ -1,0 +1,31 @@
+from grpo.measure import measure_round
+from grpo.rollout.collect import PlainCollector
+from grpo.telemetry import flatten
+from grpo.types import Mean, RoundPlan, StepReport
+from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank
+
+PLAN = RoundPlan(group_size=2, refresh_interval=2, prompts_per_step=2)
+
+
+def test_facts_of_a_round_by_hand():
+    task = ScriptedTask([(1, 0), (1, 1), (0, 0), (1, 0)])
+    collected = PlainCollector(task, ScriptedSampler()).collect(PLAN)
+    reports = [
+        StepReport(7, True, 2.0, 1e-5, {"policy/entropy": Mean(6.0, 4), "mismatch/weight": Mean(4.0, 4), "mismatch/weight_squared": Mean(5.0, 4)}),
+        StepReport(8, True, 4.0, 1e-5, {"policy/entropy": Mean(2.0, 4), "mismatch/weight": Mean(4.0, 4), "mismatch/weight_squared": Mean(5.0, 4)}),
+    ]
+    statistics = measure_round(3, PLAN, collected, reports, {"sample": 2.0}, SingleRank())
+    assert statistics.step == 8
+    assert statistics.reward_counts == {(1, 2): 2, (2, 2): 1, (0, 2): 1}
+    metrics = flatten(statistics)
+    assert metrics["reward/mean"] == metrics["pass_rate"] == metrics["reward/part/exact"] == 0.5
+    assert metrics["reward/std"] == 0.5
+    assert metrics["groups/silent_fraction"] == 0.5
+    assert metrics["groups/all_correct_fraction"] == metrics["groups/all_wrong_fraction"] == 0.25
+    assert metrics["completions/length_mean"] == 2.0
+    assert metrics["policy/sampler_entropy"] == 0.375
+    assert metrics["policy/entropy"] == 1.0
+    assert metrics["mismatch/ess_fraction"] == 0.8
+    assert metrics["learner/gradient_norm"] == 3.0
+    assert metrics["staleness/mean"] == 0.5
+    assert metrics["throughput/sample_tokens_per_second"] == 8.0
