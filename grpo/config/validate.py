@@ -59,6 +59,7 @@ POSITIVE = (
     "objective.correction.cap",
     "task.reward.workers",
     "task.reward.timeout_seconds",
+    "task.reward.memory_gib",
     "evaluation.samples_per_problem",
 )
 

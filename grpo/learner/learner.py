@@ -117,6 +117,9 @@ class DeepSpeedLearner:
             placed = to_device(micro, self._device)
             logprobs, entropies = self.engine(placed, self._temperature)
             loss, metrics = policy_loss(logprobs, entropies, placed, self._config.objective)
+            if not loss.isfinite():
+                # A NaN in one branch of a maximum can leave finite gradients; these say it to every rank.
+                loss = logprobs.sum() * torch.nan
             self.engine.backward(loss * self.collective.world_size, scale_wrt_gas=False)
             sums[:-1] += metrics.cpu()
             sums[-1] += micro.targets.numel()

@@ -1,0 +1,129 @@
+"""Run by torchrun in test_learner.py: reference policy, LoRA, resume and NaN under each ZeRO stage.
+
+Usage: learner_worker.py MODEL_DIRECTORY OUTPUT_FILE. Rank 0 writes a JSON object of facts per stage.
+"""
+
+import json
+import sys
+import tempfile
+
+import torch
+
+from grpo import environment
+
+environment.prepare()
+
+from grpo.algorithm.batches import BatchMaker
+from grpo.config import TrainConfig, UserError
+from grpo.learner.engine import init_distributed
+from grpo.learner.learner import DeepSpeedLearner
+from grpo.types import RoundPlan
+from tests.learner.groups import evaluated_groups
+
+DEVICE = torch.device("cpu")
+
+
+def config_for(stage, **changes):
+    config = TrainConfig()
+    config.learner.zero_stage, config.learner.learning_rate = stage, 1e-2
+    config.learner.precision = config.rollout.precision = "float32"
+    config.learner.micro_batch_tokens = 60
+    for path, value in changes.items():
+        *rooms, name = path.split("__")
+        owner = config
+        for each in rooms:
+            owner = getattr(owner, each)
+        setattr(owner, name, value)
+    return config
+
+
+def scored(learner):
+    return [group.scored for group in evaluated_groups()][learner.collective.rank :: learner.collective.world_size]
+
+
+def take_step(learner, config, plan=RoundPlan(4, 1, 4)):
+    make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
+    reports = [learner.step(batch) for batch in make(learner.evaluate(scored(learner), plan), plan)]
+    return reports[-1]
+
+
+def weights(learner):
+    return torch.cat([tensor.flatten() for bucket in learner.weight_buckets() for _, tensor in bucket])
+
+
+def kl(report):
+    return report.means["policy/reference_kl"].value
+
+
+def reference_facts(model, stage):
+    """KL to the start, to a copy refreshed every second step, and to a moving average."""
+    facts = {}
+    for name, every, rate in (("start", 0, 1.0), ("copied", 2, 1.0), ("averaged", 1, 0.5)):
+        config = config_for(
+            stage, objective__kl__coefficient=0.1, objective__kl__refresh_every=every, objective__kl__refresh_rate=rate
+        )
+        learner = DeepSpeedLearner(config, model, DEVICE)
+        facts[name] = [kl(take_step(learner, config)) for _ in range(4)]
+        learner.engine.destroy()
+    return facts
+
+
+def lora_facts(model, stage):
+    config = config_for(stage, model__lora__rank=4, objective__kl__coefficient=0.1)
+    learner = DeepSpeedLearner(config, model, DEVICE)
+    start = weights(learner)
+    before = learner._logprobs(scored(learner), learner._from_reference)
+    kls = [kl(take_step(learner, config)) for _ in range(2)]
+    after = learner._logprobs(scored(learner), learner._from_reference)
+    moved = (weights(learner) - start).abs().max().item()
+    same = all(torch.equal(a, b) for x, y in zip(before, after, strict=True) for a, b in zip(x, y, strict=True))
+    learner.engine.destroy()
+    return {"kl": kls, "moved": moved, "reference_stays": same}
+
+
+def resume_facts(model, stage):
+    config = config_for(stage, learner__warmup_steps=4)
+    learner = DeepSpeedLearner(config, model, DEVICE)
+    take_step(learner, config)
+    folder = learner.collective.gather(tempfile.mkdtemp())[0]
+    learner.save(folder)
+    straight = [take_step(learner, config) for _ in range(2)]
+    learner.load(folder)
+    again = [take_step(learner, config) for _ in range(2)]
+    learner.engine.destroy()
+    return [[(r.step, r.gradient_norm, r.learning_rate) for r in reports] for reports in (straight, again)]
+
+
+def nan_facts(model, stage):
+    config = config_for(stage, learner__max_skipped_steps=2)
+    learner = DeepSpeedLearner(config, model, DEVICE)
+    start = weights(learner)
+    config.objective.clip_low = float("nan")
+    first = take_step(learner, config)
+    unchanged = torch.equal(weights(learner), start)
+    config.objective.clip_low = 0.2
+    healthy = take_step(learner, config)
+    config.objective.clip_low = float("nan")
+    take_step(learner, config)
+    try:
+        take_step(learner, config)
+        error = ""
+    except UserError as caught:
+        error = str(caught)
+    learner.engine.destroy()
+    return {"applied": [first.applied, healthy.applied], "unchanged": unchanged, "error": error}
+
+
+def main(model, output):
+    init_distributed(DEVICE, 300)
+    facts = {}
+    for stage in (1, 2, 3):
+        parts = (reference_facts, lora_facts, resume_facts, nan_facts)
+        facts[str(stage)] = {part.__name__: part(model, stage) for part in parts}
+    if torch.distributed.get_rank() == 0:
+        with open(output, "w") as file:
+            json.dump(facts, file)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

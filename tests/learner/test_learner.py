@@ -1,0 +1,80 @@
+"""The real learner on two ranks under ZeRO 1, 2 and 3: reference policies, LoRA, resume, NaN."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from grpo.config import LearnerConfig
+from tests.learner.models import tiny_llama
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("learner")
+    model = tiny_llama(folder / "model")
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tests.learner.learner_worker"]
+    done = subprocess.run(
+        [sys.executable, *command, str(model), str(folder / "facts.json")], capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads((folder / "facts.json").read_text())
+
+
+STAGES = pytest.mark.parametrize("stage", ["1", "2", "3"])
+
+
+@STAGES
+@pytest.mark.slow
+def test_kl_grows_from_the_start_and_falls_to_zero_when_the_reference_is_copied(facts, stage):
+    found = facts[stage]["reference_facts"]
+    start, copied, averaged = found["start"], found["copied"], found["averaged"]
+    assert start[0] == pytest.approx(0, abs=1e-9) and min(start[1:]) > 0.1
+    # Copied after the second step: the third is measured from the policy itself.
+    assert copied[1] == pytest.approx(start[1]) and copied[2] == pytest.approx(0, abs=1e-9) and copied[3] > 1e-3
+    assert all(0 < moved < fixed / 2 for moved, fixed in zip(averaged[1:], start[1:], strict=True))
+
+
+@pytest.mark.slow
+def test_every_stage_measures_the_same_kl(facts):
+    for name in ("start", "copied", "averaged"):
+        assert facts["2"]["reference_facts"][name] == pytest.approx(facts["1"]["reference_facts"][name], rel=1e-3)
+        assert facts["3"]["reference_facts"][name] == pytest.approx(facts["1"]["reference_facts"][name], rel=1e-3)
+
+
+@STAGES
+@pytest.mark.slow
+def test_lora_moves_the_merged_weights_and_never_the_reference(facts, stage):
+    found = facts[stage]["lora_facts"]
+    assert found["kl"][0] == pytest.approx(0, abs=1e-9) and found["kl"][1] > 1e-8
+    assert found["moved"] > 1e-5
+    assert found["reference_stays"]
+
+
+@STAGES
+@pytest.mark.slow
+def test_a_loaded_checkpoint_takes_the_same_steps_again(facts, stage):
+    straight, again = facts[stage]["resume_facts"]
+    assert straight == again
+    assert [step for step, _, _ in straight] == [2, 3]
+    assert [rate for _, _, rate in straight] == pytest.approx([0.005, 0.0075])
+
+
+@STAGES
+@pytest.mark.slow
+def test_nan_gradients_skip_the_step_and_too_many_in_a_row_stop_the_run(facts, stage):
+    found = facts[stage]["nan_facts"]
+    assert found["applied"] == [False, True]
+    assert found["unchanged"]
+    assert "NaN or Inf in 2 steps in a row" in found["error"]
+
+
+def test_learning_rate_warms_up_and_decays():
+    from grpo.learner.engine import learning_rate_factor
+
+    cosine = LearnerConfig(schedule="cosine", warmup_steps=4, min_lr_fraction=0.1)
+    factors = [learning_rate_factor(step, cosine, 12) for step in (0, 3, 4, 8, 12, 99)]
+    assert factors == pytest.approx([0.25, 1.0, 1.0, 0.55, 0.1, 0.1])
+    linear = LearnerConfig(schedule="linear")
+    assert [learning_rate_factor(step, linear, 4) for step in (0, 1, 4)] == [1.0, 0.75, 0.0]
