@@ -20,6 +20,7 @@ from grpo.config.validate import differences, validate
 from grpo.dynamics.scheduler import SCHEDULERS
 from grpo.interfaces import Sampler
 from grpo.learner.checkpoint import CheckpointStore, read_state
+from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import init_distributed
 from grpo.learner.export import export
 from grpo.learner.learner import DeepSpeedLearner
@@ -58,15 +59,16 @@ class Session:
     def __init__(self, config: TrainConfig, path: Path, device: torch.device, output: Path):
         self._config, self._output = config, output
         self._tokenizer = models.load_tokenizer(path, config.model)
-        learner = DeepSpeedLearner(config, path, device)
-        self._collective = learner.collective
-        self._first = learner.collective.rank == 0
+        self._collective = TorchCollective(device)
+        self._first = self._collective.rank == 0
+        # First the task: what is wrong with data or reward shows before the engines start.
         self._task = load_task(config, self._tokenizer, self._collective.rank, self._collective.world_size)
+        learner = DeepSpeedLearner(config, path, device)
         sampler = build_sampler(config, path, self._tokenizer, device)
-        self._phases = Phases(learner.collective.rank)
+        self._phases = Phases(self._collective.rank)
         watch(self._phases, config, self._task, sampler, learner)
         self._engines = self._assemble(sampler, learner)
-        self._store = CheckpointStore(output / "checkpoints", config.checkpoint.keep_last, learner.collective)
+        self._store = CheckpointStore(output / "checkpoints", config.checkpoint.keep_last, self._collective)
         self._stop = StopRequest()
 
     def __enter__(self) -> Session:

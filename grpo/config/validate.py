@@ -158,14 +158,14 @@ def _check_run(config: TrainConfig) -> None:
         config.evaluation.num_problems == 0 or config.task.data.held_out_fraction > 0,
         "evaluation.num_problems needs held-out problems: set task.data.held_out_fraction above 0 or num_problems to 0",
     )
-    held = Path(config.output_dir)
-    checkpoints = held / "checkpoints"
+    checkpoints = Path(config.output_dir) / "checkpoints"
+    found = checkpoints.is_dir() and any(checkpoints.glob("step-*"))
     _require(
-        config.checkpoint.resume or config.dry_run or not (held / "metrics.jsonl").exists(),
-        f"{held} already holds a run: continue it with checkpoint.resume=true or choose another output_dir",
+        config.checkpoint.resume or config.dry_run or not found,
+        f"{config.output_dir} already holds a run: continue it with checkpoint.resume=true or choose another output_dir",
     )
     _require(
-        not config.checkpoint.resume or (checkpoints.is_dir() and any(checkpoints.glob("step-*"))),
+        found or not config.checkpoint.resume,
         f"nothing to resume: {checkpoints} holds no checkpoint; start without checkpoint.resume",
     )
 

@@ -68,21 +68,51 @@ def test_group_gradient_is_sigma_to_the_two_minus_alpha_times_the_score_differen
     torch.testing.assert_close(gradient, sigma**power * difference)
 
 
-def test_fidelity_by_enumeration_equals_the_printed_values():
-    """φ(G, p) = E‖g‖/√(p(1−p)) with ‖s̄₊ − s̄₋‖ = 1: every outcome of G coin flips, through the code."""
+def group_gain(correct, group_size, exponent):
+    """(1/G) Σ Â_i r_i: the group gradient when every score is its reward, that is when s̄₊ − s̄₋ = 1."""
+    rewards = torch.tensor([1.0] * correct + [0.0] * (group_size - correct), dtype=torch.float64)
+    return float((one(rewards, exponent=exponent) * rewards).sum()) / group_size
 
-    def drift(group_size, p):
-        total = 0.0
-        for outcome in itertools.product((0.0, 1.0), repeat=group_size):
-            k = int(sum(outcome))
-            advantage = one(torch.tensor(outcome, dtype=torch.float64))
-            gain = float((advantage * torch.tensor(outcome, dtype=torch.float64)).sum()) / group_size
-            total += p**k * (1 - p) ** (group_size - k) * gain
-        return total / math.sqrt(p * (1 - p))
 
-    # With scores s_i = r_i the group gradient is σ·(1 − 0): (1/G) Σ Â_i r_i = σ.
-    assert drift(8, 0.5) == pytest.approx(0.9278, abs=5e-5)
-    assert drift(8, 0.05) == pytest.approx(0.5390, abs=5e-5)
+def drift(group_size, p, exponent=1.0):
+    """E[g] over the outcomes of G draws with pass rate p, each passed through the code."""
+    return sum(
+        math.comb(group_size, k) * p**k * (1 - p) ** (group_size - k) * group_gain(k, group_size, exponent)
+        for k in range(group_size + 1)
+    )
+
+
+def fidelity(group_size, p):
+    return drift(group_size, p) / math.sqrt(p * (1 - p))
+
+
+def test_fidelity_equals_the_printed_values():
+    assert fidelity(8, 0.5) == pytest.approx(0.9278, abs=5e-5)
+    assert fidelity(8, 0.05) == pytest.approx(0.5390, abs=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("p", "smallest"),
+    [(0.5, (7, 11, 51)), (0.3, (9, 14, 61)), (0.1, (22, 36, 144)), (0.05, (42, 69, 273))],
+)
+def test_smallest_groups_for_a_fidelity_equal_the_printed_table(p, smallest):
+    for wanted, group_size in zip((0.90, 0.95, 0.99), smallest, strict=True):
+        assert fidelity(group_size, p) >= wanted > fidelity(group_size - 1, p)
+
+
+@pytest.mark.parametrize("p", [0.5, 0.1])
+@pytest.mark.parametrize("group_size", [2, 8])
+def test_without_division_the_drift_is_exactly_the_unbiased_one(p, group_size):
+    assert drift(group_size, p, exponent=0.0) == pytest.approx((1 - 1 / group_size) * p * (1 - p))
+
+
+@pytest.mark.parametrize(("group_size", "p"), [(4, 0.5), (4, 0.9), (6, 0.2)])
+def test_silent_rate_by_enumeration_of_every_outcome(group_size, p):
+    silent = 0.0
+    for outcome in itertools.product((0.0, 1.0), repeat=group_size):
+        if not one(torch.tensor(outcome, dtype=torch.float64)).any():
+            silent += p ** sum(outcome) * (1 - p) ** (group_size - sum(outcome))
+    assert silent == pytest.approx(p**group_size + (1 - p) ** group_size)
 
 
 def test_signed_rewards_double_dr_grpo_and_leave_grpo():

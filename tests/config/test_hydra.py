@@ -72,7 +72,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(override, message, t
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text("")
+    (tmp_path / "checkpoints" / "step-00000005").mkdir(parents=True)
     with pytest.raises(UserError, match="already holds a run"):
         validate(compose_config([f"output_dir={tmp_path}"]))
 
