@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -61,17 +61,19 @@ class Evaluator:
         config: EvaluationConfig,
         evaluate: Callable[[], dict[str, Any]],
         record: Callable[[dict[str, Any]], None],
+        earlier: Iterable[Mapping[str, Any]] = (),
     ):
+        """`earlier` are the results of a run that is resumed."""
         self._config = config
         self._evaluate = evaluate
         self._record = record
-        self.results: dict[int, dict[str, Any]] = {}
+        self.results: dict[int, Mapping[str, Any]] = {result["step"]: result for result in earlier}
 
     def after_round(self, statistics: RoundStatistics, collected: Collected, progress: Progress) -> None:
         if self._config.every_rounds and progress.round_index % self._config.every_rounds == 0:
             self.at(progress.step)
 
-    def at(self, step: int) -> dict[str, Any] | None:
+    def at(self, step: int) -> Mapping[str, Any] | None:
         """The evaluation of step `step`, made now if it was not; None where none is configured."""
         if self._config.num_problems and step not in self.results:
             self.results[step] = self._evaluate()
@@ -83,6 +85,10 @@ class Evaluator:
         result = self.results.get(step)
         return result["pass@1"]["value"] if result else None
 
+    def best_before(self, step: int) -> float:
+        """The highest score of earlier steps, −∞ without any."""
+        return max((self.score(each) for each in self.results if each < step), default=float("-inf"))
+
 
 class Checkpointer:
     """Saves every so many rounds, and after an evaluation better than all before it."""
@@ -93,19 +99,18 @@ class Checkpointer:
         store: CheckpointStore,
         learner: Learner,
         run_config: Mapping[str, Any],
-        score: Callable[[int], float | None],
+        evaluator: Evaluator,
     ):
         self._config = config
         self._store = store
         self._learner = learner
         self._run_config = run_config
-        self._score = score
-        self._best = float("-inf")
+        self._evaluator = evaluator
         self._saved_step = -1
 
     def after_round(self, statistics: RoundStatistics, collected: Collected, progress: Progress) -> None:
-        score = self._score(progress.step)
-        improved = score is not None and score > self._best
+        score = self._evaluator.score(progress.step)
+        improved = score is not None and score > self._evaluator.best_before(progress.step)
         due = bool(self._config.every_rounds) and progress.round_index % self._config.every_rounds == 0
         if due or (improved and self._config.every_rounds):
             self.save(progress)
@@ -114,8 +119,7 @@ class Checkpointer:
         """A checkpoint of `progress`, unless there is one."""
         if self._saved_step == progress.step:
             return
-        score = self._score(progress.step)
+        score = self._evaluator.score(progress.step)
         state = {"progress": asdict(progress), "config": self._run_config}
         self._store.save(progress.step, self._learner.save, state, score)
         self._saved_step = progress.step
-        self._best = max(self._best, score if score is not None else self._best)

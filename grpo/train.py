@@ -29,7 +29,7 @@ from grpo.observers import EVALUATIONS_FILE, PROMPTS_FILE, Checkpointer, Evaluat
 from grpo.report.run import write_report
 from grpo.rollout.collect import PlainCollector, RefillingCollector
 from grpo.tasks import VerifiableTask, build_task, load_problems, split
-from grpo.telemetry import JsonLines, JsonlTracker, Phases, RunDisplay, Trackers, WandbTracker
+from grpo.telemetry import JsonLines, JsonlTracker, Phases, RunDisplay, Trackers, WandbTracker, read_metrics
 from grpo.types import Progress, RoundPlan
 from grpo.weight_sync.in_process import InProcessSync
 
@@ -105,13 +105,14 @@ class Session:
         display = RunDisplay(self._config.num_steps, first_step=progress.step)
         evaluator = self._evaluator(progress.step, display)
         checkpointer = Checkpointer(
-            self._config.checkpoint, self._store, self._engines.learner, asdict(self._config), evaluator.score
+            self._config.checkpoint, self._store, self._engines.learner, asdict(self._config), evaluator
         )
         if self._first and not self._config.checkpoint.resume:
             (self._output / CONFIG_FILE).write_text(json.dumps(asdict(self._config), indent=1))
         tracker = self._tracker(progress.step) if self._first else None
         recorder = [self._recorder(tracker, progress.step, display)] if self._first else []
-        evaluator.at(progress.step)
+        if not self._config.checkpoint.resume:
+            evaluator.at(progress.step)
         self._phases.take()
         progress = run(
             self._engines, progress, self._config.num_steps, [*recorder, evaluator, checkpointer], self._stop
@@ -173,7 +174,9 @@ class Session:
 
     def _evaluator(self, step: int, display: RunDisplay) -> Evaluator:
         config, engines = self._config, self._engines
-        lines = JsonLines(self._output / EVALUATIONS_FILE, self._resume_step(step)) if self._first else None
+        path = self._output / EVALUATIONS_FILE
+        lines = JsonLines(path, self._resume_step(step)) if self._first else None
+        earlier = engines.collective.gather(read_metrics(path) if self._first else [])[0]
 
         def evaluate() -> dict[str, Any]:
             engines.sampler.wake()
@@ -190,7 +193,7 @@ class Session:
                     f"[{rate['low']:.3f}, {rate['high']:.3f}] on {result['problems']} problems"
                 )
 
-        return Evaluator(config.evaluation, evaluate, record)
+        return Evaluator(config.evaluation, evaluate, record, earlier)
 
 
 class StopRequest:

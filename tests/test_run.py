@@ -79,6 +79,8 @@ def test_a_run_killed_and_resumed_equals_one_that_never_stopped(finished, tmp_pa
     assert "changed since: tracking.samples_per_round: 4 → 1" in resumed.stdout
     assert stream(output) == stream(finished[0])
     assert facts(output) == facts(finished[0])
+    assert [row["step"] for row in rows(output / "evaluations.jsonl")] == [0, 12]
+    assert rows(output / "evaluations.jsonl")[-1] == rows(finished[0] / "evaluations.jsonl")[-1]
 
 
 def test_sigterm_saves_and_exits_and_the_run_goes_on_from_there(finished, tmp_path):
