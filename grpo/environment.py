@@ -37,7 +37,10 @@ def prepare() -> None:
     if not Path("/dev/nvidiactl").exists():
         # Otherwise DeepSpeed warns on every start that it found no GPU.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    warnings.filterwarnings("ignore", category=FutureWarning)
+    # Of other packages' sources, shown when they are first compiled; for this process and its workers.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::SyntaxWarning")
+    for category in (FutureWarning, SyntaxWarning):
+        warnings.filterwarnings("ignore", category=category)
     logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
     folder = str(Path(sys.executable).parent)
     if folder not in os.environ.get("PATH", "").split(os.pathsep):

@@ -28,6 +28,8 @@ def evaluate_model(config: TrainConfig) -> int:
     if trained:
         saved = from_dict(read_state(trained)["config"])
         config.model, config.learner = saved.model, saved.learner
+    elif config.model.path:
+        config.model.source = "huggingface"
     device = launch_check.device(config)
     config = launch_check.with_precision(config)
     path = models.resolve(config.model, lambda: warm_start_examples(config))

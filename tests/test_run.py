@@ -54,7 +54,7 @@ def test_the_exported_model_loads_in_transformers_and_is_evaluated_by_vllm(finis
     output, _ = finished
     AutoModelForCausalLM.from_pretrained(output / "model")
     overrides = [each for each in SMALL if not each.startswith("checkpoint")]
-    exported = grpo("eval", *overrides, "model.source=huggingface", f"model.path={output}/model", f"output_dir={tmp_path}/a")
+    exported = grpo("eval", *overrides, f"model.path={output}/model", f"output_dir={tmp_path}/a")
     assert exported.returncode == 0, exported.stderr[-3000:]
     checkpoint = output / "checkpoints" / "step-00000012"
     saved = grpo("eval", *overrides, f"model.path={checkpoint}", f"output_dir={tmp_path}/b")

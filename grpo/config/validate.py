@@ -158,6 +158,10 @@ def _check_run(config: TrainConfig) -> None:
         config.evaluation.num_problems == 0 or config.task.data.held_out_fraction > 0,
         "evaluation.num_problems needs held-out problems: set task.data.held_out_fraction above 0 or num_problems to 0",
     )
+    _require(
+        not config.model.path or config.model.source == "huggingface",
+        f"model.path={config.model.path} is not read with model.source={config.model.source}: add model=huggingface",
+    )
     checkpoints = Path(config.output_dir) / "checkpoints"
     found = checkpoints.is_dir() and any(checkpoints.glob("step-*"))
     _require(

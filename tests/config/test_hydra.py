@@ -62,6 +62,7 @@ def test_wrong_keys_and_values_are_one_line_that_names_them(overrides, message):
         ("objective.aggregation.level=constant", "needs objective.aggregation.constant_length"),
         ("task.data.held_out_fraction=1.5", "must lie in [0, 1)"),
         ("checkpoint.resume=true", "nothing to resume"),
+        ("model.path=some/model", "add model=huggingface"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(override, message, tmp_path):
