@@ -17,7 +17,13 @@ from pathlib import Path
 from tests.runs import SMALL, facts, grpo, start, stream
 
 STEPS = 120
-OVERRIDES = [*SMALL, f"num_steps={STEPS}", "dynamics.refresh_interval=2", "checkpoint.every_rounds=1", "evaluation.num_problems=0"]
+OVERRIDES = [
+    *SMALL,
+    f"num_steps={STEPS}",
+    "dynamics.refresh_interval=2",
+    "checkpoint.every_rounds=1",
+    "evaluation.num_problems=0",
+]
 
 
 def undisturbed(folder: Path) -> Path:

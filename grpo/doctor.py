@@ -45,7 +45,9 @@ def _version(distribution: str) -> str | None:
 def _machine() -> Iterator[Finding]:
     memory = psutil.virtual_memory()
     free = shutil.disk_usage(os.getcwd()).free / GIB
-    yield Finding("Python", platform.python_version(), "" if platform.python_version() >= "3.11" else "use 3.11 or newer")
+    yield Finding(
+        "Python", platform.python_version(), "" if platform.python_version() >= "3.11" else "use 3.11 or newer"
+    )
     yield Finding("CPU cores", str(len(os.sched_getaffinity(0))))
     yield Finding(
         "memory",
@@ -56,12 +58,23 @@ def _machine() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    for name in ("torch", "transformers", "deepspeed", "datasets", "hydra-core", "math-verify", "reasoning-gym", "pebble"):
+    for name in (
+        "torch",
+        "transformers",
+        "deepspeed",
+        "datasets",
+        "hydra-core",
+        "math-verify",
+        "reasoning-gym",
+        "pebble",
+    ):
         version = _version(name)
         yield Finding(name, version or "missing", "" if version else f"pip install {name}")
     antlr = _version("antlr4-python3-runtime") or "missing"
     yield Finding(
-        "antlr4 runtime", antlr, "" if antlr.startswith("4.9.") else "Hydra needs 4.9.3: pip install antlr4-python3-runtime==4.9.3"
+        "antlr4 runtime",
+        antlr,
+        "" if antlr.startswith("4.9.") else "Hydra needs 4.9.3: pip install antlr4-python3-runtime==4.9.3",
     )
     peft = _version("peft")
     yield Finding("peft (LoRA only)", peft or "not installed")
@@ -94,7 +107,9 @@ def _torch() -> Iterator[Finding]:
     threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
     yield Finding("torch threads", str(threads), "" if threads <= cores else f"set OMP_NUM_THREADS={cores}")
     passive = os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
-    yield Finding("OpenMP waiting", "passive" if passive else "spinning", "" if passive else "set OMP_WAIT_POLICY=passive")
+    yield Finding(
+        "OpenMP waiting", "passive" if passive else "spinning", "" if passive else "set OMP_WAIT_POLICY=passive"
+    )
 
 
 def _embedded_model() -> Iterator[Finding]:

@@ -34,7 +34,9 @@ def device(config: TrainConfig) -> torch.device:
 
 def with_precision(config: TrainConfig) -> TrainConfig:
     """The config with "auto" precisions replaced by what this machine is quick in."""
-    native = device(config).type == "cuda" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    native = (
+        device(config).type == "cuda" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    )
     chosen = "bfloat16" if native else "float32"
     changed = {
         name: replace(engine, precision=chosen)

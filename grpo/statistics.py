@@ -52,9 +52,7 @@ def mean_interval(correct_counts: Sequence[int], totals: Sequence[int], level: f
     return pass_at_k_interval(correct_counts, totals, 1, level)
 
 
-def pass_at_k_interval(
-    correct_counts: Sequence[int], totals: Sequence[int], k: int, level: float = 0.95
-) -> Interval:
+def pass_at_k_interval(correct_counts: Sequence[int], totals: Sequence[int], k: int, level: float = 0.95) -> Interval:
     """pass@k: the mean over problems of `pass_at_k`, with a confidence interval of coverage `level`.
 
     `correct_counts[i]` of `totals[i]` samples of problem i are correct. One sample of each problem: Wilson's

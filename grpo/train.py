@@ -219,9 +219,7 @@ def load_task(
 ) -> VerifiableTask:
     """The configured task, of this rank."""
     max_tokens = config.rollout.sampling.max_tokens
-    return build_task(
-        config.task, tokenizer, seed=config.seed, max_tokens=max_tokens, rank=rank, world_size=world_size
-    )
+    return build_task(config.task, tokenizer, seed=config.seed, max_tokens=max_tokens, rank=rank, world_size=world_size)
 
 
 def warm_start_examples(config: TrainConfig) -> list[tuple[str, str]]:
@@ -240,9 +238,7 @@ def load_checkpoint(config: TrainConfig, path: Path, checkpoint: Path, sampler: 
     InProcessSync(config.weight_sync.max_mismatch).refresh(learner, sampler)
 
 
-def build_sampler(
-    config: TrainConfig, path: Path, tokenizer: PreTrainedTokenizerBase, device: torch.device
-) -> Sampler:
+def build_sampler(config: TrainConfig, path: Path, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> Sampler:
     """The configured sampler; the engine's package is imported only when it is used."""
     if config.rollout.engine == "transformers":
         from grpo.rollout.transformers_sampler import TransformersSampler
@@ -268,6 +264,7 @@ def watch(phases: Phases, config: TrainConfig, task: VerifiableTask, sampler: Sa
 
 def from_dict(values: dict[str, Any]) -> TrainConfig:
     """The configuration that `asdict` made these values of; keys that exist no more are ignored."""
+
     def build(template: Any, given: dict[str, Any]) -> Any:
         known = {}
         for field in fields(template):

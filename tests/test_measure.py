@@ -11,8 +11,20 @@ def test_facts_of_a_round_by_hand():
     task = ScriptedTask([(1, 0), (1, 1), (0, 0), (1, 0)])
     collected = PlainCollector(task, ScriptedSampler()).collect(PLAN)
     reports = [
-        StepReport(7, True, 2.0, 1e-5, {"policy/entropy": Mean(6.0, 4), "mismatch/weight": Mean(4.0, 4), "mismatch/weight_squared": Mean(5.0, 4)}),
-        StepReport(8, True, 4.0, 1e-5, {"policy/entropy": Mean(2.0, 4), "mismatch/weight": Mean(4.0, 4), "mismatch/weight_squared": Mean(5.0, 4)}),
+        StepReport(
+            7,
+            True,
+            2.0,
+            1e-5,
+            {"policy/entropy": Mean(6.0, 4), "mismatch/weight": Mean(4.0, 4), "mismatch/weight_squared": Mean(5.0, 4)},
+        ),
+        StepReport(
+            8,
+            True,
+            4.0,
+            1e-5,
+            {"policy/entropy": Mean(2.0, 4), "mismatch/weight": Mean(4.0, 4), "mismatch/weight_squared": Mean(5.0, 4)},
+        ),
     ]
     statistics = measure_round(3, PLAN, collected, reports, {"sample": 2.0}, SingleRank())
     assert statistics.step == 8

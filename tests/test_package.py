@@ -23,6 +23,10 @@ def test_a_wheel_holds_the_configs_and_composes_them_from_any_folder(tmp_path):
         archive.extractall(tmp_path / "site")
     assert shipped == {str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml")}
     shown = subprocess.run(
-        [sys.executable, "-c", SHOW], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path / "site")}, capture_output=True, text=True
+        [sys.executable, "-c", SHOW],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
     )
     assert shown.stdout.split() == ["40", "tiny"], shown.stderr[-2000:]

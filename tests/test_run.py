@@ -74,7 +74,9 @@ def test_a_run_killed_and_resumed_equals_one_that_never_stopped(finished, tmp_pa
     wait_for_step(output, 6, process)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    resumed = grpo("train", *SMALL, *ROUNDS, f"output_dir={output}", "checkpoint.resume=true", "tracking.samples_per_round=1")
+    resumed = grpo(
+        "train", *SMALL, *ROUNDS, f"output_dir={output}", "checkpoint.resume=true", "tracking.samples_per_round=1"
+    )
     assert resumed.returncode == 0, resumed.stderr[-3000:]
     assert "changed since: tracking.samples_per_round: 4 → 1" in resumed.stdout
     assert stream(output) == stream(finished[0])
@@ -93,7 +95,9 @@ def test_sigterm_saves_and_exits_and_the_run_goes_on_from_there(finished, tmp_pa
     assert "continue with checkpoint.resume=true" in printed
     stopped_at = rows(output / "metrics.jsonl")[-1]["step"]
     assert [path.name for path in (output / "checkpoints").iterdir()] == [f"step-{stopped_at:08d}"]
-    resumed = grpo("train", *SMALL, *ROUNDS, f"output_dir={output}", "checkpoint.every_rounds=0", "checkpoint.resume=true")
+    resumed = grpo(
+        "train", *SMALL, *ROUNDS, f"output_dir={output}", "checkpoint.every_rounds=0", "checkpoint.resume=true"
+    )
     assert resumed.returncode == 0, resumed.stderr[-3000:]
     assert facts(output) == facts(finished[0])
 
@@ -137,7 +141,10 @@ def test_a_hang_is_ended_by_its_deadline_with_the_culprit_named(place, phase, ke
     ("overrides", "message"),
     [
         (["model=huggingface", "model.path=/nowhere/model", "model.max_length=64"], "model.path"),
-        (["task=file", "task.data.path=/nowhere/problems.jsonl", "task.prompt.max_tokens=24"], "/nowhere/problems.jsonl"),
+        (
+            ["task=file", "task.data.path=/nowhere/problems.jsonl", "task.prompt.max_tokens=24"],
+            "/nowhere/problems.jsonl",
+        ),
         (["device=cuda"], "device=cuda"),
         (["learner.zero_stages=1"], "did you mean learner.zero_stage?"),
     ],

@@ -1,12 +1,12 @@
 """Pure torch: no config files, no logger, no distributed calls, no `.item()` in the maths.
 
-    normalization   rewards → advantages: the dial
-    ratio           current and old log-probabilities → probability ratios
-    objective       ratios and advantages → loss of each token
-    aggregation     completion lengths → weight of each token
-    kl, correction  the two optional terms
-    loss            the composition of these
-    logprobs        hidden states → log-probabilities and entropies, in chunks
-    packing         groups → packed rows
-    batches         groups of one round → batches of its optimizer steps
+normalization   rewards → advantages: the dial
+ratio           current and old log-probabilities → probability ratios
+objective       ratios and advantages → loss of each token
+aggregation     completion lengths → weight of each token
+kl, correction  the two optional terms
+loss            the composition of these
+logprobs        hidden states → log-probabilities and entropies, in chunks
+packing         groups → packed rows
+batches         groups of one round → batches of its optimizer steps
 """

@@ -7,6 +7,7 @@ anything is packed, so every token's weight is final before the first backward p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,7 +27,7 @@ def split_steps(groups: Sequence, plan: RoundPlan) -> list[list]:
     """This rank's groups of a round, cut into its optimizer steps as evenly as they allow, in order."""
     steps = plan.refresh_interval
     edges = [round(index * len(groups) / steps) for index in range(steps + 1)]
-    return [list(groups[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    return [list(groups[a:b]) for a, b in pairwise(edges)]
 
 
 class BatchMaker:

@@ -4,13 +4,6 @@ A field's comment says what it means, its unit and an example; YAML under `confi
 only. `load` turns a composed Hydra config into these classes once; below `grpo.train` no one sees Hydra.
 """
 
-from grpo.config.loss import (
-    AggregationConfig,
-    CorrectionConfig,
-    KlConfig,
-    NormalizationConfig,
-    ObjectiveConfig,
-)
 from grpo.config.engines import (
     LearnerConfig,
     LoraConfig,
@@ -21,6 +14,13 @@ from grpo.config.engines import (
     WeightSyncConfig,
 )
 from grpo.config.errors import UserError
+from grpo.config.loss import (
+    AggregationConfig,
+    CorrectionConfig,
+    KlConfig,
+    NormalizationConfig,
+    ObjectiveConfig,
+)
 from grpo.config.run import CheckpointConfig, DynamicsConfig, EvaluationConfig, TrackingConfig, TrainConfig
 from grpo.config.task import DataConfig, PromptConfig, RewardConfig, RewardPartConfig, TaskConfig
 

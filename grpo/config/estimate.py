@@ -64,7 +64,9 @@ def memory_estimate(config: TrainConfig, shape: ModelShape, world_size: int) -> 
     tokens = min(learner.micro_batch_tokens, _step_tokens(config, world_size))
     per_layer = (2 if learner.gradient_checkpointing else 34) * shape.width * size / 2
     chunk = min(learner.logit_chunk_tokens, tokens)
-    concurrent = min(rollout.max_concurrent, config.dynamics.group_size * config.dynamics.prompts_per_step // world_size)
+    concurrent = min(
+        rollout.max_concurrent, config.dynamics.group_size * config.dynamics.prompts_per_step // world_size
+    )
     cache = 2 * shape.layers * shape.key_value_width * BYTES[rollout.precision]
     rows = [
         ("learner weights", weights),
@@ -72,7 +74,10 @@ def memory_estimate(config: TrainConfig, shape: ModelShape, world_size: int) -> 
         ("optimizer moments and masters" + (" (in CPU memory)" if learner.offload_optimizer else ""), optimizer),
         (f"activations of {tokens:,} tokens", tokens * shape.layers * per_layer),
         (f"logits of {chunk:,} tokens", 3 * chunk * shape.vocabulary * 4),
-        ("reference weights", size * count / (world_size if learner.zero_stage == 3 else 1) if _has_copy(config) else 0),
+        (
+            "reference weights",
+            size * count / (world_size if learner.zero_stage == 3 else 1) if _has_copy(config) else 0,
+        ),
         ("sampler weights", BYTES[rollout.precision] * count),
         (f"KV cache in use by {concurrent:,} completions", cache * concurrent * config.model.max_length),
     ]

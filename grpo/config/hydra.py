@@ -56,7 +56,11 @@ def _one_line(error: Exception) -> str:
         return f"unknown config key {unknown.group(1)}{hint}"
     text = text.split("Config search path")[0].split("See https")[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    kept = [line for line in lines if not line.startswith(("Set the env", "To append", "full_key:", "object_type=", "reference_type="))]
+    kept = [
+        line
+        for line in lines
+        if not line.startswith(("Set the env", "To append", "full_key:", "object_type=", "reference_type="))
+    ]
     key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key:")), "")
     return " ".join(kept) + (f" (key: {key})" if key and key not in text.splitlines()[0] else "")
 

@@ -166,7 +166,7 @@ def _check_run(config: TrainConfig) -> None:
     found = checkpoints.is_dir() and any(checkpoints.glob("step-*"))
     _require(
         config.checkpoint.resume or config.dry_run or not found,
-        f"{config.output_dir} already holds a run: continue it with checkpoint.resume=true or choose another output_dir",
+        f"{config.output_dir} already holds a run: continue it with checkpoint.resume=true, or choose another folder",
     )
     _require(
         found or not config.checkpoint.resume,

@@ -18,7 +18,6 @@ import torch
 from grpo.config.errors import UserError
 from grpo.learner.collective import TorchCollective
 
-
 STATE_FILE = "state.json"
 
 

@@ -105,8 +105,7 @@ def find_damage(entry: Path, hashes: bool) -> str | None:
 def _write_manifest(directory: Path) -> None:
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     manifest = {
-        path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)}
-        for path in files
+        path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files
     }
     (directory / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
 

@@ -58,8 +58,8 @@ def _download(name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
-        HFValidationError,
         HfHubHTTPError,
+        HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
     )
@@ -97,7 +97,9 @@ def _check(directory: Path, name: str) -> None:
             raise UserError(f"model.path={name} has a damaged {index.name}: copy it again") from error
     for file in files:
         if not (directory / file).is_file():
-            raise UserError(f"model.path={name} has no {file}: write the weights with save_pretrained, or copy it there")
+            raise UserError(
+                f"model.path={name} has no {file}: write the weights with save_pretrained, or copy it there"
+            )
         try:
             # Reads the header only, and compares the file's length with it.
             with safe_open(directory / file, framework="numpy"):

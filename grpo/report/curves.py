@@ -39,9 +39,7 @@ _PANELS = (
 )
 
 
-def plot_run(
-    metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]], path: str | Path
-) -> None:
+def plot_run(metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]], path: str | Path) -> None:
     """Draws reward and pass rate over optimizer steps with the held-out evaluations, and below them silent
     groups, entropy and length, into the PNG `path`.
 
@@ -83,9 +81,7 @@ def smooth(values: Sequence[float], window: int) -> np.ndarray:
     return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
 
 
-def _draw_rewards(
-    axes: Axes, metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]
-) -> None:
+def _draw_rewards(axes: Axes, metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]) -> None:
     _draw_curve(axes, metrics, "pass_rate", _BLUE, "pass rate of the round")
     # With the plain 0/1 reward the two are one curve.
     if _series(metrics, "reward/mean") != _series(metrics, "pass_rate"):
@@ -112,9 +108,7 @@ def _draw_rewards(
         axes.legend()
 
 
-def _draw_curve(
-    axes: Axes, metrics: Sequence[Mapping[str, Any]], name: str, color: str, label: str = ""
-) -> None:
+def _draw_curve(axes: Axes, metrics: Sequence[Mapping[str, Any]], name: str, color: str, label: str = "") -> None:
     steps, values = _series(metrics, name)
     if steps:
         # Odd, or a mean would not be centred.

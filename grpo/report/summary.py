@@ -39,9 +39,7 @@ def summary_table(before: Evaluation, after: Evaluation) -> Table:
     return table
 
 
-def samples_table(
-    rows_before: Sequence[Mapping[str, Any]], rows_after: Sequence[Mapping[str, Any]]
-) -> Table:
+def samples_table(rows_before: Sequence[Mapping[str, Any]], rows_after: Sequence[Mapping[str, Any]]) -> Table:
     """Completions of the same problems before and after, in the order of `rows_before`.
 
     Rows are those of `per_problem`; problems without a partner are left out. Long completions lose their
@@ -94,7 +92,7 @@ def _summary_rows(before: Evaluation, after: Evaluation) -> list[list[str]]:
     pairs = list(_pairs(before["per_problem"], after["per_problem"]))
     rows = [["", f"step {before['step']}", f"step {after['step']}", "change"]]
     for k in sorted(set(before["pass@k"]) & set(after["pass@k"]), key=int):
-        rates = [[pass_at_k(row["total"], row["correct"], int(k)) for row in side] for side in zip(*pairs)]
+        rates = [[pass_at_k(row["total"], row["correct"], int(k)) for row in side] for side in zip(*pairs, strict=True)]
         cells = [_percent(Interval(**side["pass@k"][k])) for side in (before, after)]
         rows.append([f"pass@{k}", *cells, _points(paired_difference(*rates))])
     old, new = before["truncated_fraction"], after["truncated_fraction"]

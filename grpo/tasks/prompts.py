@@ -95,9 +95,7 @@ def _message(role: str, content: str) -> dict[str, str]:
 
 def _render(tokenizer: Any, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
     try:
-        return tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=add_generation_prompt
-        )
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
     except Exception as error:  # a template is foreign code, and raises what it likes
         raise UserError(
             f"the tokenizer's chat template refuses the prompt: {error}; change task.prompt.system or examples."

@@ -44,5 +44,5 @@ class InProcessSync:
         if mismatch > self._max_mismatch:
             raise WeightSyncError(
                 f"step {report.step}: sampler and learner disagree by {mismatch:.3f} nats a token on the sampler's own "
-                f"tokens (limit weight_sync.max_mismatch={self._max_mismatch}): the sampler does not run the learner's policy"
+                f"tokens (limit weight_sync.max_mismatch={self._max_mismatch}): it does not run the learner's policy"
             )

@@ -13,8 +13,16 @@ def test_kl_estimators_equal_those_of_peers_token_by_token():
     new, reference = flat(NEW), flat(REFERENCE)
     # verl 0.9.1 kl_penalty 'kl', 'mse', 'low_var_kl'; TRL 1.16.0 per-token kl; first completion
     torch.testing.assert_close(k1(new, reference)[:5], torch.tensor([0.2, -0.2, 0.3, -0.1, 0.2], dtype=torch.float64))
-    torch.testing.assert_close(k2(new, reference)[:5], torch.tensor([0.02, 0.02, 0.045, 0.005, 0.02], dtype=torch.float64))
-    expected = [0.018730753077981888, 0.0214027581601699, 0.04081822068171803, 0.005170918075647624, 0.018730753077981888]
+    torch.testing.assert_close(
+        k2(new, reference)[:5], torch.tensor([0.02, 0.02, 0.045, 0.005, 0.02], dtype=torch.float64)
+    )
+    expected = [
+        0.018730753077981888,
+        0.0214027581601699,
+        0.04081822068171803,
+        0.005170918075647624,
+        0.018730753077981888,
+    ]
     torch.testing.assert_close(k3(new, reference)[:5], torch.tensor(expected, dtype=torch.float64))
 
 

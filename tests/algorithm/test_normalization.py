@@ -20,7 +20,12 @@ def one(rewards, **settings):
 @pytest.mark.parametrize(
     ("settings", "winner", "others", "source"),
     [
-        ({"ddof": 1, "epsilon": 1e-6}, 2.474866734172715, -0.35355239059610216, "verl 0.9.1 compute_grpo_outcome_advantage"),
+        (
+            {"ddof": 1, "epsilon": 1e-6},
+            2.474866734172715,
+            -0.35355239059610216,
+            "verl 0.9.1 compute_grpo_outcome_advantage",
+        ),
         ({"ddof": 1, "epsilon": 1e-4}, 2.4741739320868312, -0.3534534188695473, "TRL 1.16.0 scale_rewards=group"),
         ({"ddof": 1, "epsilon": 1e-9}, 2.474873727152916, -0.3535533895932737, "OpenRLHF 0.11.2 group_norm"),
         ({"exponent": 0}, 0.875, -0.125, "verl 0.9.1 norm_adv_by_std=False, TRL 1.16.0 none, OpenRLHF 0.11.2 dr_grpo"),

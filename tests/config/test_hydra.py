@@ -29,14 +29,20 @@ def test_the_dial_is_set_by_name_and_by_number():
     dapo = compose_config(["normalization=dapo"])
     assert (dapo.normalization.exponent, dapo.rollout.refill.enabled) == (1.0, True)
     assert compose_config(["normalization=dial", "normalization.exponent=0.5"]).normalization.exponent == 0.5
-    assert compose_config(["objective=dr_grpo", "rollout.sampling.max_tokens=77"]).objective.aggregation.constant_length == 77
+    assert (
+        compose_config(["objective=dr_grpo", "rollout.sampling.max_tokens=77"]).objective.aggregation.constant_length
+        == 77
+    )
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["foo=1"], "unknown config key foo"),
-        (["learner.learning_rates=1"], "unknown config key learner.learning_rates; did you mean learner.learning_rate?"),
+        (
+            ["learner.learning_rates=1"],
+            "unknown config key learner.learning_rates; did you mean learner.learning_rate?",
+        ),
         (["experiment=nope"], "Could not find 'experiment/nope'"),
         (["learner.learning_rate=abc"], "abc"),
         (["task=mawps"], "task.data.path"),

@@ -14,7 +14,14 @@ from tests.learner.models import tiny_llama
 def facts(tmp_path_factory):
     folder = tmp_path_factory.mktemp("learner")
     model = tiny_llama(folder / "model")
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tests.learner.learner_worker"]
+    command = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "tests.learner.learner_worker",
+    ]
     done = subprocess.run(
         [sys.executable, *command, str(model), str(folder / "facts.json")], capture_output=True, text=True, timeout=400
     )

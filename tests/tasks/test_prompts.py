@@ -1,9 +1,9 @@
 import pytest
-from tests.tasks.conftest import CHATML, byte_tokenizer
 
 from grpo.config import PromptConfig, UserError
 from grpo.tasks.prompts import PromptEncoder, PromptStream
 from grpo.types import Problem
+from tests.tasks.conftest import CHATML, byte_tokenizer
 
 PROBLEM = Problem("sum-0", "7 + 5 =", "12")
 USER = "<|im_start|>user\n7 + 5 =<|im_end|>\n<|im_start|>assistant\n"

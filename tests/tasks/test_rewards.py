@@ -93,13 +93,25 @@ def test_a_function_is_imported_by_its_path(custom_rewards):
     ("settings", "message"),
     [
         ({"parts": []}, "name at least one part"),
-        ({"parts": [RewardPartConfig(name="maths")]}, "unknown part 'maths'; choose from math, exact, number, reasoning_gym, format"),
-        ({"parts": [RewardPartConfig(name="no_such_module:f")]}, "cannot import 'no_such_module:f': ModuleNotFoundError"),
-        ({"parts": [RewardPartConfig(name="os:no_such_function")]}, "cannot import 'os:no_such_function': AttributeError"),
+        (
+            {"parts": [RewardPartConfig(name="maths")]},
+            "unknown part 'maths'; choose from math, exact, number, reasoning_gym, format",
+        ),
+        (
+            {"parts": [RewardPartConfig(name="no_such_module:f")]},
+            "cannot import 'no_such_module:f': ModuleNotFoundError",
+        ),
+        (
+            {"parts": [RewardPartConfig(name="os:no_such_function")]},
+            "cannot import 'os:no_such_function': AttributeError",
+        ),
         ({"parts": [RewardPartConfig(name="os:sep")]}, "is not callable"),
         ({"parts": [RewardPartConfig(name="format")]}, "needs task.reward.format_pattern"),
         ({"parts": [RewardPartConfig(name="format")], "format_pattern": "("}, "is no regular expression"),
-        ({"parts": [RewardPartConfig(name="exact")], "extract": "last"}, "choose one of boxed, tag, last_number, last_line, all"),
+        (
+            {"parts": [RewardPartConfig(name="exact")], "extract": "last"},
+            "choose one of boxed, tag, last_number, last_line, all",
+        ),
     ],
 )
 def test_a_reward_that_cannot_be_built_is_one_line(settings, message):

@@ -13,9 +13,7 @@ def group(prompt, *completions):
 
 def config(**reward):
     settings = {"parts": [RewardPartConfig(name="number")], "extract": "last_number", **reward}
-    return TaskConfig(
-        data=DataConfig(source="arithmetic", held_out_fraction=0.2), reward=RewardConfig(**settings)
-    )
+    return TaskConfig(data=DataConfig(source="arithmetic", held_out_fraction=0.2), reward=RewardConfig(**settings))
 
 
 def build(tokenizer, task_config, **settings):
@@ -23,7 +21,10 @@ def build(tokenizer, task_config, **settings):
 
 
 def test_the_reward_is_the_weighted_sum_of_its_parts(tokenizer):
-    reward = {"parts": [RewardPartConfig(name="number"), RewardPartConfig(name="format", weight=0.5)], "format_pattern": r"\.$"}
+    reward = {
+        "parts": [RewardPartConfig(name="number"), RewardPartConfig(name="format", weight=0.5)],
+        "format_pattern": r"\.$",
+    }
     with build(tokenizer, config(**reward)) as task:
         (prompt,) = task.next_prompts(1)
         right, wrong = prompt.problem.answer, str(int(prompt.problem.answer) + 1)

@@ -29,9 +29,7 @@ def phases(clock):
 
 
 def run(script: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
-    )
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_calls_of_one_phase_add_up(phases, clock):
