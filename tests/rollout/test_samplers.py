@@ -1,5 +1,7 @@
 """Real vLLM and transformers samplers against the learner: same tokens, same log-probabilities."""
 
+import os
+
 import pytest
 import torch
 
@@ -37,8 +39,12 @@ def learner(config, model):
     from grpo.learner.engine import init_distributed
     from grpo.learner.learner import DeepSpeedLearner
 
+    environment = dict(os.environ)
     init_distributed(DEVICE, 300)
-    return DeepSpeedLearner(config, model, DEVICE)
+    yield DeepSpeedLearner(config, model, DEVICE)
+    # The rendezvous is announced in the environment, and later tests start processes of their own.
+    os.environ.clear()
+    os.environ.update(environment)
 
 
 @pytest.fixture(scope="module")
