@@ -21,6 +21,11 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def rank() -> int:
+    """This process's learner rank; 0 without a launcher."""
+    return int(os.environ.get("RANK", "0"))
+
+
 def device(config: TrainConfig) -> torch.device:
     """This rank's device. Raises UserError when a GPU is asked for and there is none."""
     if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
@@ -64,7 +69,7 @@ def model_shape(path: Path, trust_remote_code: bool = False) -> ModelShape:
 
 def print_tables(config: TrainConfig, path: Path, ranks: int) -> None:
     """The batch table and the memory estimate, on rank 0, and a warning where memory will not do."""
-    if int(os.environ.get("RANK", "0")):
+    if rank():
         return
     console = Console()
     shape = model_shape(path, config.model.trust_remote_code)

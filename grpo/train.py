@@ -20,7 +20,6 @@ from grpo.config.validate import differences, validate
 from grpo.dynamics.scheduler import SCHEDULERS
 from grpo.interfaces import Sampler
 from grpo.learner.checkpoint import CheckpointStore, read_state
-from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import init_distributed
 from grpo.learner.export import export
 from grpo.learner.learner import DeepSpeedLearner
@@ -47,35 +46,35 @@ def train(config: TrainConfig) -> int:
     launch_check.print_tables(config, path, world_size)
     if config.dry_run:
         return 0
-    init_distributed(device, config.learner.deadline_seconds)
-    output = Path(config.output_dir)
-    with Session(config, path, device, output) as session:
-        return session.run()
+    # First the task: what is wrong with data or reward shows before the engines start.
+    tokenizer = models.load_tokenizer(path, config.model)
+    with load_task(config, tokenizer, launch_check.rank(), world_size) as task:
+        init_distributed(device, config.learner.deadline_seconds)
+        return Session(config, path, tokenizer, task, device).run()
 
 
 class Session:
     """One run from its first evaluation to its report."""
 
-    def __init__(self, config: TrainConfig, path: Path, device: torch.device, output: Path):
-        self._config, self._output = config, output
-        self._tokenizer = models.load_tokenizer(path, config.model)
-        self._collective = TorchCollective(device)
-        self._first = self._collective.rank == 0
-        # First the task: what is wrong with data or reward shows before the engines start.
-        self._task = load_task(config, self._tokenizer, self._collective.rank, self._collective.world_size)
+    def __init__(
+        self,
+        config: TrainConfig,
+        path: Path,
+        tokenizer: PreTrainedTokenizerBase,
+        task: VerifiableTask,
+        device: torch.device,
+    ):
+        self._config, self._output = config, Path(config.output_dir)
+        self._tokenizer, self._task = tokenizer, task
         learner = DeepSpeedLearner(config, path, device)
-        sampler = build_sampler(config, path, self._tokenizer, device)
+        self._collective = learner.collective
+        self._first = self._collective.rank == 0
+        sampler = build_sampler(config, path, tokenizer, device)
         self._phases = Phases(self._collective.rank)
-        watch(self._phases, config, self._task, sampler, learner)
+        watch(self._phases, config, task, sampler, learner)
         self._engines = self._assemble(sampler, learner)
-        self._store = CheckpointStore(output / "checkpoints", config.checkpoint.keep_last, self._collective)
+        self._store = CheckpointStore(self._output / "checkpoints", config.checkpoint.keep_last, self._collective)
         self._stop = StopRequest()
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._task.close()
 
     def _assemble(self, sampler: Sampler, learner: DeepSpeedLearner) -> Engines:
         config, task, collective = self._config, self._task, learner.collective

@@ -1,6 +1,8 @@
 import pytest
+import torch
 
 from grpo.cli import WRONG_USE, main
+from tests.runs import SMALL
 
 
 def test_without_a_command_the_usage_is_printed(capsys):
@@ -30,3 +32,28 @@ def test_help_lists_groups_and_keys(capsys):
 def test_the_doctor_looks_at_everything_that_a_run_needs(capsys, package):
     main(["doctor"])
     assert package in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model=huggingface", "model.path=nowhere/model", "model.max_length=64"], "model.path"),
+        (["task=file", "task.data.path=nowhere/problems.jsonl", "task.prompt.max_tokens=24"], "nowhere/problems.jsonl"),
+        (["device=cuda"], "device=cuda"),
+        (["task.reward.parts=[{name: 'no_such_module:reward'}]"], "no_such_module"),
+    ],
+)
+def test_what_a_person_gets_wrong_is_one_line_before_the_engines_start(overrides, message, tmp_path, capsys):
+    if message == "device=cuda" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert main(["train", *SMALL, f"output_dir={tmp_path}/run", *overrides]) == WRONG_USE
+    complaint = [line for line in capsys.readouterr().err.splitlines() if line.startswith("grpo: ")]
+    assert len(complaint) == 1 and message in complaint[0]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_prints_the_tables_and_stops(tmp_path, capsys):
+    assert main(["train", *SMALL, f"output_dir={tmp_path}/run", "dry_run=true"]) == 0
+    printed = capsys.readouterr().out
+    assert "completions per step" in printed and "KV cache" in printed
+    assert not (tmp_path / "run").exists()

@@ -135,30 +135,3 @@ def test_a_hang_is_ended_by_its_deadline_with_the_culprit_named(place, phase, ke
     assert done.returncode == 75, done.stderr[-3000:]
     assert f"phase '{phase}'" in done.stderr and key in done.stderr
     assert "most recent call first" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["model=huggingface", "model.path=/nowhere/model", "model.max_length=64"], "model.path"),
-        (
-            ["task=file", "task.data.path=/nowhere/problems.jsonl", "task.prompt.max_tokens=24"],
-            "/nowhere/problems.jsonl",
-        ),
-        (["device=cuda"], "device=cuda"),
-        (["learner.zero_stages=1"], "did you mean learner.zero_stage?"),
-    ],
-)
-def test_what_a_person_gets_wrong_is_one_line_and_exit_code_2(overrides, message, tmp_path):
-    done = grpo("train", *SMALL, f"output_dir={tmp_path}/run", *overrides)
-    assert done.returncode == 2, done.stderr[-2000:]
-    complaint = [line for line in done.stderr.splitlines() if line.startswith("grpo: ")]
-    assert len(complaint) == 1 and message in complaint[0]
-    assert "Traceback" not in done.stderr
-
-
-def test_a_dry_run_prints_the_tables_and_stops(tmp_path):
-    done = grpo("train", *SMALL, f"output_dir={tmp_path}/run", "dry_run=true")
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "completions per step" in done.stdout and "KV cache" in done.stdout
-    assert not (tmp_path / "run").exists()
