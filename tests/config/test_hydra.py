@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo.config import UserError
+from grpo.config import TrainConfig, UserError
 from grpo.config.hydra import compose_config, config_directory
 from grpo.config.validate import differences, validate
 
@@ -15,12 +15,15 @@ NEEDS_DATA = {"smollm2_mawps": ["task.data.path=problems.jsonl"]}
 def test_every_experiment_composes_and_validates_for_one_and_eight_ranks(experiment, world_size):
     config = compose_config([f"experiment={experiment}", *NEEDS_DATA.get(experiment, [])])
     validate(config, world_size)
+    assert config.output_dir == f"runs/{experiment}"
 
 
 @pytest.mark.parametrize("group", ["normalization", "objective", "learner", "rollout", "tracking", "dynamics"])
 def test_every_choice_of_every_group_composes(group):
     for choice in sorted(path.stem for path in (config_directory() / group).glob("*.yaml")):
-        validate(compose_config([f"{group}={choice}"]))
+        config = compose_config([f"{group}={choice}"])
+        validate(config)
+        assert isinstance(config, TrainConfig)
 
 
 def test_the_dial_is_set_by_name_and_by_number():

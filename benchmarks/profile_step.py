@@ -1,0 +1,72 @@
+"""Where an optimizer step's time goes: one real step of the quickstart's learner on made-up completions.
+
+    python benchmarks/profile_step.py [CHUNK]
+
+Six prompts with eight completions of 18 random tokens each; prints two timed steps, torch's profile of a third, and
+the peak memory. CHUNK is `learner.logit_chunk_tokens` (512).
+"""
+
+import random
+import sys
+import time
+
+from grpo import environment
+
+environment.prepare()
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from grpo import launch_check, models
+from grpo.algorithm.batches import BatchMaker
+from grpo.config.hydra import compose_config
+from grpo.learner.engine import init_distributed
+from grpo.learner.learner import DeepSpeedLearner
+from grpo.telemetry import peak_memory
+from grpo.types import Batch, Completion, Grade, Problem, Prompt, RolloutGroup, RoundPlan, ScoredGroup
+
+GROUPS, GROUP_SIZE, PROMPT_TOKENS, COMPLETION_TOKENS = 6, 8, 22, 18
+
+
+def made_up_groups() -> list[ScoredGroup]:
+    draw = random.Random(0)
+
+    def tokens(count: int) -> tuple[int, ...]:
+        return tuple(draw.randrange(3, 49_000) for _ in range(count))
+
+    groups = []
+    for index in range(GROUPS):
+        prompt = Prompt(Problem(f"p{index}", "", ""), tokens(PROMPT_TOKENS))
+        logprobs = (-5.0,) * COMPLETION_TOKENS
+        completions = tuple(Completion(tokens(COMPLETION_TOKENS), logprobs, "", False) for _ in range(GROUP_SIZE))
+        grades = tuple(Grade(float(place % 2), place % 2 == 1, {}) for place in range(GROUP_SIZE))
+        groups.append(ScoredGroup(RolloutGroup(prompt, completions, 0), grades, (True,) * GROUP_SIZE))
+    return groups
+
+
+def timed(learner: DeepSpeedLearner, batch: Batch) -> None:
+    wall, processor = time.perf_counter(), time.process_time()
+    learner.step(batch)
+    print(f"step: {time.perf_counter() - wall:.1f} s, {time.process_time() - processor:.1f} s of processor time")
+
+
+def main(chunk: str = "512") -> None:
+    overrides = ["experiment=quickstart", f"learner.logit_chunk_tokens={chunk}"]
+    config = launch_check.with_precision(compose_config(overrides))
+    device = launch_check.device(config)
+    init_distributed(device, 600)
+    learner = DeepSpeedLearner(config, models.resolve(config.model, list), device)
+    plan = RoundPlan(GROUP_SIZE, 1, GROUPS)
+    make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
+    [batch] = make(learner.evaluate(made_up_groups(), plan), plan)
+    for _ in range(3):
+        timed(learner, batch)
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
+    with profile(activities=activities) as found:
+        learner.step(batch)
+    print(found.key_averages().table(sort_by="self_cpu_time_total", row_limit=20, max_name_column_width=50))
+    print(peak_memory())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
