@@ -60,6 +60,7 @@ def sampling_means(collected: Collected) -> dict[str, Mean]:
         "completions/length_mean": Mean(tokens, len(completions)),
         "completions/truncated_fraction": _mean([completion.truncated for completion in completions]),
         "completions/timed_out_fraction": _mean([grade.outcome == "timed_out" for grade in grades]),
+        "completions/unparsable_answer_fraction": _mean([grade.outcome == "unparsable" for grade in grades]),
         "completions/failed_fraction": _mean([grade.outcome == "failed" for grade in grades]),
         "policy/sampler_entropy": Mean(-logprobs, tokens),
     }

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
 from grpo.config import CheckpointConfig, EvaluationConfig
-from grpo.interfaces import Learner, Tracker
+from grpo.interfaces import Collective, Learner, Tracker
 from grpo.learner.checkpoint import CheckpointStore
 from grpo.telemetry import JsonLines, RunDisplay, flatten, peak_memory
 from grpo.types import Collected, Progress, RoundStatistics
@@ -16,22 +17,50 @@ PROMPTS_FILE = "prompts.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
 
 
-class Recorder:
-    """Numbers, samples and the identities of the prompts of every round; rank 0 only."""
+@dataclass(frozen=True, slots=True)
+class RecordFiles:
+    """Where rank 0 writes."""
 
-    def __init__(self, tracker: Tracker, prompts: JsonLines, display: RunDisplay, samples_per_round: int):
-        self._tracker = tracker
-        self._prompts = prompts
-        self._display = display
+    tracker: Tracker
+    prompts: JsonLines
+    display: RunDisplay
+
+    def close(self) -> None:
+        self.display.close()
+        self.tracker.close()
+        self.prompts.close()
+
+
+class Recorder:
+    """Numbers, samples and the identities of the prompts of every round, gathered from all ranks and written
+    by the first; `files` is None on the others. `peak_tflops` is one device's (None: MFU is not known)."""
+
+    def __init__(
+        self,
+        collective: Collective,
+        files: RecordFiles | None,
+        samples_per_round: int,
+        peak_tflops: float | None = None,
+    ):
+        self._collective = collective
+        self._files = files
         self._samples_per_round = samples_per_round
+        self._peak_tflops = peak_tflops and peak_tflops * collective.world_size
 
     def after_round(self, statistics: RoundStatistics, collected: Collected, progress: Progress) -> None:
-        metrics = flatten(statistics) | peak_memory()
-        self._tracker.log(metrics, statistics.step)
-        self._tracker.samples(_samples(collected, self._samples_per_round), statistics.step)
         ids = [scored.group.prompt.prompt_id for scored in collected.sampled]
-        self._prompts.write({"round": statistics.round_index, "prompt_ids": ids}, statistics.step)
-        self._display.round(statistics.step, metrics)
+        shares = self._collective.gather((ids, _samples(collected, self._samples_per_round), peak_memory()))
+        if self._files is None:
+            return
+        every_id, samples, memory = zip(*shares, strict=True)
+        metrics = flatten(statistics, self._peak_tflops) | {
+            name: max(each[name] for each in memory) for name in memory[0]
+        }
+        self._files.tracker.log(metrics, statistics.step)
+        self._files.tracker.samples(list(chain(*samples))[: self._samples_per_round], statistics.step)
+        row = {"round": statistics.round_index, "prompt_ids": list(chain(*every_id))}
+        self._files.prompts.write(row, statistics.step)
+        self._files.display.round(statistics.step, metrics)
 
 
 def _samples(collected: Collected, count: int) -> list[dict[str, Any]]:

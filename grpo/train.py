@@ -24,11 +24,20 @@ from grpo.learner.engine import init_distributed
 from grpo.learner.export import export
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.loop import Engines, run
-from grpo.observers import EVALUATIONS_FILE, PROMPTS_FILE, Checkpointer, Evaluator, Recorder
+from grpo.observers import EVALUATIONS_FILE, PROMPTS_FILE, Checkpointer, Evaluator, Recorder, RecordFiles
 from grpo.report.run import write_report
 from grpo.rollout.collect import PlainCollector, RefillingCollector
 from grpo.tasks import VerifiableTask, build_task, load_problems, split
-from grpo.telemetry import JsonLines, JsonlTracker, Phases, RunDisplay, Trackers, WandbTracker, read_metrics
+from grpo.telemetry import (
+    JsonLines,
+    JsonlTracker,
+    Phases,
+    RunDisplay,
+    Trackers,
+    WandbTracker,
+    peak_tflops,
+    read_metrics,
+)
 from grpo.types import Progress, RoundPlan
 from grpo.weight_sync.in_process import InProcessSync
 
@@ -65,7 +74,7 @@ class Session:
         device: torch.device,
     ):
         self._config, self._output = config, Path(config.output_dir)
-        self._tokenizer, self._task = tokenizer, task
+        self._tokenizer, self._task, self._device = tokenizer, task, device
         learner = DeepSpeedLearner(config, path, device)
         self._collective = learner.collective
         self._first = self._collective.rank == 0
@@ -101,25 +110,25 @@ class Session:
         progress = self._resumed() if self._config.checkpoint.resume else self._fresh()
         self._output.mkdir(parents=True, exist_ok=True)
         self._engines.weight_sync.refresh(self._engines.learner, self._engines.sampler)
-        display = RunDisplay(self._config.num_steps, first_step=progress.step)
-        evaluator = self._evaluator(progress.step, display)
+        files = self._files(progress.step) if self._first else None
+        evaluator = self._evaluator(progress.step, files)
         checkpointer = Checkpointer(
             self._config.checkpoint, self._store, self._engines.learner, asdict(self._config), evaluator
         )
         if self._first and not self._config.checkpoint.resume:
             (self._output / CONFIG_FILE).write_text(json.dumps(asdict(self._config), indent=1))
-        tracker = self._tracker(progress.step) if self._first else None
-        recorder = [self._recorder(tracker, progress.step, display)] if self._first else []
-        if not self._config.checkpoint.resume:
-            evaluator.at(progress.step)
-        self._phases.take()
-        progress = run(
-            self._engines, progress, self._config.num_steps, [*recorder, evaluator, checkpointer], self._stop
-        )
-        checkpointer.save(progress)
-        display.close()
-        if tracker:
-            tracker.close()
+        samples = self._config.tracking.samples_per_round
+        recorder = Recorder(self._collective, files, samples, peak_tflops(self._device))
+        try:
+            if not self._config.checkpoint.resume:
+                evaluator.at(progress.step)
+            self._phases.take()
+            observers = [recorder, evaluator, checkpointer]
+            progress = run(self._engines, progress, self._config.num_steps, observers, self._stop)
+            checkpointer.save(progress)
+        finally:
+            if files:
+                files.close()
         if progress.step < self._config.num_steps:
             print(f"stopped at step {progress.step} of {self._config.num_steps}; continue with checkpoint.resume=true")
             return INTERRUPTED
@@ -158,20 +167,23 @@ class Session:
     def _resume_step(self, step: int) -> int | None:
         return step if self._config.checkpoint.resume else None
 
-    def _tracker(self, step: int) -> Trackers:
+    def _files(self, step: int) -> RecordFiles:
         config = self._config
         trackers = [JsonlTracker(self._output, self._resume_step(step))]
         if config.tracking.wandb != "off":
             trackers.append(
-                WandbTracker(asdict(config), config.tracking.wandb, config.tracking.project, self._output / "wandb")
+                WandbTracker(
+                    asdict(config),
+                    config.tracking.wandb,
+                    config.tracking.project,
+                    self._output / "wandb",
+                    resume=config.checkpoint.resume,
+                )
             )
-        return Trackers(trackers)
-
-    def _recorder(self, tracker: Trackers, step: int, display: RunDisplay) -> Recorder:
         prompts = JsonLines(self._output / PROMPTS_FILE, self._resume_step(step))
-        return Recorder(tracker, prompts, display, self._config.tracking.samples_per_round)
+        return RecordFiles(Trackers(trackers), prompts, RunDisplay(config.num_steps, first_step=step))
 
-    def _evaluator(self, step: int, display: RunDisplay) -> Evaluator:
+    def _evaluator(self, step: int, files: RecordFiles | None) -> Evaluator:
         config, engines = self._config, self._engines
         path = self._output / EVALUATIONS_FILE
         lines = JsonLines(path, self._resume_step(step)) if self._first else None
@@ -184,10 +196,10 @@ class Session:
             )
 
         def record(result: dict[str, Any]) -> None:
-            if lines:
+            if lines and files:
                 lines.write(result, result["step"])
                 rate = result["pass@1"]
-                display.note(
+                files.display.note(
                     f"step {result['step']}: held-out pass@1 {rate['value']:.3f} "
                     f"[{rate['low']:.3f}, {rate['high']:.3f}] on {result['problems']} problems"
                 )

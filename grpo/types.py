@@ -81,7 +81,8 @@ class Grade:
     """What a grader says of one completion.
 
     `reward` is the weighted sum of `parts`; `correct` is the task's own criterion of success, which
-    pass rates are made of; `outcome` is ``"graded"``, ``"timed_out"`` or ``"failed"``.
+    pass rates are made of; `outcome` is ``"graded"``, ``"timed_out"``, ``"failed"`` or ``"unparsable"`` (the
+    problem's answer, not the completion).
     """
 
     reward: float
@@ -228,12 +229,14 @@ class Mean:
 @dataclass(frozen=True, slots=True)
 class StepReport:
     """Facts of one optimizer step, already summed over ranks. `applied` is False when non-finite
-    gradients made the learner skip the update."""
+    gradients made the learner skip the update. `flops` are the operations that the model's forward and
+    backward passes ask for (see `grpo.learner.flops`)."""
 
     step: int
     applied: bool
     gradient_norm: float
     learning_rate: float
+    flops: float
     means: Mapping[str, Mean]
 
 

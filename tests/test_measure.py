@@ -16,6 +16,7 @@ def test_facts_of_a_round_by_hand():
             True,
             2.0,
             1e-5,
+            1e12,
             {"policy/entropy": Mean(6.0, 4), "mismatch/weight": Mean(4.0, 4), "mismatch/weight_squared": Mean(5.0, 4)},
         ),
         StepReport(
@@ -23,6 +24,7 @@ def test_facts_of_a_round_by_hand():
             True,
             4.0,
             1e-5,
+            1e12,
             {"policy/entropy": Mean(2.0, 4), "mismatch/weight": Mean(4.0, 4), "mismatch/weight_squared": Mean(5.0, 4)},
         ),
     ]

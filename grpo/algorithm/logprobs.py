@@ -25,7 +25,7 @@ def token_logprobs(
 
 
 def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
-    return (hidden @ weight.T).float() / temperature
+    return (hidden @ weight.T).float().div_(temperature)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -52,15 +52,15 @@ class _TokenLogprobs(torch.autograd.Function):
         for rows, aims, normalizer, entropy, upstream, upstream_entropy in zip(
             *(part.split(ctx.chunk) for part in parts), strict=True
         ):
-            logs = _logits(rows, weight, ctx.temperature) - normalizer[:, None]
-            gradient = logs.exp()
+            logs = _logits(rows, weight, ctx.temperature).sub_(normalizer[:, None])
             if bool(upstream_entropy.any()):
                 # ∂H/∂z_j = −p_j (log p_j + H)
+                gradient = logs.exp()
                 gradient *= -upstream[:, None] - upstream_entropy[:, None] * (logs + entropy[:, None])
             else:
-                gradient *= -upstream[:, None]
+                gradient = logs.exp_().mul_(-upstream[:, None])
             gradient.scatter_add_(-1, aims[:, None], upstream[:, None])
-            gradient = (gradient / ctx.temperature).to(weight.dtype)
+            gradient = gradient.div_(ctx.temperature).to(weight.dtype)
             hidden_gradients.append(gradient @ weight)
             if weight_gradient is not None:
                 weight_gradient += gradient.T @ rows

@@ -26,7 +26,8 @@ class DataConfig:
     options: dict[str, Any] = field(default_factory=dict)
     # Seed of the generator: another seed draws other problems. Not the training seed.
     seed: int = 0
-    # What to do with rows without a usable question or answer: "skip" (counted, listed) or "refuse".
+    # What to do with rows without a usable question, or with an answer that is missing or cannot be parsed:
+    # "skip" (counted, listed) or "refuse".
     bad_rows: str = "skip"
     # Share of the problems held out for evaluation, by a hash of the question: never trained on. 0.1: a tenth.
     held_out_fraction: float = 0.1

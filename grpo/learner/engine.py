@@ -45,7 +45,12 @@ def init_distributed(device: torch.device, deadline_seconds: float) -> None:
 def deepspeed_config(learner: LearnerConfig) -> dict[str, Any]:
     """What `deepspeed.initialize` reads. Batch sizes are nominal: micro-batches hold as many tokens as fit,
     and `managed_gradient_accumulation: false` lets each step have its own number of them."""
-    zero: dict[str, Any] = {"stage": max(1, learner.zero_stage), "overlap_comm": False, "contiguous_gradients": True}
+    zero: dict[str, Any] = {
+        "stage": max(1, learner.zero_stage),
+        "overlap_comm": False,
+        # Against fragmentation of a GPU's memory; on a CPU it is a copy of every gradient for nothing.
+        "contiguous_gradients": torch.cuda.is_available(),
+    }
     if learner.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     return {

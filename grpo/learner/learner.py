@@ -17,6 +17,7 @@ from grpo.config.errors import UserError
 from grpo.interfaces import Bucket
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import start_engine
+from grpo.learner.flops import flop_count
 from grpo.learner.policy import DTYPES, load_policy
 from grpo.learner.reference import AdapterReference, CopyReference, reference_logprobs
 from grpo.learner.weights import weight_buckets
@@ -39,6 +40,7 @@ class DeepSpeedLearner:
         if learner.gradient_checkpointing:
             policy.language_model.gradient_checkpointing_enable({"use_reentrant": False})
         policy.train()
+        self._flops = flop_count(policy.language_model, policy.head.weight)
         self.engine = start_engine(policy, learner, config.num_steps)
         self.policy = self.engine.module
         self.reference = self._reference(model_path)
@@ -112,7 +114,7 @@ class DeepSpeedLearner:
         and nowhere else. Non-finite gradients leave the weights alone: the step is reported as not
         applied, and too many in a row raise UserError.
         """
-        sums = torch.zeros(len(METRICS) + 1, dtype=torch.float64)
+        sums = torch.zeros(len(METRICS) + 2, dtype=torch.float64)
         for micro in batch.micro_batches:
             placed = to_device(micro, self._device)
             logprobs, entropies = self.engine(placed, self._temperature)
@@ -121,8 +123,9 @@ class DeepSpeedLearner:
                 # A NaN in one branch of a maximum can leave finite gradients; these say it to every rank.
                 loss = logprobs.sum() * torch.nan
             self.engine.backward(loss * self.collective.world_size, scale_wrt_gas=False)
-            sums[:-1] += metrics.cpu()
-            sums[-1] += micro.targets.numel()
+            sums[:-2] += metrics.cpu()
+            sums[-2] += micro.targets.numel()
+            sums[-1] += self._flops.of(micro)
         learning_rate = self.engine.get_lr()[0]
         self.engine.step()
         self.num_steps += 1
@@ -130,9 +133,10 @@ class DeepSpeedLearner:
         self._count_skipped(applied)
         if isinstance(self.reference, CopyReference) and self.reference.due(self.num_steps):
             self.reference.refresh(self.weight_buckets())
-        *totals, tokens = self.collective.sum(sums.tolist())
+        *totals, tokens, flops = self.collective.sum(sums.tolist())
         means = {name: Mean(total, tokens) for name, total in zip(METRICS, totals, strict=True)}
-        return StepReport(self.num_steps, applied, float(self.engine.get_global_grad_norm()), learning_rate, means)
+        gradient_norm = float(self.engine.get_global_grad_norm())
+        return StepReport(self.num_steps, applied, gradient_norm, learning_rate, flops, means)
 
     def _overflowed(self) -> bool:
         return bool(self.engine.optimizer.overflow)

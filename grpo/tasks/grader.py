@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo.config import RewardConfig, UserError
-from grpo.tasks.rewards import RewardPart, build_parts
+from grpo.tasks.rewards import RewardPart, UnparsableAnswer, build_parts
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +31,9 @@ Item = tuple[str, str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class RawGrade:
-    """Value of each reward part, before weights. All are 0 unless `outcome` is ``"graded"``;
-    the others are ``"timed_out"`` (worker killed) and ``"failed"`` (exception, or not enough memory)."""
+    """Value of each reward part, before weights. All are 0 unless `outcome` is ``"graded"``; the others are
+    ``"timed_out"`` (worker killed), ``"failed"`` (exception, or not enough memory) and ``"unparsable"`` (the
+    problem's own answer cannot be read)."""
 
     parts: Mapping[str, float]
     outcome: str = "graded"
@@ -165,6 +166,8 @@ def _grade(completion: str, answer: str, metadata: Mapping[str, Any]) -> RawGrad
                 raise ValueError(f"the reward is {value}")
         except (MemoryError, RecursionError):
             raise
+        except UnparsableAnswer:
+            return RawGrade(dict.fromkeys(_parts, 0.0), "unparsable")
         except Exception as error:
             message = " ".join(str(error).split())[:MAX_MESSAGE]
             return _Raised(f"reward part {name!r} raised {type(error).__name__}", message)

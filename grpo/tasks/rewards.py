@@ -15,6 +15,16 @@ from grpo.tasks.extraction import EXTRACTORS, extract
 RewardPart = Callable[[str, str, Mapping[str, Any]], float]
 """(completion, answer, metadata) → float. The completion is the whole text; the answer the problem's own."""
 
+
+class UnparsableAnswer(ValueError):
+    """A problem's own answer cannot be read, so nothing can be compared with it."""
+
+
+def readable(answer: str, config: RewardConfig) -> bool:
+    """Whether the answer suits the reward, as far as can be told at once: LaTeX is left to the grading workers."""
+    return "number" not in config.weights or _value(answer) is not None
+
+
 _PLAIN_NUMBER = re.compile(r"([-+]?(?:\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})(?:e[-+]?\d{1,3})?)(?:/(\d{1,400}))?")
 
 
@@ -26,10 +36,12 @@ def exact(extracted: str, answer: str) -> float:
 def number(extracted: str, answer: str) -> float:
     """Same value: "1,000", "$1000.0" and "1e3" are equal, "1/2" and "0.5" too; 50% counts as 50.
 
-    0 when either is not one plain number.
+    0 when what was extracted is not one plain number; raises UnparsableAnswer when the answer is none.
     """
-    value = _value(extracted)
-    return float(value is not None and value == _value(answer))
+    wanted = _value(answer)
+    if wanted is None:
+        raise UnparsableAnswer(answer)
+    return float(wanted == _value(extracted))
 
 
 def _squeeze(text: str) -> str:
@@ -63,6 +75,9 @@ def _math(config: RewardConfig) -> RewardPart:
     gold = functools.lru_cache(maxsize=1024)(formula)
 
     def part(extracted: str, answer: str) -> float:
+        # What it cannot read comes back as the text alone.
+        if all(isinstance(reading, str) for reading in gold(answer)):
+            raise UnparsableAnswer(answer)
         if exact(extracted, answer):
             return 1.0
         attempt = parse(extracted, parsing_timeout=None) if prose else formula(extracted)

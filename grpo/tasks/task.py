@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from grpo.config import RewardConfig, TaskConfig
+from grpo.config import RewardConfig, TaskConfig, UserError
 from grpo.tasks.grader import GraderPool, RawGrade
 from grpo.tasks.overlong import overlong_penalty
 from grpo.tasks.prompts import PromptEncoder, PromptStream
+from grpo.tasks.rewards import readable
 from grpo.tasks.sources import listed, load_problems
 from grpo.tasks.split import split
 from grpo.types import Completion, Grade, Problem, Prompt, RolloutGroup, ScoredGroup
@@ -19,7 +20,8 @@ logger = logging.getLogger(__name__)
 
 
 class VerifiableTask:
-    """Problems with answers that a program can check. `max_tokens` is the limit of a completion."""
+    """Problems with answers that a program can check. `max_tokens` is the limit of a completion; `bad_rows` says
+    what becomes of answers that only the graders find unparsable: "skip" (no reward, told once) or "refuse"."""
 
     def __init__(
         self,
@@ -29,6 +31,7 @@ class VerifiableTask:
         pool: GraderPool,
         reward: RewardConfig,
         max_tokens: int,
+        bad_rows: str = "skip",
     ) -> None:
         self._stream = stream
         self._held_out = tuple(held_out)
@@ -36,6 +39,8 @@ class VerifiableTask:
         self._pool = pool
         self._reward = reward
         self._max_tokens = max_tokens
+        self._bad_rows = bad_rows
+        self._told: set[str] = set()
 
     @property
     def cursor(self) -> int:
@@ -64,14 +69,17 @@ class VerifiableTask:
         return [Prompt(problem, self._encode(problem)) for problem in self._held_out[:count]]
 
     def grade(self, groups: Sequence[RolloutGroup]) -> list[ScoredGroup]:
-        """One grade per completion, in order. Raises `UserError` when the reward itself is at fault."""
+        """One grade per completion, in order. Raises `UserError` when the reward itself is at fault, and for an
+        unparsable answer where those are refused."""
         items = [
             (completion.text, group.prompt.problem.answer, group.prompt.problem.metadata)
             for group in groups
             for completion in group.completions
         ]
         raw_grades = iter(self._pool.grade(items))
-        return [self._scored(group, [next(raw_grades) for _ in group.completions]) for group in groups]
+        scored = [self._scored(group, [next(raw_grades) for _ in group.completions]) for group in groups]
+        self._tell_unparsable(scored)
+        return scored
 
     def close(self) -> None:
         """Ends the grading workers."""
@@ -82,6 +90,17 @@ class VerifiableTask:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _tell_unparsable(self, scored: Sequence[ScoredGroup]) -> None:
+        problems = [
+            each.group.prompt.problem for each in scored if each.grades and each.grades[0].outcome == "unparsable"
+        ]
+        new = {problem.problem_id: problem.answer for problem in problems if problem.problem_id not in self._told}
+        if new and self._bad_rows == "refuse":
+            raise UserError(f"{unparsable(new)}; mend them or set task.data.bad_rows=skip.")
+        if new:
+            self._told |= new.keys()
+            logger.warning("%s; nothing is learned from them", unparsable(new))
 
     def _scored(self, group: RolloutGroup, raw_grades: Sequence[RawGrade]) -> ScoredGroup:
         grades = tuple(map(self._grade, group.completions, raw_grades))
@@ -101,6 +120,12 @@ class VerifiableTask:
         return Grade(reward + penalty, correct, {**raw.parts, "overlong": penalty}, raw.outcome)
 
 
+def unparsable(answers: Mapping[str, str]) -> str:
+    """A message about problems (by id) whose own answers cannot be read."""
+    examples = listed(tuple(f"{name}: {answer!r}" for name, answer in answers.items()))
+    return f"{len(answers)} answers cannot be parsed ({examples})"
+
+
 def build_task(
     config: TaskConfig, tokenizer: Any, *, seed: int, max_tokens: int, rank: int = 0, world_size: int = 1
 ) -> VerifiableTask:
@@ -114,6 +139,12 @@ def build_task(
     problems, report = load_problems(config.data)
     if report.unusable or report.repeated:
         logger.warning("task %s: left out of %s", config.name, report)
+    unreadable = {each.problem_id: each.answer for each in problems if not readable(each.answer, config.reward)}
+    if len(unreadable) == len(problems) or (unreadable and config.data.bad_rows == "refuse"):
+        raise UserError(f"{unparsable(unreadable)}; mend them, or choose another task.reward.parts.")
+    if unreadable:
+        logger.warning("task %s: left out %s", config.name, unparsable(unreadable))
+        problems = [problem for problem in problems if problem.problem_id not in unreadable]
     encode = PromptEncoder(tokenizer, config.prompt)
     fitting, too_long = encode.fitting(problems)
     if too_long:
@@ -123,4 +154,6 @@ def build_task(
         )  # fmt: skip
     train, held_out = split(fitting, config.data.held_out_fraction)
     stream = PromptStream(train, encode, seed=seed, rank=rank, world_size=world_size)
-    return VerifiableTask(stream, held_out, encode, GraderPool(config.reward), config.reward, max_tokens)
+    return VerifiableTask(
+        stream, held_out, encode, GraderPool(config.reward), config.reward, max_tokens, config.data.bad_rows
+    )

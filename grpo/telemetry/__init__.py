@@ -1,5 +1,6 @@
-"""What a run says while it runs: metric names, trackers, phases with deadlines, the terminal, memory."""
+"""What a run says while it runs: metric names, trackers, phases with deadlines, the terminal, memory, hardware."""
 
+from grpo.telemetry.hardware import peak_tflops
 from grpo.telemetry.memory import peak_memory
 from grpo.telemetry.metrics import flatten
 from grpo.telemetry.phases import Phases
@@ -15,5 +16,6 @@ __all__ = [
     "WandbTracker",
     "flatten",
     "peak_memory",
+    "peak_tflops",
     "read_metrics",
 ]

@@ -25,11 +25,13 @@ _THROUGHPUT = {
 }
 
 
-def flatten(statistics: RoundStatistics) -> dict[str, float]:
+def flatten(statistics: RoundStatistics, peak_tflops: float | None = None) -> dict[str, float]:
     """All numbers of one round under stable names. What is not finite (the mean of nothing) is left out.
 
     Throughput is the round's completion tokens (the sum behind ``"completions/length_mean"``) ÷ the phase's
-    seconds. Means of optimizer steps, like `learner/…`, are over the applied ones only.
+    seconds. Means of optimizer steps, like `learner/…`, are over the applied ones only. ``"throughput/mfu"``
+    (model FLOPs utilization) is the share of `peak_tflops`, that of all devices together, which the learner's
+    optimizer steps made use of.
     """
     means = _step_means(statistics) | dict(statistics.means)
     values = {name: mean.value for name, mean in means.items()}
@@ -40,6 +42,10 @@ def flatten(statistics: RoundStatistics) -> dict[str, float]:
         for name, phase in _THROUGHPUT.items():
             if seconds := statistics.seconds.get(phase):
                 values[name] = length.total / seconds
+    if seconds := statistics.seconds.get("learn"):
+        values["throughput/learn_tflops"] = sum(report.flops for report in statistics.reports) / seconds / 1e12
+        if peak_tflops:
+            values["throughput/mfu"] = values["throughput/learn_tflops"] / peak_tflops
     return {name: float(value) for name, value in values.items() if math.isfinite(value)}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from grpo.interfaces import Tracker
 
 METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
+RUN_ID_FILE = "run-id"
 
 
 class JsonLines:
@@ -69,12 +71,18 @@ class JsonlTracker:
 
 class WandbTracker:
     """Weights & Biases. `mode` is ``"offline"`` (written below `directory`, `wandb sync` sends it later) or
-    ``"online"``. `config` is shown beside the run. `UserError` when online is impossible."""
+    ``"online"``. `config` is shown beside the run; `resume` continues the run that `directory` belongs to.
+    `UserError` when online is impossible."""
 
-    def __init__(self, config: Mapping[str, Any], mode: str, project: str, directory: str | Path) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], mode: str, project: str, directory: str | Path, resume: bool = False
+    ) -> None:
         import wandb
 
-        Path(directory).mkdir(parents=True, exist_ok=True)
+        identity = Path(directory, RUN_ID_FILE)
+        identity.parent.mkdir(parents=True, exist_ok=True)
+        if not (resume and identity.exists()):
+            identity.write_text(secrets.token_hex(4))
         # wandb's capture of the terminal fights with the live display for it.
         settings = wandb.Settings(console="off", quiet=True)
         try:
@@ -82,7 +90,13 @@ class WandbTracker:
             if mode == "online" and not wandb.login(prompt=False):
                 raise UserError("wandb has no API key: run `wandb login`, or set tracking.wandb=offline")
             self._run = wandb.init(
-                config=dict(config), mode=mode, project=project, dir=str(directory), settings=settings
+                id=identity.read_text(),
+                resume="allow" if mode == "online" else None,
+                config=dict(config),
+                mode=mode,
+                project=project,
+                dir=str(directory),
+                settings=settings,
             )
         except wandb.Error as error:
             reason = " ".join(str(error).split())

@@ -31,7 +31,7 @@ def bit_sum(tensor: Tensor) -> int:
     import torch
 
     integers = {2: torch.int16, 4: torch.int32}[tensor.element_size()]
-    return int(tensor.detach().contiguous().view(integers).sum(dtype=torch.int64))
+    return int(tensor.detach().view(integers).sum(dtype=torch.int64))
 
 
 def checksums(weights: Iterable[tuple[str, Tensor]]) -> Counter[str]:

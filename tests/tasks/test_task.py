@@ -1,4 +1,6 @@
-from grpo.config import DataConfig, PromptConfig, RewardConfig, RewardPartConfig, TaskConfig
+import pytest
+
+from grpo.config import DataConfig, PromptConfig, RewardConfig, RewardPartConfig, TaskConfig, UserError
 from grpo.tasks import build_task
 from grpo.types import Completion, Prompt, RolloutGroup
 
@@ -67,6 +69,39 @@ def test_an_answer_that_was_not_graded_has_no_reward_and_is_not_correct(tokenize
     assert scored.rewards == (0.0, 0.0, 0.0)
     assert [grade.outcome for grade in scored.grades] == ["timed_out", "failed", "graded"]
     assert [grade.correct for grade in scored.grades] == [False, False, True]
+
+
+def rows_file(path, *answers):
+    path.write_text(
+        "".join(f'{{"problem": "q{index}", "answer": "{answer}"}}\n' for index, answer in enumerate(answers))
+    )
+    return DataConfig(path=str(path), held_out_fraction=0.0)
+
+
+def test_answers_that_are_no_numbers_are_left_out_or_refused_at_once(tokenizer, tmp_path, caplog):
+    task_config = config()
+    task_config.data = rows_file(tmp_path / "rows.jsonl", "1", "five", "2", "x+1")
+    with build(tokenizer, task_config) as task:
+        assert task.num_problems == 2
+    assert "2 answers cannot be parsed (rows-1: 'five', rows-3: 'x+1')" in caplog.text
+    task_config.data.bad_rows = "refuse"
+    with pytest.raises(UserError, match="2 answers cannot be parsed"):
+        build(tokenizer, task_config)
+
+
+def test_latex_that_only_the_grader_can_judge_is_told_once_or_refused(tokenizer, tmp_path, caplog):
+    task_config = config(parts=[RewardPartConfig(name="math")], extract="all")
+    task_config.data = rows_file(tmp_path / "rows.jsonl", "{{{")
+    with build(tokenizer, task_config) as task:
+        (prompt,) = task.next_prompts(1)
+        for _ in range(2):
+            (scored,) = task.grade([group(prompt, completion("{{{"), completion("1"))])
+        assert [grade.outcome for grade in scored.grades] == ["unparsable", "unparsable"]
+        assert scored.rewards == (0.0, 0.0)
+    assert caplog.text.count("1 answers cannot be parsed (rows-0: '{{{')") == 1
+    task_config.data.bad_rows = "refuse"
+    with build(tokenizer, task_config) as task, pytest.raises(UserError, match="mend them or set task.data.bad_rows"):
+        task.grade([group(prompt, completion("1"))])
 
 
 def test_training_never_asks_what_is_held_out(tokenizer):

@@ -16,8 +16,8 @@ def statistics(**changes) -> RoundStatistics:
         "reward_counts": {(0, 4): 1, (1, 4): 2, (4, 4): 1},
         "seconds": {"sample": 4.0, "learn": 2.0},
         "reports": (
-            StepReport(7, True, 1.0, 1e-3, {"policy/entropy": Mean(30.0, 100.0)}),
-            StepReport(8, True, 3.0, 3e-3, {"policy/entropy": Mean(60.0, 200.0)}),
+            StepReport(7, True, 1.0, 1e-3, 4e12, {"policy/entropy": Mean(30.0, 100.0)}),
+            StepReport(8, True, 3.0, 3e-3, 2e12, {"policy/entropy": Mean(60.0, 200.0)}),
         ),
     }
     return RoundStatistics(**(facts | changes))
@@ -42,8 +42,14 @@ def test_a_round_becomes_exactly_these_numbers():
             "time/learn_seconds": 2.0,
             "throughput/sample_tokens_per_second": 200.0,
             "throughput/learn_tokens_per_second": 400.0,
+            "throughput/learn_tflops": 3.0,
         }
     )
+
+
+def test_mfu_is_the_share_of_the_peak_that_the_steps_used():
+    # 6e12 operations in 2 seconds, on devices that could do 12e12 a second.
+    assert flatten(statistics(), peak_tflops=12.0)["throughput/mfu"] == 0.25
 
 
 def test_pass_rate_of_ragged_groups_is_over_completions():
@@ -51,8 +57,8 @@ def test_pass_rate_of_ragged_groups_is_over_completions():
 
 
 def test_a_skipped_step_is_counted_and_stays_out_of_every_mean():
-    applied = StepReport(7, True, 2.0, 1e-3, {"policy/entropy": Mean(1.0, 4.0)})
-    skipped = StepReport(7, False, math.inf, 9.0, {"policy/entropy": Mean(math.nan, 4.0)})
+    applied = StepReport(7, True, 2.0, 1e-3, 1e12, {"policy/entropy": Mean(1.0, 4.0)})
+    skipped = StepReport(7, False, math.inf, 9.0, 1e12, {"policy/entropy": Mean(math.nan, 4.0)})
     values = flatten(statistics(reports=(applied, skipped)))
     assert values["learner/skipped_steps"] == 1
     assert values["learner/gradient_norm"] == 2.0

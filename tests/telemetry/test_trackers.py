@@ -112,6 +112,13 @@ def test_wandb_offline_writes_a_run_without_key_or_network(tmp_path):
     assert len(list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))) == 1
 
 
+def test_a_resumed_run_is_the_same_run_for_wandb_and_a_new_one_another(tmp_path):
+    for resume in (False, True, False):
+        WandbTracker({}, "offline", "grpo", tmp_path, resume).close()
+    names = [path.stem.removeprefix("run-") for path in sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))]
+    assert len(names) == 3 and len(set(names)) == 2
+
+
 def test_wandb_online_without_a_key_says_how_to_go_on(tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))

@@ -1,0 +1,42 @@
+"""What a device could do at most."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+# Dense bfloat16 TFLOP/s of NVIDIA's data sheets, by the part of the device's name that tells.
+_PEAK_TFLOPS = {
+    "B200": 2250.0,
+    "H200": 989.0,
+    "GH200": 989.0,
+    "H100 PCIe": 756.0,
+    "H100 NVL": 835.0,
+    "H100": 989.0,
+    "H800": 989.0,
+    "H20": 148.0,
+    "A100": 312.0,
+    "A800": 312.0,
+    "L40S": 362.0,
+    "L40": 181.0,
+    "L4": 121.0,
+    "V100": 125.0,
+}
+
+
+def peak_tflops(device: torch.device) -> float | None:
+    """Dense bfloat16 TFLOP/s of a GPU that the table knows; None for others and for CPUs."""
+    if device.type != "cuda":
+        return None
+    import torch
+
+    return peak_of(torch.cuda.get_device_name(device))
+
+
+def peak_of(name: str) -> float | None:
+    """The same by the name that torch gives, e.g. ``"NVIDIA H100 80GB HBM3"``."""
+    words = f"{name} ".replace("-", " ")
+    known = [(len(part), peak) for part, peak in _PEAK_TFLOPS.items() if f"{part} " in words]
+    return max(known)[1] if known else None

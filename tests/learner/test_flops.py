@@ -1,0 +1,33 @@
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from grpo.algorithm.packing import Row, Seedling, pack
+from grpo.config import ModelConfig
+from grpo.learner.flops import flop_count
+from grpo.learner.policy import load_policy
+from grpo.types import Completion
+from tests.learner.models import tiny_llama
+
+
+def test_matrix_products_are_those_that_torch_counts(tmp_path):
+    policy = load_policy(tiny_llama(tmp_path / "model", tied=False), ModelConfig(), "float32", 64)
+    count = flop_count(policy.language_model, policy.head.weight)
+    rows = tuple(Row(Completion((5,) * length, (-1.0,) * length, "", False), 1.0, 1.0) for length in (6, 4))
+    micro = pack([Seedling((3, 4, 5), rows)])
+    with FlopCounterMode(display=False) as counter:
+        logprobs, _ = policy(micro, 1.0)
+        logprobs.sum().backward()
+    counted = counter.get_flop_counts()["Global"][torch.ops.aten.mm]
+    # 3 + 5 + 3 packed tokens, 6 + 4 targets; the head's logits are computed once more in the backward pass.
+    assert counted == 11 * count.per_token + 10 * count.per_target * 8 / 6
+    assert count.per_target == 6 * 64 * 64
+
+
+def test_attention_counts_the_pairs_that_are_attended():
+    one = torch.nn.Module()
+    one.config = type(
+        "Config", (), {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 3, "head_dim": 16}
+    )
+    one.get_input_embeddings = lambda: torch.nn.Embedding(5, 8)
+    # 2·(scores and values)·(1 forward + 2 backward) on 3 layers of 2 heads of width 16.
+    assert flop_count(one, torch.nn.Parameter(torch.ones(5, 8))).per_pair == 2 * 2 * 3 * 3 * 2 * 16
