@@ -1,4 +1,4 @@
-"""The command line: `grpo train|eval|doctor`."""
+"""The command line: `grpo train|eval|dynamics|doctor`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ USAGE = """usage: grpo COMMAND [key=value ...]
 
   train    train a model:        grpo train experiment=quickstart num_steps=60
   eval     pass@1 and pass@k:    grpo eval model.path=runs/default/model task=arithmetic
+  dynamics laws of a run's reward curve, and a forecast:   grpo dynamics runs/that_run [LAST_STEP]
   doctor   what is here, what does not fit, what to do about it
 
 Keys are Hydra overrides of configs/train.yaml; `grpo train --help` shows all of them."""
@@ -46,6 +47,8 @@ def _train(overrides: list[str]) -> int:
     if {"-h", "--help"} & set(overrides):
         print_help()
         return 0
+    if {"-m", "--multirun"} & set(overrides):
+        raise UserError("grpo train starts one run at a time; for several, loop over it: for seed in 0 1 2; do …")
     config = compose_config(overrides)
     from grpo.train import train
 
@@ -61,13 +64,29 @@ def _eval(overrides: list[str]) -> int:
     return evaluate_model(config)
 
 
+def _dynamics(arguments: list[str]) -> int:
+    from pathlib import Path
+
+    from grpo.report.dynamics import write_dynamics
+
+    if not arguments or len(arguments) > 2 or not all(each.isdigit() for each in arguments[1:]):
+        raise UserError("usage: grpo dynamics RUN_FOLDER [LAST_STEP]")
+    write_dynamics(Path(arguments[0]), *map(int, arguments[1:]))
+    return 0
+
+
 def _doctor(arguments: list[str]) -> int:
     from grpo.doctor import examine
 
     return examine()
 
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {"train": _train, "eval": _eval, "doctor": _doctor}
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "train": _train,
+    "eval": _eval,
+    "dynamics": _dynamics,
+    "doctor": _doctor,
+}
 
 
 if __name__ == "__main__":

@@ -42,8 +42,8 @@ def run(
     observers: Sequence[Observer],
     stop_requested: Callable[[], bool],
 ) -> Progress:
-    """Rounds until `num_steps` optimizer steps are taken or a stop is requested on any rank."""
-    while progress.step < num_steps and not engines.collective.maximum(stop_requested()):
+    """Rounds until `num_steps` optimizer steps are taken, the plan says stop, or a stop is requested on any rank."""
+    while progress.step < num_steps and not progress.plan.stop and not engines.collective.maximum(stop_requested()):
         left = num_steps - progress.step
         plan = replace(progress.plan, refresh_interval=min(progress.plan.refresh_interval, left))
         statistics, collected = one_round(engines, plan, progress.round_index)

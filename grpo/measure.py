@@ -18,7 +18,8 @@ def measure_round(
     seconds: Mapping[str, float],
     collective: Collective,
 ) -> RoundStatistics:
-    """Sums `collected` over ranks and adds up the steps' reports (which are already summed)."""
+    """Sums `collected` over ranks and adds up the steps' reports (which are already summed). Seconds of each phase
+    are the mean over ranks: whatever is decided by them is decided alike on every rank."""
     local = sampling_means(collected)
     names = sorted(local)
     flat = collective.sum([number for name in names for number in (local[name].total, local[name].count)])
@@ -35,9 +36,16 @@ def measure_round(
         plan=plan,
         means=means,
         reward_counts=dict(counts),
-        seconds=dict(seconds),
+        seconds=mean_seconds(seconds, collective),
         reports=tuple(reports),
     )
+
+
+def mean_seconds(seconds: Mapping[str, float], collective: Collective) -> dict[str, float]:
+    """Seconds of each phase, averaged over ranks; a phase that a rank did not enter counts as 0 there."""
+    shares = collective.gather(dict(seconds))
+    names = sorted({name for share in shares for name in share})
+    return {name: sum(share.get(name, 0.0) for share in shares) / collective.world_size for name in names}
 
 
 def correct_counts(groups: Sequence[ScoredGroup]) -> Counter[tuple[int, int]]:
@@ -57,6 +65,7 @@ def sampling_means(collected: Collected) -> dict[str, Mean]:
         "reward/square": _mean([grade.reward**2 for grade in grades]),
         "groups/silent_fraction": _mean([group.silent for group in groups]),
         "groups/kept_fraction": Mean(len(collected.groups), len(groups)),
+        "prompts/length_mean": _mean([len(group.group.prompt.token_ids) for group in groups]),
         "completions/length_mean": Mean(tokens, len(completions)),
         "completions/truncated_fraction": _mean([completion.truncated for completion in completions]),
         "completions/timed_out_fraction": _mean([grade.outcome == "timed_out" for grade in grades]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -11,10 +11,14 @@ from grpo.config import CheckpointConfig, EvaluationConfig
 from grpo.interfaces import Collective, Learner, Tracker
 from grpo.learner.checkpoint import CheckpointStore
 from grpo.telemetry import JsonLines, RunDisplay, flatten, peak_memory
-from grpo.types import Collected, Progress, RoundStatistics
+from grpo.types import Collected, Progress, RoundPlan, RoundStatistics
 
 PROMPTS_FILE = "prompts.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
+# Of a round: [correct completions, group size, how many groups]. With it a run's dynamics can be replayed.
+COUNTS = "groups/counts"
+# Why the next round's plan is what it is.
+REASON = "plan/next_reason"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,7 @@ class Recorder:
         self._collective = collective
         self._files = files
         self._samples_per_round = samples_per_round
+        self._plan: RoundPlan | None = None
         self._peak_tflops = peak_tflops and peak_tflops * collective.world_size
 
     def after_round(self, statistics: RoundStatistics, collected: Collected, progress: Progress) -> None:
@@ -56,11 +61,16 @@ class Recorder:
         metrics = flatten(statistics, self._peak_tflops) | {
             name: max(each[name] for each in memory) for name in memory[0]
         }
-        self._files.tracker.log(metrics, statistics.step)
+        counts = [[*pair, groups] for pair, groups in sorted(statistics.reward_counts.items())]
+        row = metrics | {COUNTS: counts, REASON: progress.plan.reason}
+        self._files.tracker.log(row, statistics.step)
         self._files.tracker.samples(list(chain(*samples))[: self._samples_per_round], statistics.step)
         row = {"round": statistics.round_index, "prompt_ids": list(chain(*every_id))}
         self._files.prompts.write(row, statistics.step)
         self._files.display.round(statistics.step, metrics)
+        if replace(progress.plan, reason="") != replace(self._plan or statistics.plan, reason=""):
+            self._files.display.note(f"step {statistics.step}: {progress.plan.reason}")
+        self._plan = progress.plan
 
 
 def _samples(collected: Collected, count: int) -> list[dict[str, Any]]:

@@ -100,7 +100,7 @@ class Session:
             learner=learner,
             make_batches=BatchMaker(config.normalization, config.objective, config.learner, collective),
             weight_sync=sync,
-            scheduler=SCHEDULERS[config.dynamics.name](config.dynamics),
+            scheduler=SCHEDULERS[config.dynamics.name](config, collective.world_size),
             collective=collective,
             take_seconds=self._phases.take,
         )
@@ -123,13 +123,17 @@ class Session:
             if not self._config.checkpoint.resume:
                 evaluator.at(progress.step)
             self._phases.take()
+            if files:
+                files.display.begin()
             observers = [recorder, evaluator, checkpointer]
             progress = run(self._engines, progress, self._config.num_steps, observers, self._stop)
             checkpointer.save(progress)
         finally:
             if files:
                 files.close()
-        if progress.step < self._config.num_steps:
+        if progress.plan.stop:
+            print(f"step {progress.step}: {progress.plan.reason}")
+        elif progress.step < self._config.num_steps:
             print(f"stopped at step {progress.step} of {self._config.num_steps}; continue with checkpoint.resume=true")
             return INTERRUPTED
         self._finish(evaluator, progress)

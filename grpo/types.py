@@ -140,15 +140,19 @@ class EvaluatedGroup:
 class RoundPlan:
     """What the scheduler decides for one round.
 
-    group_size        completions per prompt (G)
-    refresh_interval  optimizer steps per round, that is between two refreshes of the sampling policy (τ)
-    prompts_per_step  prompts in one optimizer step, over all ranks
+    group_size            completions per prompt (G)
+    refresh_interval      optimizer steps per round, that is between two refreshes of the sampling policy (τ)
+    prompts_per_step      prompts in one optimizer step, over all ranks
+    learning_rate_factor  by which the configured schedule is multiplied
+    stop                  no further round: `reason` says why
     """
 
     group_size: int
     refresh_interval: int
     prompts_per_step: int
     reason: str = "as configured"
+    learning_rate_factor: float = 1.0
+    stop: bool = False
 
     @property
     def prompts_per_round(self) -> int:
@@ -205,9 +209,11 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """This rank's share of one optimizer step. Every rank holds equally many micro-batches."""
+    """This rank's share of one optimizer step. Every rank holds equally many micro-batches.
+    `learning_rate_factor` is the plan's."""
 
     micro_batches: tuple[MicroBatch, ...]
+    learning_rate_factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,9 @@ pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-
 rest=$(mktemp)
 trap 'rm -f "$rest"' EXIT
 grep -v '^torch==' "$requirements" >"$rest"
-"$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --no-deps --requirements "$rest" || "${pip[@]}" -r "$rest"
+"$venv/bin/uv" pip install --quiet --system-certs --python "$venv/bin/python" --no-deps --requirements "$rest" || {
+  echo "setup: uv did not get them all; pip goes on, slower"
+  "${pip[@]}" -r "$rest"
+}
 "${pip[@]}" --no-build-isolation --editable .
 echo "$wanted" >"$venv/.installed"

@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "learner": {"types", "config", "interfaces", "algorithm"},
     "weight_sync": {"types", "interfaces"},
     "telemetry": {"types", "config", "interfaces"},
-    "report": {"types", "config", "statistics", "telemetry"},
+    "report": {"types", "config", "statistics", "telemetry", "dynamics"},
     "measure": {"types", "interfaces"},
     "loop": {"types", "interfaces", "measure"},
     "evaluation": {"types", "config", "interfaces", "statistics"},

@@ -12,13 +12,18 @@ def test_without_a_command_the_usage_is_printed(capsys):
 
 def test_an_unknown_command_names_those_there_are(capsys):
     assert main(["trian"]) == WRONG_USE
-    assert "unknown command 'trian'; there are: train, eval, doctor" in capsys.readouterr().err
+    assert "unknown command 'trian'; there are: train, eval, dynamics, doctor" in capsys.readouterr().err
 
 
 def test_a_wrong_key_is_one_line_before_anything_heavy_is_imported(capsys):
     assert main(["train", "leaner.zero_stage=1"]) == WRONG_USE
     error = capsys.readouterr().err
     assert error == "grpo: unknown config key leaner.zero_stage; did you mean learner.zero_stage?\n"
+
+
+def test_several_runs_at_once_are_refused_with_what_to_do_instead(capsys):
+    assert main(["train", "--multirun", "seed=0,1"]) == 2
+    assert "one run at a time" in capsys.readouterr().err
 
 
 def test_help_lists_groups_and_keys(capsys):

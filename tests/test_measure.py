@@ -1,10 +1,21 @@
-from grpo.measure import measure_round
+from grpo.measure import mean_seconds, measure_round
 from grpo.rollout.collect import PlainCollector
 from grpo.telemetry import flatten
 from grpo.types import Mean, RoundPlan, StepReport
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank
 
 PLAN = RoundPlan(group_size=2, refresh_interval=2, prompts_per_step=2)
+
+
+class TwoRanks(SingleRank):
+    world_size = 2
+
+    def gather(self, value):
+        return [value, {"sample": 4.0, "save": 1.0}]
+
+
+def test_seconds_are_the_mean_over_ranks():
+    assert mean_seconds({"sample": 2.0}, TwoRanks()) == {"sample": 3.0, "save": 0.5}
 
 
 def test_facts_of_a_round_by_hand():

@@ -9,7 +9,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-SHOW = "from grpo.config.hydra import compose_config; c = compose_config(['experiment=tiny']); print(c.num_steps, c.model.source)"
+SHOW = """
+from grpo.config.hydra import compose_config
+config = compose_config(["experiment=tiny"])
+print(config.num_steps, config.model.source)
+"""
 
 
 @pytest.mark.slow

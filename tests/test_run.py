@@ -106,7 +106,9 @@ def test_sigterm_saves_and_exits_and_the_run_goes_on_from_there(finished, tmp_pa
 def test_two_ranks_ask_the_prompts_of_one_and_draw_the_same_samples(finished, tmp_path):
     output = tmp_path / "run"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "grpo.cli"]
-    overrides = [*SMALL, *ROUNDS, "num_steps=4", "learner.zero_stage=3", "objective.kl.coefficient=0.01"]
+    overrides = [*SMALL, *ROUNDS, "num_steps=6", "learner.zero_stage=3", "objective.kl.coefficient=0.01"]
+    # Both ranks decide for themselves after each round: if they did not agree, the next one would hang.
+    overrides += ["dynamics=adaptive", "dynamics.adaptive.decide_every=1", "dynamics.adaptive.smallest_group=6"]
     done = subprocess.run(
         [*launcher, "train", *overrides, f"output_dir={output}"],
         capture_output=True,
@@ -115,8 +117,12 @@ def test_two_ranks_ask_the_prompts_of_one_and_draw_the_same_samples(finished, tm
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert [sorted(ids) for _, ids in stream(output)] == [sorted(ids) for _, ids in stream(finished[0])[:2]]
-    first, alone = rows(output / "metrics.jsonl")[0], rows(finished[0] / "metrics.jsonl")[0]
+    assert [sorted(ids) for _, ids in stream(output)] == [sorted(ids) for _, ids in stream(finished[0])[:3]]
+    measured = rows(output / "metrics.jsonl")
+    assert [row["plan/group_size"] for row in measured[:2]] == [4, 4] and measured[2]["plan/group_size"] >= 6
+    assert measured[1]["plan/next_reason"].startswith("G 4→")
+    assert sum(groups for _, _, groups in measured[2]["groups/counts"]) == 8
+    first, alone = measured[0], rows(finished[0] / "metrics.jsonl")[0]
     # The same seeds for the same prompts: a rank changes where a sample is drawn, not what.
     assert first["reward/mean"] == alone["reward/mean"]
     assert first["completions/length_mean"] == alone["completions/length_mean"]

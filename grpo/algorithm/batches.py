@@ -47,9 +47,9 @@ class BatchMaker:
 
     def __call__(self, groups: Sequence[EvaluatedGroup], plan: RoundPlan) -> list[Batch]:
         """One batch per optimizer step of the plan; equally many micro-batches on every rank."""
-        return [self._batch(step) for step in split_steps(groups, plan)]
+        return [self._batch(step, plan.learning_rate_factor) for step in split_steps(groups, plan)]
 
-    def _batch(self, groups: Sequence[EvaluatedGroup]) -> Batch:
+    def _batch(self, groups: Sequence[EvaluatedGroup], learning_rate_factor: float) -> Batch:
         rewards = [self._rewards(group) for group in groups]
         totals, batch_std = self._step_totals(groups, rewards)
         advantage = advantages(rewards, self._normalization, batch_std)
@@ -63,7 +63,7 @@ class BatchMaker:
         packs = bins(seedlings, self._learner.micro_batch_tokens)
         count = max(1, self._collective.maximum(len(packs)))
         packs.extend([] for _ in range(count - len(packs)))
-        return Batch(tuple(pack(items) for items in packs))
+        return Batch(tuple(pack(items) for items in packs), learning_rate_factor)
 
     def _rewards(self, group: EvaluatedGroup) -> torch.Tensor:
         """[completions] float64; minus β·ΣKL(sampler ‖ reference) where the KL stands in the reward."""

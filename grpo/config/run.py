@@ -8,8 +8,42 @@ from grpo.config.task import TaskConfig
 
 
 @dataclass(kw_only=True)
+class AdaptiveConfig:
+    """What `dynamics=adaptive` may do, see `grpo.dynamics.adaptive`."""
+
+    # Rounds between two decisions; the guard looks at every round.
+    decide_every: int = 5
+    # Group sizes allowed.
+    smallest_group: int = 4
+    largest_group: int = 64
+    # Share of the gradient's limit G → ∞ that may be lost to small groups.
+    max_shortfall: float = 0.25
+    # Standard deviation of the curve about the plateau, as a share of the improvement that is left.
+    max_fluctuation: float = 0.5
+    # What stays as configured when G changes: "prompts" or "samples" per optimizer step.
+    hold: str = "prompts"
+    # Largest refresh interval. 1: every step on-policy.
+    longest_interval: int = 8
+    # How staleness is made, which decides the threshold: sample_and_hold | constant_lag | fresh.
+    staleness: str = "sample_and_hold"
+    # c = κτ/(1−μ) may reach this share of its threshold, and the damping ratio ζ must stay at least that.
+    max_gain_share: float = 0.5
+    min_damping_ratio: float = 0.7
+    # Effective share of samples under importance weights, and share of clipped tokens, at the interval chosen.
+    min_ess: float = 0.8
+    max_clip_fraction: float = 0.1
+    # A longer interval must save this share of the time per step.
+    min_saving: float = 0.05
+    # Stop when at most this pass rate is to be gained until num_steps, `stop_patience` decisions in a row and not
+    # before `stop_min_steps`. 0: never.
+    stop_gain: float = 0.0
+    stop_patience: int = 3
+    stop_min_steps: int = 50
+
+
+@dataclass(kw_only=True)
 class DynamicsConfig:
-    # fixed: group size and refresh interval as configured.
+    # fixed: group size and refresh interval as configured. adaptive: they are where a run begins.
     name: str = "fixed"
     # Completions per prompt (G).
     group_size: int = 8
@@ -17,6 +51,7 @@ class DynamicsConfig:
     refresh_interval: int = 1
     # Prompts in one optimizer step, over all ranks.
     prompts_per_step: int = 8
+    adaptive: AdaptiveConfig = field(default_factory=AdaptiveConfig)
 
 
 @dataclass(kw_only=True)

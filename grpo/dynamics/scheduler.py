@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from grpo.dynamics.adaptive import AdaptiveScheduler, Setting
+from grpo.dynamics.forecast import StopRule
+from grpo.dynamics.group_size import GroupSizeRule
+from grpo.dynamics.guard import GuardRule
+from grpo.dynamics.refresh import RefreshRule
 from grpo.types import RoundPlan, RoundStatistics
 
 if TYPE_CHECKING:
-    from grpo.config import DynamicsConfig
+    from grpo.config import TrainConfig
+    from grpo.interfaces import Scheduler
 
 
 class FixedScheduler:
     """The configured group size and refresh interval, round after round."""
 
-    def __init__(self, dynamics: DynamicsConfig):
-        self._plan = RoundPlan(dynamics.group_size, dynamics.refresh_interval, dynamics.prompts_per_step)
+    def __init__(self, plan: RoundPlan):
+        self._plan = plan
 
     def init(self) -> tuple[RoundPlan, Mapping[str, Any]]:
         return self._plan, {}
@@ -26,4 +32,48 @@ class FixedScheduler:
         return plan, state
 
 
-SCHEDULERS = {"fixed": FixedScheduler}
+def first_plan(config: TrainConfig) -> RoundPlan:
+    """What the first round does."""
+    dynamics = config.dynamics
+    return RoundPlan(dynamics.group_size, dynamics.refresh_interval, dynamics.prompts_per_step)
+
+
+def fixed(config: TrainConfig, world_size: int) -> FixedScheduler:
+    """`dynamics=fixed`."""
+    return FixedScheduler(first_plan(config))
+
+
+def adaptive(config: TrainConfig, world_size: int) -> AdaptiveScheduler:
+    """`dynamics=adaptive`."""
+    rules, dial = config.dynamics.adaptive, config.normalization
+    setting = Setting(
+        first=first_plan(config),
+        group_size=GroupSizeRule(
+            smallest=rules.smallest_group,
+            largest=rules.largest_group,
+            shortfall=rules.max_shortfall,
+            fluctuation=rules.max_fluctuation,
+            exponent=dial.exponent,
+            ddof=dial.ddof,
+        ),
+        refresh=RefreshRule(
+            longest=rules.longest_interval,
+            kind=rules.staleness,
+            gain_share=rules.max_gain_share,
+            least_damping=rules.min_damping_ratio,
+            least_ess=rules.min_ess,
+            most_clipped=rules.max_clip_fraction,
+            least_saving=rules.min_saving,
+        ),
+        guard=GuardRule(),
+        stop=StopRule(rules.stop_gain, rules.stop_patience, rules.stop_min_steps),
+        momentum=config.learner.betas[0],
+        num_steps=config.num_steps,
+        decide_every=rules.decide_every,
+        hold_samples=rules.hold == "samples",
+        prompt_multiple=world_size,
+    )
+    return AdaptiveScheduler(setting)
+
+
+SCHEDULERS: dict[str, Callable[[TrainConfig, int], Scheduler]] = {"fixed": fixed, "adaptive": adaptive}

@@ -126,7 +126,7 @@ class DeepSpeedLearner:
             sums[:-2] += metrics.cpu()
             sums[-2] += micro.targets.numel()
             sums[-1] += self._flops.of(micro)
-        learning_rate = self.engine.get_lr()[0]
+        learning_rate = self._scale_learning_rate(batch.learning_rate_factor)
         self.engine.step()
         self.num_steps += 1
         applied = not self._overflowed()
@@ -137,6 +137,13 @@ class DeepSpeedLearner:
         means = {name: Mean(total, tokens) for name, total in zip(METRICS, totals, strict=True)}
         gradient_norm = float(self.engine.get_global_grad_norm())
         return StepReport(self.num_steps, applied, gradient_norm, learning_rate, flops, means)
+
+    def _scale_learning_rate(self, factor: float) -> float:
+        """The schedule's rate times `factor`, for this step: the schedule sets its own again after it."""
+        scheduled = self.engine.lr_scheduler.get_last_lr()
+        for group, rate in zip(self.engine.optimizer.param_groups, scheduled, strict=True):
+            group["lr"] = rate * factor
+        return self.engine.get_lr()[0]
 
     def _overflowed(self) -> bool:
         return bool(self.engine.optimizer.overflow)

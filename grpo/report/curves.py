@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's palette: told apart with every kind of colour vision, and in grey.
 _BLUE, _ORANGE, _GREEN, _BLACK = "#0072B2", "#D55E00", "#009E73", "#000000"
-_STYLE = {
+STYLE = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -53,7 +53,7 @@ def plot_run(metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping
     from matplotlib.ticker import MaxNLocator
 
     panels = [panel for panel in _PANELS if any(panel[0] in row for row in metrics)]
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=_SIZE_INCHES, dpi=_DOTS_PER_INCH, layout="constrained")
         grid = figure.add_gridspec(2, max(1, len(panels)), height_ratios=[2.4, 1])
         top = figure.add_subplot(grid[0, :])

@@ -34,6 +34,8 @@ class VllmSampler:
             self._llm = LLM(**self._engine_arguments(str(model_path)))
             os.environ.clear()
             os.environ.update(environment)
+        if not self._on_gpu:
+            self._llm.collective_rpc("arrange_weights")
 
     def _engine_arguments(self, model_path: str) -> dict:
         rollout, model = self._config.rollout, self._config.model

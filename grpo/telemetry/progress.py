@@ -28,7 +28,7 @@ class RunDisplay:
     """The terminal's view of a run of `total_steps`, begun at `first_step` (above 0 when resumed).
 
     Anywhere but on a terminal (a log file, CI) it prints plain lines without control characters. `clock` gives
-    seconds; the time to go is that since construction, scaled to the remaining steps.
+    seconds; the time to go is that since `begin`, scaled to the remaining steps.
     """
 
     def __init__(
@@ -56,6 +56,10 @@ class RunDisplay:
         )
         self._task = self._bar.add_task("", total=total_steps, completed=first_step)
         self._bar.start()
+
+    def begin(self) -> None:
+        """The first round starts now: what came before does not count for the time to go."""
+        self._start = self._clock()
 
     def round(self, step: int, metrics: Mapping[str, float]) -> None:
         """Prints the line of a round that ended at optimizer step `step`; `metrics` as `flatten` names them."""

@@ -104,7 +104,8 @@ class WandbTracker:
         self._table = wandb.Table
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
-        self._run.log(dict(values), step=step)
+        # Lists and texts are for programs that read the file.
+        self._run.log({name: value for name, value in values.items() if isinstance(value, int | float)}, step=step)
 
     def samples(self, rows: Iterable[Mapping[str, Any]], step: int) -> None:
         rows = list(rows)

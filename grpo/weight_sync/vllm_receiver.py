@@ -25,6 +25,13 @@ if current_platform.is_cpu():
 class WeightReceiver:
     """Mixed into vLLM's worker by `worker_extension_cls`; called through `collective_rpc`."""
 
+    def arrange_weights(self) -> None:
+        """To be called once, on a CPU: stores matrices column by column, shapes unchanged. The products of decoding,
+        a few rows wide, are then up to half again as quick, and loading copies into the same storage."""
+        for parameter in self.model_runner.model.parameters():
+            if parameter.dim() == 2:
+                parameter.data = parameter.data.t().contiguous().t()
+
     def receive_bucket(self, bucket: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Loads whole tensors under their Hugging Face names."""
         self.model_runner.model.load_weights(bucket)

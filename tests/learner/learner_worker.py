@@ -94,6 +94,19 @@ def resume_facts(model, stage):
     return [[(r.step, r.gradient_norm, r.learning_rate) for r in reports] for reports in (straight, again)]
 
 
+def rate_facts(model, stage):
+    """Learning rates of steps under plans that scale the schedule's, and whether the weights moved."""
+    config = config_for(stage, learner__warmup_steps=4)
+    learner = DeepSpeedLearner(config, model, DEVICE)
+    rates, moved = [], []
+    for factor in (1.0, 0.0, 0.5):
+        before = weights(learner)
+        rates.append(take_step(learner, config, RoundPlan(4, 1, 4, learning_rate_factor=factor)).learning_rate)
+        moved.append(not torch.equal(weights(learner), before))
+    learner.engine.destroy()
+    return {"rates": rates, "moved": moved}
+
+
 def nan_facts(model, stage):
     config = config_for(stage, learner__max_skipped_steps=2)
     learner = DeepSpeedLearner(config, model, DEVICE)
@@ -118,7 +131,7 @@ def main(model, output):
     init_distributed(DEVICE, 300)
     facts = {}
     for stage in (1, 2, 3):
-        parts = (reference_facts, lora_facts, resume_facts, nan_facts)
+        parts = (reference_facts, lora_facts, resume_facts, rate_facts, nan_facts)
         facts[str(stage)] = {part.__name__: part(model, stage) for part in parts}
     if torch.distributed.get_rank() == 0:
         with open(output, "w") as file:

@@ -70,6 +70,14 @@ def test_a_loaded_checkpoint_takes_the_same_steps_again(facts, stage):
 
 @STAGES
 @pytest.mark.slow
+def test_a_plan_scales_the_schedules_learning_rate_for_its_own_steps(facts, stage):
+    found = facts[stage]["rate_facts"]
+    assert found["rates"] == pytest.approx([0.0025, 0.0, 0.5 * 0.0075])
+    assert found["moved"] == [True, False, True]
+
+
+@STAGES
+@pytest.mark.slow
 def test_nan_gradients_skip_the_step_and_too_many_in_a_row_stop_the_run(facts, stage):
     found = facts[stage]["nan_facts"]
     assert found["applied"] == [False, True]

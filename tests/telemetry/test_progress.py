@@ -52,6 +52,15 @@ def test_time_to_go_of_a_resumed_run_counts_its_own_steps_only():
     assert line == "step 60/80  ETA 0:00:40\n"
 
 
+def test_time_to_go_counts_from_the_first_round_and_not_from_the_evaluation_before_it():
+    def evaluate_first(display):
+        display.begin()
+        display.round(40, {})
+
+    # All of the ten seconds went by before `begin`.
+    assert logged(evaluate_first) == "step 40/80  ETA 0:00:00\n"
+
+
 def test_no_step_done_yet_has_no_time_to_go():
     assert logged(lambda display: display.round(0, {})) == "step  0/80  ETA ?\n"
 

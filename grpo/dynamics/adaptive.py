@@ -1,0 +1,258 @@
+"""`dynamics=adaptive`: group size and refresh interval of the next round, from the model of this run so far.
+
+Everything it knows is in its state, which is plain data: rounds as they were measured, counts of solved prompts, the
+guard's memory. The same facts give the same plan on every rank, after a resume, and offline from metrics.jsonl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from grpo.dynamics import guard
+from grpo.dynamics.difficulty import fit_difficulty
+from grpo.dynamics.forecast import Forecast, StopRule, forecast
+from grpo.dynamics.group_size import GroupSizeRule, choose_group_size
+from grpo.dynamics.history import pass_rate
+from grpo.dynamics.identify import Identification, identify
+from grpo.dynamics.identity import silent_rate
+from grpo.dynamics.laws import History
+from grpo.dynamics.refresh import OffPolicyness, RefreshRule, choose_refresh_interval, fit_step_time
+from grpo.types import RoundPlan, RoundStatistics
+
+# Counts of older rounds are multiplied by this each round: difficulty is that of the present policy.
+FORGETTING = 0.8
+# A fit reads at most so many points; older neighbours are merged.
+MOST_POINTS = 200
+# A size is changed only by at least this factor, and when two decisions in a row want it.
+LEAST_CHANGE = 1.2
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the run is, and what the scheduler may do; see `DynamicsConfig` for the meaning of the rules."""
+
+    first: RoundPlan
+    group_size: GroupSizeRule
+    refresh: RefreshRule
+    guard: guard.GuardRule
+    stop: StopRule
+    momentum: float
+    num_steps: int
+    decide_every: int
+    hold_samples: bool
+    prompt_multiple: int
+
+
+class AdaptiveScheduler:
+    """`interfaces.Scheduler`: pure `init` and `next`."""
+
+    def __init__(self, setting: Setting):
+        self._setting = setting
+
+    def init(self) -> tuple[RoundPlan, Mapping[str, Any]]:
+        return self._setting.first, {
+            "rounds": [],
+            "counts": [],
+            "guard": guard.init(),
+            "stop": self._setting.stop.init(),
+            "wish": None,
+        }
+
+    def next(
+        self, plan: RoundPlan, statistics: RoundStatistics, state: Mapping[str, Any]
+    ) -> tuple[RoundPlan, Mapping[str, Any]]:
+        """Guard first; then, every few rounds, the model's own proposals."""
+        state = _remember(state, statistics)
+        rate, error = pass_rate(statistics.reward_counts)
+        facts = guard.RoundFacts(
+            pass_rate=rate,
+            error=error,
+            ess=off_policyness(statistics).ess,
+            skipped_steps=sum(not report.applied for report in statistics.reports),
+            interval=plan.refresh_interval,
+            rate_factor=plan.learning_rate_factor,
+        )
+        action, watched = guard.look(self._setting.guard, state["guard"], facts)
+        state = {**state, "guard": watched}
+        if action:
+            changed = replace(
+                plan,
+                refresh_interval=action.interval,
+                learning_rate_factor=action.rate_factor,
+                stop=action.stop,
+                reason=action.reason,
+            )
+            return changed, state
+        if len(state["rounds"]) % self._setting.decide_every:
+            return replace(plan, reason="as before"), state
+        return self._decide(plan, statistics, state)
+
+    def _decide(
+        self, plan: RoundPlan, statistics: RoundStatistics, state: Mapping[str, Any]
+    ) -> tuple[RoundPlan, Mapping[str, Any]]:
+        setting = self._setting
+        history = read_rounds(state["rounds"])
+        found = identify(merged(history), setting.momentum, setting.group_size.exponent)
+        ahead = forecast(found, setting.num_steps) if found and found.identified else None
+        stop, counting = setting.stop.next(ahead, statistics.step, state["stop"])
+        state = {**state, "stop": counting}
+        if stop:
+            reason = f"stop: at most {ahead.gain.high:.3f} more until step {setting.num_steps} ({found.reason})"
+            return replace(plan, stop=True, reason=reason), state
+        size, why_size, state = self._group_size(plan, statistics, found, ahead, state)
+        interval, why_interval = self._interval(plan, statistics, found, state)
+        samples = plan.prompts_per_step * plan.group_size
+        prompts = plan.prompts_per_step
+        if setting.hold_samples:
+            prompts = max(1, round(samples / size / setting.prompt_multiple)) * setting.prompt_multiple
+        reason = "; ".join(each for each in (why_size, why_interval) if each) or "nothing asks for a change"
+        changed = replace(plan, group_size=size, refresh_interval=interval, prompts_per_step=prompts, reason=reason)
+        return changed, state
+
+    def _group_size(
+        self,
+        plan: RoundPlan,
+        statistics: RoundStatistics,
+        found: Identification | None,
+        ahead: Forecast | None,
+        state: Mapping[str, Any],
+    ) -> tuple[int, str, Mapping[str, Any]]:
+        difficulty = fit_difficulty({(k, size): number for k, size, number in state["counts"]})
+        length = statistics.means["completions/length_mean"]
+        choice = choose_group_size(
+            difficulty,
+            self._setting.group_size,
+            plan.group_size,
+            process_variance(found),
+            ahead.plateau.value - float(ahead.value[0]) if ahead else None,
+            prompt_cost=statistics.means["prompts/length_mean"].value,
+            completion_cost=length.value,
+        )
+        wish = choice.size
+        factor = max(wish, plan.group_size) / min(wish, plan.group_size)
+        if factor < LEAST_CHANGE:
+            return plan.group_size, "", {**state, "wish": None}
+        # The first time it is only a wish: one noisy round changes nothing.
+        same_direction = state["wish"] is not None and (state["wish"] > plan.group_size) == (wish > plan.group_size)
+        if not same_direction:
+            return plan.group_size, "", {**state, "wish": wish}
+        now, then = (
+            float(difficulty.weights @ silent_rate(difficulty.pass_rates, size)) for size in (plan.group_size, wish)
+        )
+        reason = f"G {plan.group_size}→{wish}: {choice.reason}; silent {now:.0%} → {then:.0%}"
+        return wish, reason, {**state, "wish": None}
+
+    def _interval(
+        self,
+        plan: RoundPlan,
+        statistics: RoundStatistics,
+        found: Identification | None,
+        state: Mapping[str, Any],
+    ) -> tuple[int, str]:
+        rows = state["rounds"][-50:]
+        time = fit_step_time(
+            np.array([row["interval"] for row in rows], float),
+            np.array([row["seconds"] for row in rows], float),
+            float(np.median([row["fixed_seconds"] for row in rows])),
+        )
+        stiffness = found.stiffness.high if found and found.identified else None
+        choice = choose_refresh_interval(
+            self._setting.refresh,
+            self._setting.momentum,
+            stiffness,
+            off_policyness(statistics),
+            time,
+            plan.refresh_interval,
+        )
+        if choice.interval == plan.refresh_interval:
+            return plan.refresh_interval, ""
+        return choice.interval, f"τ {plan.refresh_interval}→{choice.interval}: {choice.reason}"
+
+
+def _remember(state: Mapping[str, Any], statistics: RoundStatistics) -> dict[str, Any]:
+    counts = {(k, size): FORGETTING * number for k, size, number in state["counts"]}
+    for pair, number in statistics.reward_counts.items():
+        counts[pair] = counts.get(pair, 0.0) + number
+    rate, error = pass_rate(statistics.reward_counts)
+    interval = statistics.plan.refresh_interval
+    row = {
+        "step": statistics.step - interval,
+        "value": rate,
+        "error": error,
+        "interval": interval,
+        "seconds": sum(statistics.seconds.values()),
+        "fixed_seconds": statistics.seconds.get("sync", 0.0),
+    }
+    kept = [[k, size, number] for (k, size), number in sorted(counts.items()) if number > 1e-3]
+    return {**state, "counts": kept, "rounds": [*state["rounds"], row]}
+
+
+def read_rounds(rows: list[Mapping[str, Any]]) -> History:
+    """The reward curve in a scheduler's state."""
+    columns = (np.array([row[name] for row in rows], float) for name in ("step", "value", "error", "interval"))
+    return History(*columns)
+
+
+def merged(history: History, most: int = MOST_POINTS) -> History:
+    """The same curve with neighbours averaged, weighted by their information, until at most `most` points are left.
+    Only rounds of one refresh interval are merged."""
+    while len(history) > most:
+        half = len(history) // 2
+        pairs = [(2 * index, 2 * index + 1) for index in range(half)]
+        points = []
+        for a, b in pairs:
+            if history.intervals[a] != history.intervals[b]:
+                points += [_point(history, [a]), _point(history, [b])]
+            else:
+                points.append(_point(history, [a, b]))
+        points += [_point(history, [index]) for index in range(2 * half, len(history))]
+        if len(points) == len(history):
+            return history
+        history = History(*(np.array(column) for column in zip(*points, strict=True)))
+    return history
+
+
+def _point(history: History, rows: list[int]) -> tuple[float, float, float, float]:
+    weights = history.errors[rows] ** -2.0
+    total = weights.sum()
+    return (
+        float(history.steps[rows] @ weights / total),
+        float(history.values[rows] @ weights / total),
+        float(total**-0.5),
+        float(history.intervals[rows[0]]),
+    )
+
+
+def process_variance(found: Identification | None) -> float:
+    """Variance of the curve about its best law beyond what sampling explains; 0 where none shows."""
+    if found is None:
+        return 0.0
+    fit = found.fits[0]
+    freedom = len(fit.history) - len(fit.free)
+    if freedom <= 0:
+        return 0.0
+    errors = fit.history.errors
+    scatter = float(np.sum((fit.residuals * errors) ** 2)) / freedom
+    return max(scatter - float(np.mean(errors**2)), 0.0)
+
+
+def off_policyness(statistics: RoundStatistics) -> OffPolicyness:
+    """ESS of the importance weights within the round and the clipped share of tokens, of its applied steps."""
+    means: dict[str, Any] = {}
+    for report in statistics.reports:
+        if report.applied:
+            for name, mean in report.means.items():
+                means[name] = means[name] + mean if name in means else mean
+
+    def value(name: str, otherwise: float) -> float:
+        found = means.get(name)
+        return found.value if found is not None and found.count else otherwise
+
+    squared = value("mismatch/weight_squared", 1.0)
+    ess = value("mismatch/weight", 1.0) ** 2 / squared if squared else 1.0
+    clipped = value("policy/clip_low_fraction", 0.0) + value("policy/clip_high_fraction", 0.0)
+    return OffPolicyness(statistics.plan.refresh_interval, min(ess, 1.0), clipped)

@@ -1,0 +1,91 @@
+"""What happens at once when a run loses its damping: τ down, then the learning rate, then stop.
+
+The fitted damping ratio needs many rounds to notice; the guard looks at what one round shows. A round is bad when
+its pass rate has fallen from the recent best by more than noise explains, when the optimizer skipped steps, or when
+importance weights have collapsed. After an action the run gets some rounds to recover before the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class GuardRule:
+    """When the guard acts.
+
+    fall            standard errors that the pass rate must have lost against the recent best
+    least_fall      and at least this much pass rate
+    least_ess       effective share of samples below which importance weights have collapsed
+    rounds          bad rounds in a row before it acts
+    recovery        rounds after an action in which it does not act again
+    rate_cuts       halvings of the learning rate before it stops the run
+    """
+
+    fall: float = 4.0
+    least_fall: float = 0.1
+    least_ess: float = 0.3
+    rounds: int = 2
+    recovery: int = 5
+    rate_cuts: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class GuardAction:
+    """What to do now: the refresh interval and the learning rate's factor from here on, and whether to stop."""
+
+    interval: int
+    rate_factor: float
+    stop: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFacts:
+    """What the guard looks at: pass rate and its standard error, ESS of the importance weights, optimizer steps
+    skipped, and the settings that the round ran under."""
+
+    pass_rate: float
+    error: float
+    ess: float
+    skipped_steps: int
+    interval: int
+    rate_factor: float
+
+
+def init() -> dict[str, Any]:
+    """Best smoothed pass rate so far with its error, bad rounds in a row, rounds since the last action, cuts made."""
+    return {"best": None, "error": 0.0, "smooth": None, "bad": 0, "since": None, "cuts": 0}
+
+
+def look(rule: GuardRule, state: Mapping[str, Any], facts: RoundFacts) -> tuple[GuardAction | None, dict[str, Any]]:
+    """An action where one is due, and the next state."""
+    smooth = facts.pass_rate if state["smooth"] is None else 0.5 * (state["smooth"] + facts.pass_rate)
+    best, best_error = state["best"], state["error"]
+    noise = (facts.error**2 + best_error**2) ** 0.5
+    fallen = best is not None and best - smooth > max(rule.fall * noise, rule.least_fall)
+    causes = []
+    if fallen:
+        causes.append(f"pass rate fell from {best:.2f} to {smooth:.2f}")
+    if facts.skipped_steps:
+        causes.append(f"{facts.skipped_steps} steps had gradients that were NaN or Inf")
+    if facts.ess < rule.least_ess:
+        causes.append(f"ESS {facts.ess:.2f}")
+    bad = state["bad"] + 1 if causes else 0
+    since = None if state["since"] is None else state["since"] + 1
+    if best is None or smooth > best:
+        best, best_error = smooth, facts.error
+    after = {**state, "best": best, "error": best_error, "smooth": smooth, "bad": bad, "since": since}
+    if bad < rule.rounds or (since is not None and since <= rule.recovery):
+        return None, after
+    # A new start for the count; what was best stays the measure.
+    after |= {"bad": 0, "since": 0}
+    cause, interval, factor = "; ".join(causes), facts.interval, facts.rate_factor
+    if interval > 1:
+        return GuardAction(interval // 2, factor, False, f"damping lost ({cause}): τ {interval}→{interval // 2}"), after
+    if state["cuts"] < rule.rate_cuts:
+        after["cuts"] = state["cuts"] + 1
+        return GuardAction(1, factor / 2, False, f"damping lost ({cause}): learning rate halved"), after
+    return GuardAction(1, factor, True, f"damping lost ({cause}) at τ 1 and {factor:g} of the rate: stop"), after

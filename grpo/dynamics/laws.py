@@ -1,0 +1,210 @@
+"""Laws of a reward curve: the reduced-order model and its rivals, as functions of the optimizer step.
+
+Each law maps free parameters (unbounded, so that an optimizer may roam) and the history of a run to pass rates,
+and guesses where to start from. `names` are those of the parameters as a person reads them, `read` converts.
+
+    oscillator    P* + (P₀−P*)·E(t), arXiv:2606.30789; τ may change from round to round
+    exponential   its overdamped limit
+    gating        no inertia: a prompt moves by σ^(4−α), arXiv:2607.00152 on Bernoulli logits
+    sigmoid       γ/(1+e^(−δ(t−t₀))) above a floor, arXiv:2507.18014 (v1)
+    saturation    R∞·(1−e^(−t/T)), arXiv:2507.18014; there T ∝ (model size)^0.3, one run knows T only
+    line, constant  what says that nothing has bent, or moved, yet
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit, logit
+
+from grpo.dynamics.identity import objective
+from grpo.dynamics.oscillator import oscillator, propagate
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What was measured: one point a round.
+
+    steps      [points] optimizer steps taken by the policy that sampled the round
+    values     [points] mean pass rate of the round
+    errors     [points] its standard error
+    intervals  [points] refresh interval τ of the round
+    """
+
+    steps: Array
+    values: Array
+    errors: Array
+    intervals: Array
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def until(self, step: float) -> History:
+        """The part measured at or before `step`."""
+        kept = self.steps <= step
+        return History(self.steps[kept], self.values[kept], self.errors[kept], self.intervals[kept])
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """`predict(free, steps, intervals)` gives pass rates [points]; `guesses(history)` starting points."""
+
+    name: str
+    names: tuple[str, ...]
+    predict: Callable[[Array, Array, Array], Array]
+    guesses: Callable[[History], list[list[float]]]
+    read: Callable[[Array], Array]
+
+
+def _spread(history: History) -> tuple[float, float, float]:
+    """A robust start, end and length of the curve."""
+    tail = max(1, len(history) // 5)
+    start, end = np.median(history.values[:tail]), np.median(history.values[-tail:])
+    return _inside(start), _inside(end), max(float(np.ptp(history.steps)), 1.0)
+
+
+def _inside(rate: float) -> float:
+    return float(np.clip(rate, 0.01, 0.99))
+
+
+def oscillator_law(momentum: float) -> Law:
+    """Free: logit P₀, logit P*, log κ and log of the inertia M₀ in M = M₀ + ½κτ², at known momentum μ.
+
+    With μ known, C = (1−μ) − κτ. M₀ is (1+μ)/2 in the model; it is left free, because that is what ζ measures.
+    """
+
+    def predict(free: Array, steps: Array, intervals: Array) -> Array:
+        start, end = expit(free[:2])
+        stiffness, inertia = np.exp(np.clip(free[2:], -60, 60))
+        return end + (start - end) * _distance(steps, intervals, momentum, stiffness, inertia)
+
+    def guesses(history: History) -> list[list[float]]:
+        start, end, span = _spread(history)
+        lag = float(np.median(history.intervals))
+        found = []
+        for share in (0.1, 0.3, 1.0):
+            stiffness = (1 - momentum) / (share * span + lag)
+            for inertia in (0.5 * (1 + momentum), 0.1 * span * (1 - momentum)):
+                for plateau in (end, _inside(end + 0.3 * (end - start))):
+                    found.append([logit(start), logit(plateau), np.log(stiffness), np.log(inertia)])
+        return found
+
+    def read(free: Array) -> Array:
+        return np.concatenate([expit(free[:2]), np.exp(free[2:])])
+
+    return Law("oscillator", ("start", "plateau", "stiffness", "inertia"), predict, guesses, read)
+
+
+def _distance(steps: Array, intervals: Array, momentum: float, stiffness: float, inertia: float) -> Array:
+    """E(t)/E(0) with the coefficients of each stretch of equal τ, position and velocity carried over."""
+    result = np.ones(len(steps))
+    position, velocity, since = 1.0, 0.0, 0.0
+    edges = [0, *(np.flatnonzero(np.diff(intervals)) + 1), len(steps)]
+    for first, last in pairwise(edges):
+        model = oscillator(momentum, stiffness, intervals[first])
+        mass = model.mass - (1 + momentum) / 2 + inertia
+        frequency = np.sqrt(stiffness / mass)
+        ratio = model.damping / (2 * np.sqrt(stiffness * mass))
+        # A round's point is measured before its steps are taken, so its τ acts from there on.
+        end = steps[last] if last < len(steps) else steps[last - 1]
+        times = np.append(steps[first:last], end) - since
+        positions, velocities = propagate(times, position, velocity, ratio, frequency)
+        result[first:last] = positions[:-1]
+        position, velocity, since = positions[-1], velocities[-1], end
+    return np.clip(np.nan_to_num(result, nan=1e3, posinf=1e3, neginf=-1e3), -1e3, 1e3)
+
+
+def _three(function: Callable[[float, float, float, Array], Array], name: str, names: tuple[str, ...]) -> Law:
+    """A law of two rates and one time: free are logits and a logarithm."""
+
+    def predict(free: Array, steps: Array, intervals: Array) -> Array:
+        first, second = expit(free[:2])
+        return function(first, second, float(np.exp(np.clip(free[2], -60, 60))), steps)
+
+    def guesses(history: History) -> list[list[float]]:
+        start, end, span = _spread(history)
+        plateaus = (end, _inside(end + 0.3 * (end - start)))
+        return [
+            [logit(start), logit(plateau), np.log(share * span)] for share in (0.1, 0.3, 1.0) for plateau in plateaus
+        ]
+
+    return Law(name, names, predict, guesses, lambda free: np.concatenate([expit(free[:2]), np.exp(free[2:])]))
+
+
+EXPONENTIAL = _three(
+    lambda start, plateau, time, steps: plateau + (start - plateau) * np.exp(-steps / time),
+    "exponential",
+    ("start", "plateau", "relaxation_steps"),
+)
+
+
+def gating_law(exponent: float) -> Law:
+    """One typical prompt of ṗ ∝ [p(1−p)]^((4−α)/2), times a ceiling: starts slowly because σ is small there.
+
+    The solution is F_{4−α}(p(t)) = F_{4−α}(p₀) + t/T; for α = 1 it is the closed form of a power-law saturation.
+    """
+    rates = expit(np.linspace(-14, 14, 2001))
+    potential = objective(rates, 4 - exponent)
+
+    def function(start: float, ceiling: float, time: float, steps: Array) -> Array:
+        first = np.interp(min(start / ceiling, rates[-1]), rates, potential)
+        return ceiling * np.interp(first + steps / time, potential, rates)
+
+    return _three(function, "gating", ("start", "ceiling", "time_steps"))
+
+
+def _sigmoid() -> Law:
+    def predict(free: Array, steps: Array, intervals: Array) -> Array:
+        floor, end = expit(free[:2])
+        return floor + (end - floor) * expit((steps - free[3]) / np.exp(np.clip(free[2], -60, 60)))
+
+    def guesses(history: History) -> list[list[float]]:
+        start, end, span = _spread(history)
+        middle = float(np.mean(history.steps))
+        return [
+            [logit(start), logit(end), np.log(width * span), center * middle]
+            for width in (0.05, 0.2)
+            for center in (0.5, 1.0, 1.5)
+        ]
+
+    def read(free: Array) -> Array:
+        return np.concatenate([expit(free[:2]), np.exp(free[2:3]), free[3:]])
+
+    return Law("sigmoid", ("floor", "plateau", "width_steps", "middle_step"), predict, guesses, read)
+
+
+def _saturation() -> Law:
+    def predict(free: Array, steps: Array, intervals: Array) -> Array:
+        return expit(free[0]) * -np.expm1(-steps / np.exp(np.clip(free[1], -60, 60)))
+
+    def guesses(history: History) -> list[list[float]]:
+        _, end, span = _spread(history)
+        return [[logit(end), np.log(share * span)] for share in (0.1, 0.3, 1.0)]
+
+    def read(free: Array) -> Array:
+        return np.array([expit(free[0]), np.exp(free[1])])
+
+    return Law("saturation", ("plateau", "relaxation_steps"), predict, guesses, read)
+
+
+SIGMOID, SATURATION = _sigmoid(), _saturation()
+LINE = Law(
+    "line",
+    ("start", "slope"),
+    lambda free, steps, intervals: free[0] + free[1] * steps,
+    lambda history: [[float(history.values.mean()), 0.0]],
+    np.asarray,
+)
+CONSTANT = Law(
+    "constant",
+    ("level",),
+    lambda free, steps, intervals: np.full(len(steps), free[0]),
+    lambda history: [[float(history.values.mean())]],
+    np.asarray,
+)

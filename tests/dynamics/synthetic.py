@@ -1,0 +1,32 @@
+"""Reward curves of known laws, with binomial noise of known size."""
+
+import numpy as np
+from scipy.special import expit
+
+from grpo.dynamics.laws import History
+from grpo.dynamics.oscillator import oscillator, trajectory
+
+
+def measured(curve, group_size=8, prompts=16, seed=0, interval=1):
+    """A `History` of a curve [points]: each round's mean of prompts × group_size Bernoulli draws."""
+    generator = np.random.default_rng(seed)
+    curve = np.asarray(curve)
+    intervals = np.broadcast_to(np.asarray(interval, float), curve.shape)
+    draws = group_size * prompts
+    values = generator.binomial(draws, curve) / draws
+    errors = np.sqrt(np.maximum(curve * (1 - curve), 0.01) / draws)
+    steps = np.concatenate([[0.0], np.cumsum(intervals)[:-1]])
+    return History(steps, values, errors, np.array(intervals))
+
+
+def oscillating(rounds, start=0.2, plateau=0.8, momentum=0.9, stiffness=0.004, inertia=None, interval=1):
+    """The reduced model; `inertia` in place of (1+μ)/2 makes it more or less damped."""
+    model = oscillator(momentum, stiffness, interval)
+    mass = model.mass if inertia is None else model.mass - (1 + momentum) / 2 + inertia
+    frequency = np.sqrt(stiffness / mass)
+    steps = interval * np.arange(rounds)
+    return plateau + (start - plateau) * trajectory(steps, model.damping / (2 * np.sqrt(stiffness * mass)), frequency)
+
+
+def sigmoid(rounds, floor=0.1, plateau=0.8, middle=40.0, width=6.0):
+    return floor + (plateau - floor) * expit((np.arange(rounds) - middle) / width)

@@ -1,0 +1,132 @@
+"""The scheduler against a simulated run: Bernoulli-logit prompts whose gradient is the identity's."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from grpo.config import TrainConfig
+from grpo.dynamics.adaptive import merged, process_variance
+from grpo.dynamics.identify import identify
+from grpo.dynamics.laws import History
+from grpo.dynamics.scheduler import SCHEDULERS
+from grpo.types import Mean, RoundStatistics, StepReport
+from tests.dynamics.synthetic import measured
+
+
+class SimulatedRun:
+    """Prompts with logits θ, moved by the group's gradient σ^(2−α) with momentum; gradients are those of the
+    round's first policy (sample and hold) and `rate` is the learning rate."""
+
+    def __init__(self, rate=0.05, prompts=200, seed=0, start=-1.5, momentum=0.9):
+        self.generator = np.random.default_rng(seed)
+        self.logits = start + self.generator.standard_normal(prompts)
+        self.velocity, self.momentum, self.rate = np.zeros(prompts), momentum, rate
+        self.step, self.samples = 0, 0
+
+    def round(self, plan):
+        reports, counts = [], Counter()
+        rates = 1 / (1 + np.exp(-self.logits))
+        for _ in range(plan.refresh_interval):
+            asked = self.generator.choice(len(rates), plan.prompts_per_step, replace=False)
+            correct = self.generator.binomial(plan.group_size, rates[asked])
+            self.samples += plan.group_size * plan.prompts_per_step
+            counts.update((int(k), plan.group_size) for k in correct)
+            sigma = np.sqrt(correct * (plan.group_size - correct)) / plan.group_size
+            # What one prompt teaches, all learn in part: the policy is one network.
+            gradient = np.full(len(rates), sigma.mean())
+            gradient[asked] += sigma
+            self.velocity = self.momentum * self.velocity + self.rate * plan.learning_rate_factor * gradient
+            self.logits = np.minimum(self.logits + self.velocity, 1.5)
+            self.step += 1
+            means = {"mismatch/weight": Mean(1.0, 1.0), "mismatch/weight_squared": Mean(1.0, 1.0)}
+            reports.append(StepReport(self.step, True, 1.0, 1e-3, 1e9, means))
+        means = {"completions/length_mean": Mean(100.0, 1.0), "prompts/length_mean": Mean(50.0, 1.0)}
+        seconds = {"sample": 1.0 * plan.refresh_interval, "learn": 1.0 * plan.refresh_interval, "sync": 1.0}
+        return RoundStatistics(len(reports), self.step, plan, means, dict(counts), seconds, tuple(reports))
+
+
+def config(**adaptive):
+    made = TrainConfig()
+    made.dynamics.name, made.num_steps = "adaptive", 200
+    made.dynamics.group_size, made.dynamics.prompts_per_step = 16, 16
+    made.dynamics.adaptive = replace(made.dynamics.adaptive, **adaptive)
+    return made
+
+
+def trained(scheduler, rounds=40, **run):
+    plan, state = scheduler.init()
+    world, plans = SimulatedRun(**run), []
+    for _ in range(rounds):
+        plans.append(plan)
+        plan, state = scheduler.next(plan, world.round(plan), state)
+        if plan.stop:
+            break
+    return world, [*plans, plan], state
+
+
+def test_groups_shrink_where_difficulty_allows_and_every_change_has_a_reason():
+    scheduler = SCHEDULERS["adaptive"](config(), 1)
+    world, plans, _ = trained(scheduler)
+    sizes = [plan.group_size for plan in plans]
+    assert sizes[0] == 16 and min(sizes) < 12
+    assert all(4 <= size <= 64 for size in sizes)
+    changes = [after for before, after in pairwise(plans) if before.group_size != after.group_size]
+    assert all(f"→{plan.group_size}: fidelity asks for" in plan.reason and "silent" in plan.reason for plan in changes)
+    assert np.mean(1 / (1 + np.exp(-world.logits))) > 0.6
+
+
+def test_the_same_facts_give_the_same_plans_also_after_a_resume():
+    scheduler = SCHEDULERS["adaptive"](config(), 1)
+    _, straight, _ = trained(scheduler, rounds=30)
+    plan, state = scheduler.init()
+    world, plans = SimulatedRun(), []
+    for index in range(30):
+        plans.append(plan)
+        if index == 17:
+            # A checkpoint is JSON; another scheduler goes on from it.
+            state, scheduler = json.loads(json.dumps(state)), SCHEDULERS["adaptive"](config(), 1)
+        plan, state = scheduler.next(plan, world.round(plan), state)
+    assert [*plans, plan] == straight
+
+
+def test_samples_per_step_are_held_when_asked_for():
+    _, plans, _ = trained(SCHEDULERS["adaptive"](config(hold="samples"), 4))
+    for plan in plans:
+        assert plan.prompts_per_step % 4 == 0
+        assert plan.group_size * plan.prompts_per_step == pytest.approx(256, abs=2 * plan.group_size + 1)
+
+
+def test_a_run_with_nothing_left_to_gain_is_stopped_with_its_reason():
+    rules = config(stop_gain=0.02, stop_min_steps=30)
+    _, plans, _ = trained(SCHEDULERS["adaptive"](rules, 1), rounds=150)
+    assert plans[-1].stop and plans[-1].reason.startswith("stop: at most 0.0")
+    assert len(plans) < 150
+
+
+def test_fixed_stays_as_configured():
+    _, plans, state = trained(SCHEDULERS["fixed"](config(), 1), rounds=5)
+    assert {(plan.group_size, plan.refresh_interval, plan.stop) for plan in plans} == {(16, 1, False)}
+    assert state == {}
+
+
+def test_merging_keeps_the_information_of_a_curve():
+    history = measured(np.linspace(0.2, 0.7, 900))
+    short = merged(history)
+    assert len(short) <= 200
+    assert np.sum(short.errors**-2.0) == pytest.approx(np.sum(history.errors**-2.0))
+    assert short.values @ short.errors**-2.0 == pytest.approx(history.values @ history.errors**-2.0)
+    mixed = History(np.arange(4.0), np.ones(4), np.ones(4), np.array([1.0, 2.0, 1.0, 2.0]))
+    assert len(merged(mixed, most=2)) == 4
+
+
+def test_fluctuation_beyond_sampling_error_is_noticed():
+    generator = np.random.default_rng(0)
+    calm = measured(np.full(200, 0.5), prompts=64)
+    shaken = measured(np.clip(0.5 + 0.05 * generator.standard_normal(200), 0, 1), prompts=64)
+    assert process_variance(identify(calm, 0.9)) < 2e-4
+    assert process_variance(identify(shaken, 0.9)) == pytest.approx(0.05**2, rel=0.3)
+    assert process_variance(None) == 0.0

@@ -1,0 +1,100 @@
+import numpy as np
+import pytest
+
+from grpo.dynamics.identify import fit_law, identify
+from grpo.dynamics.laws import EXPONENTIAL, gating_law, oscillator_law
+from tests.dynamics.synthetic import measured, oscillating, sigmoid
+
+
+def test_without_noise_the_constants_come_back():
+    curve = oscillating(120, start=0.2, plateau=0.8, stiffness=0.008, inertia=0.95)
+    fit = fit_law(oscillator_law(0.9), measured(curve, prompts=10**6))
+    found = fit.parameters
+    assert found["start"] == pytest.approx(0.2, abs=2e-3)
+    assert found["plateau"] == pytest.approx(0.8, abs=2e-3)
+    assert found["stiffness"] == pytest.approx(0.008, rel=0.02)
+    assert fit.r_squared > 0.999
+
+
+def test_a_change_of_the_refresh_interval_in_the_middle_is_followed():
+    law = oscillator_law(0.9)
+    intervals = np.array([1.0] * 20 + [8.0] * 40)
+    steps = np.concatenate([[0.0], np.cumsum(intervals)[:-1]])
+    truth = np.array([-1.4, 1.4, np.log(0.003), np.log(0.95)])
+    history = measured(law.predict(truth, steps, intervals), prompts=10**6, interval=intervals)
+    assert fit_law(law, history).parameters["stiffness"] == pytest.approx(0.003, rel=0.02)
+    # Read with the wrong intervals the same curve gives another stiffness.
+    ignored = measured(law.predict(truth, steps, intervals), prompts=10**6, interval=intervals)
+    ignored = type(ignored)(ignored.steps, ignored.values, ignored.errors, np.ones(60))
+    assert abs(fit_law(law, ignored).parameters["stiffness"] / 0.003 - 1) > 0.05
+
+
+def test_each_law_is_chosen_on_its_own_curve():
+    # Underdamped: only the oscillator overshoots.
+    overshooting = measured(oscillating(100, plateau=0.6, stiffness=0.03, inertia=4.0), prompts=64)
+    assert identify(overshooting, 0.9).fits[0].law.name == "oscillator"
+    exponential = 0.8 - 0.6 * np.exp(-np.arange(100) / 20)
+    assert identify(measured(exponential, prompts=64), 0.9).fits[0].law.name == "exponential"
+    assert identify(measured(sigmoid(100), prompts=64), 0.9).fits[0].law.name == "sigmoid"
+    assert identify(measured(np.full(60, 0.3)), 0.9).fits[0].law.name == "constant"
+
+
+def test_gating_is_told_from_a_single_exponential():
+    law = gating_law(1.0)
+    curve = law.predict(np.array([-3.5, 4.0, np.log(8.0)]), np.arange(120.0), np.ones(120))
+    found = identify(measured(curve, prompts=256), 0.9)
+    assert found.fits[0].law.name == "gating"
+    assert found.fit("gating").aicc < found.fit("exponential").aicc - 10
+
+
+def test_grpos_gating_law_is_the_closed_form_of_power_law_saturation():
+    """p = ½[1 + u/√(1+u²)] with u = ηt/4 − (1−2p₀)/(2√(p₀(1−p₀))), theory for α = 1."""
+    start, rate = 0.1, 0.3
+    steps = np.arange(0.0, 100.0)
+    u = rate * steps / 4 - (1 - 2 * start) / (2 * np.sqrt(start * (1 - start)))
+    # A ceiling of 1 is free → ∞.
+    predicted = gating_law(1.0).predict(np.array([np.log(start / (1 - start)), 30.0, -np.log(rate)]), steps, steps)
+    assert predicted == pytest.approx(0.5 * (1 + u / np.sqrt(1 + u**2)), abs=1e-4)
+
+
+def test_nothing_is_claimed_of_a_curve_that_has_not_bent():
+    rising = measured(0.2 + 0.002 * np.arange(40))
+    found = identify(rising, 0.9)
+    assert not found.identified
+    assert found.reason.startswith("not identified yet")
+    assert found.fits[0].law.name == "line"
+    assert identify(rising.until(4), 0.9) is None
+
+
+def test_a_curve_that_has_levelled_off_is_identified():
+    found = identify(measured(oscillating(150, stiffness=0.01)), 0.9)
+    assert found.identified
+    assert found.plateau.low < 0.8 < found.plateau.high
+    assert found.plateau.high - found.plateau.low < 0.1
+    assert sum(found.weights.values()) == pytest.approx(1)
+
+
+def test_a_wrong_law_shows_in_its_residuals():
+    history = measured(sigmoid(100, width=3.0), prompts=256)
+    wrong = fit_law(EXPONENTIAL, history)
+    assert wrong.misfit_p < 1e-6 and wrong.pattern_p < 1e-6
+    right = identify(history, 0.9).fit("sigmoid")
+    assert right.misfit_p > 0.01 and right.pattern_p > 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds", [60, 150])
+def test_intervals_of_plateau_and_stiffness_cover_the_truth_as_often_as_they_say(rounds):
+    law = oscillator_law(0.9)
+    covered = {"plateau": 0, "stiffness": 0}
+    runs = 200
+    for seed in range(runs):
+        generator = np.random.default_rng(1000 + seed)
+        start, plateau = generator.uniform(0.05, 0.4), generator.uniform(0.6, 0.95)
+        stiffness = (1 - 0.9) / (generator.uniform(0.1, 0.35) * rounds + 1)
+        history = measured(oscillating(rounds, start, plateau, stiffness=stiffness), seed=seed)
+        fit = fit_law(law, history)
+        for name, index, truth in (("plateau", 1, plateau), ("stiffness", 2, stiffness)):
+            interval = fit.interval(lambda free, index=index: float(law.read(free)[index]))
+            covered[name] += interval.low <= truth <= interval.high
+    assert all(0.90 <= count / runs <= 0.99 for count in covered.values()), covered

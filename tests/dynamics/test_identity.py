@@ -1,0 +1,105 @@
+import itertools
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from grpo.dynamics import identity
+
+ONE = np.array([1.0])
+
+
+@pytest.mark.parametrize(
+    ("pass_rate", "sizes"), [(0.5, (7, 11, 51)), (0.3, (9, 14, 61)), (0.1, (22, 36, 144)), (0.05, (42, 69, 273))]
+)
+def test_exact_smallest_group_sizes_as_printed(pass_rate, sizes):
+    found = tuple(identity.smallest_group_size([pass_rate], ONE, shortfall) for shortfall in (0.1, 0.05, 0.01))
+    assert found == sizes
+
+
+def test_printed_fidelities_and_the_law_behind_them():
+    assert identity.fidelity([0.5, 0.05], 8) == pytest.approx([0.9278, 0.5390], abs=5e-5)
+    assert identity.asymptotic_group_size(0.5, 0.05) == pytest.approx(1 / (8 * 0.05 * 0.25))
+    # 1 − φ is c/G up to terms of 1/G².
+    for exponent, ddof in itertools.product((0.0, 0.5, 1.0, 1.5), (0, 1)):
+        shortfall = 1 - identity.fidelity(0.3, 2000, exponent, ddof)
+        assert shortfall * 2000 == pytest.approx(identity.shortfall_rate(0.3, exponent, ddof), rel=2e-2, abs=1e-3)
+
+
+@pytest.mark.parametrize(("pass_rate", "ratio"), [(0.5, 0.84), (0.3, 0.78), (0.1, 0.59), (0.05, 0.52)])
+def test_residual_dependence_of_the_drift_on_group_size(pass_rate, ratio):
+    assert identity.drift(pass_rate, 4, 1.0) / identity.drift(pass_rate, 16, 1.0) == pytest.approx(ratio, abs=5e-3)
+    assert identity.drift(pass_rate, 4, 0.0) / identity.drift(pass_rate, 16, 0.0) == pytest.approx(0.8)
+
+
+def test_drift_of_dr_grpo_is_the_unbiased_variance_shrunk():
+    rates = np.array([0.0, 0.05, 0.5, 0.9, 1.0])
+    assert identity.drift(rates, 8, 0.0) == pytest.approx(7 / 8 * rates * (1 - rates))
+
+
+@pytest.mark.parametrize("ddof", [0, 1])
+@pytest.mark.parametrize("exponent", [-0.5, 0.0, 0.7, 1.0, 2.0])
+def test_drift_is_the_mean_over_every_outcome(exponent, ddof):
+    """All 2^G reward vectors, their advantages as a trainer computes them, along scores of ±½."""
+    p, size = 0.3, 6
+    total = 0.0
+    for rewards in itertools.product((0.0, 1.0), repeat=size):
+        rewards = np.array(rewards)
+        if rewards.std() == 0:
+            continue
+        advantages = (rewards - rewards.mean()) / rewards.std(ddof=ddof) ** exponent
+        # Scores s = r − ½ make Δs = 1.
+        gradient = (advantages * (rewards - 0.5)).mean()
+        total += p ** rewards.sum() * (1 - p) ** (size - rewards.sum()) * gradient
+    assert identity.drift(p, size, exponent, ddof) == pytest.approx(total, rel=1e-12)
+
+
+def test_silent_rates_closed_form_and_by_subsampling():
+    assert identity.silent_rate([0.5, 0.0, 1.0], 4) == pytest.approx([0.125, 1.0, 1.0])
+    # 2 of 4 tries right: of the 6 pairs, one is all right and one all wrong.
+    assert identity.subsampled_silent_rate(2, 4, 2) == pytest.approx(2 / 6)
+    assert identity.subsampled_silent_rate([0, 64, 32], [64, 64, 64], 4) == pytest.approx(
+        [1, 1, 2 * 32 * 31 * 30 * 29 / (64 * 63 * 62 * 61)]
+    )
+
+
+def test_subsampling_of_binomial_tries_gives_the_silent_rate_on_average():
+    k = np.arange(17)
+    average = stats.binom.pmf(k, 16, 0.2) @ identity.subsampled_silent_rate(k, np.full(17, 16), 5)
+    assert average == pytest.approx(identity.silent_rate(0.2, 5))
+
+
+def test_refilling_costs_the_inverse_of_what_is_kept():
+    # Half the prompts are never solved, the other half have p = ½: 1/8 of those groups of 4 are silent.
+    assert identity.refill_cost([0.0, 0.5], [1.0, 1.0], 4) == pytest.approx(1 / (1 - (1 + 0.125) / 2))
+    assert identity.refill_cost([0.0, 1.0], [1.0, 1.0], 4) == float("inf")
+
+
+def test_objectives_of_the_three_settings():
+    rates = np.array([0.02, 0.3, 0.5, 0.97])
+    assert identity.objective(rates, 0.0) == pytest.approx(rates)
+    assert identity.objective(rates, 1.0) == pytest.approx(2 * np.arcsin(np.sqrt(rates)))
+    assert identity.objective(rates, 2.0) == pytest.approx(np.log(rates / (1 - rates)))
+
+
+@pytest.mark.parametrize("exponent", [-1.0, 0.5, 1.5, 3.0])
+def test_the_objective_is_the_integral_of_its_weight(exponent):
+    low, high = 0.1, 0.8
+    area, _ = integrate.quad(lambda p: identity.weight(p, exponent), low, high)
+    assert identity.objective(high, exponent) - identity.objective(low, exponent) == pytest.approx(area)
+
+
+def test_gradient_mass_moves_to_the_extremes_with_the_exponent():
+    rates, weights = np.array([0.05, 0.5]), np.array([1.0, 1.0])
+    dr = identity.gradient_mass(rates, weights, [0, 0.1, 1], 0.0)
+    grpo = identity.gradient_mass(rates, weights, [0, 0.1, 1], 1.0)
+    assert dr == pytest.approx([0.0475 / 0.2975, 0.25 / 0.2975])
+    assert grpo == pytest.approx(np.sqrt([0.0475, 0.25]) / (np.sqrt(0.0475) + 0.5))
+    assert identity.gradient_mass(rates, weights, [0, 1], 1.0, group_size=4).sum() == pytest.approx(1)
+
+
+def test_mean_fidelity_weighs_prompts_by_the_gradient_they_could_give():
+    # A prompt that is never solved changes nothing.
+    assert identity.mean_fidelity([0.0, 0.5], [9.0, 1.0], 8) == pytest.approx(0.9278, abs=5e-5)
+    assert identity.smallest_group_size([1e-6], ONE, 0.01, largest=64) is None
+    assert np.isnan(identity.mean_fidelity([0.0, 1.0], [1.0, 1.0], 8))

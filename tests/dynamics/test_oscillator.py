@@ -1,0 +1,104 @@
+import numpy as np
+import pytest
+from scipy.integrate import solve_ivp
+
+from grpo.dynamics import thresholds
+from grpo.dynamics.oscillator import (
+    heavy_ball_stiffness,
+    oscillator,
+    propagate,
+    stationary_variance,
+    stiffness_of,
+    trajectory,
+)
+
+
+def test_coefficients_and_what_follows_from_them():
+    model = oscillator(momentum=0.9, stiffness=0.01, lag=4)
+    assert (model.mass, model.damping, model.stiffness) == pytest.approx((0.95 + 0.08, 0.1 - 0.04, 0.01))
+    assert model.relaxation_time == pytest.approx(6.0)
+    assert stiffness_of(model.relaxation_time, momentum=0.9, lag=4) == pytest.approx(0.01)
+    assert model.damping_ratio == pytest.approx(0.06 / (2 * np.sqrt(0.01 * 1.03)))
+    assert heavy_ball_stiffness(0.2, 0.9) == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("ratio", [0.05, 0.7, 0.999999, 1.0, 1.000001, 1.3, 8.0, 300.0])
+def test_the_closed_form_solves_the_equation_in_every_regime(ratio):
+    times = np.linspace(0, 12, 40)
+    for start in ((1.0, 0.0), (0.3, -0.8)):
+        solved = solve_ivp(
+            lambda t, y: [y[1], -2 * ratio * 0.5 * y[1] - 0.25 * y[0]], (0, 12), start, t_eval=times, rtol=1e-10, atol=1e-12,
+            method="LSODA",
+        )  # fmt: skip
+        position, velocity = propagate(times, *start, ratio, 0.5)
+        assert position == pytest.approx(solved.y[0], abs=2e-7)
+        assert velocity == pytest.approx(solved.y[1], abs=2e-7)
+
+
+def test_regimes_join_smoothly_at_critical_damping():
+    times = np.array([0.1, 1.0, 7.0, 60.0])
+    critical = (1 + times) * np.exp(-times)
+    assert trajectory(times, 1.0, 1.0) == pytest.approx(critical, rel=1e-12)
+    below, above = (trajectory(times, 1 + side * 1e-5, 1.0) for side in (-1, 1))
+    # Values meet, and so do slopes in ζ: the middle is the mean to second order.
+    assert (below + above) / 2 == pytest.approx(critical, rel=1e-6)
+    assert np.abs(above - below).max() < 1e-4
+
+
+def test_nothing_overflows_or_cancels():
+    assert trajectory(1e9, 5.0, 1.0) == 0.0
+    assert trajectory([0.0, 1e-12], 1e6, 1e-3) == pytest.approx([1.0, 1.0])
+    # Far overdamped: one exponential of rate ω/(2ζ).
+    assert trajectory(2e6, 1e6, 1.0) == pytest.approx(np.exp(-1.0), rel=1e-6)
+    assert np.isfinite(trajectory(np.linspace(0, 100, 50), -0.2, 0.5)).all()
+
+
+def test_stationary_variance_agrees_with_simulation():
+    momentum, stiffness, step, noise = 0.8, 0.15, 0.1, 2.0
+    generator = np.random.default_rng(1)
+    position, velocity = np.zeros(4000), np.zeros(4000)
+    squares = []
+    for step_index in range(1500):
+        velocity = momentum * velocity - stiffness * position + step * noise * generator.standard_normal(4000)
+        position = position + velocity
+        if step_index > 300:
+            squares.append(np.mean(position**2))
+    assert np.mean(squares) == pytest.approx(stationary_variance(step, noise**2, momentum, stiffness), rel=0.01)
+    assert stationary_variance(step, noise, momentum, 2 * (1 + momentum)) == float("inf")
+
+
+@pytest.mark.parametrize(("lag", "gain"), [(1, 1.0), (2, 1.025), (8, 1.115), (32, 1.300), (128, 1.471)])
+def test_constant_lag_is_unstable_beyond_these_gains(lag, gain):
+    assert thresholds.critical_gain("constant_lag", 0.9, lag) == pytest.approx(gain, abs=5e-4)
+
+
+@pytest.mark.parametrize(("interval", "gain"), [(4, 2.92), (8, 2.71), (16, 2.99), (32, 4.07), (64, 2.78), (128, 2.33)])
+def test_sample_and_hold_is_unstable_beyond_these_gains(interval, gain):
+    assert thresholds.critical_gain("sample_and_hold", 0.9, interval) == pytest.approx(gain, abs=6e-3)
+
+
+@pytest.mark.parametrize("interval", [1, 3, 20])
+def test_sample_and_hold_without_momentum_takes_twice_the_printed_bound(interval):
+    assert thresholds.critical_gain("sample_and_hold", 0.0, interval) == pytest.approx(2.0)
+
+
+def test_fresh_gradients_have_the_heavy_balls_own_limit():
+    assert thresholds.critical_stiffness("fresh", 0.9, 7) == pytest.approx(2 * 1.9)
+
+
+@pytest.mark.parametrize("kind", ["constant_lag", "sample_and_hold"])
+def test_the_limit_parts_decay_from_growth_when_simulated(kind):
+    momentum, interval = 0.5, 6
+    limit = thresholds.critical_stiffness(kind, momentum, interval)
+
+    def size_after(stiffness, steps=3000):
+        past = [1.0] * (interval + 1)
+        held, velocity = 1.0, 0.0
+        for step in range(steps):
+            held = past[-1] if step % interval == 0 else held
+            old = held if kind == "sample_and_hold" else past[-1 - interval]
+            velocity = momentum * velocity - stiffness * old
+            past.append(past[-1] + velocity)
+        return abs(np.array(past[-50:])).max()
+
+    assert size_after(0.98 * limit) < 1e-2 < 1e2 < size_after(1.02 * limit)

@@ -1,0 +1,67 @@
+import numpy as np
+import pytest
+
+from grpo.dynamics.refresh import (
+    OffPolicyness,
+    RefreshRule,
+    StepTime,
+    choose_refresh_interval,
+    fit_step_time,
+    on_policy_enough,
+    stable,
+)
+
+RULE = RefreshRule(
+    longest=16,
+    kind="constant_lag",
+    gain_share=0.5,
+    least_damping=0.7,
+    least_ess=0.8,
+    most_clipped=0.1,
+    least_saving=0.05,
+)
+CALM = OffPolicyness(interval=16, ess=0.99, clipped=0.001)
+SLOW_ROUNDS = StepTime(per_step=1.0, per_round=10.0)
+
+
+def choose(stiffness, measured=CALM, time=SLOW_ROUNDS, current=1, rule=RULE):
+    return choose_refresh_interval(rule, 0.9, stiffness, measured, time, current).interval
+
+
+def test_softer_runs_may_wait_longer():
+    assert choose(1e-5) == 16
+    # Half of the threshold: κτ/(1−μ) ≤ ½·1.1 means τ ≤ 5; the damping ratio bounds it further.
+    assert choose(0.01) < choose(0.003) <= 8
+    assert choose(10.0) == 1
+
+
+def test_both_margins_are_kept():
+    assert stable(RULE, 0.9, 10.0, 1)
+    assert not stable(RULE, 0.9, 0.01, 8)
+    assert stable(RULE, 0.0, 0.001, 16)
+
+
+def test_off_policyness_is_extrapolated_before_the_interval_is_taken():
+    measured = OffPolicyness(interval=2, ess=0.96, clipped=0.01)
+    assert on_policy_enough(RULE, measured, 2)
+    # (4 − ½)/(2 − ½) = 7/3 as far: 1 − 0.04·(7/3)² = 0.78.
+    assert not on_policy_enough(RULE, measured, 4)
+    assert choose(1e-5, measured) == 3
+
+
+def test_an_interval_that_hardly_saves_is_not_taken():
+    assert choose(1e-5, time=StepTime(per_step=10.0, per_round=0.1)) == 1
+
+
+def test_without_a_stiffness_nothing_grows():
+    assert choose(None, current=4) == 4
+    assert choose(None, OffPolicyness(interval=4, ess=0.5, clipped=0.0), current=4) == 2
+
+
+def test_time_per_step_is_fitted_where_the_interval_varied():
+    intervals = np.array([1.0, 2.0, 4.0])
+    found = fit_step_time(intervals, 3.0 + 2.0 * intervals, fixed_seconds=0.0)
+    assert (found.per_step, found.per_round) == pytest.approx((2.0, 3.0))
+    assert found.seconds(4) == pytest.approx(2.75)
+    only_one = fit_step_time(np.array([2.0, 2.0]), np.array([9.0, 11.0]), fixed_seconds=1.0)
+    assert (only_one.per_step, only_one.per_round) == pytest.approx((4.5, 1.0))
