@@ -90,7 +90,7 @@ def test_intervals_of_plateau_and_stiffness_cover_the_truth_as_often_as_they_say
     runs = 200
     for seed in range(runs):
         generator = np.random.default_rng(1000 + seed)
-        start, plateau = generator.uniform(0.05, 0.4), generator.uniform(0.6, 0.95)
+        start, plateau = generator.uniform(0.1, 0.4), generator.uniform(0.5, 0.75)
         stiffness = (1 - 0.9) / (generator.uniform(0.1, 0.35) * rounds + 1)
         history = measured(oscillating(rounds, start, plateau, stiffness=stiffness), seed=seed)
         fit = fit_law(law, history)
