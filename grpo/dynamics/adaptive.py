@@ -16,7 +16,7 @@ from grpo.dynamics import guard
 from grpo.dynamics.difficulty import fit_difficulty
 from grpo.dynamics.forecast import Forecast, StopRule, forecast
 from grpo.dynamics.group_size import GroupSizeRule, choose_group_size
-from grpo.dynamics.history import pass_rate
+from grpo.dynamics.history import num_tried, pass_rate, pooled_errors
 from grpo.dynamics.identify import Identification, identify
 from grpo.dynamics.identity import silent_rate
 from grpo.dynamics.laws import History
@@ -183,6 +183,7 @@ def _remember(state: Mapping[str, Any], statistics: RoundStatistics) -> dict[str
         "step": statistics.step - interval,
         "value": rate,
         "error": error,
+        "tried": num_tried(statistics.reward_counts),
         "interval": interval,
         "seconds": sum(statistics.seconds.values()),
         "fixed_seconds": statistics.seconds.get("sync", 0.0),
@@ -193,8 +194,9 @@ def _remember(state: Mapping[str, Any], statistics: RoundStatistics) -> dict[str
 
 def read_rounds(rows: list[Mapping[str, Any]]) -> History:
     """The reward curve in a scheduler's state."""
-    columns = (np.array([row[name] for row in rows], float) for name in ("step", "value", "error", "interval"))
-    return History(*columns)
+    names = ("step", "value", "error", "tried", "interval")
+    steps, values, errors, tried, intervals = (np.array([row[name] for row in rows], float) for name in names)
+    return History(steps, values, pooled_errors(values, errors, tried), intervals)
 
 
 def merged(history: History, most: int = MOST_POINTS) -> History:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from grpo.dynamics.laws import History
+
+SMOOTHED_ROUNDS = 5
 
 Counts = Mapping[tuple[int, int], int]
 """(correct, group size) → groups, as in `RoundStatistics.reward_counts`."""
@@ -29,6 +32,24 @@ def pass_rate(counts: Counts) -> tuple[float, float]:
     return float(rate), float(np.sqrt(max(between, shrunk * (1 - shrunk) / tried)))
 
 
+def pooled_errors(values: ArrayLike, errors: ArrayLike, tried: ArrayLike) -> NDArray[np.float64]:
+    """Standard errors of a curve's rounds, from what all of them show together.
+
+    A round's own error goes with its own luck: one that happened to solve nearly everything looks certain, and a fit
+    weighted by such errors runs above the curve. So the rate is smoothed over neighbouring rounds, and the excess
+    over independent completions (prompts differ) is one factor for the whole run, at least 1.
+    """
+    values, errors, tried = (np.asarray(column, float) for column in (values, errors, tried))
+    kernel = np.ones(min(SMOOTHED_ROUNDS, len(values)))
+    smooth = np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
+    # Never certain: as if each window had seen one success and one failure more.
+    near = len(kernel) * tried
+    smooth = (smooth * near + 1) / (near + 2)
+    independent = smooth * (1 - smooth) / tried
+    excess = max(1.0, float((errors**2).sum() / independent.sum()))
+    return np.sqrt(excess * independent)
+
+
 def history_of(rounds: Iterable[tuple[int, int, Counts]]) -> History:
     """A curve from rounds of (optimizer steps at the end, refresh interval, counts).
 
@@ -36,7 +57,14 @@ def history_of(rounds: Iterable[tuple[int, int, Counts]]) -> History:
     Rounds without completions are left out.
     """
     points = [
-        (step - interval, *pass_rate(counts), interval) for step, interval, counts in rounds if sum(counts.values())
+        (step - interval, *pass_rate(counts), num_tried(counts), interval)
+        for step, interval, counts in rounds
+        if sum(counts.values())
     ]
-    steps, values, errors, intervals = (np.array(column, float) for column in zip(*points, strict=True))
-    return History(steps, values, errors, intervals)
+    steps, values, errors, tried, intervals = (np.array(column, float) for column in zip(*points, strict=True))
+    return History(steps, values, pooled_errors(values, errors, tried), intervals)
+
+
+def num_tried(counts: Counts) -> int:
+    """Completions of a round."""
+    return sum(size * groups for (_, size), groups in counts.items())

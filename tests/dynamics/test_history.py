@@ -31,6 +31,20 @@ def test_errors_of_many_rounds_have_the_size_of_their_scatter():
     assert np.sqrt((errors**2).mean()) == pytest.approx(rates.std(), rel=0.05)
 
 
+def test_errors_do_not_go_with_a_rounds_own_luck():
+    generator = np.random.default_rng(1)
+    rounds = []
+    for index in range(400):
+        correct = generator.binomial(8, generator.beta(2.0, 1.0, 8))
+        rounds.append((index + 1, 1, {(int(k), 8): int((correct == k).sum()) for k in set(correct)}))
+    history = history_of(rounds)
+    # The mean rate is 2/3; weighted by each round's own error it would come out above 0.685.
+    own = np.array([pass_rate(counts)[1] for _, _, counts in rounds])
+    assert np.average(history.values, weights=own**-2.0) > 0.685
+    assert np.average(history.values, weights=history.errors**-2.0) == pytest.approx(2 / 3, abs=0.015)
+    assert np.sqrt((history.errors**2).mean()) == pytest.approx(history.values.std(), rel=0.1)
+
+
 def test_a_point_stands_where_its_policy_was():
     history = history_of([(2, 2, {(1, 2): 1}), (3, 1, {(2, 2): 1}), (4, 1, {}), (8, 4, {(0, 2): 1})])
     assert history.steps.tolist() == [0, 2, 4]
