@@ -117,6 +117,12 @@ def _check_batch(config: TrainConfig, world_size: int) -> None:
         config.dynamics.group_size > 1 or config.normalization.scope == "batch",
         "dynamics.group_size=1 leaves every advantage zero: use 2 or more completions per prompt",
     )
+    rules = config.dynamics.adaptive
+    _require(
+        2 <= rules.smallest_group <= rules.largest_group,
+        f"dynamics.adaptive.smallest_group={rules.smallest_group} must lie between 2 and largest_group="
+        f"{rules.largest_group}",
+    )
 
 
 def _check_loss(config: TrainConfig) -> None:

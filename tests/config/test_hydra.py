@@ -65,6 +65,7 @@ def test_wrong_keys_and_values_are_one_line_that_names_them(overrides, message):
         ("dynamics.group_size=0", "dynamics.group_size=0 must be above 0"),
         ("dynamics.group_size=1", "leaves every advantage zero"),
         ("dynamics.prompts_per_step=12", "does not divide by the 8 learner ranks: use 8 or 16"),
+        ("dynamics.adaptive.smallest_group=99", "must lie between 2 and largest_group=64"),
         ("rollout.sampling.max_tokens=4000", "raise model.max_length"),
         ("evaluation.pass_at=[8]", "evaluation.samples_per_problem"),
         ("objective.dual_clip=0.5", "must be 0 (off) or above 1"),
