@@ -2,9 +2,10 @@
 
     python benchmarks/kill_resume.py FOLDER [KILLS] [SEED]
 
-Runs the tiny experiment once undisturbed and once killed KILLS times (20) at moments drawn from SEED, resumed
-after each; then compares the streams of prompt ids and the facts of every step. Resumable: a folder that holds the
-undisturbed run is not run again. Writes FOLDER/kill_resume.json, and exits with 1 when anything differs.
+Runs the tiny experiment once undisturbed and once killed at most KILLS times (20) at moments drawn from SEED,
+resumed after each (a run that gets to its end is killed no more: another SEED kills another run); then compares the
+streams of prompt ids and the facts of every step. Resumable: a folder that holds the undisturbed run is not run again.
+Writes FOLDER/kill_resume.json, and exits with 1 when anything differs.
 """
 
 import json
