@@ -24,8 +24,10 @@ def measure_round(
     names = sorted(local)
     flat = collective.sum([number for name in names for number in (local[name].total, local[name].count)])
     means = {name: Mean(flat[2 * index], flat[2 * index + 1]) for index, name in enumerate(names)}
-    for name in reports[0].means:
-        means[name] = reduce(Mean.__add__, (report.means[name] for report in reports))
+    # A skipped step's numbers may be NaN, and nothing was learned from it.
+    applied = [report.means for report in reports if report.applied]
+    for name in applied[0] if applied else ():
+        means[name] = reduce(Mean.__add__, (each[name] for each in applied))
     means["staleness/mean"] = _mean(range(plan.refresh_interval))
     counts: Counter[tuple[int, int]] = Counter()
     for share in collective.gather(correct_counts(collected.sampled)):

@@ -8,26 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
 
 from grpo.config import UserError
+from grpo.types import Interval
 
 _NUM_RESAMPLES = 9999
 # Resamples drawn at once: bounds memory to this many times the number of problems.
 _RESAMPLE_BATCH = 500
 _SEED = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A point estimate and its confidence interval, in the estimate's own unit."""
-
-    value: float
-    low: float
-    high: float
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:

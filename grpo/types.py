@@ -233,6 +233,18 @@ class Mean:
 
 
 @dataclass(frozen=True, slots=True)
+class Interval:
+    """A point estimate and its confidence interval, in the estimate's own unit."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
     """Facts of one optimizer step, already summed over ranks. `applied` is False when non-finite
     gradients made the learner skip the update. `flops` are the operations that the model's forward and
@@ -251,7 +263,8 @@ class RoundStatistics:
     """Facts of one round, summed over ranks: what the scheduler may decide on, and what is logged.
 
     `reward_counts` maps the number of correct completions and the group's size, (k, G), to how many
-    groups had it: enough to rebuild every statistic of the round's pass rates.
+    groups had it: enough to rebuild every statistic of the round's pass rates. Those of `means` that come from
+    optimizer steps are over the applied ones.
     """
 
     round_index: int

@@ -13,7 +13,7 @@ MAY_IMPORT = {
     "types": set(),
     "config": set(),
     "environment": set(),
-    "statistics": {"config"},
+    "statistics": {"types", "config"},
     "interfaces": {"types", "config"},
     "algorithm": {"types", "config", "interfaces"},
     "dynamics": {"types", "config", "interfaces"},

@@ -1,3 +1,5 @@
+import math
+
 from grpo.measure import mean_seconds, measure_round
 from grpo.rollout.collect import PlainCollector
 from grpo.telemetry import flatten
@@ -16,6 +18,16 @@ class TwoRanks(SingleRank):
 
 def test_seconds_are_the_mean_over_ranks():
     assert mean_seconds({"sample": 2.0}, TwoRanks()) == {"sample": 3.0, "save": 0.5}
+
+
+def test_a_skipped_step_stays_out_of_every_mean():
+    collected = PlainCollector(ScriptedTask([(1, 0)] * 4), ScriptedSampler()).collect(PLAN)
+    applied = StepReport(7, True, 2.0, 1e-3, 1e12, {"policy/entropy": Mean(1.0, 4.0)})
+    skipped = StepReport(8, False, math.inf, 9.0, 1e12, {"policy/entropy": Mean(math.nan, 4.0)})
+    for reports in ((applied, skipped), (skipped, applied)):
+        statistics = measure_round(3, PLAN, collected, reports, {}, SingleRank())
+        assert flatten(statistics)["policy/entropy"] == 0.25
+    assert "policy/entropy" not in flatten(measure_round(3, PLAN, collected, (skipped, skipped), {}, SingleRank()))
 
 
 def test_facts_of_a_round_by_hand():

@@ -244,14 +244,9 @@ def process_variance(found: Identification | None) -> float:
 
 def off_policyness(statistics: RoundStatistics) -> OffPolicyness:
     """ESS of the importance weights within the round and the clipped share of tokens, of its applied steps."""
-    means: dict[str, Any] = {}
-    for report in statistics.reports:
-        if report.applied:
-            for name, mean in report.means.items():
-                means[name] = means[name] + mean if name in means else mean
 
     def value(name: str, otherwise: float) -> float:
-        found = means.get(name)
+        found = statistics.means.get(name)
         return found.value if found is not None and found.count else otherwise
 
     squared = value("mismatch/weight_squared", 1.0)

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo.dynamics.identify import Identification, Interval, plateau_of, supported
+from grpo.dynamics.identify import Identification, plateau_of, supported
+from grpo.types import Interval
 
 Array = NDArray[np.float64]
 

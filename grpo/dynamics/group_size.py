@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from grpo.dynamics.difficulty import Difficulty
-from grpo.dynamics.identity import silent_rate, smallest_group_size
+from grpo.dynamics.identity import drift, silent_rate, smallest_group_size
 
 LADDER = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
 
@@ -107,7 +107,6 @@ def tries_per_prompt(
     group's size grows most by it; a prompt that gains nothing gets none. Every group has none, or `smallest` to
     `largest` completions. Uses at most `budget`.
     """
-    from grpo.dynamics.identity import drift
 
     def value(posterior: Difficulty, size: int) -> float:
         return size * float(posterior.weights @ drift(posterior.pass_rates, size, exponent)) if size else 0.0

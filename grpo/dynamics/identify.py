@@ -28,6 +28,7 @@ from grpo.dynamics.laws import (
     oscillator_law,
 )
 from grpo.dynamics.oscillator import oscillator
+from grpo.types import Interval
 
 Array = NDArray[np.float64]
 
@@ -39,18 +40,6 @@ BEND_AICC = 4.0
 PLATEAU_HALF_WIDTH = 0.15
 NUM_DRAWS = 400
 MOST_STARTS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """An estimate and its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
 
 
 @dataclass(frozen=True, slots=True)

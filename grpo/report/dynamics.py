@@ -16,9 +16,8 @@ from grpo.dynamics.history import history_of
 from grpo.dynamics.identify import FEWEST_POINTS, Identification, LawFit, identify
 from grpo.dynamics.laws import History
 from grpo.report.curves import STYLE
-from grpo.telemetry import read_metrics
+from grpo.telemetry import COUNTS, read_metrics
 
-COUNTS = "groups/counts"
 PLOT_FILE = "dynamics.png"
 
 

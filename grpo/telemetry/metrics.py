@@ -14,10 +14,12 @@ entropy and KL in nats. Where a name comes from:
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections.abc import Mapping
 
 from grpo.types import Mean, RoundStatistics
 
+# Of a round: [correct completions, group size, how many groups]. With it a run's dynamics can be replayed.
+COUNTS = "groups/counts"
 # Metric → the phase whose seconds divide the round's completion tokens.
 _THROUGHPUT = {
     "throughput/sample_tokens_per_second": "sample",
@@ -33,7 +35,7 @@ def flatten(statistics: RoundStatistics, peak_tflops: float | None = None) -> di
     (model FLOPs utilization) is the share of `peak_tflops`, that of all devices together, which the learner's
     optimizer steps made use of.
     """
-    means = _step_means(statistics) | dict(statistics.means)
+    means = statistics.means
     values = {name: mean.value for name, mean in means.items()}
     values |= _spreads(means)
     values |= _pass_rates(statistics) | _learner(statistics) | _plan(statistics)
@@ -49,16 +51,7 @@ def flatten(statistics: RoundStatistics, peak_tflops: float | None = None) -> di
     return {name: float(value) for name, value in values.items() if math.isfinite(value)}
 
 
-def _step_means(statistics: RoundStatistics) -> dict[str, Mean]:
-    sums: dict[str, Mean] = defaultdict(lambda: Mean(0.0, 0.0))
-    for report in statistics.reports:
-        if report.applied:
-            for name, mean in report.means.items():
-                sums[name] += mean
-    return dict(sums)
-
-
-def _spreads(means: dict[str, Mean]) -> dict[str, float]:
+def _spreads(means: Mapping[str, Mean]) -> dict[str, float]:
     """What second moments are for: the rewards' standard deviation, and the share of samples that importance
     weights leave effective (Kish: (Σw)² / (n·Σw²))."""
     spreads = {}
