@@ -13,7 +13,7 @@ USAGE = """usage: grpo COMMAND [key=value ...]
 
   train    train a model:        grpo train experiment=quickstart num_steps=60
   eval     pass@1 and pass@k:    grpo eval model.path=runs/default/model task=arithmetic
-  dynamics laws of a run's reward curve, and a forecast:   grpo dynamics runs/that_run [LAST_STEP]
+  dynamics laws, forecast, diagnosis, decisions of a run, or a plan before it: grpo dynamics help
   doctor   what is here, what does not fit, what to do about it
 
 Keys are Hydra overrides of configs/train.yaml; `grpo train --help` shows all of them."""
@@ -65,14 +65,9 @@ def _eval(overrides: list[str]) -> int:
 
 
 def _dynamics(arguments: list[str]) -> int:
-    from pathlib import Path
+    from grpo.dynamics_command import dynamics
 
-    from grpo.report.dynamics import write_dynamics
-
-    if not arguments or len(arguments) > 2 or not all(each.isdigit() for each in arguments[1:]):
-        raise UserError("usage: grpo dynamics RUN_FOLDER [LAST_STEP]")
-    write_dynamics(Path(arguments[0]), *map(int, arguments[1:]))
-    return 0
+    return dynamics(arguments)
 
 
 def _doctor(arguments: list[str]) -> int:

@@ -10,10 +10,11 @@ from rich.table import Table
 
 from grpo import evaluation, launch_check, models
 from grpo.config import TrainConfig
+from grpo.config.saved import from_dict
 from grpo.config.validate import validate_evaluation
 from grpo.learner.checkpoint import STATE_FILE, read_state
 from grpo.learner.collective import TorchCollective
-from grpo.train import build_sampler, from_dict, load_checkpoint, load_task, warm_start_examples
+from grpo.train import build_sampler, load_checkpoint, load_task, warm_start_examples
 
 
 def evaluate_model(config: TrainConfig) -> int:

@@ -10,13 +10,11 @@ from typing import Any
 from grpo.config import CheckpointConfig, EvaluationConfig
 from grpo.interfaces import Collective, Learner, Tracker
 from grpo.learner.checkpoint import CheckpointStore
-from grpo.telemetry import COUNTS, JsonLines, RunDisplay, flatten, peak_memory
+from grpo.telemetry import COUNTS, REASON, JsonLines, RunDisplay, flatten, peak_memory
 from grpo.types import Collected, Progress, RoundPlan, RoundStatistics
 
 PROMPTS_FILE = "prompts.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
-# Why the next round's plan is what it is.
-REASON = "plan/next_reason"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from grpo import evaluation, launch_check, models
 from grpo.algorithm.batches import BatchMaker
 from grpo.config import TrainConfig, UserError
+from grpo.config.saved import from_dict
 from grpo.config.validate import differences, validate
 from grpo.dynamics.scheduler import SCHEDULERS
 from grpo.interfaces import Sampler
@@ -275,17 +276,3 @@ def watch(phases: Phases, config: TrainConfig, task: VerifiableTask, sampler: Sa
     learner.evaluate = timed("evaluate", learner.evaluate, steps, "learner.deadline_seconds")
     learner.step = timed("learn", learner.step, steps, "learner.deadline_seconds")
     learner.save = timed("save", learner.save, steps, "learner.deadline_seconds")
-
-
-def from_dict(values: dict[str, Any]) -> TrainConfig:
-    """The configuration that `asdict` made these values of; keys that exist no more are ignored."""
-
-    def build(template: Any, given: dict[str, Any]) -> Any:
-        known = {}
-        for field in fields(template):
-            if field.name in given:
-                default = getattr(template, field.name)
-                known[field.name] = build(default, given[field.name]) if is_dataclass(default) else given[field.name]
-        return type(template)(**known)
-
-    return build(TrainConfig(), values)

@@ -243,13 +243,14 @@ def process_variance(found: Identification | None) -> float:
 
 
 def off_policyness(statistics: RoundStatistics) -> OffPolicyness:
-    """ESS of the importance weights within the round and the clipped share of tokens, of its applied steps."""
+    """How far the round's steps went from the policy that it was sampled with: ESS of the ratios between the two,
+    and the clipped share of tokens, of its applied steps."""
 
     def value(name: str, otherwise: float) -> float:
         found = statistics.means.get(name)
         return found.value if found is not None and found.count else otherwise
 
-    squared = value("mismatch/weight_squared", 1.0)
-    ess = value("mismatch/weight", 1.0) ** 2 / squared if squared else 1.0
+    squared = value("policy/ratio_squared", 1.0)
+    ess = value("policy/ratio", 1.0) ** 2 / squared if squared else 1.0
     clipped = value("policy/clip_low_fraction", 0.0) + value("policy/clip_high_fraction", 0.0)
     return OffPolicyness(statistics.plan.refresh_interval, min(ess, 1.0), clipped)

@@ -10,6 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 from grpo.dynamics.laws import History
 
 SMOOTHED_ROUNDS = 5
+# Of a curve's value, where the curve itself has to tell.
+LEAST_ERROR = 1e-3
 
 Counts = Mapping[tuple[int, int], int]
 """(correct, group size) → groups, as in `RoundStatistics.reward_counts`."""
@@ -63,6 +65,15 @@ def history_of(rounds: Iterable[tuple[int, int, Counts]]) -> History:
     ]
     steps, values, errors, tried, intervals = (np.array(column, float) for column in zip(*points, strict=True))
     return History(steps, values, pooled_errors(values, errors, tried), intervals)
+
+
+def history_of_values(steps: ArrayLike, values: ArrayLike, interval: int = 1) -> History:
+    """A curve of which only values are known: their common error is that of one value about the line between its
+    neighbours (pseudo-residuals: Gasser, Sroka & Jennen-Steinmetz, Biometrika 1986). At least three points."""
+    steps, values = np.asarray(steps, float), np.asarray(values, float)
+    residuals = values[1:-1] - (values[:-2] + values[2:]) / 2
+    error = max(float(np.sqrt(np.mean(residuals**2) / 1.5)), LEAST_ERROR)
+    return History(steps - interval, values, np.full(len(values), error), np.full(len(values), float(interval)))
 
 
 def num_tried(counts: Counts) -> int:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Okabe and Ito's palette: told apart with every kind of colour vision, and in grey.
-_BLUE, _ORANGE, _GREEN, _BLACK = "#0072B2", "#D55E00", "#009E73", "#000000"
+BLUE, ORANGE, GREEN, BLACK = "#0072B2", "#D55E00", "#009E73", "#000000"
 STYLE = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -60,7 +60,7 @@ def plot_run(metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping
         _draw_rewards(top, metrics, evaluations)
         for column, (name, title) in enumerate(panels):
             axes = figure.add_subplot(grid[1, column])
-            _draw_curve(axes, metrics, name, _GREEN)
+            _draw_curve(axes, metrics, name, GREEN)
             axes.set_title(title)
             axes.set_ylim(0, 1 if name.endswith("_fraction") else 1.1 * max(_series(metrics, name)[1]))
         last_step = max(1, *(row["step"] for row in [*metrics, *evaluations]))
@@ -82,10 +82,10 @@ def smooth(values: Sequence[float], window: int) -> np.ndarray:
 
 
 def _draw_rewards(axes: Axes, metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]) -> None:
-    _draw_curve(axes, metrics, "pass_rate", _BLUE, "pass rate of the round")
+    _draw_curve(axes, metrics, "pass_rate", BLUE, "pass rate of the round")
     # With the plain 0/1 reward the two are one curve.
     if _series(metrics, "reward/mean") != _series(metrics, "pass_rate"):
-        _draw_curve(axes, metrics, "reward/mean", _ORANGE, "mean reward of the round")
+        _draw_curve(axes, metrics, "reward/mean", ORANGE, "mean reward of the round")
     if evaluations:
         low, value, high = (
             np.array([row["pass@1"][bound] for row in evaluations]) for bound in ("low", "value", "high")
@@ -95,7 +95,7 @@ def _draw_rewards(axes: Axes, metrics: Sequence[Mapping[str, Any]], evaluations:
             value,
             yerr=[value - low, high - value],
             fmt="D",
-            color=_BLACK,
+            color=BLACK,
             markersize=4,
             capsize=3,
             linewidth=1,

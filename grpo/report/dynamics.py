@@ -1,119 +1,184 @@
-"""`grpo dynamics`: the laws fitted to a run's reward curve, and where it goes, as a table and a picture."""
+"""`grpo dynamics fit|forecast|diagnose|replay|plan`: what a run's curve says, in the terminal and as a page."""
 
 from __future__ import annotations
 
-import json
+import base64
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from grpo.config import UserError
-from grpo.dynamics.forecast import Forecast, forecast, phases
-from grpo.dynamics.history import history_of
-from grpo.dynamics.identify import FEWEST_POINTS, Identification, LawFit, identify
-from grpo.dynamics.laws import History
+from grpo.config.saved import from_dict
+from grpo.dynamics.diagnostics import diagnose
+from grpo.dynamics.difficulty import fit_difficulty
+from grpo.dynamics.findings import Finding
+from grpo.dynamics.forecast import forecast, steps_to_plateau
+from grpo.dynamics.identify import FEWEST_POINTS, identify
+from grpo.dynamics.planning import PlanRequest, propose
+from grpo.dynamics.replay import agreement, replay, statistics_of
+from grpo.dynamics.run_log import RunLog
+from grpo.dynamics.scheduler import SCHEDULERS
 from grpo.report.curves import STYLE
-from grpo.telemetry import COUNTS, read_metrics
+from grpo.report.dynamics_panels import Dynamics, draw_reward, panels
+from grpo.report.dynamics_tables import (
+    LAW_COLUMNS,
+    decisions_table,
+    findings_table,
+    interval_table,
+    law_rows,
+    laws_table,
+    size_table,
+    summary_lines,
+)
+from grpo.report.logs import counts_of, read_log, read_run, run_config
 
-PLOT_FILE = "dynamics.png"
+PLOT_FILE, PAGE_FILE = "dynamics.png", "dynamics.html"
+# Of a row of metrics, for the scheduler to decide on.
+NEEDED_MEANS = ("prompts/length_mean", "completions/length_mean")
+PANEL_INCHES, DOTS_PER_INCH = (5.6, 3.4), 160
 
 
-def write_dynamics(output: Path, last_step: int | None = None, console: Console | None = None) -> None:
-    """Fits every law to the run in `output`, prints the table and the forecast until `last_step` (the run's own
-    number of steps by default), and draws both. `UserError` without a run or with too few rounds."""
-    console = console or Console()
-    config = run_config(output)
-    history = read_history(output / "metrics.jsonl")
-    found = identify(history, momentum=config["learner"]["betas"][0], exponent=config["normalization"]["exponent"])
-    if found is None:
-        raise UserError(f"{output} has {len(history)} rounds; the dynamics need at least {FEWEST_POINTS}")
-    ahead = forecast(found, last_step or config["num_steps"])
-    console.print(laws_table(found))
-    for line in summary_lines(found, ahead):
+def write_fit(path: Path, last_step: int | None = None, column: str | None = None) -> None:
+    """Every law fitted to the log at `path`, the forecast until `last_step` (the run's own end by default), the
+    diagnosis; printed, and drawn into a picture and a page beside the log."""
+    console = Console()
+    shown = analysed(read_log(path, column), path, last_step)
+    findings = diagnose(shown.log)
+    console.print(laws_table(shown.found))
+    for line in summary_lines(shown.found, shown.ahead):
         console.print(line, soft_wrap=True)
-    plot_dynamics(found, ahead, output / PLOT_FILE)
-    console.print(f"picture  {output / PLOT_FILE}", soft_wrap=True)
+    print_findings(findings, console)
+    folder = path if path.is_dir() else path.parent
+    draw(shown, folder / PLOT_FILE)
+    (folder / PAGE_FILE).write_text(page(shown, findings, folder.resolve().name))
+    console.print(f"picture  {folder / PLOT_FILE}\npage     {folder / PAGE_FILE}", soft_wrap=True)
 
 
-def run_config(output: Path) -> Mapping[str, Any]:
-    """The configuration that a run wrote beside its metrics."""
-    path = output / "config.json"
-    if not path.exists():
-        raise UserError(f"there is no {path}: give the output_dir of a run")
-    return json.loads(path.read_text())
+def write_forecast(path: Path, last_step: int | None = None, column: str | None = None) -> None:
+    """Where the run goes, in words."""
+    console = Console()
+    shown = analysed(read_log(path, column), path, last_step)
+    for line in summary_lines(shown.found, shown.ahead):
+        console.print(line, soft_wrap=True)
+    for share in (0.5, 0.1):
+        steps = steps_to_plateau(shown.ahead, share)
+        when = "not before this forecast ends" if steps is None else f"in {steps:.0f} steps"
+        console.print(f"{1 - share:.0%} of the way to the plateau: {when}", soft_wrap=True)
 
 
-def read_history(path: Path) -> History:
-    """The reward curve in a metrics.jsonl."""
-    rows = [row for row in read_metrics(path) if row.get(COUNTS)]
-    if not rows:
-        raise UserError(f"{path} has no {COUNTS}: nothing to fit")
-    return history_of(
-        (row["step"], round(row["plan/refresh_interval"]), {(k, size): groups for k, size, groups in row[COUNTS]})
-        for row in rows
+def write_diagnosis(path: Path, column: str | None = None) -> None:
+    """What is wrong, by which evidence, and what answers it."""
+    print_findings(diagnose(read_log(path, column)), Console())
+
+
+def write_replay(folder: Path, overrides: Sequence[str]) -> None:
+    """What `dynamics=adaptive` would have decided on this run's facts, with its rules changed by `overrides`; as on
+    one rank, so that prompts per step need not divide among several."""
+    console = Console()
+    config = from_dict(run_config(folder), overrides)
+    was_adaptive = config.dynamics.name == "adaptive" and not overrides
+    rows = read_run(folder)
+    missing = [name for name in NEEDED_MEANS if name not in rows[0]]
+    if missing:
+        raise UserError(f"{folder} has no {missing[0]}, which decisions need: an earlier version wrote it")
+    rounds = [statistics_of(row, counts_of(row), index) for index, row in enumerate(rows)]
+    decisions = replay(SCHEDULERS["adaptive"](config, 1), rounds)
+    console.print(decisions_table(decisions))
+    if was_adaptive:
+        same, of = agreement(decisions)
+        console.print(f"the run's own scheduler, replayed: {same} of {of} plans are those that the run followed")
+    else:
+        console.print("the facts are those of the run: a decision is shown, not followed")
+
+
+def write_plan(rates: Sequence[Mapping[str, Any]], column: str, tried: int, request: PlanRequest) -> None:
+    """Group size, refresh interval and steps for problems whose pass rates stand in `column` of `rates`, each
+    from `tried` samples."""
+    console = Console()
+    known = [row[column] for row in rates if row.get(column) is not None]
+    if not known:
+        there = ", ".join(sorted({name for row in rates[:100] for name in row}))
+        raise UserError(f"no row has a pass rate in {column!r}; there are: {there}. Name one with column=NAME")
+    counts: dict[tuple[int, int], float] = {}
+    for rate in map(float, known):
+        if not 0 <= rate <= 1:
+            raise UserError(f"{column} holds {rate}, which is no pass rate between 0 and 1")
+        pair = (round(rate * tried), tried)
+        counts[pair] = counts.get(pair, 0) + 1
+    difficulty = fit_difficulty(counts)
+    proposal = propose(difficulty, request)
+    missing = len(rates) - len(known)
+    console.print(
+        f"{len(known):,} problems, mean pass rate {difficulty.mean:.2f}"
+        + (f"; {missing:,} without a pass rate are left out" if missing else "")
     )
-
-
-def laws_table(found: Identification) -> Table:
-    """One row a law, best first: its constants, how well it fits, how much it is supported."""
-    table = Table(title="Laws of the reward curve", title_justify="left")
-    for name in ("law", "constants", "χ²/points", "R²", "misfit p", "pattern p", "AICc weight"):
-        table.add_column(name, justify="left" if name in ("law", "constants") else "right")
-    for fit in found.fits:
-        table.add_row(*_row(fit), f"{found.weights[fit.law.name]:.2f}")
-    return table
-
-
-def _row(fit: LawFit) -> Sequence[str]:
-    constants = ", ".join(f"{name} {value:.3g}" for name, value in fit.parameters.items())
-    ratio = f"{fit.chi_square:.0f}/{len(fit.history)}"
-    return fit.law.name, constants, ratio, f"{fit.r_squared:.2f}", f"{fit.misfit_p:.2g}", f"{fit.pattern_p:.2g}"
-
-
-def summary_lines(found: Identification, ahead: Forecast) -> list[str]:
-    """What it comes to, in words."""
-    lines = [found.reason]
-    if found.identified:
-        lines.append(f"damping ratio ζ {found.damping_ratio}, stiffness κ {found.stiffness} per step (95 %)")
-    lines.append(
-        f"forecast for step {ahead.steps[-1]:.0f}: pass rate {ahead.value[-1]:.2f} "
-        f"[{ahead.low[-1]:.2f}, {ahead.high[-1]:.2f}], gain from now {ahead.gain.value:+.2f} "
-        f"[{ahead.gain.low:+.2f}, {ahead.gain.high:+.2f}] (90 %)"
+    console.print(size_table(proposal))
+    console.print(interval_table(proposal))
+    size = proposal.size
+    console.print(
+        f"proposed: dynamics.group_size={size.size} dynamics.refresh_interval={proposal.interval.interval} "
+        f"dynamics.prompts_per_step={request.prompts_per_step} num_steps={size.steps}",
+        soft_wrap=True,
     )
-    parts = phases(found)
-    lines.append(
-        f"phases: slow start until step {parts.rise:.0f}, plateau from step {parts.plateau:.0f}"
-        if parts
-        else "phases not identified"
-    )
-    return lines
+    console.print(f"G = {size.size}: {proposal.reason}", soft_wrap=True)
 
 
-def plot_dynamics(found: Identification, ahead: Forecast, path: Path) -> None:
-    """Pass rate of each round with its error, the best law, and the forecast with its interval."""
+def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:
+    """The log with its laws and forecast. `UserError` with too few rounds."""
+    found = identify(log.history, log.momentum, log.exponent)
+    if found is None:
+        raise UserError(f"{path} has {len(log.history)} rounds; the dynamics need at least {FEWEST_POINTS}")
+    return Dynamics(log, found, forecast(found, last_step or log.num_steps))
+
+
+def print_findings(findings: Sequence[Finding], console: Console) -> None:
+    """The table, or that there is nothing."""
+    console.print(findings_table(findings) if findings else "diagnosis: nothing is wrong that these checks can see")
+
+
+def draw(shown: Dynamics, path: Path) -> None:
+    """All panels in one PNG: the reward curve on top, the others below in pairs."""
     import matplotlib
-    import numpy as np
     from matplotlib.figure import Figure
 
-    best = found.fits[0]
-    history = best.history
+    others = [panel for panel in panels(shown.log) if panel is not draw_reward]
+    rows = 1 + (len(others) + 1) // 2
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7.0, 3.6), dpi=200, layout="constrained")
-        axes = figure.add_subplot()
-        axes.errorbar(
-            history.steps, history.values, yerr=history.errors, fmt=".", color="0.55", linewidth=0.6, label="measured"
-        )
-        steps = np.linspace(0, history.steps[-1], 300)
-        intervals = np.interp(steps, history.steps, history.intervals)
-        axes.plot(steps, best.predict(steps, np.round(intervals)), color="#0072B2", label=f"{best.law.name} law")
-        axes.fill_between(ahead.steps, ahead.low, ahead.high, color="#D55E00", alpha=0.2, linewidth=0)
-        axes.plot(ahead.steps, ahead.value, "--", color="#D55E00", label="forecast, 90 % interval")
-        axes.set_xlabel("optimizer step")
-        axes.set_ylabel("pass rate")
-        axes.set_ylim(0, 1)
-        axes.legend(loc="lower right")
-        axes.set_title(found.reason)
+        figure = Figure(figsize=(9, 3 * rows), dpi=DOTS_PER_INCH, layout="constrained")
+        grid = figure.add_gridspec(rows, 2)
+        draw_reward(figure.add_subplot(grid[0, :]), shown)
+        for index, panel in enumerate(others):
+            panel(figure.add_subplot(grid[1 + index // 2, index % 2]), shown)
         figure.savefig(path)
+
+
+def page(shown: Dynamics, findings: Sequence[Finding], name: str) -> str:
+    """One HTML file that needs nothing else."""
+    import matplotlib
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from matplotlib.figure import Figure
+
+    pictures = []
+    with matplotlib.rc_context(STYLE):
+        for panel in panels(shown.log):
+            figure = Figure(figsize=PANEL_INCHES, layout="constrained")
+            axes = figure.add_subplot()
+            panel(axes, shown)
+            drawn = io.BytesIO()
+            figure.savefig(drawn, format="svg")
+            title = axes.get_title(loc="left")
+            pictures.append({"title": title, "data": base64.b64encode(drawn.getvalue()).decode()})
+    environment = Environment(loader=PackageLoader("grpo.report"), autoescape=True, undefined=StrictUndefined)
+    return environment.get_template("dynamics.html").render(
+        name=name,
+        log=shown.log,
+        rounds=len(shown.log.history),
+        summary=summary_lines(shown.found, shown.ahead),
+        findings=findings,
+        pictures=pictures,
+        law_columns=LAW_COLUMNS,
+        laws=law_rows(shown.found),
+    )

@@ -69,17 +69,22 @@ def listed(ids: tuple[str, ...]) -> str:
 
 def _from_file(data: DataConfig) -> tuple[list[Problem], SourceReport]:
     path = Path(data.path)
+    return _problems_of_rows(read_rows(path, "task.data.path"), path.stem, data)
+
+
+def read_rows(path: Path, key: str) -> list[dict[str, Any]]:
+    """The rows of a JSON Lines, JSON, CSV or Parquet file; `key` is what a message calls it. Raises `UserError`."""
     if path.suffix not in READERS:
-        raise UserError(f"task.data.path {data.path!r} must end in one of {', '.join(READERS)}.")
+        raise UserError(f"{key} {str(path)!r} must end in one of {', '.join(READERS)}.")
     if not path.is_file():
-        raise UserError(f"task.data.path: there is no file {data.path!r}.")
+        raise UserError(f"{key}: there is no file {str(path)!r}.")
     try:
         rows = READERS[path.suffix](path)
     except (ValueError, csv.Error, OSError) as error:
-        raise UserError(f"cannot read {data.path}: {str(error).splitlines()[0]}; mend the file.") from error
+        raise UserError(f"cannot read {path}: {str(error).splitlines()[0]}; mend the file.") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UserError(f"{data.path} must hold one JSON object per row, each with a question and an answer.")
-    return _problems_of_rows(rows, path.stem, data)
+        raise UserError(f"{path} must hold one JSON object per row, each with a question and an answer.")
+    return rows
 
 
 def _from_hub(data: DataConfig) -> tuple[list[Problem], SourceReport]:

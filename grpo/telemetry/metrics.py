@@ -20,6 +20,8 @@ from grpo.types import Mean, RoundStatistics
 
 # Of a round: [correct completions, group size, how many groups]. With it a run's dynamics can be replayed.
 COUNTS = "groups/counts"
+# Of a round: why the next one's plan is what it is.
+REASON = "plan/next_reason"
 # Metric → the phase whose seconds divide the round's completion tokens.
 _THROUGHPUT = {
     "throughput/sample_tokens_per_second": "sample",
@@ -57,8 +59,10 @@ def _spreads(means: Mapping[str, Mean]) -> dict[str, float]:
     spreads = {}
     if (square := means.get("reward/square")) and square.count:
         spreads["reward/std"] = math.sqrt(max(0.0, square.value - means["reward/mean"].value ** 2))
-    if (square := means.get("mismatch/weight_squared")) and square.total:
-        spreads["mismatch/ess_fraction"] = means["mismatch/weight"].value ** 2 / square.value
+    # The sampler against the learner that it was refreshed from, and the policy against the round's first.
+    for group, weight in (("mismatch", "weight"), ("policy", "ratio")):
+        if (square := means.get(f"{group}/{weight}_squared")) and square.total:
+            spreads[f"{group}/ess_fraction"] = means[f"{group}/{weight}"].value ** 2 / square.value
     return spreads
 
 
@@ -92,4 +96,5 @@ def _plan(statistics: RoundStatistics) -> dict[str, float]:
         "plan/group_size": plan.group_size,
         "plan/refresh_interval": plan.refresh_interval,
         "plan/prompts_per_step": plan.prompts_per_step,
+        "plan/learning_rate_factor": plan.learning_rate_factor,
     }

@@ -43,7 +43,7 @@ class SimulatedRun:
             self.logits = np.minimum(self.logits + self.velocity, 1.5)
             self.step += 1
             reports.append(StepReport(self.step, True, 1.0, 1e-3, 1e9, {}))
-        means = {"mismatch/weight": Mean(1.0, 1.0), "mismatch/weight_squared": Mean(1.0, 1.0)}
+        means = {"policy/ratio": Mean(1.0, 1.0), "policy/ratio_squared": Mean(1.0, 1.0)}
         means |= {"completions/length_mean": Mean(100.0, 1.0), "prompts/length_mean": Mean(50.0, 1.0)}
         seconds = {"sample": 1.0 * plan.refresh_interval, "learn": 1.0 * plan.refresh_interval, "sync": 1.0}
         return RoundStatistics(len(reports), self.step, plan, means, dict(counts), seconds, tuple(reports))

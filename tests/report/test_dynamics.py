@@ -1,48 +1,122 @@
-import io
 import json
 
 import numpy as np
 import pytest
-from rich.console import Console
 
+from grpo.cli import main
 from grpo.config import UserError
-from grpo.report.dynamics import read_history, write_dynamics
+from grpo.config.run import TrainConfig
+from grpo.report.dynamics import write_fit
+from grpo.report.logs import read_log
+from tests.report.runs import trl_log, verl_log, write_run
 
 
-def write_run(folder, rounds, num_steps=200):
-    generator = np.random.default_rng(0)
-    folder.mkdir(parents=True, exist_ok=True)
-    config = {"learner": {"betas": [0.9, 0.999]}, "normalization": {"exponent": 1.0}, "num_steps": num_steps}
-    (folder / "config.json").write_text(json.dumps(config))
-    rates = 0.8 - 0.6 * np.exp(-np.arange(rounds) / 20)
-    with (folder / "metrics.jsonl").open("w") as file:
-        for index, rate in enumerate(rates):
-            correct, groups = np.unique(generator.binomial(8, rate, 32), return_counts=True)
-            counts = [[int(k), 8, int(n)] for k, n in zip(correct, groups, strict=True)]
-            file.write(json.dumps({"step": index + 1, "plan/refresh_interval": 1.0, "groups/counts": counts}) + "\n")
-
-
-def test_a_run_is_fitted_told_and_drawn(tmp_path):
+def test_a_run_is_fitted_told_drawn_and_made_a_page(tmp_path, capsys):
     write_run(tmp_path, 100)
-    output = io.StringIO()
-    write_dynamics(tmp_path, console=Console(file=output, width=160))
-    printed = output.getvalue()
+    assert main(["dynamics", "fit", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
     assert "exponential" in printed and "damping ratio" in printed
     assert "forecast for step 200: pass rate 0.8" in printed
     assert "phases not identified" in printed
+    assert "on the plateau" in printed and "expected gain until step 200" in printed
     assert (tmp_path / "dynamics.png").stat().st_size > 10_000
+    page = (tmp_path / "dynamics.html").read_text()
+    assert page.count("data:image/svg+xml;base64,") == 5
+    assert 'src="http' not in page and "exponential law, plateau 0." in page
 
 
-def test_too_short_a_run_and_no_run_are_one_line(tmp_path):
+def test_a_forecast_says_when_the_plateau_is_near(tmp_path, capsys):
+    write_run(tmp_path, 30)
+    assert main(["dynamics", "forecast", str(tmp_path), "last_step=300"]) == 0
+    printed = capsys.readouterr().out
+    assert "forecast for step 300" in printed and "50% of the way to the plateau: in 1" in printed
+
+
+def test_too_short_a_run_no_run_and_wrong_words_are_one_line(tmp_path, capsys):
     write_run(tmp_path, 3)
     with pytest.raises(UserError, match="3 rounds; the dynamics need at least 6"):
-        write_dynamics(tmp_path)
-    with pytest.raises(UserError, match="give the output_dir of a run"):
-        write_dynamics(tmp_path / "nowhere")
+        write_fit(tmp_path)
+    for words, message in (
+        (["dynamics", "fit", str(tmp_path / "nowhere")], "there is no"),
+        (["dynamics", "fit"], "needs a path"),
+        (["dynamics", "guess", "x"], "there are fit, forecast, diagnose, replay, plan"),
+        (["dynamics", "fit", str(tmp_path), "last_step=soon"], "last_step='soon' is no int"),
+        (["dynamics", "diagnose", str(tmp_path), "depth=3"], "unknown key 'depth'"),
+        (["dynamics", "replay", str(tmp_path), "dynamics.adaptive.nonsense=1"], "nonsense"),
+    ):
+        assert main(words) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
 
 
 def test_rounds_are_read_as_they_were_measured(tmp_path):
     write_run(tmp_path, 10)
-    history = read_history(tmp_path / "metrics.jsonl")
-    assert history.steps.tolist() == list(range(10))
-    assert 0.1 < history.values[0] < 0.3
+    log = read_log(tmp_path)
+    assert log.history.steps.tolist() == list(range(10))
+    assert 0.1 < log.history.values[0] < 0.3
+    assert sum(log.counts[0].values()) == 32
+    assert log.num_steps == 200 and log.momentum == 0.9
+
+
+def test_a_replay_shows_what_the_scheduler_would_have_done(tmp_path, capsys):
+    write_run(tmp_path, 40)
+    assert main(["dynamics", "replay", str(tmp_path), "dynamics.adaptive.max_shortfall=0.4"]) == 0
+    printed = capsys.readouterr().out
+    assert "8→4" in printed and "a decision is shown, not followed" in printed
+
+
+def test_a_plan_from_solve_rates(tmp_path, capsys):
+    generator = np.random.default_rng(0)
+    rates = generator.binomial(64, generator.beta(2, 2, 500)) / 64
+    path = tmp_path / "rates.jsonl"
+    rows = [{"problem": "p", "llama8b_solve_rate": rate} for rate in rates] + [{"llama8b_solve_rate": None}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["dynamics", "plan", str(path), "budget_tokens=1e8", "max_shortfall=0.1"]) == 0
+    printed = capsys.readouterr().out
+    assert "500 problems, mean pass rate 0.5" in printed and "1 without a pass rate are left out" in printed
+    # Beta(2, 2) has fidelity 90 % from G = 10 on; 128 prompts × (100 + 10 × 500) tokens fit 153 times into 1e8.
+    assert "dynamics.group_size=10 dynamics.refresh_interval=8 dynamics.prompts_per_step=128 num_steps=153" in printed
+    assert main(["dynamics", "plan", str(path), "column=nothing"]) == 2
+    assert "there are: llama8b_solve_rate, problem" in capsys.readouterr().err
+
+
+def test_logs_of_trl_are_read(tmp_path, capsys):
+    trl_log(tmp_path / "checkpoint-60")
+    log = read_log(tmp_path)
+    assert log["groups/silent_fraction"].values[0] == 0.25
+    assert log["policy/clip_high_fraction"].values[0] == 0.01
+    assert log["reward/part/accuracy_reward"].steps[-1] == 60
+    assert log.held_out.values.tolist() == [0.25, 0.5]
+    assert len(log.history) == 60 and 0.01 < log.history.errors[0] < 0.05
+    assert main(["dynamics", "fit", str(tmp_path / "checkpoint-60" / "trainer_state.json")]) == 0
+    assert "plateau 0.6" in capsys.readouterr().out
+
+
+def test_logs_of_verl_are_read_and_diagnosed(tmp_path, capsys):
+    path = tmp_path / "run.jsonl"
+    verl_log(path)
+    log = read_log(path)
+    assert log["completions/length_mean"].values[0] == 400.0
+    assert log.held_out.values.tolist() == [0.25, 0.5]
+    assert main(["dynamics", "diagnose", str(path)]) == 0
+    # Its completions are all truncated and nothing is learned.
+    assert "truncated" in capsys.readouterr().out
+
+
+def test_a_csv_with_a_column_of_its_own(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("Step,accuracy,reward\n" + "".join(f"{step},{step / 20},{step}\n" for step in range(1, 11)))
+    log = read_log(path, "accuracy")
+    assert log["pass_rate"].values.tolist() == [step / 20 for step in range(1, 11)]
+    with pytest.raises(UserError, match="reward/mean of .* is not a pass rate"):
+        read_log(path)
+    with pytest.raises(UserError, match="no column speed; there are: accuracy, reward/mean"):
+        read_log(path, "speed")
+
+
+def test_defaults_of_a_saved_config_fill_what_it_lacks():
+    from grpo.config.saved import from_dict
+
+    config = from_dict({"num_steps": 7, "dynamics": {"group_size": 4}}, ["dynamics.adaptive.decide_every=2"])
+    assert (config.num_steps, config.dynamics.group_size, config.dynamics.adaptive.decide_every) == (7, 4, 2)
+    assert config.learner == TrainConfig().learner

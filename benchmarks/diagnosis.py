@@ -1,0 +1,42 @@
+"""False alarms of the diagnosis on simulated healthy runs, and hits on each simulated failure.
+
+python benchmarks/diagnosis.py [HEALTHY] [EACH_FAILURE]      (300 and 50 by default; some minutes)
+"""
+
+import sys
+from collections import Counter
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from grpo.dynamics.diagnostics import diagnose
+from grpo.dynamics.findings import NOTE
+from tests.dynamics.synthetic_logs import FAILURES, healthy, logged
+
+
+def names(curves):
+    return {finding.name for finding in diagnose(logged(curves)) if finding.severity != NOTE}
+
+
+def main(num_healthy=300, num_failing=50):
+    alarms = [names(healthy(seed)) for seed in track(range(num_healthy), "healthy runs")]
+    table = Table("failure", "hits", "also found", title=f"Diagnosis of simulated runs, {num_failing} of each failure")
+    for name, fail in track(FAILURES.items(), "failing runs"):
+        hits, others = 0, Counter()
+        for seed in range(num_failing):
+            curves = healthy(10_000 + seed)
+            fail(curves)
+            found = names(curves)
+            hits += name in found
+            others.update(found - {name})
+        also = ", ".join(f"{other} {number / num_failing:.0%}" for other, number in others.most_common())
+        table.add_row(name, f"{hits / num_failing:.0%}", also)
+    console = Console()
+    console.print(f"healthy runs with an alarm: {sum(map(bool, alarms))} of {num_healthy}")
+    console.print(Counter(name for found in alarms for name in found) or "no alarm")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,34 @@
+"""The configuration that a run wrote down, as the run's own dataclasses again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from grpo.config.errors import UserError
+from grpo.config.run import TrainConfig
+
+
+def from_dict(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> TrainConfig:
+    """The configuration that `asdict` made these values of, changed by `key=value` overrides; keys that exist no
+    more are ignored. `UserError` for an override that does not fit."""
+
+    def build(template: Any, given: Mapping[str, Any]) -> Any:
+        known = {}
+        for field in fields(template):
+            if field.name in given:
+                default = getattr(template, field.name)
+                known[field.name] = build(default, given[field.name]) if is_dataclass(default) else given[field.name]
+        return type(template)(**known)
+
+    config = build(TrainConfig(), values)
+    if not overrides:
+        return config
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(config), OmegaConf.from_dotlist([*overrides])))
+    except OmegaConfBaseException as error:
+        raise UserError(str(error).splitlines()[0]) from error

@@ -1,0 +1,91 @@
+"""What a scheduler would have decided on the facts of a finished run, round by round.
+
+The facts stay those of the run: a proposal that differs from what was done is shown, not followed. Replaying the
+scheduler that steered the run gives its own decisions again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from grpo.types import Mean, RoundPlan, RoundStatistics, StepReport
+
+if TYPE_CHECKING:
+    from grpo.dynamics.history import Counts
+    from grpo.interfaces import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """After optimizer step `step`, under plan `done`, the scheduler wants `proposed` for the next round."""
+
+    step: int
+    done: RoundPlan
+    proposed: RoundPlan
+
+    @property
+    def changes(self) -> bool:
+        return settings(self.proposed) != settings(self.done)
+
+
+def settings(plan: RoundPlan) -> tuple[int, int, int, float, bool]:
+    """All of a plan but its reason."""
+    return plan.group_size, plan.refresh_interval, plan.prompts_per_step, plan.learning_rate_factor, plan.stop
+
+
+def replay(scheduler: Scheduler, rounds: Iterable[RoundStatistics]) -> list[Decision]:
+    """One decision a round."""
+    _, state = scheduler.init()
+    decisions = []
+    for statistics in rounds:
+        proposed, state = scheduler.next(statistics.plan, statistics, state)
+        decisions.append(Decision(statistics.step, statistics.plan, proposed))
+    return decisions
+
+
+def agreement(decisions: list[Decision]) -> tuple[int, int]:
+    """How many of the proposals were what the next round did, and of how many; the cut of a last round by the
+    run's end does not count against it."""
+    pairs = list(pairwise(decisions))
+    # The last round takes the steps that are left.
+    same = sum(
+        settings(before.proposed) == settings(after.done)
+        or (index == len(pairs) - 1 and _but_interval(before.proposed) == _but_interval(after.done))
+        for index, (before, after) in enumerate(pairs)
+    )
+    return same, len(pairs)
+
+
+def _but_interval(plan: RoundPlan) -> tuple[int, int, int, float, bool]:
+    return settings(replace(plan, refresh_interval=1))
+
+
+def statistics_of(row: Mapping[str, Any], counts: Counts, round_index: int) -> RoundStatistics:
+    """The facts of a round from its row of metrics.jsonl: means without their counts, steps without their parts."""
+    interval = round(row["plan/refresh_interval"])
+    plan = RoundPlan(
+        group_size=round(row["plan/group_size"]),
+        refresh_interval=interval,
+        prompts_per_step=round(row["plan/prompts_per_step"]),
+        learning_rate_factor=row.get("plan/learning_rate_factor", 1.0),
+    )
+    skipped = round(row.get("learner/skipped_steps", 0))
+    reports = tuple(
+        StepReport(row["step"] - interval + index + 1, index >= skipped, 0.0, 0.0, 0.0, {}) for index in range(interval)
+    )
+    return RoundStatistics(
+        round_index=round_index,
+        step=row["step"],
+        plan=plan,
+        means={name: Mean(value, 1.0) for name, value in row.items() if isinstance(value, float)},
+        reward_counts=counts,
+        seconds={
+            name.removeprefix("time/").removesuffix("_seconds"): value
+            for name, value in row.items()
+            if name.startswith("time/")
+        },
+        reports=reports,
+    )

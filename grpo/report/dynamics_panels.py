@@ -1,0 +1,178 @@
+"""The dynamics of a run as pictures: one function a panel, drawn together into a PNG or one by one into a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from grpo.dynamics.difficulty import Difficulty, fit_difficulty
+from grpo.dynamics.forecast import Forecast, phases
+from grpo.dynamics.history import Counts
+from grpo.dynamics.identify import Identification
+from grpo.dynamics.identity import gradient_mass, silent_rate
+from grpo.dynamics.run_log import RunLog
+from grpo.dynamics.thresholds import PRINTED_BOUND, critical_gain, gain
+from grpo.report.curves import BLACK, BLUE, GREEN, ORANGE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Pass rates that part easy from hard prompts.
+BINS = (0.0, 0.1, 0.25, 0.4, 0.6, 0.75, 0.9, 1.0)
+# Rounds whose counts are fitted together, as a share of the run.
+EPOCHS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Dynamics:
+    """What the panels show: a log, the laws fitted to it, where it goes."""
+
+    log: RunLog
+    found: Identification
+    ahead: Forecast
+
+
+def draw_reward(axes: Axes, shown: Dynamics) -> None:
+    """Pass rate of each round with its error, the best law, the forecast with its interval."""
+    best, ahead = shown.found.fits[0], shown.ahead
+    history = best.history
+    axes.errorbar(
+        history.steps, history.values, yerr=history.errors, fmt=".", color="0.55", linewidth=0.6, label="measured"
+    )
+    steps = np.linspace(0, history.steps[-1], 300)
+    intervals = np.round(np.interp(steps, history.steps, history.intervals))
+    axes.plot(steps, best.predict(steps, intervals), color=BLUE, label=f"{best.law.name} law")
+    axes.fill_between(ahead.steps, ahead.low, ahead.high, color=ORANGE, alpha=0.2, linewidth=0)
+    axes.plot(ahead.steps, ahead.value, "--", color=ORANGE, label="forecast, 90 % interval")
+    if len(shown.log.held_out):
+        axes.plot(shown.log.held_out.steps, shown.log.held_out.values, "D", color=BLACK, markersize=4, label="held out")
+    parts = phases(shown.found)
+    for step in (parts.rise, parts.plateau) if parts else ():
+        axes.axvline(step, color="0.7", linewidth=0.8, linestyle=":")
+    axes.set_ylim(0, 1)
+    axes.legend(loc="lower right")
+    axes.set_xlabel("optimizer step")
+    axes.set_title(f"pass rate: {shown.found.reason}")
+
+
+def draw_plan(axes: Axes, shown: Dynamics) -> None:
+    """Group size and refresh interval, round by round."""
+    size, interval = shown.log["plan/group_size"], shown.log["plan/refresh_interval"]
+    axes.step(size.steps, size.values, where="post", color=BLUE, label="group size G")
+    axes.step(interval.steps, interval.values, where="post", color=ORANGE, label="refresh interval τ")
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_ylim(0.8, None)
+    axes.legend()
+    axes.set_xlabel("optimizer step")
+    axes.set_title("plan")
+
+
+def draw_damping(axes: Axes, shown: Dynamics) -> None:
+    """c = κτ/(1−μ) at every interval against its thresholds, and where the run is."""
+    log, stiffness = shown.log, shown.found.stiffness
+    intervals = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32])
+    exact = [critical_gain(log.staleness, log.momentum, int(each)) for each in intervals]
+    if np.isfinite(exact).all():
+        axes.plot(intervals, exact, color=BLACK, label=f"threshold, {log.staleness.replace('_', ' ')}")
+    axes.axhline(PRINTED_BOUND, color="0.6", linestyle="--", label="printed bound")
+    low, value, high = (
+        gain(log.momentum, each, intervals) for each in (stiffness.low, stiffness.value, stiffness.high)
+    )
+    axes.fill_between(intervals, low, high, color=BLUE, alpha=0.2, linewidth=0)
+    axes.plot(intervals, value, color=BLUE, label="this run, 95 % interval")
+    now = float(log.history.intervals[-1])
+    axes.plot([now], [gain(log.momentum, stiffness.value, now)], "o", color=ORANGE, label="now")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_xlabel("refresh interval τ")
+    axes.legend()
+    known = "" if shown.found.identified else ", not identified yet"
+    axes.set_title(f"stability: c = κτ/(1−μ), ζ = {shown.found.damping_ratio.value:.2g}{known}")
+
+
+def draw_silent(axes: Axes, shown: Dynamics) -> None:
+    """Share of silent groups against p^G + (1−p)^G over the estimated difficulty."""
+    silent = shown.log["groups/silent_fraction"]
+    axes.plot(silent.steps, silent.values, ".", color="0.55", label="measured")
+    steps, predicted = [], []
+    for step, size, difficulty in difficulties(shown.log):
+        steps.append(step)
+        predicted.append(float(difficulty.weights @ silent_rate(difficulty.pass_rates, size)))
+    axes.plot(steps, predicted, "o-", color=GREEN, label="law, estimated difficulty")
+    axes.set_ylim(0, 1)
+    axes.legend()
+    axes.set_xlabel("optimizer step")
+    axes.set_title("silent groups (fraction)")
+
+
+def draw_gradient_mass(axes: Axes, shown: Dynamics) -> None:
+    """Where the gradient comes from: share of each bin of pass rates, early and late in the run."""
+    found = difficulties(shown.log)
+    middles = np.arange(len(BINS) - 1)
+    for offset, color, name, (_, size, difficulty) in (
+        (-0.2, BLUE, "first sixth", found[0]),
+        (0.2, ORANGE, "last sixth", found[-1]),
+    ):
+        mass = gradient_mass(difficulty.pass_rates, difficulty.weights, BINS, shown.log.exponent, size)
+        axes.bar(middles + offset, mass, width=0.4, color=color, label=name)
+    axes.set_xticks(middles, [f"{a:g}–{b:g}" for a, b in pairwise(BINS)], fontsize=7)
+    axes.set_xlabel("pass rate of a prompt")
+    axes.legend()
+    axes.set_title("gradient mass by difficulty")
+
+
+def draw_policy(axes: Axes, shown: Dynamics) -> None:
+    """Entropy, and how many tokens answers take, both as shares of their start."""
+    for name, color, label in (
+        ("policy/entropy", BLUE, "entropy"),
+        ("completions/length_mean", GREEN, "completion length"),
+        ("learner/gradient_norm", ORANGE, "gradient norm"),
+    ):
+        series = shown.log[name]
+        if len(series) and series.values[0] > 0:
+            start = series.values[: max(len(series) // 20, 1)].mean()
+            axes.plot(series.steps, series.values / start, color=color, linewidth=1, label=label)
+    axes.axhline(1, color="0.7", linewidth=0.8)
+    axes.legend()
+    axes.set_xlabel("optimizer step")
+    axes.set_title("as shares of their start")
+
+
+def difficulties(log: RunLog) -> list[tuple[float, int, Difficulty]]:
+    """(middle step, commonest group size, estimated difficulty) of each sixth of the run."""
+    found = []
+    for rows in np.array_split(np.arange(len(log.counts)), min(EPOCHS, len(log.counts))):
+        counts = merge([log.counts[row] for row in rows])
+        sizes: dict[int, float] = {}
+        for (_, size), groups in counts.items():
+            sizes[size] = sizes.get(size, 0) + groups
+        found.append((float(log.history.steps[rows].mean()), max(sizes, key=sizes.get), fit_difficulty(counts)))
+    return found
+
+
+def merge(rounds: list[Counts]) -> dict[tuple[int, int], float]:
+    """Counts of several rounds together."""
+    total: dict[tuple[int, int], float] = {}
+    for counts in rounds:
+        for pair, groups in counts.items():
+            total[pair] = total.get(pair, 0) + groups
+    return total
+
+
+def panels(log: RunLog) -> tuple[Callable[[Axes, Dynamics], None], ...]:
+    """Those that this log has the numbers for."""
+    chosen: list[Callable[[Axes, Dynamics], None]] = [draw_reward]
+    if len(log["plan/group_size"]):
+        chosen.append(draw_plan)
+    chosen.append(draw_damping)
+    if log.counts:
+        chosen += [draw_silent, draw_gradient_mass]
+    if any(len(log[name]) for name in ("policy/entropy", "completions/length_mean")):
+        chosen.append(draw_policy)
+    return tuple(chosen)

@@ -1,0 +1,201 @@
+"""Logs of runs, ours and others', as one `RunLog`.
+
+a folder with metrics.jsonl             a run of this framework
+trainer_state.json, or its folder       TRL (GRPOTrainer 1.16 and the names it kept)
+lines of {"step": …, "data": {…}}       verl's file logger (0.9)
+other JSON Lines, or CSV                a row a step, columns named as ours, TRL's or verl's
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from grpo.config import UserError
+from grpo.dynamics.history import history_of, history_of_values
+from grpo.dynamics.run_log import NOTHING, RunLog, Series
+from grpo.telemetry import COUNTS, REASON, read_metrics
+
+Row = Mapping[str, Any]
+
+OURS = "metrics.jsonl"
+TRL_STATE = "trainer_state.json"
+# Their names → ours. verl counts a token as clipped on either side under one name; it is the high side that binds.
+TRL_NAMES = {
+    "reward": "reward/mean",
+    "reward_std": "reward/std",
+    "frac_reward_zero_std": "groups/silent_fraction",
+    "entropy": "policy/entropy",
+    "kl": "policy/reference_kl",
+    "clip_ratio/low_mean": "policy/clip_low_fraction",
+    "clip_ratio/high_mean": "policy/clip_high_fraction",
+    "completions/mean_length": "completions/length_mean",
+    "completions/clipped_ratio": "completions/truncated_fraction",
+    "sampling/sampling_logp_difference/mean": "mismatch/mean_abs",
+    "grad_norm": "learner/gradient_norm",
+    "learning_rate": "learner/learning_rate",
+}
+VERL_NAMES = {
+    "critic/score/mean": "pass_rate",
+    "critic/rewards/mean": "reward/mean",
+    "actor/entropy": "policy/entropy",
+    "actor/kl_loss": "policy/reference_kl",
+    "actor/pg_clipfrac": "policy/clip_high_fraction",
+    "actor/pg_clipfrac_lower": "policy/clip_low_fraction",
+    "actor/grad_norm": "learner/gradient_norm",
+    "actor/lr": "learner/learning_rate",
+    "response_length/mean": "completions/length_mean",
+    "response_length/clip_ratio": "completions/truncated_fraction",
+}
+NAMES = TRL_NAMES | VERL_NAMES
+# Held-out scores in training logs: TRL's evaluations, verl's validation.
+HELD_OUT = re.compile(r"eval_reward|val-core/.+/mean@\d+|val/test_score/.+")
+TRL_PART = re.compile(r"rewards/(?P<part>.+)/mean")
+
+
+def read_log(path: Path, column: str | None = None) -> RunLog:
+    """The log in a file or folder. `column` names the pass rate where the log's own names do not tell.
+
+    `UserError` when there is nothing to read, no column of pass rates, or fewer than three rows.
+    """
+    if (path / OURS).exists() or path.name == OURS:
+        return _read_ours(path if path.is_dir() else path.parent)
+    rows = list(_rows(path))
+    if not rows:
+        raise UserError(f"{path} has no rows with a step")
+    return _foreign(rows, path, column)
+
+
+def run_config(folder: Path) -> Mapping[str, Any]:
+    """The configuration that a run wrote beside its metrics."""
+    path = folder / "config.json"
+    if not path.exists():
+        raise UserError(f"there is no {path}: give the output_dir of a run")
+    return json.loads(path.read_text())
+
+
+def read_run(folder: Path) -> list[Row]:
+    """The rows of a run of ours that have counts."""
+    path = folder / OURS
+    rows = [row for row in read_metrics(path) if row.get(COUNTS)]
+    if not rows:
+        raise UserError(f"{path} has no {COUNTS}: nothing to fit")
+    return rows
+
+
+def counts_of(row: Row) -> dict[tuple[int, int], int]:
+    """(correct, group size) → groups of one row."""
+    return {(k, size): groups for k, size, groups in row[COUNTS]}
+
+
+def log_of(rows: Sequence[Row], config: Mapping[str, Any], held_out: Series = NOTHING) -> RunLog:
+    """Rows of our metrics, as written or as they come in while a run goes on."""
+    return RunLog(
+        history=history_of((row["step"], round(row["plan/refresh_interval"]), counts_of(row)) for row in rows),
+        series=columns(rows),
+        counts=[counts_of(row) for row in rows],
+        held_out=held_out,
+        momentum=config["learner"]["betas"][0],
+        exponent=config["normalization"]["exponent"],
+        num_steps=config["num_steps"],
+        staleness=config.get("dynamics", {}).get("adaptive", {}).get("staleness", "sample_and_hold"),
+        decisions=decisions_of(rows),
+    )
+
+
+def decisions_of(rows: Sequence[Row]) -> list[tuple[int, str]]:
+    """The reasons of the rounds after which the plan changed."""
+    keys = ("plan/group_size", "plan/refresh_interval", "plan/prompts_per_step", "plan/learning_rate_factor")
+    return [
+        (before["step"], before.get(REASON, ""))
+        for before, after in pairwise(rows)
+        if any(before.get(key) != after.get(key) for key in keys)
+    ]
+
+
+def columns(rows: Iterable[Row]) -> dict[str, Series]:
+    """Every numeric, finite column as a series over "step"."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        for name, value in row.items():
+            if isinstance(value, int | float) and name != "step" and math.isfinite(value):
+                points.setdefault(name, []).append((row["step"], value))
+    return {name: Series(*np.array(found, float).T) for name, found in points.items()}
+
+
+def _read_ours(folder: Path) -> RunLog:
+    path = folder / "evaluations.jsonl"
+    found = [(row["step"], row["pass@1"]["value"]) for row in read_metrics(path)] if path.exists() else []
+    held_out = Series(*np.array(found, float).T) if found else NOTHING
+    return log_of(read_run(folder), run_config(folder), held_out)
+
+
+def _foreign(rows: list[Row], path: Path, column: str | None) -> RunLog:
+    series = columns([_translated(row) for row in rows])
+    name = column or next((each for each in ("pass_rate", "reward/mean") if each in series), None)
+    if name not in series:
+        raise UserError(f"{path} has no column {name or 'pass_rate'}; there are: {', '.join(sorted(series))}")
+    passed = series[name]
+    if passed.values.min() < 0 or passed.values.max() > 1:
+        raise UserError(f"{name} of {path} is not a pass rate, it leaves [0, 1]: name one with column=NAME")
+    if len(passed) < 3:
+        raise UserError(f"{path} has {len(passed)} values of {name}: too few to fit")
+    held_out = next((each for key, each in series.items() if HELD_OUT.fullmatch(key)), NOTHING)
+    history = history_of_values(passed.steps, passed.values)
+    return RunLog(history, {**series, "pass_rate": passed}, held_out=held_out, num_steps=int(passed.steps[-1]))
+
+
+def _translated(row: Row) -> Row:
+    return {NAMES.get(name) or TRL_PART.sub(r"reward/part/\g<part>", name): value for name, value in row.items()}
+
+
+def _rows(path: Path) -> Iterable[Row]:
+    """Rows with a "step", whatever the file."""
+    if path.is_dir():
+        states = sorted(path.glob(f"**/{TRL_STATE}"), key=lambda each: each.stat().st_mtime)
+        if not states:
+            raise UserError(f"{path} has neither {OURS} nor {TRL_STATE}")
+        path = states[-1]
+    if not path.exists():
+        raise UserError(f"there is no {path}")
+    if path.suffix == ".csv":
+        return _csv_rows(path)
+    if path.suffix == ".json":
+        return _json(path)["log_history"]
+    flat = ({"step": row.get("step"), **row["data"]} if isinstance(row.get("data"), dict) else row
+            for row in read_metrics(path))  # fmt: skip
+    return (row for row in flat if isinstance(row.get("step"), int | float))
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+        found["log_history"]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path} is no {TRL_STATE} of TRL") from None
+    return found
+
+
+def _csv_rows(path: Path) -> Iterable[Row]:
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            numbers = {name: value for name, text in row.items() if name and (value := _number(text)) is not None}
+            # Weights & Biases' own export says "Step".
+            step = numbers.pop("Step", None)
+            if "step" in numbers or step is not None:
+                yield {"step": step, **numbers}
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text or "")
+    except ValueError:
+        return None

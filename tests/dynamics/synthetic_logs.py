@@ -1,0 +1,192 @@
+"""Logs of simulated runs: healthy ones, and one of each failure, with the noise that real runs have."""
+
+from collections import Counter
+
+import numpy as np
+from scipy.special import expit, logit
+
+from grpo.dynamics.history import history_of, pass_rate
+from grpo.dynamics.run_log import RunLog, Series
+
+GROUP_SIZE, PROMPTS = 8, 16
+
+
+def noise(generator, rounds, size, memory=0.5):
+    """AR(1) noise of standard deviation `size`."""
+    steps = generator.standard_normal(rounds)
+    found = np.empty(rounds)
+    found[0] = steps[0]
+    for index in range(1, rounds):
+        found[index] = memory * found[index - 1] + np.sqrt(1 - memory**2) * steps[index]
+    return size * found
+
+
+def healthy(seed, rounds=None):
+    """What a run of a few hundred rounds is made of, as a dictionary of curves; failures change some of them."""
+    generator = np.random.default_rng(seed)
+    rounds = rounds or int(generator.integers(40, 300))
+    time = np.arange(rounds)
+    first, last = generator.uniform(0.05, 0.4), generator.uniform(0.5, 0.98)
+    relaxation = generator.uniform(0.1, 0.5) * rounds
+    level = last + (first - last) * np.exp(-time / relaxation)
+    progress = (level - first) / (last - first)
+    return {
+        "generator": generator,
+        "pass": level,
+        "held_out": level - generator.uniform(0, 0.1) * progress,
+        "entropy": generator.uniform(0.8, 2.5) * (1 - generator.uniform(0.3, 0.8) * progress),
+        "length": generator.uniform(20, 400) * (1 + generator.uniform(-0.5, 0.25) * progress),
+        "truncated": generator.uniform(0.1, 0.6) * (1 - 0.9 * progress),
+        "norm": generator.uniform(0.1, 2) * np.ones(rounds),
+        "clip_high": np.full(rounds, generator.uniform(0, 0.05)),
+        "ess": np.full(rounds, generator.uniform(0.93, 1.0)),
+        "mismatch": np.full(rounds, generator.uniform(1e-5, 0.04)),
+        "kl": generator.uniform(0.001, 0.05) * progress,
+        "format": 0.5 + 0.4 * progress,
+        "skipped": np.zeros(rounds),
+        "failed": np.zeros(rounds),
+        "spread": 1.2,
+    }
+
+
+def ramp(curves, start=0.3):
+    """0 until `start` of the run, then up to 1."""
+    return np.clip(np.linspace(-start / (1 - start), 1, len(curves["pass"])), 0, 1)
+
+
+def hacked(curves):
+    curves["held_out"] = np.minimum(curves["held_out"], curves["held_out"][len(curves["pass"]) // 2])
+    curves["pass"] = np.linspace(0.3, 0.8, len(curves["pass"]))
+    curves["held_out"][:] = 0.4
+
+
+def gamed(curves):
+    curves["pass"][:] = curves["pass"][0]
+    curves["format"] = 0.3 + 0.5 * ramp(curves, 0.1)
+
+
+def too_hard(curves):
+    curves["pass"][:], curves["spread"] = 0.004, 0.3
+
+
+def too_easy(curves):
+    # Most problems are solved, the rest never: nothing mixed is left.
+    curves["pass"][:], curves["spread"] = 0.75, 40.0
+
+
+def concentrated(curves):
+    curves["pass"] = np.minimum(curves["pass"], 0.5)
+    curves["entropy"] = 1.5 * np.exp(-5 * ramp(curves, 0.1))
+    curves["kl"] = 0.01 + 0.5 * ramp(curves, 0.1)
+
+
+def collapsed(curves):
+    curves["pass"] = curves["pass"] * (1 - 0.9 * (ramp(curves, 0.5) > 0.3))
+
+
+def exploding(curves):
+    curves["norm"] = curves["norm"] * np.exp(4 * ramp(curves))
+
+
+def spiking(curves):
+    curves["norm"] = curves["norm"] * np.where(curves["generator"].random(len(curves["norm"])) < 0.12, 40, 1)
+
+
+def not_finite(curves):
+    curves["skipped"] = (curves["generator"].random(len(curves["skipped"])) < 0.2).astype(float)
+
+
+def clipped(curves):
+    curves["clip_high"] = 0.02 + 0.4 * ramp(curves, 0.1)
+
+
+def stale(curves):
+    curves["ess"] = 0.98 - 0.5 * ramp(curves, 0.1)
+
+
+def mismatched(curves):
+    curves["mismatch"] = 0.01 + 0.5 * ramp(curves, 0.1)
+
+
+def growing_length(curves):
+    curves["pass"][:] = curves["pass"][0]
+    curves["length"] = curves["length"][0] * (1 + 1.5 * ramp(curves, 0.1))
+
+
+def truncated(curves):
+    curves["pass"][:] = curves["pass"][0]
+    curves["truncated"] = 0.3 + 0.4 * ramp(curves, 0.0)
+
+
+def failing_grader(curves):
+    curves["failed"] = np.full(len(curves["failed"]), 0.08)
+
+
+FAILURES = {
+    "reward hacking or overfitting": hacked,
+    "reward part gamed": gamed,
+    "prompts too hard": too_hard,
+    "prompts too easy": too_easy,
+    "entropy collapse": concentrated,
+    "unstable": collapsed,
+    "growing gradients": exploding,
+    "gradient spikes": spiking,
+    "gradients not finite": not_finite,
+    "clipped high": clipped,
+    "stale sampler": stale,
+    "sampler mismatch": mismatched,
+    "length without reward": growing_length,
+    "truncated": truncated,
+    "grading fails": failing_grader,
+}
+
+
+def logged(curves):
+    """The log that a run with these curves would have left."""
+    generator, rounds = curves["generator"], len(curves["pass"])
+    counts, steps = [], np.arange(1, rounds + 1.0)
+    for rate in np.clip(curves["pass"], 1e-3, 1 - 1e-3):
+        rates = expit(logit(rate) + curves["spread"] * generator.standard_normal(PROMPTS))
+        if curves["spread"] > 10:
+            rates = (generator.random(PROMPTS) < rate).astype(float)
+        counts.append(Counter((int(k), GROUP_SIZE) for k in generator.binomial(GROUP_SIZE, rates)))
+
+    def share(condition):
+        return np.array([sum(n for pair, n in each.items() if condition(*pair)) / PROMPTS for each in counts])
+
+    def positive(values, size):
+        return np.maximum(values * np.exp(noise(generator, rounds, size)), 0)
+
+    def fraction(values):
+        return generator.binomial(GROUP_SIZE * PROMPTS, np.clip(values, 0, 1)) / (GROUP_SIZE * PROMPTS)
+
+    passed = np.array([pass_rate(each)[0] for each in counts])
+    series = {
+        "pass_rate": passed,
+        "reward/part/number": passed,
+        "reward/part/format": fraction(curves["format"]),
+        "groups/silent_fraction": share(lambda k, n: k in (0, n)),
+        "groups/all_correct_fraction": share(lambda k, n: k == n),
+        "groups/all_wrong_fraction": share(lambda k, n: k == 0),
+        "policy/entropy": positive(curves["entropy"], 0.15),
+        "policy/reference_kl": positive(curves["kl"], 0.3),
+        "policy/clip_high_fraction": positive(curves["clip_high"], 0.3),
+        "policy/clip_low_fraction": positive(0.5 * curves["clip_high"], 0.3),
+        "policy/ess_fraction": np.minimum(curves["ess"] + noise(generator, rounds, 0.01), 1),
+        "mismatch/mean_abs": positive(curves["mismatch"], 0.2),
+        "completions/length_mean": positive(curves["length"], 0.08),
+        "completions/truncated_fraction": fraction(curves["truncated"]),
+        "completions/failed_fraction": fraction(curves["failed"]),
+        "completions/timed_out_fraction": np.zeros(rounds),
+        "learner/gradient_norm": positive(curves["norm"], 0.4),
+        "learner/skipped_steps": curves["skipped"],
+    }
+    evaluated = np.arange(0, rounds, max(rounds // 12, 1))
+    held_out = generator.binomial(100, np.clip(curves["held_out"][evaluated], 0, 1)) / 100
+    return RunLog(
+        history=history_of(zip(steps.astype(int), [1] * rounds, counts, strict=True)),
+        series={name: Series(steps, values) for name, values in series.items()},
+        counts=counts,
+        held_out=Series(evaluated.astype(float), held_out),
+        num_steps=2 * rounds,
+    )

@@ -1,0 +1,129 @@
+"""Healthy runs raise no alarm, failing ones are told what fails; rates over more runs are in benchmarks/."""
+
+import numpy as np
+import pytest
+
+from grpo.config.hydra import compose_config
+from grpo.dynamics import evidence
+from grpo.dynamics.diagnostics import diagnose
+from grpo.dynamics.findings import NOTE, DiagnosisRule
+from grpo.dynamics.run_log import RunLog, Series
+from grpo.dynamics.symptoms import CHECKS
+
+from .synthetic_logs import FAILURES, healthy, logged, noise
+
+RULE = DiagnosisRule()
+
+
+def findings(curves):
+    log = logged(curves)
+    return [found for check in CHECKS for found in [check(log, RULE)] if found]
+
+
+def test_hundred_healthy_runs_raise_at_most_one_alarm():
+    alarms = [found for seed in range(100) for found in findings(healthy(seed)) if found.severity != NOTE]
+    assert len(alarms) <= 1, alarms
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_failing_runs_are_told_what_fails(name):
+    hits = 0
+    for seed in range(20):
+        curves = healthy(1000 + seed)
+        FAILURES[name](curves)
+        hits += name in {found.name for found in findings(curves)}
+    assert hits >= 17
+
+
+def test_a_whole_diagnosis_puts_the_gravest_first():
+    curves = healthy(3, rounds=120)
+    FAILURES["truncated"](curves)
+    FAILURES["unstable"](curves)
+    found = diagnose(logged(curves))
+    assert found[0].name == "unstable" and found[0].severity == "critical"
+    assert "truncated" in {each.name for each in found[1:]}
+
+
+def test_a_finished_run_is_told_to_be_on_its_plateau_as_a_note():
+    curves = healthy(0, rounds=200)
+    curves["pass"] = 0.8 - 0.6 * np.exp(-np.arange(200) / 15)
+    found = diagnose(logged(curves))
+    assert [(each.name, each.severity) for each in found] == [("on the plateau", NOTE)]
+    assert "expected gain until step 400: +0.00" in found[0].evidence
+
+
+def test_an_oscillating_run_is_told_so():
+    curves = healthy(0, rounds=200)
+    time = np.arange(200)
+    curves["pass"] = 0.6 - 0.35 * np.exp(-time / 80) * np.cos(time / 12)
+    assert "underdamped" in {each.name for each in diagnose(logged(curves))}
+
+
+def test_silent_groups_are_told_apart_by_what_they_are():
+    for name, word in (("prompts too hard", "all wrong"), ("prompts too easy", "all right")):
+        curves = healthy(1, rounds=80)
+        FAILURES[name](curves)
+        found = next(each for each in findings(curves) if each.name == name)
+        assert word in found.evidence
+
+
+def test_solved_problems_are_a_note():
+    curves = healthy(1, rounds=80)
+    curves["pass"][:] = 0.99
+    found = [each for each in findings(curves) if "silent" in each.evidence]
+    assert [(each.name, each.severity) for each in found] == [("problems solved", NOTE)]
+
+
+def test_a_short_or_empty_log_says_nothing():
+    assert [check(logged(healthy(0, rounds=8)), RULE) for check in CHECKS] == [None] * len(CHECKS)
+    log = logged(healthy(0, rounds=40))
+    assert [check(RunLog(log.history, {}), RULE) for check in CHECKS] == [None] * len(CHECKS)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["objective.kl.coefficient=0.01"],
+        ["normalization=dapo"],
+        ["objective.clip_high=0.28", "objective.entropy_coefficient=0.001"],
+        ["dynamics.refresh_interval=1"],
+        ["learner.precision=float32", "learner.max_gradient_norm=0.5"],
+        ["objective.correction.level=token"],
+        ["rollout.precision=float32"],
+        ["objective=dr_grpo"],
+        ["task.reward.overlong=soft", "task.reward.overlong_buffer=64"],
+        ["task.reward.overlong=mask"],
+        ["task.reward.timeout_seconds=20", "task.reward.workers=4"],
+        ["dynamics=adaptive", "dynamics.adaptive.stop_gain=0.02"],
+    ],
+)
+def test_remedies_are_keys_that_exist(overrides):
+    compose_config(["experiment=tiny", *overrides])
+
+
+def test_intervals_cover_the_mean_of_correlated_noise():
+    generator, covered = np.random.default_rng(0), 0
+    for _ in range(400):
+        series = Series(np.arange(80.0), 1 + noise(generator, 80, 0.2, memory=0.6))
+        found = evidence.level(series)
+        covered += found.low <= 1 <= found.high
+    assert covered / 400 >= 0.9
+
+
+def test_a_trend_is_no_noise():
+    series = Series(np.arange(100.0), np.linspace(0, 1, 100))
+    found = evidence.change(series)
+    assert found.value == pytest.approx(75 / 99)
+    assert found.high - found.low < 1e-9
+
+
+def test_the_fall_is_counted_from_the_best_stretch():
+    values = np.concatenate([np.zeros(10), np.ones(10), np.full(20, 0.25)])
+    assert evidence.fall(Series(np.arange(40.0), values)).value == pytest.approx(-0.75)
+
+
+def test_a_series_is_averaged_around_sparser_steps():
+    series = Series(np.arange(10.0), np.arange(10.0))
+    found = evidence.paired(series, np.array([2.0, 7.0, 30.0]))
+    # Rounds 0 to 4 are nearest to 2, rounds 5 to 9 to 7, none to 30.
+    assert found.steps.tolist() == [2.0, 7.0] and found.values.tolist() == [2.0, 7.0]
