@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any
 
 from grpo.config import CheckpointConfig, EvaluationConfig
+from grpo.dynamics.findings import Finding
 from grpo.interfaces import Collective, Learner, Tracker
 from grpo.learner.checkpoint import CheckpointStore
 from grpo.telemetry import COUNTS, REASON, JsonLines, RunDisplay, flatten, peak_memory
@@ -123,6 +124,25 @@ class Evaluator:
     def best_before(self, step: int) -> float:
         """The highest score of earlier steps, −∞ without any."""
         return max((self.score(each) for each in self.results if each < step), default=float("-inf"))
+
+
+class Watch:
+    """Every so many rounds: what the log shows to be wrong, told once each. On the first rank only."""
+
+    def __init__(self, every: int, findings: Callable[[], Iterable[Finding]], tell: Callable[[str], None]):
+        """`findings` diagnoses the log as it is by now; `every` 0 never looks."""
+        self._every = every
+        self._findings = findings
+        self._tell = tell
+        self._told: set[tuple[str, str]] = set()
+
+    def after_round(self, statistics: RoundStatistics, collected: Collected, progress: Progress) -> None:
+        if not self._every or progress.round_index % self._every:
+            return
+        for each in self._findings():
+            if (each.name, each.severity) not in self._told:
+                self._told.add((each.name, each.severity))
+                self._tell(f"step {progress.step}: {each.severity}: {each.name}: {each.evidence} ⇒ {each.remedy}")
 
 
 class Checkpointer:

@@ -18,6 +18,7 @@ from grpo.algorithm.batches import BatchMaker
 from grpo.config import TrainConfig, UserError
 from grpo.config.saved import from_dict
 from grpo.config.validate import differences, validate
+from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.scheduler import SCHEDULERS
 from grpo.interfaces import Sampler
 from grpo.learner.checkpoint import CheckpointStore, read_state
@@ -25,7 +26,8 @@ from grpo.learner.engine import init_distributed
 from grpo.learner.export import export
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.loop import Engines, run
-from grpo.observers import EVALUATIONS_FILE, PROMPTS_FILE, Checkpointer, Evaluator, Recorder, RecordFiles
+from grpo.observers import EVALUATIONS_FILE, PROMPTS_FILE, Checkpointer, Evaluator, Recorder, RecordFiles, Watch
+from grpo.report.logs import read_log
 from grpo.report.run import write_report
 from grpo.rollout.collect import PlainCollector, RefillingCollector
 from grpo.tasks import VerifiableTask, build_task, load_problems, split
@@ -127,6 +129,9 @@ class Session:
             if files:
                 files.display.begin()
             observers = [recorder, evaluator, checkpointer]
+            if files:
+                every = self._config.dynamics.diagnose_every
+                observers.append(Watch(every, lambda: diagnose(read_log(self._output)), files.display.note))
             progress = run(self._engines, progress, self._config.num_steps, observers, self._stop)
             checkpointer.save(progress)
         finally:

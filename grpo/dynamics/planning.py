@@ -2,8 +2,8 @@
 
 What a budget of tokens buys at group size G is a number of steps, and each step moves the policy by the mean drift
 E_p[E[σ^(2−α)]] of its groups (arXiv:2607.00152): their product is compared over G, at one learning rate and as if
-noise did not matter, which favours small groups; the fidelity asked for holds against that. The refresh interval comes from the
-stability threshold, at the stiffness that a run needs to get to its plateau within its steps.
+noise did not matter, which favours small groups; the fidelity asked for holds against that. The refresh interval
+comes from the stability threshold, at the stiffness that a run needs to get to its plateau within its steps.
 """
 
 from __future__ import annotations

@@ -51,10 +51,7 @@ def write_fit(path: Path, last_step: int | None = None, column: str | None = Non
     for line in summary_lines(shown.found, shown.ahead):
         console.print(line, soft_wrap=True)
     print_findings(findings, console)
-    folder = path if path.is_dir() else path.parent
-    draw(shown, folder / PLOT_FILE)
-    (folder / PAGE_FILE).write_text(page(shown, findings, folder.resolve().name))
-    console.print(f"picture  {folder / PLOT_FILE}\npage     {folder / PAGE_FILE}", soft_wrap=True)
+    write_page(shown, findings, path if path.is_dir() else path.parent, console)
 
 
 def write_forecast(path: Path, last_step: int | None = None, column: str | None = None) -> None:
@@ -132,6 +129,13 @@ def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:
     if found is None:
         raise UserError(f"{path} has {len(log.history)} rounds; the dynamics need at least {FEWEST_POINTS}")
     return Dynamics(log, found, forecast(found, last_step or log.num_steps))
+
+
+def write_page(shown: Dynamics, findings: Sequence[Finding], folder: Path, console: Console) -> None:
+    """The picture and the page, into `folder`."""
+    draw(shown, folder / PLOT_FILE)
+    (folder / PAGE_FILE).write_text(page(shown, findings, folder.resolve().name))
+    console.print(f"picture {folder / PLOT_FILE}\npage    {folder / PAGE_FILE}", soft_wrap=True)
 
 
 def print_findings(findings: Sequence[Finding], console: Console) -> None:

@@ -6,7 +6,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from grpo.dynamics.diagnostics import diagnose
+from grpo.dynamics.identify import FEWEST_POINTS
 from grpo.report.curves import plot_run
+from grpo.report.dynamics import analysed, print_findings, write_page
+from grpo.report.logs import read_log
 from grpo.report.summary import samples_table, summary_table, write_markdown
 from grpo.telemetry import read_metrics
 
@@ -16,7 +20,8 @@ NUM_SAMPLES = 4
 
 
 def write_report(output: Path, exported: Path | None, console: Console | None = None) -> None:
-    """Draws the run in `output` into a PNG, compares its first and last evaluation, prints and writes both."""
+    """Draws the run in `output` into a PNG, compares its first and last evaluation, diagnoses it, prints and writes
+    all of it."""
     console = console or Console()
     metrics = read_metrics(output / "metrics.jsonl")
     found = output / "evaluations.jsonl"
@@ -29,5 +34,10 @@ def write_report(output: Path, exported: Path | None, console: Console | None = 
         write_markdown(output / MARKDOWN_FILE, before, after, output / PLOT_FILE, NUM_SAMPLES)
         console.print(f"report  {output / MARKDOWN_FILE}", soft_wrap=True)
     console.print(f"curves  {output / PLOT_FILE}", soft_wrap=True)
+    if len(metrics) >= FEWEST_POINTS:
+        log = read_log(output)
+        findings = diagnose(log)
+        print_findings(findings, console)
+        write_page(analysed(log, output), findings, output, console)
     if exported:
         console.print(f"model   {exported}  (loads in transformers and in vLLM)", soft_wrap=True)

@@ -18,11 +18,11 @@ def test_a_run_is_fitted_told_drawn_and_made_a_page(tmp_path, capsys):
     assert "exponential" in printed and "damping ratio" in printed
     assert "forecast for step 200: pass rate 0.8" in printed
     assert "phases not identified" in printed
-    assert "on the plateau" in printed and "expected gain until step 200" in printed
     assert (tmp_path / "dynamics.png").stat().st_size > 10_000
     page = (tmp_path / "dynamics.html").read_text()
-    assert page.count("data:image/svg+xml;base64,") == 5
+    assert page.count("data:image/svg+xml;base64,") == 6
     assert 'src="http' not in page and "exponential law, plateau 0." in page
+    assert "<td>on the plateau</td>" in page and "expected gain until step 200: +0.0" in page
 
 
 def test_a_forecast_says_when_the_plateau_is_near(tmp_path, capsys):
