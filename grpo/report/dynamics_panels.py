@@ -53,10 +53,11 @@ def draw_reward(axes: Axes, shown: Dynamics) -> None:
     parts = phases(shown.found)
     for step in (parts.rise, parts.plateau) if parts else ():
         axes.axvline(step, color="0.7", linewidth=0.8, linestyle=":")
-    axes.set_ylim(0, 1)
-    axes.legend(loc="lower right")
+    highest = max(np.max(history.values + history.errors), np.max(ahead.high))
+    axes.set_ylim(0, min(1.0, 1.2 * highest))
+    axes.legend(loc="upper left")
     axes.set_xlabel("optimizer step")
-    axes.set_title(f"pass rate: {shown.found.reason}")
+    axes.set_title("pass rate of the rounds")
 
 
 def draw_plan(axes: Axes, shown: Dynamics) -> None:
@@ -80,20 +81,21 @@ def draw_damping(axes: Axes, shown: Dynamics) -> None:
     if np.isfinite(exact).all():
         axes.plot(intervals, exact, color=BLACK, label=f"threshold, {log.staleness.replace('_', ' ')}")
     axes.axhline(PRINTED_BOUND, color="0.6", linestyle="--", label="printed bound")
-    low, value, high = (
-        gain(log.momentum, each, intervals) for each in (stiffness.low, stiffness.value, stiffness.high)
-    )
-    axes.fill_between(intervals, low, high, color=BLUE, alpha=0.2, linewidth=0)
-    axes.plot(intervals, value, color=BLUE, label="this run, 95 % interval")
-    now = float(log.history.intervals[-1])
-    axes.plot([now], [gain(log.momentum, stiffness.value, now)], "o", color=ORANGE, label="now")
+    if shown.found.identified:
+        low, value, high = (
+            gain(log.momentum, each, intervals) for each in (stiffness.low, stiffness.value, stiffness.high)
+        )
+        axes.fill_between(intervals, low, high, color=BLUE, alpha=0.2, linewidth=0)
+        axes.plot(intervals, value, color=BLUE, label="this run, 95 % interval")
+        now = float(log.history.intervals[-1])
+        axes.plot([now], [gain(log.momentum, stiffness.value, now)], "o", color=ORANGE, label="now")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlabel("refresh interval τ")
     axes.legend()
-    known = "" if shown.found.identified else ", not identified yet"
-    axes.set_title(f"stability: c = κτ/(1−μ), ζ = {shown.found.damping_ratio.value:.2g}{known}")
+    known = f"ζ = {shown.found.damping_ratio.value:.2g}" if shown.found.identified else "not identified yet"
+    axes.set_title(f"stability: c = κτ/(1−μ), {known}")
 
 
 def draw_silent(axes: Axes, shown: Dynamics) -> None:
