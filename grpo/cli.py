@@ -1,4 +1,4 @@
-"""The command line: `grpo train|eval|dynamics|doctor`."""
+"""The command line: `grpo train|eval|dynamics|reproduce|doctor`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ USAGE = """usage: grpo COMMAND [key=value ...]
   train    train a model:        grpo train experiment=quickstart num_steps=60
   eval     pass@1 and pass@k:    grpo eval model.path=runs/default/model task=arithmetic
   dynamics laws, forecast, diagnosis, decisions of a run, or a plan before it: grpo dynamics help
+  reproduce  numbers and figures of the papers: grpo reproduce help
   doctor   what is here, what does not fit, what to do about it
 
 Keys are Hydra overrides of configs/train.yaml; `grpo train --help` shows all of them."""
@@ -70,6 +71,12 @@ def _dynamics(arguments: list[str]) -> int:
     return dynamics(arguments)
 
 
+def _reproduce(arguments: list[str]) -> int:
+    from grpo.reproduce.command import reproduce
+
+    return reproduce(arguments)
+
+
 def _doctor(arguments: list[str]) -> int:
     from grpo.doctor import examine
 
@@ -80,6 +87,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "eval": _eval,
     "dynamics": _dynamics,
+    "reproduce": _reproduce,
     "doctor": _doctor,
 }
 

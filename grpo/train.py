@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from grpo.config import TrainConfig, UserError
 from grpo.config.saved import from_dict
 from grpo.config.validate import differences, validate
 from grpo.dynamics.diagnostics import diagnose
-from grpo.dynamics.scheduler import SCHEDULERS
+from grpo.dynamics.scheduler import SCHEDULERS, first_plan
 from grpo.interfaces import Sampler
 from grpo.learner.checkpoint import CheckpointStore, read_state
 from grpo.learner.engine import init_distributed
@@ -161,9 +161,9 @@ class Session:
     def _resumed(self) -> Progress:
         checkpoint = self._store.latest()
         state = read_state(checkpoint)
+        old = from_dict(state["config"])
         if self._first:
             print(f"resuming from {checkpoint.name}")
-            old = from_dict(state["config"])
             for name, before, after in differences(old, self._config):
                 if name != "checkpoint.resume":
                     print(f"  changed since: {name}: {before!r} → {after!r}")
@@ -172,7 +172,14 @@ class Session:
         saved = state["progress"]
         progress = Progress(**{**saved, "plan": RoundPlan(**saved["plan"])})
         self._engines.task.cursor = progress.cursor
-        return progress
+        return self._replanned(progress, old)
+
+    def _replanned(self, progress: Progress, old: TrainConfig) -> Progress:
+        """The plan goes on as it was, unless this run is configured with another first plan or scheduler."""
+        plan, state = self._engines.scheduler.init()
+        if old.dynamics.name != self._config.dynamics.name:
+            return replace(progress, plan=plan, scheduler=state)
+        return replace(progress, plan=plan) if first_plan(old) != first_plan(self._config) else progress
 
     def _resume_step(self, step: int) -> int | None:
         return step if self._config.checkpoint.resume else None

@@ -29,7 +29,17 @@ MAY_IMPORT = {
     "evaluation": {"types", "config", "interfaces", "statistics"},
 }
 # The composition: these put parts together and may import everything but each other's callers.
-COMPOSITION = {"train", "cli", "eval", "observers", "launch_check", "doctor", "dynamics_command", "__init__"}
+COMPOSITION = {
+    "train",
+    "cli",
+    "eval",
+    "observers",
+    "launch_check",
+    "doctor",
+    "dynamics_command",
+    "reproduce",
+    "__init__",
+}
 
 # Heavy package → the rooms that may name it.
 HEAVY = {

@@ -12,7 +12,7 @@ def test_without_a_command_the_usage_is_printed(capsys):
 
 def test_an_unknown_command_names_those_there_are(capsys):
     assert main(["trian"]) == WRONG_USE
-    assert "unknown command 'trian'; there are: train, eval, dynamics, doctor" in capsys.readouterr().err
+    assert "unknown command 'trian'; there are: train, eval, dynamics, reproduce, doctor" in capsys.readouterr().err
 
 
 def test_a_wrong_key_is_one_line_before_anything_heavy_is_imported(capsys):

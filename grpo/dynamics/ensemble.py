@@ -1,0 +1,62 @@
+"""Many replicas of one simulated policy at once: what group size, momentum and optimizer do to the mean reward curve
+and to its fluctuation.
+
+A policy is one logit: pass rate p = 1/(1+e^−θ), groups of G tries, the dial's gradient σ^(2−α) with the sign that
+raises p, and a pull β·p(1−p)·θ back to θ = 0 (a KL penalty in the loss), which makes an interior plateau.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit, logit
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What is trained, and how.
+
+    optimizer   "sgd" (heavy ball, first moment a sum) or "adam" (first moment an average, β₂ = 0.999)
+    prompts     groups per step, all of this one policy
+    """
+
+    group_size: int
+    exponent: float = 1.0
+    start: float = 0.2
+    penalty: float = 0.0
+    prompts: int = 4
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    step_size: float = 0.05
+
+
+def pass_rates(policy: Policy, steps: int, replicas: int, seed: int = 0) -> Array:
+    """[steps + 1, replicas] pass rates of independent runs."""
+    generator = np.random.default_rng(seed)
+    theta = np.full(replicas, float(logit(policy.start)))
+    first, second = np.zeros(replicas), np.zeros(replicas)
+    rates = np.empty((steps + 1, replicas))
+    for step in range(steps + 1):
+        rates[step] = expit(theta)
+        gradient = _gradient(policy, rates[step], theta, generator)
+        if policy.optimizer == "adam":
+            first = policy.momentum * first + (1 - policy.momentum) * gradient
+            second = 0.999 * second + 0.001 * gradient**2
+            corrected = first / (1 - policy.momentum ** (step + 1)) if policy.momentum else first
+            theta = theta + policy.step_size * corrected / (np.sqrt(second / (1 - 0.999 ** (step + 1))) + 1e-8)
+        else:
+            first = policy.momentum * first + gradient
+            theta = theta + policy.step_size * first
+    return rates
+
+
+def _gradient(policy: Policy, rates: Array, theta: Array, generator: np.random.Generator) -> Array:
+    size = policy.group_size
+    correct = generator.binomial(size, rates[:, None], (len(rates), policy.prompts))
+    sigma = np.sqrt(correct * (size - correct)) / size
+    moved = np.where(sigma > 0, sigma ** (2 - policy.exponent), 0.0).mean(axis=1)
+    return moved - policy.penalty * rates * (1 - rates) * theta

@@ -1,0 +1,93 @@
+"""Where a slow start comes from: momentum's inertia (arXiv:2606.30789) or the gating of σ (arXiv:2607.00152).
+
+β₁ is swept with the drift matched, η(β₁) = η(1−β₁). Inertia's delay, M/C = (1+β₁)/(2(1−β₁)) steps, grows with β₁; the
+gating's does not know of it. Where both are there, the delays tell which is the longer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from grpo.dynamics.ensemble import Policy, pass_rates
+from grpo.dynamics.identify import identify
+from grpo.dynamics.laws import History
+from grpo.report.comparison import Comparison, Reproduction, Row
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Array = NDArray[np.float64]
+
+MOMENTA = (0.0, 0.5, 0.9, 0.97)
+STARTS = (0.05, 0.4)
+STEPS, SIZE, PROMPTS = 150, 32, 16
+RATE = 0.15
+
+
+def reproduce() -> Reproduction:
+    """One simulated policy under the dial's GRPO drift, from a hard and from a middling start."""
+    curves = {(start, momentum): _curve(start, momentum) for start in STARTS for momentum in MOMENTA}
+    tables = [_delays(curves, start) for start in STARTS]
+    return Reproduction(
+        name="slow-start",
+        comparisons=(*tables, _laws(curves)),
+        remarks=(
+            "Both are real, and they add: the delay of a hard start is the gating's without momentum, and momentum "
+            "lengthens it.",
+            "At small β₁ the gating law fits best, as it should. Where both are at work neither law is true, and one "
+            "that is neither, the sigmoid, may fit best (AICc, one noisy replica each).",
+        ),
+        draw=lambda figure: _draw(figure, curves),
+    )
+
+
+def _policy(start: float, momentum: float) -> Policy:
+    return Policy(SIZE, start=start, prompts=PROMPTS, momentum=momentum, step_size=RATE * (1 - momentum))
+
+
+def _curve(start: float, momentum: float) -> Array:
+    return pass_rates(_policy(start, momentum), STEPS, 200).mean(axis=1)
+
+
+def delay(curve: Array) -> float:
+    """Steps until the curve's slope reaches half of its steepest."""
+    slope = np.gradient(curve)
+    return float(np.argmax(slope >= slope.max() / 2))
+
+
+def _delays(curves: dict[tuple[float, float], Array], start: float) -> Comparison:
+    gated = delay(curves[start, 0.0])
+    rows = []
+    for momentum in MOMENTA:
+        inertia = (1 + momentum) / (2 * (1 - momentum))
+        found = delay(curves[start, momentum])
+        expected = f"inertia {inertia:.1f}, gating {gated:.0f}"
+        rows.append(Row(f"steps to half of the steepest slope, β₁ = {momentum}", expected, f"{found:.0f}"))
+    return Comparison(f"Slow start from p = {start}, GRPO, matched drift", "predicted, each alone", rows)
+
+
+def _laws(curves: dict[tuple[float, float], Array]) -> Comparison:
+    rows = []
+    for start, momentum in curves:
+        rates = pass_rates(_policy(start, momentum), STEPS, 1, seed=1)[:, 0]
+        generator = np.random.default_rng(2)
+        tried = SIZE * PROMPTS
+        values = generator.binomial(tried, rates) / tried
+        errors = np.sqrt(np.maximum(rates * (1 - rates), 1 / tried) / tried)
+        found = identify(History(np.arange(len(rates), dtype=float), values, errors, np.ones(len(rates))), momentum)
+        order = ", ".join(f"{fit.law.name} {found.weights[fit.law.name]:.2f}" for fit in found.fits[:2])
+        rows.append(Row(f"p = {start}, β₁ = {momentum}", "gating" if momentum == 0 else "–", order))
+    return Comparison("Laws by AICc weight", "true law", rows)
+
+
+def _draw(figure: Figure, curves: dict[tuple[float, float], Array]) -> None:
+    for axes, start in zip(figure.subplots(1, 2), STARTS, strict=True):
+        for momentum in MOMENTA:
+            axes.plot(curves[start, momentum], label=f"β₁ = {momentum}")
+        axes.set_title(f"mean pass rate from p = {start}")
+        axes.set_xlabel("step")
+        axes.set_ylim(0, 1)
+        axes.legend()
