@@ -118,7 +118,7 @@ class Session:
         checkpointer = Checkpointer(
             self._config.checkpoint, self._store, self._engines.learner, asdict(self._config), evaluator
         )
-        if self._first and not self._config.checkpoint.resume:
+        if self._first:
             (self._output / CONFIG_FILE).write_text(json.dumps(asdict(self._config), indent=1))
         samples = self._config.tracking.samples_per_round
         recorder = Recorder(self._collective, files, samples, peak_tflops(self._device))

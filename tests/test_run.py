@@ -32,6 +32,7 @@ def test_a_run_leaves_metrics_evaluations_samples_a_report_and_a_model(finished)
     assert [row["step"] for row in rows(output / "evaluations.jsonl")] == [0, 12]
     assert len(rows(output / "samples.jsonl")) == 6 * 4
     assert (output / "curves.png").stat().st_size > 10_000
+    assert "Diagnosis" in (output / "dynamics.html").read_text()
     assert "pass@1" in printed and "completion tokens per step" in printed
     assert sorted(path.name for path in (output / "checkpoints").iterdir()) == ["step-00000008", "step-00000012"]
 

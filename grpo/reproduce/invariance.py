@@ -107,6 +107,8 @@ def _draw(figure: Figure, curves: dict[tuple[str, int], Array], variances: dict[
     sizes = np.array(SIZES, float)
     panels[2].loglog(sizes, list(variances.values()), "o", label="measured")
     panels[2].loglog(sizes, variances[SIZES[0]] * SIZES[0] / sizes, label="1/G")
+    panels[2].minorticks_off()
+    panels[2].set_xticks(sizes, SIZES)
     panels[2].set_title("variance about the plateau")
     panels[2].set_xlabel("G")
     panels[2].legend()

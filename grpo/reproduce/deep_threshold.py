@@ -1,0 +1,159 @@
+"""The refresh-interval threshold in a deep network, which arXiv:2606.30789 left to future work.
+
+A small transformer is trained by this framework's own loop at refresh intervals on both sides of the predicted
+threshold. The stiffness is measured from the early curve of the runs at τ = 1; the threshold follows from it. A run
+counts as lost when it ends with less than half of the improvement that τ = 1 made. Runs are kept: what has finished is
+not run again.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.progress import track
+
+from grpo.config import UserError
+from grpo.dynamics.evidence import window_length
+from grpo.dynamics.identify import Identification, identify
+from grpo.dynamics.run_log import RunLog
+from grpo.dynamics.thresholds import RADII
+from grpo.report.comparison import Comparison, Reproduction, Row
+from grpo.report.logs import read_log
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOMENTUM = 0.9
+LARGEST_INTERVAL = 4096
+DONE = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What is run: the tiny experiment at each interval and seed, by `objective` (clip, unclipped)."""
+
+    output: Path
+    intervals: tuple[int, ...] = (1, 4, 8, 16, 32)
+    seeds: tuple[int, ...] = (0, 1)
+    steps: int = 96
+    rate: float = 1e-3
+    objective: str = "clip"
+
+    def folder(self, interval: int, seed: int) -> Path:
+        return self.output / f"deep-{self.objective}-{self.rate:g}-{self.steps}" / f"tau{interval}-seed{seed}"
+
+
+def reproduce(sweep: Sweep) -> Reproduction:
+    """Runs what has not finished, then compares where training is lost with where it was predicted to be."""
+    for interval in track(sweep.intervals, "refresh intervals", transient=True):
+        for seed in sweep.seeds:
+            _train(sweep, interval, seed)
+    logs = {(tau, seed): read_log(sweep.folder(tau, seed)) for tau in sweep.intervals for seed in sweep.seeds}
+    fresh = [identify(logs[1, seed].history, MOMENTUM) for seed in sweep.seeds]
+    found = [each for each in fresh if each is not None and each.identified]
+    ends = {key: _gain(log) for key, log in logs.items()}
+    return Reproduction(
+        name="deep-threshold",
+        comparisons=(*([_predictions(found)] if found else []), _outcomes(sweep, ends)),
+        remarks=_remarks(sweep, found, ends),
+        draw=lambda figure: _draw(figure, sweep, logs),
+    )
+
+
+def _train(sweep: Sweep, interval: int, seed: int) -> None:
+    folder = sweep.folder(interval, seed)
+    if (folder / DONE).exists():
+        return
+    overrides = [
+        "experiment=tiny",
+        f"output_dir={folder}",
+        f"seed={seed}",
+        f"num_steps={sweep.steps}",
+        f"dynamics.refresh_interval={interval}",
+        f"objective={sweep.objective}",
+        f"learner.learning_rate={sweep.rate:g}",
+        "dynamics.diagnose_every=0",
+        "evaluation.num_problems=0",
+        "checkpoint.every_rounds=0",
+        "checkpoint.export=false",
+    ]
+    command = [sys.executable, "-m", "grpo.cli", "train", *overrides]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"{' '.join(command[2:])} failed: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
+    (folder / DONE).touch()
+
+
+def _gain(log: RunLog) -> tuple[float, float]:
+    """(pass rate of the first round, mean of the last quarter of the run's rounds)."""
+    values = log["pass_rate"].values
+    return float(values[0]), float(values[-max(len(values) // 4, 1) :].mean())
+
+
+def critical_interval(kind: str, stiffness: float) -> int | None:
+    """The smallest τ whose iteration grows at this stiffness; None up to `LARGEST_INTERVAL`."""
+    ladder = np.unique(np.round(np.geomspace(1, LARGEST_INTERVAL, 200)).astype(int))
+    return next((int(tau) for tau in ladder if RADII[kind](MOMENTUM, stiffness, int(tau)) > 1), None)
+
+
+def _predictions(found: Sequence[Identification]) -> Comparison:
+    rows = []
+    for index, each in enumerate(found):
+        kappa = each.stiffness
+        printed = [(1 - MOMENTUM) / value for value in (kappa.value, kappa.high, kappa.low)]
+        held = [critical_interval("sample_and_hold", value) for value in (kappa.value, kappa.high, kappa.low)]
+        rows.append(Row(f"seed {index}: stiffness κ", "measured", str(kappa)))
+        rows.append(Row(f"seed {index}: printed bound τ = (1−μ)/κ", "derived from κ", _between(printed)))
+        rows.append(Row(f"seed {index}: sample and hold loses stability at τ", "derived from κ", _between(held)))
+    return Comparison("Predicted from the early curve at τ = 1, 95 % interval of κ", "how", rows)
+
+
+def _between(values: Sequence[float | None]) -> str:
+    value, low, high = ("none" if each is None else f"{each:.0f}" for each in values)
+    return f"{value} [{low}, {high}]"
+
+
+def _outcomes(sweep: Sweep, ends: dict[tuple[int, int], tuple[float, float]]) -> Comparison:
+    rows = []
+    for tau in sweep.intervals:
+        cells = [f"{start:.2f} → {end:.2f}" for start, end in (ends[tau, seed] for seed in sweep.seeds)]
+        lost = sum(_lost(sweep, ends, tau, seed) for seed in sweep.seeds)
+        rows.append(Row(f"τ = {tau}: pass rate, each seed", f"{lost} of {len(sweep.seeds)} lost", ", ".join(cells)))
+    return Comparison(f"Runs of {sweep.steps} steps, {sweep.objective}, rate {sweep.rate:g}", "outcome", rows)
+
+
+def _lost(sweep: Sweep, ends: dict[tuple[int, int], tuple[float, float]], tau: int, seed: int) -> bool:
+    gained = np.mean([ends[1, each][1] - ends[1, each][0] for each in sweep.seeds])
+    start, end = ends[tau, seed]
+    return bool(end - start < gained / 2)
+
+
+def _remarks(sweep: Sweep, found: Sequence[Identification], ends: dict) -> tuple[str, ...]:
+    lost = [tau for tau in sweep.intervals if all(_lost(sweep, ends, tau, seed) for seed in sweep.seeds)]
+    kept = [tau for tau in sweep.intervals if not any(_lost(sweep, ends, tau, seed) for seed in sweep.seeds)]
+    boundary = f"every seed learns up to τ = {max(kept)}" if kept else "no interval keeps every seed"
+    boundary += f", every seed is lost from τ = {min(lost)}" if lost else "; no interval loses every seed"
+    if not found:
+        return (boundary, "the curves at τ = 1 do not identify a stiffness: no threshold is predicted")
+    return (boundary,)
+
+
+def _draw(figure: Figure, sweep: Sweep, logs: dict[tuple[int, int], RunLog]) -> None:
+    axes = figure.subplots()
+    for index, tau in enumerate(sweep.intervals):
+        for seed in sweep.seeds:
+            curve = logs[tau, seed]["pass_rate"]
+            width = min(window_length(0), max(len(curve) // 8, 1))
+            smooth = np.convolve(curve.values, np.full(width, 1 / width), "valid")
+            label = f"τ = {tau}" if seed == sweep.seeds[0] else None
+            axes.plot(curve.steps[width - 1 :], smooth, color=f"C{index}", linewidth=1, label=label)
+    axes.set_xlabel("optimizer step")
+    axes.set_ylim(0, 1)
+    axes.legend()
+    axes.set_title(f"pass rate of a small transformer, {sweep.objective}, rate {sweep.rate:g}")
