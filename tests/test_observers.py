@@ -24,4 +24,8 @@ def test_findings_are_looked_for_every_so_often_and_told_once():
 
 
 def test_never_looks_when_told_so():
-    Watch(0, lambda: 1 / 0, print).after_round(None, None, Progress(0, 0, 0, RoundPlan(8, 1, 8), {}))
+    looked = []
+    watch = Watch(0, lambda: looked.append(True) or [], print)
+    for index in range(1, 5):
+        watch.after_round(None, None, Progress(index, index, 0, RoundPlan(8, 1, 8), {}))
+    assert looked == []

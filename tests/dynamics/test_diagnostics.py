@@ -1,9 +1,13 @@
 """Healthy runs raise no alarm, failing ones are told what fails; rates over more runs are in benchmarks/."""
 
+import re
+
 import numpy as np
 import pytest
 
+from grpo.config import TrainConfig
 from grpo.config.hydra import compose_config
+from grpo.config.validate import value_at
 from grpo.dynamics import evidence
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.findings import NOTE, DiagnosisRule
@@ -80,25 +84,32 @@ def test_a_short_or_empty_log_says_nothing():
     assert [check(RunLog(log.history, {}), RULE) for check in CHECKS] == [None] * len(CHECKS)
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["objective.kl.coefficient=0.01"],
-        ["normalization=dapo"],
-        ["objective.clip_high=0.28", "objective.entropy_coefficient=0.001"],
-        ["dynamics.refresh_interval=1"],
-        ["learner.precision=float32", "learner.max_gradient_norm=0.5"],
-        ["objective.correction.level=token"],
-        ["rollout.precision=float32"],
-        ["objective=dr_grpo"],
-        ["task.reward.overlong=soft", "task.reward.overlong_buffer=64"],
-        ["task.reward.overlong=mask"],
-        ["task.reward.timeout_seconds=20", "task.reward.workers=4"],
-        ["dynamics=adaptive", "dynamics.adaptive.stop_gain=0.02"],
-    ],
-)
-def test_remedies_are_keys_that_exist(overrides):
-    compose_config(["experiment=tiny", *overrides])
+def remedies():
+    """What the findings of all failures advise, and what the two checks of a fitted curve do."""
+    found = {finding.remedy for name in FAILURES for finding in findings(broken(name))}
+    finished = healthy(0, rounds=200)
+    finished["pass"] = 0.8 - 0.6 * np.exp(-np.arange(200) / 15)
+    return sorted(found | {finding.remedy for finding in diagnose(logged(finished))})
+
+
+def broken(name):
+    curves = healthy(1000, rounds=120)
+    FAILURES[name](curves)
+    return curves
+
+
+def test_remedies_are_keys_that_exist_with_values_they_take():
+    texts = remedies()
+    overrides = {found for text in texts for found in re.findall(r"[a-z_.]+=[\w.]+", text)}
+    assert {"dynamics.refresh_interval=1", "normalization=dapo", "objective.kl.coefficient=0.01"} <= overrides
+    for override in overrides:
+        config = compose_config(["experiment=tiny", override])
+        key, value = override.split("=")
+        if "." in key:
+            taken = value_at(config, key)
+            assert taken == (type(taken)(value) if isinstance(taken, int | float) else value)
+    for key in {found for text in texts for found in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", text)} - {"samples.jsonl"}:
+        assert value_at(TrainConfig(), key) is not None, key
 
 
 def test_intervals_cover_the_mean_of_correlated_noise():
