@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 
+from grpo.arguments import typed
 from grpo.config import UserError
 from grpo.dynamics.planning import PlanRequest
 from grpo.report.dynamics import write_diagnosis, write_fit, write_forecast, write_plan, write_replay
-from grpo.tasks.sources import read_rows
+from grpo.tasks.solve_rates import COLUMN, SAMPLES, read_solve_rates
 
 USAGE = """usage: grpo dynamics WHAT PATH [key=value ...]
 
@@ -23,8 +24,6 @@ PATH is a run's folder, TRL's trainer_state.json, verl's file log, or JSON Lines
 fit and forecast: last_step=N. fit, forecast and diagnose: column=NAME of the pass rate in others' logs.
 plan: column=NAME of the pass rates and tried=N samples behind each (llama8b_solve_rate, 64), and
 """ + "\n".join(f"  {each.name}={each.default}" for each in fields(PlanRequest))
-
-SOLVE_RATE_COLUMN, SOLVE_RATE_SAMPLES = "llama8b_solve_rate", 64
 
 
 def dynamics(arguments: Sequence[str]) -> int:
@@ -60,22 +59,8 @@ def _replay(path: Path, settings: list[str]) -> None:
 def _plan(path: Path, settings: list[str]) -> None:
     kinds = {each.name: type(each.default) for each in fields(PlanRequest)}
     given = typed(settings, column=str, tried=int, **kinds)
-    column, tried = given.pop("column", SOLVE_RATE_COLUMN), given.pop("tried", SOLVE_RATE_SAMPLES)
-    write_plan(read_rows(path, "the file of pass rates"), column, tried, PlanRequest(**given))
-
-
-def typed(settings: Sequence[str], **kinds: Callable[[str], object]) -> dict[str, object]:
-    """`key=value` words as values of the kinds given. `UserError` for another key or a value that does not fit."""
-    found = {}
-    for setting in settings:
-        key, _, value = setting.partition("=")
-        if key not in kinds:
-            raise UserError(f"unknown key {key!r}; there are: {', '.join(kinds)}")
-        try:
-            found[key] = kinds[key](value)
-        except ValueError:
-            raise UserError(f"{key}={value!r} is no {kinds[key].__name__}") from None
-    return found
+    rates, missing = read_solve_rates(path, given.pop("column", COLUMN))
+    write_plan(rates, missing, given.pop("tried", SAMPLES), PlanRequest(**given))
 
 
 COMMANDS: dict[str, Callable[[Path, list[str]], None]] = {

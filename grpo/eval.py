@@ -14,7 +14,7 @@ from grpo.config.saved import from_dict
 from grpo.config.validate import validate_evaluation
 from grpo.learner.checkpoint import STATE_FILE, read_state
 from grpo.learner.collective import TorchCollective
-from grpo.train import build_sampler, load_checkpoint, load_task, warm_start_examples
+from grpo.parts import build_sampler, load_checkpoint, load_task, warm_start_examples
 
 
 def evaluate_model(config: TrainConfig) -> int:

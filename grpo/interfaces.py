@@ -51,9 +51,15 @@ class Sampler(Protocol):
     policy_version: int
 
     def generate(
-        self, prompts: Sequence[Prompt], group_size: int, sampling: SamplingConfig | None = None
+        self,
+        prompts: Sequence[Prompt],
+        group_size: int | Sequence[int],
+        sampling: SamplingConfig | None = None,
+        first_sample: int = 0,
     ) -> list[RolloutGroup]:
-        """`group_size` completions of each prompt, in order, under `sampling` (the run's own by default)."""
+        """`group_size` completions of each prompt (at least 1; one number, or one per prompt), in order, under
+        `sampling` (the run's own by default). They are its samples number `first_sample` and following: a sample is
+        the same whichever others are drawn with it."""
 
     def load_weights(self, bucket: Bucket) -> None:
         """Replace these tensors. Called between two calls of `generate`, never during one."""

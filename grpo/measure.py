@@ -52,7 +52,7 @@ def mean_seconds(seconds: Mapping[str, float], collective: Collective) -> dict[s
 
 def correct_counts(groups: Sequence[ScoredGroup]) -> Counter[tuple[int, int]]:
     """How many groups had k of G completions correct, by (k, G)."""
-    return Counter((sum(grade.correct for grade in group.grades), len(group.grades)) for group in groups)
+    return Counter(group.count for group in groups)
 
 
 def sampling_means(collected: Collected) -> dict[str, Mean]:

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from grpo import evaluation, launch_check, models
 from grpo.algorithm.batches import BatchMaker
-from grpo.config import TrainConfig, UserError
+from grpo.config import TrainConfig
 from grpo.config.saved import from_dict
 from grpo.config.validate import differences, validate
 from grpo.dynamics.diagnostics import diagnose
@@ -27,10 +27,10 @@ from grpo.learner.export import export
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.loop import Engines, run
 from grpo.observers import EVALUATIONS_FILE, PROMPTS_FILE, Checkpointer, Evaluator, Recorder, RecordFiles, Watch
+from grpo.parts import build_collector, build_sampler, load_task, warm_start_examples
 from grpo.report.logs import read_log
 from grpo.report.run import write_report
-from grpo.rollout.collect import PlainCollector, RefillingCollector
-from grpo.tasks import VerifiableTask, build_task, load_problems, split
+from grpo.tasks import VerifiableTask
 from grpo.telemetry import (
     JsonLines,
     JsonlTracker,
@@ -90,8 +90,6 @@ class Session:
 
     def _assemble(self, sampler: Sampler, learner: DeepSpeedLearner) -> Engines:
         config, task, collective = self._config, self._task, learner.collective
-        refill = config.rollout.refill
-        plain = PlainCollector(task, sampler)
         sync = InProcessSync(config.weight_sync.max_mismatch)
         sync.refresh = self._phases.timed(
             "sync", sync.refresh, config.weight_sync.deadline_seconds, "weight_sync.deadline_seconds"
@@ -99,7 +97,7 @@ class Session:
         return Engines(
             task=task,
             sampler=sampler,
-            collector=RefillingCollector(task, sampler, refill, collective) if refill.enabled else plain,
+            collector=build_collector(config, task, sampler, collective),
             learner=learner,
             make_batches=BatchMaker(config.normalization, config.objective, config.learner, collective),
             weight_sync=sync,
@@ -240,43 +238,6 @@ class StopRequest:
 
     def __call__(self) -> bool:
         return self._requested
-
-
-def load_task(
-    config: TrainConfig, tokenizer: PreTrainedTokenizerBase, rank: int = 0, world_size: int = 1
-) -> VerifiableTask:
-    """The configured task, of this rank."""
-    max_tokens = config.rollout.sampling.max_tokens
-    return build_task(config.task, tokenizer, seed=config.seed, max_tokens=max_tokens, rank=rank, world_size=world_size)
-
-
-def warm_start_examples(config: TrainConfig) -> list[tuple[str, str]]:
-    """(prompt, answer) of the problems that may be trained on: what a tiny model's warm start learns from."""
-    problems, _ = load_problems(config.task.data)
-    train, _ = split(problems, config.task.data.held_out_fraction)
-    template = config.task.prompt.template
-    return [(template.replace("{question}", problem.question), problem.answer) for problem in train]
-
-
-def load_checkpoint(config: TrainConfig, path: Path, checkpoint: Path, sampler: Sampler, device: torch.device) -> None:
-    """Puts a checkpoint's weights into a sampler, by way of a learner that reads its shards."""
-    init_distributed(device, config.learner.deadline_seconds)
-    learner = DeepSpeedLearner(config, path, device)
-    learner.load(str(checkpoint))
-    InProcessSync(config.weight_sync.max_mismatch).refresh(learner, sampler)
-
-
-def build_sampler(config: TrainConfig, path: Path, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> Sampler:
-    """The configured sampler; the engine's package is imported only when it is used."""
-    if config.rollout.engine == "transformers":
-        from grpo.rollout.transformers_sampler import TransformersSampler
-
-        return TransformersSampler(config, path, tokenizer, device)
-    try:
-        from grpo.rollout.vllm_sampler import VllmSampler
-    except ImportError as error:
-        raise UserError(f"rollout.engine=vllm: {error}; install vLLM or use rollout.engine=transformers") from error
-    return VllmSampler(config, path, tokenizer, device)
 
 
 def watch(phases: Phases, config: TrainConfig, task: VerifiableTask, sampler: Sampler, learner: DeepSpeedLearner):

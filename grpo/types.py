@@ -108,6 +108,11 @@ class ScoredGroup:
         return tuple(grade.reward for grade in self.grades)
 
     @property
+    def count(self) -> tuple[int, int]:
+        """How many completions are correct, and of how many."""
+        return sum(grade.correct for grade in self.grades), len(self.grades)
+
+    @property
     def silent(self) -> bool:
         """All rewards equal: every advantage is zero, whatever the normalization."""
         return len(set(self.rewards)) <= 1

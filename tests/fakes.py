@@ -1,5 +1,6 @@
 """Stand-ins for unit tests of something else."""
 
+from grpo.rollout.seeds import sample_numbers
 from grpo.types import Completion, Grade, Problem, Prompt, RolloutGroup, ScoredGroup
 
 
@@ -35,19 +36,23 @@ class ScriptedTask:
         return [self._scored(group) for group in groups]
 
     def _scored(self, group):
-        rewards = self.rewards[int(group.prompt.problem.problem_id[1:])]
+        scripted = self.rewards[int(group.prompt.problem.problem_id[1:])]
+        rewards = [scripted[int(completion.text)] for completion in group.completions]
         grades = tuple(Grade(float(reward), reward == 1, {"exact": float(reward)}) for reward in rewards)
         return ScoredGroup(group, grades, (True,) * len(grades))
 
 
 class ScriptedSampler:
-    """Completions of two tokens each."""
+    """Completions of two tokens each; their text is the number of the sample."""
 
     policy_version = 0
 
-    def generate(self, prompts, group_size, sampling=None):
-        completion = Completion((5, 2), (-0.5, -0.25), "text", False)
-        return [RolloutGroup(prompt, (completion,) * group_size, 0) for prompt in prompts]
+    def generate(self, prompts, group_size, sampling=None, first_sample=0):
+        numbers = sample_numbers(group_size, first_sample, len(prompts))
+        return [
+            RolloutGroup(prompt, tuple(Completion((5, 2), (-0.5, -0.25), str(n), False) for n in samples), 0)
+            for prompt, samples in zip(prompts, numbers, strict=True)
+        ]
 
     def sleep(self):
         """Holds nothing."""

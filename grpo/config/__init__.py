@@ -5,6 +5,7 @@ only. `load` turns a composed Hydra config into these classes once; below `grpo.
 """
 
 from grpo.config.engines import (
+    BudgetConfig,
     LearnerConfig,
     LoraConfig,
     ModelConfig,
@@ -26,6 +27,7 @@ from grpo.config.task import DataConfig, PromptConfig, RewardConfig, RewardPartC
 
 __all__ = [
     "AggregationConfig",
+    "BudgetConfig",
     "CheckpointConfig",
     "CorrectionConfig",
     "DataConfig",

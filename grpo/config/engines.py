@@ -51,11 +51,24 @@ class RefillConfig:
 
 
 @dataclass(kw_only=True)
+class BudgetConfig:
+    """Ragged groups: every prompt is asked `pilot` times, and what is left of a round's prompts × group_size
+    completions goes where these answers say that more can be learned (see `grpo.dynamics.budget`)."""
+
+    enabled: bool = False
+    # Completions of every prompt, before the rest is spread. Must be below dynamics.group_size.
+    pilot: int = 4
+    # Completions of one prompt at most.
+    largest: int = 32
+
+
+@dataclass(kw_only=True)
 class RolloutConfig:
     # vllm (in this process) | transformers (slow; needs no vLLM).
     engine: str = "vllm"
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     refill: RefillConfig = field(default_factory=RefillConfig)
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
     # bfloat16 | float32 | auto (as learner.precision). The learner's weights are cast to it.
     precision: str = "auto"
     # Memory of the KV cache on a CPU, in GiB; on a GPU `gpu_memory_fraction` decides.

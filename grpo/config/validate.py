@@ -56,6 +56,7 @@ POSITIVE = (
     "rollout.sampling.temperature",
     "rollout.max_concurrent",
     "rollout.refill.max_waves",
+    "rollout.budget.pilot",
     "learner.learning_rate",
     "learner.micro_batch_tokens",
     "learner.logit_chunk_tokens",
@@ -116,6 +117,16 @@ def _check_batch(config: TrainConfig, world_size: int) -> None:
     _require(
         config.dynamics.group_size > 1 or config.normalization.scope == "batch",
         "dynamics.group_size=1 leaves every advantage zero: use 2 or more completions per prompt",
+    )
+    budget = config.rollout.budget
+    _require(
+        not budget.enabled or budget.pilot < config.dynamics.group_size <= budget.largest,
+        f"rollout.budget needs pilot={budget.pilot} < dynamics.group_size={config.dynamics.group_size} <= "
+        f"largest={budget.largest}: the difference is what is spread",
+    )
+    _require(
+        not (budget.enabled and config.rollout.refill.enabled),
+        "rollout.budget and rollout.refill both answer silent groups: set one of their `enabled` to false",
     )
     rules = config.dynamics.adaptive
     _require(

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from grpo.dynamics.difficulty import Difficulty
-from grpo.dynamics.identity import drift, silent_rate, smallest_group_size
+from grpo.dynamics.identity import silent_rate, smallest_group_size
 
 LADDER = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
 
@@ -96,33 +94,3 @@ def cost_per_group(difficulty: Difficulty, size: int, prompt_cost: float, comple
     """Expected cost of one non-silent group of `size` completions. ∞ when every group is silent."""
     kept = 1 - float(difficulty.weights @ silent_rate(difficulty.pass_rates, size))
     return (prompt_cost + size * completion_cost) / kept if kept > 1e-9 else float("inf")
-
-
-def tries_per_prompt(
-    posteriors: list[Difficulty], budget: int, smallest: int, largest: int, exponent: float
-) -> list[int]:
-    """A budget of completions spread over prompts by what each can still give: ragged groups.
-
-    Each further completion goes to the prompt whose expected drift (under its posterior pass rate) times its
-    group's size grows most by it; a prompt that gains nothing gets none. Every group has none, or `smallest` to
-    `largest` completions. Uses at most `budget`.
-    """
-
-    def value(posterior: Difficulty, size: int) -> float:
-        return size * float(posterior.weights @ drift(posterior.pass_rates, size, exponent)) if size else 0.0
-
-    table = np.array([[value(each, size) for size in range(largest + 1)] for each in posteriors])
-    sizes = [0] * len(posteriors)
-    left = budget
-    while True:
-        best, gain, added = -1, 0.0, 0
-        for index, size in enumerate(sizes):
-            step = smallest if size == 0 else 1
-            if size + step <= largest and step <= left:
-                rate = (table[index, size + step] - table[index, size]) / step
-                if rate > gain + 1e-12:
-                    best, gain, added = index, rate, step
-        if best < 0:
-            return sizes
-        sizes[best] += added
-        left -= added

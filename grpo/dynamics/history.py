@@ -20,17 +20,19 @@ Counts = Mapping[tuple[int, int], int]
 def pass_rate(counts: Counts) -> tuple[float, float]:
     """Mean pass rate of a round and its standard error.
 
-    Completions of one prompt are alike, so the error is that of the groups' totals (the ratio estimator of cluster
-    sampling), and never less than that of independent completions at a rate shrunk towards ½: a round in which
-    everything was wrong is not known to be hopeless.
+    Every group counts alike, whatever its size: where sizes follow the answers (`grpo.dynamics.budget`), a mean over
+    completions would be of the prompts that were asked more. Completions of one prompt are alike, so the error is
+    that of the groups' rates, and never less than that of independent completions at a rate shrunk towards ½: a
+    round in which everything was wrong is not known to be hopeless.
     """
     correct, sizes, groups = (
         np.array(column, float) for column in zip(*((k, n, g) for (k, n), g in counts.items()), strict=True)
     )
-    tried, number = groups @ sizes, groups.sum()
-    rate = groups @ correct / tried
-    between = groups @ (correct - rate * sizes) ** 2 / tried**2 * (number / max(number - 1, 1))
-    shrunk = (groups @ correct + 1) / (tried + 2)
+    rates, number = correct / sizes, groups.sum()
+    rate = groups @ rates / number
+    between = groups @ (rates - rate) ** 2 / number / max(number - 1, 1)
+    tried = groups @ sizes
+    shrunk = (rate * tried + 1) / (tried + 2)
     return float(rate), float(np.sqrt(max(between, shrunk * (1 - shrunk) / tried)))
 
 

@@ -213,12 +213,13 @@ def oscillation(log: RunLog, found: Identification, rule: DiagnosisRule) -> Find
 
 
 def plateau(log: RunLog, found: Identification, rule: DiagnosisRule) -> Finding | None:
-    """The forecast sees nothing more to gain."""
-    ahead = forecast(found, log.num_steps).gain
-    if not log.num_steps or ahead.high > rule.gain_left:
+    """The forecast sees nothing more to gain in the rest of the run, or in half as many steps again."""
+    until = max(log.num_steps, int(1.5 * found.fits[0].history.steps[-1]))
+    ahead = forecast(found, until).gain
+    if ahead.high > rule.gain_left:
         return None
     gain = f"{ahead.value:+.3f} [{ahead.low:+.3f}, {ahead.high:+.3f}]"
-    evidence = f"expected gain until step {log.num_steps}: {gain} ({found.reason})"
+    evidence = f"expected gain until step {until}: {gain} ({found.reason})"
     remedy = "stop here (dynamics=adaptive dynamics.adaptive.stop_gain=0.02), or go on with harder problems"
     return Finding("on the plateau", NOTE, evidence, remedy)
 

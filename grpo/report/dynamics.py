@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -91,25 +91,15 @@ def write_replay(folder: Path, overrides: Sequence[str]) -> None:
         console.print("the facts are those of the run: a decision is shown, not followed")
 
 
-def write_plan(rates: Sequence[Mapping[str, Any]], column: str, tried: int, request: PlanRequest) -> None:
-    """Group size, refresh interval and steps for problems whose pass rates stand in `column` of `rates`, each
-    from `tried` samples."""
+def write_plan(rates: Sequence[float], missing: int, tried: int, request: PlanRequest) -> None:
+    """Group size, refresh interval and steps for problems with these pass rates, each from `tried` samples;
+    `missing` further problems have none."""
     console = Console()
-    known = [row[column] for row in rates if row.get(column) is not None]
-    if not known:
-        there = ", ".join(sorted({name for row in rates[:100] for name in row}))
-        raise UserError(f"no row has a pass rate in {column!r}; there are: {there}. Name one with column=NAME")
-    counts: dict[tuple[int, int], float] = {}
-    for rate in map(float, known):
-        if not 0 <= rate <= 1:
-            raise UserError(f"{column} holds {rate}, which is no pass rate between 0 and 1")
-        pair = (round(rate * tried), tried)
-        counts[pair] = counts.get(pair, 0) + 1
+    counts = Counter((round(rate * tried), tried) for rate in rates)
     difficulty = fit_difficulty(counts)
     proposal = propose(difficulty, request)
-    missing = len(rates) - len(known)
     console.print(
-        f"{len(known):,} problems, mean pass rate {difficulty.mean:.2f}"
+        f"{len(rates):,} problems, mean pass rate {difficulty.mean:.2f}"
         + (f"; {missing:,} without a pass rate are left out" if missing else "")
     )
     console.print(size_table(proposal))

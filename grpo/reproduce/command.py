@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from grpo.arguments import integers, typed
 from grpo.config import UserError
 from grpo.report.comparison import Reproduction, present
 from grpo.reproduce import bandit, deep_threshold, identity, invariance, slow_start
 from grpo.reproduce.deep_threshold import Sweep
-from grpo.tasks.sources import read_rows
+from grpo.tasks.solve_rates import COLUMN, read_solve_rates
 
 USAGE = """usage: grpo reproduce WHAT [output_dir=runs/reproduce]
 
@@ -26,7 +27,16 @@ USAGE = """usage: grpo reproduce WHAT [output_dir=runs/reproduce]
 Each takes up to a few minutes on a CPU and ends with a table of what is printed and what came out."""
 
 OUTPUT = "runs/reproduce"
-KEYS = ("output_dir", "rates", "column", "rate", "steps", "intervals", "seeds", "objective")
+KEYS = {
+    "output_dir": str,
+    "rates": Path,
+    "column": str,
+    "rate": float,
+    "steps": int,
+    "intervals": integers,
+    "seeds": integers,
+    "objective": str,
+}
 
 
 def reproduce(arguments: Sequence[str]) -> int:
@@ -37,46 +47,27 @@ def reproduce(arguments: Sequence[str]) -> int:
     name, *words = arguments
     if name not in PAPERS:
         raise UserError(f"grpo reproduce {name}: there are {', '.join(PAPERS)}")
-    settings = dict(word.partition("=")[::2] for word in words)
-    unknown = settings.keys() - set(KEYS)
-    if unknown:
-        raise UserError(f"unknown key {unknown.pop()!r}; there are: {', '.join(KEYS)}")
+    settings = typed(words, **KEYS)
     present(PAPERS[name](settings), Path(settings.get("output_dir", OUTPUT)))
     return 0
 
 
-def _identity(settings: dict[str, str]) -> Reproduction:
+def _identity(settings: dict[str, Any]) -> Reproduction:
     if "rates" not in settings:
         return identity.reproduce()
-    column = settings.get("column", "llama8b_solve_rate")
-    rows = read_rows(Path(settings["rates"]), "rates")
-    found = [float(row[column]) for row in rows if row.get(column) is not None]
-    if not found or not all(0 <= rate <= 1 for rate in found):
-        raise UserError(
-            f"{settings['rates']} has no pass rates between 0 and 1 in {column!r}: name one with column=NAME"
-        )
-    return identity.reproduce(np.array(found))
+    rates, _ = read_solve_rates(settings["rates"], settings.get("column", COLUMN))
+    return identity.reproduce(np.array(rates))
 
 
-def _deep_threshold(settings: dict[str, str]) -> Reproduction:
-    plain = Sweep(Path(settings.get("output_dir", OUTPUT)))
-    try:
-        given = {
-            "rate": float(settings.get("rate", plain.rate)),
-            "steps": int(settings.get("steps", plain.steps)),
-            "objective": settings.get("objective", plain.objective),
-        }
-        for name in ("intervals", "seeds"):
-            if name in settings:
-                given[name] = tuple(int(each) for each in settings[name].split(","))
-    except ValueError as error:
-        raise UserError(f"deep-threshold: {error}") from error
-    if 1 not in given.get("intervals", (1,)):
+def _deep_threshold(settings: dict[str, Any]) -> Reproduction:
+    given = {name: settings[name] for name in ("rate", "steps", "objective", "intervals", "seeds") if name in settings}
+    sweep = Sweep(Path(settings.get("output_dir", OUTPUT)), **given)
+    if 1 not in sweep.intervals:
         raise UserError("deep-threshold needs τ = 1 among its intervals: the stiffness is measured there")
-    return deep_threshold.reproduce(replace(plain, **given))
+    return deep_threshold.reproduce(sweep)
 
 
-PAPERS: dict[str, Callable[[dict[str, str]], Reproduction]] = {
+PAPERS: dict[str, Callable[[dict[str, Any]], Reproduction]] = {
     "identity": _identity,
     "bandit": lambda settings: bandit.reproduce(),
     "invariance": lambda settings: invariance.reproduce(),

@@ -1,10 +1,17 @@
-"""How a round is filled with scored groups: once, or again and again until none is silent."""
+"""How a round is filled with scored groups: once, again and again until none is silent, or where it is worth it."""
 
 from __future__ import annotations
 
-from grpo.config import RefillConfig
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from grpo.config import BudgetConfig, RefillConfig
 from grpo.interfaces import Collective, Sampler, Task
 from grpo.types import Collected, RoundPlan, ScoredGroup
+
+Spread = Callable[[Mapping[tuple[int, int], int], Sequence[tuple[int, int]], int], list[int]]
+"""(correct, tried) → prompts of all ranks; (correct, tried) of this rank's; completions to spread → more for each."""
 
 
 class PlainCollector:
@@ -54,3 +61,38 @@ class RefillingCollector:
             silent = [scored for scored in sampled if scored.silent]
             kept += silent[: wanted - len(kept)]
         return Collected(tuple(kept), tuple(sampled))
+
+
+class BudgetedCollector:
+    """Groups of unequal size: each prompt is asked a few times, and the rest of the round's completions goes where
+    `spread` sees something to learn. Every rank spends prompts × G, as without, or less."""
+
+    def __init__(self, task: Task, sampler: Sampler, budget: BudgetConfig, collective: Collective, spread: Spread):
+        self._task = task
+        self._sampler = sampler
+        self._budget = budget
+        self._collective = collective
+        self._spread = spread
+
+    def collect(self, plan: RoundPlan) -> Collected:
+        prompts = self._task.next_prompts(plan.prompts_per_round)
+        first = min(self._budget.pilot, plan.group_size)
+        looked = self._task.grade(self._sampler.generate(prompts, first))
+        mine = [group.count for group in looked]
+        everyone = sum((Counter(counts) for counts in self._collective.gather(mine)), Counter())
+        further = self._spread(everyone, mine, (plan.group_size - first) * len(prompts))
+        again = [index for index, count in enumerate(further) if count]
+        asked = self._sampler.generate(
+            [prompts[index] for index in again], [further[index] for index in again], first_sample=first
+        )
+        self._sampler.sleep()
+        for index, group in zip(again, self._task.grade(asked), strict=True):
+            looked[index] = _joined(looked[index], group)
+        return Collected(tuple(looked), tuple(looked))
+
+
+def _joined(first: ScoredGroup, second: ScoredGroup) -> ScoredGroup:
+    """One group of both groups' completions; they are of one prompt."""
+    completions = first.group.completions + second.group.completions
+    group = replace(first.group, completions=completions)
+    return ScoredGroup(group, first.grades + second.grades, first.included + second.included)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -10,7 +11,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessor
 
 from grpo.config import SamplingConfig, TrainConfig, UserError
 from grpo.interfaces import Bucket
-from grpo.rollout.seeds import sample_seed
+from grpo.rollout.seeds import sample_numbers, sample_seed
 from grpo.rollout.stopping import stop_token_ids
 from grpo.types import Completion, Prompt, RolloutGroup
 from grpo.weight_sync.checksum import checksums
@@ -58,21 +59,26 @@ class TransformersSampler:
         self.policy_version = 0
 
     def generate(
-        self, prompts: Sequence[Prompt], group_size: int, sampling: SamplingConfig | None = None
+        self,
+        prompts: Sequence[Prompt],
+        group_size: int | Sequence[int],
+        sampling: SamplingConfig | None = None,
+        first_sample: int = 0,
     ) -> list[RolloutGroup]:
         sampling = sampling or self._config.rollout.sampling
         if sampling.top_p < 1 or sampling.top_k or sampling.stop:
             raise UserError("rollout.engine=transformers has no top_p, top_k or stop strings: use rollout.engine=vllm")
-        rows = [(prompt, sample) for prompt in prompts for sample in range(group_size)]
+        drawn = sample_numbers(group_size, first_sample, len(prompts))
+        rows = [(prompt, sample) for prompt, samples in zip(prompts, drawn, strict=True) for sample in samples]
         size = self._config.rollout.max_concurrent
-        completions = [
+        completions = iter(
             completion
             for start in range(0, len(rows), size)
             for completion in self._complete(rows[start : start + size], sampling)
-        ]
+        )
         return [
-            RolloutGroup(prompt, tuple(completions[index * group_size : (index + 1) * group_size]), self.policy_version)
-            for index, prompt in enumerate(prompts)
+            RolloutGroup(prompt, tuple(islice(completions, len(samples))), self.policy_version)
+            for prompt, samples in zip(prompts, drawn, strict=True)
         ]
 
     def _complete(self, rows: Sequence[tuple[Prompt, int]], sampling: SamplingConfig) -> list[Completion]:

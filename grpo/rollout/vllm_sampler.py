@@ -12,7 +12,7 @@ from vllm import LLM, SamplingParams
 
 from grpo.config import SamplingConfig, TrainConfig
 from grpo.interfaces import Bucket
-from grpo.rollout.seeds import sample_seed
+from grpo.rollout.seeds import sample_numbers, sample_seed
 from grpo.rollout.stopping import stop_token_ids
 from grpo.types import Completion, Prompt, RolloutGroup
 
@@ -70,25 +70,30 @@ class VllmSampler:
         }
 
     def generate(
-        self, prompts: Sequence[Prompt], group_size: int, sampling: SamplingConfig | None = None
+        self,
+        prompts: Sequence[Prompt],
+        group_size: int | Sequence[int],
+        sampling: SamplingConfig | None = None,
+        first_sample: int = 0,
     ) -> list[RolloutGroup]:
         sampling = sampling or self._config.rollout.sampling
         engine = self._llm.llm_engine
+        drawn = sample_numbers(group_size, first_sample, len(prompts))
         for index, prompt in enumerate(prompts):
-            self._submit(index, 0, prompt, sampling)
+            self._submit(index, drawn[index][0], prompt, sampling)
         outputs: dict[str, object] = {}
         # One engine step ahead, the first sample of each prompt fills the prefix cache for its siblings.
-        if group_size > 1:
+        if any(len(samples) > 1 for samples in drawn):
             self._advance(engine, outputs)
             for index, prompt in enumerate(prompts):
-                for sample in range(1, group_size):
+                for sample in drawn[index][1:]:
                     self._submit(index, sample, prompt, sampling)
         while engine.has_unfinished_requests():
             self._advance(engine, outputs)
         return [
             RolloutGroup(
                 prompt,
-                tuple(self._completion(outputs[f"{index}/{sample}"]) for sample in range(group_size)),
+                tuple(self._completion(outputs[f"{index}/{sample}"]) for sample in drawn[index]),
                 self.policy_version,
             )
             for index, prompt in enumerate(prompts)

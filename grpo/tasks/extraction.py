@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable
 
 _BRACES = re.compile(r"\\boxed\s*\{|\\[{}]|[{}]")
@@ -56,12 +57,10 @@ def last_number(text: str) -> str | None:
     nor a digit or closing bracket and a space: "is -3" and "= -3" give -3; "5 - 3", "5 -3", "5-3",
     "x-3" and the list item "- 3" give 3. ``"1/2"`` is one number; LaTeX fractions are not (use boxed).
     """
-    found = None
-    for found in _NUMBER.finditer(text):
-        pass
-    if found is None:
+    found = deque(_NUMBER.finditer(text), maxlen=1)
+    if not found:
         return None
-    return found.group().replace("$", "").replace(",", "").replace("\u2212", "-")
+    return found[0].group().replace("$", "").replace(",", "").replace("\u2212", "-")
 
 
 def last_line(text: str) -> str | None:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from grpo.dynamics.difficulty import Difficulty
-from grpo.dynamics.group_size import GroupSizeRule, cheapest_size, choose_group_size, cost_per_group, tries_per_prompt
+from grpo.dynamics.group_size import GroupSizeRule, cheapest_size, choose_group_size, cost_per_group
 
 
 def at(*rates):
@@ -12,8 +12,8 @@ def at(*rates):
 RULE = GroupSizeRule(smallest=4, largest=64, shortfall=0.1, fluctuation=0.25)
 
 
-def choose(difficulty=at(0.5), rule=RULE, variance=0.0, left=None):
-    return choose_group_size(difficulty, rule, 8, variance, left, prompt_cost=1.0, completion_cost=1.0)
+def choose(difficulty=None, rule=RULE, variance=0.0, left=None):
+    return choose_group_size(difficulty or at(0.5), rule, 8, variance, left, prompt_cost=1.0, completion_cost=1.0)
 
 
 def test_fidelity_sets_the_size_when_nothing_else_is_known():
@@ -40,13 +40,3 @@ def test_long_prompts_and_hard_ones_make_larger_groups_cheaper():
     sizes = RULE.sizes
     assert cheapest_size(at(0.5), sizes, prompt_cost=0.0, completion_cost=1.0) == 4
     assert cheapest_size(at(0.05), sizes, prompt_cost=30.0, completion_cost=1.0) >= 24
-
-
-def test_tries_go_where_they_can_teach_something():
-    silent, useful, hard = at(0.0), at(0.5), at(0.05)
-    sizes = tries_per_prompt([silent, useful, hard], budget=24, smallest=4, largest=16, exponent=1.0)
-    assert sizes[0] == 0 and sizes[1] >= 4 and sum(sizes) <= 24
-    # Nothing can be learned: nothing is spent.
-    assert tries_per_prompt([silent, at(1.0)], budget=24, smallest=4, largest=16, exponent=1.0) == [0, 0]
-    # Fewer tries than the smallest group takes: none begun.
-    assert tries_per_prompt([useful], budget=3, smallest=4, largest=16, exponent=1.0) == [0]

@@ -12,6 +12,11 @@ def test_pass_rate_and_error_by_hand():
     assert error == pytest.approx(np.sqrt(8 / 256 * 4 / 3))
 
 
+def test_a_pass_rate_is_one_of_prompts_however_often_each_was_asked():
+    # One prompt solved 2 of 4 times, one 16 of 16: (1/2 + 1) / 2, not 18 of 20.
+    assert pass_rate({(2, 4): 1, (16, 16): 1})[0] == 0.75
+
+
 def test_a_round_without_a_right_answer_is_not_known_to_be_hopeless():
     rate, error = pass_rate({(0, 8): 4})
     assert rate == 0.0

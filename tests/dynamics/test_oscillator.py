@@ -27,9 +27,14 @@ def test_the_closed_form_solves_the_equation_in_every_regime(ratio):
     times = np.linspace(0, 12, 40)
     for start in ((1.0, 0.0), (0.3, -0.8)):
         solved = solve_ivp(
-            lambda t, y: [y[1], -2 * ratio * 0.5 * y[1] - 0.25 * y[0]], (0, 12), start, t_eval=times, rtol=1e-10, atol=1e-12,
+            lambda t, y: [y[1], -2 * ratio * 0.5 * y[1] - 0.25 * y[0]],
+            (0, 12),
+            start,
+            t_eval=times,
+            rtol=1e-10,
+            atol=1e-12,
             method="LSODA",
-        )  # fmt: skip
+        )
         position, velocity = propagate(times, *start, ratio, 0.5)
         assert position == pytest.approx(solved.y[0], abs=2e-7)
         assert velocity == pytest.approx(solved.y[1], abs=2e-7)

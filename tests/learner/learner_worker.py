@@ -41,7 +41,10 @@ def scored(learner):
     return [group.scored for group in evaluated_groups()][learner.collective.rank :: learner.collective.world_size]
 
 
-def take_step(learner, config, plan=RoundPlan(4, 1, 4)):
+PLAN = RoundPlan(4, 1, 4)
+
+
+def take_step(learner, config, plan=PLAN):
     make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
     reports = [learner.step(batch) for batch in make(learner.evaluate(scored(learner), plan), plan)]
     return reports[-1]

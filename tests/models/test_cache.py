@@ -148,6 +148,6 @@ def test_waiting_for_another_process_has_an_end(own_cache, monkeypatch):
 
     own_cache.mkdir()
     monkeypatch.setattr(cache, "DEADLINE_SECONDS", 0.01)
-    with FileLock(own_cache / "entry.lock", is_singleton=False):
-        with pytest.raises(UserError, match="another process has held .*entry.lock"):
-            build_once("entry", write_greeting)
+    held = FileLock(own_cache / "entry.lock", is_singleton=False)
+    with held, pytest.raises(UserError, match="another process has held .*entry.lock"):
+        build_once("entry", write_greeting)

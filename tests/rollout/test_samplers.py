@@ -119,6 +119,15 @@ def test_samples_repeat_by_prompt_sample_and_version_whatever_else_is_in_the_bat
     assert [c.token_ids for c in other[1].completions] != [c.token_ids for c in together[1].completions]
 
 
+def test_samples_drawn_later_and_unevenly_are_those_of_one_draw(sampler):
+    together = sampler.generate(prompts(), 4)
+    later = sampler.generate(prompts()[:2], [1, 2], first_sample=2)
+    assert [[c.token_ids for c in group.completions] for group in later] == [
+        [c.token_ids for c in together[0].completions[2:3]],
+        [c.token_ids for c in together[1].completions[2:4]],
+    ]
+
+
 def test_completions_end_at_the_end_token_or_are_truncated(sampler):
     completions = [c for group in sampler.generate(prompts(), 8) for c in group.completions]
     assert {c.truncated for c in completions} == {True, False}

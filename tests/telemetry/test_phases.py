@@ -66,9 +66,11 @@ def test_two_levels_of_nesting_add_up_to_the_wall_clock(phases, clock):
         clock.work(2.0)
         inner(4.0)
 
-    def outer(middle=phases.timed("middle", middle, 60.0, "key")):
+    timed_middle = phases.timed("middle", middle, 60.0, "key")
+
+    def outer():
         clock.work(1.0)
-        middle()
+        timed_middle()
 
     phases.timed("outer", outer, 60.0, "key")()
     assert phases.take() == {"inner": 4.0, "middle": 2.0, "outer": 1.0}

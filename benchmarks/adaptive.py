@@ -1,0 +1,165 @@
+"""`dynamics=adaptive` against fixed settings: sampled tokens until a held-out pass rate is reached, paired by seed.
+
+    python benchmarks/adaptive.py FOLDER [tiny|quickstart] [SEEDS] [AT_ONCE]      (8 seeds, 2 runs at once)
+
+Every arm of a seed asks the same stream of prompts of the same model. Fixed arms share a budget of samples; the
+adaptive run begins as the first arm does. Resumable: a run that got to its report is not run again. The held-out
+curve over tokens is made monotone (isotonic regression) and read off where it reaches the level; a run that does not
+get there counts with all its tokens, which flatters it. Writes FOLDER/adaptive.json.
+"""
+
+import json
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from scipy import stats
+from scipy.optimize import isotonic_regression
+
+from tests.runs import grpo, rows
+
+ADAPTIVE = "adaptive"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """An experiment: its arms' (G, τ, optimizer steps), the adaptive run's steps, and the level to be reached."""
+
+    overrides: list[str]
+    fixed: list[tuple[int, int, int]]
+    adaptive_steps: int
+    adaptive: list[str]
+    level: float
+    evaluations: int
+
+
+SETUPS = {
+    "tiny": Setup(
+        ["experiment=tiny", "evaluation.num_problems=180", "evaluation.samples_per_problem=2"],
+        [(16, 1, 56), (8, 1, 112), (4, 1, 224), (4, 4, 224)],
+        224,
+        ["dynamics.adaptive.decide_every=3", "dynamics.adaptive.longest_interval=4"],
+        0.6,
+        8,
+    ),
+    "quickstart": Setup(
+        [
+            "experiment=quickstart",
+            "learner.schedule=constant",
+            "learner.learning_rate=1.0e-5",
+            "evaluation.samples_per_problem=4",
+        ],
+        [(16, 1, 24)],
+        48,
+        ["dynamics.adaptive.decide_every=3", "dynamics.adaptive.longest_interval=4"],
+        0.6,
+        6,
+    ),
+}
+
+
+def arms(setup: Setup) -> dict[str, list[str]]:
+    """Name of each arm → its overrides."""
+    group_size, interval, _ = setup.fixed[0]
+    count = setup.evaluations
+    every = {f"G={size} τ={tau}": (size, tau, steps, count, []) for size, tau, steps in setup.fixed}
+    # Its rounds grow longer: evaluated more often, they stay as close.
+    every[ADAPTIVE] = (group_size, interval, setup.adaptive_steps, 2 * count, ["dynamics=adaptive", *setup.adaptive])
+    return {
+        name: [
+            *setup.overrides,
+            *further,
+            f"dynamics.group_size={size}",
+            f"dynamics.refresh_interval={tau}",
+            f"num_steps={steps}",
+            f"evaluation.every_rounds={max(1, steps // tau // evaluations)}",
+            "evaluation.pass_at=[1]",
+            "checkpoint.every_rounds=0",
+            "checkpoint.export=false",
+        ]
+        for name, (size, tau, steps, evaluations, further) in every.items()
+    }
+
+
+def folder_name(arm: str) -> str:
+    """Without the characters that Hydra's grammar reads: "G=16 τ=4" is G16-tau4."""
+    return arm.replace("=", "").replace("τ", "tau").replace(" ", "-")
+
+
+def train(output: Path, overrides: list[str], seed: int) -> None:
+    if (output / "report.md").exists():
+        return
+    done = grpo("train", *overrides, f"seed={seed}", f"output_dir={output}", timeout=3600)
+    assert done.returncode == 0, f"{output}: {done.stderr[-2000:]}"
+    print(f"{output.name}: {rows(output / 'evaluations.jsonl')[-1]['pass@1']['value']:.3f}", flush=True)
+
+
+def curve(output: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sampled tokens, seconds of rounds, and held-out pass rate, at each evaluation."""
+    tokens, seconds, spent, took = {0: 0.0}, {0: 0.0}, 0.0, 0.0
+    for row in rows(output / "metrics.jsonl"):
+        spent += row["completions/length_mean"] * sum(size * groups for _, size, groups in row["groups/counts"])
+        took += sum(value for name, value in row.items() if name.startswith("time/"))
+        tokens[row["step"]], seconds[row["step"]] = spent, took
+    evaluated = {row["step"]: row["pass@1"]["value"] for row in rows(output / "evaluations.jsonl")}
+    steps = sorted(evaluated)
+    return tuple(np.array([source[step] for step in steps]) for source in (tokens, seconds, evaluated))
+
+
+def reached(spent: np.ndarray, values: np.ndarray, level: float) -> tuple[float, bool]:
+    """What had been spent when the monotone curve reached `level`; all that was spent, and False, if it never did."""
+    smooth = isotonic_regression(values).x
+    if smooth[-1] < level:
+        return float(spent[-1]), False
+    index = int(np.argmax(smooth >= level))
+    if index == 0:
+        return float(spent[0]), True
+    share = (level - smooth[index - 1]) / (smooth[index] - smooth[index - 1])
+    return float(spent[index - 1] + share * (spent[index] - spent[index - 1])), True
+
+
+def ratio(ours: list[float], base: list[float]) -> str:
+    """Geometric mean of the paired ratios with its 95 % interval (t, on logarithms)."""
+    logs = np.log(np.array(ours) / np.array(base))
+    if len(logs) < 2 or not logs.any():
+        return f"{np.exp(logs.mean()):.2f}"
+    half = stats.t.ppf(0.975, len(logs) - 1) * stats.sem(logs)
+    return f"{np.exp(logs.mean()):.2f} [{np.exp(logs.mean() - half):.2f}, {np.exp(logs.mean() + half):.2f}]"
+
+
+def main(folder: str, experiment: str = "tiny", seeds: str = "8", at_once: str = "2") -> None:
+    setup, root = SETUPS[experiment], Path(folder)
+    names = arms(setup)
+    os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // int(at_once)))
+    jobs = [(root / f"{folder_name(name)}-{seed}", name, seed) for seed in range(int(seeds)) for name in names]
+    with ThreadPoolExecutor(int(at_once)) as pool:
+        list(pool.map(lambda job: train(job[0], names[job[1]], job[2]), jobs))
+
+    found = {name: [curve(output) for output, arm, _ in jobs if arm == name] for name in names}
+    cost = {name: [reached(tokens, values, setup.level) for tokens, _, values in found[name]] for name in names}
+    time = {name: [reached(seconds, values, setup.level) for _, seconds, values in found[name]] for name in names}
+    base = next(iter(names))
+    table = Table("setting", "reached", "tokens", f"of {base}'s", f"seconds, of {base}'s", "last pass@1")
+    for name in names:
+        spent = [value for value, _ in cost[name]]
+        table.add_row(
+            name,
+            f"{sum(arrived for _, arrived in cost[name])} of {len(spent)}",
+            f"{np.exp(np.mean(np.log(spent))):,.0f}",
+            ratio(spent, [value for value, _ in cost[base]]),
+            ratio([value for value, _ in time[name]], [value for value, _ in time[base]]),
+            f"{np.mean([values[-1] for *_, values in found[name]]):.3f}",
+        )
+    Console().print(f"{experiment}, until held-out pass@1 {setup.level}, {seeds} seeds, {at_once} at once")
+    Console().print(table)
+    result = {name: {"tokens": cost[name], "seconds": time[name]} for name in names}
+    (root / "adaptive.json").write_text(json.dumps({"level": setup.level, "arms": result}, indent=1))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

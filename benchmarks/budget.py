@@ -1,0 +1,58 @@
+"""What spreading a round's completions over its prompts gains, and what noise it costs, against equal groups.
+
+    python benchmarks/budget.py [ROUNDS]      (40 by default; a minute)
+
+Rounds of 64 prompts whose pass rates are the stand-in for Big-Math (`grpo.dynamics.bernoulli.big_math_like`), equally
+many completions either way. Gradient: the mean of σ^(2−α), which is the length of the expected gradient in units of
+Δs. Noise: the mean of σ^(2−2α)/n, the variance of each prompt's estimate. Both of the spread groups over those of
+equal ones.
+"""
+
+import sys
+from collections import Counter
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from grpo.dynamics.bernoulli import big_math_like
+from grpo.dynamics.budget import further_tries
+
+PROMPTS, LARGEST = 64, 64
+SIZES = [(8, 2), (8, 4), (16, 4), (16, 8)]
+
+
+def compare(rounds, size, pilot, exponent):
+    """Sums of (gradient, noise, silent groups) over rounds, of equal groups and of spread ones."""
+    found = np.zeros((2, 3))
+    generator = np.random.default_rng(0)
+    for seed in range(rounds):
+        rates = big_math_like(PROMPTS, seed)
+        first = generator.binomial(pilot, rates)
+        mine = [(int(correct), pilot) for correct in first]
+        spread = further_tries(Counter(mine), mine, (size - pilot) * PROMPTS, LARGEST, exponent)
+        for arm, more in enumerate((np.full(PROMPTS, size - pilot), np.array(spread))):
+            tried = pilot + more
+            share = (first + generator.binomial(more, rates)) / tried
+            variance, true = share * (1 - share), rates * (1 - rates)
+            mixed, possible = variance > 0, true > 0
+            gradient = (variance[mixed] ** (1 - exponent / 2)).sum()
+            noise = (true[possible] ** (1 - exponent) / tried[possible]).sum()
+            found[arm] += gradient, noise, (~mixed).sum()
+    return found
+
+
+def main(rounds=40):
+    table = Table("α", "G", "asked first", "gradient", "noise", "silent, equal", "silent, spread")
+    for exponent in (0.0, 1.0):
+        for size, pilot in track(SIZES, f"α = {exponent:g}"):
+            equal, spread = compare(rounds, size, pilot, exponent)
+            ratio = spread / equal
+            silent = [f"{each[2] / rounds / PROMPTS:.1%}" for each in (equal, spread)]
+            table.add_row(f"{exponent:g}", str(size), str(pilot), f"{ratio[0]:.2f}", f"{ratio[1]:.2f}", *silent)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

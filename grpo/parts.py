@@ -1,0 +1,66 @@
+"""The parts of a run, each made from its configuration: what training and evaluation share."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from grpo.config import TrainConfig, UserError
+from grpo.dynamics.budget import further_tries
+from grpo.interfaces import Collective, Collector, Sampler
+from grpo.learner.engine import init_distributed
+from grpo.learner.learner import DeepSpeedLearner
+from grpo.rollout.collect import BudgetedCollector, PlainCollector, RefillingCollector
+from grpo.tasks import VerifiableTask, build_task, load_problems, split
+from grpo.weight_sync.in_process import InProcessSync
+
+
+def load_task(
+    config: TrainConfig, tokenizer: PreTrainedTokenizerBase, rank: int = 0, world_size: int = 1
+) -> VerifiableTask:
+    """The configured task, of this rank."""
+    max_tokens = config.rollout.sampling.max_tokens
+    return build_task(config.task, tokenizer, seed=config.seed, max_tokens=max_tokens, rank=rank, world_size=world_size)
+
+
+def warm_start_examples(config: TrainConfig) -> list[tuple[str, str]]:
+    """(prompt, answer) of the problems that may be trained on: what a tiny model's warm start learns from."""
+    problems, _ = load_problems(config.task.data)
+    train, _ = split(problems, config.task.data.held_out_fraction)
+    template = config.task.prompt.template
+    return [(template.replace("{question}", problem.question), problem.answer) for problem in train]
+
+
+def load_checkpoint(config: TrainConfig, path: Path, checkpoint: Path, sampler: Sampler, device: torch.device) -> None:
+    """Puts a checkpoint's weights into a sampler, by way of a learner that reads its shards."""
+    init_distributed(device, config.learner.deadline_seconds)
+    learner = DeepSpeedLearner(config, path, device)
+    learner.load(str(checkpoint))
+    InProcessSync(config.weight_sync.max_mismatch).refresh(learner, sampler)
+
+
+def build_sampler(config: TrainConfig, path: Path, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> Sampler:
+    """The configured sampler; the engine's package is imported only when it is used."""
+    if config.rollout.engine == "transformers":
+        from grpo.rollout.transformers_sampler import TransformersSampler
+
+        return TransformersSampler(config, path, tokenizer, device)
+    try:
+        from grpo.rollout.vllm_sampler import VllmSampler
+    except ImportError as error:
+        raise UserError(f"rollout.engine=vllm: {error}; install vLLM or use rollout.engine=transformers") from error
+    return VllmSampler(config, path, tokenizer, device)
+
+
+def build_collector(config: TrainConfig, task: VerifiableTask, sampler: Sampler, collective: Collective) -> Collector:
+    """How rounds are filled: as asked, refilled, or spread by a budget."""
+    refill, budget = config.rollout.refill, config.rollout.budget
+    if refill.enabled:
+        return RefillingCollector(task, sampler, refill, collective)
+    if budget.enabled:
+        spread = partial(further_tries, largest=budget.largest, exponent=config.normalization.exponent)
+        return BudgetedCollector(task, sampler, budget, collective, spread)
+    return PlainCollector(task, sampler)
