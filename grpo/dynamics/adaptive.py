@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from grpo.dynamics import guard
 from grpo.dynamics.difficulty import fit_difficulty
@@ -128,7 +129,7 @@ class AdaptiveScheduler:
             self._setting.group_size,
             plan.group_size,
             process_variance(found),
-            ahead.plateau.value - float(ahead.value[0]) if ahead else None,
+            ahead.plateau.high - float(ahead.value[0]) if ahead else None,
             prompt_cost=statistics.means["prompts/length_mean"].value,
             completion_cost=length.value,
         )
@@ -230,7 +231,8 @@ def _point(history: History, rows: list[int]) -> tuple[float, float, float, floa
 
 
 def process_variance(found: Identification | None) -> float:
-    """Variance of the curve about its best law beyond what sampling explains; 0 where none shows."""
+    """Variance of the curve about its best law beyond what sampling explains: the lower end of its one-sided 95 %
+    interval, so that noise about a quiet curve is none."""
     if found is None:
         return 0.0
     fit = found.fits[0]
@@ -238,7 +240,7 @@ def process_variance(found: Identification | None) -> float:
     if freedom <= 0:
         return 0.0
     errors = fit.history.errors
-    scatter = float(np.sum((fit.residuals * errors) ** 2)) / freedom
+    scatter = float(np.sum((fit.residuals * errors) ** 2)) / stats.chi2.ppf(0.95, freedom)
     return max(scatter - float(np.mean(errors**2)), 0.0)
 
 

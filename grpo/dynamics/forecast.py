@@ -1,7 +1,7 @@
 """Where a run is going, when it gets there, and whether going on is worth it.
 
-A forecast averages the laws that level off, each by its Akaike weight, and their parameters by draws from their
-normal approximation: its interval holds what is unknown of the parameters and of the law.
+A forecast averages the laws, each by its Akaike weight, and their parameters by draws from their normal
+approximation: its interval holds what is unknown of the parameters and of the law, and nothing that no law knows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo.dynamics.identify import Identification, plateau_of, supported
+from grpo.dynamics.identify import Identification, levelling, plateau_of, supported
 from grpo.types import Interval
 
 Array = NDArray[np.float64]
@@ -43,20 +43,19 @@ def forecast(identification: Identification, last_step: float, coverage: float =
     steps = np.linspace(now, max(last_step, now + 1), points)
     every = np.concatenate([history.steps[:-1], steps])
     intervals = np.concatenate([history.intervals[:-1], np.full(points, history.intervals[-1])])
-    curves, plateaus = [], []
-    for fit, draws in supported(identification.fits):
-        for free in draws:
-            curves.append(fit.law.predict(free, every, intervals)[len(history) - 1 :])
-            plateaus.append(plateau_of(fit.law, free))
+    fits = identification.fits
+    # Also by the straight line and the constant, as far as they are supported: it may go on as it does.
+    predicted = [fit.law.predict(free, every, intervals) for fit, draws in supported(fits) for free in draws]
+    curves = np.clip(np.array(predicted)[:, len(history) - 1 :], 0.0, 1.0)
+    plateaus = [plateau_of(fit.law, free) for fit, draws in supported(levelling(fits)) for free in draws]
     tail = (1 - coverage) / 2
 
     def interval(draws: Array) -> Interval:
         low, middle, high = np.quantile(draws, [tail, 0.5, 1 - tail])
         return Interval(float(middle), float(low), float(high))
 
-    low, middle, high = np.quantile(np.array(curves), [tail, 0.5, 1 - tail], axis=0)
-    gains = np.array([curve[-1] - curve[0] for curve in curves])
-    return Forecast(steps, middle, low, high, interval(np.array(plateaus)), interval(gains))
+    low, middle, high = np.quantile(curves, [tail, 0.5, 1 - tail], axis=0)
+    return Forecast(steps, middle, low, high, interval(np.array(plateaus)), interval(curves[:, -1] - curves[:, 0]))
 
 
 def steps_to_plateau(found: Forecast, within: float) -> float | None:

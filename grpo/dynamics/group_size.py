@@ -4,8 +4,9 @@ Three reasons make a group larger, each a size of its own; the largest of the th
 
     fidelity      the mean gradient must keep 1 − ε of its limit G → ∞ (`identity.mean_fidelity`)
     fluctuation   about the plateau the curve fluctuates with a variance ∝ 1/G (`oscillator.stationary_variance`):
-                  its standard deviation must stay below a share of the improvement that is left. Early on much
-                  is left and small, hot groups do; near the plateau the run is cooled
+                  its standard deviation must stay below a share of the improvement that may be left. Early on much
+                  is left and small, hot groups do; near the plateau the run is cooled, at most to twice the size
+                  at a time: what a larger group shows is looked at first
     cost          what one non-silent group costs, (prompt + G·completion) / (1 − silent rate), is least there
 """
 
@@ -69,7 +70,7 @@ def choose_group_size(
     """The smallest allowed size that meets all three reasons, or the largest allowed one.
 
     process_variance   variance of the curve about its law beyond sampling error, measured at size `current`
-    improvement_left   plateau minus present pass rate; None while no plateau is known
+    improvement_left   upper bound of plateau minus present pass rate; None while no plateau is known
     prompt_cost, completion_cost   in any one unit, tokens or seconds
     """
     by_fidelity = smallest_group_size(
@@ -78,7 +79,7 @@ def choose_group_size(
     by_fluctuation = None
     if improvement_left is not None and process_variance > 0:
         allowed = rule.fluctuation * max(improvement_left, 1e-3)
-        by_fluctuation = current * process_variance / allowed**2
+        by_fluctuation = min(current * process_variance / allowed**2, 2.0 * current)
     by_cost = cheapest_size(difficulty, rule.sizes, prompt_cost, completion_cost)
     wanted = max(by_fidelity or rule.largest, by_fluctuation or 0, by_cost)
     size = next((size for size in rule.sizes if size >= wanted), rule.sizes[-1])

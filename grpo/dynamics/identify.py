@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from grpo.dynamics.laws import (
     CONSTANT,
     EXPONENTIAL,
     LINE,
+    MIXTURE,
     SATURATION,
     SIGMOID,
     History,
@@ -39,10 +41,12 @@ BEND_AICC = 4.0
 # Half the width of the plateau's 95 % interval below which it counts as known, in pass rate.
 PLATEAU_HALF_WIDTH = 0.15
 NUM_DRAWS = 400
+# A law with less of the Akaike weight than this is left out.
+LEAST_SUPPORT = 0.02
 MOST_STARTS = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LawFit:
     """One law fitted to one history.
 
@@ -97,16 +101,18 @@ class LawFit:
     def predict(self, steps: Array, intervals: Array) -> Array:
         return self.law.predict(self.free, steps, intervals)
 
-    def draws(self, count: int = NUM_DRAWS) -> Array:
-        """[count, parameters] free parameters from their normal approximation; always the same ones."""
+    @cached_property
+    def draws(self) -> Array:
+        """[`NUM_DRAWS`, parameters] free parameters from their normal approximation; always the same ones. Where a
+        short curve leaves a parameter open they reach far, and intervals made of them are wide rather than bold."""
         generator = np.random.default_rng(0)
         values, vectors = np.linalg.eigh(self.covariance)
-        scatter = generator.standard_normal((count, len(self.free))) * np.sqrt(np.maximum(values, 0))
+        scatter = generator.standard_normal((NUM_DRAWS, len(self.free))) * np.sqrt(np.maximum(values, 0))
         return self.free + scatter @ vectors.T
 
     def interval(self, function) -> Interval:
         """Estimate and 95 % interval of a number computed from the free parameters, by the draws."""
-        found = np.array([function(each) for each in self.draws()])
+        found = np.array([function(each) for each in self.draws])
         low, high = np.nanquantile(found, [0.025, 0.975])
         return Interval(float(function(self.free)), float(low), float(high))
 
@@ -132,7 +138,7 @@ class Identification:
     fits            every law, best AICc first
     identified      a plateau is in sight and known to ± `PLATEAU_HALF_WIDTH`
     reason          why, or why not, in a line
-    plateau         P*, of all laws that level off, each by its Akaike weight
+    plateau         P*, of all laws that level off, each by its Akaike weight (median)
     damping_ratio   ζ of the oscillator at the present τ
     stiffness       κ of the oscillator, per optimizer step
     """
@@ -159,13 +165,13 @@ class Identification:
         return dict(zip([each.law.name for each in self.fits], map(float, relative / relative.sum()), strict=True))
 
 
-LEVELLING = ("oscillator", "exponential", "gating", "sigmoid", "saturation")
+LEVELLING = ("oscillator", "exponential", "mixture", "gating", "sigmoid", "saturation")
 FEWEST_POINTS = 6
 
 
 def laws(momentum: float, exponent: float) -> tuple[Law, ...]:
     """Everything that is fitted: the model at momentum μ, its rivals (gating at dial α), and nothing happening."""
-    return (oscillator_law(momentum), EXPONENTIAL, gating_law(exponent), SIGMOID, SATURATION, LINE, CONSTANT)
+    return (oscillator_law(momentum), EXPONENTIAL, MIXTURE, gating_law(exponent), SIGMOID, SATURATION, LINE, CONSTANT)
 
 
 def identify(history: History, momentum: float, exponent: float = 1.0) -> Identification | None:
@@ -173,13 +179,13 @@ def identify(history: History, momentum: float, exponent: float = 1.0) -> Identi
     if len(history) < FEWEST_POINTS:
         return None
     fits = sorted((fit_law(law, history) for law in laws(momentum, exponent)), key=lambda each: each.aicc)
-    levelling = next(each for each in fits if each.law.name in LEVELLING)
+    best = levelling(fits)[0]
     flat = min(each.aicc for each in fits if each.law.name not in LEVELLING)
-    ends = [plateau_of(fit.law, free) for fit, draws in supported(fits) for free in draws]
-    plateau = Interval(plateau_of(levelling.law, levelling.free), *map(float, np.quantile(ends, [0.025, 0.975])))
+    ends = [plateau_of(fit.law, free) for fit, draws in supported(levelling(fits)) for free in draws]
+    plateau = Interval(*map(float, np.quantile(ends, [0.5, 0.025, 0.975])))
     model = next(each for each in fits if each.law.name == "oscillator")
     lag = float(history.intervals[-1])
-    identified, reason = _verdict(levelling, flat, plateau, fits)
+    identified, reason = _verdict(best, flat, plateau, fits)
     return Identification(
         fits=tuple(fits),
         identified=identified,
@@ -191,13 +197,18 @@ def identify(history: History, momentum: float, exponent: float = 1.0) -> Identi
 
 
 def supported(fits: Sequence[LawFit]) -> list[tuple[LawFit, Array]]:
-    """The laws that level off, each with as many of `NUM_DRAWS` draws [draws, parameters] as its Akaike weight
-    gives it: what is unknown of the parameters and of the law together."""
-    levelling = [each for each in fits if each.law.name in LEVELLING]
-    scores = np.array([each.aicc for each in levelling])
+    """These laws, each with as many of `NUM_DRAWS` draws [draws, parameters] as its Akaike weight gives it: what is
+    unknown of the parameters and of the law together."""
+    scores = np.array([each.aicc for each in fits])
     shares = np.exp(-(scores - scores.min()) / 2)
+    shares = np.where(shares < LEAST_SUPPORT * shares.sum(), 0.0, shares)
     counts = np.round(NUM_DRAWS * shares / shares.sum()).astype(int)
-    return [(fit, fit.draws()[:count]) for fit, count in zip(levelling, counts, strict=True) if count]
+    return [(fit, fit.draws[:count]) for fit, count in zip(fits, counts, strict=True) if count]
+
+
+def levelling(fits: Sequence[LawFit]) -> list[LawFit]:
+    """Those that end in a plateau."""
+    return [each for each in fits if each.law.name in LEVELLING]
 
 
 def plateau_of(law: Law, free: Array) -> float:
@@ -214,8 +225,8 @@ def damping_ratio(free: Array, momentum: float, lag: float) -> float:
     return float(model.damping / (2 * np.sqrt(stiffness * mass)))
 
 
-def _verdict(levelling: LawFit, flat: float, plateau: Interval, fits: Sequence[LawFit]) -> tuple[bool, str]:
-    if levelling.aicc > flat - BEND_AICC:
+def _verdict(best: LawFit, flat: float, plateau: Interval, fits: Sequence[LawFit]) -> tuple[bool, str]:
+    if best.aicc > flat - BEND_AICC:
         name = "has not moved" if fits[0].law is CONSTANT else "has not bent"
         return (
             False,
@@ -223,4 +234,4 @@ def _verdict(levelling: LawFit, flat: float, plateau: Interval, fits: Sequence[L
         )
     if plateau.high - plateau.low > 2 * PLATEAU_HALF_WIDTH:
         return False, f"not identified yet: plateau anywhere in [{plateau.low:.2f}, {plateau.high:.2f}]"
-    return True, f"{levelling.law.name} law, plateau {plateau.value:.2f} [{plateau.low:.2f}, {plateau.high:.2f}]"
+    return True, f"{best.law.name} law, plateau {plateau.value:.2f} [{plateau.low:.2f}, {plateau.high:.2f}]"

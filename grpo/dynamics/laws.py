@@ -5,6 +5,8 @@ and guesses where to start from. `names` are those of the parameters as a person
 
     oscillator    P* + (P₀−P*)·E(t), arXiv:2606.30789; τ may change from round to round
     exponential   its overdamped limit
+    mixture       P* + (P₀−P*)/(1 + t/T): prompts of many difficulties, whose relaxation rates are exponentially
+                  distributed about 1/T, so that the easy ones rise at once and the hard ones long after
     gating        no inertia: a prompt moves by σ^(4−α), arXiv:2607.00152 on Bernoulli logits
     sigmoid       γ/(1+e^(−δ(t−t₀))) above a floor, arXiv:2507.18014 (v1)
     saturation    R∞·(1−e^(−t/T)), arXiv:2507.18014; there T ∝ (model size)^0.3, one run knows T only
@@ -134,12 +136,22 @@ def _three(function: Callable[[float, float, float, Array], Array], name: str, n
             [logit(start), logit(plateau), np.log(share * span)] for share in (0.1, 0.3, 1.0) for plateau in plateaus
         ]
 
-    return Law(name, names, predict, guesses, lambda free: np.concatenate([expit(free[:2]), np.exp(free[2:])]))
+    def read(free: Array) -> Array:
+        return np.concatenate([expit(free[:2]), np.exp(free[2:])])
+
+    return Law(name, names, predict, guesses, read)
 
 
 EXPONENTIAL = _three(
     lambda start, plateau, time, steps: plateau + (start - plateau) * np.exp(-steps / time),
     "exponential",
+    ("start", "plateau", "relaxation_steps"),
+)
+
+
+MIXTURE = _three(
+    lambda start, plateau, time, steps: plateau + (start - plateau) / (1 + steps / time),
+    "mixture",
     ("start", "plateau", "relaxation_steps"),
 )
 

@@ -25,9 +25,13 @@ def test_fidelity_sets_the_size_when_nothing_else_is_known():
 
 
 def test_the_run_is_cooled_as_the_improvement_left_shrinks():
-    hot, cold = choose(variance=0.0004, left=0.4), choose(variance=0.0004, left=0.05)
+    hot, cold = choose(variance=0.0004, left=0.4), choose(variance=0.0004, left=0.07)
     assert hot.by_fluctuation == pytest.approx(8 * 0.0004 / 0.1**2) and hot.size == 8
-    assert cold.by_fluctuation == pytest.approx(8 * 0.0004 / 0.0125**2) and cold.size == 24
+    assert cold.by_fluctuation == pytest.approx(8 * 0.0004 / 0.0175**2) and cold.size == 12
+
+
+def test_noise_asks_for_twice_the_size_at_most():
+    assert choose(variance=0.0004, left=0.001).by_fluctuation == 16
 
 
 def test_cost_of_a_group_that_is_not_silent():
