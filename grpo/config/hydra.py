@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -47,6 +47,8 @@ def to_config(composed: DictConfig) -> TrainConfig:
 
 def _one_line(error: Exception) -> str:
     """Hydra's message without its advice on debugging, with the nearest key there is."""
+    if isinstance(error, OverrideParseException):
+        return f"cannot read {error.override!r}: put a value with special characters in quotes, key='\"a=b\"'"
     text = str(error) if error.__cause__ is None else f"{error}: {error.__cause__}"
     unknown = re.search(r"Could not override '([^']+)'", text)
     known = _paths(TrainConfig())

@@ -42,6 +42,7 @@ def test_the_dial_is_set_by_name_and_by_number():
     ("overrides", "message"),
     [
         (["foo=1"], "unknown config key foo"),
+        (["output_dir=runs/G=16"], "cannot read 'output_dir=runs/G=16': put a value with special characters in quotes"),
         (
             ["learner.learning_rates=1"],
             "unknown config key learner.learning_rates; did you mean learner.learning_rate?",
