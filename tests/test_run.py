@@ -110,6 +110,23 @@ def test_sigterm_saves_and_exits_and_the_run_goes_on_from_there(finished, tmp_pa
     assert (last["step"], last["plan/prompts_per_step"]) == (14, 6)
 
 
+def test_a_run_killed_in_the_middle_of_its_schedule_continues_it(tmp_path):
+    adaptive = ["dynamics=adaptive", "dynamics.adaptive.decide_every=2", "dynamics.group_size=12", "num_steps=6"]
+    overrides = [*SMALL, *adaptive, "checkpoint.every_rounds=1", "evaluation.num_problems=0", f"output_dir={tmp_path}"]
+    process = start("train", *overrides)
+    # After the second round a smaller size is wished for; the fourth has to remember that.
+    wait_for_step(tmp_path, 2, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    resumed = grpo("train", *overrides, "checkpoint.resume=true")
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    sizes = [row["plan/group_size"] for row in rows(tmp_path / "metrics.jsonl")]
+    assert sizes[:4] == [12, 12, 12, 12] and sizes[4] < 12
+    # From its facts alone, without a stop in between, come the same plans.
+    replayed = grpo("dynamics", "replay", str(tmp_path))
+    assert "replayed: 5 of 5 plans are those that the run followed" in replayed.stdout
+
+
 def test_two_ranks_ask_the_prompts_of_one_and_draw_the_same_samples(finished, tmp_path):
     output = tmp_path / "run"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "grpo.cli"]
