@@ -96,6 +96,20 @@ def test_top_p_without_correction_is_refused():
     validate(compose_config(uncorrected[:1]))
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["dynamics.group_size=4"], "rollout.budget needs pilot=4 < dynamics.group_size=4 <= largest=32"),
+        (["dynamics.group_size=64"], "dynamics.group_size=64 <= largest=32"),
+        (["normalization=dapo"], "rollout.budget and rollout.refill both answer silent groups"),
+    ],
+)
+def test_a_budget_that_has_nothing_to_spread_or_a_rival_is_refused(overrides, message):
+    with pytest.raises(UserError) as error:
+        validate(compose_config(["rollout.budget.enabled=true", "task=arithmetic", *overrides]))
+    assert message in str(error.value)
+
+
 def test_differences_name_the_leaves_that_changed():
     old, new = compose_config([]), compose_config(["learner.learning_rate=2e-6", "seed=4"])
     assert sorted(differences(old, new)) == [("learner.learning_rate", 1e-6, 2e-6), ("seed", 0, 4)]
