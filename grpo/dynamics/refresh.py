@@ -110,5 +110,5 @@ def choose_refresh_interval(
         return RefreshChoice(current, f"τ {best} would save less than {rule.least_saving:.0%} of a step")
     c = gain(momentum, stiffness, best)
     return RefreshChoice(
-        best, f"c = {c:.2f} of {critical_gain(rule.kind, momentum, best):.2f} (printed bound {PRINTED_BOUND:g})"
+        best, f"c = {c:.3g} of {critical_gain(rule.kind, momentum, best):.3g} (printed bound {PRINTED_BOUND:g})"
     )
