@@ -4,8 +4,8 @@ Asked a few times first, a prompt has a posterior pass rate: its own count, with
 round as the prior. Given its counts, k of n, a group's expected gradient is σ^(2−α)·Δs whatever decided on n (the
 identity of `grpo.dynamics.identity` holds count by count), so the further completions go where they are expected to
 raise the sum of σ^(2−α) most. That is to prompts which are silent so far and need not stay so, those with odds
-worth the tries first; a prompt that is silent for sure gets none, and neither does one that speaks already: more
-completions would make its gradient less noisy, not larger. What is gained, and what noise it costs, is measured by
+worth the tries first; a prompt that is silent for sure gets none, and one that speaks already few or none: more
+completions make its gradient less noisy, hardly larger. What is gained, and what noise it costs, is measured by
 benchmarks/budget.py.
 """
 

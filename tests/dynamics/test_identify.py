@@ -1,8 +1,10 @@
 import numpy as np
 import pytest
+from scipy.integrate import quad
+from scipy.special import logit
 
 from grpo.dynamics.identify import fit_law, identify
-from grpo.dynamics.laws import EXPONENTIAL, gating_law, oscillator_law
+from grpo.dynamics.laws import EXPONENTIAL, MIXTURE, gating_law, oscillator_law
 from tests.dynamics.synthetic import measured, oscillating, sigmoid
 
 
@@ -37,6 +39,18 @@ def test_each_law_is_chosen_on_its_own_curve():
     assert identify(measured(exponential, prompts=64), 0.9).fits[0].law.name == "exponential"
     assert identify(measured(sigmoid(100), prompts=64), 0.9).fits[0].law.name == "sigmoid"
     assert identify(measured(np.full(60, 0.3)), 0.9).fits[0].law.name == "constant"
+
+
+def test_the_mixture_law_is_exponentials_of_exponentially_distributed_rates():
+    steps, time = np.array([0.0, 5.0, 40.0, 200.0]), 20.0
+    # Mean of exp(-rate·t) over rates with density time·exp(-rate·time).
+    share = [quad(lambda rate, t=t: time * np.exp(-rate * (time + t)), 0, np.inf)[0] for t in steps]
+    predicted = MIXTURE.predict(np.array([logit(0.2), logit(0.9), np.log(time)]), steps, np.ones(4))
+    assert predicted == pytest.approx(0.9 - 0.7 * np.array(share))
+    curve = MIXTURE.predict(np.array([logit(0.2), logit(0.9), np.log(time)]), np.arange(200.0), np.ones(200))
+    found = identify(measured(curve, prompts=256), 0.9)
+    assert found.fits[0].law.name == "mixture"
+    assert found.plateau.low < 0.9 < found.plateau.high
 
 
 def test_gating_is_told_from_a_single_exponential():
