@@ -104,6 +104,9 @@ class Learner(Protocol):
     def load(self, directory: str) -> None:
         """Restores what `save` wrote."""
 
+    def rewind(self, directory: str) -> None:
+        """Restores the policy that `save` wrote, while steps are counted on."""
+
 
 class WeightSync(Protocol):
     """The only bridge from learner to sampler."""

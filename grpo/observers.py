@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any
 
 from grpo.config import CheckpointConfig, EvaluationConfig
 from grpo.dynamics.findings import Finding
-from grpo.interfaces import Collective, Learner, Tracker
+from grpo.interfaces import Collective, Learner, Sampler, Tracker, WeightSync
 from grpo.learner.checkpoint import CheckpointStore
 from grpo.telemetry import COUNTS, REASON, JsonLines, RunDisplay, flatten, peak_memory
 from grpo.types import Collected, Progress, RoundPlan, RoundStatistics
@@ -65,7 +65,7 @@ class Recorder:
         row = {"round": statistics.round_index, "prompt_ids": list(chain(*every_id))}
         self._files.prompts.write(row, statistics.step)
         self._files.display.round(statistics.step, metrics)
-        if replace(progress.plan, reason="") != replace(self._plan or statistics.plan, reason=""):
+        if progress.plan.settings != (self._plan or statistics.plan).settings:
             self._files.display.note(f"step {statistics.step}: {progress.plan.reason}")
         self._plan = progress.plan
 
@@ -145,8 +145,22 @@ class Watch:
                 self._tell(f"step {progress.step}: {each.severity}: {each.name}: {each.evidence} ⇒ {each.remedy}")
 
 
+class Rewinder:
+    """Where the plan says so, takes learner and sampler back to the checkpoint that it trusts. Before the
+    Checkpointer, which saves what was restored."""
+
+    def __init__(self, store: CheckpointStore, learner: Learner, sampler: Sampler, weight_sync: WeightSync):
+        self._store = store
+        self._learner, self._sampler, self._weight_sync = learner, sampler, weight_sync
+
+    def after_round(self, statistics: RoundStatistics, collected: Collected, progress: Progress) -> None:
+        if progress.plan.rollback:
+            self._learner.rewind(str(self._store.latest(progress.plan.good_step)))
+            self._weight_sync.refresh(self._learner, self._sampler)
+
+
 class Checkpointer:
-    """Saves every so many rounds, and after an evaluation better than all before it."""
+    """Saves every so many rounds, after an evaluation better than all before it, and what was restored."""
 
     def __init__(
         self,
@@ -167,7 +181,7 @@ class Checkpointer:
         score = self._evaluator.score(progress.step)
         improved = score is not None and score > self._evaluator.best_before(progress.step)
         due = bool(self._config.every_rounds) and progress.round_index % self._config.every_rounds == 0
-        if due or (improved and self._config.every_rounds):
+        if due or progress.plan.rollback or (improved and self._config.every_rounds):
             self.save(progress)
 
     def save(self, progress: Progress) -> None:
@@ -176,5 +190,5 @@ class Checkpointer:
             return
         score = self._evaluator.score(progress.step)
         state = {"progress": asdict(progress), "config": self._run_config}
-        self._store.save(progress.step, self._learner.save, state, score)
+        self._store.save(progress.step, self._learner.save, state, score, progress.plan.good_step)
         self._saved_step = progress.step

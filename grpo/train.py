@@ -19,14 +19,23 @@ from grpo.config import TrainConfig
 from grpo.config.saved import from_dict
 from grpo.config.validate import differences, validate
 from grpo.dynamics.diagnostics import diagnose
-from grpo.dynamics.scheduler import SCHEDULERS, first_plan
+from grpo.dynamics.scheduler import SCHEDULERS, first_plan, may_roll_back
 from grpo.interfaces import Sampler
 from grpo.learner.checkpoint import CheckpointStore, read_state
 from grpo.learner.engine import init_distributed
 from grpo.learner.export import export
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.loop import Engines, run
-from grpo.observers import EVALUATIONS_FILE, PROMPTS_FILE, Checkpointer, Evaluator, Recorder, RecordFiles, Watch
+from grpo.observers import (
+    EVALUATIONS_FILE,
+    PROMPTS_FILE,
+    Checkpointer,
+    Evaluator,
+    Recorder,
+    RecordFiles,
+    Rewinder,
+    Watch,
+)
 from grpo.parts import build_collector, build_sampler, load_task, warm_start_examples
 from grpo.report.logs import read_log
 from grpo.report.run import write_report
@@ -123,10 +132,14 @@ class Session:
         try:
             if not self._config.checkpoint.resume:
                 evaluator.at(progress.step)
+                if may_roll_back(self._config):
+                    checkpointer.save(progress)
             self._phases.take()
             if files:
                 files.display.begin()
-            observers = [recorder, evaluator, checkpointer]
+            engines = self._engines
+            rewinder = Rewinder(self._store, engines.learner, engines.sampler, engines.weight_sync)
+            observers = [recorder, rewinder, evaluator, checkpointer]
             if files:
                 every = self._config.dynamics.diagnose_every
                 observers.append(Watch(every, lambda: diagnose(read_log(self._output)), files.display.note))
@@ -249,3 +262,4 @@ def watch(phases: Phases, config: TrainConfig, task: VerifiableTask, sampler: Sa
     learner.evaluate = timed("evaluate", learner.evaluate, steps, "learner.deadline_seconds")
     learner.step = timed("learn", learner.step, steps, "learner.deadline_seconds")
     learner.save = timed("save", learner.save, steps, "learner.deadline_seconds")
+    learner.rewind = timed("load", learner.rewind, steps, "learner.deadline_seconds")

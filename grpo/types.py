@@ -12,7 +12,7 @@ Axes, one meaning each, in every shape of the project:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ class Completion:
 class RolloutGroup:
     """One prompt and its completions, all sampled by the policy of `policy_version`.
 
-    Groups may be ragged: the number of completions is this group's own. `policy_version` counts the
-    optimizer steps taken by the weights that sampled.
+    The number of completions is this group's own. `policy_version` counts the optimizer steps of the weights.
     """
 
     prompt: Prompt
@@ -80,9 +79,8 @@ class RolloutGroup:
 class Grade:
     """What a grader says of one completion.
 
-    `reward` is the weighted sum of `parts`; `correct` is the task's own criterion of success, which
-    pass rates are made of; `outcome` is ``"graded"``, ``"timed_out"``, ``"failed"`` or ``"unparsable"`` (the
-    problem's answer, not the completion).
+    `reward` is the weighted sum of `parts`; `correct` is the task's own criterion of success, which pass rates are made
+    of; `outcome` is ``"graded"``, ``"timed_out"``, ``"failed"`` or ``"unparsable"`` (the answer, not the completion).
     """
 
     reward: float
@@ -95,8 +93,8 @@ class Grade:
 class ScoredGroup:
     """A rollout group with one grade per completion, in the same order.
 
-    `included[i]` is False for a completion that must not be learned from (an overlong one, when the
-    task masks those): it still counts in its group's mean and standard deviation.
+    `included[i]` is False for a completion not to be learned from (an overlong one, when the task masks those): it
+    still counts in its group's mean and standard deviation.
     """
 
     group: RolloutGroup
@@ -120,8 +118,8 @@ class ScoredGroup:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What a round sampled. `groups` are learned from, first step's first; `sampled` are all that were
-    drawn and graded: the same, or more where silent groups were replaced."""
+    """What a round sampled. `groups` are learned from, first step's first; `sampled` are all that were graded: the
+    same, or more where silent groups were replaced."""
 
     groups: tuple[ScoredGroup, ...]
     sampled: tuple[ScoredGroup, ...]
@@ -131,9 +129,9 @@ class Collected:
 class EvaluatedGroup:
     """A scored group with the log-probabilities that the loss needs besides the current ones.
 
-    Each is one float32 tensor per completion, or empty where the loss does not need it:
-    `old_logprobs` (the learner's at the start of the round) are left out for the first step after a
-    refresh, where they are the current ones; `reference_logprobs` without a KL term.
+    Each is one float32 tensor per completion, or empty where the loss does not need it: `old_logprobs` (the learner's
+    at the start of the round) are left out for the first step after a refresh, where they are the current ones;
+    `reference_logprobs` without a KL term.
     """
 
     scored: ScoredGroup
@@ -150,6 +148,8 @@ class RoundPlan:
     prompts_per_step      prompts in one optimizer step, over all ranks
     learning_rate_factor  by which the configured schedule is multiplied
     stop                  no further round: `reason` says why
+    rollback              the learner goes back to the newest checkpoint of a step up to `good_step` first
+    good_step             optimizer steps of the policy that did best so far: such a checkpoint is kept
     """
 
     group_size: int
@@ -158,6 +158,13 @@ class RoundPlan:
     reason: str = "as configured"
     learning_rate_factor: float = 1.0
     stop: bool = False
+    rollback: bool = False
+    good_step: int = 0
+
+    @property
+    def settings(self) -> RoundPlan:
+        """What it asks of the round: all but the reason and the step to fall back on."""
+        return replace(self, reason="", good_step=0)
 
     @property
     def prompts_per_round(self) -> int:
@@ -168,9 +175,8 @@ class RoundPlan:
 class Tree:
     """A prompt and the completions that continue it, laid out one after another in a packed row.
 
-    `start` is the first token of the prompt; `branches` are the input lengths of the completions (one
-    less than their number of tokens: a last token predicts nothing). Each branch sees the prompt and
-    itself, never its siblings.
+    `start` is the first token of the prompt; `branches` are the input lengths of the completions (one less than their
+    number of tokens: a last token predicts nothing). Each branch sees the prompt and itself, never its siblings.
     """
 
     start: int
@@ -192,8 +198,7 @@ class MicroBatch:
     targets                   [targets] int64 completion tokens
     sequence_index            [targets] which completion of this micro-batch a target belongs to
     advantages                [targets] the completion's advantage at each of its tokens
-    weights                   [targets] share of each token in the step's loss; over all micro-batches
-                              and ranks they add up to the aggregation's total
+    weights                   [targets] share of each token in the step's loss: the step's add up to the aggregation's
     sampler_logprobs          [targets]
     old_logprobs              [targets], or None where the current ones are the old ones
     reference_logprobs        [targets], or None without a KL term
@@ -267,9 +272,8 @@ class StepReport:
 class RoundStatistics:
     """Facts of one round, summed over ranks: what the scheduler may decide on, and what is logged.
 
-    `reward_counts` maps the number of correct completions and the group's size, (k, G), to how many
-    groups had it: enough to rebuild every statistic of the round's pass rates. Those of `means` that come from
-    optimizer steps are over the applied ones.
+    `reward_counts` maps the number of correct completions and the group's size, (k, G), to how many groups had it:
+    enough for every statistic of pass rates. Those of `means` that come from optimizer steps are over the applied ones.
     """
 
     round_index: int
@@ -285,8 +289,7 @@ class RoundStatistics:
 class Progress:
     """Where a run stands between two rounds: all that a checkpoint holds beside the learner's tensors.
 
-    `cursor` is the number of prompts that the stream has given out, `plan` the next round's plan and
-    `scheduler` the scheduler's state.
+    `cursor` is the number of prompts given out, `plan` the next round's and `scheduler` the scheduler's state.
     """
 
     round_index: int

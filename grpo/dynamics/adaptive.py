@@ -18,7 +18,7 @@ from grpo.dynamics.difficulty import fit_difficulty
 from grpo.dynamics.forecast import Forecast, StopRule, forecast
 from grpo.dynamics.group_size import GroupSizeRule, choose_group_size
 from grpo.dynamics.history import num_tried, pass_rate, pooled_errors
-from grpo.dynamics.identify import Identification, identify
+from grpo.dynamics.identify import FEWEST_POINTS, Identification, identify
 from grpo.dynamics.identity import silent_rate
 from grpo.dynamics.laws import History
 from grpo.dynamics.refresh import OffPolicyness, RefreshRule, choose_refresh_interval, fit_step_time
@@ -67,9 +67,11 @@ class AdaptiveScheduler:
         self, plan: RoundPlan, statistics: RoundStatistics, state: Mapping[str, Any]
     ) -> tuple[RoundPlan, Mapping[str, Any]]:
         """Guard first; then, every few rounds, the model's own proposals."""
+        plan = replace(plan, rollback=False)
         state = _remember(state, statistics)
         rate, error = pass_rate(statistics.reward_counts)
         facts = guard.RoundFacts(
+            step=statistics.step - statistics.plan.refresh_interval,
             pass_rate=rate,
             error=error,
             ess=off_policyness(statistics).ess,
@@ -79,16 +81,12 @@ class AdaptiveScheduler:
         )
         action, watched = guard.look(self._setting.guard, state["guard"], facts)
         state = {**state, "guard": watched}
+        plan = replace(plan, good_step=watched["best_step"])
         if action:
-            changed = replace(
-                plan,
-                refresh_interval=action.interval,
-                learning_rate_factor=action.rate_factor,
-                stop=action.stop,
-                reason=action.reason,
-            )
-            return changed, state
-        if len(state["rounds"]) % self._setting.decide_every:
+            return _guarded(plan, action), _afresh(state) if action.rollback else state
+        # A decision costs little until there is a curve to fit; groups that are too large cost much.
+        rounds = len(state["rounds"])
+        if rounds >= FEWEST_POINTS and rounds % self._setting.decide_every:
             return replace(plan, reason="as before"), state
         return self._decide(plan, statistics, state)
 
@@ -172,6 +170,22 @@ class AdaptiveScheduler:
         if choice.interval == plan.refresh_interval:
             return plan.refresh_interval, ""
         return choice.interval, f"τ {plan.refresh_interval}→{choice.interval}: {choice.reason}"
+
+
+def _guarded(plan: RoundPlan, action: guard.GuardAction) -> RoundPlan:
+    return replace(
+        plan,
+        refresh_interval=action.interval,
+        learning_rate_factor=action.rate_factor,
+        stop=action.stop,
+        rollback=action.rollback,
+        reason=action.reason,
+    )
+
+
+def _afresh(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """After going back: the curve and the counts of a policy that is no more say nothing of the next."""
+    return {**state, "rounds": [], "counts": [], "wish": None}
 
 
 def _remember(state: Mapping[str, Any], statistics: RoundStatistics) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def phases(identification: Identification) -> Phases | None:
     if not identification.identified or best.aicc > identification.fit("exponential").aicc - 2:
         return None
     history = best.history
-    steps = np.linspace(0, 3 * float(history.steps[-1]), 2000)
+    steps = np.linspace(history.steps[0], 3 * float(history.steps[-1]), 2000)
     intervals = np.full(len(steps), history.intervals[-1])
     curve = best.predict(steps, intervals)
     improvement = plateau_of(best.law, best.free) - curve[0]

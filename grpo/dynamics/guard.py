@@ -1,8 +1,10 @@
-"""What happens at once when a run loses its damping: τ down, then the learning rate, then stop.
+"""What happens at once when a run loses its damping: τ down, then the learning rate, then stop; and back to the
+policy that did best, where the present one has lost what was learned.
 
 The fitted damping ratio needs many rounds to notice; the guard looks at what one round shows. A round is bad when
 its pass rate has fallen from the recent best by more than noise explains, when the optimizer skipped steps, or when
-importance weights have collapsed. After an action the run gets some rounds to recover before the next.
+importance weights have collapsed. After an action the run gets some rounds to recover before the next; one that
+went back has nothing to recover from.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ class GuardRule:
     rounds          bad rounds in a row before it acts
     recovery        rounds after an action in which it does not act again
     rate_cuts       halvings of the learning rate before it stops the run
+    rollback        a fallen run goes back to the best policy: there are checkpoints
     """
 
     fall: float = 4.0
@@ -30,23 +33,27 @@ class GuardRule:
     rounds: int = 2
     recovery: int = 5
     rate_cuts: int = 3
+    rollback: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class GuardAction:
-    """What to do now: the refresh interval and the learning rate's factor from here on, and whether to stop."""
+    """What to do now: the refresh interval and the learning rate's factor from here on, whether to stop, and whether
+    to go back to the best policy first."""
 
     interval: int
     rate_factor: float
     stop: bool
+    rollback: bool
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class RoundFacts:
     """What the guard looks at: pass rate and its standard error, ESS of the importance weights, optimizer steps
-    skipped, and the settings that the round ran under."""
+    skipped, and the settings that the round ran under. `step` counts the optimizer steps of the policy sampled from."""
 
+    step: int
     pass_rate: float
     error: float
     ess: float
@@ -56,14 +63,15 @@ class RoundFacts:
 
 
 def init() -> dict[str, Any]:
-    """Best smoothed pass rate so far with its error, bad rounds in a row, rounds since the last action, cuts made."""
-    return {"best": None, "error": 0.0, "smooth": None, "bad": 0, "since": None, "cuts": 0}
+    """Best smoothed pass rate so far with its error and step, the smoothed one, bad rounds in a row, rounds since the
+    last action, cuts made."""
+    return {"best": None, "error": 0.0, "best_step": 0, "smooth": None, "bad": 0, "since": None, "cuts": 0}
 
 
 def look(rule: GuardRule, state: Mapping[str, Any], facts: RoundFacts) -> tuple[GuardAction | None, dict[str, Any]]:
     """An action where one is due, and the next state."""
     smooth = facts.pass_rate if state["smooth"] is None else 0.5 * (state["smooth"] + facts.pass_rate)
-    best, best_error = state["best"], state["error"]
+    best, best_error, best_step = state["best"], state["error"], state["best_step"]
     noise = (facts.error**2 + best_error**2) ** 0.5
     fallen = best is not None and best - smooth > max(rule.fall * noise, rule.least_fall)
     causes = []
@@ -76,16 +84,20 @@ def look(rule: GuardRule, state: Mapping[str, Any], facts: RoundFacts) -> tuple[
     bad = state["bad"] + 1 if causes else 0
     since = None if state["since"] is None else state["since"] + 1
     if best is None or smooth > best:
-        best, best_error = smooth, facts.error
-    after = {**state, "best": best, "error": best_error, "smooth": smooth, "bad": bad, "since": since}
+        best, best_error, best_step = smooth, facts.error, facts.step
+    after = {**state, "best": best, "error": best_error, "best_step": best_step, "smooth": smooth}
+    after |= {"bad": bad, "since": since}
     if bad < rule.rounds or (since is not None and since <= rule.recovery):
         return None, after
     # A new start for the count; what was best stays the measure.
-    after |= {"bad": 0, "since": 0}
-    cause, interval, factor = "; ".join(causes), facts.interval, facts.rate_factor
+    rollback = rule.rollback and fallen
+    after |= {"bad": 0, "smooth": None, "since": None} if rollback else {"bad": 0, "since": 0}
+    lost, back = f"damping lost ({'; '.join(causes)})", f", back to step {best_step}" if rollback else ""
+    interval, factor = facts.interval, facts.rate_factor
     if interval > 1:
-        return GuardAction(interval // 2, factor, False, f"damping lost ({cause}): τ {interval}→{interval // 2}"), after
+        shorter = interval // 2
+        return GuardAction(shorter, factor, False, rollback, f"{lost}: τ {interval}→{shorter}{back}"), after
     if state["cuts"] < rule.rate_cuts:
         after["cuts"] = state["cuts"] + 1
-        return GuardAction(1, factor / 2, False, f"damping lost ({cause}): learning rate halved"), after
-    return GuardAction(1, factor, True, f"damping lost ({cause}) at τ 1 and {factor:g} of the rate: stop"), after
+        return GuardAction(1, factor / 2, False, rollback, f"{lost}: learning rate halved{back}"), after
+    return GuardAction(1, factor, True, rollback, f"{lost} at τ 1 and {factor:g} of the rate: stop{back}"), after

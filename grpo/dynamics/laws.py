@@ -55,13 +55,18 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """`predict(free, steps, intervals)` gives pass rates [points]; `guesses(history)` starting points."""
+    """`curve(free, times, intervals)` gives pass rates [points] at optimizer steps since the curve began;
+    `guesses(history)` starting points."""
 
     name: str
     names: tuple[str, ...]
-    predict: Callable[[Array, Array, Array], Array]
+    curve: Callable[[Array, Array, Array], Array]
     guesses: Callable[[History], list[list[float]]]
     read: Callable[[Array], Array]
+
+    def predict(self, free: Array, steps: Array, intervals: Array) -> Array:
+        """Pass rates [points]; the curve begins at the first of `steps`."""
+        return self.curve(free, steps - steps[0], intervals)
 
 
 def _spread(history: History) -> tuple[float, float, float]:
@@ -81,10 +86,10 @@ def oscillator_law(momentum: float) -> Law:
     With μ known, C = (1−μ) − κτ. M₀ is (1+μ)/2 in the model; it is left free, because that is what ζ measures.
     """
 
-    def predict(free: Array, steps: Array, intervals: Array) -> Array:
+    def curve(free: Array, times: Array, intervals: Array) -> Array:
         start, end = expit(free[:2])
         stiffness, inertia = np.exp(np.clip(free[2:], -60, 60))
-        return end + (start - end) * _distance(steps, intervals, momentum, stiffness, inertia)
+        return end + (start - end) * _distance(times, intervals, momentum, stiffness, inertia)
 
     def guesses(history: History) -> list[list[float]]:
         start, end, span = _spread(history)
@@ -100,7 +105,7 @@ def oscillator_law(momentum: float) -> Law:
     def read(free: Array) -> Array:
         return np.concatenate([expit(free[:2]), np.exp(free[2:])])
 
-    return Law("oscillator", ("start", "plateau", "stiffness", "inertia"), predict, guesses, read)
+    return Law("oscillator", ("start", "plateau", "stiffness", "inertia"), curve, guesses, read)
 
 
 def _distance(steps: Array, intervals: Array, momentum: float, stiffness: float, inertia: float) -> Array:
@@ -125,9 +130,9 @@ def _distance(steps: Array, intervals: Array, momentum: float, stiffness: float,
 def _three(function: Callable[[float, float, float, Array], Array], name: str, names: tuple[str, ...]) -> Law:
     """A law of two rates and one time: free are logits and a logarithm."""
 
-    def predict(free: Array, steps: Array, intervals: Array) -> Array:
+    def curve(free: Array, times: Array, intervals: Array) -> Array:
         first, second = expit(free[:2])
-        return function(first, second, float(np.exp(np.clip(free[2], -60, 60))), steps)
+        return function(first, second, float(np.exp(np.clip(free[2], -60, 60))), times)
 
     def guesses(history: History) -> list[list[float]]:
         start, end, span = _spread(history)
@@ -139,7 +144,7 @@ def _three(function: Callable[[float, float, float, Array], Array], name: str, n
     def read(free: Array) -> Array:
         return np.concatenate([expit(free[:2]), np.exp(free[2:])])
 
-    return Law(name, names, predict, guesses, read)
+    return Law(name, names, curve, guesses, read)
 
 
 EXPONENTIAL = _three(
@@ -172,13 +177,13 @@ def gating_law(exponent: float) -> Law:
 
 
 def _sigmoid() -> Law:
-    def predict(free: Array, steps: Array, intervals: Array) -> Array:
+    def curve(free: Array, times: Array, intervals: Array) -> Array:
         floor, end = expit(free[:2])
-        return floor + (end - floor) * expit((steps - free[3]) / np.exp(np.clip(free[2], -60, 60)))
+        return floor + (end - floor) * expit((times - free[3]) / np.exp(np.clip(free[2], -60, 60)))
 
     def guesses(history: History) -> list[list[float]]:
         start, end, span = _spread(history)
-        middle = float(np.mean(history.steps))
+        middle = float(np.mean(history.steps - history.steps[0]))
         return [
             [logit(start), logit(end), np.log(width * span), center * middle]
             for width in (0.05, 0.2)
@@ -188,12 +193,12 @@ def _sigmoid() -> Law:
     def read(free: Array) -> Array:
         return np.concatenate([expit(free[:2]), np.exp(free[2:3]), free[3:]])
 
-    return Law("sigmoid", ("floor", "plateau", "width_steps", "middle_step"), predict, guesses, read)
+    return Law("sigmoid", ("floor", "plateau", "width_steps", "middle_step"), curve, guesses, read)
 
 
 def _saturation() -> Law:
-    def predict(free: Array, steps: Array, intervals: Array) -> Array:
-        return expit(free[0]) * -np.expm1(-steps / np.exp(np.clip(free[1], -60, 60)))
+    def curve(free: Array, times: Array, intervals: Array) -> Array:
+        return expit(free[0]) * -np.expm1(-times / np.exp(np.clip(free[1], -60, 60)))
 
     def guesses(history: History) -> list[list[float]]:
         _, end, span = _spread(history)
@@ -202,21 +207,21 @@ def _saturation() -> Law:
     def read(free: Array) -> Array:
         return np.array([expit(free[0]), np.exp(free[1])])
 
-    return Law("saturation", ("plateau", "relaxation_steps"), predict, guesses, read)
+    return Law("saturation", ("plateau", "relaxation_steps"), curve, guesses, read)
 
 
 SIGMOID, SATURATION = _sigmoid(), _saturation()
 LINE = Law(
     "line",
     ("start", "slope"),
-    lambda free, steps, intervals: free[0] + free[1] * steps,
+    lambda free, times, intervals: free[0] + free[1] * times,
     lambda history: [[float(history.values.mean()), 0.0]],
     np.asarray,
 )
 CONSTANT = Law(
     "constant",
     ("level",),
-    lambda free, steps, intervals: np.full(len(steps), free[0]),
+    lambda free, times, intervals: np.full(len(times), free[0]),
     lambda history: [[float(history.values.mean())]],
     np.asarray,
 )

@@ -28,12 +28,7 @@ class Decision:
 
     @property
     def changes(self) -> bool:
-        return settings(self.proposed) != settings(self.done)
-
-
-def settings(plan: RoundPlan) -> tuple[int, int, int, float, bool]:
-    """All of a plan but its reason."""
-    return plan.group_size, plan.refresh_interval, plan.prompts_per_step, plan.learning_rate_factor, plan.stop
+        return self.proposed.settings != self.done.settings
 
 
 def replay(scheduler: Scheduler, rounds: Iterable[RoundStatistics]) -> list[Decision]:
@@ -52,15 +47,15 @@ def agreement(decisions: list[Decision]) -> tuple[int, int]:
     pairs = list(pairwise(decisions))
     # The last round takes the steps that are left.
     same = sum(
-        settings(before.proposed) == settings(after.done)
+        before.proposed.settings == after.done.settings
         or (index == len(pairs) - 1 and _but_interval(before.proposed) == _but_interval(after.done))
         for index, (before, after) in enumerate(pairs)
     )
     return same, len(pairs)
 
 
-def _but_interval(plan: RoundPlan) -> tuple[int, int, int, float, bool]:
-    return settings(replace(plan, refresh_interval=1))
+def _but_interval(plan: RoundPlan) -> RoundPlan:
+    return replace(plan, refresh_interval=1).settings
 
 
 def statistics_of(row: Mapping[str, Any], counts: Counts, round_index: int) -> RoundStatistics:
@@ -71,6 +66,7 @@ def statistics_of(row: Mapping[str, Any], counts: Counts, round_index: int) -> R
         refresh_interval=interval,
         prompts_per_step=round(row["plan/prompts_per_step"]),
         learning_rate_factor=row.get("plan/learning_rate_factor", 1.0),
+        rollback=bool(row.get("plan/rollback", 0.0)),
     )
     skipped = round(row.get("learner/skipped_steps", 0))
     reports = tuple(

@@ -38,6 +38,11 @@ def first_plan(config: TrainConfig) -> RoundPlan:
     return RoundPlan(dynamics.group_size, dynamics.refresh_interval, dynamics.prompts_per_step)
 
 
+def may_roll_back(config: TrainConfig) -> bool:
+    """Whether the scheduler may send the learner back to a checkpoint: there has to be one from the start on."""
+    return config.dynamics.name == "adaptive" and config.checkpoint.every_rounds > 0
+
+
 def fixed(config: TrainConfig, world_size: int) -> FixedScheduler:
     """`dynamics=fixed`."""
     return FixedScheduler(first_plan(config))
@@ -65,7 +70,7 @@ def adaptive(config: TrainConfig, world_size: int) -> AdaptiveScheduler:
             most_clipped=rules.max_clip_fraction,
             least_saving=rules.min_saving,
         ),
-        guard=GuardRule(),
+        guard=GuardRule(rollback=may_roll_back(config)),
         stop=StopRule(rules.stop_gain, rules.stop_patience, rules.stop_min_steps),
         momentum=config.learner.betas[0],
         num_steps=config.num_steps,

@@ -30,12 +30,17 @@ class CheckpointStore:
         self._collective = collective
 
     def save(
-        self, step: int, write: Callable[[str], None], state: Mapping[str, Any], score: float | None = None
+        self,
+        step: int,
+        write: Callable[[str], None],
+        state: Mapping[str, Any],
+        score: float | None = None,
+        good_step: int = -1,
     ) -> Path:
         """A checkpoint of `step`: whatever `write(folder)` puts there, and `state` as JSON.
 
-        With a `score` (held-out pass rate) it also competes for being kept as the best one. Raises
-        UserError when it cannot be written; earlier checkpoints stay.
+        With a `score` (held-out pass rate) it also competes for being kept as the best one; the newest of a step up
+        to `good_step` is kept too. Raises UserError when it cannot be written; earlier checkpoints stay.
         """
         final = self._directory / f"step-{step:08d}"
         writing = self._directory / f".writing-{step:08d}"
@@ -51,7 +56,7 @@ class CheckpointStore:
                 _write_json(writing / STATE_FILE, {**state, "score": score})
                 shutil.rmtree(final, ignore_errors=True)
                 os.rename(writing, final)
-                self._prune()
+                self._prune(good_step)
         except (OSError, RuntimeError) as error:
             shutil.rmtree(writing, ignore_errors=True)
             free = shutil.disk_usage(self._directory).free / 2**30
@@ -62,9 +67,9 @@ class CheckpointStore:
         self._collective.barrier()
         return final
 
-    def latest(self) -> Path | None:
-        """The newest whole checkpoint."""
-        found = self._all()
+    def latest(self, up_to: float = float("inf")) -> Path | None:
+        """The newest whole checkpoint, of step `up_to` at most."""
+        found = [path for path in self._all() if int(path.name.removeprefix("step-")) <= up_to]
         return found[-1] if found else None
 
     def restore_rng(self, checkpoint: Path) -> None:
@@ -76,13 +81,13 @@ class CheckpointStore:
     def _all(self) -> list[Path]:
         return sorted(self._directory.glob("step-*"))
 
-    def _prune(self) -> None:
+    def _prune(self, good_step: int) -> None:
         found = self._all()
         scores = {path: read_state(path).get("score") for path in found}
         scored = [path for path in found if scores[path] is not None]
         best = max(scored, key=lambda path: scores[path]) if scored else None
         for path in found[: -self._keep_last]:
-            if path != best:
+            if path not in (best, self.latest(good_step)):
                 shutil.rmtree(path)
 
 

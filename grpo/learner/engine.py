@@ -77,8 +77,8 @@ def learning_rate_factor(step: int, learner: LearnerConfig, num_steps: int) -> f
     return floor + (1 - floor) * shape[learner.schedule]
 
 
-def start_engine(policy: nn.Module, learner: LearnerConfig, num_steps: int) -> deepspeed.DeepSpeedEngine:
-    """The training engine: ZeRO, AdamW on float32 masters, the learning-rate schedule."""
+def start_engine(policy: nn.Module, learner: LearnerConfig) -> deepspeed.DeepSpeedEngine:
+    """The training engine: ZeRO and AdamW on float32 masters. Its learner sets the learning rate of every step."""
     parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(
         parameters,
@@ -88,14 +88,7 @@ def start_engine(policy: nn.Module, learner: LearnerConfig, num_steps: int) -> d
         weight_decay=learner.weight_decay,
         fused=True,
     )
-    engine, *_ = deepspeed.initialize(
-        model=policy,
-        optimizer=optimizer,
-        lr_scheduler=lambda own: torch.optim.lr_scheduler.LambdaLR(
-            own, lambda step: learning_rate_factor(step, learner, num_steps)
-        ),
-        config=deepspeed_config(learner),
-    )
+    engine, *_ = deepspeed.initialize(model=policy, optimizer=optimizer, config=deepspeed_config(learner))
     return engine
 
 

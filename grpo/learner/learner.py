@@ -16,7 +16,7 @@ from grpo.config import TrainConfig
 from grpo.config.errors import UserError
 from grpo.interfaces import Bucket
 from grpo.learner.collective import TorchCollective
-from grpo.learner.engine import start_engine
+from grpo.learner.engine import learning_rate_factor, start_engine
 from grpo.learner.flops import flop_count
 from grpo.learner.policy import DTYPES, load_policy
 from grpo.learner.reference import AdapterReference, CopyReference, reference_logprobs
@@ -41,7 +41,7 @@ class DeepSpeedLearner:
             policy.language_model.gradient_checkpointing_enable({"use_reentrant": False})
         policy.train()
         self._flops = flop_count(policy.language_model, policy.head.weight)
-        self.engine = start_engine(policy, learner, config.num_steps)
+        self.engine = start_engine(policy, learner)
         self.policy = self.engine.module
         self.reference = self._reference(model_path)
         self.num_steps = 0
@@ -126,7 +126,7 @@ class DeepSpeedLearner:
             sums[:-2] += metrics.cpu()
             sums[-2] += micro.targets.numel()
             sums[-1] += self._flops.of(micro)
-        learning_rate = self._scale_learning_rate(batch.learning_rate_factor)
+        learning_rate = self._set_learning_rate(batch.learning_rate_factor)
         self.engine.step()
         self.num_steps += 1
         applied = not self._overflowed()
@@ -138,12 +138,15 @@ class DeepSpeedLearner:
         gradient_norm = float(self.engine.get_global_grad_norm())
         return StepReport(self.num_steps, applied, gradient_norm, learning_rate, flops, means)
 
-    def _scale_learning_rate(self, factor: float) -> float:
-        """The schedule's rate times `factor`, for this step: the schedule sets its own again after it."""
-        scheduled = self.engine.lr_scheduler.get_last_lr()
-        for group, rate in zip(self.engine.optimizer.param_groups, scheduled, strict=True):
-            group["lr"] = rate * factor
-        return self.engine.get_lr()[0]
+    def _set_learning_rate(self, factor: float) -> float:
+        """The schedule's rate times `factor`, and AdamW's other settings: as configured, whatever they were when a
+        checkpoint was saved."""
+        learner = self._config.learner
+        rate = learner.learning_rate * factor * learning_rate_factor(self.num_steps, learner, self._config.num_steps)
+        settings = {"betas": tuple(learner.betas), "eps": learner.adam_epsilon, "weight_decay": learner.weight_decay}
+        for group in self.engine.optimizer.param_groups:
+            group |= {"lr": rate, **settings}
+        return rate
 
     def _overflowed(self) -> bool:
         return bool(self.engine.optimizer.overflow)
@@ -169,6 +172,13 @@ class DeepSpeedLearner:
             state = self.reference.state()
             if self.collective.rank == 0:
                 save_file(state, Path(directory, REFERENCE_FILE))
+
+    def rewind(self, directory: str) -> None:
+        """Weights and optimizer state as `save` wrote them; the count of steps goes on."""
+        steps = self.num_steps
+        self.load(directory)
+        self.engine.global_steps = self.num_steps = steps
+        self._skipped_in_a_row = 0
 
     def load(self, directory: str) -> None:
         loaded, _ = self.engine.load_checkpoint(directory, tag="learner")

@@ -43,7 +43,7 @@ def draw_reward(axes: Axes, shown: Dynamics) -> None:
     axes.errorbar(
         history.steps, history.values, yerr=history.errors, fmt=".", color="0.55", linewidth=0.6, label="measured"
     )
-    steps = np.linspace(0, history.steps[-1], 300)
+    steps = np.linspace(history.steps[0], history.steps[-1], 300)
     intervals = np.round(np.interp(steps, history.steps, history.intervals))
     axes.plot(steps, best.predict(steps, intervals), color=BLUE, label=f"{best.law.name} law")
     axes.fill_between(ahead.steps, ahead.low, ahead.high, color=ORANGE, alpha=0.2, linewidth=0)

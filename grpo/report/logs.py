@@ -98,10 +98,11 @@ def counts_of(row: Row) -> dict[tuple[int, int], int]:
 
 def log_of(rows: Sequence[Row], config: Mapping[str, Any], held_out: Series = NOTHING) -> RunLog:
     """Rows of our metrics, as written or as they come in while a run goes on."""
+    present = since_rollback(rows)
     return RunLog(
-        history=history_of((row["step"], round(row["plan/refresh_interval"]), counts_of(row)) for row in rows),
+        history=history_of((row["step"], round(row["plan/refresh_interval"]), counts_of(row)) for row in present),
         series=columns(rows),
-        counts=[counts_of(row) for row in rows],
+        counts=[counts_of(row) for row in present],
         held_out=held_out,
         momentum=config["learner"]["betas"][0],
         exponent=config["normalization"]["exponent"],
@@ -109,6 +110,12 @@ def log_of(rows: Sequence[Row], config: Mapping[str, Any], held_out: Series = NO
         staleness=config.get("dynamics", {}).get("adaptive", {}).get("staleness", "sample_and_hold"),
         decisions=decisions_of(rows),
     )
+
+
+def since_rollback(rows: Sequence[Row]) -> Sequence[Row]:
+    """The rows from the last time on that the learner went back to an earlier policy: one curve, without a jump."""
+    last = max((index for index, row in enumerate(rows) if row.get("plan/rollback")), default=0)
+    return rows[last:]
 
 
 def decisions_of(rows: Sequence[Row]) -> list[tuple[int, str]]:

@@ -97,4 +97,5 @@ def _plan(statistics: RoundStatistics) -> dict[str, float]:
         "plan/refresh_interval": plan.refresh_interval,
         "plan/prompts_per_step": plan.prompts_per_step,
         "plan/learning_rate_factor": plan.learning_rate_factor,
+        "plan/rollback": plan.rollback,
     }

@@ -1,14 +1,17 @@
+from dataclasses import replace
+
 from grpo.dynamics import guard
 
 RULE = guard.GuardRule(fall=4.0, least_fall=0.1, least_ess=0.3, rounds=2, recovery=3, rate_cuts=1)
 
 
-def watch(rounds, interval=4):
+def watch(rounds, interval=4, rule=RULE):
     """Actions over rounds of (pass rate, ESS, skipped steps), each obeyed."""
-    state, factor, actions = guard.init(), 1.0, []
+    state, factor, actions, step = guard.init(), 1.0, [], 0
     for rate, ess, skipped in rounds:
-        action, state = guard.look(RULE, state, guard.RoundFacts(rate, 0.01, ess, skipped, interval, factor))
+        action, state = guard.look(rule, state, guard.RoundFacts(step, rate, 0.01, ess, skipped, interval, factor))
         actions.append(action)
+        step += interval
         if action:
             interval, factor = action.interval, action.rate_factor
     return actions
@@ -40,3 +43,28 @@ def test_one_bad_round_is_not_enough_and_recovery_is_waited_for():
 def test_steps_that_were_skipped_are_a_reason():
     acted = watch([(0.5, 0.9, 2), (0.5, 0.9, 1)])
     assert "NaN or Inf" in acted[1].reason
+
+
+BACK = replace(RULE, rollback=True)
+
+
+def test_a_fallen_run_goes_back_to_its_best_policy_and_needs_no_recovery():
+    # Best after rounds at steps 0, 4 and 8; what the third round measured is the policy of step 8.
+    actions = watch([(0.3, 0.9, 0), (0.5, 0.9, 0), (0.7, 0.9, 0)] + [(0.05, 0.9, 0)] * 5, rule=BACK)
+    acted = {index: action for index, action in enumerate(actions) if action}
+    assert {index: (action.interval, action.rollback) for index, action in acted.items()} == {
+        4: (2, True),
+        6: (1, True),
+    }
+    assert acted[4].reason.endswith("τ 4→2, back to step 8")
+
+
+def test_only_what_was_lost_is_gone_back_for():
+    acted = [action for action in watch([(0.5, 0.9, 0), (0.5, 0.1, 0), (0.5, 0.1, 0)], rule=BACK) if action]
+    assert [action.rollback for action in acted] == [False]
+
+
+def test_a_run_that_is_given_up_ends_with_its_best_policy():
+    rounds = [(0.5, 0.9, 0)] * 3 + [(0.1, 0.9, 0)] * 8
+    last = [action for action in watch(rounds, interval=1, rule=BACK) if action][1]
+    assert last.stop and last.rollback and last.reason.endswith("stop, back to step 0")

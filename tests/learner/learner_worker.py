@@ -93,8 +93,18 @@ def resume_facts(model, stage):
     straight = [take_step(learner, config) for _ in range(2)]
     learner.load(folder)
     again = [take_step(learner, config) for _ in range(2)]
+    # Back to the same policy, with steps counted on; a checkpoint of it is resumed at that count, and at the
+    # learning rate that is configured then.
+    learner.rewind(folder)
+    later = learner.collective.gather(tempfile.mkdtemp())[0]
+    learner.save(later)
+    rewound = [take_step(learner, config)]
+    learner.load(later)
+    config.learner.learning_rate /= 2
+    resumed = [take_step(learner, config)]
     learner.engine.destroy()
-    return [[(r.step, r.gradient_norm, r.learning_rate) for r in reports] for reports in (straight, again)]
+    every = (straight, again, rewound, resumed)
+    return [[(r.step, r.gradient_norm, r.learning_rate) for r in reports] for reports in every]
 
 
 def rate_facts(model, stage):

@@ -40,6 +40,16 @@ def test_the_best_evaluated_checkpoint_is_kept_besides(store, tmp_path):
     assert names(tmp_path) == ["step-00000010", "step-00000020", "step-00000025"]
 
 
+def test_the_newest_up_to_the_good_step_is_kept_besides(store, tmp_path):
+    for step, good in ((0, 0), (5, 3), (10, 3), (15, 3), (20, 12)):
+        store.save(step, write("x"), {}, good_step=good)
+        assert store.latest(up_to=good) is not None
+    # Step 0 was kept while 3 was the good one, 10 since 12 is.
+    assert names(tmp_path) == ["step-00000010", "step-00000015", "step-00000020"]
+    assert store.latest(up_to=14).name == "step-00000010"
+    assert store.latest(up_to=9) is None
+
+
 def test_a_full_disk_leaves_the_last_good_checkpoint_and_says_so(store, tmp_path):
     store.save(5, write("good"), {})
 

@@ -62,10 +62,21 @@ def test_lora_moves_the_merged_weights_and_never_the_reference(facts, stage):
 @STAGES
 @pytest.mark.slow
 def test_a_loaded_checkpoint_takes_the_same_steps_again(facts, stage):
-    straight, again = facts[stage]["resume_facts"]
+    straight, again, *_ = facts[stage]["resume_facts"]
     assert straight == again
     assert [step for step, _, _ in straight] == [2, 3]
     assert [rate for _, _, rate in straight] == pytest.approx([0.005, 0.0075])
+
+
+@STAGES
+@pytest.mark.slow
+def test_a_rewound_learner_has_the_old_policy_and_counts_its_steps_on(facts, stage):
+    straight, _, rewound, resumed = facts[stage]["resume_facts"]
+    [(step, norm, rate)] = rewound
+    # The gradient of the policy that was saved, at the step and the learning rate that come next.
+    assert (step, norm) == (4, straight[0][1])
+    assert rate == pytest.approx(0.01)
+    assert resumed == [[4, norm, pytest.approx(0.005)]]
 
 
 @STAGES
