@@ -111,20 +111,42 @@ def test_sigterm_saves_and_exits_and_the_run_goes_on_from_there(finished, tmp_pa
 
 
 def test_a_run_killed_in_the_middle_of_its_schedule_continues_it(tmp_path):
-    adaptive = ["dynamics=adaptive", "dynamics.adaptive.decide_every=2", "dynamics.group_size=12", "num_steps=6"]
+    adaptive = ["dynamics=adaptive", "dynamics.group_size=12", "num_steps=4", "rollout.engine=transformers"]
     overrides = [*SMALL, *adaptive, "checkpoint.every_rounds=1", "evaluation.num_problems=0", f"output_dir={tmp_path}"]
     process = start("train", *overrides)
-    # After the second round a smaller size is wished for; the fourth has to remember that.
-    wait_for_step(tmp_path, 2, process)
+    # After the first round a smaller size is wished for; the second has to remember that.
+    wait_for_step(tmp_path, 1, process)
     process.send_signal(signal.SIGKILL)
     process.wait()
     resumed = grpo("train", *overrides, "checkpoint.resume=true")
     assert resumed.returncode == 0, resumed.stderr[-3000:]
     sizes = [row["plan/group_size"] for row in rows(tmp_path / "metrics.jsonl")]
-    assert sizes[:4] == [12, 12, 12, 12] and sizes[4] < 12
+    assert sizes[:2] == [12, 12] and sizes[2] < 12
     # From its facts alone, without a stop in between, come the same plans.
     replayed = grpo("dynamics", "replay", str(tmp_path))
-    assert "replayed: 5 of 5 plans are those that the run followed" in replayed.stdout
+    assert "replayed: 3 of 3 plans are those that the run followed" in replayed.stdout
+
+
+def test_a_run_that_loses_what_it_knew_goes_back_and_slows_down(tmp_path):
+    ruinous = ["learner.learning_rate=0.03", "dynamics.refresh_interval=2", "num_steps=8", "checkpoint.keep_last=1"]
+    watched = [
+        "dynamics=adaptive",
+        "dynamics.prompts_per_step=32",
+        "dynamics.group_size=8",
+        "checkpoint.every_rounds=1",
+    ]
+    overrides = [*SMALL, *watched, *ruinous, "rollout.engine=transformers", "evaluation.num_problems=0"]
+    done = grpo("train", *overrides, f"output_dir={tmp_path}")
+    assert done.returncode == 0, done.stderr[-3000:]
+    measured = rows(tmp_path / "metrics.jsonl")
+    [back] = [index for index, row in enumerate(measured) if row["plan/rollback"]][:1]
+    start, fallen, restored = (measured[index]["pass_rate"] for index in (0, back - 1, back))
+    assert fallen < start / 2 < restored
+    assert measured[back - 1]["plan/next_reason"].startswith("damping lost (pass rate fell from")
+    assert measured[back]["plan/refresh_interval"] < measured[0]["plan/refresh_interval"]
+    # Steps are counted on, and the policy gone back to is kept.
+    assert [row["step"] for row in measured] == sorted({row["step"] for row in measured})
+    assert (tmp_path / "checkpoints" / "step-00000000").exists()
 
 
 def test_two_ranks_ask_the_prompts_of_one_and_draw_the_same_samples(finished, tmp_path):

@@ -117,7 +117,10 @@ def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:
     """The log with its laws and forecast. `UserError` with too few rounds."""
     found = identify(log.history, log.momentum, log.exponent)
     if found is None:
-        raise UserError(f"{path} has {len(log.history)} rounds; the dynamics need at least {FEWEST_POINTS}")
+        raise UserError(
+            f"{path} has {len(log.history)} rounds; the dynamics need at least {FEWEST_POINTS} "
+            "(of one curve: a run that went back to a checkpoint began another)"
+        )
     return Dynamics(log, found, forecast(found, last_step or log.num_steps))
 
 

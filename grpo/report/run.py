@@ -38,6 +38,8 @@ def write_report(output: Path, exported: Path | None, console: Console | None = 
         log = read_log(output)
         findings = diagnose(log)
         print_findings(findings, console)
-        write_page(analysed(log, output), findings, output, console)
+        # A run that went back to an earlier policy has a new curve since.
+        if len(log.history) >= FEWEST_POINTS:
+            write_page(analysed(log, output), findings, output, console)
     if exported:
         console.print(f"model   {exported}  (loads in transformers and in vLLM)", soft_wrap=True)

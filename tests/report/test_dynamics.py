@@ -6,7 +6,7 @@ import pytest
 from grpo.cli import main
 from grpo.config import UserError
 from grpo.config.run import TrainConfig
-from grpo.report.dynamics import write_fit
+from grpo.report.dynamics import analysed, write_fit
 from grpo.report.logs import read_log
 from tests.report.runs import trl_log, verl_log, write_run
 
@@ -56,6 +56,21 @@ def test_rounds_are_read_as_they_were_measured(tmp_path):
     assert 0.1 < log.history.values[0] < 0.3
     assert sum(log.counts[0].values()) == 32
     assert log.num_steps == 200 and log.momentum == 0.9
+
+
+def test_a_run_that_went_back_has_one_curve_since_and_all_its_series(tmp_path):
+    write_run(tmp_path, 100)
+    path = tmp_path / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for index in (10, 40):
+        rows[index]["plan/rollback"] = 1.0
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    log = read_log(tmp_path)
+    assert log.history.steps.tolist() == list(range(40, 100))
+    assert len(log.counts) == 60 and len(log["pass_rate"]) == 100
+    # The curve begins where it begins: its start is the level of step 40, 0.8 − 0.6·e^(−2) = 0.72.
+    start = analysed(log, tmp_path).found.fit("exponential").parameters["start"]
+    assert start == pytest.approx(0.72, abs=0.05)
 
 
 def test_a_replay_shows_what_the_scheduler_would_have_done(tmp_path, capsys):
