@@ -36,10 +36,11 @@ def evaluate_model(config: TrainConfig) -> int:
     path = models.resolve(config.model, lambda: warm_start_examples(config))
     tokenizer = models.load_tokenizer(path, config.model)
     with load_task(config, tokenizer) as task:
-        sampler = build_sampler(config, path, tokenizer, device)
+        collective = TorchCollective(device)
+        sampler = build_sampler(config, path, tokenizer, device, collective)
         if trained:
             load_checkpoint(config, path, trained, sampler, device)
-        result = evaluation.evaluate(task, sampler, config.evaluation, config.rollout.sampling, TorchCollective(device))
+        result = evaluation.evaluate(task, sampler, config.evaluation, config.rollout.sampling, collective)
     print_result(result)
     output = Path(config.output_dir)
     output.mkdir(parents=True, exist_ok=True)

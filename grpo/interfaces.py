@@ -67,8 +67,8 @@ class Sampler(Protocol):
     def finish_weights(self, policy_version: int) -> None:
         """All buckets are in: forget cached activations, stamp the version."""
 
-    def checksums(self) -> Mapping[str, int]:
-        """One number per tensor group (see `grpo.weight_sync.checksum`)."""
+    def checksums(self) -> Sequence[Mapping[str, int]]:
+        """Of each copy of the weights: one number per tensor group (see `grpo.weight_sync.checksum`)."""
 
     def sleep(self) -> None:
         """Give memory back while the learner works; `wake` is called before the next use."""
@@ -80,8 +80,8 @@ class Sampler(Protocol):
 class Collector(Protocol):
     """Fills a round with scored groups."""
 
-    def collect(self, plan: RoundPlan) -> Collected:
-        """This rank's groups of the round."""
+    def collect(self, plan: RoundPlan, steps_left: int) -> Collected:
+        """This rank's groups of a round; `steps_left` optimizer steps remain, this round's included."""
 
 
 class Learner(Protocol):

@@ -46,21 +46,24 @@ def run(
     while progress.step < num_steps and not progress.plan.stop and not engines.collective.maximum(stop_requested()):
         left = num_steps - progress.step
         plan = replace(progress.plan, refresh_interval=min(progress.plan.refresh_interval, left))
-        statistics, collected = one_round(engines, plan, progress.round_index)
+        statistics, collected = one_round(engines, plan, progress.round_index, left)
         next_plan, state = engines.scheduler.next(progress.plan, statistics, progress.scheduler)
-        progress = Progress(progress.round_index + 1, statistics.step, engines.task.cursor, next_plan, state)
+        progress = Progress(progress.round_index + 1, statistics.step, collected.cursor, next_plan, state)
         for observer in observers:
             observer.after_round(statistics, collected, progress)
     return progress
 
 
-def one_round(engines: Engines, plan: RoundPlan, round_index: int) -> tuple[RoundStatistics, Collected]:
-    """Sample, grade, learn for τ steps, refresh the sampler, measure."""
-    collected = engines.collector.collect(plan)
-    evaluated = engines.learner.evaluate(collected.groups, plan)
-    batches = engines.make_batches(evaluated, plan)
+def one_round(
+    engines: Engines, plan: RoundPlan, round_index: int, steps_left: int
+) -> tuple[RoundStatistics, Collected]:
+    """Sample, grade, learn for τ steps, refresh the sampler, measure. Sampled ahead, a round has the plan that was
+    known then."""
+    collected = engines.collector.collect(plan, steps_left)
+    evaluated = engines.learner.evaluate(collected.groups, collected.plan)
+    batches = engines.make_batches(evaluated, collected.plan)
     reports = [engines.learner.step(batch) for batch in batches]
     engines.weight_sync.check(reports[0])
     engines.weight_sync.refresh(engines.learner, engines.sampler)
     seconds = engines.take_seconds()
-    return measure_round(round_index, plan, collected, reports, seconds, engines.collective), collected
+    return measure_round(round_index, collected, reports, seconds, engines.collective), collected

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 
 from grpo.interfaces import Collective
-from grpo.types import Collected, Mean, RoundPlan, RoundStatistics, ScoredGroup, StepReport
+from grpo.types import Collected, Mean, RoundStatistics, ScoredGroup, StepReport
 
 
 def measure_round(
     round_index: int,
-    plan: RoundPlan,
     collected: Collected,
     reports: Sequence[StepReport],
     seconds: Mapping[str, float],
@@ -28,19 +27,27 @@ def measure_round(
     applied = [report.means for report in reports if report.applied]
     for name in applied[0] if applied else ():
         means[name] = reduce(Mean.__add__, (each[name] for each in applied))
-    means["staleness/mean"] = _mean(range(plan.refresh_interval))
+    means["staleness/mean"] = _mean(staleness(collected, reports))
     counts: Counter[tuple[int, int]] = Counter()
     for share in collective.gather(correct_counts(collected.sampled)):
         counts.update(share)
     return RoundStatistics(
         round_index=round_index,
         step=reports[-1].step,
-        plan=plan,
+        plan=collected.plan,
         means=means,
         reward_counts=dict(counts),
         seconds=mean_seconds(seconds, collective),
         reports=tuple(reports),
     )
+
+
+def staleness(collected: Collected, reports: Sequence[StepReport]) -> list[int]:
+    """Of each step: how many optimizer steps the learner was ahead of the policy that sampled. The refresh interval
+    and sampling ahead make it; [0, …, τ−1] where every round is sampled by the newest policy."""
+    taken = [report.step - 1 for report in reports]
+    version = collected.sampled[0].group.policy_version if collected.sampled else taken[0]
+    return [step - version for step in taken]
 
 
 def mean_seconds(seconds: Mapping[str, float], collective: Collective) -> dict[str, float]:

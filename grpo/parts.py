@@ -15,7 +15,7 @@ from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.rollout.collect import BudgetedCollector, PlainCollector, RefillingCollector
 from grpo.tasks import VerifiableTask, build_task, load_problems, split
-from grpo.weight_sync.in_process import InProcessSync
+from grpo.weight_sync.refresh import CheckedSync
 
 
 def load_task(
@@ -39,11 +39,21 @@ def load_checkpoint(config: TrainConfig, path: Path, checkpoint: Path, sampler: 
     init_distributed(device, config.learner.deadline_seconds)
     learner = DeepSpeedLearner(config, path, device)
     learner.load(str(checkpoint))
-    InProcessSync(config.weight_sync.max_mismatch).refresh(learner, sampler)
+    CheckedSync(config.weight_sync.max_mismatch).refresh(learner, sampler)
 
 
-def build_sampler(config: TrainConfig, path: Path, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> Sampler:
+def build_sampler(
+    config: TrainConfig,
+    path: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device,
+    collective: Collective,
+) -> Sampler:
     """The configured sampler; the engine's package is imported only when it is used."""
+    if config.rollout.engine == "vllm_server":
+        from grpo.rollout.server_sampler import ServerSampler
+
+        return ServerSampler(config, path, tokenizer, device, collective)
     if config.rollout.engine == "transformers":
         from grpo.rollout.transformers_sampler import TransformersSampler
 

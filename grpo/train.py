@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import sys
 from collections.abc import Callable
@@ -16,11 +17,12 @@ from transformers import PreTrainedTokenizerBase
 from grpo import evaluation, launch_check, models
 from grpo.algorithm.batches import BatchMaker
 from grpo.config import TrainConfig
+from grpo.config.errors import SamplerLost
 from grpo.config.saved import from_dict
 from grpo.config.validate import differences, validate
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.scheduler import SCHEDULERS, first_plan, may_roll_back
-from grpo.interfaces import Sampler
+from grpo.interfaces import Learner, Sampler
 from grpo.learner.checkpoint import CheckpointStore, read_state
 from grpo.learner.engine import init_distributed
 from grpo.learner.export import export
@@ -39,6 +41,7 @@ from grpo.observers import (
 from grpo.parts import build_collector, build_sampler, load_task, warm_start_examples
 from grpo.report.logs import read_log
 from grpo.report.run import write_report
+from grpo.rollout.ahead import AheadCollector
 from grpo.tasks import VerifiableTask
 from grpo.telemetry import (
     JsonLines,
@@ -51,7 +54,7 @@ from grpo.telemetry import (
     read_metrics,
 )
 from grpo.types import Progress, RoundPlan
-from grpo.weight_sync.in_process import InProcessSync
+from grpo.weight_sync.refresh import CheckedSync
 
 CONFIG_FILE = "config.json"
 INTERRUPTED = 128 + signal.SIGTERM
@@ -90,7 +93,7 @@ class Session:
         learner = DeepSpeedLearner(config, path, device)
         self._collective = learner.collective
         self._first = self._collective.rank == 0
-        sampler = build_sampler(config, path, tokenizer, device)
+        sampler = build_sampler(config, path, tokenizer, device, self._collective)
         self._phases = Phases(self._collective.rank)
         watch(self._phases, config, task, sampler, learner)
         self._engines = self._assemble(sampler, learner)
@@ -99,14 +102,20 @@ class Session:
 
     def _assemble(self, sampler: Sampler, learner: DeepSpeedLearner) -> Engines:
         config, task, collective = self._config, self._task, learner.collective
-        sync = InProcessSync(config.weight_sync.max_mismatch)
-        sync.refresh = self._phases.timed(
-            "sync", sync.refresh, config.weight_sync.deadline_seconds, "weight_sync.deadline_seconds"
-        )
+        # What was sampled ahead is of an older policy by design: only the checksums tell a transfer that failed.
+        ahead = config.pipeline == "one_round"
+        sync = CheckedSync(math.inf if ahead else config.weight_sync.max_mismatch)
+        deadline = config.weight_sync.deadline_seconds
+        sync.refresh = self._phases.timed("sync", sync.refresh, deadline, "weight_sync.deadline_seconds")
+        if ahead:
+            collector = AheadCollector(build_collector(config, task, sampler, collective.apart()))
+            self._let_wait(collector, sync)
+        else:
+            collector = build_collector(config, task, sampler, collective)
         return Engines(
             task=task,
             sampler=sampler,
-            collector=build_collector(config, task, sampler, collective),
+            collector=collector,
             learner=learner,
             make_batches=BatchMaker(config.normalization, config.objective, config.learner, collective),
             weight_sync=sync,
@@ -114,6 +123,18 @@ class Session:
             collective=collective,
             take_seconds=self._phases.take,
         )
+
+    def _let_wait(self, collector: AheadCollector, sync: CheckedSync) -> None:
+        """The loop waits for what is sampled beside it: before it learns from it, and before weights change."""
+        deadline, key = self._config.rollout.deadline_seconds, "rollout.deadline_seconds"
+        collector.collect = self._phases.timed("wait", collector.collect, deadline, key)
+        settle, refresh = self._phases.timed("wait", collector.settle, deadline, key), sync.refresh
+
+        def settled(learner: Learner, sampler: Sampler) -> None:
+            settle()
+            refresh(learner, sampler)
+
+        sync.refresh = settled
 
     def run(self) -> int:
         """Evaluate, train, evaluate, export, report."""
@@ -145,6 +166,9 @@ class Session:
                 observers.append(Watch(every, lambda: diagnose(read_log(self._output)), files.display.note))
             progress = run(self._engines, progress, self._config.num_steps, observers, self._stop)
             checkpointer.save(progress)
+        except SamplerLost:
+            checkpointer.save_last()
+            raise
         finally:
             if files:
                 files.close()

@@ -34,10 +34,8 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A problem as the model sees it. `token_ids` end where the model's answer begins.
-
-    `visit` counts how often the stream has given out this problem before: 0 in the first epoch.
-    """
+    """A problem as the model sees it. `token_ids` end where the model's answer begins. `visit` counts how often the
+    stream has given out this problem before: 0 in the first epoch."""
 
     problem: Problem
     token_ids: tuple[int, ...]
@@ -118,11 +116,13 @@ class ScoredGroup:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What a round sampled. `groups` are learned from, first step's first; `sampled` are all that were graded: the
-    same, or more where silent groups were replaced."""
+    """What a round sampled under `plan`. `groups` are learned from, first step's first; `sampled` are all that were
+    graded: the same, or more where silent groups were replaced. `cursor` is where the stream of prompts then stood."""
 
     groups: tuple[ScoredGroup, ...]
     sampled: tuple[ScoredGroup, ...]
+    plan: RoundPlan
+    cursor: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """A sum and a count: what can be added over micro-batches, ranks and steps, and divided once."""
+    """A sum and a count: can be added over micro-batches, ranks and steps, and divided once."""
 
     total: float
     count: float
@@ -287,10 +287,8 @@ class RoundStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a run stands between two rounds: all that a checkpoint holds beside the learner's tensors.
-
-    `cursor` is the number of prompts given out, `plan` the next round's and `scheduler` the scheduler's state.
-    """
+    """Where a run stands between two rounds: all that a checkpoint holds beside the learner's tensors. `cursor` is
+    the number of prompts given out, `plan` the next round's and `scheduler` the scheduler's state."""
 
     round_index: int
     step: int

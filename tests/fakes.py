@@ -50,7 +50,11 @@ class ScriptedSampler:
     def generate(self, prompts, group_size, sampling=None, first_sample=0):
         numbers = sample_numbers(group_size, first_sample, len(prompts))
         return [
-            RolloutGroup(prompt, tuple(Completion((5, 2), (-0.5, -0.25), str(n), False) for n in samples), 0)
+            RolloutGroup(
+                prompt,
+                tuple(Completion((5, 2), (-0.5, -0.25), str(n), False) for n in samples),
+                self.policy_version,
+            )
             for prompt, samples in zip(prompts, numbers, strict=True)
         ]
 

@@ -21,18 +21,20 @@ def test_seconds_are_the_mean_over_ranks():
 
 
 def test_a_skipped_step_stays_out_of_every_mean():
-    collected = PlainCollector(ScriptedTask([(1, 0)] * 4), ScriptedSampler()).collect(PLAN)
+    collected = PlainCollector(ScriptedTask([(1, 0)] * 4), ScriptedSampler()).collect(PLAN, 9)
     applied = StepReport(7, True, 2.0, 1e-3, 1e12, {"policy/entropy": Mean(1.0, 4.0)})
     skipped = StepReport(8, False, math.inf, 9.0, 1e12, {"policy/entropy": Mean(math.nan, 4.0)})
     for reports in ((applied, skipped), (skipped, applied)):
-        statistics = measure_round(3, PLAN, collected, reports, {}, SingleRank())
+        statistics = measure_round(3, collected, reports, {}, SingleRank())
         assert flatten(statistics)["policy/entropy"] == 0.25
-    assert "policy/entropy" not in flatten(measure_round(3, PLAN, collected, (skipped, skipped), {}, SingleRank()))
+    assert "policy/entropy" not in flatten(measure_round(3, collected, (skipped, skipped), {}, SingleRank()))
 
 
 def test_facts_of_a_round_by_hand():
     task = ScriptedTask([(1, 0), (1, 1), (0, 0), (1, 0)])
-    collected = PlainCollector(task, ScriptedSampler()).collect(PLAN)
+    sampler = ScriptedSampler()
+    sampler.policy_version = 6
+    collected = PlainCollector(task, sampler).collect(PLAN, 9)
     reports = [
         StepReport(
             7,
@@ -51,7 +53,7 @@ def test_facts_of_a_round_by_hand():
             {"policy/entropy": Mean(2.0, 4), "mismatch/weight": Mean(4.0, 4), "mismatch/weight_squared": Mean(5.0, 4)},
         ),
     ]
-    statistics = measure_round(3, PLAN, collected, reports, {"sample": 2.0}, SingleRank())
+    statistics = measure_round(3, collected, reports, {"sample": 2.0}, SingleRank())
     assert statistics.step == 8
     assert statistics.reward_counts == {(1, 2): 2, (2, 2): 1, (0, 2): 1}
     metrics = flatten(statistics)
@@ -64,5 +66,6 @@ def test_facts_of_a_round_by_hand():
     assert metrics["policy/entropy"] == 1.0
     assert metrics["mismatch/ess_fraction"] == 0.8
     assert metrics["learner/gradient_norm"] == 3.0
+    # Steps 7 and 8 learned from the policy of step 6.
     assert metrics["staleness/mean"] == 0.5
     assert metrics["throughput/sample_tokens_per_second"] == 8.0

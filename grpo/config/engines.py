@@ -63,9 +63,29 @@ class BudgetConfig:
 
 
 @dataclass(kw_only=True)
+class ServersConfig:
+    """vLLM servers (`rollout=vllm_server`), beside the learner's ranks."""
+
+    # Servers to start, and how many devices each spreads the model over.
+    replicas: int = 1
+    tensor_parallel: int = 1
+    # Servers that run already, for example ["http://10.0.0.5:8000"]: none are started then. They must have been
+    # started as `launch/` does; their key is read from the variable GRPO_SERVER_KEY.
+    urls: list[str] = field(default_factory=list)
+    # Where servers and weight transfers listen. Anybody who reaches it can replace the weights.
+    host: str = "127.0.0.1"
+    # On a GPU node: server i runs on the `tensor_parallel` devices from first_gpu + i × tensor_parallel on.
+    first_gpu: int = 0
+    # A server may take this long to start, and this long for one completion before it is given up as hung.
+    start_seconds: float = 900.0
+    request_seconds: float = 900.0
+
+
+@dataclass(kw_only=True)
 class RolloutConfig:
-    # vllm (in this process) | transformers (slow; needs no vLLM).
+    # vllm (in this process) | vllm_server (servers beside it) | transformers (slow; needs no vLLM).
     engine: str = "vllm"
+    servers: ServersConfig = field(default_factory=ServersConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     refill: RefillConfig = field(default_factory=RefillConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)

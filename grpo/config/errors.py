@@ -6,3 +6,7 @@ class UserError(Exception):
 
     `grpo.cli` prints it without a traceback and exits with 2.
     """
+
+
+class SamplerLost(UserError):
+    """Nobody is left to sample: the run ends with a checkpoint of its last round."""

@@ -99,6 +99,8 @@ class TrainConfig:
     normalization: NormalizationConfig = field(default_factory=NormalizationConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     dynamics: DynamicsConfig = field(default_factory=DynamicsConfig)
+    # off: sample, then learn. one_round: the next round is sampled while this one is learned from, by servers.
+    pipeline: str = "off"
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     weight_sync: WeightSyncConfig = field(default_factory=WeightSyncConfig)

@@ -25,7 +25,8 @@ CHOICES = {
     "dynamics.adaptive.hold": ("prompts", "samples"),
     "dynamics.adaptive.staleness": ("sample_and_hold", "constant_lag", "fresh"),
     "model.source": ("huggingface", "smollm2", "tiny"),
-    "rollout.engine": ("vllm", "transformers"),
+    "pipeline": ("off", "one_round"),
+    "rollout.engine": ("vllm", "vllm_server", "transformers"),
     "rollout.precision": ("bfloat16", "float32", "auto"),
     "rollout.refill.fallback": ("silent", "short"),
     "learner.precision": ("bfloat16", "float32", "auto"),
@@ -57,6 +58,10 @@ POSITIVE = (
     "rollout.max_concurrent",
     "rollout.refill.max_waves",
     "rollout.budget.pilot",
+    "rollout.servers.replicas",
+    "rollout.servers.tensor_parallel",
+    "rollout.servers.start_seconds",
+    "rollout.servers.request_seconds",
     "learner.learning_rate",
     "learner.micro_batch_tokens",
     "learner.logit_chunk_tokens",
@@ -75,6 +80,7 @@ def validate(config: TrainConfig, world_size: int = 1) -> None:
     validate_evaluation(config)
     _check_batch(config, world_size)
     _check_loss(config)
+    _check_pipeline(config)
     _check_run(config)
 
 
@@ -159,6 +165,21 @@ def _check_loss(config: TrainConfig) -> None:
         "objective.kl.refresh_every needs a reference copy, which LoRA training does not keep: set it to 0",
     )
     _require(0 < kl.refresh_rate <= 1, f"objective.kl.refresh_rate={kl.refresh_rate} must lie in (0, 1]")
+
+
+def _check_pipeline(config: TrainConfig) -> None:
+    if config.pipeline == "off":
+        return
+    _require(
+        config.rollout.engine == "vllm_server",
+        f"pipeline={config.pipeline} samples while it learns, which an engine in the learner's process cannot: "
+        "add rollout=vllm_server",
+    )
+    _require(
+        config.objective.correction.level != "none",
+        f"pipeline={config.pipeline} learns from an older policy's samples: correct for it with "
+        "objective.correction.level=token",
+    )
 
 
 def _check_lengths(config: TrainConfig) -> None:

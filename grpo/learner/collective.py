@@ -12,10 +12,16 @@ import torch.distributed as dist
 class TorchCollective:
     """`interfaces.Collective` over torch.distributed; plain arithmetic on one rank."""
 
-    def __init__(self, device: torch.device):
-        self._device = device
+    def __init__(self, device: torch.device, group: dist.ProcessGroup | None = None):
+        """`group`: None for the default one."""
+        self._device, self._group = device, group
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world_size = dist.get_world_size() if dist.is_initialized() else 1
+
+    def apart(self) -> TorchCollective:
+        """The same ranks for another thread, whose calls must not mix with this one's. Collective."""
+        group = dist.new_group(backend="gloo") if self.world_size > 1 else None
+        return TorchCollective(torch.device("cpu"), group)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         return self._reduce(values, dist.ReduceOp.SUM)
@@ -27,7 +33,7 @@ class TorchCollective:
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=self._group)
         return values
 
     def barrier(self) -> None:
@@ -38,5 +44,5 @@ class TorchCollective:
         if self.world_size == 1:
             return [float(value) for value in values]
         tensor = torch.tensor(list(values), dtype=torch.float64, device=self._device)
-        dist.all_reduce(tensor, operation)
+        dist.all_reduce(tensor, operation, group=self._group)
         return tensor.tolist()

@@ -21,10 +21,10 @@ class PlainCollector:
         self._task = task
         self._sampler = sampler
 
-    def collect(self, plan: RoundPlan) -> Collected:
+    def collect(self, plan: RoundPlan, steps_left: int) -> Collected:
         scored = self.sample(plan.prompts_per_round, plan.group_size)
         self._sampler.sleep()
-        return Collected(tuple(scored), tuple(scored))
+        return Collected(tuple(scored), tuple(scored), plan, self._task.cursor)
 
     def sample(self, num_prompts: int, group_size: int) -> list[ScoredGroup]:
         """This rank's share of the next `num_prompts` prompts, sampled and graded."""
@@ -42,11 +42,12 @@ class RefillingCollector:
 
     def __init__(self, task: Task, sampler: Sampler, refill: RefillConfig, collective: Collective):
         self._plain = PlainCollector(task, sampler)
+        self._task = task
         self._sampler = sampler
         self._refill = refill
         self._collective = collective
 
-    def collect(self, plan: RoundPlan) -> Collected:
+    def collect(self, plan: RoundPlan, steps_left: int) -> Collected:
         wanted = plan.prompts_per_round // self._collective.world_size
         sampled: list[ScoredGroup] = []
         for _ in range(self._refill.max_waves):
@@ -60,7 +61,7 @@ class RefillingCollector:
         if self._refill.fallback == "silent":
             silent = [scored for scored in sampled if scored.silent]
             kept += silent[: wanted - len(kept)]
-        return Collected(tuple(kept), tuple(sampled))
+        return Collected(tuple(kept), tuple(sampled), plan, self._task.cursor)
 
 
 class BudgetedCollector:
@@ -74,7 +75,7 @@ class BudgetedCollector:
         self._collective = collective
         self._spread = spread
 
-    def collect(self, plan: RoundPlan) -> Collected:
+    def collect(self, plan: RoundPlan, steps_left: int) -> Collected:
         prompts = self._task.next_prompts(plan.prompts_per_round)
         first = min(self._budget.pilot, plan.group_size)
         looked = self._task.grade(self._sampler.generate(prompts, first))
@@ -88,7 +89,7 @@ class BudgetedCollector:
         self._sampler.sleep()
         for index, group in zip(again, self._task.grade(asked), strict=True):
             looked[index] = _joined(looked[index], group)
-        return Collected(tuple(looked), tuple(looked))
+        return Collected(tuple(looked), tuple(looked), plan, self._task.cursor)
 
 
 def _joined(first: ScoredGroup, second: ScoredGroup) -> ScoredGroup:

@@ -119,8 +119,8 @@ class TransformersSampler:
     def finish_weights(self, policy_version: int) -> None:
         self.policy_version = policy_version
 
-    def checksums(self) -> Mapping[str, int]:
-        return checksums(self._model.named_parameters())
+    def checksums(self) -> Sequence[Mapping[str, int]]:
+        return [checksums(self._model.named_parameters())]
 
     def sleep(self) -> None:
         """Nothing to give back: the weights are all it holds between two calls."""

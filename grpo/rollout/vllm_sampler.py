@@ -12,6 +12,7 @@ from vllm import LLM, SamplingParams
 
 from grpo.config import SamplingConfig, TrainConfig
 from grpo.interfaces import Bucket
+from grpo.rollout.engine_arguments import engine_arguments
 from grpo.rollout.seeds import sample_numbers, sample_seed
 from grpo.rollout.stopping import stop_token_ids
 from grpo.types import Completion, Prompt, RolloutGroup
@@ -31,43 +32,12 @@ class VllmSampler:
         # The engine seeds global generators and rewrites variables that torchrun and torch rely on.
         with torch.random.fork_rng(devices=[]):
             environment = dict(os.environ)
-            self._llm = LLM(**self._engine_arguments(str(model_path)))
+            arguments = engine_arguments(config, str(model_path), self._on_gpu)
+            self._llm = LLM(**arguments, enable_sleep_mode=self._on_gpu)
             os.environ.clear()
             os.environ.update(environment)
         if not self._on_gpu:
             self._llm.collective_rpc("arrange_weights")
-
-    def _engine_arguments(self, model_path: str) -> dict:
-        rollout, model = self._config.rollout, self._config.model
-        arguments = {
-            "model": model_path,
-            "dtype": rollout.precision,
-            "max_model_len": model.max_length,
-            "max_num_seqs": rollout.max_concurrent,
-            "seed": self._config.seed,
-            "trust_remote_code": model.trust_remote_code,
-            "generation_config": "vllm",
-            "logprobs_mode": "processed_logprobs",
-            "enable_prefix_caching": True,
-            "worker_extension_cls": "grpo.weight_sync.vllm_receiver.WeightReceiver",
-            "disable_log_stats": True,
-            "use_tqdm_on_load": False,
-        }
-        if self._on_gpu:
-            return arguments | {
-                "gpu_memory_utilization": rollout.gpu_memory_fraction,
-                "enforce_eager": rollout.enforce_eager,
-                "enable_sleep_mode": True,
-            }
-        # A seeded request that is prefilled in chunks crashes the CPU build, and its default block of
-        # 128 tokens would keep short prompts out of the prefix cache.
-        return arguments | {
-            "enforce_eager": True,
-            "enable_chunked_prefill": False,
-            "max_num_batched_tokens": max(2048, model.max_length),
-            "kv_cache_memory_bytes": int(rollout.kv_cache_gib * 2**30),
-            "block_size": 32,
-        }
 
     def generate(
         self,
@@ -133,8 +103,8 @@ class VllmSampler:
         self._llm.reset_prefix_cache()
         self.policy_version = policy_version
 
-    def checksums(self) -> Mapping[str, int]:
-        return self._llm.collective_rpc("weight_checksums")[0]
+    def checksums(self) -> Sequence[Mapping[str, int]]:
+        return self._llm.collective_rpc("weight_checksums")
 
     def sleep(self) -> None:
         if self._on_gpu:

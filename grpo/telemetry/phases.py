@@ -25,16 +25,16 @@ Result = TypeVar("Result")
 class Phases:
     """Accumulates the seconds of named phases and ends the process when one outlasts its deadline.
 
-    Phases may nest; each counts only the time outside the phases within it, so all of them add up to the
-    wall clock once. For one thread, the one that runs the loop.
+    Phases may nest; each counts only the time outside the phases within it, so those of one thread add up to the
+    wall clock once. Sampling ahead has a thread of its own, whose seconds run beside the loop's.
     """
 
     def __init__(self, rank: int = 0, clock: Callable[[], float] = time.perf_counter) -> None:
         self._rank = rank
         self._clock = clock
         self._seconds: dict[str, float] = defaultdict(float)
-        # Seconds spent in nested phases, one entry per phase that is running now.
-        self._nested: list[float] = []
+        self._lock = threading.Lock()
+        self._local = threading.local()
 
     def timed(
         self,
@@ -65,8 +65,14 @@ class Phases:
 
     def take(self) -> dict[str, float]:
         """Seconds by phase since the last call, which are forgotten here."""
-        seconds, self._seconds = dict(self._seconds), defaultdict(float)
+        with self._lock:
+            seconds, self._seconds = dict(self._seconds), defaultdict(float)
         return seconds
+
+    @property
+    def _nested(self) -> list[float]:
+        """Of this thread: seconds spent in nested phases, one entry per phase that is running now."""
+        return self._local.__dict__.setdefault("nested", [])
 
     @contextmanager
     def _measured(self, name: str) -> Iterator[None]:
@@ -76,7 +82,8 @@ class Phases:
             yield
         finally:
             elapsed = self._clock() - start
-            self._seconds[name] += elapsed - self._nested.pop()
+            with self._lock:
+                self._seconds[name] += elapsed - self._nested.pop()
             if self._nested:
                 self._nested[-1] += elapsed
 
@@ -85,7 +92,7 @@ class Phases:
         timer = threading.Timer(deadline_seconds, _end_process, [complaint])
         timer.daemon = True
         timer.start()
-        outermost = not self._nested
+        outermost = not self._nested and threading.current_thread() is threading.main_thread()
         if outermost:
             # A native call that keeps the interpreter lock stops the timer as well. This watchdog needs no
             # lock; there is one for the process, so only the outermost phase sets it. It exits with 1.

@@ -1,6 +1,8 @@
 """The only bridge between learner and sampler.
 
 checksum        what both sides compute after a transfer
-in_process      learner and sampler in one process: tensors by reference
+refresh         all weights to a sampler, in buckets, compared afterwards
+channel         how a bucket travels to another process: one broadcast
+server_link     the sending side of vLLM's weight-transfer protocol, with one server
 vllm_receiver   the receiving end inside vLLM's worker
 """

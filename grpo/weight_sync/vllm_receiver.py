@@ -1,5 +1,8 @@
 """The receiving end of a weight transfer: vLLM imports this module in its worker process.
 
+In the learner's process buckets come by reference (`receive_bucket`); a server gets them through a `Channel`, by
+vLLM's own weight-transfer protocol (`ChannelEngine`, its backend "grpo").
+
 vLLM's CPU build repacks linear weights for oneDNN and throws the originals away; a later load then fails,
 or leaves a tied output embedding silently stale (logprobs wrong by 3 nats were measured). With the two
 switches below, weights stay where they are and plain loading is exact, at 15–25 % of the CPU throughput.
@@ -7,12 +10,23 @@ switches below, weights stay where they are and plain loading is exact, at 15–
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.platforms import current_platform
 
+from grpo.weight_sync.channel import Channel, Manifest, open_sampler_end
 from grpo.weight_sync.checksum import checksums
+
+BACKEND = "grpo"
 
 if current_platform.is_cpu():
     import vllm._custom_ops
@@ -37,5 +51,69 @@ class WeightReceiver:
         self.model_runner.model.load_weights(bucket)
 
     def weight_checksums(self) -> Mapping[str, int]:
-        """See `grpo.weight_sync.checksum`."""
+        """See `grpo.weight_sync.checksum`. Of the model's own weights; of those received where tensor parallelism
+        spreads the model over workers, whose shares overlap."""
+        if self.parallel_config.tensor_parallel_size > 1:
+            return self.weight_transfer_engine.received
         return checksums(self.model_runner.model.named_parameters())
+
+
+@dataclass
+class ChannelInitInfo(WeightTransferInitInfo):
+    """Where the learner listens, for how many ends with its own, and for how long."""
+
+    host: str
+    port: int
+    world_size: int
+    seconds: float
+
+
+@dataclass
+class ChannelUpdateInfo(WeightTransferUpdateInfo):
+    """A bucket's `Manifest`."""
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+
+
+class ChannelEngine(WeightTransferEngine[ChannelInitInfo, ChannelUpdateInfo]):
+    """vLLM's protocol over a `Channel`. `received` sums up the bits of the present update."""
+
+    init_info_cls = ChannelInitInfo
+    update_info_cls = ChannelUpdateInfo
+
+    def __init__(self, *arguments, **named):
+        super().__init__(*arguments, **named)
+        self._channel: Channel | None = None
+        self.received: Counter[str] = Counter()
+
+    def init_transfer_engine(self, init_info: ChannelInitInfo) -> None:
+        self.shutdown()
+        self._channel = open_sampler_end(
+            init_info.host,
+            init_info.port,
+            1 + self.parallel_config.rank,
+            init_info.world_size,
+            self.device,
+            init_info.seconds,
+        )
+
+    def start_weight_update(self) -> None:
+        self.received = Counter()
+
+    def receive_weights(self, update_info: ChannelUpdateInfo) -> None:
+        bucket = self._channel.receive(Manifest(update_info.names, update_info.dtypes, update_info.shapes))
+        self.received.update(checksums(bucket))
+        self.model.load_weights(bucket)
+
+    def finish_weight_update(self) -> None:
+        """Weights are in place as they come."""
+
+    def shutdown(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+
+WeightTransferEngineFactory.register_engine(BACKEND, ChannelEngine)

@@ -12,12 +12,12 @@ PLAN = RoundPlan(group_size=2, refresh_interval=1, prompts_per_step=3)
 def refilled(rewards, **settings):
     task = ScriptedTask(rewards)
     collector = RefillingCollector(task, ScriptedSampler(), RefillConfig(enabled=True, **settings), SingleRank())
-    return collector.collect(PLAN), task
+    return collector.collect(PLAN, 9), task
 
 
 def test_without_refill_silent_groups_stay_in():
     task = ScriptedTask([MIXED, RIGHT, WRONG])
-    collected = PlainCollector(task, ScriptedSampler()).collect(PLAN)
+    collected = PlainCollector(task, ScriptedSampler()).collect(PLAN, 9)
     assert ids(collected.groups) == ids(collected.sampled) == ["p0", "p1", "p2"]
 
 
@@ -53,7 +53,7 @@ def test_a_budget_asks_a_few_times_and_the_rest_where_it_is_spread():
     task = ScriptedTask([(1, 1), (1, 0, 1, 0, 1), (0, 0, 1)])
     plan = RoundPlan(group_size=4, refresh_interval=1, prompts_per_step=3)
     collector = BudgetedCollector(task, ScriptedSampler(), BudgetConfig(enabled=True, pilot=2), SingleRank(), spread)
-    groups = collector.collect(plan).groups
+    groups = collector.collect(plan, 9).groups
     # Two tries of each of three prompts; the other two of four are spread.
     assert seen == [({(2, 2): 1, (1, 2): 1, (0, 2): 1}, [(2, 2), (1, 2), (0, 2)], 6)]
     # Each sample once, in order, with its own grade.
@@ -70,4 +70,4 @@ def test_a_budget_with_nothing_to_spread_is_a_plain_round():
     collector = BudgetedCollector(
         task, ScriptedSampler(), BudgetConfig(enabled=True), SingleRank(), lambda everyone, mine, budget: [0] * 3
     )
-    assert collector.collect(PLAN) == PlainCollector(ScriptedTask(task.rewards), ScriptedSampler()).collect(PLAN)
+    assert collector.collect(PLAN, 9) == PlainCollector(ScriptedTask(task.rewards), ScriptedSampler()).collect(PLAN, 9)

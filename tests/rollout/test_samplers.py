@@ -8,7 +8,7 @@ import torch
 from grpo.algorithm.batches import BatchMaker
 from grpo.config import SamplingConfig, TrainConfig, UserError
 from grpo.types import Grade, Problem, Prompt, RoundPlan, ScoredGroup
-from grpo.weight_sync.in_process import InProcessSync, WeightSyncError
+from grpo.weight_sync.refresh import CheckedSync, WeightSyncError
 from tests.learner.models import tiny_llama, tiny_tokenizer
 
 TEMPERATURE = 0.7
@@ -92,7 +92,7 @@ def largest_mismatch(learner, groups):
 
 
 def test_sampler_and_learner_logprobs_agree_before_and_after_a_step(config, learner, sampler):
-    sync = InProcessSync(max_mismatch=0.5)
+    sync = CheckedSync(max_mismatch=0.5)
     sync.refresh(learner, sampler)
     groups = sampler.generate(prompts(), 4)
     assert largest_mismatch(learner, groups) < 1e-4
@@ -141,7 +141,7 @@ def test_greedy_sampling_takes_the_most_likely_token(learner, sampler, model):
     from transformers import AutoModelForCausalLM
 
     sampler_of_start = sampler
-    InProcessSync(0.5).refresh(learner, sampler_of_start)
+    CheckedSync(0.5).refresh(learner, sampler_of_start)
     group = sampler_of_start.generate(prompts(1), 1, SamplingConfig(temperature=0.0, max_tokens=5))[0]
     weights = {name: tensor for bucket in learner.weight_buckets() for name, tensor in bucket}
     language_model = AutoModelForCausalLM.from_pretrained(model)
@@ -167,8 +167,8 @@ def test_a_corrupted_transfer_is_caught_and_names_the_tensor_group(learner, samp
             sampler.load_weights(broken)
 
     with pytest.raises(WeightSyncError, match="layer 1"):
-        InProcessSync(0.5).refresh(learner, Corrupting())
-    InProcessSync(0.5).refresh(learner, sampler)
+        CheckedSync(0.5).refresh(learner, Corrupting())
+    CheckedSync(0.5).refresh(learner, sampler)
 
 
 def test_a_sampler_that_drifted_away_stops_the_run(config, learner, vllm_sampler):
@@ -176,7 +176,7 @@ def test_a_sampler_that_drifted_away_stops_the_run(config, learner, vllm_sampler
     make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
     plan = RoundPlan(4, 1, 5)
     report = learner.step(make(learner.evaluate(scored(groups), plan), plan)[0])
-    strict = InProcessSync(max_mismatch=0.0)
+    strict = CheckedSync(max_mismatch=0.0)
     with pytest.raises(WeightSyncError, match="disagree by"):
         strict.check(report)
 

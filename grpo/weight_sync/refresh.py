@@ -1,4 +1,4 @@
-"""Weights from a learner to a sampler of the same process."""
+"""Weights from a learner to a sampler, compared on both sides."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class WeightSyncError(RuntimeError):
     """The sampler does not hold the learner's weights: nothing it writes may be learned from."""
 
 
-class InProcessSync:
-    """`interfaces.WeightSync` for colocated engines: buckets by reference, never through disk."""
+class CheckedSync:
+    """`interfaces.WeightSync`: bucket by bucket, never through disk. How a bucket travels is the sampler's matter."""
 
     def __init__(self, max_mismatch: float):
         self._max_mismatch = max_mismatch
@@ -30,12 +30,13 @@ class InProcessSync:
             sampler.load_weights(bucket)
             sent.update(checksums(bucket))
         sampler.finish_weights(learner.num_steps)
-        different = differing_groups(sent, sampler.checksums())
-        if different:
-            raise WeightSyncError(
-                f"after the refresh at step {learner.num_steps} learner and sampler hold different weights "
-                f"in {len(different)} tensor groups: {', '.join(different[:5])}"
-            )
+        for theirs in sampler.checksums():
+            different = differing_groups(sent, theirs)
+            if different:
+                raise WeightSyncError(
+                    f"after the refresh at step {learner.num_steps} learner and sampler hold different weights "
+                    f"in {len(different)} tensor groups: {', '.join(different[:5])}"
+                )
 
     def check(self, report: StepReport) -> None:
         """To be called on the first step after a refresh, where both sides scored the same tokens with

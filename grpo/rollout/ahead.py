@@ -1,0 +1,50 @@
+"""Sampling ahead: while the learner works on one round, the next is sampled."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from dataclasses import replace
+
+from grpo.interfaces import Collector
+from grpo.types import Collected, RoundPlan
+
+
+class AheadCollector:
+    """One round ahead (`pipeline=one_round`): a round is sampled by the policy before the last refresh, so its
+    staleness is τ steps more than without.
+
+    `collect` gives out what was sampled during the last round and starts on the next; `settle` is called before
+    weights change. Its collector and whatever that calls run in a thread of their own: a collective among ranks there
+    must have a process group of its own.
+    """
+
+    def __init__(self, collector: Collector):
+        self._collector = collector
+        self._ahead: Future[Collected] | None = None
+
+    def collect(self, plan: RoundPlan, steps_left: int) -> Collected:
+        collected = (self._ahead or self._start(plan, steps_left)).result()
+        left = steps_left - collected.plan.refresh_interval
+        # The next plan is not known yet; as far as can be told now it is this one, cut by the run's end.
+        following = replace(plan, refresh_interval=min(plan.refresh_interval, left))
+        self._ahead = self._start(following, left) if left > 0 and not plan.stop else None
+        return collected
+
+    def settle(self) -> None:
+        """Returns when nothing is being sampled. An error of sampling shows when its round is collected."""
+        if self._ahead is not None:
+            self._ahead.exception()
+
+    def _start(self, plan: RoundPlan, steps_left: int) -> Future[Collected]:
+        future: Future[Collected] = Future()
+
+        def sample() -> None:
+            try:
+                future.set_result(self._collector.collect(plan, steps_left))
+            except BaseException as error:
+                future.set_exception(error)
+
+        # A daemon: a run that ends does not wait for what nobody will learn from.
+        threading.Thread(target=sample, name="sampling ahead", daemon=True).start()
+        return future

@@ -1,0 +1,57 @@
+"""vLLM's settings, the same for an engine in this process and for a server."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from grpo.config import TrainConfig
+
+
+def engine_arguments(config: TrainConfig, model_path: str, on_gpu: bool) -> dict[str, Any]:
+    """Arguments of `vllm.LLM`."""
+    rollout, model = config.rollout, config.model
+    arguments = {
+        "model": model_path,
+        "dtype": rollout.precision,
+        "max_model_len": model.max_length,
+        "max_num_seqs": rollout.max_concurrent,
+        "seed": config.seed,
+        "trust_remote_code": model.trust_remote_code,
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logprobs",
+        "enable_prefix_caching": True,
+        "worker_extension_cls": "grpo.weight_sync.vllm_receiver.WeightReceiver",
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+    }
+    if on_gpu:
+        return arguments | {
+            "gpu_memory_utilization": rollout.gpu_memory_fraction,
+            "enforce_eager": rollout.enforce_eager,
+        }
+    # A seeded request that is prefilled in chunks crashes the CPU build, and its default block of
+    # 128 tokens would keep short prompts out of the prefix cache.
+    return arguments | {
+        "enforce_eager": True,
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(2048, model.max_length),
+        "kv_cache_memory_bytes": int(rollout.kv_cache_gib * 2**30),
+        "block_size": 32,
+    }
+
+
+def command_line(arguments: dict[str, Any]) -> list[str]:
+    """The same for `vllm serve`.
+
+    >>> command_line({"max_num_seqs": 8, "enforce_eager": True, "use_tqdm_on_load": False})
+    ['--max-num-seqs', '8', '--enforce-eager', '--no-use-tqdm-on-load']
+    """
+    words: list[str] = []
+    for name, value in arguments.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    return words

@@ -1,0 +1,123 @@
+"""One vLLM server: its process, when it is ours, and requests to it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from grpo.config.errors import UserError
+
+HEALTH_SECONDS = 5.0
+POLL_SECONDS = 0.5
+# Of a server's log, shown when it does not start.
+LAST_LINES = 15
+
+
+class ReplicaLost(RuntimeError):
+    """A server does not answer, or not in time: nothing is asked of it until it has been given weights again."""
+
+
+class ServerProcess:
+    """A server that this run started. It ends with the run (see `grpo.rollout.serve`)."""
+
+    def __init__(self, command_line: list[str], environment: Mapping[str, str], log: Path):
+        self._command = [sys.executable, "-m", "grpo.rollout.serve", *command_line]
+        self._environment = {**os.environ, **environment}
+        self._log = log
+        self._process: subprocess.Popen | None = None
+
+    def start(self) -> None:
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, env=self._environment, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def restart(self) -> None:
+        """Ends what is left of it and starts anew; `Replica.healthy` tells when it is there."""
+        self.stop()
+        self.start()
+
+    def stop(self) -> None:
+        if self._process is None:
+            return
+        self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+    def check(self) -> None:
+        """Raises UserError with the end of its log when it has exited."""
+        if self._process is not None and self._process.poll() is not None:
+            lines = self._log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+            raise UserError(
+                f"a vLLM server exited with {self._process.returncode} while starting; the end of {self._log}:\n"
+                + "\n".join(lines)
+            )
+
+
+class Replica:
+    """A server at `url`. `alive` says whether it may be asked: it holds the current weights."""
+
+    def __init__(self, index: int, url: str, key: str, request_seconds: float, process: ServerProcess | None = None):
+        self.index, self.url, self.process = index, url.rstrip("/"), process
+        self.alive = True
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._request_seconds = request_seconds
+
+    def session(self) -> aiohttp.ClientSession:
+        """For as many requests at once as the caller likes."""
+        timeout = aiohttp.ClientTimeout(total=self._request_seconds)
+        connector = aiohttp.TCPConnector(limit=0)
+        return aiohttp.ClientSession(self.url, headers=self._headers, timeout=timeout, connector=connector)
+
+    async def post(self, session: aiohttp.ClientSession, route: str, payload: Mapping[str, Any]) -> Any:
+        """The decoded answer. Raises ReplicaLost, or UserError when the server refuses what it was asked."""
+        try:
+            async with session.post(route, json=payload) as response:
+                if response.status < 400:
+                    return await response.json(content_type=None)
+                text = (await response.text())[:500]
+        except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+            raise ReplicaLost(f"{type(error).__name__} at {route}: {error}") from error
+        if response.status < 500:
+            raise UserError(f"{self.url}{route} refused a request with {response.status}: {text}")
+        raise ReplicaLost(f"{response.status} at {route}: {text}")
+
+    async def healthy(self) -> bool:
+        """Whether it answers now."""
+        timeout = aiohttp.ClientTimeout(total=HEALTH_SECONDS)
+        try:
+            async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{self.url}/health") as found:
+                return found.status == 200
+        except (aiohttp.ClientError, TimeoutError, ConnectionError):
+            return False
+
+    async def wait(self, seconds: float) -> None:
+        """Until it answers. Raises UserError when it has exited, or does not answer within `seconds`."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while not await self.healthy():
+            if self.process is not None:
+                self.process.check()
+            if asyncio.get_running_loop().time() > deadline:
+                raise UserError(
+                    f"the vLLM server at {self.url} did not answer within rollout.servers.start_seconds={seconds:g}: "
+                    "see logs/ in the run's folder, or raise it"
+                )
+            await asyncio.sleep(POLL_SECONDS)
+
+
+def free_port(host: str) -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as found:
+        found.bind((host, 0))
+        return found.getsockname()[1]

@@ -1,0 +1,129 @@
+"""A channel for weights between the learner's first rank and the workers of one sampler replica.
+
+Every replica has a channel of its own: one that dies takes nothing else with it, and joins again without the others.
+A bucket travels as one buffer, in one broadcast from rank 0; gloo on CPUs, NCCL on GPUs. Names, types and shapes go
+ahead by another way (vLLM's `update_weights` request), so that both sides know what the buffer holds.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import BroadcastOptions, PrefixStore
+
+from grpo.interfaces import Bucket
+
+LOOPBACK = "127.0.0.1"
+# Bytes; the largest that a view asks for.
+ALIGNMENT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a bucket holds, as plain data: names, types ("bfloat16") and shapes, [tensors] each."""
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+
+
+def manifest_of(bucket: Bucket) -> Manifest:
+    """The manifest that goes ahead of this bucket."""
+    return Manifest(
+        names=[name for name, _ in bucket],
+        dtypes=[str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
+        shapes=[list(tensor.shape) for _, tensor in bucket],
+    )
+
+
+class Channel:
+    """One end. `send` and `receive` are called by all ends together, bucket by bucket."""
+
+    def __init__(self, group: dist.Backend, store: dist.Store, device: torch.device, timeout: timedelta):
+        self._group, self._device, self._timeout = group, device, timeout
+        # The learner's end is the server of the rendezvous: it lives as long as the channel.
+        self._store = store
+
+    def send(self, bucket: Bucket) -> None:
+        """Raises RuntimeError when the other ends do not take it in time."""
+        self._broadcast(torch.cat([_bytes_of(tensor.to(self._device)) for _, tensor in bucket]))
+
+    def receive(self, manifest: Manifest) -> list[tuple[str, Tensor]]:
+        """The bucket that rank 0 sends, as views of one buffer."""
+        dtypes = [getattr(torch, name) for name in manifest.dtypes]
+        shapes = [torch.Size(shape) for shape in manifest.shapes]
+        sizes = [shape.numel() * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
+        buffer = torch.empty(sum(_aligned(size) for size in sizes), dtype=torch.uint8, device=self._device)
+        self._broadcast(buffer)
+        pieces = buffer.split([_aligned(size) for size in sizes])
+        return [
+            (name, piece[:size].view(dtype).view(shape))
+            for name, piece, size, dtype, shape in zip(manifest.names, pieces, sizes, dtypes, shapes, strict=True)
+        ]
+
+    def _broadcast(self, buffer: Tensor) -> None:
+        options = BroadcastOptions()
+        options.rootRank = options.rootTensor = 0
+        options.timeout = self._timeout
+        self._group.broadcast([buffer], options).wait(self._timeout)
+
+    def close(self) -> None:
+        self._group.shutdown()
+
+
+def listen(host: str = LOOPBACK) -> socket.socket:
+    """A socket on a free port of `host`'s interface, for the learner's end of a channel."""
+    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    found.bind((host, 0))
+    found.listen()
+    return found
+
+
+def open_learner_end(listening: socket.socket, world_size: int, device: torch.device, seconds: float) -> Channel:
+    """Rank 0's end, once all others have come. Raises RuntimeError when they do not within `seconds`."""
+    host, port = listening.getsockname()[:2]
+    timeout = timedelta(seconds=seconds)
+    store = dist.TCPStore(
+        host, port, world_size, True, timeout, wait_for_workers=False, master_listen_fd=listening.detach()
+    )
+    return _open(store, host, 0, world_size, device, timeout)
+
+
+def open_sampler_end(host: str, port: int, rank: int, world_size: int, device: torch.device, seconds: float) -> Channel:
+    """The end of worker `rank` ≥ 1, in the sampler's process."""
+    timeout = timedelta(seconds=seconds)
+    store = dist.TCPStore(host, port, world_size, False, timeout, wait_for_workers=False)
+    return _open(store, host, rank, world_size, device, timeout)
+
+
+def _open(
+    store: dist.TCPStore, host: str, rank: int, world_size: int, device: torch.device, timeout: timedelta
+) -> Channel:
+    prefixed = PrefixStore("weights", store)
+    if device.type == "cuda":
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        group = dist.ProcessGroupNCCL(prefixed, rank, world_size, options)
+    else:
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = timeout
+        # Where the rendezvous is local, so are the connections.
+        own = LOOPBACK if host == LOOPBACK else socket.gethostname()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=own)]
+        group = dist.ProcessGroupGloo(prefixed, rank, world_size, options)
+    return Channel(group, store, device, timeout)
+
+
+def _aligned(size: int) -> int:
+    """Where the next tensor may begin, whatever its type."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    plain = tensor.detach().contiguous().flatten().view(torch.uint8)
+    return torch.nn.functional.pad(plain, (0, _aligned(len(plain)) - len(plain)))

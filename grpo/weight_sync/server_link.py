@@ -1,0 +1,65 @@
+"""The learner's side of vLLM's weight-transfer protocol, with one server.
+
+Four requests with plain dictionaries, which vLLM 0.26 to 0.33 understand alike: init once, then for every refresh
+start, update for each bucket, finish. A bucket's tensors go through the `Channel` while the update request waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from grpo.interfaces import Bucket
+from grpo.weight_sync.channel import LOOPBACK, Channel, listen, manifest_of, open_learner_end
+
+Post = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
+"""A request to the server: route and payload."""
+
+
+class ServerLink:
+    """Of one server. `open` comes first; then, for each refresh, `start`, `send` for every bucket, `finish`."""
+
+    def __init__(self, num_workers: int, device: torch.device, seconds: float, host: str = LOOPBACK):
+        """`num_workers` of the server hold weights; the learner listens on `host`'s interface; no wait of the channel
+        is longer than `seconds`."""
+        self._world_size = 1 + num_workers
+        self._device, self._seconds, self._host = device, seconds, host
+        self._channel: Channel | None = None
+
+    async def open(self, post: Post) -> None:
+        """The channel to a server that has none yet, or none any more."""
+        self.close()
+        listening = listen(self._host)
+        host, port = listening.getsockname()[:2]
+        info = {"host": host, "port": port, "world_size": self._world_size, "seconds": self._seconds}
+        opened = asyncio.to_thread(open_learner_end, listening, self._world_size, self._device, self._seconds)
+        self._channel, _ = await _both(opened, post("/init_weight_transfer_engine", {"init_info": info}))
+
+    async def start(self, post: Post) -> None:
+        await post("/start_weight_update", {})
+
+    async def send(self, post: Post, bucket: Bucket) -> None:
+        update = post("/update_weights", {"update_info": asdict(manifest_of(bucket))})
+        await _both(asyncio.to_thread(self._channel.send, bucket), update)
+
+    async def finish(self, post: Post, policy_version: int) -> None:
+        await post("/finish_weight_update", {"weight_version": str(policy_version)})
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+
+async def _both(ours: Awaitable[Any], theirs: Awaitable[Any]) -> tuple[Any, Any]:
+    """Both results, once both have ended: a thread that still sends must not outlive its bucket. The server's error
+    comes first, as it tells more."""
+    mine, its = await asyncio.gather(ours, theirs, return_exceptions=True)
+    for outcome in (its, mine):
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return mine, its
