@@ -145,6 +145,9 @@ class Collective(Protocol):
     def gather(self, value: Any) -> list[Any]:
         """The ranks' values, in rank order, on every rank."""
 
+    def apart(self) -> Collective:
+        """The same ranks for another thread, whose calls do not mix with this one's."""
+
 
 class Tracker(Protocol):
     """Where metrics go."""

@@ -48,6 +48,8 @@ class ServerSampler:
         self._stop_token_ids = stop_token_ids(model_path, tokenizer)
         self.policy_version = 0
         servers = config.rollout.servers
+        # Drawing may go on in another thread, beside the learner's collectives.
+        self._drawing = collective.apart()
         self._first = collective.rank == 0
         processes = start_servers(config, str(model_path), device) if self._first and not servers.urls else {}
         key = os.environ.get(KEY_VARIABLE, "")
@@ -79,7 +81,7 @@ class ServerSampler:
         ]
         answers = draw(requests, self._replicas, self._config.rollout.max_concurrent)
         # All ranks give up together, or none.
-        if self._collective.maximum(len(answers) < sum(map(len, requests))):
+        if self._drawing.maximum(len(answers) < sum(map(len, requests))):
             raise SamplerLost(
                 "no vLLM server is left: see logs/ in the run's folder, and continue with checkpoint.resume=true"
             )
