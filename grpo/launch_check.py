@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.estimate import ModelShape, batch_table, memory_estimate
+from grpo.config.placement import placement_table
 from grpo.report.summary import facts_table
 
 
@@ -68,10 +69,15 @@ def model_shape(path: Path, trust_remote_code: bool = False) -> ModelShape:
 
 
 def print_tables(config: TrainConfig, path: Path, ranks: int) -> None:
-    """The batch table and the memory estimate, on rank 0, and a warning where memory will not do."""
+    """What runs where, the batch table and the memory estimate, on rank 0, and a warning where memory will not do.
+    Raises UserError where the GPUs do not suffice."""
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    num_gpus = torch.cuda.device_count() if device(config).type == "cuda" else 0
+    places = placement_table(config, local_ranks, num_gpus)
     if rank():
         return
     console = Console()
+    console.print(facts_table("Placement", ("what", "where, on this node"), places))
     shape = model_shape(path, config.model.trust_remote_code)
     header = ("per optimizer step and round", "per rank", f"on {ranks} rank{'s' * (ranks > 1)}")
     console.print(facts_table("Batches", header, batch_table(config, ranks)))

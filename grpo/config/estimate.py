@@ -78,9 +78,13 @@ def memory_estimate(config: TrainConfig, shape: ModelShape, world_size: int) -> 
             "reference weights",
             size * count / (world_size if learner.zero_stage == 3 else 1) if _has_copy(config) else 0,
         ),
-        ("sampler weights", BYTES[rollout.precision] * count),
-        (f"KV cache in use by {concurrent:,} completions", cache * concurrent * config.model.max_length),
     ]
+    # Servers have devices of their own.
+    if rollout.engine != "vllm_server":
+        rows += [
+            ("sampler weights", BYTES[rollout.precision] * count),
+            (f"KV cache in use by {concurrent:,} completions", cache * concurrent * config.model.max_length),
+        ]
     in_gib = [(name, amount / GIB) for name, amount in rows]
     return [*in_gib, ("in all", sum(amount for _, amount in in_gib))]
 

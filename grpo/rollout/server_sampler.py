@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from grpo.config import SamplingConfig, TrainConfig, UserError
 from grpo.config.errors import SamplerLost
+from grpo.config.placement import server_gpus
 from grpo.interfaces import Bucket, Collective
 from grpo.rollout.dispatch import draw
 from grpo.rollout.engine_arguments import command_line, engine_arguments
@@ -247,7 +248,6 @@ def start_servers(config: TrainConfig, model_path: str, device: torch.device) ->
 
 def server_environment(config: TrainConfig, index: int, on_gpu: bool) -> dict[str, str]:
     """Variables of server `index`: its key, its devices, and what vLLM's weight requests need."""
-    servers = config.rollout.servers
     common = {
         "VLLM_API_KEY": os.environ[KEY_VARIABLE],
         "VLLM_SERVER_DEV_MODE": "1",
@@ -256,6 +256,4 @@ def server_environment(config: TrainConfig, index: int, on_gpu: bool) -> dict[st
     }
     if not on_gpu:
         return common | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    first = servers.first_gpu + index * servers.tensor_parallel
-    devices = range(first, first + servers.tensor_parallel)
-    return common | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))}
+    return common | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, server_gpus(config, index)))}

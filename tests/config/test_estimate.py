@@ -45,3 +45,11 @@ def test_sharding_divides_what_each_stage_shards():
     assert two["learner gradients (float32)"] == 2 * weights / 8
     assert one["optimizer moments and masters"] == 6 * weights / 8
     assert three["in all"] == sum(amount for name, amount in three.items() if name != "in all")
+
+
+def test_servers_take_nothing_of_a_learners_memory():
+    value = config()
+    value.rollout.engine = "vllm_server"
+    names = [name for name, _ in memory_estimate(value, SEVEN_B, world_size=8)]
+    assert not any(name.startswith(("sampler", "KV")) for name in names)
+    assert any(name.startswith("KV") for name, _ in memory_estimate(config(), SEVEN_B, world_size=8))

@@ -1,0 +1,45 @@
+"""Which GPUs of a node learn and which serve."""
+
+from __future__ import annotations
+
+from grpo.config.errors import UserError
+from grpo.config.run import TrainConfig
+
+
+def server_gpus(config: TrainConfig, index: int) -> range:
+    """The GPUs of server `index`.
+
+    >>> config = TrainConfig()
+    >>> config.rollout.servers.first_gpu, config.rollout.servers.tensor_parallel = 4, 2
+    >>> list(server_gpus(config, 1))
+    [6, 7]
+    """
+    servers = config.rollout.servers
+    first = servers.first_gpu + index * servers.tensor_parallel
+    return range(first, first + servers.tensor_parallel)
+
+
+def placement_table(config: TrainConfig, local_ranks: int, num_gpus: int) -> list[tuple[str, str]]:
+    """Rows (who, where) of a node with `num_gpus` (0: a CPU machine). Raises UserError where it does not fit."""
+    servers = config.rollout.servers
+    own = config.rollout.engine == "vllm_server" and not servers.urls
+    count = servers.replicas if own else 0
+    if not num_gpus:
+        rows = [("learner ranks", f"{local_ranks} × CPU")]
+        return rows + ([("vLLM servers", f"{count} × CPU")] if count else [])
+    taken = [gpu for index in range(count) for gpu in server_gpus(config, index)]
+    if taken and max(taken) >= num_gpus:
+        raise UserError(
+            f"{count} servers × rollout.servers.tensor_parallel={servers.tensor_parallel} from "
+            f"rollout.servers.first_gpu={servers.first_gpu} on need GPUs up to {max(taken)}, and there are {num_gpus} "
+            f"(0 to {num_gpus - 1}): lower one of them"
+        )
+    if taken and min(taken) < local_ranks:
+        raise UserError(
+            f"rollout.servers.first_gpu={servers.first_gpu} puts a server on a GPU of the {local_ranks} learner ranks "
+            f"(0 to {local_ranks - 1}): set it to {local_ranks}"
+        )
+    rows = [(f"learner rank {rank}", f"GPU {rank}") for rank in range(local_ranks)]
+    for index in range(count):
+        rows.append((f"vLLM server {index}", "GPU " + ", ".join(map(str, server_gpus(config, index)))))
+    return rows
