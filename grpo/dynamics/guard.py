@@ -20,6 +20,7 @@ class GuardRule:
 
     fall            standard errors that the pass rate must have lost against the recent best
     least_fall      and at least this much pass rate
+    least_share     and at least this share of the best: a policy swings a little by itself
     least_ess       effective share of samples below which importance weights have collapsed
     rounds          bad rounds in a row before it acts
     recovery        rounds after an action in which it does not act again
@@ -29,6 +30,7 @@ class GuardRule:
 
     fall: float = 4.0
     least_fall: float = 0.1
+    least_share: float = 0.3
     least_ess: float = 0.3
     rounds: int = 2
     recovery: int = 5
@@ -73,7 +75,7 @@ def look(rule: GuardRule, state: Mapping[str, Any], facts: RoundFacts) -> tuple[
     smooth = facts.pass_rate if state["smooth"] is None else 0.5 * (state["smooth"] + facts.pass_rate)
     best, best_error, best_step = state["best"], state["error"], state["best_step"]
     noise = (facts.error**2 + best_error**2) ** 0.5
-    fallen = best is not None and best - smooth > max(rule.fall * noise, rule.least_fall)
+    fallen = best is not None and best - smooth > max(rule.fall * noise, rule.least_fall, rule.least_share * best)
     causes = []
     if fallen:
         causes.append(f"pass rate fell from {best:.2f} to {smooth:.2f}")

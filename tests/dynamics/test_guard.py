@@ -22,6 +22,11 @@ def test_a_healthy_run_with_noise_is_left_alone():
     assert watch([(rate, 0.95, 0) for rate in rates]) == [None] * 10
 
 
+def test_a_policy_that_swings_by_itself_is_left_alone_however_well_it_is_measured():
+    swinging = [0.8, 0.85, 0.83, 0.7, 0.66, 0.64, 0.63, 0.75, 0.8, 0.65, 0.62, 0.62]
+    assert watch([(rate, 0.95, 0) for rate in swinging]) == [None] * 12
+
+
 def test_a_collapse_lowers_the_interval_then_the_rate_then_stops():
     fallen = [(0.1, 0.9, 0)] * 30
     actions = [action for action in watch([(0.5, 0.9, 0)] * 3 + fallen) if action]
