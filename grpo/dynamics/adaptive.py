@@ -61,6 +61,7 @@ class AdaptiveScheduler:
             "guard": guard.init(),
             "stop": self._setting.stop.init(),
             "wish": None,
+            "longest": self._setting.refresh.longest,
         }
 
     def next(
@@ -83,6 +84,8 @@ class AdaptiveScheduler:
         state = {**state, "guard": watched}
         plan = replace(plan, good_step=watched["best_step"])
         if action:
+            # An interval that lost its damping once is not tried again.
+            state = {**state, "longest": min(state["longest"], action.interval)}
             return _guarded(plan, action), _afresh(state) if action.rollback else state
         # A decision costs little until there is a curve to fit; groups that are too large cost much.
         rounds = len(state["rounds"])
@@ -160,7 +163,7 @@ class AdaptiveScheduler:
         )
         stiffness = found.stiffness.high if found and found.identified else None
         choice = choose_refresh_interval(
-            self._setting.refresh,
+            replace(self._setting.refresh, longest=state["longest"]),
             self._setting.momentum,
             stiffness,
             off_policyness(statistics),

@@ -107,6 +107,27 @@ def test_a_run_with_nothing_left_to_gain_is_stopped_with_its_reason():
     assert len(plans) < 150
 
 
+def test_what_was_lost_is_gone_back_for_and_what_lost_it_is_not_tried_again():
+    made = config(longest_interval=8)
+    made.dynamics.refresh_interval = 4
+    scheduler = SCHEDULERS["adaptive"](made, 1)
+    plan, state = scheduler.init()
+    world, plans = SimulatedRun(rate=0.02), []
+    for index in range(60):
+        statistics = world.round(plan)
+        if index in (12, 13):
+            statistics = replace(statistics, reward_counts={(0, plan.group_size): plan.prompts_per_round})
+        plan, state = scheduler.next(plan, statistics, state)
+        plans.append(plan)
+    [back] = [index for index, plan in enumerate(plans) if plan.rollback]
+    assert back == 13
+    assert plans[back].good_step <= sum(plan.refresh_interval for plan in plans[:12]) + 4
+    assert (plans[back - 1].refresh_interval, plans[back].refresh_interval) == (4, 2)
+    # The curve is that of the policy gone back to, alone.
+    assert len(state["rounds"]) == 60 - back - 1
+    assert state["longest"] == max(plan.refresh_interval for plan in plans[back:]) == 2
+
+
 def test_fixed_stays_as_configured():
     _, plans, state = trained(SCHEDULERS["fixed"](config(), 1), rounds=5)
     assert {(plan.group_size, plan.refresh_interval, plan.stop) for plan in plans} == {(16, 1, False)}
