@@ -25,12 +25,14 @@ from grpo.dynamics.run_log import RunLog
 from grpo.dynamics.thresholds import RADII
 from grpo.report.comparison import Comparison, Reproduction, Row
 from grpo.report.logs import read_log
+from grpo.types import Interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOMENTUM = 0.9
 LARGEST_INTERVAL = 4096
+KNOWN_TO = 10.0
 DONE = "finished"
 
 
@@ -56,7 +58,7 @@ def reproduce(sweep: Sweep) -> Reproduction:
             _train(sweep, interval, seed)
     logs = {(tau, seed): read_log(sweep.folder(tau, seed)) for tau in sweep.intervals for seed in sweep.seeds}
     fresh = [identify(logs[1, seed].history, MOMENTUM) for seed in sweep.seeds]
-    found = [each for each in fresh if each is not None and each.identified]
+    found = [each for each in fresh if each is not None and each.identified and known(each.stiffness)]
     ends = {key: _gain(log) for key, log in logs.items()}
     return Reproduction(
         name="deep-threshold",
@@ -94,6 +96,11 @@ def _gain(log: RunLog) -> tuple[float, float]:
     """(pass rate of the first round, mean of the last quarter of the run's rounds)."""
     values = log["pass_rate"].values
     return float(values[0]), float(values[-max(len(values) // 4, 1) :].mean())
+
+
+def known(stiffness: Interval) -> bool:
+    """Whether it is known to a factor of `KNOWN_TO`: a curve may show its plateau and not its pace."""
+    return 0 < stiffness.high <= KNOWN_TO * stiffness.low
 
 
 def critical_interval(kind: str, stiffness: float) -> int | None:
