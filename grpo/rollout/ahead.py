@@ -24,10 +24,13 @@ class AheadCollector:
         self._ahead: Future[Collected] | None = None
 
     def collect(self, plan: RoundPlan, steps_left: int) -> Collected:
+        if plan.rollback:
+            # What the policy that was left behind has written is not learned from.
+            self._ahead = None
         collected = (self._ahead or self._start(plan, steps_left)).result()
         left = steps_left - collected.plan.refresh_interval
         # The next plan is not known yet; as far as can be told now it is this one, cut by the run's end.
-        following = replace(plan, refresh_interval=min(plan.refresh_interval, left))
+        following = replace(plan, refresh_interval=min(plan.refresh_interval, left), rollback=False)
         self._ahead = self._start(following, left) if left > 0 and not plan.stop else None
         return collected
 

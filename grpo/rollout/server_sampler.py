@@ -234,7 +234,6 @@ def start_servers(config: TrainConfig, model_path: str, device: torch.device) ->
         "weight_transfer_config": {"backend": "grpo"},
         "disable_uvicorn_access_log": True,
     }
-    del arguments["use_tqdm_on_load"], arguments["trust_remote_code"]
     started = {}
     for index in range(servers.replicas):
         port = free_port(servers.host)

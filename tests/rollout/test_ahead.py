@@ -1,0 +1,85 @@
+"""Sampling one round ahead: whose plan, which prompts, and what is thrown away."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from grpo.rollout.ahead import AheadCollector
+from grpo.rollout.collect import PlainCollector
+from grpo.types import RoundPlan
+from tests.fakes import ScriptedSampler, ScriptedTask, ids
+
+PLAN = RoundPlan(group_size=2, refresh_interval=2, prompts_per_step=1)
+
+
+class Watched(PlainCollector):
+    """Notes every round that it is asked for; waits until it may go on."""
+
+    def __init__(self):
+        super().__init__(ScriptedTask([(1, 0, 1)] * 40), ScriptedSampler())
+        self.plans, self.may_go_on = [], threading.Event()
+        self.may_go_on.set()
+
+    def collect(self, plan, steps_left):
+        self.plans.append((plan, steps_left))
+        assert self.may_go_on.wait(10)
+        return super().collect(plan, steps_left)
+
+
+def test_the_next_round_is_sampled_while_this_one_is_learned_from():
+    inner = Watched()
+    ahead = AheadCollector(inner)
+    first = ahead.collect(PLAN, 10)
+    ahead.settle()
+    assert ids(first.groups) == ["p0", "p1"] and first.cursor == 2
+    # Two more are sampled already; a run stopped here asks them again.
+    assert inner._task.cursor == 4
+    second = ahead.collect(PLAN, 8)
+    assert ids(second.groups) == ["p2", "p3"] and second.cursor == 4
+
+
+def test_a_new_plan_takes_effect_one_round_later():
+    ahead = AheadCollector(Watched())
+    ahead.collect(PLAN, 10)
+    larger = replace(PLAN, group_size=3)
+    assert ahead.collect(larger, 8).plan == PLAN
+    assert ahead.collect(larger, 6).plan == larger
+
+
+def test_nothing_is_sampled_beyond_the_end_of_the_run():
+    inner = Watched()
+    ahead = AheadCollector(inner)
+    taken = 0
+    while taken < 5:
+        taken += ahead.collect(PLAN, 5 - taken).plan.refresh_interval
+    ahead.settle()
+    assert taken == 5
+    assert [(plan.refresh_interval, left) for plan, left in inner.plans] == [(2, 5), (2, 3), (1, 1)]
+
+
+def test_what_a_policy_left_behind_has_written_is_thrown_away():
+    ahead = AheadCollector(Watched())
+    ahead.collect(PLAN, 10)
+    back = ahead.collect(replace(PLAN, rollback=True), 8)
+    assert ids(back.groups) == ["p4", "p5"] and back.plan.rollback
+    assert not ahead.collect(PLAN, 6).plan.rollback
+
+
+def test_settling_waits_and_an_error_shows_where_its_round_is_collected():
+    inner = Watched()
+    ahead = AheadCollector(inner)
+    ahead.collect(PLAN, 10)
+    ahead.settle()
+    inner.may_go_on.clear()
+    ahead.collect(PLAN, 8)
+    waiting = threading.Thread(target=ahead.settle)
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive()
+    inner._task.grade = None
+    inner.may_go_on.set()
+    waiting.join(10)
+    assert not waiting.is_alive()
+    with pytest.raises(TypeError):
+        ahead.collect(PLAN, 6)
