@@ -7,7 +7,7 @@ import math
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from grpo.config.errors import SamplerLost
 from grpo.config.saved import from_dict
 from grpo.config.validate import differences, validate
 from grpo.dynamics.diagnostics import diagnose
-from grpo.dynamics.scheduler import SCHEDULERS, first_plan, may_roll_back
+from grpo.dynamics.scheduler import SCHEDULERS, may_roll_back, replanned
 from grpo.interfaces import Learner, Sampler
 from grpo.learner.checkpoint import CheckpointStore, read_state
 from grpo.learner.engine import init_distributed
@@ -207,14 +207,7 @@ class Session:
         saved = state["progress"]
         progress = Progress(**{**saved, "plan": RoundPlan(**saved["plan"])})
         self._engines.task.cursor = progress.cursor
-        return self._replanned(progress, old)
-
-    def _replanned(self, progress: Progress, old: TrainConfig) -> Progress:
-        """The plan goes on as it was, unless this run is configured with another first plan or scheduler."""
-        plan, state = self._engines.scheduler.init()
-        if old.dynamics.name != self._config.dynamics.name:
-            return replace(progress, plan=plan, scheduler=state)
-        return replace(progress, plan=plan) if first_plan(old) != first_plan(self._config) else progress
+        return replanned(progress, old, self._config, self._engines.scheduler)
 
     def _resume_step(self, step: int) -> int | None:
         return step if self._config.checkpoint.resume else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from grpo.dynamics.adaptive import AdaptiveScheduler, Setting
@@ -10,7 +11,7 @@ from grpo.dynamics.forecast import StopRule
 from grpo.dynamics.group_size import GroupSizeRule
 from grpo.dynamics.guard import GuardRule
 from grpo.dynamics.refresh import RefreshRule
-from grpo.types import RoundPlan, RoundStatistics
+from grpo.types import Progress, RoundPlan, RoundStatistics
 
 if TYPE_CHECKING:
     from grpo.config import TrainConfig
@@ -36,6 +37,15 @@ def first_plan(config: TrainConfig) -> RoundPlan:
     """What the first round does."""
     dynamics = config.dynamics
     return RoundPlan(dynamics.group_size, dynamics.refresh_interval, dynamics.prompts_per_step)
+
+
+def replanned(progress: Progress, old: TrainConfig, new: TrainConfig, scheduler: Scheduler) -> Progress:
+    """Where a run goes on that was configured as `old` and is resumed as `new`: the plan stays as it was, unless the
+    first plan or the scheduler is another."""
+    plan, state = scheduler.init()
+    if old.dynamics.name != new.dynamics.name:
+        return replace(progress, plan=plan, scheduler=state)
+    return replace(progress, plan=plan) if first_plan(old) != first_plan(new) else progress
 
 
 def may_roll_back(config: TrainConfig) -> bool:

@@ -12,8 +12,8 @@ from grpo.config import TrainConfig
 from grpo.dynamics.adaptive import merged, process_variance
 from grpo.dynamics.identify import identify
 from grpo.dynamics.laws import History
-from grpo.dynamics.scheduler import SCHEDULERS
-from grpo.types import Mean, RoundStatistics, StepReport
+from grpo.dynamics.scheduler import SCHEDULERS, replanned
+from grpo.types import Mean, Progress, RoundPlan, RoundStatistics, StepReport
 from tests.dynamics.synthetic import measured
 
 
@@ -151,3 +151,22 @@ def test_fluctuation_beyond_sampling_error_is_noticed():
     assert process_variance(identify(calm, 0.9)) < 2e-4
     assert process_variance(identify(shaken, 0.9)) == pytest.approx(0.05**2, rel=0.3)
     assert process_variance(None) == 0.0
+
+
+def test_a_resumed_run_keeps_its_plan_unless_it_is_configured_with_another():
+    made = config()
+    scheduler = SCHEDULERS["adaptive"](made, 1)
+    later = RoundPlan(group_size=5, refresh_interval=2, prompts_per_step=16, reason="chosen at step 40")
+    progress = Progress(40, 40, 640, later, {"rounds": ["as measured"]})
+    assert replanned(progress, config(), made, scheduler) is progress
+    # Six prompts a step from now on, and what was measured is kept.
+    fewer = config()
+    fewer.dynamics.prompts_per_step = 6
+    changed = replanned(progress, made, fewer, SCHEDULERS["adaptive"](fewer, 1))
+    assert changed == replace(progress, plan=RoundPlan(16, 1, 6))
+    # Another scheduler begins with its own state.
+    fixed = config()
+    fixed.dynamics.name = "fixed"
+    assert replanned(progress, made, fixed, SCHEDULERS["fixed"](fixed, 1)) == replace(
+        progress, plan=RoundPlan(16, 1, 16), scheduler={}
+    )
