@@ -1,0 +1,34 @@
+import asyncio
+import sys
+
+import pytest
+
+from grpo.config import TrainConfig, UserError
+from grpo.rollout.engine_arguments import command_line, engine_arguments
+from grpo.rollout.replica import Replica, ServerProcess, free_port
+
+
+def test_a_server_that_exits_while_starting_shows_the_end_of_its_log(tmp_path):
+    process = ServerProcess([], {}, tmp_path / "logs" / "server-0.log")
+    process._command = [sys.executable, "-c", "print('there is no such model'); raise SystemExit(3)"]
+    process.start()
+    replica = Replica(0, f"http://127.0.0.1:{free_port('127.0.0.1')}", "", 1.0, process)
+    with pytest.raises(UserError, match=r"exited with 3 while starting(.|\n)*there is no such model"):
+        asyncio.run(replica.wait(30))
+
+
+def test_a_server_elsewhere_that_never_answers_is_not_waited_for_for_ever():
+    replica = Replica(0, f"http://127.0.0.1:{free_port('127.0.0.1')}", "", 1.0)
+    with pytest.raises(UserError, match="did not answer within rollout.servers.start_seconds=0.2"):
+        asyncio.run(replica.wait(0.2))
+
+
+def test_a_server_gets_the_settings_of_an_engine_in_process():
+    config = TrainConfig()
+    config.rollout.precision, config.model.max_length = "float32", 64
+    words = command_line(engine_arguments(config, "the/model", on_gpu=False))
+    assert words[words.index("--model") + 1] == "the/model"
+    assert words[words.index("--max-model-len") + 1] == "64"
+    assert words[words.index("--kv-cache-memory-bytes") + 1] == str(2**30)
+    assert {"--no-enable-chunked-prefill", "--enforce-eager", "--no-trust-remote-code"} <= set(words)
+    assert words[words.index("--logprobs-mode") + 1] == "processed_logprobs"
