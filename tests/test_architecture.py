@@ -49,6 +49,7 @@ HEAVY = {
     "deepspeed": {"learner"},
     "transformers": {"learner", "rollout", "models", "train", "parts", "launch_check"},
     "peft": {"learner"},
+    "aiohttp": {"rollout"},
     "datasets": {"tasks"},
     "math_verify": {"tasks"},
     "reasoning_gym": {"tasks"},
