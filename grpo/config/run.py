@@ -11,7 +11,8 @@ from grpo.config.task import TaskConfig
 class AdaptiveConfig:
     """What `dynamics=adaptive` may do, see `grpo.dynamics.adaptive`."""
 
-    # Rounds between two decisions; the guard looks at every round.
+    # Rounds between two decisions, once there are enough for a fit (before that: every round). The guard looks at
+    # every round.
     decide_every: int = 5
     # Group sizes allowed.
     smallest_group: int = 4
@@ -72,7 +73,8 @@ class EvaluationConfig:
 
 @dataclass(kw_only=True)
 class CheckpointConfig:
-    # Rounds between two checkpoints; 0: only at the end and on SIGTERM.
+    # Rounds between two checkpoints; 0: only at the end and on SIGTERM. Above 0, dynamics=adaptive saves one at the
+    # start too, and its guard may go back to the one of the best policy, which is kept.
     every_rounds: int = 50
     keep_last: int = 2
     # Continue the run in `output_dir`. An error when there is nothing to continue.
