@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -154,9 +155,15 @@ class Rewinder:
         self._learner, self._sampler, self._weight_sync = learner, sampler, weight_sync
 
     def after_round(self, statistics: RoundStatistics, collected: Collected, progress: Progress) -> None:
-        if progress.plan.rollback:
-            self._learner.rewind(str(self._store.latest(progress.plan.good_step)))
-            self._weight_sync.refresh(self._learner, self._sampler)
+        if not progress.plan.rollback:
+            return
+        checkpoint = self._store.latest(progress.plan.good_step)
+        if checkpoint is None:
+            # Only where the run was resumed from one that kept none.
+            print(f"grpo: no checkpoint up to step {progress.plan.good_step}: the policy stays", file=sys.stderr)
+            return
+        self._learner.rewind(str(checkpoint))
+        self._weight_sync.refresh(self._learner, self._sampler)
 
 
 class Checkpointer:
