@@ -38,6 +38,10 @@ class Task(Protocol):
     def next_prompts(self, count: int) -> list[Prompt]:
         """The next `count` prompts of the stream over all ranks: this rank's share of them."""
 
+    def learn(self, outcomes: Mapping[str, tuple[int, int]], cursor: int) -> None:
+        """(correct, tried) of a round's problems by id, over all ranks, and where the stream then stood: what an
+        online curriculum goes by."""
+
     def held_out_prompts(self, count: int) -> list[Prompt]:
         """The first `count` problems that are never trained on, always the same."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from grpo.config import CheckpointConfig, EvaluationConfig
 from grpo.dynamics.findings import Finding
-from grpo.interfaces import Collective, Learner, Sampler, Tracker, WeightSync
+from grpo.interfaces import Collective, Learner, Sampler, Task, Tracker, WeightSync
 from grpo.learner.checkpoint import CheckpointStore
 from grpo.telemetry import COUNTS, REASON, JsonLines, RunDisplay, flatten, peak_memory
 from grpo.types import Collected, Progress, RoundPlan, RoundStatistics
@@ -52,10 +52,11 @@ class Recorder:
 
     def after_round(self, statistics: RoundStatistics, collected: Collected, progress: Progress) -> None:
         ids = [scored.group.prompt.prompt_id for scored in collected.sampled]
-        shares = self._collective.gather((ids, _samples(collected, self._samples_per_round), peak_memory()))
+        correct = [scored.count for scored in collected.sampled]
+        shares = self._collective.gather((ids, correct, _samples(collected, self._samples_per_round), peak_memory()))
         if self._files is None:
             return
-        every_id, samples, memory = zip(*shares, strict=True)
+        every_id, every_count, samples, memory = zip(*shares, strict=True)
         metrics = flatten(statistics, self._peak_tflops) | {
             name: max(each[name] for each in memory) for name in memory[0]
         }
@@ -63,7 +64,12 @@ class Recorder:
         row = metrics | {COUNTS: counts, REASON: progress.plan.reason}
         self._files.tracker.log(row, statistics.step)
         self._files.tracker.samples(list(chain(*samples))[: self._samples_per_round], statistics.step)
-        row = {"round": statistics.round_index, "prompt_ids": list(chain(*every_id))}
+        row = {
+            "round": statistics.round_index,
+            "cursor": progress.cursor,
+            "prompt_ids": list(chain(*every_id)),
+            "correct": list(chain(*every_count)),
+        }
         self._files.prompts.write(row, statistics.step)
         self._files.display.round(statistics.step, metrics)
         if progress.plan.settings != (self._plan or statistics.plan).settings:
@@ -88,6 +94,31 @@ def _samples(collected: Collected, count: int) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+class Feedback:
+    """Tells the task how many completions of each prompt were correct, for a curriculum that goes by it."""
+
+    def __init__(self, task: Task, collective: Collective):
+        self._task = task
+        self._collective = collective
+
+    def after_round(self, statistics: RoundStatistics, collected: Collected, progress: Progress) -> None:
+        mine = [(scored.group.prompt.prompt_id, scored.count) for scored in collected.sampled]
+        self._learn(chain(*self._collective.gather(mine)), progress.cursor)
+
+    def replay(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """The rounds that a resumed run has in its `prompts.jsonl`."""
+        for row in rows:
+            self._learn(zip(row["prompt_ids"], row["correct"], strict=True), row["cursor"])
+
+    def _learn(self, groups: Iterable[tuple[str, tuple[int, int]]], cursor: int) -> None:
+        outcomes: dict[str, tuple[int, int]] = {}
+        for prompt_id, (correct, tried) in groups:
+            name = prompt_id.rpartition("@")[0]
+            before = outcomes.get(name, (0, 0))
+            outcomes[name] = (before[0] + correct, before[1] + tried)
+        self._task.learn(outcomes, cursor)
 
 
 class Evaluator:

@@ -14,7 +14,7 @@ from grpo.interfaces import Collective, Collector, Sampler
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.rollout.collect import BudgetedCollector, PlainCollector, RefillingCollector
-from grpo.tasks import VerifiableTask, build_task, load_problems, split
+from grpo.tasks import VerifiableTask, build_task, load_problems, select, split
 from grpo.weight_sync.refresh import CheckedSync
 
 
@@ -23,12 +23,21 @@ def load_task(
 ) -> VerifiableTask:
     """The configured task, of this rank."""
     max_tokens = config.rollout.sampling.max_tokens
-    return build_task(config.task, tokenizer, seed=config.seed, max_tokens=max_tokens, rank=rank, world_size=world_size)
+    exponent = config.normalization.exponent
+    return build_task(
+        config.task,
+        tokenizer,
+        seed=config.seed,
+        max_tokens=max_tokens,
+        exponent=exponent,
+        rank=rank,
+        world_size=world_size,
+    )
 
 
 def warm_start_examples(config: TrainConfig) -> list[tuple[str, str]]:
     """(prompt, answer) of the problems that may be trained on: what a tiny model's warm start learns from."""
-    problems, _ = load_problems(config.task.data)
+    problems, _ = select(load_problems(config.task.data)[0], config.task.data.selection)
     train, _ = split(problems, config.task.data.held_out_fraction)
     template = config.task.prompt.template
     return [(template.replace("{question}", problem.question), problem.answer) for problem in train]

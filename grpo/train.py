@@ -33,6 +33,7 @@ from grpo.observers import (
     PROMPTS_FILE,
     Checkpointer,
     Evaluator,
+    Feedback,
     Recorder,
     RecordFiles,
     Rewinder,
@@ -160,7 +161,7 @@ class Session:
                 files.display.begin()
             engines = self._engines
             rewinder = Rewinder(self._store, engines.learner, engines.sampler, engines.weight_sync)
-            observers = [recorder, rewinder, evaluator, checkpointer]
+            observers = [recorder, self._feedback(), rewinder, evaluator, checkpointer]
             if files:
                 every = self._config.dynamics.diagnose_every
                 observers.append(Watch(every, lambda: diagnose(read_log(self._output)), files.display.note))
@@ -227,6 +228,14 @@ class Session:
             )
         prompts = JsonLines(self._output / PROMPTS_FILE, self._resume_step(step))
         return RecordFiles(Trackers(trackers), prompts, RunDisplay(config.num_steps, first_step=step))
+
+    def _feedback(self) -> Feedback:
+        """Of a resumed run, as it stood: every rank reads the rounds before from the log that the first one has."""
+        feedback = Feedback(self._task, self._engines.collective)
+        path = self._output / PROMPTS_FILE
+        rounds = read_metrics(path) if self._first and self._config.checkpoint.resume else []
+        feedback.replay(self._engines.collective.gather(rounds)[0])
+        return feedback
 
     def _evaluator(self, step: int, files: RecordFiles | None) -> Evaluator:
         config, engines = self._config, self._engines

@@ -34,8 +34,8 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A problem as the model sees it. `token_ids` end where the model's answer begins. `visit` counts how often the
-    stream has given out this problem before: 0 in the first epoch."""
+    """A problem as the model sees it. `token_ids` end where the model's answer begins. `visit` tells apart the times
+    that the stream gives out this problem: the epoch, from 0, or its position in the stream of a curriculum."""
 
     problem: Problem
     token_ids: tuple[int, ...]

@@ -23,13 +23,22 @@ from grpo.config.loss import (
     ObjectiveConfig,
 )
 from grpo.config.run import CheckpointConfig, DynamicsConfig, EvaluationConfig, TrackingConfig, TrainConfig
-from grpo.config.task import DataConfig, PromptConfig, RewardConfig, RewardPartConfig, TaskConfig
+from grpo.config.task import (
+    CurriculumConfig,
+    DataConfig,
+    PromptConfig,
+    RewardConfig,
+    RewardPartConfig,
+    SelectionConfig,
+    TaskConfig,
+)
 
 __all__ = [
     "AggregationConfig",
     "BudgetConfig",
     "CheckpointConfig",
     "CorrectionConfig",
+    "CurriculumConfig",
     "DataConfig",
     "DynamicsConfig",
     "EvaluationConfig",
@@ -45,6 +54,7 @@ __all__ = [
     "RewardPartConfig",
     "RolloutConfig",
     "SamplingConfig",
+    "SelectionConfig",
     "TaskConfig",
     "TrackingConfig",
     "TrainConfig",

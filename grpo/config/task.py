@@ -5,6 +5,58 @@ from typing import Any
 
 
 @dataclass(kw_only=True)
+class SelectionConfig:
+    """Which of a source's problems are asked, see `grpo.tasks.selection`. What is left out is counted and told."""
+
+    # Pass rates kept, both ends included, e.g. [0.1, 0.8], and the column that has them: `grpo solve-rates` makes one.
+    solve_rate: list[float] = field(default_factory=lambda: [0.0, 1.0])
+    solve_rate_column: str = "llama8b_solve_rate"
+    # Problems without a pass rate: keep | drop.
+    without_solve_rate: str = "keep"
+    # Values of the column `source` to keep; empty: all.
+    sources: list[str] = field(default_factory=list)
+    # Parts of the paths in the column `domain` to keep, e.g. [Algebra, "Mathematics -> Geometry"]; empty: all.
+    domains: list[str] = field(default_factory=list)
+    # integer | decimal | fraction | percent | choice | yes_no | matrix | set | interval | equation | text | expression;
+    # empty: all.
+    answer_types: list[str] = field(default_factory=list)
+    # Longest question in characters; 0: any.
+    max_characters: int = 0
+    # Questions of the same words, whatever their case, spacing and punctuation, are asked once.
+    deduplicate: bool = False
+    # Files of evaluation problems: what they ask, or shares `ngram` words in a row with it, is left out. 0: only
+    # questions of the same words.
+    evaluation_sets: list[str] = field(default_factory=list)
+    ngram: int = 13
+
+
+@dataclass(kw_only=True)
+class CurriculumConfig:
+    """Which problems are asked when, see `grpo.tasks.curriculum`."""
+
+    # uniform: each once an epoch. weighted: as often as the column's pass rate promises gradient. anneal: from easy
+    # to hard. online: by pass rates measured while training.
+    name: str = "uniform"
+    # Column of pass rates: needed by weighted and anneal, where online begins.
+    solve_rate_column: str = "llama8b_solve_rate"
+    # Problems without one are taken to have this.
+    without_solve_rate: float = 0.5
+    # weighted, anneal: prompts after which problems are drawn anew.
+    block: int = 2048
+    # anneal: pass rates aimed at in the beginning and at the end, the width about them, and over how many prompts.
+    easy: float = 0.9
+    hard: float = 0.1
+    width: float = 0.15
+    anneal_prompts: int = 100_000
+    # online: completions that the column's rate counts for; prompts after which what was seen counts half; prompts for
+    # which a problem rests after it was asked, and after it was silent.
+    prior_samples: float = 4.0
+    half_life: int = 50_000
+    rest: int = 1024
+    rest_silent: int = 8192
+
+
+@dataclass(kw_only=True)
 class DataConfig:
     """Where problems come from, see `grpo.tasks.sources`."""
 
@@ -31,6 +83,7 @@ class DataConfig:
     bad_rows: str = "skip"
     # Share of the problems held out for evaluation, by a hash of the question: never trained on. 0.1: a tenth.
     held_out_fraction: float = 0.1
+    selection: SelectionConfig = field(default_factory=SelectionConfig)
 
 
 @dataclass(kw_only=True)
@@ -93,5 +146,6 @@ class TaskConfig:
 
     name: str = "task"
     data: DataConfig = field(default_factory=DataConfig)
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)

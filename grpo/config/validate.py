@@ -35,6 +35,8 @@ CHOICES = {
     "learner.zero_stage": (0, 1, 2, 3),
     "task.data.source": ("file", "hub", "reasoning_gym", "arithmetic"),
     "task.data.bad_rows": ("skip", "refuse"),
+    "task.data.selection.without_solve_rate": ("keep", "drop"),
+    "task.curriculum.name": ("uniform", "weighted", "anneal", "online"),
     "task.prompt.too_long": ("skip", "refuse"),
     "task.reward.overlong": ("keep", "mask", "soft"),
     "task.reward.extract": ("boxed", "tag", "last_number", "last_line", "all"),
@@ -68,6 +70,11 @@ POSITIVE = (
     "learner.max_skipped_steps",
     "weight_sync.bucket_mib",
     "objective.correction.cap",
+    "task.curriculum.block",
+    "task.curriculum.width",
+    "task.curriculum.anneal_prompts",
+    "task.curriculum.prior_samples",
+    "task.curriculum.half_life",
     "task.reward.workers",
     "task.reward.timeout_seconds",
     "task.reward.memory_gib",
@@ -102,6 +109,11 @@ def validate_evaluation(config: TrainConfig) -> None:
         all(1 <= k <= evaluation.samples_per_problem for k in evaluation.pass_at),
         f"evaluation.pass_at={list(evaluation.pass_at)} asks for more samples than "
         f"evaluation.samples_per_problem={evaluation.samples_per_problem}",
+    )
+    band = data.selection.solve_rate
+    _require(
+        len(band) == 2 and 0 <= band[0] <= band[1] <= 1,
+        f"task.data.selection.solve_rate={band} must be [low, high] with 0 <= low <= high <= 1",
     )
     _require(0 <= config.task.data.held_out_fraction < 1, "task.data.held_out_fraction must lie in [0, 1)")
 
@@ -179,6 +191,11 @@ def _check_pipeline(config: TrainConfig) -> None:
         config.objective.correction.level != "none",
         f"pipeline={config.pipeline} learns from an older policy's samples: correct for it with "
         "objective.correction.level=token",
+    )
+    _require(
+        config.task.curriculum.name != "online",
+        "task.curriculum.name=online draws prompts from the last round's results, which pipeline="
+        f"{config.pipeline} does not wait for: choose another curriculum or pipeline=off",
     )
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from grpo.config import PromptConfig, UserError
+from grpo.tasks.curriculum import Order
 from grpo.types import Problem, Prompt
-
-if TYPE_CHECKING:
-    import numpy as np
 
 QUESTION = "{question}"
 
@@ -130,11 +128,11 @@ def _default_system(tokenizer: Any) -> str:
 
 
 class PromptStream:
-    """Prompts without end: every epoch asks each problem once, in an order drawn from (seed, epoch).
+    """Prompts without end, in an order that a curriculum gives.
 
-    `cursor` counts the prompts given out over all ranks. It is the stream's whole state: the prompt at a
-    position depends on (seed, position) only, so setting the cursor resumes at once, and the ranks'
-    shares in order of position make the same stream for every number of ranks.
+    `cursor` counts the prompts given out over all ranks. The prompt at a position depends on the order and the position
+    only, so setting the cursor resumes at once, and the ranks' shares in order of position make the same stream for
+    every number of ranks.
 
     Raises `UserError` when there are no problems.
     """
@@ -143,8 +141,8 @@ class PromptStream:
         self,
         problems: Sequence[Problem],
         encode: Callable[[Problem], tuple[int, ...]],
+        order: Order,
         *,
-        seed: int,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
@@ -152,7 +150,7 @@ class PromptStream:
             raise UserError("there are no problems to train on; check task.data.")
         self._problems = tuple(problems)
         self._encode = functools.lru_cache(maxsize=4096)(lambda index: encode(self._problems[index]))
-        self._seed = seed
+        self._order = order
         self._rank = rank
         self._world_size = world_size
         self.cursor = 0
@@ -164,18 +162,20 @@ class PromptStream:
     def next_prompts(self, count: int) -> list[Prompt]:
         """Moves the cursor by `count`; returns this rank's positions of those: cursor + rank, then every
         `world_size`-th."""
-        positions = range(self.cursor + self._rank, self.cursor + count, self._world_size)
+        first = self.cursor
+        indices = self._order.indices(first, count)
         self.cursor += count
-        return [self._prompt(position) for position in positions]
+        return [
+            Prompt(self._problems[indices[place]], self._encode(int(indices[place])), self._order.visit(first + place))
+            for place in range(self._rank, count, self._world_size)
+        ]
 
-    def _prompt(self, position: int) -> Prompt:
-        epoch, place = divmod(position, len(self._problems))
-        index = int(_permutation(len(self._problems), self._seed, epoch)[place])
-        return Prompt(self._problems[index], self._encode(index), visit=epoch)
+    def learn(self, outcomes: Mapping[str, tuple[int, int]], cursor: int) -> None:
+        """Tells the order how many completions of each problem (by id), over all ranks, were correct of how many
+        tried, in the round after which the stream stood at `cursor`."""
+        counts = [(self._places[name], *outcome) for name, outcome in outcomes.items() if name in self._places]
+        self._order.learn(counts, cursor)
 
-
-@functools.lru_cache(maxsize=4)
-def _permutation(size: int, seed: int, epoch: int) -> np.ndarray:
-    import numpy as np
-
-    return np.random.default_rng((seed, epoch)).permutation(size)
+    @functools.cached_property
+    def _places(self) -> dict[str, int]:
+        return {problem.problem_id: index for index, problem in enumerate(self._problems)}

@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from grpo.config import RewardConfig, TaskConfig, UserError
+from grpo.tasks.curriculum import build_order
 from grpo.tasks.grader import GraderPool, RawGrade
 from grpo.tasks.overlong import overlong_penalty
 from grpo.tasks.prompts import PromptEncoder, PromptStream
 from grpo.tasks.rewards import readable
+from grpo.tasks.selection import select
 from grpo.tasks.sources import listed, load_problems
 from grpo.tasks.split import split
 from grpo.types import Completion, Grade, Problem, Prompt, RolloutGroup, ScoredGroup
@@ -63,6 +65,11 @@ class VerifiableTask:
     def next_prompts(self, count: int) -> list[Prompt]:
         """The next `count` prompts of the stream over all ranks: this rank's share of them."""
         return self._stream.next_prompts(count)
+
+    def learn(self, outcomes: Mapping[str, tuple[int, int]], cursor: int) -> None:
+        """(correct, tried) of a round's problems by id, over all ranks, and where the stream then stood: what an
+        online curriculum goes by."""
+        self._stream.learn(outcomes, cursor)
 
     def held_out_prompts(self, count: int) -> list[Prompt]:
         """The first `count` held-out prompts in the order of their question's hash, or all there are."""
@@ -127,33 +134,49 @@ def unparsable(answers: Mapping[str, str]) -> str:
 
 
 def build_task(
-    config: TaskConfig, tokenizer: Any, *, seed: int, max_tokens: int, rank: int = 0, world_size: int = 1
+    config: TaskConfig,
+    tokenizer: Any,
+    *,
+    seed: int,
+    max_tokens: int,
+    exponent: float = 1.0,
+    rank: int = 0,
+    world_size: int = 1,
 ) -> VerifiableTask:
-    """Loads, splits and encodes the problems, and starts the graders. Logs what was left out.
+    """Loads, selects, splits and encodes the problems, and starts the graders. Logs what was left out.
 
-    `seed` orders the prompts; `max_tokens` is the sampler's limit of a completion.
+    `seed` orders the prompts; `max_tokens` is the sampler's limit of a completion; `exponent` is the dial's α, for
+    curricula that weigh problems by their gradient.
 
     Raises `UserError` for data, prompts and rewards that cannot be had; choices among words are
     `grpo.config.validate`'s to check.
     """
-    problems, report = load_problems(config.data)
-    if report.unusable or report.repeated:
-        logger.warning("task %s: left out of %s", config.name, report)
-    unreadable = {each.problem_id: each.answer for each in problems if not readable(each.answer, config.reward)}
-    if len(unreadable) == len(problems) or (unreadable and config.data.bad_rows == "refuse"):
-        raise UserError(f"{unparsable(unreadable)}; mend them, or choose another task.reward.parts.")
-    if unreadable:
-        logger.warning("task %s: left out %s", config.name, unparsable(unreadable))
-        problems = [problem for problem in problems if problem.problem_id not in unreadable]
     encode = PromptEncoder(tokenizer, config.prompt)
-    fitting, too_long = encode.fitting(problems)
+    fitting, too_long = encode.fitting(_usable(config))
     if too_long:
         logger.warning(
             "task %s: left out %d prompts of more than %d tokens (%s)",
             config.name, len(too_long), config.prompt.max_tokens, listed(too_long),
         )  # fmt: skip
     train, held_out = split(fitting, config.data.held_out_fraction)
-    stream = PromptStream(train, encode, seed=seed, rank=rank, world_size=world_size)
+    order = build_order(train, config.curriculum, exponent, seed)
+    stream = PromptStream(train, encode, order, rank=rank, world_size=world_size)
     return VerifiableTask(
         stream, held_out, encode, GraderPool(config.reward), config.reward, max_tokens, config.data.bad_rows
     )
+
+
+def _usable(config: TaskConfig) -> list[Problem]:
+    """The source's problems that are selected and whose answers can be read."""
+    problems, report = load_problems(config.data)
+    if report.unusable or report.repeated:
+        logger.warning("task %s: left out of %s", config.name, report)
+    problems, left_out = select(problems, config.data.selection)
+    if left_out.total:
+        logger.warning("task %s: %s", config.name, left_out)
+    unreadable = {each.problem_id: each.answer for each in problems if not readable(each.answer, config.reward)}
+    if len(unreadable) == len(problems) or (unreadable and config.data.bad_rows == "refuse"):
+        raise UserError(f"{unparsable(unreadable)}; mend them, or choose another task.reward.parts.")
+    if unreadable:
+        logger.warning("task %s: left out %s", config.name, unparsable(unreadable))
+    return [problem for problem in problems if problem.problem_id not in unreadable]

@@ -1,0 +1,221 @@
+"""Which problems of a source are asked: by pass rate, source, domain, kind of answer and length; each once; and none
+that an evaluation asks."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo.config import SelectionConfig, UserError
+from grpo.types import Problem
+
+_NUMBER = r"[-+\u2212]?(?:\d{1,3}(?:,\d{3})+|\d+)"
+_KINDS = {
+    "integer": rf"{_NUMBER}",
+    "decimal": rf"{_NUMBER}?\.\d+",
+    "fraction": rf"{_NUMBER}/\d+|[-+]?\\[dt]?frac(?:\{{\d+\}}|\d)(?:\{{\d+\}}|\d)",
+    "percent": rf"{_NUMBER}(?:\.\d+)?\\?%",
+    "choice": r"\(?[A-J]\)?",
+    "yes_no": r"(?i:yes|no|true|false)",
+    "matrix": r".*\\begin\{.*matrix\}.*",
+    "set": r"\\\{.*\\\}",
+    "interval": r"[(\[].+,.+[)\]]",
+    "equation": r"[^<>]*[^<>\\]=[^<>]*",
+    "text": r"(?![^ ]*[\\^_])[A-Za-z][A-Za-z' -]{2,}",
+}
+_ANSWER_KINDS = {name: re.compile(pattern, re.DOTALL) for name, pattern in _KINDS.items()}
+OTHER = "expression"
+
+ANSWER_TYPES = (*_KINDS, OTHER)
+
+
+def answer_type(answer: str) -> str:
+    r"""What an answer looks like, one of `ANSWER_TYPES`. Tuples count as intervals: they look alike.
+
+    >>> answer_type("1,250"), answer_type(r"\frac{3}{4}"), answer_type("$2\\sqrt{3}$"), answer_type("(0, 1]")
+    ('integer', 'fraction', 'expression', 'interval')
+    """
+    bare = re.sub(r"\\text\{([^{}]*)\}|\$|\\[,! ]", lambda match: match.group(1) or "", answer).strip().rstrip(".")
+    return next((name for name, pattern in _ANSWER_KINDS.items() if pattern.fullmatch(bare)), OTHER)
+
+
+def normalized(text: str) -> str:
+    """A question's words in lower case, with single spaces, without punctuation and LaTeX's spacing: what two copies
+    of a question share."""
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    return " ".join(re.findall(r"\w+|[-+*/^=<>]", folded))
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Why problems were not taken: reason → their ids, in the order of the checks. `overlaps` pairs an id with the
+    evaluation's file and question that it repeats."""
+
+    considered: int
+    reasons: dict[str, tuple[str, ...]]
+    overlaps: dict[str, str]
+
+    @property
+    def total(self) -> int:
+        return sum(map(len, self.reasons.values()))
+
+    def __str__(self) -> str:
+        each = ", ".join(f"{len(ids):,} {reason}" for reason, ids in self.reasons.items())
+        return f"{self.considered - self.total:,} of {self.considered:,} problems taken; left out: {each or 'none'}"
+
+
+def select(problems: Sequence[Problem], config: SelectionConfig) -> tuple[list[Problem], LeftOut]:
+    """The problems that every check lets through, in their order, and what was left out by which.
+
+    Raises `UserError` for a setting that cannot be meant, and when nothing is left.
+    """
+    remaining, reasons = list(problems), {}
+    overlaps: dict[str, str] = {}
+    for reason, keep in _checks(config, remaining, overlaps):
+        kept, dropped = [], []
+        for problem in remaining:
+            (kept if keep(problem) else dropped).append(problem)
+        if dropped:
+            reasons[reason] = tuple(problem.problem_id for problem in dropped)
+        remaining = kept
+    left_out = LeftOut(len(problems), reasons, overlaps)
+    if problems and not remaining:
+        raise UserError(f"task.data.selection leaves no problem: {left_out}")
+    return remaining, left_out
+
+
+def solve_rate(problem: Problem, column: str) -> float | None:
+    """The problem's pass rate in that column, or None. Raises `UserError` for what is no share between 0 and 1."""
+    value = problem.metadata.get(column)
+    if value is None or value == "":
+        return None
+    try:
+        rate = float(value)
+    except (TypeError, ValueError):
+        rate = -1.0
+    if not 0.0 <= rate <= 1.0:
+        raise UserError(f"{problem.problem_id}: {column} is {value!r}, no pass rate between 0 and 1")
+    return rate
+
+
+def _checks(
+    config: SelectionConfig, problems: Sequence[Problem], overlaps: dict[str, str]
+) -> Iterator[tuple[str, Callable[[Problem], bool]]]:
+    """(reason, whether a problem passes), the cheap ones first."""
+    low, high = config.solve_rate
+    column = config.solve_rate_column
+    if (low, high) != (0.0, 1.0) or config.without_solve_rate == "drop":
+        _there(problems, column, "solve_rate_column")
+        if config.without_solve_rate == "drop":
+            yield "without a pass rate", lambda problem: solve_rate(problem, column) is not None
+        yield (
+            f"with a pass rate outside [{low:g}, {high:g}]",
+            lambda problem: (rate := solve_rate(problem, column)) is None or low <= rate <= high,
+        )
+    if config.sources:
+        _there(problems, "source", "sources")
+        _known(config.sources, (problem.metadata.get("source") for problem in problems), "sources")
+        yield "of other sources", lambda problem: problem.metadata.get("source") in config.sources
+    if config.domains:
+        _there(problems, "domain", "domains")
+        yield "of other domains", lambda problem: any(map(_within(config.domains), _domains(problem)))
+    if config.answer_types:
+        _known(config.answer_types, ANSWER_TYPES, "answer_types")
+        yield "with other kinds of answers", lambda problem: answer_type(problem.answer) in config.answer_types
+    if config.max_characters:
+        yield (
+            f"of more than {config.max_characters} characters",
+            lambda problem: len(problem.question) <= config.max_characters,
+        )
+    if config.deduplicate:
+        yield "asked before", _first_time()
+    if config.evaluation_sets:
+        find = _overlap(config)
+        yield "asked by an evaluation set", lambda problem: _clean(problem, find, overlaps)
+
+
+def _first_time() -> Callable[[Problem], bool]:
+    """Whether a question has not been seen by it before."""
+    seen: set[str] = set()
+
+    def new(problem: Problem) -> bool:
+        text = normalized(problem.question)
+        if text in seen:
+            return False
+        seen.add(text)
+        return True
+
+    return new
+
+
+def _there(problems: Sequence[Problem], column: str, key: str) -> None:
+    if problems and not any(column in problem.metadata for problem in problems):
+        has = ", ".join(problems[0].metadata) or "no further column"
+        raise UserError(f"task.data.selection.{key} needs a column {column!r}; the data set has {has}.")
+
+
+def _known(asked: Iterable[str], there: Iterable[Any], key: str) -> None:
+    known = set(there)
+    if unknown := [each for each in asked if each not in known]:
+        listed = ", ".join(sorted(map(str, known)))
+        raise UserError(f"task.data.selection.{key}: there is no {unknown[0]!r}; there are {listed}.")
+
+
+def _domains(problem: Problem) -> list[str]:
+    domain = problem.metadata.get("domain") or []
+    return [domain] if isinstance(domain, str) else list(domain)
+
+
+def _within(wanted: Sequence[str]) -> Callable[[str], bool]:
+    """Whether a path such as "Mathematics -> Algebra -> Prealgebra" has one of these as a part, or begins with it."""
+
+    def part_of(domain: str) -> bool:
+        parts = [part.strip().casefold() for part in domain.split("->")]
+        return any(name.casefold() in parts or domain.casefold().startswith(name.casefold()) for name in wanted)
+
+    return part_of
+
+
+def _clean(problem: Problem, find: Callable[[str], str | None], overlaps: dict[str, str]) -> bool:
+    where = find(normalized(problem.question))
+    if where is not None:
+        overlaps[problem.problem_id] = where
+    return where is None
+
+
+def _overlap(config: SelectionConfig) -> Callable[[str], str | None]:
+    """Where an evaluation asks a normalized question, or shares `ngram` words in a row with it: the file and the
+    row's number."""
+    from grpo.tasks.sources import read_rows
+
+    whole: dict[str, str] = {}
+    grams: dict[tuple[str, ...], str] = {}
+    for path in map(Path, config.evaluation_sets):
+        rows = read_rows(path, "task.data.selection.evaluation_sets")
+        column = next((name for name in QUESTION_COLUMNS if rows and name in rows[0]), None)
+        if column is None:
+            raise UserError(f"{path}: none of the columns {', '.join(QUESTION_COLUMNS)} holds its questions.")
+        for number, row in enumerate(rows):
+            text = normalized(str(row[column]))
+            whole.setdefault(text, f"{path.name}, row {number}")
+            for gram in _grams(text, config.ngram):
+                grams.setdefault(gram, f"{path.name}, row {number}")
+
+    def find(text: str) -> str | None:
+        shared = grams.keys() & _grams(text, config.ngram)
+        return whole.get(text) or (min(grams[gram] for gram in shared) if shared else None)
+
+    return find
+
+
+QUESTION_COLUMNS = ("problem", "question", "prompt")
+
+
+def _grams(text: str, length: int) -> set[tuple[str, ...]]:
+    """Every run of `length` words; none where 0."""
+    words = text.split()
+    return set(zip(*(words[start:] for start in range(length)), strict=False)) if length else set()

@@ -1,0 +1,160 @@
+"""The order of problems under each curriculum."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from grpo.config import CurriculumConfig
+from grpo.tasks.curriculum import build_order, expected_gradient, resampled
+from grpo.tasks.prompts import PromptStream
+from grpo.types import Problem
+
+RATES = [0.0, 0.02, 0.2, 0.5, 0.5, 0.8, 0.98, 1.0]
+
+
+def problems(rates=RATES):
+    return [Problem(f"p-{index}", str(index), "", {"rate": rate}) for index, rate in enumerate(rates)]
+
+
+def order(name, rates=RATES, exponent=1.0, seed=0, **settings):
+    config = CurriculumConfig(name=name, solve_rate_column="rate", **settings)
+    return build_order(problems(rates), config, exponent, seed)
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, 1.5])
+def test_the_expected_gradient_is_the_integral_over_the_posterior(exponent):
+    right, wrong = 2.5, 6.5
+    expected, _ = integrate.quad(
+        lambda p: (p * (1 - p)) ** ((2 - exponent) / 2) * stats.beta.pdf(p, right, wrong), 0, 1
+    )
+    assert expected_gradient(np.array([right]), np.array([wrong]), exponent)[0] == pytest.approx(expected, rel=1e-8)
+
+
+def test_at_exponent_two_every_group_that_speaks_counts_the_same():
+    assert expected_gradient(np.array([3.0, 0.5]), np.array([1.0, 9.0]), 2.0) == pytest.approx([1.0, 1.0])
+
+
+def test_a_block_asks_each_problem_in_proportion_to_its_weight_to_within_one():
+    weights = np.array([1.0, 2.0, 4.0, 0.0])
+    for block in range(20):
+        counts = np.bincount(resampled(weights, 70, (0, block)), minlength=4)
+        assert counts[3] == 0
+        assert np.abs(counts - [10, 20, 40, 0]).max() <= 1
+
+
+def test_weighted_prompts_are_those_that_promise_gradient():
+    asked = Counter(order("weighted", prior_samples=64, block=800).indices(0, 8000).tolist())
+    share = np.array([asked[index] / 8000 for index in range(8)])
+    variance = np.array([r * (1 - r) for r in RATES])
+    middle = slice(2, 6)
+    expected = np.sqrt(variance[middle]) / np.sqrt(variance[middle]).sum() * share[middle].sum()
+    assert share[middle] == pytest.approx(expected, rel=0.05)
+    assert 0 < share[0] < 0.25 * share[3], "never solved of 64 is not never, but seldom"
+
+
+def test_a_higher_exponent_asks_hard_prompts_more():
+    def share(exponent):
+        asked = order("weighted", exponent=exponent, prior_samples=64, block=800).indices(0, 4000)
+        return float(np.mean(asked == 1))
+
+    assert share(0.0) < share(1.0) < share(1.9)
+
+
+def test_annealing_goes_from_easy_to_hard():
+    asked = order("anneal", anneal_prompts=4000, block=400, width=0.1).indices(0, 8000)
+    rates = np.array(RATES)[asked]
+    first, middle, last = rates[:400].mean(), rates[2000:2400].mean(), rates[4000:].mean()
+    assert first > 0.85 and 0.4 < middle < 0.6 and last < 0.15
+    assert rates[4000:4400].mean() == pytest.approx(rates[7600:].mean(), abs=0.02)
+
+
+@pytest.mark.parametrize("name", ["uniform", "weighted", "anneal"])
+def test_an_order_depends_on_seed_and_position_only(name):
+    whole = order(name, block=50).indices(0, 300)
+    pieces = [order(name, block=50).indices(start, 30) for start in range(0, 300, 30)]
+    assert np.concatenate(pieces).tolist() == whole.tolist()
+    assert order(name, block=50, seed=1).indices(0, 300).tolist() != whole.tolist()
+
+
+def online(**settings):
+    return order("online", **{"rest": 8, "rest_silent": 40, "half_life": 1000} | settings)
+
+
+def test_online_asks_different_problems_until_it_has_learned_of_them():
+    stream = online()
+    assert sorted(stream.indices(0, 4).tolist() + stream.indices(4, 4).tolist()) == list(range(8))
+
+
+def test_online_follows_what_was_measured():
+    stream = online(rates=[0.5] * 8, rest=1, rest_silent=1, half_life=10**9, prior_samples=1)
+    stream.learn([(index, 4 if index == 2 else 8 * (index % 2), 8) for index in range(8)], 8)
+    weights = stream.weights(9)
+    assert weights.argmax() == 2
+    assert weights[2] > 1.5 * np.delete(weights, 2).max()
+    asked = Counter()
+    for cursor in range(9, 3009):
+        asked.update(stream.indices(cursor, 1).tolist())
+        stream.learn([], cursor + 1)
+    assert asked[2] == pytest.approx(3000 * weights[2] / weights.sum(), rel=0.25)
+
+
+def test_silent_prompts_rest_longer_and_are_tried_again():
+    stream = online()
+    stream.learn([(index, 8 if index < 4 else 4, 8) for index in range(8)], 8)
+    assert sorted(stream.indices(20, 4).tolist()) == [4, 5, 6, 7], "8 prompts of rest are over, 40 are not"
+    stream.learn([], 24)
+    assert sorted(stream.indices(60, 8).tolist()) == list(range(8))
+
+
+def test_what_was_measured_fades():
+    stream = online(rates=[0.5] * 8, half_life=100)
+    fresh = stream.weights(8)[0]
+    stream.learn([(0, 0, 8)], 8)
+    after, later, much_later = (stream.weights(cursor)[0] for cursor in (8, 108, 5000))
+    assert after < later < much_later == pytest.approx(fresh, rel=1e-3)
+
+
+def test_when_all_rest_those_that_rested_longest_are_asked():
+    stream = online()
+    stream.learn([(index, 4, 8) for index in range(4)], 4)
+    stream.learn([(index, 4, 8) for index in range(4, 8)], 8)
+    assert sorted(stream.indices(8, 4).tolist()) == [0, 1, 2, 3]
+
+
+def test_more_prompts_than_problems_ask_some_twice():
+    assert Counter(online().indices(0, 20).tolist()).most_common()[-1][1] == 2
+
+
+def test_a_resumed_online_order_goes_on_as_it_would_have():
+    def run(stream, rounds):
+        asked = []
+        for index in rounds:
+            chosen = stream.indices(4 * index, 4).tolist()
+            asked.append(chosen)
+            stream.learn(outcomes(chosen, index), 4 * index + 4)
+        return asked
+
+    def outcomes(chosen, index):
+        return [(problem, (problem * 7 + index) % 9, 8) for problem in chosen]
+
+    whole = run(online(), range(12))
+    resumed = online()
+    for index, chosen in enumerate(whole[:5]):
+        resumed.learn(outcomes(chosen, index), 4 * index + 4)
+    assert run(resumed, range(5, 12)) == whole[5:]
+
+
+def test_two_ranks_share_the_online_stream():
+    def stream(rank, world_size):
+        return PromptStream(problems(), lambda problem: (), online(), rank=rank, world_size=world_size)
+
+    one, two = stream(0, 1), [stream(rank, 2) for rank in range(2)]
+    for _ in range(3):
+        expected = [prompt.prompt_id for prompt in one.next_prompts(4)]
+        shares = [[prompt.prompt_id for prompt in each.next_prompts(4)] for each in two]
+        assert [shares[0][0], shares[1][0], shares[0][1], shares[1][1]] == expected
+        outcome = {name.rpartition("@")[0]: (3, 8) for name in expected}
+        for each in (one, *two):
+            each.learn(outcome, each.cursor)

@@ -1,0 +1,140 @@
+"""Which problems are taken, and what is said of the others."""
+
+import json
+
+import pytest
+
+from grpo.config import SelectionConfig, UserError
+from grpo.tasks.selection import answer_type, normalized, select
+from grpo.types import Problem
+
+
+def problem(number, question="", answer="1", **metadata):
+    return Problem(f"p-{number}", question or f"question {number}", answer, metadata)
+
+
+def taken(problems, **settings):
+    kept, left_out = select(problems, SelectionConfig(**settings))
+    return [each.problem_id for each in kept], left_out
+
+
+RATED = [problem(index, llama8b_solve_rate=rate) for index, rate in enumerate([0.0, 0.1, None, 0.5, 0.8, 1.0])]
+
+
+def test_a_band_of_pass_rates_keeps_its_ends_and_what_has_none():
+    kept, left_out = taken(RATED, solve_rate=[0.1, 0.8])
+    assert kept == ["p-1", "p-2", "p-3", "p-4"]
+    assert left_out.reasons == {"with a pass rate outside [0.1, 0.8]": ("p-0", "p-5")}
+    assert str(left_out) == "4 of 6 problems taken; left out: 2 with a pass rate outside [0.1, 0.8]"
+
+
+def test_problems_without_a_pass_rate_can_be_dropped():
+    kept, left_out = taken(RATED, without_solve_rate="drop")
+    assert kept == ["p-0", "p-1", "p-3", "p-4", "p-5"]
+    assert left_out.reasons == {"without a pass rate": ("p-2",)}
+
+
+def test_sources_and_domains_are_kept_by_name():
+    problems = [
+        problem(0, source="gsm8k", domain=["Mathematics -> Algebra -> Prealgebra"]),
+        problem(1, source="olympiads", domain=["Mathematics -> Geometry", "Mathematics -> Algebra"]),
+        problem(2, source="olympiads", domain=["Mathematics -> Number Theory"]),
+    ]
+    assert taken(problems, sources=["olympiads"])[0] == ["p-1", "p-2"]
+    assert taken(problems, domains=["algebra"])[0] == ["p-0", "p-1"]
+    assert taken(problems, domains=["Mathematics -> Geo"])[0] == ["p-1"]
+    assert taken(problems, domains=["Prealgebra"], sources=["gsm8k"])[0] == ["p-0"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        ("42", "integer"),
+        ("-1,234", "integer"),
+        ("$3.50", "decimal"),
+        (".5", "decimal"),
+        ("3/4", "fraction"),
+        (r"-\dfrac{3}{4}", "fraction"),
+        (r"\frac12", "fraction"),
+        (r"12.5\%", "percent"),
+        (r"\text{(B)}", "choice"),
+        ("Yes", "yes_no"),
+        (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", "matrix"),
+        (r"\{1, 2\}", "set"),
+        (r"[-2,7]", "interval"),
+        (r"(3, \frac{\pi}{2})", "interval"),
+        ("y = 2x + 1", "equation"),
+        (r"\text{Evelyn}", "text"),
+        (r"2\sqrt{3}", "expression"),
+        ("x^2 + 1", "expression"),
+        ("3x", "expression"),
+    ],
+)
+def test_answers_are_told_apart_by_what_they_look_like(answer, kind):
+    assert answer_type(answer) == kind
+
+
+def test_kinds_of_answers_and_lengths_select():
+    problems = [problem(0, answer="7"), problem(1, answer=r"\sqrt{2}"), problem(2, "long " * 20, answer="8")]
+    assert taken(problems, answer_types=["integer"])[0] == ["p-0", "p-2"]
+    assert taken(problems, max_characters=50)[0] == ["p-0", "p-1"]
+
+
+def test_a_question_is_asked_once_whatever_its_case_and_spacing():
+    problems = [problem(0, "What is  $2+2$?"), problem(1, "what is 2 + 2"), problem(2, "What is 2 - 2?")]
+    kept, left_out = taken(problems, deduplicate=True)
+    assert kept == ["p-0", "p-2"]
+    assert left_out.reasons == {"asked before": ("p-1",)}
+    assert normalized("What is  $2+2$?") == "what is 2 + 2"
+
+
+def test_what_an_evaluation_asks_is_left_out_and_told(tmp_path):
+    asked = "A robe takes 2 bolts of blue fiber and half that much white fiber. How many bolts in total does it take?"
+    path = tmp_path / "test.jsonl"
+    path.write_text("\n".join(json.dumps({"question": text}) for text in ["Unrelated?", asked, "Find x."]))
+    problems = [
+        problem(0, "A ROBE takes 2 bolts of blue fiber and half that much white fiber: how many bolts does it need?"),
+        problem(1, "A robe takes 2 bolts of red fiber and half as much white fiber. How many bolts does it take?"),
+        problem(2, "find x"),
+        problem(3, "Find y."),
+    ]
+    kept, left_out = taken(problems, evaluation_sets=[str(path)], ngram=10)
+    assert kept == ["p-1", "p-3"]
+    assert left_out.overlaps == {"p-0": "test.jsonl, row 1", "p-2": "test.jsonl, row 2"}
+    assert taken(problems, evaluation_sets=[str(path)], ngram=0)[0] == ["p-0", "p-1", "p-3"]
+
+
+def test_checks_work_one_after_another_and_count_each_problem_once():
+    problems = [
+        problem(0, "same", llama8b_solve_rate=0.0),
+        problem(1, "same", llama8b_solve_rate=0.5),
+        problem(2, "same", llama8b_solve_rate=0.5),
+    ]
+    kept, left_out = taken(problems, solve_rate=[0.1, 0.9], deduplicate=True)
+    assert kept == ["p-1"]
+    assert left_out.total == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"solve_rate": [0.1, 1.0], "solve_rate_column": "rate"}, "needs a column 'rate'; the data set has llama8b"),
+        ({"sources": ["x"]}, "needs a column 'source'"),
+        ({"answer_types": ["number"]}, "answer_types: there is no 'number'; there are choice, decimal"),
+        ({"solve_rate": [0.6, 0.7], "without_solve_rate": "drop"}, "leaves no problem: 0 of 6 problems taken"),
+        ({"evaluation_sets": ["nowhere.jsonl"]}, "there is no file 'nowhere.jsonl'"),
+    ],
+)
+def test_a_selection_that_cannot_be_meant_is_one_line(settings, message):
+    with pytest.raises(UserError, match=message):
+        taken(RATED, **settings)
+
+
+def test_an_unknown_source_names_those_there_are():
+    with pytest.raises(UserError, match="there is no 'GSM8k'; there are gsm8k, math"):
+        taken([problem(0, source="gsm8k"), problem(1, source="math")], sources=["GSM8k"])
+
+
+def test_a_pass_rate_that_is_none_is_named():
+    with pytest.raises(UserError, match="p-0: llama8b_solve_rate is 64, no pass rate between 0 and 1"):
+        taken([problem(0, llama8b_solve_rate=64)], solve_rate=[0.1, 0.9])
