@@ -28,10 +28,10 @@ SOURCES = {
     "orca_math": 83215, "cn_k12": 63609, "olympiads": 33485, "math": 9257, "aops_forum": 5740, "gsm8k": 3254,
     "harp": 2996, "omnimath": 2478, "amc_aime": 78, "big_math": 47010,
 }  # fmt: skip
-WORDS = (
+WORDS = str.split(
     "a the of is find number what how many if and each in with for are total after $x$ $n$ $\\frac{1}{2}$ $2x+3=7$ "
     "triangle integer positive apples dollars hours value sum ratio area circle equation function real such that"
-).split()
+)
 TASK = ["task=bigmath", "task.data.source=file", "task.reward.workers=1", "task.data.selection.solve_rate=[0.1,0.9]"]
 RANKS = 8
 
@@ -96,12 +96,13 @@ def main(folder: str, which: str = "") -> None:
             subprocess.run([sys.executable, __file__, folder, each], check=True)
         return
     tokenizer()
-    start = time.perf_counter()
+    start, before = time.perf_counter(), time.process_time()
     problems = {"ours": ours, "datasets": plain}[which](path)
     result = {
         "which": which,
         "problems": problems,
         "seconds": round(time.perf_counter() - start, 1),
+        "cpu_seconds": round(time.process_time() - before, 1),
         "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
     }
     print(json.dumps(result))

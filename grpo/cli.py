@@ -1,4 +1,4 @@
-"""The command line: `grpo train|eval|dynamics|reproduce|doctor`."""
+"""The command line: `grpo train|eval|solve-rates|dynamics|reproduce|doctor`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ USAGE = """usage: grpo COMMAND [key=value ...]
 
   train    train a model:        grpo train experiment=quickstart num_steps=60
   eval     pass@1 and pass@k:    grpo eval model.path=runs/default/model task=arithmetic
+  solve-rates  how often a model solves each problem, as a column for training:
+           grpo solve-rates model.path=DIR task=file task.data.path=FILE evaluation.samples_per_problem=16
   dynamics laws, forecast, diagnosis, decisions of a run, or a plan before it: grpo dynamics help
   reproduce  numbers and figures of the papers: grpo reproduce help
   doctor   what is here, what does not fit, what to do about it
@@ -65,6 +67,15 @@ def _eval(overrides: list[str]) -> int:
     return evaluate_model(config)
 
 
+def _solve_rates(overrides: list[str]) -> int:
+    from grpo.config.hydra import compose_config
+
+    config = compose_config(overrides)
+    from grpo.solve_rates import measure_solve_rates
+
+    return measure_solve_rates(config)
+
+
 def _dynamics(arguments: list[str]) -> int:
     from grpo.dynamics_command import dynamics
 
@@ -86,6 +97,7 @@ def _doctor(arguments: list[str]) -> int:
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "eval": _eval,
+    "solve-rates": _solve_rates,
     "dynamics": _dynamics,
     "reproduce": _reproduce,
     "doctor": _doctor,

@@ -8,13 +8,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from grpo import evaluation, launch_check, models
+from grpo import evaluation
 from grpo.config import TrainConfig
-from grpo.config.saved import from_dict
 from grpo.config.validate import validate_evaluation
-from grpo.learner.checkpoint import STATE_FILE, read_state
-from grpo.learner.collective import TorchCollective
-from grpo.parts import build_sampler, load_checkpoint, load_task, warm_start_examples
+from grpo.parts import model_under_test
 
 
 def evaluate_model(config: TrainConfig) -> int:
@@ -24,23 +21,10 @@ def evaluate_model(config: TrainConfig) -> int:
     is 0. Prints a table, and writes `evaluation.json` into `output_dir`.
     """
     validate_evaluation(config)
-    checkpoint = Path(config.model.path)
-    trained = checkpoint if (checkpoint / STATE_FILE).exists() else None
-    if trained:
-        saved = from_dict(read_state(trained)["config"])
-        config.model, config.learner = saved.model, saved.learner
-    elif config.model.path:
-        config.model.source = "huggingface"
-    device = launch_check.device(config)
-    config = launch_check.with_precision(config)
-    path = models.resolve(config.model, lambda: warm_start_examples(config))
-    tokenizer = models.load_tokenizer(path, config.model)
-    with load_task(config, tokenizer) as task:
-        collective = TorchCollective(device)
-        sampler = build_sampler(config, path, tokenizer, device, collective)
-        if trained:
-            load_checkpoint(config, path, trained, sampler, device)
+    with model_under_test(config) as (task, sampler, collective):
         result = evaluation.evaluate(task, sampler, config.evaluation, config.rollout.sampling, collective)
+        if collective.rank:
+            return 0
     print_result(result)
     output = Path(config.output_dir)
     output.mkdir(parents=True, exist_ok=True)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from grpo import launch_check, models
 from grpo.config import TrainConfig, UserError
+from grpo.config.saved import from_dict
 from grpo.dynamics.budget import further_tries
 from grpo.interfaces import Collective, Collector, Sampler
+from grpo.learner.checkpoint import STATE_FILE, read_state
+from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.rollout.collect import BudgetedCollector, PlainCollector, RefillingCollector
@@ -41,6 +47,31 @@ def warm_start_examples(config: TrainConfig) -> list[tuple[str, str]]:
     train, _ = split(problems, config.task.data.held_out_fraction)
     template = config.task.prompt.template
     return [(template.replace("{question}", problem.question), problem.answer) for problem in train]
+
+
+@contextmanager
+def model_under_test(config: TrainConfig) -> Iterator[tuple[VerifiableTask, Sampler, Collective]]:
+    """The task, and a sampler of the model at `model.path`: a Hugging Face directory, a hub name, or a checkpoint
+    folder of a run. With more than one rank (torchrun), each has its share of the task."""
+    checkpoint = Path(config.model.path)
+    trained = checkpoint if (checkpoint / STATE_FILE).exists() else None
+    if trained:
+        saved = from_dict(read_state(trained)["config"])
+        config.model, config.learner = saved.model, saved.learner
+    elif config.model.path:
+        config.model.source = "huggingface"
+    device = launch_check.device(config)
+    config = launch_check.with_precision(config)
+    path = models.resolve(config.model, lambda: warm_start_examples(config))
+    tokenizer = models.load_tokenizer(path, config.model)
+    with load_task(config, tokenizer, launch_check.rank(), launch_check.world_size()) as task:
+        if launch_check.world_size() > 1:
+            init_distributed(device, config.learner.deadline_seconds)
+        collective = TorchCollective(device)
+        sampler = build_sampler(config, path, tokenizer, device, collective)
+        if trained:
+            load_checkpoint(config, path, trained, sampler, device)
+        yield task, sampler, collective
 
 
 def load_checkpoint(config: TrainConfig, path: Path, checkpoint: Path, sampler: Sampler, device: torch.device) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -25,10 +25,11 @@ def from_dict(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Train
                 known[field.name] = build(default, given[field.name]) if is_dataclass(default) else given[field.name]
         return type(template)(**known)
 
-    config = build(TrainConfig(), values)
-    if not overrides:
-        return config
+    known = OmegaConf.create(asdict(build(TrainConfig(), values)))
     try:
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(config), OmegaConf.from_dotlist([*overrides])))
+        # The schema makes objects of what stands in lists too, such as a reward's parts.
+        return OmegaConf.to_object(
+            OmegaConf.merge(OmegaConf.structured(TrainConfig), known, OmegaConf.from_dotlist([*overrides]))
+        )
     except OmegaConfBaseException as error:
         raise UserError(str(error).splitlines()[0]) from error

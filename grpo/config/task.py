@@ -73,6 +73,8 @@ class DataConfig:
     id_column: str = ""
     # Part of each answer that counts: a regular expression with one group, "" for the whole; GSM8K: "#### (.*)".
     answer_pattern: str = ""
+    # file and hub: only the first so many rows; 0: all.
+    limit: int = 0
     # Generators only: how many problems to draw, and their options, e.g. {min_digits: 1, max_digits: 2}.
     size: int = 0
     options: dict[str, Any] = field(default_factory=dict)

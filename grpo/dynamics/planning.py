@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from grpo.dynamics.difficulty import Difficulty
 from grpo.dynamics.group_size import LADDER, cost_per_group
 from grpo.dynamics.identity import drift, mean_fidelity, silent_rate
 from grpo.dynamics.oscillator import oscillator, stiffness_of
 from grpo.dynamics.refresh import LADDER as INTERVALS
 from grpo.dynamics.thresholds import critical_gain, gain
+
+EXPONENTS = (0.0, 0.5, 1.0, 1.5, 2.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,27 @@ def size_options(difficulty: Difficulty, request: PlanRequest) -> tuple[SizeOpti
         )
         for size, _, steps, moved in rows
     )
+
+
+def speaking_band(size: int, most_silent: float = 0.5) -> tuple[float, float]:
+    """The pass rates at which at most `most_silent` of the groups of this size are silent: p^G + (1 − p)^G ≤ that."""
+    rates = np.linspace(0, 0.5, 1001)
+    low = float(rates[np.argmax(silent_rate(rates, size) <= most_silent)])
+    return low, 1 - low
+
+
+def balanced_exponent(difficulty: Difficulty, size: int, ddof: int = 0) -> float:
+    """The smallest exponent of `EXPONENTS` that gives the harder half of the prompts that can speak (0 < p < 1) at
+    least half of the gradient; the largest where none does. A higher one lifts hard prompts and adds noise."""
+    inside = (difficulty.pass_rates > 0) & (difficulty.pass_rates < 1)
+    rates, shares = difficulty.pass_rates[inside], difficulty.weights[inside] / difficulty.weights[inside].sum()
+    below = np.cumsum(shares) - shares
+    harder = np.clip((0.5 - below) / shares, 0, 1)
+    for exponent in EXPONENTS:
+        each = shares * drift(rates, size, exponent, ddof)
+        if harder @ each >= 0.5 * each.sum():
+            return exponent
+    return EXPONENTS[-1]
 
 
 def interval_options(steps: int, request: PlanRequest) -> tuple[IntervalOption, ...]:

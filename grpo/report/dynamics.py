@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -21,6 +20,7 @@ from grpo.dynamics.planning import PlanRequest, propose
 from grpo.dynamics.replay import agreement, replay, statistics_of
 from grpo.dynamics.run_log import RunLog
 from grpo.dynamics.scheduler import SCHEDULERS
+from grpo.report import page
 from grpo.report.curves import STYLE
 from grpo.report.dynamics_panels import Dynamics, draw_reward, panels
 from grpo.report.dynamics_tables import (
@@ -38,7 +38,7 @@ from grpo.report.logs import counts_of, read_log, read_run, run_config
 PLOT_FILE, PAGE_FILE = "dynamics.png", "dynamics.html"
 # Of a row of metrics, for the scheduler to decide on.
 NEEDED_MEANS = ("prompts/length_mean", "completions/length_mean")
-PANEL_INCHES, DOTS_PER_INCH = (5.6, 3.4), 160
+DOTS_PER_INCH = 160
 
 
 def write_fit(path: Path, last_step: int | None = None, column: str | None = None) -> None:
@@ -127,7 +127,18 @@ def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:
 def write_page(shown: Dynamics, findings: Sequence[Finding], folder: Path, console: Console) -> None:
     """The picture and the page, into `folder`."""
     draw(shown, folder / PLOT_FILE)
-    (folder / PAGE_FILE).write_text(page(shown, findings, folder.resolve().name))
+    page.write_page(
+        "dynamics.html",
+        folder / PAGE_FILE,
+        name=folder.resolve().name,
+        log=shown.log,
+        rounds=len(shown.log.history),
+        summary=summary_lines(shown.found, shown.ahead),
+        findings=findings,
+        pictures=[page.picture(partial(panel, shown=shown)) for panel in panels(shown.log)],
+        law_columns=LAW_COLUMNS,
+        laws=law_rows(shown.found),
+    )
     console.print(f"picture {folder / PLOT_FILE}\npage    {folder / PAGE_FILE}", soft_wrap=True)
 
 
@@ -150,32 +161,3 @@ def draw(shown: Dynamics, path: Path) -> None:
         for index, panel in enumerate(others):
             panel(figure.add_subplot(grid[1 + index // 2, index % 2]), shown)
         figure.savefig(path)
-
-
-def page(shown: Dynamics, findings: Sequence[Finding], name: str) -> str:
-    """One HTML file that needs nothing else."""
-    import matplotlib
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from matplotlib.figure import Figure
-
-    pictures = []
-    with matplotlib.rc_context(STYLE):
-        for panel in panels(shown.log):
-            figure = Figure(figsize=PANEL_INCHES, layout="constrained")
-            axes = figure.add_subplot()
-            panel(axes, shown)
-            drawn = io.BytesIO()
-            figure.savefig(drawn, format="svg")
-            title = axes.get_title(loc="left")
-            pictures.append({"title": title, "data": base64.b64encode(drawn.getvalue()).decode()})
-    environment = Environment(loader=PackageLoader("grpo.report"), autoescape=True, undefined=StrictUndefined)
-    return environment.get_template("dynamics.html").render(
-        name=name,
-        log=shown.log,
-        rounds=len(shown.log.history),
-        summary=summary_lines(shown.found, shown.ahead),
-        findings=findings,
-        pictures=pictures,
-        law_columns=LAW_COLUMNS,
-        laws=law_rows(shown.found),
-    )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from grpo.config import PromptConfig, UserError
@@ -14,6 +15,12 @@ QUESTION = "{question}"
 
 MAX_ADDED_TOKENS = 8
 """Tokenizers add fewer special tokens than this to a text."""
+
+BATCH = 4096
+"""Prompts tokenized in one call."""
+
+# What a template changes when it escapes, strips or reads what is asked.
+_TELLTALE = """ q<&>"'\\ {{1}} {%2%}\n """.strip()
 
 _MARK = "SYSTEM-TEXT-GOES-HERE"
 
@@ -55,9 +62,15 @@ class PromptEncoder:
 
         Raises `UserError` for a longer prompt when `config.too_long` is ``"refuse"``, and when none fits.
         """
-        kept, dropped = [], []
-        for problem in problems:
-            (kept if self._fits(problem) else dropped).append(problem)
+        unsure = [problem for problem in problems if not self._surely_fits(problem)]
+        longer = {
+            problem.problem_id
+            for start in range(0, len(unsure), BATCH)
+            for problem, length in self._lengths(unsure[start : start + BATCH])
+            if length > self._config.max_tokens
+        }
+        dropped = [problem for problem in problems if problem.problem_id in longer]
+        kept = [problem for problem in problems if problem.problem_id not in longer] if longer else list(problems)
         if dropped and (self._config.too_long == "refuse" or not kept):
             raise UserError(
                 f"{len(dropped)} of {len(problems)} prompts are longer than {self._config.max_tokens} tokens, the "
@@ -78,10 +91,23 @@ class PromptEncoder:
         rendered = _render(self._tokenizer, [*messages, _message("user", question)], True)
         return rendered.replace(self._default_system, "", 1) if self._default_system else rendered
 
-    def _fits(self, problem: Problem) -> bool:
+    def _surely_fits(self, problem: Problem) -> bool:
         """Every token spells at least a character of ASCII text, so most prompts need no tokenizer to tell."""
-        text, limit = self.text(problem), self._config.max_tokens
-        return (text.isascii() and len(text) + MAX_ADDED_TOKENS <= limit) or len(self._tokens(text)) <= limit
+        question = problem.question
+        return question.isascii() and len(question) + self._frame <= self._config.max_tokens
+
+    @functools.cached_property
+    def _frame(self) -> float:
+        """Tokens at most around a question in ASCII; infinite where what is put around may depend on it."""
+        text = self.text(Problem("", _TELLTALE, ""))
+        around = text.replace(_TELLTALE, "", 1)
+        return len(around) + MAX_ADDED_TOKENS if text.count(_TELLTALE) == 1 and around.isascii() else math.inf
+
+    def _lengths(self, problems: Sequence[Problem]) -> Iterator[tuple[Problem, int]]:
+        """Each problem and its prompt's tokens; one call, for which a fast tokenizer takes all cores."""
+        special = not self._config.chat
+        encoded = self._tokenizer([self.text(problem) for problem in problems], add_special_tokens=special)
+        return zip(problems, map(len, encoded["input_ids"]), strict=True)
 
     def _tokens(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=not self._config.chat))

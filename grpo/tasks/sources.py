@@ -69,7 +69,7 @@ def listed(ids: tuple[str, ...]) -> str:
 
 def _from_file(data: DataConfig) -> tuple[list[Problem], SourceReport]:
     path = Path(data.path)
-    return _problems_of_rows(read_rows(path, "task.data.path"), path.stem, data)
+    return _problems_of_rows(read_rows(path, "task.data.path")[: data.limit or None], path.stem, data)
 
 
 def read_rows(path: Path, key: str) -> list[dict[str, Any]]:
@@ -96,6 +96,7 @@ def _from_hub(data: DataConfig) -> tuple[list[Problem], SourceReport]:
         dataset = load_dataset(data.path, data.subset or None, split=data.split)
     except Exception as error:  # a dozen kinds, over several packages: all mean that the set cannot be had
         raise UserError(f"data set {data.path!r} {_hub_failure(error)}") from error
+    dataset = dataset.select(range(min(data.limit or len(dataset), len(dataset))))
     return _problems_of_rows(dataset.to_list(), Path(data.path).name, data)
 
 
