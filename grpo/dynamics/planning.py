@@ -20,6 +20,8 @@ from grpo.dynamics.refresh import LADDER as INTERVALS
 from grpo.dynamics.thresholds import critical_gain, gain
 
 EXPONENTS = (0.0, 0.5, 1.0, 1.5, 2.0)
+# Of the gradient, for the harder half of the prompts.
+FAIR_SHARE = 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +139,16 @@ def speaking_band(size: int, most_silent: float = 0.5) -> tuple[float, float]:
 
 def balanced_exponent(difficulty: Difficulty, size: int, ddof: int = 0) -> float:
     """The smallest exponent of `EXPONENTS` that gives the harder half of the prompts that can speak (0 < p < 1) at
-    least half of the gradient; the largest where none does. A higher one lifts hard prompts and adds noise."""
+    least `FAIR_SHARE` of the gradient; GRPO's 1 where none does. A higher one lifts hard prompts and adds noise."""
     inside = (difficulty.pass_rates > 0) & (difficulty.pass_rates < 1)
     rates, shares = difficulty.pass_rates[inside], difficulty.weights[inside] / difficulty.weights[inside].sum()
     below = np.cumsum(shares) - shares
     harder = np.clip((0.5 - below) / shares, 0, 1)
     for exponent in EXPONENTS:
         each = shares * drift(rates, size, exponent, ddof)
-        if harder @ each >= 0.5 * each.sum():
+        if harder @ each >= FAIR_SHARE * each.sum():
             return exponent
-    return EXPONENTS[-1]
+    return 1.0
 
 
 def interval_options(steps: int, request: PlanRequest) -> tuple[IntervalOption, ...]:

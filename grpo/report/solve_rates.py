@@ -14,7 +14,7 @@ from rich.table import Table
 
 from grpo.dynamics.difficulty import Difficulty, fit_difficulty
 from grpo.dynamics.identity import gradient_mass, silent_rate, smallest_group_size
-from grpo.dynamics.planning import EXPONENTS, balanced_exponent, speaking_band
+from grpo.dynamics.planning import EXPONENTS, FAIR_SHARE, balanced_exponent, speaking_band
 from grpo.report import page
 from grpo.report.curves import BLACK, BLUE, GREEN, ORANGE
 
@@ -111,8 +111,9 @@ def summary(found: SolveRates, column: str) -> list[str]:
         f"'task.data.selection.solve_rate=[{low:.3f},{high:.3f}]'",
         f"G = {found.group_size} keeps at least {1 - MAX_SHORTFALL:.0%} of the gradient's limit on problems between 2 "
         f"and 98 % (of {', '.join(map(str, SIZES))}); in the band, {found.within:.0%} of the problems, at most half of "
-        f"its groups are silent; α = {found.exponent:g} is the least that gives the harder half of the problems half "
-        "of the gradient",
+        f"its groups are silent; α = {found.exponent:g} "
+        f"is the least of {', '.join(f'{each:g}' for each in EXPONENTS)} that gives the harder half of the problems at "
+        f"least {FAIR_SHARE:.0%} of the gradient, or 1",
     ]
 
 

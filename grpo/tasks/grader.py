@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo.config import RewardConfig, UserError
-from grpo.tasks.rewards import RewardPart, UnparsableAnswer, build_parts
+from grpo.tasks.rewards import RewardPart, build_parts
+from grpo.tasks.verification import UnparsableAnswer
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,8 @@
 import pytest
 
 from grpo.config import RewardConfig, RewardPartConfig, UserError
-from grpo.tasks.rewards import UnparsableAnswer, build_parts, exact, number
+from grpo.tasks.rewards import build_parts
+from grpo.tasks.verification import UnparsableAnswer, exact, number
 
 
 def part(name, **settings):

@@ -1,0 +1,128 @@
+r"""Whether a written answer says the same as the right one.
+
+Three comparisons, from narrow to wide: the same text (`exact`), the same number (`number`), the same mathematics
+(`mathematics`: numbers exactly, words as words, all else by math_verify's symbolic equality). What they misjudge on
+rewritten and on nearly right answers is measured by benchmarks/verification.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+
+class UnparsableAnswer(ValueError):
+    """A problem's own answer cannot be read, so nothing can be compared with it."""
+
+
+_PLAIN_NUMBER = re.compile(r"([-+]?(?:\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})(?:e[-+]?\d{1,3})?)(?:/(\d{1,400}))?")
+
+
+def exact(extracted: str, answer: str) -> float:
+    """Same text, apart from ``$``, thousands commas and spaces that do not part two words or numbers."""
+    return float(_squeeze(extracted) == _squeeze(answer))
+
+
+def number(extracted: str, answer: str) -> float:
+    """Same value: "1,000", "$1000.0" and "1e3" are equal, "1/2" and "0.5" too; 50% counts as 50.
+
+    0 when what was extracted is not one plain number; raises UnparsableAnswer when the answer is none.
+    """
+    wanted = value(answer)
+    if wanted is None:
+        raise UnparsableAnswer(answer)
+    return float(wanted == value(extracted))
+
+
+def value(text: str) -> Fraction | None:
+    """The plain number that the text is, or None."""
+    match = _PLAIN_NUMBER.fullmatch(re.sub(r"[\\%]", "", _squeeze(text)).removesuffix(".").lower())
+    if match is None or (match.group(2) and not int(match.group(2))):
+        return None
+    return Fraction(match.group(1)) / int(match.group(2) or 1)
+
+
+def _squeeze(text: str) -> str:
+    bare = " ".join(text.replace("$", "").split())
+    return re.sub(r"(?<!\w) | (?!\w)|(?<=\d),(?=(?:\d{3})+(?!\d))", "", bare)
+
+
+LONGEST_FORMULA = 4096
+"""Characters. What is longer is no answer, and takes for ever to read."""
+
+_FONT = r"\\(?:text|math)(?:bf|rm|it|normal)?\s*\{"
+_WORDS = re.compile(rf"(?:{_FONT})?[\s(]*([A-Za-z]+(?:[ -][A-Za-z]+)*)[\s).]*\}}?")
+# sympy opens the interval there, so that it would equal the right one.
+_CLOSED_AT_INFINITY = re.compile(r"\\infty\s*(?:\\right)?\]|\[\s*-\s*\\infty")
+_TYPESETTING = tuple(
+    (re.compile(old), new)
+    for old, new in (
+        (r"\\[$()!]|\$|\\displaystyle\s*|^(?:\\[,;]|\s)+|(?:\\[,;]|\s)+$", ""),  # delimiters and outer spaces
+        (r"\\,(?=\d{3}(?!\d))", ""),  # 13\,535
+        (r"^\{((?:[^{}\\]|\\.|\{[^{}]*\})*)\}$", r"\1"),  # {(2,4)}
+        (r"\.(\s*\}?)$", r"\1"),  # the sentence's full stop
+        (_FONT + r"\s*([-+.]?\d[^{}]*)\}", r"\1"),  # \mathbf{1.8}
+        (r"[\\,\s]*(?:\\?%|\bpercent\b|\\text\{\s*percent\s*\})", ""),  # 50% counts as 50, as in `number`
+        (r"\^\s*\{?\\circ\}?|°", ""),
+        (r"^\w+\s*\\in\b", ""),  # x \in [0, 1)
+        (r"^(-?)\\[dt]?frac\{(\d+)\}\{(\d+)\}$", r"\1\2/\3"),
+        (r"(?<=[\d}])\s+([A-Za-z]{3,})$", r"\\text{ \1}"),  # a word after a number is its unit, which does not count
+        # A number with its base, which math_verify would drop, becomes a word.
+        (r"^\(?(\w+)\)?[\\,\s]*_\s*\{?(?:\\text\{)?\(?(\d+)\)?\}*$", r"\\text{\1base\2}"),
+    )
+)
+
+
+def bare(text: str) -> str:
+    r"""An answer without what is typesetting only.
+
+    >>> bare(r"\(\mathbf{1.8}\)."), bare(r"\dfrac{1}{2}"), bare("12.5\\%"), bare(r"x \in [0, 1)")
+    ('1.8', '\\dfrac{1}{2}', '12.5', ' [0, 1)')
+    """
+    for old, new in _TYPESETTING:
+        text = old.sub(new, text)
+    return text
+
+
+def mathematics(prose: bool = False) -> Callable[[str, str], float]:
+    """(extracted, answer) → 1.0 where they are the same number, word or formula; in `prose` the answer is searched in
+    what was extracted, as math_verify does. The function raises UnparsableAnswer for an answer that is none of these.
+    """
+    import logging
+
+    from math_verify import LatexExtractionConfig, parse, verify
+
+    # It warns, in every worker, that it keeps no time limit; the pool does.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+    # Its own limits use signal.alarm, which works in main threads only. Its search for plain numbers is left out: it
+    # finds the 2 in a formula that it cannot read, and takes it for the answer.
+    def formula(text: str) -> list[Any]:
+        return parse(f"${text}$", [LatexExtractionConfig()], parsing_timeout=None)
+
+    gold = functools.lru_cache(maxsize=1024)(formula)
+
+    def same(extracted: str, answer: str) -> float:
+        wanted = bare(answer)
+        # What it cannot read comes back as the text alone.
+        if value(wanted) is None and all(isinstance(reading, str) for reading in gold(wanted)):
+            raise UnparsableAnswer(answer)
+        if exact(extracted, answer):
+            return 1.0
+        if prose:
+            return float(verify(gold(wanted), parse(extracted, parsing_timeout=None), timeout_seconds=None))
+        if len(extracted) > LONGEST_FORMULA or _CLOSED_AT_INFINITY.search(extracted):
+            return 0.0
+        given = bare(extracted)
+        words = _WORDS.fullmatch(wanted), _WORDS.fullmatch(given)
+        if words[0] and words[1] and words[0][1].casefold() == words[1][1].casefold():
+            return 1.0
+        numbers = value(wanted), value(given)
+        if None not in numbers:
+            return float(numbers[0] == numbers[1])
+        return float(verify(gold(wanted), formula(given), allow_set_relation_comp=True, timeout_seconds=None))
+
+    return same
