@@ -1,4 +1,4 @@
-"""The command line: `grpo train|eval|solve-rates|dynamics|reproduce|doctor`."""
+"""The command line: `grpo train|eval|solve-rates|sweep|report|dynamics|reproduce|doctor`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ USAGE = """usage: grpo COMMAND [key=value ...]
   eval     pass@1 and pass@k:    grpo eval model.path=runs/default/model task=arithmetic
   solve-rates  how often a model solves each problem, as a column for training:
            grpo solve-rates model.path=DIR task=file task.data.path=FILE evaluation.samples_per_problem=16
+  sweep    variants × seeds, resumable: grpo sweep help
+  report   runs or a sweep compared:  grpo report runs/a runs/b
   dynamics laws, forecast, diagnosis, decisions of a run, or a plan before it: grpo dynamics help
   reproduce  numbers and figures of the papers: grpo reproduce help
   doctor   what is here, what does not fit, what to do about it
@@ -51,7 +53,7 @@ def _train(overrides: list[str]) -> int:
         print_help()
         return 0
     if {"-m", "--multirun"} & set(overrides):
-        raise UserError("grpo train starts one run at a time; for several, loop over it: for seed in 0 1 2; do …")
+        raise UserError("grpo train starts one run at a time; grpo sweep starts several (grpo sweep help)")
     config = compose_config(overrides)
     from grpo.train import train
 
@@ -76,6 +78,18 @@ def _solve_rates(overrides: list[str]) -> int:
     return measure_solve_rates(config)
 
 
+def _sweep(words: list[str]) -> int:
+    from grpo.sweep.run import sweep
+
+    return sweep(words)
+
+
+def _report(words: list[str]) -> int:
+    from grpo.report_command import report
+
+    return report(words)
+
+
 def _dynamics(arguments: list[str]) -> int:
     from grpo.dynamics_command import dynamics
 
@@ -98,6 +112,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "eval": _eval,
     "solve-rates": _solve_rates,
+    "sweep": _sweep,
+    "report": _report,
     "dynamics": _dynamics,
     "reproduce": _reproduce,
     "doctor": _doctor,

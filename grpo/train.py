@@ -21,7 +21,7 @@ from grpo.config.errors import SamplerLost
 from grpo.config.saved import from_dict
 from grpo.config.validate import differences, validate
 from grpo.dynamics.diagnostics import diagnose
-from grpo.dynamics.scheduler import SCHEDULERS, may_roll_back, replanned
+from grpo.dynamics.scheduler import build_scheduler, may_roll_back, replanned
 from grpo.interfaces import Learner, Sampler
 from grpo.learner.checkpoint import CheckpointStore, read_state
 from grpo.learner.engine import init_distributed
@@ -120,7 +120,7 @@ class Session:
             learner=learner,
             make_batches=BatchMaker(config.normalization, config.objective, config.learner, collective),
             weight_sync=sync,
-            scheduler=SCHEDULERS[config.dynamics.name](config, collective.world_size),
+            scheduler=build_scheduler(config, collective.world_size),
             collective=collective,
             take_seconds=self._phases.take,
         )

@@ -40,6 +40,9 @@ COMPOSITION = {
     "doctor",
     "dynamics_command",
     "reproduce",
+    "solve_rates",
+    "sweep",
+    "report_command",
     "__init__",
 }
 

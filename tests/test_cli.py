@@ -12,7 +12,10 @@ def test_without_a_command_the_usage_is_printed(capsys):
 
 def test_an_unknown_command_names_those_there_are(capsys):
     assert main(["trian"]) == WRONG_USE
-    assert "unknown command 'trian'; there are: train, eval, dynamics, reproduce, doctor" in capsys.readouterr().err
+    assert (
+        "unknown command 'trian'; there are: train, eval, solve-rates, sweep, report, dynamics"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_wrong_key_is_one_line_before_anything_heavy_is_imported(capsys):
@@ -23,7 +26,7 @@ def test_a_wrong_key_is_one_line_before_anything_heavy_is_imported(capsys):
 
 def test_several_runs_at_once_are_refused_with_what_to_do_instead(capsys):
     assert main(["train", "--multirun", "seed=0,1"]) == 2
-    assert "one run at a time" in capsys.readouterr().err
+    assert "one run at a time; grpo sweep" in capsys.readouterr().err
 
 
 def test_help_lists_groups_and_keys(capsys):

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from itertools import product
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
+from hydra import compose, initialize_config_dir, main
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from grpo.config.errors import UserError
 from grpo.config.run import TrainConfig
+from grpo.config.sweep import SweepConfig
 
 PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -38,6 +44,56 @@ def compose_config(overrides: list[str], config_name: str = "train") -> TrainCon
             return to_config(compose(config_name, overrides))
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(_one_line(error)) from error
+
+
+def compose_sweep(preset: str, overrides: list[str]) -> SweepConfig:
+    """A file of `configs/sweep` (by name) or of one's own (by path), changed by `key=value` words."""
+    own = Path(preset)
+    path = own if own.suffix in (".yaml", ".yml") else config_directory() / "sweep" / f"{preset}.yaml"
+    if not path.is_file():
+        there = ", ".join(sorted(file.stem for file in (config_directory() / "sweep").glob("*.yaml")))
+        raise UserError(f"there is no sweep {preset!r}: choose one of {there}, or give a file that ends in .yaml")
+    try:
+        words = OmegaConf.from_dotlist(overrides)
+        merged = OmegaConf.merge(OmegaConf.structured(SweepConfig), OmegaConf.load(path), words)
+        return OmegaConf.to_object(merged)
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise UserError(f"{path.name}: {str(error).splitlines()[0]}") from error
+
+
+def grid(overrides: list[str]) -> list[dict[str, str]]:
+    """Hydra's sweep syntax, a=1,2 b=range(3): every combination, as key → value; of words without any, one that is
+    empty. Plain words do not count. Raises UserError for what Hydra cannot read."""
+    try:
+        parsed = OverridesParser.create().parse_overrides(overrides)
+        swept = {
+            each.get_key_element(): list(each.sweep_string_iterator()) for each in parsed if each.is_sweep_override()
+        }
+    except HydraException as error:
+        raise UserError(_one_line(error)) from error
+    return [dict(zip(swept, values, strict=True)) for values in product(*swept.values())]
+
+
+def plain(overrides: list[str]) -> list[str]:
+    """The words that `grid` leaves alone."""
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    return [word for word, each in zip(overrides, parsed, strict=True) if not each.is_sweep_override()]
+
+
+def launch_all(run: Callable[[DictConfig], None], indices: list[int], folder: Path, words: list[str]) -> None:
+    """Hydra's multirun: calls `run` with {folder, cell} for each index, by the launcher that `words` choose
+    (hydra/launcher=joblib, submitit_slurm, …; one after another in this process without any)."""
+    ConfigStore.instance().store(name="grpo_cell", node={"folder": str(folder), "cell": 0})
+    outputs = [f"hydra.sweep.dir={folder}/hydra", "hydra.output_subdir=null", "hydra/job_logging=disabled"]
+    chosen = [word for word in words if word.partition("=")[0] != "hydra/hydra_logging"]
+    cells = ",".join(map(str, indices))
+    arguments = [f"cell={cells}", *outputs, "hydra/hydra_logging=disabled", *chosen]
+    before = sys.argv
+    sys.argv = ["grpo sweep", "--multirun", *arguments]
+    try:
+        main(version_base="1.3", config_path=None, config_name="grpo_cell")(run)()
+    finally:
+        sys.argv = before
 
 
 def to_config(composed: DictConfig) -> TrainConfig:

@@ -93,6 +93,18 @@ class TrackingConfig:
 
 
 @dataclass(kw_only=True)
+class LimitsConfig:
+    """A run ends after `num_steps`, or in the round in which the first of these is spent; 0: no limit."""
+
+    # Completions, those of silent and of replaced groups included.
+    samples: int = 0
+    # Tokens of completions.
+    tokens: int = 0
+    # Of rounds; evaluations and checkpoints come on top.
+    seconds: float = 0.0
+
+
+@dataclass(kw_only=True)
 class TrainConfig:
     """What `grpo train` reads."""
 
@@ -111,6 +123,7 @@ class TrainConfig:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     # Optimizer steps in all.
     num_steps: int = 100
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
     # Seeds the order of prompts, the samples and the weights that are drawn.
     seed: int = 0
     # Everything a run writes is in here.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from grpo.dynamics.adaptive import AdaptiveScheduler, Setting
 from grpo.dynamics.forecast import StopRule
 from grpo.dynamics.group_size import GroupSizeRule
 from grpo.dynamics.guard import GuardRule
+from grpo.dynamics.limits import LimitedScheduler
 from grpo.dynamics.refresh import RefreshRule
 from grpo.types import Progress, RoundPlan, RoundStatistics
 
@@ -92,3 +93,10 @@ def adaptive(config: TrainConfig, world_size: int) -> AdaptiveScheduler:
 
 
 SCHEDULERS: dict[str, Callable[[TrainConfig, int], Scheduler]] = {"fixed": fixed, "adaptive": adaptive}
+
+
+def build_scheduler(config: TrainConfig, world_size: int) -> Scheduler:
+    """The configured scheduler, within the run's limits."""
+    scheduler = SCHEDULERS[config.dynamics.name](config, world_size)
+    limits = {name: limit for name, limit in asdict(config.limits).items() if limit}
+    return LimitedScheduler(scheduler, limits) if limits else scheduler

@@ -1,0 +1,20 @@
+"""A sweep: several variants of a run, several seeds of each."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(kw_only=True)
+class SweepConfig:
+    """What `grpo sweep` reads besides the keys of a run; presets are the files of `configs/sweep`."""
+
+    # Name → overrides of the run. The first is what the others are compared with.
+    variants: dict[str, list[str]] = field(default_factory=dict)
+    # Runs of each variant, with seeds 0 … seeds − 1. The same seed asks the same prompts of the same first policy.
+    seeds: int = 3
+    # What all runs may spend alike: steps | samples | tokens | seconds, and how much of it; 0: what num_steps comes to
+    # in the first variant (steps, samples).
+    budget: str = "steps"
+    amount: int = 0
+    # What runs `grpo` for one run, e.g. "torchrun --nproc-per-node 8 -m grpo.cli"; "": this Python, one process.
+    command: str = ""
+    output_dir: str = "runs/sweep"

@@ -1,0 +1,47 @@
+"""A run that ends when it has spent its samples, tokens or seconds, whatever its scheduler decides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from grpo.types import RoundPlan, RoundStatistics
+
+if TYPE_CHECKING:
+    from grpo.interfaces import Scheduler
+
+SPENT = "spent"
+
+
+class LimitedScheduler:
+    """`scheduler`, until one of `limits` (samples, tokens, seconds → how many) is spent. What is spent is kept beside
+    the scheduler's own state, so a resumed run counts on. Seconds are those of the rounds' phases."""
+
+    def __init__(self, scheduler: Scheduler, limits: Mapping[str, float]):
+        self._scheduler = scheduler
+        self._limits = limits
+
+    def init(self) -> tuple[RoundPlan, Mapping[str, Any]]:
+        plan, state = self._scheduler.init()
+        return plan, {**state, SPENT: dict.fromkeys(self._limits, 0.0)}
+
+    def next(
+        self, plan: RoundPlan, statistics: RoundStatistics, state: Mapping[str, Any]
+    ) -> tuple[RoundPlan, Mapping[str, Any]]:
+        following, inner = self._scheduler.next(plan, statistics, state)
+        before = state.get(SPENT, {})
+        now = _of_round(statistics)
+        spent = {name: before.get(name, 0.0) + now[name] for name in self._limits}
+        for name, limit in self._limits.items():
+            if spent[name] >= limit:
+                following = replace(following, stop=True, reason=f"the budget of {limit:,.0f} {name} is spent")
+        return following, {**inner, SPENT: spent}
+
+
+def _of_round(statistics: RoundStatistics) -> dict[str, float]:
+    return {
+        "samples": float(sum(size * groups for (_, size), groups in statistics.reward_counts.items())),
+        "tokens": statistics.means["completions/length_mean"].total,
+        "seconds": sum(statistics.seconds.values()),
+    }

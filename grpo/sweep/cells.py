@@ -1,0 +1,87 @@
+"""From a preset and the words of the command line to the runs of a sweep."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from grpo.config import TrainConfig, UserError
+from grpo.config.hydra import compose_config, grid, plain
+from grpo.config.sweep import SweepConfig
+from grpo.config.validate import validate
+
+BUDGETS = ("steps", "samples", "tokens", "seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run: a seed of a variant. `name` is its folder's."""
+
+    name: str
+    variant: str
+    seed: int
+    overrides: tuple[str, ...]
+
+
+def cells_of(sweep: SweepConfig, words: Sequence[str]) -> list[Cell]:
+    """All runs, seed by seed, so that a sweep that is stopped has whole pairs. `words` are overrides of every run;
+    those in Hydra's sweep syntax multiply the variants.
+
+    Raises `UserError` for a variant that cannot be trained, before any is.
+    """
+    _check(sweep)
+    common = plain([*words])
+    variants = {
+        " ".join([name, *(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())]): [
+            *common,
+            *overrides,
+            *(f"{key}={value}" for key, value in values.items()),
+        ]
+        for name, overrides in sweep.variants.items()
+        for values in grid([*words])
+    }
+    spending = _budget(sweep, _composed(variants))
+    return [
+        Cell(f"{_folder(name)}-seed{seed}", name, seed, (*overrides, *spending, f"seed={seed}"))
+        for seed in range(sweep.seeds)
+        for name, overrides in variants.items()
+    ]
+
+
+def _check(sweep: SweepConfig) -> None:
+    if not sweep.variants:
+        raise UserError("a sweep needs variants: name → overrides")
+    if sweep.seeds < 1:
+        raise UserError(f"seeds={sweep.seeds} must be above 0")
+    if sweep.budget not in BUDGETS:
+        raise UserError(f"budget={sweep.budget!r} is none of {' | '.join(BUDGETS)}")
+    if sweep.budget in ("tokens", "seconds") and sweep.amount <= 0:
+        raise UserError(f"budget={sweep.budget} needs an amount, e.g. amount=100000")
+
+
+def _composed(variants: Mapping[str, Sequence[str]]) -> TrainConfig:
+    """The first variant's configuration; every one is composed and validated."""
+    configs = []
+    for name, overrides in variants.items():
+        try:
+            config = compose_config([*overrides])
+            validate(config)
+        except UserError as error:
+            raise UserError(f"variant {name}: {error}") from error
+        configs.append(config)
+    return configs[0]
+
+
+def _budget(sweep: SweepConfig, first: TrainConfig) -> list[str]:
+    """Overrides that make all runs spend alike."""
+    if sweep.budget == "steps":
+        return [f"num_steps={sweep.amount}"] if sweep.amount else []
+    dynamics = first.dynamics
+    samples = dynamics.group_size * dynamics.prompts_per_step * first.num_steps
+    return [f"limits.{sweep.budget}={sweep.amount or samples}"]
+
+
+def _folder(name: str) -> str:
+    """Without the characters that Hydra's grammar or a file system reads."""
+    return re.sub(r"[^\w.-]+", "-", name)
