@@ -28,7 +28,7 @@ USAGE = """usage: grpo sweep sweep=NAME [seeds=N] [budget=steps|samples|tokens|s
 Every variant of configs/sweep/NAME.yaml (or of a file of your own), with seeds 0 to N−1; key=value are overrides of
 every run, key=1,2 multiplies the variants. The same command again goes on with what is not done.
   grpo sweep sweep=normalization experiment=tiny seeds=5 output_dir=runs/dial
-  grpo sweep sweep=seeds experiment=tiny learner.learning_rate=1e-4,3e-4 hydra/launcher=joblib hydra.launcher.n_jobs=2"""
+  grpo sweep sweep=seeds experiment=tiny learner.learning_rate=1e-4,3e-4 hydra/launcher=joblib"""
 
 OWN_KEYS = ("seeds", "budget", "amount", "command", "output_dir")
 STOPPED = (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT)

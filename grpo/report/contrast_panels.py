@@ -1,0 +1,119 @@
+"""Variants side by side, one function a panel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from grpo.report.contrast import QUARTERS, Contrast, Variant
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Okabe and Ito's colours, then the same with dashes.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+NAMED_UNITS = {"steps": "optimizer steps", "tokens": "sampled tokens", "seconds": "seconds of rounds"}
+
+
+def look(shown: Contrast) -> Mapping[str, dict[str, str]]:
+    """Colour and dashes of each variant."""
+    dashes = ("-", "--", ":")
+    return {
+        variant.name: {"color": COLORS[index % len(COLORS)], "linestyle": dashes[index // len(COLORS) % len(dashes)]}
+        for index, variant in enumerate(shown.variants)
+    }
+
+
+def learning(unit: str) -> Callable[[Axes, Contrast], None]:
+    """Held-out pass@1 over what was spent: means over seeds, and bands of one standard error."""
+
+    def draw(axes: Axes, shown: Contrast) -> None:
+        for variant in shown.variants:
+            style = look(shown)[variant.name]
+            end = min(run.spent[unit][-1] for run in variant.runs)
+            grid = np.linspace(0, end, 60)
+            curves = np.array([np.interp(grid, run.spent[unit], run.held_out) for run in variant.runs])
+            mean = curves.mean(0)
+            axes.plot(grid, mean, label=variant.name, **style)
+            if len(curves) > 1:
+                error = curves.std(0, ddof=1) / np.sqrt(len(curves))
+                axes.fill_between(grid, mean - error, mean + error, color=style["color"], alpha=0.15, linewidth=0)
+        axes.axhline(shown.level, color="0.6", linewidth=0.8, linestyle=":")
+        axes.set_xlabel(NAMED_UNITS[unit])
+        axes.set_xlim(left=0)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axes.legend(loc="lower right")
+        axes.set_title(f"held-out pass@1 over {NAMED_UNITS[unit]}")
+
+    return draw
+
+
+def differences(axes: Axes, shown: Contrast) -> None:
+    """Last held-out pass@1 against the first variant's, with 95 % intervals."""
+    others = [variant for variant in shown.variants if variant.against]
+    for place, variant in enumerate(others):
+        found = variant.against.difference
+        reach = [[found.value - found.low], [found.high - found.value]]
+        color = look(shown)[variant.name]["color"]
+        axes.errorbar(found.value, place, xerr=reach, fmt="o", color=color, capsize=3)
+    axes.axvline(0, color="0.4", linewidth=0.8)
+    axes.set_yticks(range(len(others)), [variant.name for variant in others])
+    axes.set_ylim(-0.6, len(others) - 0.4)
+    axes.invert_yaxis()
+    axes.set_xlabel("difference of last held-out pass@1")
+    axes.set_title(f"against {shown.base.name}")
+
+
+def quarters(axes: Axes, shown: Contrast) -> None:
+    """Change of the pass rate for the problems of each quarter of difficulty before training."""
+    places, width = np.arange(len(QUARTERS)), 0.8 / len(shown.variants)
+    for index, variant in enumerate(shown.variants):
+        values = np.array([each.value for each in variant.quarters])
+        reach = np.array([[each.value - each.low, each.high - each.value] for each in variant.quarters]).T
+        where = places + (index - (len(shown.variants) - 1) / 2) * width
+        color = look(shown)[variant.name]["color"]
+        axes.bar(where, values, width * 0.9, yerr=reach, color=color, label=variant.name, error_kw={"linewidth": 0.8})
+    axes.axhline(0, color="0.4", linewidth=0.8)
+    axes.set_xticks(places, QUARTERS)
+    axes.legend()
+    axes.set_title("learned, by difficulty before training (pass rate)")
+
+
+def rounds(name: str, title: str) -> Callable[[Axes, Contrast], None]:
+    """A metric of the rounds, mean over seeds, smoothed over a twentieth of the run."""
+
+    def draw(axes: Axes, shown: Contrast) -> None:
+        for variant in shown.variants:
+            steps, values = _mean_series(variant, name)
+            if len(steps):
+                axes.plot(steps, values, label=variant.name, **look(shown)[variant.name])
+        axes.set_xlabel("optimizer steps")
+        axes.legend()
+        axes.set_title(title)
+
+    return draw
+
+
+def _mean_series(variant: Variant, name: str) -> tuple[np.ndarray, np.ndarray]:
+    curves = [np.array([(row["step"], row[name]) for row in run.rows if name in row]) for run in variant.runs]
+    curves = [curve for curve in curves if len(curve)]
+    if not curves:
+        return np.empty(0), np.empty(0)
+    steps = np.linspace(max(curve[0, 0] for curve in curves), min(curve[-1, 0] for curve in curves), 60)
+    mean = np.mean([np.interp(steps, curve[:, 0], curve[:, 1]) for curve in curves], 0)
+    kernel = np.ones(3) / 3
+    return steps, np.convolve(np.pad(mean, 1, mode="edge"), kernel, mode="valid")
+
+
+PANELS: tuple[Callable[[Axes, Contrast], None], ...] = (
+    learning("tokens"),
+    learning("steps"),
+    differences,
+    quarters,
+    rounds("groups/silent_fraction", "silent groups (share)"),
+    rounds("policy/entropy", "entropy (nats per token)"),
+    rounds("completions/length_mean", "completion length (tokens)"),
+    learning("seconds"),
+)

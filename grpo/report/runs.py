@@ -1,0 +1,95 @@
+"""Finished runs, as they are compared: what was spent, what was reached, problem by problem."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import isotonic_regression
+
+from grpo.config import UserError
+from grpo.report.logs import Row, counts_of, read_run, run_config
+from grpo.telemetry import read_metrics
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a variant. `rows` are its rounds, `evaluations` its held-out evaluations, first and last included."""
+
+    folder: Path
+    variant: str
+    seed: int
+    config: Mapping[str, Any]
+    rows: Sequence[Row]
+    evaluations: Sequence[Mapping[str, Any]]
+
+    @cached_property
+    def spent(self) -> dict[str, Array]:
+        """At each evaluation: optimizer steps, sampled completions, their tokens, seconds of rounds."""
+        steps = np.array([each["step"] for each in self.evaluations], float)
+        samples = np.array([sum(size * groups for (_, size), groups in counts_of(row).items()) for row in self.rows])
+        tokens = np.array([row["completions/length_mean"] for row in self.rows]) * samples
+        seconds = [sum(value for name, value in row.items() if name.startswith("time/")) for row in self.rows]
+        ends = [0.0, *(row["step"] for row in self.rows)]
+        totals = {"samples": samples, "tokens": tokens, "seconds": np.array(seconds)}
+        return {"steps": steps} | {
+            name: np.interp(steps, ends, np.concatenate([[0.0], np.cumsum(values)])) for name, values in totals.items()
+        }
+
+    @cached_property
+    def held_out(self) -> Array:
+        """Held-out pass@1 at each evaluation."""
+        return np.array([each["pass@1"]["value"] for each in self.evaluations])
+
+    def rates(self, index: int) -> dict[str, float]:
+        """Pass rate of each held-out problem at an evaluation: 0 the first, −1 the last."""
+        return {row["problem_id"]: row["correct"] / row["total"] for row in self.evaluations[index]["per_problem"]}
+
+    def late(self, name: str) -> float:
+        """Mean of a metric over the last quarter of the rounds; NaN where it was not logged."""
+        values = [row[name] for row in self.rows[-max(1, len(self.rows) // 4) :] if name in row]
+        return float(np.mean(values)) if values else float("nan")
+
+    def cost(self, level: float, unit: str) -> tuple[float, bool]:
+        """What had been spent when held-out pass@1 reached `level`, its curve made monotone; all that was spent, and
+        False, where it never did."""
+        smooth, spent = isotonic_regression(self.held_out).x, self.spent[unit]
+        if smooth[-1] < level:
+            return float(spent[-1]), False
+        index = int(np.argmax(smooth >= level))
+        if index == 0:
+            return float(spent[0]), True
+        share = (level - smooth[index - 1]) / (smooth[index] - smooth[index - 1])
+        return float(spent[index - 1] + share * (spent[index] - spent[index - 1])), True
+
+
+def load(folder: Path, variant: str, seed: int | None = None) -> Run:
+    """The run in `folder`. Raises `UserError` where there is none, or none that was evaluated before and after."""
+    config = run_config(folder)
+    path = folder / "evaluations.jsonl"
+    evaluations = read_metrics(path) if path.exists() else []
+    if len(evaluations) < 2:
+        raise UserError(f"{folder} has {len(evaluations)} held-out evaluations; a comparison needs a first and a last")
+    return Run(folder, variant, config["seed"] if seed is None else seed, config, read_run(folder), evaluations)
+
+
+def differing_keys(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Dotted key → its value in each configuration, for the keys in which they differ; folders and seeds left out."""
+    flat = [dict(_flat(config)) for config in configs.values()]
+    keys = dict.fromkeys(key for each in flat for key in each)
+    rows = {key: [each.get(key) for each in flat] for key in keys if key not in ("output_dir", "seed")}
+    return {key: values for key, values in rows.items() if any(value != values[0] for value in values)}
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found = []
+    for name, value in config.items():
+        found += _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
+    return found
