@@ -18,9 +18,10 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from scipy import stats
-from scipy.optimize import isotonic_regression
 
+from grpo.report.runs import load
+from grpo.statistics import geometric_ratio
+from grpo.types import Interval
 from tests.runs import grpo, rows
 
 ADAPTIVE = "adaptive"
@@ -99,37 +100,8 @@ def train(output: Path, overrides: list[str], seed: int) -> None:
     print(f"{output.name}: {rows(output / 'evaluations.jsonl')[-1]['pass@1']['value']:.3f}", flush=True)
 
 
-def curve(output: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sampled tokens, seconds of rounds, and held-out pass rate, at each evaluation."""
-    tokens, seconds, spent, took = {0: 0.0}, {0: 0.0}, 0.0, 0.0
-    for row in rows(output / "metrics.jsonl"):
-        spent += row["completions/length_mean"] * sum(size * groups for _, size, groups in row["groups/counts"])
-        took += sum(value for name, value in row.items() if name.startswith("time/"))
-        tokens[row["step"]], seconds[row["step"]] = spent, took
-    evaluated = {row["step"]: row["pass@1"]["value"] for row in rows(output / "evaluations.jsonl")}
-    steps = sorted(evaluated)
-    return tuple(np.array([source[step] for step in steps]) for source in (tokens, seconds, evaluated))
-
-
-def reached(spent: np.ndarray, values: np.ndarray, level: float) -> tuple[float, bool]:
-    """What had been spent when the monotone curve reached `level`; all that was spent, and False, if it never did."""
-    smooth = isotonic_regression(values).x
-    if smooth[-1] < level:
-        return float(spent[-1]), False
-    index = int(np.argmax(smooth >= level))
-    if index == 0:
-        return float(spent[0]), True
-    share = (level - smooth[index - 1]) / (smooth[index] - smooth[index - 1])
-    return float(spent[index - 1] + share * (spent[index] - spent[index - 1])), True
-
-
-def ratio(ours: list[float], base: list[float]) -> str:
-    """Geometric mean of the paired ratios with its 95 % interval (t, on logarithms)."""
-    logs = np.log(np.array(ours) / np.array(base))
-    if len(logs) < 2 or not logs.any():
-        return f"{np.exp(logs.mean()):.2f}"
-    half = stats.t.ppf(0.975, len(logs) - 1) * stats.sem(logs)
-    return f"{np.exp(logs.mean()):.2f} [{np.exp(logs.mean() - half):.2f}, {np.exp(logs.mean() + half):.2f}]"
+def shown(ratio: Interval) -> str:
+    return f"{ratio.value:.2f}" if ratio.low == ratio.high else f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
 
 
 def main(folder: str, experiment: str = "tiny", seeds: str = "8", at_once: str = "2") -> None:
@@ -140,9 +112,9 @@ def main(folder: str, experiment: str = "tiny", seeds: str = "8", at_once: str =
     with ThreadPoolExecutor(int(at_once)) as pool:
         list(pool.map(lambda job: train(job[0], names[job[1]], job[2]), jobs))
 
-    found = {name: [curve(output) for output, arm, _ in jobs if arm == name] for name in names}
-    cost = {name: [reached(tokens, values, setup.level) for tokens, _, values in found[name]] for name in names}
-    time = {name: [reached(seconds, values, setup.level) for _, seconds, values in found[name]] for name in names}
+    found = {name: [load(output, name) for output, arm, _ in jobs if arm == name] for name in names}
+    cost = {name: [run.cost(setup.level, "tokens") for run in found[name]] for name in names}
+    time = {name: [run.cost(setup.level, "seconds") for run in found[name]] for name in names}
     base = next(iter(names))
     table = Table("setting", "reached", "tokens", f"of {base}'s", f"seconds, of {base}'s", "last pass@1")
     for name in names:
@@ -151,9 +123,9 @@ def main(folder: str, experiment: str = "tiny", seeds: str = "8", at_once: str =
             name,
             f"{sum(arrived for _, arrived in cost[name])} of {len(spent)}",
             f"{np.exp(np.mean(np.log(spent))):,.0f}",
-            ratio(spent, [value for value, _ in cost[base]]),
-            ratio([value for value, _ in time[name]], [value for value, _ in time[base]]),
-            f"{np.mean([values[-1] for *_, values in found[name]]):.3f}",
+            shown(geometric_ratio(spent, [value for value, _ in cost[base]])),
+            shown(geometric_ratio([value for value, _ in time[name]], [value for value, _ in time[base]])),
+            f"{np.mean([run.held_out[-1] for run in found[name]]):.3f}",
         )
     Console().print(f"{experiment}, until held-out pass@1 {setup.level}, {seeds} seeds, {at_once} at once")
     Console().print(table)

@@ -351,7 +351,7 @@ def main(data: str, files: str = FILES, part: str = "math", most: str = "10") ->
                 bad = (grade.parts[part] == 1) != right
                 total.update({(kind, right, bad): 1, ("all", right, bad): 1})
                 if bad or grade.outcome != "graded":
-                    failures.append(f"{kind}\t{'refused' if right else 'accepted'}\t{grade.outcome}\t{gold}\t{form!r}")
+                    failures.append(f"{kind}\t{'right' if right else 'wrong'}\t{grade.outcome}\t{gold}\t{form!r}")
     for kind in (*KINDS, "all"):
         cells = []
         for right in (True, False):

@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 
 from grpo.config import UserError
-from grpo.statistics import Interval, mean_interval, paired_difference, pass_at_k, pass_at_k_interval
+from grpo.statistics import (
+    Interval,
+    crossed_difference,
+    geometric_ratio,
+    holm,
+    mean_interval,
+    paired_difference,
+    pass_at_k,
+    pass_at_k_interval,
+)
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_a_correct_sample():
@@ -87,3 +96,43 @@ def test_no_change_anywhere_is_no_change():
 def test_rates_that_are_not_pairs_are_refused():
     with pytest.raises(ValueError, match="2 and 1"):
         paired_difference([0.0, 1.0], [1.0])
+
+
+def test_a_crossed_difference_holds_the_truth_in_its_interval_under_the_luck_of_seeds_and_problems():
+    random = np.random.default_rng(0)
+    held = rejected = 0
+    for _ in range(60):
+        seeds, problems = random.normal(0, 0.05, (8, 1)), random.normal(0, 0.2, (1, 60))
+        interval, _ = crossed_difference(0.1 + seeds + problems + random.normal(0, 0.3, (8, 60)))
+        held += interval.low <= 0.1 <= interval.high
+        rejected += crossed_difference(seeds + problems + random.normal(0, 0.3, (8, 60)))[1] < 0.05
+    assert held >= 54
+    assert rejected <= 6
+
+
+def test_a_crossed_difference_is_wider_than_one_over_problems_alone_when_seeds_differ():
+    cells = np.repeat([[0.2], [-0.1], [0.3], [0.0]], 50, axis=1) + np.random.default_rng(1).normal(0, 0.1, (4, 50))
+    crossed, p = crossed_difference(cells)
+    alone = paired_difference(np.zeros(50), cells.mean(0))
+    assert crossed.value == pytest.approx(alone.value)
+    assert crossed.high - crossed.low > 3 * (alone.high - alone.low)
+    assert p > 0.05
+
+
+def test_no_difference_at_all_has_p_one_and_the_same_everywhere_has_the_smallest():
+    assert crossed_difference(np.zeros((3, 5))) == (Interval(0.0, 0.0, 0.0), 1.0)
+    assert crossed_difference(np.full((3, 5), 0.5)) == (Interval(0.5, 0.5, 0.5), 1 / 10_000)
+
+
+def test_holm_corrects_by_rank_and_keeps_the_order():
+    # Sorted .005, .01, .03, .04 times 4, 3, 2, 1, and never less than the one before.
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+
+
+def test_a_geometric_ratio_is_the_t_interval_of_the_logarithms():
+    ratio = geometric_ratio([2.0, 8.0], [1.0, 1.0])
+    # Mean log 2·ln 2, standard error ln 2, t(1 degree of freedom) = 12.706.
+    assert ratio.value == pytest.approx(4.0)
+    assert ratio.low == pytest.approx(4.0 * 2**-12.7062, rel=1e-4)
+    assert geometric_ratio([3.0], [2.0]) == Interval(1.5, 1.5, 1.5)

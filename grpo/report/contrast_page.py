@@ -21,6 +21,8 @@ PAGE_FILE, PLOT_FILE, MARKDOWN_FILE = "report.html", "report.png", "report.md"
 SURE = 0.05
 NUM_SAMPLES = 3
 EXCERPT = 400
+# Columns of the results that a terminal has room for: variant, after, difference, p, tokens.
+NARROW = (0, 3, 4, 5, -1)
 
 
 def write_contrast(shown: Contrast, folder: Path, notes: Sequence[str] = (), console: Console | None = None) -> None:
@@ -47,7 +49,7 @@ def write_contrast(shown: Contrast, folder: Path, notes: Sequence[str] = (), con
     lines = [f"# {folder.resolve().name}", *said, f"![curves]({PLOT_FILE})"]
     lines += ["\n".join([f"## {title}\n", *_markdown(rows)]) for title, rows in tables.items()]
     (folder / MARKDOWN_FILE).write_text("\n\n".join(lines) + "\n", encoding="utf-8")
-    header, *rows = tables["Results"]
+    header, *rows = ([row[index] for index in NARROW] for row in tables["Results"])
     table = Table(*header)
     for row in rows:
         table.add_row(*row)
@@ -68,7 +70,8 @@ def conclusion(shown: Contrast) -> list[str]:
         clear = [each for each in others if each.against.p < SURE and each.against.difference.value * better > 0]
         if clear:
             named = ", ".join(
-                f"{each.name} by {abs(each.against.difference.value):.1%} (p = {each.against.p:.2g})" for each in clear
+                f"{each.name} by {100 * abs(each.against.difference.value):.1f} points (p = {each.against.p:.2g})"
+                for each in clear
             )
             said.append(f"Ends clearly {word} than {base.name}: {named}.")
     unclear = [each for each in others if each.against.p >= SURE]
@@ -94,7 +97,7 @@ def results(shown: Contrast) -> list[tuple[str, ...]]:
         (
             *("variant", "seeds", "pass@1 before", "after", f"minus {shown.base.name}", "p"),
             *(f"pass@{k}" for k in ks),
-            *(f"reached {shown.level:.1%}", f"tokens to there, of {shown.base.name}"),
+            *(f"reached {shown.level:.1%}", f"tokens to there, ÷ {shown.base.name}"),
         )
     ]
     for variant in shown.variants:
@@ -215,6 +218,7 @@ def _percent(interval: Interval) -> str:
 
 
 def _points(interval: Interval) -> str:
+    """In points of a percent."""
     return f"{100 * interval.value:+.1f} [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
 
 

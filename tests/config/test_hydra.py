@@ -1,13 +1,17 @@
 """Every shipped experiment composes and validates; every wrong key or value is one clear line."""
 
+import json
+from dataclasses import asdict
+
 import pytest
 
 from grpo.config import TrainConfig, UserError
-from grpo.config.hydra import compose_config, config_directory
+from grpo.config.hydra import compose_config, compose_sweep, config_directory, grid, plain
+from grpo.config.saved import from_dict
 from grpo.config.validate import differences, validate
 
 EXPERIMENTS = sorted(path.stem for path in (config_directory() / "experiment").glob("*.yaml"))
-NEEDS_DATA = {"smollm2_mawps": ["task.data.path=problems.jsonl"]}
+NEEDS_DATA = {name: ["task.data.path=problems.jsonl"] for name in ("smollm2_mawps", "bigmath_small")}
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -113,3 +117,27 @@ def test_a_budget_that_has_nothing_to_spread_or_a_rival_is_refused(overrides, me
 def test_differences_name_the_leaves_that_changed():
     old, new = compose_config([]), compose_config(["learner.learning_rate=2e-6", "seed=4"])
     assert sorted(differences(old, new)) == [("learner.learning_rate", 1e-6, 2e-6), ("seed", 0, 4)]
+
+
+def test_a_saved_configuration_comes_back_as_it_was():
+    config = compose_config(["experiment=bigmath_qwen2_5_7b", "task.reward.parts=[{name: math},{name: format}]"])
+    assert from_dict(json.loads(json.dumps(asdict(config)))) == config
+
+
+def test_a_sweep_is_found_by_name_and_changed_by_words(tmp_path):
+    found = compose_sweep("normalization", ["seeds=5"])
+    assert (found.seeds, found.budget, [*found.variants][:2]) == (5, "samples", ["grpo", "dr_grpo"])
+    own = tmp_path / "own.yaml"
+    own.write_text("variants: {a: [seed=1]}")
+    assert compose_sweep(str(own), []).variants == {"a": ["seed=1"]}
+    with pytest.raises(UserError, match="there is no sweep 'dail': choose one of dial, group_size"):
+        compose_sweep("dail", [])
+    with pytest.raises(UserError, match="own.yaml"):
+        compose_sweep(str(own), ["sedes=3"])
+
+
+def test_the_grid_is_hydras_own():
+    words = ["a=1,2", "b=x", "c.d=range(0,3)", "e=[1,2]"]
+    assert grid(words) == [{"a": a, "c.d": d} for a in "12" for d in "012"]
+    assert plain(words) == ["b=x", "e=[1,2]"]
+    assert grid(["b=x"]) == [{}]

@@ -1,0 +1,161 @@
+"""Variants compared, on runs whose truth is known."""
+
+import json
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+
+from grpo.cli import main
+from grpo.config import UserError
+from grpo.config.run import TrainConfig
+from grpo.report.contrast import contrast
+from grpo.report.contrast_page import conclusion, results, samples, settings
+from grpo.report.runs import load
+
+NUM_PROBLEMS, TRIES = 40, 8
+STEPS = (0, 10, 20, 30)
+
+
+def write_run(folder, final, seed, exponent=1.0, tokens=100.0):
+    """A run whose held-out pass rate goes in a straight line from .2 to `final` over 30 steps of 8 × 4 completions."""
+    random = np.random.default_rng((seed, int(1000 * final), int(10 * exponent)))
+    folder.mkdir(parents=True)
+    config = asdict(TrainConfig())
+    config["normalization"]["exponent"], config["seed"] = exponent, seed
+    (folder / "config.json").write_text(json.dumps(config))
+    rates = 0.2 + (final - 0.2) * np.arange(1, 31) / 30
+    with (folder / "metrics.jsonl").open("w") as file:
+        for step, rate in enumerate(rates, start=1):
+            correct, groups = np.unique(random.binomial(4, rate, 8), return_counts=True)
+            counts = [[int(k), 4, int(n)] for k, n in zip(correct, groups, strict=True)]
+            row = {"step": step, "groups/counts": counts, "completions/length_mean": tokens, "pass_rate": rate}
+            row |= {"plan/refresh_interval": 1.0, "plan/group_size": 4.0, "time/sample_seconds": 2.0}
+            file.write(json.dumps(row | {"policy/entropy": 0.5}) + "\n")
+    with (folder / "evaluations.jsonl").open("w") as file:
+        for step in STEPS:
+            rate = 0.2 + (final - 0.2) * step / 30
+            hardness = np.linspace(-0.15, 0.15, NUM_PROBLEMS)
+            correct = random.binomial(TRIES, np.clip(rate + hardness, 0, 1))
+            problems = [
+                {"problem_id": f"p-{i}", "question": f"q {i}", "answer": "1", "correct": int(k), "total": TRIES}
+                | {"completion": f"text {i}", "tokens": 80, "truncated": 0}
+                for i, k in enumerate(correct)
+            ]
+            value = float(correct.mean() / TRIES)
+            result = {"step": step, "pass@1": {"value": value, "low": value, "high": value}}
+            result |= {"pass@k": {"1": {"value": value, "low": value, "high": value}}, "per_problem": problems}
+            file.write(json.dumps(result) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    finals = {"base": 0.5, "same": 0.5, "better": 0.8, "worse": 0.3}
+    return [
+        load(write_run(root / f"{name}-seed{seed}", final, seed, exponent=0.0 if name == "same" else 1.0), name)
+        for name, final in finals.items()
+        for seed in range(5)
+    ]
+
+
+def test_what_was_spent_is_added_up_round_by_round(runs):
+    spent = runs[0].spent
+    assert spent["samples"].tolist() == [0, 320, 640, 960]
+    assert spent["tokens"].tolist() == [0, 32_000, 64_000, 96_000]
+    assert spent["seconds"].tolist() == [0, 20, 40, 60]
+
+
+def test_cost_is_read_off_the_monotone_curve(runs):
+    values = (0.2, 0.3, 0.5, 0.4)  # monotone: .2, .3, .45, .45
+    evaluations = [{"step": step, "pass@1": {"value": value}} for step, value in zip(STEPS, values, strict=True)]
+    run = replace(runs[0], evaluations=evaluations)
+    assert run.cost(0.4, "samples") == (pytest.approx(320 + 320 * 2 / 3), True)
+    assert run.cost(0.46, "samples") == (960.0, False)
+    assert run.cost(0.2, "tokens") == (0.0, True)
+
+
+def test_a_better_variant_is_told_from_one_that_is_the_same(runs):
+    found = contrast(runs)
+    against = {variant.name: variant.against for variant in found.variants[1:]}
+    assert found.base.name == "base" and found.base.against is None
+    assert against["better"].p < 0.01 and against["better"].difference.value == pytest.approx(0.3, abs=0.05)
+    assert against["worse"].p < 0.01 and against["worse"].difference.value == pytest.approx(-0.2, abs=0.05)
+    assert against["same"].p > 0.05
+    assert against["same"].difference.low < 0 < against["same"].difference.high
+    first, last = (np.mean([run.held_out[index] for run in runs[:5]]) for index in (0, -1))
+    assert found.level == pytest.approx(first + 0.75 * (last - first))
+    # Three quarters of the way to .5 at twice the speed: half of the tokens.
+    assert against["better"].tokens.value == pytest.approx(0.5, abs=0.08)
+    assert [variant.arrived for variant in found.variants] == [5, 5, 5, 0]
+
+
+def test_quarters_of_difficulty_are_of_the_rate_before_training(runs):
+    found = contrast(runs)
+    for variant in found.variants:
+        changes = [each.value for each in variant.quarters]
+        assert np.mean(changes) == pytest.approx(variant.last.value - variant.first, abs=1e-9)
+    better = found.variants[2].against.quarters
+    assert all(each.low > 0 and each.value == pytest.approx(0.3, abs=0.12) for each in better)
+
+
+def test_silence_agrees_with_its_law(runs):
+    for variant in contrast(runs).variants:
+        assert variant.silent == pytest.approx(variant.law, abs=0.05)
+
+
+def test_the_conclusion_says_who_won_and_how_sure(runs):
+    said = " ".join(conclusion(contrast(runs)))
+    assert "Ends clearly higher than base: better by 2" in said or "Ends clearly higher than base: better by 3" in said
+    assert "Ends clearly lower than base: worse by" in said
+    assert "Not told apart from base: same" in said
+    assert "40 held-out problems, 5 seeds" in said
+
+
+def test_only_the_settings_that_differ_are_shown(runs):
+    assert settings(contrast(runs)) == [
+        ("key", "base", "same", "better", "worse"),
+        ("normalization.exponent", "1.0", "0.0", "1.0", "1.0"),
+    ]
+
+
+def test_results_have_a_row_a_variant_and_samples_each_ones_text(runs):
+    found = contrast(runs)
+    header, *rows = results(found)
+    assert [row[0] for row in rows] == ["base", "same", "better", "worse"]
+    assert len(set(map(len, [header, *rows]))) == 1
+    for sample in samples(found):
+        assert [each["who"] for each in sample["completions"]] == ["before training", "base", "same", "better", "worse"]
+
+
+def test_runs_on_other_problems_are_not_compared(runs, tmp_path):
+    other = write_run(tmp_path / "other-seed0", 0.5, 0)
+    lines = (other / "evaluations.jsonl").read_text().replace('"p-0"', '"q-0"')
+    (other / "evaluations.jsonl").write_text(lines)
+    with pytest.raises(UserError, match="other problems"):
+        contrast([*runs, load(other, "other")])
+
+
+def test_variants_without_a_common_seed_are_not_paired(runs, tmp_path):
+    alone = load(write_run(tmp_path / "alone-seed9", 0.5, 9), "alone")
+    with pytest.raises(UserError, match="no seed in common"):
+        contrast([*runs[:5], alone])
+
+
+def test_the_command_compares_folders_and_names_variants_by_them(runs, tmp_path, capsys):
+    folders = [str(run.folder) for run in runs if run.variant in ("base", "better")]
+    assert main(["report", *folders, f"output={tmp_path}/out"]) == 0
+    assert "better" in capsys.readouterr().out
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "| better | 5 |" in text
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "http" not in page.replace("http://www.w3.org", ""), "a page that needs nothing else"
+    assert (tmp_path / "out" / "report.png").stat().st_size > 10_000
+
+
+def test_what_is_no_run_is_one_line(tmp_path, capsys):
+    assert main(["report", str(tmp_path)]) == 2
+    assert "is no sweep's folder: give two or more runs" in capsys.readouterr().err
+    assert main(["report", str(tmp_path), str(tmp_path / "b")]) == 2
+    assert "give the output_dir of a run" in capsys.readouterr().err

@@ -1,0 +1,17 @@
+"""Stands in for `python -m grpo.cli` where only the sweep around it is tested: writes down that it ran, and fails or
+waits as the variant says."""
+
+import sys
+import time
+from pathlib import Path
+
+words = dict(word.partition("=")[::2] for word in sys.argv[2:])
+folder = Path(words["output_dir"])
+with (folder / "ran.txt").open("a") as file:
+    file.write(" ".join(sys.argv[1:]) + "\n")
+wish = folder.parent.parent / f"{folder.name}.wish"
+if wish.exists():
+    if wish.read_text() == "fail":
+        print("grpo: the disk is full")
+        sys.exit(2)
+    time.sleep(60)

@@ -1,0 +1,57 @@
+"""What the words of `grpo sweep` mean."""
+
+import pytest
+
+from grpo.config import UserError
+from grpo.config.sweep import SweepConfig
+from grpo.sweep.cells import cells_of
+
+TWO = {"grpo": ["normalization=grpo"], "dr_grpo": ["normalization=dr_grpo"]}
+
+
+def test_each_seed_of_each_variant_is_a_cell_and_seeds_come_one_after_another():
+    cells = cells_of(SweepConfig(variants=TWO, seeds=2), ["experiment=tiny"])
+    assert [cell.name for cell in cells] == ["grpo-seed0", "dr_grpo-seed0", "grpo-seed1", "dr_grpo-seed1"]
+    assert cells[3].overrides == ("experiment=tiny", "normalization=dr_grpo", "seed=1")
+
+
+def test_words_in_hydras_syntax_multiply_the_variants():
+    cells = cells_of(SweepConfig(variants=TWO, seeds=1), ["experiment=tiny", "learner.learning_rate=0.0001,0.0003"])
+    assert [cell.variant for cell in cells] == [
+        "grpo learning_rate=0.0001",
+        "grpo learning_rate=0.0003",
+        "dr_grpo learning_rate=0.0001",
+        "dr_grpo learning_rate=0.0003",
+    ]
+    assert cells[1].name == "grpo-learning_rate-0.0003-seed0"
+    assert cells[1].overrides == ("experiment=tiny", "normalization=grpo", "learner.learning_rate=0.0003", "seed=0")
+
+
+def test_all_spend_alike():
+    # The tiny experiment takes 40 steps of 16 prompts × 8 completions.
+    words = ["experiment=tiny", "dynamics.prompts_per_step=16", "dynamics.group_size=8", "num_steps=40"]
+
+    def budget(**settings):
+        return cells_of(SweepConfig(variants=TWO, seeds=1, **settings), words)[0].overrides[-2]
+
+    assert budget(budget="samples") == "limits.samples=5120"
+    assert budget(budget="samples", amount=900) == "limits.samples=900"
+    assert budget(budget="tokens", amount=900) == "limits.tokens=900"
+    assert budget(budget="steps", amount=7) == "num_steps=7"
+    assert budget(budget="steps") == "normalization=grpo"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words", "message"),
+    [
+        ({"variants": {}}, [], "needs variants"),
+        ({"variants": TWO, "seeds": 0}, [], "seeds=0 must be above 0"),
+        ({"variants": TWO, "budget": "money"}, [], "budget='money' is none of steps"),
+        ({"variants": TWO, "budget": "tokens"}, [], "budget=tokens needs an amount"),
+        ({"variants": TWO}, ["learner.learning_rat=1"], "variant grpo: unknown config key learner.learning_rat; did"),
+        ({"variants": {"a": ["num_steps=0"]}}, [], "variant a: num_steps=0 must be above 0"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_does(settings, words, message):
+    with pytest.raises(UserError, match=message):
+        cells_of(SweepConfig(**settings), ["experiment=tiny", *words])

@@ -1,0 +1,125 @@
+"""Sweeps: what is run, what is run again, and what a kill leaves. The runs are stand-ins, the last ones are real."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from grpo.cli import main
+from grpo.sweep.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, open_ledger
+from tests.runs import command, grpo
+
+STAND_IN = f"{sys.executable} {Path(__file__).with_name('stand_in.py')}"
+PRESET = "variants: {grpo: [normalization=grpo], dr_grpo: [normalization=dr_grpo]}"
+
+
+@pytest.fixture
+def words(tmp_path):
+    (tmp_path / "two.yaml").write_text(PRESET)
+    output = tmp_path / "sweep"
+    output.mkdir()
+    return [f"sweep={tmp_path}/two.yaml", "seeds=2", "experiment=tiny", f"output_dir={output}", f"command={STAND_IN}"]
+
+
+def states(words):
+    ledger = open_ledger(Path(words[3].partition("=")[2]))
+    return {cell.name: ledger.state(cell) for cell in ledger.cells}
+
+
+def ran(words, name):
+    return (Path(words[3].partition("=")[2]) / "cells" / name / "ran.txt").read_text().splitlines()
+
+
+def test_every_cell_is_run_once_with_its_overrides(words):
+    assert main(["sweep", *words]) == 0
+    assert {name: state.state for name, state in states(words).items()} == dict.fromkeys(
+        ["grpo-seed0", "dr_grpo-seed0", "grpo-seed1", "dr_grpo-seed1"], DONE
+    )
+    assert main(["sweep", *words]) == 0
+    (line,) = ran(words, "dr_grpo-seed1")
+    assert line.startswith("train experiment=tiny normalization=dr_grpo seed=1 output_dir=")
+
+
+def test_a_run_that_fails_says_why_stops_no_other_and_is_the_only_one_run_again(words, capsys):
+    output = Path(words[3].partition("=")[2])
+    (output / "dr_grpo-seed0.wish").write_text("fail")
+    assert main(["sweep", *words]) == 1
+    found = states(words)
+    assert found["dr_grpo-seed0"].state == FAILED
+    assert found["dr_grpo-seed0"].why == "exit code 2, the disk is full"
+    assert found["dr_grpo-seed1"].state == DONE
+    assert "the disk is full" in capsys.readouterr().out
+    (output / "dr_grpo-seed0.wish").unlink()
+    assert main(["sweep", *words]) == 0
+    assert [len(ran(words, name)) for name in found] == [1, 2, 1, 1]
+
+
+def test_a_sweep_that_is_killed_takes_its_run_along_and_goes_on(words):
+    output = Path(words[3].partition("=")[2])
+    (output / "dr_grpo-seed0.wish").write_text("wait")
+    process = subprocess.Popen(command("sweep", *words), stdout=subprocess.DEVNULL)
+    started = output / "cells" / "dr_grpo-seed0" / "ran.txt"
+    deadline = time.monotonic() + 60
+    while not started.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert states(words)["dr_grpo-seed0"].state == RUNNING
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    while states(words)["dr_grpo-seed0"].state == RUNNING and time.monotonic() < deadline:
+        time.sleep(0.1)
+    found = {name: state.state for name, state in states(words).items()}
+    assert found == {
+        "grpo-seed0": DONE,
+        "dr_grpo-seed0": INTERRUPTED,
+        "grpo-seed1": WAITING,
+        "dr_grpo-seed1": WAITING,
+    }
+    (output / "dr_grpo-seed0.wish").unlink()
+    assert main(["sweep", *words]) == 0
+    assert [len(ran(words, name)) for name in found] == [1, 2, 1, 1]
+
+
+def test_a_cell_that_another_sweep_is_at_is_left_to_it(words):
+    assert main(["sweep", *words[:1], "seeds=1", *words[2:]]) == 0
+    ledger = open_ledger(Path(words[3].partition("=")[2]))
+    (ledger.path(ledger.cells[0]) / "state.json").write_text(json.dumps({"state": RUNNING}))
+    with ledger.lock(ledger.cells[0]):
+        assert ledger.state(ledger.cells[0]).state == RUNNING
+        assert ledger.pending() == []
+    assert ledger.pending() == [0]
+
+
+def test_more_seeds_join_and_other_overrides_are_refused(words, capsys):
+    assert main(["sweep", *words[:1], "seeds=1", *words[2:]]) == 0
+    assert main(["sweep", *words]) == 0
+    assert len(states(words)) == 4
+    assert main(["sweep", *words, "num_steps=3"]) == 2
+    assert "holds a sweep whose grpo-seed0 differs (num_steps=3): choose another output_dir" in capsys.readouterr().err
+
+
+def test_hydras_launchers_run_cells_side_by_side(words):
+    assert main(["sweep", *words, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]) == 0
+    assert all(state.state == DONE for state in states(words).values())
+
+
+@pytest.mark.slow
+def test_real_runs_of_two_variants_end_in_a_report(tmp_path):
+    (tmp_path / "two.yaml").write_text(PRESET)
+    small = ["experiment=tiny", "dynamics.prompts_per_step=4", "dynamics.group_size=4", "checkpoint.export=false"]
+    small += ["evaluation.num_problems=8", "evaluation.samples_per_problem=2", "evaluation.pass_at=[1]"]
+    output = tmp_path / "sweep"
+    words = [f"sweep={tmp_path}/two.yaml", "seeds=1", "budget=samples", "amount=64", *small, f"output_dir={output}"]
+    done = grpo("sweep", *words, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [json.loads(line) for line in (output / "cells" / "grpo-seed0" / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 4, "64 samples are four steps of 4 × 4"
+    reported = grpo("report", str(output))
+    assert reported.returncode == 0, reported.stderr
+    text = (output / "report.md").read_text()
+    assert "| normalization.exponent | 1.0 | 0.0 |" in text
+    assert "8 held-out problems, 1 seed" in text
+    assert "<img" in (output / "report.html").read_text()
