@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -18,14 +19,15 @@ def evaluate(
     """Asks the first `num_problems` held-out problems (of all, where none are held out),
     `samples_per_problem` times each. Collective.
 
-    Returns a JSON object: `pass@1` and `pass@k` as {value, low, high} with 95 % intervals over problems,
+    Returns a JSON object: `pass@1`, `pass@k` and `maj@k` as {value, low, high} with 95 % intervals over problems,
     mean length in tokens, truncated fraction, and a row per problem with its first completion.
     """
     prompts = task.held_out_prompts(evaluation.num_problems) or task.next_prompts(evaluation.num_problems)
     share = prompts[collective.rank :: collective.world_size]
     drawn = replace(sampling, temperature=evaluation.temperature, top_p=1.0, top_k=0)
     scored = task.grade(sampler.generate(share, evaluation.samples_per_problem, drawn))
-    rows = [row for part in collective.gather([_row(group) for group in scored]) for row in part]
+    mine = [_row(group, task.answer_of) for group in scored]
+    rows = [row for part in collective.gather(mine) for row in part]
     rows.sort(key=lambda row: row["problem_id"])
     return {"step": sampler.policy_version, "temperature": evaluation.temperature} | summarize(rows, evaluation.pass_at)
 
@@ -38,6 +40,7 @@ def summarize(rows: Sequence[Mapping[str, Any]], pass_at: Sequence[int]) -> dict
         "problems": len(rows),
         "samples_per_problem": totals[0],
         "pass@1": asdict(mean_interval(correct, totals)),
+        "maj@k": asdict(mean_interval([row["majority"] for row in rows], [1] * len(rows))),
         "pass@k": {str(k): asdict(pass_at_k_interval(correct, totals, k)) for k in pass_at},
         "mean_length": sum(row["tokens"] for row in rows) / samples,
         "truncated_fraction": sum(row["truncated"] for row in rows) / samples,
@@ -45,7 +48,17 @@ def summarize(rows: Sequence[Mapping[str, Any]], pass_at: Sequence[int]) -> dict
     }
 
 
-def _row(scored: ScoredGroup) -> dict[str, Any]:
+def majority(answers: Sequence[str | None], correct: Sequence[bool]) -> bool:
+    """Whether the answer that most completions give is right (maj@k, arXiv:2203.11171); of equally frequent ones the
+    first. Completions without an answer do not vote."""
+    votes = Counter(answer for answer in answers if answer is not None)
+    if not votes:
+        return False
+    chosen = max(votes, key=lambda answer: votes[answer])
+    return correct[answers.index(chosen)]
+
+
+def _row(scored: ScoredGroup, answer_of: Callable[[str], str | None]) -> dict[str, Any]:
     completions, problem = scored.group.completions, scored.group.prompt.problem
     return {
         "problem_id": problem.problem_id,
@@ -53,6 +66,9 @@ def _row(scored: ScoredGroup) -> dict[str, Any]:
         "answer": problem.answer,
         "correct": sum(grade.correct for grade in scored.grades),
         "total": len(completions),
+        "majority": majority(
+            [answer_of(completion.text) for completion in completions], [grade.correct for grade in scored.grades]
+        ),
         "completion": completions[0].text,
         "tokens": sum(len(completion.token_ids) for completion in completions),
         "truncated": sum(completion.truncated for completion in completions),

@@ -45,6 +45,9 @@ class Task(Protocol):
     def held_out_prompts(self, count: int) -> list[Prompt]:
         """The first `count` problems that are never trained on, always the same."""
 
+    def answer_of(self, text: str) -> str | None:
+        """The answer in a completion, in one spelling; None where there is none."""
+
     def grade(self, groups: Sequence[RolloutGroup]) -> list[ScoredGroup]:
         """One grade per completion, in order. Never raises for what a model wrote."""
 

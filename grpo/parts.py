@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from grpo import launch_check, models
-from grpo.config import TrainConfig, UserError
+from grpo.config import TaskConfig, TrainConfig, UserError
 from grpo.config.saved import from_dict
 from grpo.dynamics.budget import further_tries
 from grpo.interfaces import Collective, Collector, Sampler
@@ -49,10 +49,17 @@ def warm_start_examples(config: TrainConfig) -> list[tuple[str, str]]:
     return [(template.replace("{question}", problem.question), problem.answer) for problem in train]
 
 
-@contextmanager
-def model_under_test(config: TrainConfig) -> Iterator[tuple[VerifiableTask, Sampler, Collective]]:
-    """The task, and a sampler of the model at `model.path`: a Hugging Face directory, a hub name, or a checkpoint
-    folder of a run. With more than one rank (torchrun), each has its share of the task."""
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A model that is asked and not trained. `load_task` gives this rank its share of a task."""
+
+    sampler: Sampler
+    collective: Collective
+    load_task: Callable[[TaskConfig], VerifiableTask]
+
+
+def candidate(config: TrainConfig) -> Candidate:
+    """The model at `model.path`: a Hugging Face directory, a hub name, or a checkpoint folder of a run."""
     checkpoint = Path(config.model.path)
     trained = checkpoint if (checkpoint / STATE_FILE).exists() else None
     if trained:
@@ -64,14 +71,17 @@ def model_under_test(config: TrainConfig) -> Iterator[tuple[VerifiableTask, Samp
     config = launch_check.with_precision(config)
     path = models.resolve(config.model, lambda: warm_start_examples(config))
     tokenizer = models.load_tokenizer(path, config.model)
-    with load_task(config, tokenizer, launch_check.rank(), launch_check.world_size()) as task:
-        if launch_check.world_size() > 1:
-            init_distributed(device, config.learner.deadline_seconds)
-        collective = TorchCollective(device)
-        sampler = build_sampler(config, path, tokenizer, device, collective)
-        if trained:
-            load_checkpoint(config, path, trained, sampler, device)
-        yield task, sampler, collective
+    if launch_check.world_size() > 1:
+        init_distributed(device, config.learner.deadline_seconds)
+    collective = TorchCollective(device)
+    sampler = build_sampler(config, path, tokenizer, device, collective)
+    if trained:
+        load_checkpoint(config, path, trained, sampler, device)
+
+    def load(task: TaskConfig) -> VerifiableTask:
+        return load_task(replace(config, task=task), tokenizer, collective.rank, collective.world_size)
+
+    return Candidate(sampler, collective, load)
 
 
 def load_checkpoint(config: TrainConfig, path: Path, checkpoint: Path, sampler: Sampler, device: torch.device) -> None:

@@ -15,10 +15,10 @@ from grpo.config import TrainConfig, UserError
 from grpo.config.saved import from_dict
 from grpo.config.validate import differences, validate_evaluation
 from grpo.interfaces import Collective, Sampler
-from grpo.parts import model_under_test
+from grpo.parts import candidate
 from grpo.report.solve_rates import write_solve_rates
 from grpo.tasks import VerifiableTask
-from grpo.tasks.sources import read_rows
+from grpo.tasks.sources import load_problems, read_rows
 from grpo.types import ScoredGroup
 
 RATES_FILE, SETTINGS_FILE = "solve_rates.jsonl", "solve_rates.json"
@@ -44,10 +44,12 @@ def measure_solve_rates(config: TrainConfig) -> int:
     validate_evaluation(config)
     output = Path(config.output_dir)
     done = _begun(output, config)
-    with model_under_test(config) as (task, sampler, collective):
-        _measure(task, sampler, collective, config, done)
-        if collective.rank:
-            return 0
+    load_problems(config.task.data)  # what is wrong with the data shows before the engine starts
+    model = candidate(config)
+    with model.load_task(config.task) as task:
+        _measure(task, model.sampler, model.collective, config, done)
+    if model.collective.rank:
+        return 0
     rows = read_rows(output / RATES_FILE, "the file of solve rates")
     write_solve_rates(rows, output / RATES_FILE, COLUMN, config.normalization.exponent)
     return 0

@@ -21,6 +21,7 @@ from yaml import YAMLError
 from grpo.config.errors import UserError
 from grpo.config.run import TrainConfig
 from grpo.config.sweep import SweepConfig
+from grpo.config.task import DataConfig, TaskConfig
 
 PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -44,6 +45,19 @@ def compose_config(overrides: list[str], config_name: str = "train") -> TrainCon
             return to_config(compose(config_name, overrides))
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(_one_line(error)) from error
+
+
+def compose_suite(config: TrainConfig) -> list[TaskConfig]:
+    """The tasks of `evaluation.suite`, from `evaluation.suite_folder` where that has them."""
+    tasks = []
+    for name in config.evaluation.suite:
+        task = compose_config([f"task={name}"]).task
+        local = Path(config.evaluation.suite_folder) / f"{name}.jsonl"
+        if config.evaluation.suite_folder and local.is_file():
+            task.data = DataConfig(path=str(local))
+        task.data.held_out_fraction = 0.0
+        tasks.append(task)
+    return tasks
 
 
 def compose_sweep(preset: str, overrides: list[str]) -> SweepConfig:

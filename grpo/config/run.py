@@ -69,6 +69,11 @@ class EvaluationConfig:
     temperature: float = 1.0
     # k of the reported pass@k; each at most samples_per_problem.
     pass_at: list[int] = field(default_factory=lambda: [1])
+    # `grpo eval` only: problem sets asked one after another, e.g. [math500, aime24] (files of configs/task), whole;
+    # empty: the configured task.
+    suite: list[str] = field(default_factory=list)
+    # Folder with NAME.jsonl of sets in Big-Math's row schema, which are read instead of the hub; "": none.
+    suite_folder: str = ""
 
 
 @dataclass(kw_only=True)

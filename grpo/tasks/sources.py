@@ -167,7 +167,9 @@ def _answer_pattern(text: str) -> re.Pattern[str]:
 
 
 def _text(value: Any) -> str:
-    """A cell as text; "" for what is no text or number."""
+    """A cell as text; "" for what is no text or number. Of a list with one entry, that."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
     if isinstance(value, str):
         return value.strip()
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):

@@ -9,6 +9,7 @@ from typing import Any
 
 from grpo.config import RewardConfig, TaskConfig, UserError
 from grpo.tasks.curriculum import build_order
+from grpo.tasks.extraction import extract
 from grpo.tasks.grader import GraderPool, RawGrade
 from grpo.tasks.overlong import overlong_penalty
 from grpo.tasks.prompts import PromptEncoder, PromptStream
@@ -16,6 +17,7 @@ from grpo.tasks.rewards import readable
 from grpo.tasks.selection import select
 from grpo.tasks.sources import listed, load_problems
 from grpo.tasks.split import split
+from grpo.tasks.verification import bare
 from grpo.types import Completion, Grade, Problem, Prompt, RolloutGroup, ScoredGroup
 
 logger = logging.getLogger(__name__)
@@ -74,6 +76,11 @@ class VerifiableTask:
     def held_out_prompts(self, count: int) -> list[Prompt]:
         """The first `count` held-out prompts in the order of their question's hash, or all there are."""
         return [Prompt(problem, self._encode(problem)) for problem in self._held_out[:count]]
+
+    def answer_of(self, text: str) -> str | None:
+        """The answer in a completion without its typesetting; None where there is none."""
+        found = extract(text, self._reward.extract)
+        return None if found is None else bare(found)
 
     def grade(self, groups: Sequence[RolloutGroup]) -> list[ScoredGroup]:
         """One grade per completion, in order. Raises `UserError` when the reward itself is at fault, and for an

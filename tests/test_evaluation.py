@@ -1,0 +1,52 @@
+"""What an evaluation reports, and which sets a suite has."""
+
+import json
+
+import pytest
+
+from grpo.config.hydra import compose_config, compose_suite
+from grpo.evaluation import majority, summarize
+
+SETS = ["gsm8k_test", "math500", "aime24", "aime25", "amc23", "minerva", "olympiadbench", "svamp"]
+
+
+@pytest.mark.parametrize(
+    ("answers", "correct", "right"),
+    [
+        (["4", "5", "4"], [True, False, True], True),
+        (["5", "4", "5", "4"], [False, True, False, True], False),  # as frequent: the first
+        ([None, None, "4"], [False, False, True], True),  # no answer, no vote
+        ([None, None], [False, False], False),
+        (["4"], [True], True),
+    ],
+)
+def test_the_majority_is_right_when_the_most_frequent_answer_is(answers, correct, right):
+    assert majority(answers, correct) is right
+
+
+def test_pass_and_majority_are_counted_over_problems():
+    def row(correct, voted):
+        return {"correct": correct, "total": 4, "majority": voted, "tokens": 40, "truncated": 1}
+
+    found = summarize([row(3, True), row(1, False), row(0, False), row(4, True)], [1, 4])
+    assert found["pass@1"]["value"] == 0.5
+    assert found["pass@k"]["4"]["value"] == 0.75
+    assert found["maj@k"]["value"] == 0.5
+    assert (found["mean_length"], found["truncated_fraction"]) == (10.0, 0.25)
+
+
+def test_the_usual_sets_are_known_by_name_and_asked_whole():
+    config = compose_config([f"evaluation.suite=[{','.join(SETS)}]"])
+    tasks = {task.name: task for task in compose_suite(config)}
+    assert [*tasks] == SETS
+    assert all(task.data.source == "hub" and task.data.held_out_fraction == 0 for task in tasks.values())
+    assert all(task.reward.extract == "boxed" and task.reward.parts[0].name == "math" for task in tasks.values())
+    assert tasks["gsm8k_test"].data.answer_pattern == "#### (.*)"
+
+
+def test_a_local_copy_of_a_set_is_read_instead_of_the_hub(tmp_path):
+    (tmp_path / "aime24.jsonl").write_text(json.dumps({"problem": "q", "answer": "7"}))
+    config = compose_config(["evaluation.suite=[aime24,aime25]", f"evaluation.suite_folder={tmp_path}"])
+    first, second = compose_suite(config)
+    assert (first.data.source, first.data.path) == ("file", str(tmp_path / "aime24.jsonl"))
+    assert (second.data.source, second.data.path) == ("hub", "math-ai/aime25")
