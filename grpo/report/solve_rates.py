@@ -144,10 +144,14 @@ def _share(found: SolveRates, index: int) -> float:
 
 def _rates(found: SolveRates) -> Draw:
     def draw(axes: Axes) -> None:
-        axes.hist(found.correct / found.tried, bins=np.linspace(0, 1, 22), color=BLUE, alpha=0.5, label="measured k/n")
-        counted = np.histogram(found.difficulty.pass_rates, np.linspace(0, 1, 22), weights=found.difficulty.weights)
+        # A bin for each k/n, or twenty.
+        parts = min(int(found.tried.max()), 20)
+        edges = (np.arange(parts + 2) - 0.5) / parts
+        axes.hist(found.correct / found.tried, bins=edges, color=BLUE, alpha=0.5, label="measured k/n")
+        counted = np.histogram(found.difficulty.pass_rates, edges, weights=found.difficulty.weights)
         axes.stairs(counted[0] * len(found.correct), counted[1], color=BLACK, label="behind it (mixture fit)")
         axes.axvspan(*found.band, color=GREEN, alpha=0.08, linewidth=0, label="recommended band")
+        axes.set_xlim(edges[0], edges[-1])
         axes.set_xlabel("pass rate")
         axes.set_ylabel("problems")
         axes.legend()
