@@ -60,6 +60,11 @@ def runs(tmp_path_factory):
     ]
 
 
+@pytest.fixture(scope="module")
+def found(runs):
+    return contrast(runs)
+
+
 def test_what_was_spent_is_added_up_round_by_round(runs):
     spent = runs[0].spent
     assert spent["samples"].tolist() == [0, 320, 640, 960]
@@ -76,8 +81,7 @@ def test_cost_is_read_off_the_monotone_curve(runs):
     assert run.cost(0.2, "tokens") == (0.0, True)
 
 
-def test_a_better_variant_is_told_from_one_that_is_the_same(runs):
-    found = contrast(runs)
+def test_a_better_variant_is_told_from_one_that_is_the_same(runs, found):
     against = {variant.name: variant.against for variant in found.variants[1:]}
     assert found.base.name == "base" and found.base.against is None
     assert against["better"].p < 0.01 and against["better"].difference.value == pytest.approx(0.3, abs=0.05)
@@ -91,8 +95,7 @@ def test_a_better_variant_is_told_from_one_that_is_the_same(runs):
     assert [variant.arrived for variant in found.variants[2:]] == [5, 0]
 
 
-def test_quarters_of_difficulty_are_of_the_rate_before_training(runs):
-    found = contrast(runs)
+def test_quarters_of_difficulty_are_of_the_rate_before_training(found):
     for variant in found.variants:
         changes = [each.value for each in variant.quarters]
         assert np.mean(changes) == pytest.approx(variant.last.value - variant.first, abs=1e-9)
@@ -100,28 +103,27 @@ def test_quarters_of_difficulty_are_of_the_rate_before_training(runs):
     assert all(each.low > 0 and each.value == pytest.approx(0.3, abs=0.12) for each in better)
 
 
-def test_silence_agrees_with_its_law(runs):
-    for variant in contrast(runs).variants:
+def test_silence_agrees_with_its_law(found):
+    for variant in found.variants:
         assert variant.silent == pytest.approx(variant.law, abs=0.05)
 
 
-def test_the_conclusion_says_who_won_and_how_sure(runs):
-    said = " ".join(conclusion(contrast(runs)))
+def test_the_conclusion_says_who_won_and_how_sure(found):
+    said = " ".join(conclusion(found))
     assert "Ends clearly higher than base: better by 2" in said or "Ends clearly higher than base: better by 3" in said
     assert "Ends clearly lower than base: worse by" in said
     assert "Not told apart from base: same" in said
     assert "40 held-out problems, 5 seeds" in said
 
 
-def test_only_the_settings_that_differ_are_shown(runs):
-    assert settings(contrast(runs)) == [
+def test_only_the_settings_that_differ_are_shown(found):
+    assert settings(found) == [
         ("key", "base", "same", "better", "worse"),
         ("normalization.exponent", "1.0", "0.0", "1.0", "1.0"),
     ]
 
 
-def test_results_have_a_row_a_variant_and_samples_each_ones_text(runs):
-    found = contrast(runs)
+def test_results_have_a_row_a_variant_and_samples_each_ones_text(found):
     header, *rows = results(found)
     assert [row[0] for row in rows] == ["base", "same", "better", "worse"]
     assert len(set(map(len, [header, *rows]))) == 1
@@ -134,21 +136,21 @@ def test_runs_on_other_problems_are_not_compared(runs, tmp_path):
     lines = (other / "evaluations.jsonl").read_text().replace('"p-0"', '"q-0"')
     (other / "evaluations.jsonl").write_text(lines)
     with pytest.raises(UserError, match="other problems"):
-        contrast([*runs, load(other, "other")])
+        contrast([runs[0], load(other, "other")])
 
 
 def test_variants_without_a_common_seed_are_not_paired(runs, tmp_path):
     alone = load(write_run(tmp_path / "alone-seed9", 0.5, 9), "alone")
     with pytest.raises(UserError, match="no seed in common"):
-        contrast([*runs[:5], alone])
+        contrast([runs[0], alone])
 
 
 def test_the_command_compares_folders_and_names_variants_by_them(runs, tmp_path, capsys):
-    folders = [str(run.folder) for run in runs if run.variant in ("base", "better")]
+    folders = [str(run.folder) for run in runs if run.variant in ("base", "better") and run.seed < 2]
     assert main(["report", *folders, f"output={tmp_path}/out"]) == 0
     assert "better" in capsys.readouterr().out
     text = (tmp_path / "out" / "report.md").read_text()
-    assert "| better | 5 |" in text
+    assert "| better | 2 |" in text
     page = (tmp_path / "out" / "report.html").read_text()
     assert "http" not in page.replace("http://www.w3.org", ""), "a page that needs nothing else"
     assert (tmp_path / "out" / "report.png").stat().st_size > 10_000
