@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -95,9 +96,10 @@ def plain(overrides: list[str]) -> list[str]:
 
 
 def launch_all(run: Callable[[DictConfig], None], indices: list[int], folder: Path, words: list[str]) -> None:
-    """Hydra's multirun: calls `run` with {folder, cell} for each index, by the launcher that `words` choose
-    (hydra/launcher=joblib, submitit_slurm, …; one after another in this process without any)."""
-    ConfigStore.instance().store(name="grpo_cell", node={"folder": str(folder), "cell": 0})
+    """Hydra's multirun: calls `run` with {folder, cell, launcher: this process} for each index, by the launcher that
+    `words` choose (hydra/launcher=joblib, submitit_slurm, …; one after another in this process without any)."""
+    job = {"folder": str(folder), "cell": 0, "launcher": os.getpid()}
+    ConfigStore.instance().store(name="grpo_cell", node=job)
     outputs = [f"hydra.sweep.dir={folder}/hydra", "hydra.output_subdir=null", "hydra/job_logging=disabled"]
     chosen = [word for word in words if word.partition("=")[0] != "hydra/hydra_logging"]
     cells = ",".join(map(str, indices))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import shlex
 import signal
@@ -65,6 +66,8 @@ def run_cell(job: Any) -> None:
     the other cells go on. Called by Hydra's launchers, wherever they run."""
     ledger = open_ledger(Path(job.folder))
     cell = ledger.cells[job.cell]
+    if os.getppid() == job.launcher:
+        _end_with_parent()  # a worker of a launcher on this machine, which would survive a kill of the sweep
     try:
         with ledger.lock(cell) as held:
             state = _run(ledger, cell, held)
@@ -115,8 +118,8 @@ def _wait(process: subprocess.Popen) -> int:
 
 
 def _end_with_parent() -> None:
-    """Between fork and exec: when this process is killed, the kernel asks the run to save and end (PR_SET_PDEATHSIG).
-    Until it has, it holds the cell."""
+    """The kernel ends this process when its parent is killed (PR_SET_PDEATHSIG); a run saves first, and until it has
+    it holds the cell."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 

@@ -83,6 +83,24 @@ def test_a_sweep_that_is_killed_takes_its_run_along_and_goes_on(words):
     assert [len(ran(words, name)) for name in found] == [1, 2, 1, 1]
 
 
+def test_a_launchers_workers_end_with_the_sweep_too(words):
+    output = Path(words[3].partition("=")[2])
+    names = ["grpo-seed0", "dr_grpo-seed0"]
+    for name in names:
+        (output / f"{name}.wish").write_text("wait")
+    joblib = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    process = subprocess.Popen(command("sweep", *words, *joblib), stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 100
+    while not all((output / "cells" / name / "ran.txt").exists() for name in names) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    killed = time.monotonic()
+    while any(states(words)[name].state == RUNNING for name in names) and time.monotonic() < killed + 30:
+        time.sleep(0.1)
+    assert [states(words)[name].state for name in names] == [INTERRUPTED] * 2
+
+
 def test_a_cell_that_another_sweep_is_at_is_left_to_it(words):
     assert main(["sweep", *words[:1], "seeds=1", *words[2:]]) == 0
     ledger = open_ledger(Path(words[3].partition("=")[2]))
