@@ -28,9 +28,10 @@ def evaluate_model(config: TrainConfig) -> int:
     is 0; of each set of `evaluation.suite`, all. Prints tables, and writes `evaluation.json` into `output_dir`, or a
     file for each set.
     """
-    validate_evaluation(config)
     suite = compose_suite(config)
     tasks = suite or [config.task]
+    for task in tasks:
+        validate_evaluation(replace(config, task=task))
     sizes = [len(load_problems(task.data)[0]) for task in tasks]  # before the engine starts
     model = candidate(config)
     output = Path(config.output_dir)
