@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 from grpo.dynamics.findings import Finding
 from grpo.learner.checkpoint import CheckpointStore
-from grpo.observers import Rewinder, Watch
-from grpo.types import Progress, RoundPlan
-from tests.fakes import SingleRank
+from grpo.observers import Feedback, Recorder, RecordFiles, Rewinder, Watch
+from grpo.rollout.collect import PlainCollector
+from grpo.types import Mean, Progress, RoundPlan, RoundStatistics
+from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank
 
 
 def test_findings_are_looked_for_every_so_often_and_told_once():
@@ -62,3 +65,50 @@ def test_a_rollback_takes_the_newest_checkpoint_that_is_trusted_and_refreshes_th
     after(good_step=3, rollback=True)
     assert calls.made == ["step-00000008", "refresh"]
     assert "no checkpoint up to step 3: the policy stays" in capsys.readouterr().err
+
+
+class Noted:
+    """A tracker, a file and a display that keep what they are given."""
+
+    def __init__(self):
+        self.rows = []
+
+    def write(self, row, step):
+        self.rows.append({"step": step, **row})
+
+    def log(self, values, step):
+        """Not looked at here."""
+
+    samples = round = note = log
+
+
+class Lessons:
+    """A task that notes what it learns."""
+
+    def __init__(self):
+        self.learned = []
+
+    def learn(self, outcomes, cursor):
+        self.learned.append((outcomes, cursor))
+
+
+def test_what_a_resumed_run_reads_back_is_what_the_task_was_told():
+    # The second round asks p2 twice, as a curriculum may.
+    scripted = ScriptedTask([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 1]])
+    collector = PlainCollector(scripted, ScriptedSampler())
+    told, read, noted = Lessons(), Lessons(), Noted()
+    feedback = Feedback(told, SingleRank())
+    recorder = Recorder(SingleRank(), RecordFiles(noted, noted, noted), samples_per_round=0)
+    for index in range(2):
+        plan = RoundPlan(4, 1, 2)
+        collected = collector.collect(plan, 10)
+        if index == 1:
+            collected = replace(collected, sampled=(collected.sampled[0],) * 2)
+        means = {"completions/length_mean": Mean(2.0, 1.0)}
+        statistics = RoundStatistics(index, index + 1, plan, means, {}, {}, ())
+        progress = Progress(index + 1, index + 1, collected.cursor, plan, {})
+        for observer in (recorder, feedback):
+            observer.after_round(statistics, collected, progress)
+    assert told.learned == [({"p0": (3, 4), "p1": (0, 4)}, 2), ({"p2": (4, 8)}, 4)]
+    Feedback(read, SingleRank()).replay(noted.rows)
+    assert read.learned == told.learned
