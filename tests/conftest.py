@@ -15,9 +15,6 @@ import pytest
 def pytest_collection_modifyitems(items):
     import torch
 
-    # Files that take long go first, so that two workers end at the same time. Stable: a file's tests stay together.
-    slow = {item.path for item in items if "slow" in item.keywords}
-    items.sort(key=lambda item: item.path not in slow)
     if not torch.cuda.is_available():
         for item in items:
             if "gpu" in item.keywords:
