@@ -100,10 +100,10 @@ def launch_all(run: Callable[[DictConfig], None], indices: list[int], folder: Pa
     `words` choose (hydra/launcher=joblib, submitit_slurm, …; one after another in this process without any)."""
     job = {"folder": str(folder), "cell": 0, "launcher": os.getpid()}
     ConfigStore.instance().store(name="grpo_cell", node=job)
-    outputs = [f"hydra.sweep.dir={folder}/hydra", "hydra.output_subdir=null", "hydra/job_logging=disabled"]
+    outputs = [f"hydra.sweep.dir={folder}/hydra", "hydra.output_subdir=null", "hydra/job_logging=none"]
     chosen = [word for word in words if word.partition("=")[0] != "hydra/hydra_logging"]
     cells = ",".join(map(str, indices))
-    arguments = [f"cell={cells}", *outputs, "hydra/hydra_logging=disabled", *chosen]
+    arguments = [f"cell={cells}", *outputs, "hydra/hydra_logging=none", *chosen]
     before = sys.argv
     sys.argv = ["grpo sweep", "--multirun", *arguments]
     try:
