@@ -35,40 +35,14 @@ class Order(Protocol):
         """(problem, correct, tried) of a round's prompts; afterwards the stream stands at `cursor`."""
 
 
-class Uniform:
-    """Every epoch asks each problem once, in an order drawn from (seed, epoch). The visit is the epoch."""
+class Blocks:
+    """Blocks of positions, each filled by `draw(number of the block)`: a function of seed and position only. Where a
+    block holds a problem once at most (`once`), as an epoch does, the visit is the block, else the position."""
 
-    def __init__(self, size: int, seed: int) -> None:
-        import numpy as np
-
-        self._size = size
-        self._permutation: Callable[[int], Indices] = functools.lru_cache(maxsize=4)(
-            lambda epoch: np.random.default_rng((seed, epoch)).permutation(size)
-        )
-
-    def indices(self, start: int, count: int) -> Indices:
-        import numpy as np
-
-        places = (divmod(position, self._size) for position in range(start, start + count))
-        return np.array([self._permutation(epoch)[place] for epoch, place in places], int)
-
-    def visit(self, position: int) -> int:
-        return position // self._size
-
-    def learn(self, outcomes: Sequence[tuple[int, int, int]], cursor: int) -> None:
-        """Nothing that is measured changes this order."""
-
-
-class Weighted:
-    """Blocks of positions, in each of which a problem is asked in proportion to its weight, to within one time
-    (systematic resampling), in an order drawn from (seed, block). `weights(position)` are those of the block that
-    begins there. The visit is the position."""
-
-    def __init__(self, weights: Callable[[int], Floats], block: int, seed: int) -> None:
+    def __init__(self, draw: Callable[[int], Indices], block: int, once: bool = False) -> None:
+        self._draw = functools.lru_cache(maxsize=4)(draw)
         self._block = block
-        self._draw: Callable[[int], Indices] = functools.lru_cache(maxsize=4)(
-            lambda number: resampled(weights(number * block), block, (seed, number))
-        )
+        self._once = once
 
     def indices(self, start: int, count: int) -> Indices:
         import numpy as np
@@ -77,10 +51,23 @@ class Weighted:
         return np.array([self._draw(number)[place] for number, place in places], int)
 
     def visit(self, position: int) -> int:
-        return position
+        return position // self._block if self._once else position
 
     def learn(self, outcomes: Sequence[tuple[int, int, int]], cursor: int) -> None:
         """Nothing that is measured changes this order."""
+
+
+def uniform(size: int, seed: int) -> Blocks:
+    """Every epoch asks each problem once, in an order drawn from (seed, epoch)."""
+    import numpy as np
+
+    return Blocks(lambda epoch: np.random.default_rng((seed, epoch)).permutation(size), size, once=True)
+
+
+def weighted(weights: Callable[[int], Floats], block: int, seed: int) -> Blocks:
+    """Every block asks a problem in proportion to its weight, to within one time. `weights(position)` are those of the
+    block that begins there."""
+    return Blocks(lambda number: resampled(weights(number * block), block, (seed, number)), block)
 
 
 class Online:
@@ -154,7 +141,8 @@ def expected_gradient(right: Floats, wrong: Floats, exponent: float) -> Floats:
 
 
 def resampled(weights: Floats, count: int, seed: tuple[int, int]) -> Indices:
-    """`count` indices, each as often as its share of the weights to within one, in random order."""
+    """`count` indices, each as often as its share of the weights to within one (systematic resampling), in random
+    order."""
     import numpy as np
 
     random = np.random.default_rng(seed)
@@ -169,7 +157,7 @@ def build_order(problems: Sequence[Problem], config: CurriculumConfig, exponent:
     import numpy as np
 
     if config.name == "uniform":
-        return Uniform(len(problems), seed)
+        return uniform(len(problems), seed)
     given = (solve_rate(problem, config.solve_rate_column) for problem in problems)
     rates = np.array([config.without_solve_rate if rate is None else rate for rate in given])
     if config.name == "online":
@@ -177,11 +165,11 @@ def build_order(problems: Sequence[Problem], config: CurriculumConfig, exponent:
     if config.name == "weighted":
         counted = np.stack([rates, 1 - rates]) * config.prior_samples + JEFFREYS
         gradient = expected_gradient(*counted, exponent)
-        return Weighted(lambda position: gradient, config.block, seed)
+        return weighted(lambda position: gradient, config.block, seed)
 
     def near_target(position: int) -> Floats:
         share = min(1.0, position / config.anneal_prompts)
         target = config.easy + (config.hard - config.easy) * share
         return np.exp(-((rates - target) ** 2) / (2 * config.width**2))
 
-    return Weighted(near_target, config.block, seed)
+    return weighted(near_target, config.block, seed)

@@ -181,6 +181,9 @@ def _usable(config: TaskConfig) -> list[Problem]:
     problems, left_out = select(problems, config.data.selection)
     if left_out.total:
         logger.warning("task %s: %s", config.name, left_out)
+    if left_out.overlaps:
+        pairs = tuple(f"{name} is {where}" for name, where in left_out.overlaps.items())
+        logger.warning("task %s: asked by evaluation sets: %s", config.name, listed(pairs))
     unreadable = {each.problem_id: each.answer for each in problems if not readable(each.answer, config.reward)}
     if len(unreadable) == len(problems) or (unreadable and config.data.bad_rows == "refuse"):
         raise UserError(f"{unparsable(unreadable)}; mend them, or choose another task.reward.parts.")

@@ -1,7 +1,7 @@
 import pytest
 
 from grpo.config import PromptConfig, UserError
-from grpo.tasks.curriculum import Uniform
+from grpo.tasks.curriculum import uniform
 from grpo.tasks.prompts import PromptEncoder, PromptStream
 from grpo.types import Problem
 from tests.tasks.conftest import CHATML, byte_tokenizer
@@ -120,7 +120,7 @@ def test_prompts_that_are_too_long_are_dropped_or_refused(tokenizer):
 
 def stream(rank=0, world_size=1, seed=0, count=7):
     problems = [Problem(f"p-{index}", str(index), "") for index in range(count)]
-    order = Uniform(count, seed)
+    order = uniform(count, seed)
     return PromptStream(problems, lambda problem: (int(problem.question),), order, rank=rank, world_size=world_size)
 
 

@@ -1,6 +1,14 @@
 import pytest
 
-from grpo.config import DataConfig, PromptConfig, RewardConfig, RewardPartConfig, TaskConfig, UserError
+from grpo.config import (
+    DataConfig,
+    PromptConfig,
+    RewardConfig,
+    RewardPartConfig,
+    SelectionConfig,
+    TaskConfig,
+    UserError,
+)
 from grpo.tasks import build_task
 from grpo.types import Completion, Prompt, RolloutGroup
 
@@ -145,4 +153,26 @@ def test_rows_and_prompts_left_out_are_told_and_never_asked(tokenizer, write_row
     assert told == [
         "task task: left out of 7 rows: 1 without a usable question or answer (sums-6)",
         "task task: left out 1 prompts of more than 100 tokens (sums-5)",
+    ]
+
+
+def test_what_an_evaluation_asks_is_never_asked_and_told_with_where_it_stands(tokenizer, write_rows, caplog, tmp_path):
+    evaluation = tmp_path / "test.jsonl"
+    evaluation.write_text('{"problem": "two plus two"}')
+    rows = [{"problem": text, "answer": "4"} for text in ("Two plus two?", "one plus three", "two times two")]
+    task_config = TaskConfig(
+        data=DataConfig(
+            path=write_rows(rows),
+            held_out_fraction=0.0,
+            selection=SelectionConfig(evaluation_sets=[str(evaluation)]),
+        ),
+        prompt=PromptConfig(max_tokens=100),
+        reward=RewardConfig(parts=[RewardPartConfig(name="exact")]),
+    )
+    with build(tokenizer, task_config) as task:
+        asked = {prompt.problem.problem_id for prompt in task.next_prompts(9)}
+    assert asked == {"sums-1", "sums-2"}
+    assert [record.getMessage() for record in caplog.records] == [
+        "task task: 2 of 3 problems taken; left out: 1 asked by an evaluation set",
+        "task task: asked by evaluation sets: sums-0 is test.jsonl, row 0",
     ]
