@@ -4,7 +4,7 @@ r"""How often the "math" reward misjudges: golds rewritten as models write them 
 
 DATA is a folder of problem sets in Big-Math's row schema, FILES says of which every n-th problem is taken
 (math500:1,aime24:1,aime25:1,gsm8k_test:40), PART is the reward (math, or an import path), MOST how many golds of each
-kind of number are used (10). How the forms are made: answer_forms.py.
+kind of number are used (10). How the forms are made: answer_forms.py, answer_meaning.py.
 """
 
 import json
@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from answer_forms import KINDS, NUMBERS, kind_of, right_forms, wrong_forms
+from answer_forms import right_forms, wrong_forms
+from answer_meaning import KINDS, NUMBERS, kind_of
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
