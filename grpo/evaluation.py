@@ -10,7 +10,7 @@ from typing import Any
 from grpo.config import EvaluationConfig, SamplingConfig
 from grpo.interfaces import Collective, Sampler, Task
 from grpo.statistics import mean_interval, pass_at_k_interval
-from grpo.types import ScoredGroup
+from grpo.types import Prompt, ScoredGroup
 
 
 def evaluate(
@@ -22,14 +22,24 @@ def evaluate(
     Returns a JSON object: `pass@1`, `pass@k` and `maj@k` as {value, low, high} with 95 % intervals over problems,
     mean length in tokens, truncated fraction, and a row per problem with its first completion.
     """
-    prompts = task.held_out_prompts(evaluation.num_problems) or task.next_prompts(evaluation.num_problems)
-    share = prompts[collective.rank :: collective.world_size]
+    share = _share(task, evaluation.num_problems, collective)
     drawn = replace(sampling, temperature=evaluation.temperature, top_p=1.0, top_k=0)
     scored = task.grade(sampler.generate(share, evaluation.samples_per_problem, drawn))
     mine = [_row(group, task.answer_of) for group in scored]
     rows = [row for part in collective.gather(mine) for row in part]
     rows.sort(key=lambda row: row["problem_id"])
     return {"step": sampler.policy_version, "temperature": evaluation.temperature} | summarize(rows, evaluation.pass_at)
+
+
+def _share(task: Task, count: int, collective: Collective) -> list[Prompt]:
+    """This rank's part of the held-out problems; where none are held out, of the stream's first ones. The stream
+    itself goes on where it stood."""
+    if held_out := task.held_out_prompts(count):
+        return held_out[collective.rank :: collective.world_size]
+    cursor, task.cursor = task.cursor, 0
+    share = task.next_prompts(count)
+    task.cursor = cursor
+    return share
 
 
 def summarize(rows: Sequence[Mapping[str, Any]], pass_at: Sequence[int]) -> dict[str, Any]:

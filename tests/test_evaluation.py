@@ -4,8 +4,13 @@ import json
 
 import pytest
 
+from grpo.config import EvaluationConfig, SamplingConfig
 from grpo.config.hydra import compose_config, compose_suite
-from grpo.evaluation import majority, summarize
+from grpo.evaluation import evaluate, majority, summarize
+from grpo.tasks.curriculum import uniform
+from grpo.tasks.prompts import PromptStream
+from grpo.types import Problem
+from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank
 
 SETS = ["gsm8k_test", "math500", "aime24", "aime25", "amc23", "minerva", "olympiadbench", "svamp"]
 
@@ -50,3 +55,45 @@ def test_a_local_copy_of_a_set_is_read_instead_of_the_hub(tmp_path):
     first, second = compose_suite(config)
     assert (first.data.source, first.data.path) == ("file", str(tmp_path / "aime24.jsonl"))
     assert (second.data.source, second.data.path) == ("hub", "math-ai/aime25")
+
+
+class Streamed:
+    """Nothing is held out: this rank's share of a stream of nine problems; all are solved."""
+
+    def __init__(self, rank, world_size):
+        problems = [Problem(f"p{index}", "q", "a") for index in range(9)]
+        self.stream = PromptStream(problems, lambda problem: (1,), uniform(9, 0), rank=rank, world_size=world_size)
+        self.next_prompts = self.stream.next_prompts
+        self.grade = ScriptedTask([[1]] * 9).grade
+
+    @property
+    def cursor(self):
+        return self.stream.cursor
+
+    @cursor.setter
+    def cursor(self, value):
+        self.stream.cursor = value
+
+    def held_out_prompts(self, count):
+        return []
+
+    def answer_of(self, text):
+        return text
+
+
+def asked(rank, world_size, cursor=4):
+    task, collective = Streamed(rank, world_size), SingleRank()
+    collective.rank, collective.world_size = rank, world_size
+    task.cursor = cursor
+    found = evaluate(task, ScriptedSampler(), EvaluationConfig(num_problems=6), SamplingConfig(), collective)
+    assert task.cursor == cursor, "the stream goes on where it stood"
+    return [row["problem_id"] for row in found["per_problem"]]
+
+
+def test_without_held_out_problems_the_ranks_share_the_first_of_the_stream():
+    whole = asked(0, 1)
+    shares = [asked(rank, 2) for rank in range(2)]
+    assert len(whole) == 6
+    assert [len(share) for share in shares] == [3, 3]
+    assert sorted(shares[0] + shares[1]) == whole
+    assert asked(0, 1, cursor=0) == whole, "the same problems whenever they are asked"
