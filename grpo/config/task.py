@@ -119,7 +119,8 @@ class RewardConfig:
 
     # What the reward is a weighted sum of, e.g. [{name: math}, {name: format, weight: 0.1}].
     parts: list[RewardPartConfig] = field(default_factory=list)
-    # Where the answer stands in a completion: boxed | tag | last_number | last_line | all.
+    # Where the answer stands in a completion: boxed | tag | final (whatever it gives as its
+    # answer, see `grpo.tasks.extraction.final`) | last_number | last_line | all.
     extract: str = "boxed"
     # A completion is correct when its first part reaches this.
     correct_at: float = 0.99

@@ -87,6 +87,10 @@ def conclusion(shown: Contrast) -> list[str]:
         "problems, p-values corrected for the number of variants (Holm)."
         + (" With fewer than five seeds they are too sure of themselves." if seeds < 5 else "")
     )
+    said.append(
+        "Quarters of difficulty go by the first evaluation: by chance alone the hardest rises and the easiest falls, "
+        "alike in all variants; only differences between variants tell."
+    )
     return said
 
 

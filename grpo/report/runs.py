@@ -80,11 +80,15 @@ def load(folder: Path, variant: str, seed: int | None = None) -> Run:
     return Run(folder, variant, config["seed"] if seed is None else seed, config, read_run(folder), evaluations)
 
 
+OF_ONE_RUN = ("output_dir", "seed", "checkpoint.resume")
+"""Keys in which runs with the same settings differ."""
+
+
 def differing_keys(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Dotted key → its value in each configuration, for the keys in which they differ; folders and seeds left out."""
+    """Dotted key → its value in each configuration, for the keys in which they differ, but for OF_ONE_RUN."""
     flat = [dict(_flat(config)) for config in configs.values()]
     keys = dict.fromkeys(key for each in flat for key in each)
-    rows = {key: [each.get(key) for each in flat] for key in keys if key not in ("output_dir", "seed")}
+    rows = {key: [each.get(key) for each in flat] for key in keys if key not in OF_ONE_RUN}
     return {key: values for key, values in rows.items() if any(value != values[0] for value in values)}
 
 

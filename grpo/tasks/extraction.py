@@ -16,6 +16,14 @@ _NUMBER = re.compile(
     r"(?:/\d+(?![\d.]))?"
 )
 
+_STATED = re.compile(
+    r"(?i)(?:\banswer\b(?:[^.:=\n]{0,60}?\b(?:is|be|equals)\b|\*{0,2}\s*[:=])|^####)"  # The answer is, Answer:, ####
+    r"[\s*:]*((?:[^.\n]|\.(?!\s|$))*)",  # to the end of the sentence or the line
+    re.MULTILINE,
+)
+
+_BOLD = re.compile(r"\*\*([^*\n]+)\*\*[.\s]*$")
+
 
 def extract(text: str, how: str) -> str | None:
     """The answer's part of a completion, stripped, or None where there is none. `how` is a key of EXTRACTORS."""
@@ -73,9 +81,30 @@ def whole(text: str) -> str | None:
     return text.strip() or None
 
 
+def final(text: str) -> str | None:
+    r"""What the completion gives as its answer, however it says so: the last ``\boxed``, else the last ``<answer>``,
+    else what the last "answer is", "answer:" or "####" states, else what stands bold at the end, else an only line.
+
+    >>> final("The answer is 41. No: the correct answer is **42**."), final("Answer: 1/2"), final("x = 5")
+    ('42', '1/2', 'x = 5')
+    """
+    found = boxed(text) or tag(text)
+    if found is not None:
+        return found
+    stated = deque(_STATED.finditer(text), maxlen=1)
+    if stated:
+        return stated[0][1].strip().strip("*") or None
+    bold = _BOLD.search(last_line(text) or "")
+    if bold:
+        return bold[1].strip()
+    only = text.strip()
+    return only if only and "\n" not in only else None
+
+
 EXTRACTORS: dict[str, Callable[[str], str | None]] = {
     "boxed": boxed,
     "tag": tag,
+    "final": final,
     "last_number": last_number,
     "last_line": last_line,
     "all": whole,

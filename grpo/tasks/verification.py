@@ -19,6 +19,7 @@ class UnparsableAnswer(ValueError):
 
 
 _PLAIN_NUMBER = re.compile(r"([-+]?(?:\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})(?:e[-+]?\d{1,3})?)(?:/(\d{1,400}))?")
+_MIXED_NUMBER = re.compile(r"([-+]?)(\d{1,400}) (\d{1,400})/(\d{1,400})")
 
 
 def exact(extracted: str, answer: str) -> float:
@@ -27,7 +28,7 @@ def exact(extracted: str, answer: str) -> float:
 
 
 def number(extracted: str, answer: str) -> float:
-    """Same value: "1,000", "$1000.0" and "1e3" are equal, "1/2" and "0.5" too; 50% counts as 50.
+    """Same value: "1,000", "$1000.0" and "1e3" are equal, "1 1/2" and "1.5" too; 50% counts as 50.
 
     0 when what was extracted is not one plain number; raises UnparsableAnswer when the answer is none.
     """
@@ -39,7 +40,11 @@ def number(extracted: str, answer: str) -> float:
 
 def value(text: str) -> Fraction | None:
     """The plain number that the text is, or None."""
-    match = _PLAIN_NUMBER.fullmatch(re.sub(r"[\\%]", "", _squeeze(text)).removesuffix(".").lower())
+    plain = re.sub(r"[\\%]", "", _squeeze(text)).removesuffix(".").lower()
+    mixed = _MIXED_NUMBER.fullmatch(plain)
+    if mixed and int(mixed[3]) < int(mixed[4]):
+        return Fraction(mixed[1] + "1") * (int(mixed[2]) + Fraction(int(mixed[3]), int(mixed[4])))
+    match = _PLAIN_NUMBER.fullmatch(plain)
     if match is None or (match.group(2) and not int(match.group(2))):
         return None
     return Fraction(match.group(1)) / int(match.group(2) or 1)
@@ -54,7 +59,7 @@ LONGEST_FORMULA = 4096
 """Characters. What is longer is no answer, and takes for ever to read."""
 
 _FONT = r"\\(?:text|math)(?:bf|rm|it|normal)?\s*\{"
-_WORDS = re.compile(rf"(?:{_FONT})?[\s(]*([A-Za-z]+(?:[ -][A-Za-z]+)*)[\s).]*\}}?")
+_WORDS = re.compile(rf"(?:{_FONT})?[\s(]*(?:(?:[Tt]he|[Aa]n?) +(?=[A-Za-z]))?([A-Za-z]+(?:[ -][A-Za-z]+)*)[\s).]*\}}?")
 # sympy opens the interval there, so that it would equal the right one.
 _CLOSED_AT_INFINITY = re.compile(r"\\infty\s*(?:\\right)?\]|\[\s*-\s*\\infty")
 _TYPESETTING = tuple(

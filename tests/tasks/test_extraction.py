@@ -40,6 +40,29 @@ def test_tag_takes_the_last_closed_tag(text, answer):
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
+        (r"The answer is 1, so \boxed{2}. Anything else?", "2"),
+        ("The answer is 1. <answer>2</answer>", "2"),
+        ("The answer is 41. Wait. The answer is 3.5.", "3.5"),
+        ("The answer to the second question must be $x = 5$, I think", "$x = 5$, I think"),
+        ("The answer is definitely not 42.", "definitely not 42"),
+        ("One might guess 42, but the correct answer is 43.", "43"),
+        ("work\n\n**Answer:** 7 apples\n\nTell me if it helps.", "7 apples"),
+        ("work\n**Final Answer**: **7**", "7"),
+        ("48 + 24 = 72\n#### 72", "72"),
+        ("## Solution\n\nThe product is **42**.", "42"),
+        (" 1/2 ", "1/2"),
+        ("two lines\nand no answer", None),
+        ("Answer:", None),
+        ("", None),
+    ],
+)
+def test_final_takes_what_the_completion_ends_by_stating(text, answer):
+    assert extract(text, "final") == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
         ("It is 5 apples.", "5"),
         ("7 + 5 = 12.", "12"),
         ("5 - 3", "3"),

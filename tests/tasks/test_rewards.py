@@ -32,6 +32,9 @@ def test_exact_ignores_dollars_thousands_commas_and_idle_spaces(extracted, answe
         ("1,000", "1000.0", True),
         ("$1e3", "1000", True),
         ("0.5", "1/2", True),
+        ("-1 1/2", "-1.5", True),
+        ("1 1/2", "11/2", False),
+        ("1 3/2", "5/2", False),
         (r"50\%", "50", True),
         ("5.", "5", True),
         ("-3", "3", False),
@@ -119,7 +122,7 @@ def test_a_function_is_imported_by_its_path(custom_rewards):
         ({"parts": [RewardPartConfig(name="format")], "format_pattern": "("}, "is no regular expression"),
         (
             {"parts": [RewardPartConfig(name="exact")], "extract": "last"},
-            "choose one of boxed, tag, last_number, last_line, all",
+            "choose one of boxed, tag, final, last_number, last_line, all",
         ),
     ],
 )

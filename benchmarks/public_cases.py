@@ -1,0 +1,36 @@
+"""The public cases of reward-doctor (pip install reward-doctor) against a reward of ours.
+
+    python benchmarks/public_cases.py [REWARD] [EXTRACT]          (math, final)
+"""
+
+import sys
+
+from reward_doctor.audit import audit
+from rich.console import Console
+from rich.table import Table
+
+from grpo.config import RewardConfig, RewardPartConfig
+from grpo.tasks.grader import GraderPool
+
+
+def main(reward: str = "math", extract: str = "final") -> None:
+    with GraderPool(RewardConfig(parts=[RewardPartConfig(name=reward)], extract=extract)) as pool:
+
+        def grade(completion: str, reference: str) -> float:
+            (found,) = pool.grade([(completion, reference, {})])
+            return found.parts[reward] if found.outcome == "graded" else 0.0
+
+        result = audit(grade, name=f"{reward}, {extract}")
+    print(result.headline)
+    for title, outcomes in (("failed", result.outcomes), ("a matter of taste", result.contested)):
+        table = Table("category", "reference", "completion", "should", "did", "why", title=title)
+        for each in outcomes:
+            if title != "failed" or not each.passed:
+                case, verdicts = each.case, ("reject", "accept")
+                wanted, given = verdicts[case.expect], verdicts[bool(each.accepted)]
+                table.add_row(case.category, case.reference, case.completion, wanted, given, case.why)
+        Console().print(table)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
