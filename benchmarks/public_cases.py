@@ -1,6 +1,6 @@
 """The public cases of reward-doctor (pip install reward-doctor) against a reward of ours.
 
-    python benchmarks/public_cases.py [REWARD] [EXTRACT]          (math, final)
+python benchmarks/public_cases.py [REWARD] [EXTRACT]          (math, final)
 """
 
 import sys

@@ -13,9 +13,9 @@ from rich.table import Table
 
 from grpo import evaluation
 from grpo.config import TrainConfig
-from grpo.config.hydra import compose_suite
 from grpo.config.validate import validate_evaluation
-from grpo.parts import candidate
+from grpo.interfaces import Task
+from grpo.parts import candidate, load_suite
 from grpo.tasks import load_problems
 
 Result = Mapping[str, Any]
@@ -28,23 +28,28 @@ def evaluate_model(config: TrainConfig) -> int:
     is 0; of each set of `evaluation.suite`, all. Prints tables, and writes `evaluation.json` into `output_dir`, or a
     file for each set.
     """
-    suite = compose_suite(config)
-    tasks = suite or [config.task]
-    for task in tasks:
-        validate_evaluation(replace(config, task=task))
-    sizes = [len(load_problems(task.data)[0]) for task in tasks]  # before the engine starts
+    suite = load_suite(config)
+    if not suite:
+        validate_evaluation(config)
+        load_problems(config.task.data)
     model = candidate(config)
     output = Path(config.output_dir)
     output.mkdir(parents=True, exist_ok=True)
-    results: dict[str, Result] = {}
-    for task, size in zip(tasks, sizes, strict=True):
-        asked = replace(config.evaluation, num_problems=size) if suite else config.evaluation
-        with model.load_task(task) as loaded:
-            found = evaluation.evaluate(loaded, model.sampler, asked, config.rollout.sampling, model.collective)
-        if model.collective.rank == 0:
-            results[task.name] = found
-            file = output / (f"{task.name}.json" if suite else "evaluation.json")
-            file.write_text(json.dumps(found, indent=1, ensure_ascii=False))
+
+    def ask(task: Task, count: int) -> dict[str, Any]:
+        asked = replace(config.evaluation, num_problems=count)
+        return evaluation.evaluate(task, model.sampler, asked, config.rollout.sampling, model.collective)
+
+    if suite:
+        results = evaluation.evaluate_suite(suite, model.load_task, ask)
+    else:
+        with model.load_task(config.task) as task:
+            results = {config.task.name: ask(task, config.evaluation.num_problems)}
+    if model.collective.rank:
+        return 0
+    for name, result in results.items():
+        file = output / (f"{name}.json" if suite else "evaluation.json")
+        file.write_text(json.dumps(result, indent=1, ensure_ascii=False))
     for name, result in results.items():
         Console().print(result_table(name, result))
     if len(results) > 1:
@@ -58,6 +63,8 @@ def result_table(name: str, result: Result) -> Table:
     rows = {f"pass@{k}": interval for k, interval in result["pass@k"].items()}
     if result["samples_per_problem"] > 2:
         rows[f"maj@{result['samples_per_problem']}"] = result["maj@k"]
+    if "greedy" in result:
+        rows["greedy"] = result["greedy"]
     for measure, interval in rows.items():
         table.add_row(measure, f"{interval['value']:.3f}", f"{interval['low']:.3f} – {interval['high']:.3f}")
     table.add_row("mean length, tokens", f"{result['mean_length']:.1f}", "")

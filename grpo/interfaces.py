@@ -35,6 +35,10 @@ class Task(Protocol):
 
     cursor: int
 
+    @property
+    def num_problems(self) -> int:
+        """Problems of the stream, the prompts of one epoch."""
+
     def next_prompts(self, count: int) -> list[Prompt]:
         """The next `count` prompts of the stream over all ranks: this rank's share of them."""
 
@@ -161,6 +165,9 @@ class Tracker(Protocol):
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
         """Numbers of one optimizer step count."""
+
+    def evaluation(self, result: Mapping[str, Any], step: int) -> None:
+        """A held-out evaluation, as `grpo.evaluation.evaluate` returns it."""
 
     def samples(self, rows: Iterable[Mapping[str, Any]], step: int) -> None:
         """Completions with prompt, text and reward."""

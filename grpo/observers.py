@@ -10,13 +10,13 @@ from typing import Any
 
 from grpo.config import CheckpointConfig, EvaluationConfig
 from grpo.dynamics.findings import Finding
+from grpo.evaluation import score
 from grpo.interfaces import Collective, Learner, Sampler, Task, Tracker, WeightSync
 from grpo.learner.checkpoint import CheckpointStore
 from grpo.telemetry import COUNTS, REASON, JsonLines, RunDisplay, flatten, peak_memory
 from grpo.types import Collected, Progress, RoundPlan, RoundStatistics
 
 PROMPTS_FILE = "prompts.jsonl"
-EVALUATIONS_FILE = "evaluations.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Feedback:
 
 
 class Evaluator:
-    """Evaluates every so many rounds and keeps the results, as JSON lines and in `results` by step."""
+    """Evaluates every so many rounds and keeps the results, in the run's files and in `results` by step."""
 
     def __init__(
         self,
@@ -149,9 +149,9 @@ class Evaluator:
         return self.results.get(step)
 
     def score(self, step: int) -> float | None:
-        """Held-out pass@1 at `step`, when it was evaluated."""
+        """How good the policy of `step` is, when it was evaluated, see `grpo.evaluation.score`."""
         result = self.results.get(step)
-        return result["pass@1"]["value"] if result else None
+        return score(result) if result else None
 
     def best_before(self, step: int) -> float:
         """The highest score of earlier steps, −∞ without any."""

@@ -12,7 +12,9 @@ from transformers import PreTrainedTokenizerBase
 
 from grpo import launch_check, models
 from grpo.config import TaskConfig, TrainConfig, UserError
+from grpo.config.hydra import compose_suite
 from grpo.config.saved import from_dict
+from grpo.config.validate import validate_evaluation
 from grpo.dynamics.budget import further_tries
 from grpo.interfaces import Collective, Collector, Sampler
 from grpo.learner.checkpoint import STATE_FILE, read_state
@@ -39,6 +41,16 @@ def load_task(
         rank=rank,
         world_size=world_size,
     )
+
+
+def load_suite(config: TrainConfig) -> list[TaskConfig]:
+    """The sets of `evaluation.suite`. Raises `UserError` for one that cannot be had or does not fit, before any engine
+    starts."""
+    suite = compose_suite(config)
+    for task in suite:
+        validate_evaluation(replace(config, task=task))
+        load_problems(task.data)
+    return suite
 
 
 def warm_start_examples(config: TrainConfig) -> list[tuple[str, str]]:

@@ -6,8 +6,8 @@ import json
 import math
 import signal
 import sys
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,19 @@ from transformers import PreTrainedTokenizerBase
 
 from grpo import evaluation, launch_check, models
 from grpo.algorithm.batches import BatchMaker
-from grpo.config import TrainConfig
+from grpo.config import TaskConfig, TrainConfig
 from grpo.config.errors import SamplerLost
 from grpo.config.saved import from_dict
 from grpo.config.validate import differences, validate
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.scheduler import build_scheduler, may_roll_back, replanned
-from grpo.interfaces import Learner, Sampler
+from grpo.interfaces import Learner, Sampler, Task
 from grpo.learner.checkpoint import CheckpointStore, read_state
 from grpo.learner.engine import init_distributed
 from grpo.learner.export import export
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.loop import Engines, run
 from grpo.observers import (
-    EVALUATIONS_FILE,
     PROMPTS_FILE,
     Checkpointer,
     Evaluator,
@@ -39,20 +38,22 @@ from grpo.observers import (
     Rewinder,
     Watch,
 )
-from grpo.parts import build_collector, build_sampler, load_task, warm_start_examples
+from grpo.parts import build_collector, build_sampler, load_suite, load_task, warm_start_examples
 from grpo.report.logs import read_log
 from grpo.report.run import write_report
 from grpo.rollout.ahead import AheadCollector
 from grpo.tasks import VerifiableTask
 from grpo.telemetry import (
+    EVALUATIONS_FILE,
     JsonLines,
     JsonlTracker,
     Phases,
     RunDisplay,
     Trackers,
-    WandbTracker,
     peak_tflops,
     read_metrics,
+    service_trackers,
+    write_code,
 )
 from grpo.types import Progress, RoundPlan
 from grpo.weight_sync.refresh import CheckedSync
@@ -69,13 +70,14 @@ def train(config: TrainConfig) -> int:
     config = launch_check.with_precision(config)
     path = models.resolve(config.model, lambda: warm_start_examples(config))
     launch_check.print_tables(config, path, world_size)
+    suite = load_suite(config)
     if config.dry_run:
         return 0
     # First the task: what is wrong with data or reward shows before the engines start.
     tokenizer = models.load_tokenizer(path, config.model)
     with load_task(config, tokenizer, launch_check.rank(), world_size) as task:
         init_distributed(device, config.learner.deadline_seconds)
-        return Session(config, path, tokenizer, task, device).run()
+        return Session(config, path, tokenizer, task, suite, device).run()
 
 
 class Session:
@@ -87,10 +89,11 @@ class Session:
         path: Path,
         tokenizer: PreTrainedTokenizerBase,
         task: VerifiableTask,
+        suite: Sequence[TaskConfig],
         device: torch.device,
     ):
         self._config, self._output = config, Path(config.output_dir)
-        self._tokenizer, self._task, self._device = tokenizer, task, device
+        self._tokenizer, self._task, self._suite, self._device = tokenizer, task, suite, device
         learner = DeepSpeedLearner(config, path, device)
         self._collective = learner.collective
         self._first = self._collective.rank == 0
@@ -143,7 +146,7 @@ class Session:
         self._output.mkdir(parents=True, exist_ok=True)
         self._engines.weight_sync.refresh(self._engines.learner, self._engines.sampler)
         files = self._files(progress.step) if self._first else None
-        evaluator = self._evaluator(progress.step, files)
+        evaluator = self._evaluator(files)
         checkpointer = Checkpointer(
             self._config.checkpoint, self._store, self._engines.learner, asdict(self._config), evaluator
         )
@@ -167,6 +170,8 @@ class Session:
                 observers.append(Watch(every, lambda: diagnose(read_log(self._output)), files.display.note))
             progress = run(self._engines, progress, self._config.num_steps, observers, self._stop)
             checkpointer.save(progress)
+            if self._is_over(progress):
+                evaluator.at(progress.step)
         except SamplerLost:
             checkpointer.save_last()
             raise
@@ -175,14 +180,17 @@ class Session:
                 files.close()
         if progress.plan.stop:
             print(f"step {progress.step}: {progress.plan.reason}")
-        elif progress.step < self._config.num_steps:
+        if not self._is_over(progress):
             print(f"stopped at step {progress.step} of {self._config.num_steps}; continue with checkpoint.resume=true")
             return INTERRUPTED
-        self._finish(evaluator, progress)
+        self._leave()
         return 0
 
-    def _finish(self, evaluator: Evaluator, progress: Progress) -> None:
-        evaluator.at(progress.step)
+    def _is_over(self, progress: Progress) -> bool:
+        return progress.plan.stop or progress.step >= self._config.num_steps
+
+    def _leave(self) -> None:
+        """The trained model and the report."""
         exported = None
         if self._config.checkpoint.export:
             learner = self._engines.learner
@@ -214,20 +222,12 @@ class Session:
         return step if self._config.checkpoint.resume else None
 
     def _files(self, step: int) -> RecordFiles:
-        config = self._config
-        trackers = [JsonlTracker(self._output, self._resume_step(step))]
-        if config.tracking.wandb != "off":
-            trackers.append(
-                WandbTracker(
-                    asdict(config),
-                    config.tracking.wandb,
-                    config.tracking.project,
-                    self._output / "wandb",
-                    resume=config.checkpoint.resume,
-                )
-            )
-        prompts = JsonLines(self._output / PROMPTS_FILE, self._resume_step(step))
-        return RecordFiles(Trackers(trackers), prompts, RunDisplay(config.num_steps, first_step=step))
+        config, from_step = self._config, self._resume_step(step)
+        write_code(self._output)
+        services = service_trackers(config.tracking, asdict(config), self._output, from_step)
+        tracker = Trackers([JsonlTracker(self._output, from_step), *services])
+        prompts = JsonLines(self._output / PROMPTS_FILE, from_step)
+        return RecordFiles(tracker, prompts, RunDisplay(config.num_steps, first_step=step))
 
     def _feedback(self) -> Feedback:
         """Of a resumed run, as it stood: every rank reads the rounds before from the log that the first one has."""
@@ -237,27 +237,31 @@ class Session:
         feedback.replay(self._engines.collective.gather(rounds)[0])
         return feedback
 
-    def _evaluator(self, step: int, files: RecordFiles | None) -> Evaluator:
+    def _evaluator(self, files: RecordFiles | None) -> Evaluator:
         config, engines = self._config, self._engines
-        path = self._output / EVALUATIONS_FILE
-        lines = JsonLines(path, self._resume_step(step)) if self._first else None
-        earlier = engines.collective.gather(read_metrics(path) if self._first else [])[0]
+        earlier = read_metrics(self._output / EVALUATIONS_FILE) if self._first else []
+
+        def ask(task: Task, count: int) -> dict[str, Any]:
+            asked = replace(config.evaluation, num_problems=count)
+            return evaluation.evaluate(task, engines.sampler, asked, config.rollout.sampling, engines.collective)
+
+        def load(task: TaskConfig) -> VerifiableTask:
+            ranks = engines.collective.rank, engines.collective.world_size
+            return load_task(replace(config, task=task), self._tokenizer, *ranks)
 
         def evaluate() -> dict[str, Any]:
             engines.sampler.wake()
-            return evaluation.evaluate(
-                engines.task, engines.sampler, config.evaluation, config.rollout.sampling, engines.collective
-            )
+            result = ask(engines.task, config.evaluation.num_problems)
+            suite = evaluation.evaluate_suite(self._suite, load, ask)
+            return result | {"suite": suite} if suite else result
 
         def record(result: dict[str, Any]) -> None:
-            if lines and files:
-                lines.write(result, result["step"])
-                rate = result["pass@1"]
-                files.display.note(
-                    f"step {result['step']}: held-out pass@1 {rate['value']:.3f} "
-                    f"[{rate['low']:.3f}, {rate['high']:.3f}] on {result['problems']} problems"
-                )
+            if files:
+                files.tracker.evaluation(result, result["step"])
+                for line in evaluation.told(result):
+                    files.display.note(f"step {result['step']}: {line}")
 
+        earlier = engines.collective.gather(earlier)[0]
         return Evaluator(config.evaluation, evaluate, record, earlier)
 
 

@@ -58,6 +58,8 @@ HEAVY = {
     "reasoning_gym": {"tasks"},
     "pebble": {"tasks"},
     "wandb": {"telemetry"},
+    "mlflow": {"telemetry"},
+    "tensorboard": {"telemetry"},
     "matplotlib": {"report"},
     "jinja2": {"report"},
     "hydra": {"config"},

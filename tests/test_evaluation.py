@@ -6,7 +6,7 @@ import pytest
 
 from grpo.config import EvaluationConfig, SamplingConfig
 from grpo.config.hydra import compose_config, compose_suite
-from grpo.evaluation import evaluate, majority, summarize
+from grpo.evaluation import evaluate, majority, score, summarize
 from grpo.tasks.curriculum import uniform
 from grpo.tasks.prompts import PromptStream
 from grpo.types import Problem
@@ -97,3 +97,30 @@ def test_without_held_out_problems_the_ranks_share_the_first_of_the_stream():
     assert [len(share) for share in shares] == [3, 3]
     assert sorted(shares[0] + shares[1]) == whole
     assert asked(0, 1, cursor=0) == whole, "the same problems whenever they are asked"
+
+
+class Greedy(ScriptedSampler):
+    """Counts how often it is asked, and at which temperature."""
+
+    def __init__(self):
+        super().__init__()
+        self.temperatures = []
+
+    def generate(self, prompts, group_size, sampling=None, first_sample=0):
+        self.temperatures.append((sampling.temperature, group_size))
+        return super().generate(prompts, group_size, sampling, first_sample)
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_greedy_is_one_more_completion_at_temperature_0(greedy):
+    sampler = Greedy()
+    asked = EvaluationConfig(num_problems=4, samples_per_problem=1, temperature=0.7, greedy=greedy)
+    found = evaluate(Streamed(0, 1), sampler, asked, SamplingConfig(), SingleRank())
+    assert sampler.temperatures == ([(0.7, 1), (0.0, 1)] if greedy else [(0.7, 1)])
+    assert found.get("greedy", {"value": None})["value"] == (1.0 if greedy else None)
+
+
+def test_a_checkpoint_is_kept_for_the_mean_of_the_suite_or_for_the_held_out_problems():
+    half, all_right = {"pass@1": {"value": 0.5}}, {"pass@1": {"value": 1.0}}
+    assert score(half) == 0.5
+    assert score(half | {"suite": {"a": all_right, "b": half}}) == 0.75

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +24,11 @@ def finished(tmp_path_factory):
 
 
 # Two optimizer steps a round: old log-probabilities, staleness and a refresh are all in play.
-ROUNDS = ["num_steps=12", "dynamics.refresh_interval=2", "checkpoint.every_rounds=2"]
+ROUNDS = [
+    *("num_steps=12", "dynamics.refresh_interval=2", "checkpoint.every_rounds=2"),
+    *("evaluation.suite=[tiny_arithmetic]", f"evaluation.suite_folder={Path(__file__).parent}/suite"),
+    *("evaluation.greedy=true", "tracking.tensorboard=true"),
+]
 
 
 def test_a_run_leaves_metrics_evaluations_samples_a_report_and_a_model(finished):
@@ -35,6 +40,23 @@ def test_a_run_leaves_metrics_evaluations_samples_a_report_and_a_model(finished)
     assert "Diagnosis" in (output / "dynamics.html").read_text()
     assert "pass@1" in printed and "completion tokens per step" in printed
     assert sorted(path.name for path in (output / "checkpoints").iterdir()) == ["step-00000008", "step-00000012"]
+
+
+def test_held_out_problems_and_a_suite_are_asked_before_and_after_and_tracked(finished):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    output, printed = finished
+    for row in rows(output / "evaluations.jsonl"):
+        assert {"greedy", "pass@1"} <= row.keys() and len(row["per_problem"]) == 8
+        assert [each["answer"] for each in row["suite"]["tiny_arithmetic"]["per_problem"]] == ["19", "7", "29"]
+    assert printed.count("pass@1 of tiny_arithmetic") == 2
+    assert json.loads((output / "code.json").read_text())["versions"]["torch"]
+    events = EventAccumulator(str(output / "tensorboard"))
+    events.Reload()
+    assert [each.step for each in events.Scalars("pass_rate")] == [2, 4, 6, 8, 10, 12]
+    last = rows(output / "evaluations.jsonl")[-1]["suite"]["tiny_arithmetic"]["pass@1"]["value"]
+    shown = [(each.step, each.value) for each in events.Scalars("evaluation/tiny_arithmetic/pass@1")]
+    assert shown[1] == (12, pytest.approx(last)) and shown[0][0] == 0
 
 
 def test_every_prompt_of_an_epoch_is_asked_once(finished):

@@ -67,10 +67,13 @@ class EvaluationConfig:
     # Rounds between two evaluations; 0: only before and after.
     every_rounds: int = 0
     temperature: float = 1.0
+    # Besides, one completion a problem at temperature 0.
+    greedy: bool = False
     # k of the reported pass@k; each at most samples_per_problem.
     pass_at: list[int] = field(default_factory=lambda: [1])
-    # `grpo eval` only: problem sets asked one after another, e.g. [math500, aime24] (files of configs/task), whole;
-    # empty: the configured task.
+    # Problem sets asked whole, one after another, e.g. [math500, aime24] (files of configs/task). In training they are
+    # asked besides the held-out problems, and the best checkpoint is then the best by the mean of their pass@1; `grpo
+    # eval` asks them instead.
     suite: list[str] = field(default_factory=list)
     # Folder with NAME.jsonl of sets in Big-Math's row schema, which are read instead of the hub; "": none.
     suite_folder: str = ""
@@ -90,8 +93,13 @@ class CheckpointConfig:
 
 @dataclass(kw_only=True)
 class TrackingConfig:
-    # metrics.jsonl is always written. wandb: off | offline | online.
+    # metrics.jsonl, evaluations.jsonl and samples.jsonl are always written. wandb: off | offline | online.
     wandb: str = "off"
+    # Event files in output_dir/tensorboard.
+    tensorboard: bool = False
+    # Tracking URI, e.g. http://127.0.0.1:5000, sqlite:///mlflow.db, file:mlruns; "": off.
+    mlflow: str = ""
+    # Of W&B, and the experiment of MLflow.
     project: str = "grpo"
     # Completions written to samples.jsonl each round.
     samples_per_round: int = 4

@@ -219,6 +219,10 @@ def _check_run(config: TrainConfig) -> None:
         "evaluation.num_problems needs held-out problems: set task.data.held_out_fraction above 0 or num_problems to 0",
     )
     _require(
+        config.evaluation.num_problems > 0 or not config.evaluation.suite,
+        "in training evaluation.suite is asked besides held-out problems: set evaluation.num_problems above 0",
+    )
+    _require(
         not config.model.path or config.model.source == "huggingface",
         f"model.path={config.model.path} is not read with model.source={config.model.source}: add model=huggingface",
     )

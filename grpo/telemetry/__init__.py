@@ -1,23 +1,27 @@
 """What a run says while it runs: metric names, trackers, phases with deadlines, the terminal, memory, hardware."""
 
+from grpo.telemetry.code import write_code
 from grpo.telemetry.hardware import peak_tflops
+from grpo.telemetry.lines import EVALUATIONS_FILE, JsonLines, JsonlTracker, read_metrics
 from grpo.telemetry.memory import peak_memory
 from grpo.telemetry.metrics import COUNTS, REASON, flatten
 from grpo.telemetry.phases import Phases
 from grpo.telemetry.progress import RunDisplay
-from grpo.telemetry.trackers import JsonLines, JsonlTracker, Trackers, WandbTracker, read_metrics
+from grpo.telemetry.trackers import Trackers, service_trackers
 
 __all__ = [
     "COUNTS",
+    "EVALUATIONS_FILE",
     "REASON",
     "JsonLines",
     "JsonlTracker",
     "Phases",
     "RunDisplay",
     "Trackers",
-    "WandbTracker",
     "flatten",
     "peak_memory",
     "peak_tflops",
     "read_metrics",
+    "service_trackers",
+    "write_code",
 ]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from grpo.types import Mean, RoundStatistics
 
@@ -51,6 +52,25 @@ def flatten(statistics: RoundStatistics, peak_tflops: float | None = None) -> di
         if peak_tflops:
             values["throughput/mfu"] = values["throughput/learn_tflops"] / peak_tflops
     return {name: float(value) for name, value in values.items() if math.isfinite(value)}
+
+
+def evaluation_numbers(result: Mapping[str, Any]) -> dict[str, float]:
+    """All numbers of a held-out evaluation as `evaluation/…`: pass@k, maj@k and greedy with the ends of their 95 %
+    intervals, length and truncation; those of a suite's sets as `evaluation/<set>/…`."""
+    values: dict[str, float] = {}
+    intervals = {f"pass@{k}": each for k, each in result["pass@k"].items()} | {"pass@1": result["pass@1"]}
+    if result["samples_per_problem"] > 2:
+        intervals[f"maj@{result['samples_per_problem']}"] = result["maj@k"]
+    if "greedy" in result:
+        intervals["greedy"] = result["greedy"]
+    for name, interval in intervals.items():
+        values[name] = interval["value"]
+        values |= {f"{name}_{end}": interval[end] for end in ("low", "high")}
+    values |= {"length_mean": result["mean_length"], "truncated_fraction": result["truncated_fraction"]}
+    for name, each in result.get("suite", {}).items():
+        inner = evaluation_numbers(each).items()
+        values |= {f"{name}/{key.removeprefix('evaluation/')}": value for key, value in inner}
+    return {f"evaluation/{name}": value for name, value in values.items()}
 
 
 def _spreads(means: Mapping[str, Mean]) -> dict[str, float]:

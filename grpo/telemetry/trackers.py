@@ -1,85 +1,53 @@
-"""Where metrics and samples go: JSON lines on disk always, Weights & Biases when asked for."""
+"""Services that show a run besides its own files: Weights & Biases, TensorBoard, MLflow."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import secrets
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from grpo.config import UserError
+from grpo.config import TrackingConfig, UserError
 from grpo.interfaces import Tracker
+from grpo.telemetry.code import CODE_FILE, PATCH_FILE
+from grpo.telemetry.metrics import evaluation_numbers
 
-METRICS_FILE = "metrics.jsonl"
-SAMPLES_FILE = "samples.jsonl"
 RUN_ID_FILE = "run-id"
+LONGEST_PARAMETER = 500
+"""Characters of a parameter's value that MLflow keeps."""
 
 
-class JsonLines:
-    """A file of one JSON object a line, ``{"step": 12, ...}``, begun anew or cut back to `resume_step`.
-
-    Each line reaches the operating system at once, so a killed process loses at most the line it was writing.
-    """
-
-    def __init__(self, path: Path, resume_step: int | None = None) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if resume_step is None or not path.exists():
-            self._file = path.open("w", encoding="utf-8")
-            return
-        kept = [row for row in read_metrics(path) if row["step"] <= resume_step]
-        # Written beside and moved over: a kill in between leaves the old file or the new one, never half of one.
-        rewritten = path.with_suffix(".rewritten")
-        with rewritten.open("w", encoding="utf-8") as file:
-            file.writelines(_line(row) for row in kept)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(rewritten, path)
-        self._file = path.open("a", encoding="utf-8")
-
-    def write(self, row: Mapping[str, Any], step: int) -> None:
-        self._file.write(_line({"step": step, **row}))
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class JsonlTracker:
-    """`metrics.jsonl` and `samples.jsonl` in `directory`: one object a line, ``{"step": 12, ...}``.
-
-    `resume_step` None begins new files in place of old ones; a number keeps the lines up to that step and
-    drops the later ones, which the resumed run will write again.
-    """
-
-    def __init__(self, directory: str | Path, resume_step: int | None = None) -> None:
-        self._metrics = JsonLines(Path(directory) / METRICS_FILE, resume_step)
-        self._samples = JsonLines(Path(directory) / SAMPLES_FILE, resume_step)
-
-    def log(self, values: Mapping[str, Any], step: int) -> None:
-        self._metrics.write(values, step)
-
-    def samples(self, rows: Iterable[Mapping[str, Any]], step: int) -> None:
-        for row in rows:
-            self._samples.write(row, step)
-
-    def close(self) -> None:
-        self._metrics.close()
-        self._samples.close()
+def service_trackers(
+    tracking: TrackingConfig, config: Mapping[str, Any], directory: Path, resume_step: int | None
+) -> list[Tracker]:
+    """Those that `tracking` asks for, with what they keep below `directory`, a run's folder. `config` is shown beside
+    the run, and so is the code that `directory` says it runs; `resume_step` continues the run that was there."""
+    resume = resume_step is not None
+    trackers: list[Tracker] = []
+    if tracking.wandb != "off":
+        trackers.append(WandbTracker(config, tracking.wandb, tracking.project, directory, resume))
+    if tracking.tensorboard:
+        trackers.append(TensorBoardTracker(config, directory, resume_step))
+    if tracking.mlflow:
+        trackers.append(MlflowTracker(config, tracking.mlflow, tracking.project, directory, resume))
+    return trackers
 
 
 class WandbTracker:
     """Weights & Biases. `mode` is ``"offline"`` (written below `directory`, `wandb sync` sends it later) or
-    ``"online"``. `config` is shown beside the run; `resume` continues the run that `directory` belongs to.
-    `UserError` when online is impossible."""
+    ``"online"``. `resume` continues the run that `directory` belongs to. `UserError` when online is impossible."""
 
     def __init__(
         self, config: Mapping[str, Any], mode: str, project: str, directory: str | Path, resume: bool = False
     ) -> None:
         import wandb
 
-        identity = Path(directory, RUN_ID_FILE)
+        identity = Path(directory, "wandb", RUN_ID_FILE)
         identity.parent.mkdir(parents=True, exist_ok=True)
         if not (resume and identity.exists()):
             identity.write_text(secrets.token_hex(4))
@@ -91,21 +59,28 @@ class WandbTracker:
                 raise UserError("wandb has no API key: run `wandb login`, or set tracking.wandb=offline")
             self._run = wandb.init(
                 id=identity.read_text(),
+                name=Path(directory).resolve().name,
                 resume="allow" if mode == "online" else None,
-                config=dict(config),
+                config={**config, "code": _code(directory)},
                 mode=mode,
                 project=project,
-                dir=str(directory),
+                dir=str(identity.parent),
                 settings=settings,
             )
         except wandb.Error as error:
             reason = " ".join(str(error).split())
             raise UserError(f"wandb did not start ({reason}): mend it, or set tracking.wandb=offline") from error
         self._table = wandb.Table
+        # What the table of runs shows.
+        self._run.define_metric("evaluation/pass@1", summary="max")
+        if Path(directory, PATCH_FILE).exists():
+            self._run.save(str(Path(directory, PATCH_FILE)), base_path=str(directory), policy="now")
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
-        # Lists and texts are for programs that read the file.
-        self._run.log({name: value for name, value in values.items() if isinstance(value, int | float)}, step=step)
+        self._run.log(_numbers(values), step=step)
+
+    def evaluation(self, result: Mapping[str, Any], step: int) -> None:
+        self._run.log(evaluation_numbers(result), step=step)
 
     def samples(self, rows: Iterable[Mapping[str, Any]], step: int) -> None:
         rows = list(rows)
@@ -118,6 +93,89 @@ class WandbTracker:
         self._run.finish()
 
 
+class TensorBoardTracker:
+    """Event files in `directory`/tensorboard, for `tensorboard --logdir`. After `resume_step` what was written before a
+    kill is hidden. `UserError` without the package."""
+
+    def __init__(self, config: Mapping[str, Any], directory: str | Path, resume_step: int | None = None) -> None:
+        _package("tensorboard", "tracking.tensorboard=false")
+        from torch.utils.tensorboard import SummaryWriter
+
+        purge = None if resume_step is None else resume_step + 1
+        self._writer = SummaryWriter(str(Path(directory, "tensorboard")), purge_step=purge)
+        if resume_step is None:
+            self._writer.add_text("config", _fenced(json.dumps(config, indent=1)), 0)
+            self._writer.add_text("code", _fenced(json.dumps(_code(directory), indent=1)), 0)
+
+    def log(self, values: Mapping[str, Any], step: int) -> None:
+        for name, value in _numbers(values).items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def evaluation(self, result: Mapping[str, Any], step: int) -> None:
+        self.log(evaluation_numbers(result), step)
+
+    def samples(self, rows: Iterable[Mapping[str, Any]], step: int) -> None:
+        for index, row in enumerate(rows):
+            self._writer.add_text(f"samples/{index}", _fenced(json.dumps(row, indent=1, ensure_ascii=False)), step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class MlflowTracker:
+    """A run of the experiment `project` at MLflow's tracking `uri`: a server's address, sqlite:///FILE or file:FOLDER.
+    `resume` continues the run that `directory` belongs to. `UserError` without the package, or where nobody answers."""
+
+    def __init__(
+        self, config: Mapping[str, Any], uri: str, project: str, directory: str | Path, resume: bool = False
+    ) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        # Left to itself, it asks a server that is not there for ten minutes.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+        mlflow = _package("mlflow", 'tracking.mlflow=""')
+        identity = Path(directory, f"mlflow-{RUN_ID_FILE}")
+        self._client, self._metric = mlflow.MlflowClient(uri), mlflow.entities.Metric
+        try:
+            if resume and identity.exists():
+                self._id = identity.read_text()
+                self._client.update_run(self._id, status="RUNNING")
+                return
+            experiment = self._client.get_experiment_by_name(project)
+            self._id = self._client.create_run(
+                experiment.experiment_id if experiment else self._client.create_experiment(project),
+                run_name=Path(directory).resolve().name,
+            ).info.run_id
+            identity.write_text(self._id)
+            for name, value in _flat(config):
+                self._client.log_param(self._id, name, str(value)[:LONGEST_PARAMETER])
+            for file in (CODE_FILE, PATCH_FILE):
+                if Path(directory, file).exists():
+                    self._client.log_artifact(self._id, str(Path(directory, file)))
+        except mlflow.exceptions.MlflowException as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f'MLflow at {uri} did not start ({reason}): mend it, or set tracking.mlflow=""') from error
+
+    def log(self, values: Mapping[str, Any], step: int) -> None:
+        now = int(time.time() * 1000)
+        # Its names have no @.
+        metrics = [
+            self._metric(name.replace("@", "_at_"), value, now, step) for name, value in _numbers(values).items()
+        ]
+        self._client.log_batch(self._id, metrics)
+
+    def evaluation(self, result: Mapping[str, Any], step: int) -> None:
+        self.log(evaluation_numbers(result), step)
+
+    def samples(self, rows: Iterable[Mapping[str, Any]], step: int) -> None:
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        self._client.log_text(self._id, text, f"samples/step-{step:06d}.jsonl")
+
+    def close(self) -> None:
+        self._client.set_terminated(self._id)
+
+
 class Trackers:
     """Several trackers as one."""
 
@@ -127,6 +185,10 @@ class Trackers:
     def log(self, values: Mapping[str, Any], step: int) -> None:
         for tracker in self._trackers:
             tracker.log(values, step)
+
+    def evaluation(self, result: Mapping[str, Any], step: int) -> None:
+        for tracker in self._trackers:
+            tracker.evaluation(result, step)
 
     def samples(self, rows: Iterable[Mapping[str, Any]], step: int) -> None:
         rows = list(rows)
@@ -138,24 +200,29 @@ class Trackers:
             tracker.close()
 
 
-def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a JSON lines file, in order, without a last line that a killed process left unfinished.
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Without lists and texts, which are for programs that read the files."""
+    return {name: value for name, value in values.items() if isinstance(value, int | float)}
 
-    `UserError` when there is no such file, or when another line is damaged.
-    """
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found = []
+    for name, value in config.items():
+        found += _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
+    return found
+
+
+def _fenced(text: str) -> str:
+    return f"```\n{text}\n```"
+
+
+def _code(directory: str | Path) -> Any:
+    file = Path(directory, CODE_FILE)
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def _package(name: str, without: str) -> ModuleType:
     try:
-        lines = Path(path).read_bytes().splitlines()
-    except FileNotFoundError:
-        raise UserError(f"there is no {path}: give the output_dir of a run") from None
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            if number < len(lines):
-                raise UserError(f"line {number} of {path} is not JSON: delete that line") from None
-    return rows
-
-
-def _line(row: Mapping[str, Any]) -> str:
-    return json.dumps(row) + "\n"
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(f"{name} is not installed ({error}): pip install 'grpo[trackers]', or set {without}") from error

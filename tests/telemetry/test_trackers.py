@@ -1,13 +1,26 @@
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 
 import pytest
 
-from grpo.config import UserError
-from grpo.telemetry import JsonlTracker, Trackers, WandbTracker, read_metrics
+from grpo.config import TrackingConfig, UserError
+from grpo.telemetry import JsonlTracker, Trackers, read_metrics, service_trackers, write_code
+from grpo.telemetry.trackers import MlflowTracker, TensorBoardTracker, WandbTracker
+
+INTERVAL = {"value": 0.5, "low": 0.25, "high": 0.75}
+EVALUATION = {
+    "samples_per_problem": 4,
+    "pass@1": INTERVAL,
+    "pass@k": {"1": INTERVAL, "4": INTERVAL},
+    "maj@k": INTERVAL,
+    "mean_length": 8.0,
+    "truncated_fraction": 0.0,
+    "per_problem": [{"problem_id": "a"}],
+}
 
 
 def write_three_steps(directory):
@@ -49,7 +62,7 @@ def test_resuming_drops_later_steps_and_then_appends(tmp_path):
 def test_resuming_leaves_no_temporary_file(tmp_path):
     write_three_steps(tmp_path)
     JsonlTracker(tmp_path, resume_step=2).close()
-    assert sorted(os.listdir(tmp_path)) == ["metrics.jsonl", "samples.jsonl"]
+    assert sorted(os.listdir(tmp_path)) == ["evaluations.jsonl", "metrics.jsonl", "samples.jsonl"]
 
 
 def test_a_new_run_begins_new_files(tmp_path):
@@ -109,13 +122,13 @@ def test_wandb_offline_writes_a_run_without_key_or_network(tmp_path):
     tracker.log({"reward/mean": 0.5}, 1)
     tracker.samples([{"prompt": "p", "text": "t", "reward": 1.0}], 1)
     tracker.close()
-    assert len(list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))) == 1
+    assert len(list(tmp_path.glob("wandb/wandb/offline-run-*/run-*.wandb"))) == 1
 
 
 def test_a_resumed_run_is_the_same_run_for_wandb_and_a_new_one_another(tmp_path):
     for resume in (False, True, False):
         WandbTracker({}, "offline", "grpo", tmp_path, resume).close()
-    names = [path.stem.removeprefix("run-") for path in sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))]
+    names = [path.stem.removeprefix("run-") for path in sorted(tmp_path.glob("wandb/wandb/offline-run-*/run-*.wandb"))]
     assert len(names) == 3 and len(set(names)) == 2
 
 
@@ -126,3 +139,75 @@ def test_wandb_online_without_a_key_says_how_to_go_on(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     with pytest.raises(UserError, match="`wandb login`, or set tracking.wandb=offline"):
         WandbTracker({}, "online", "grpo", tmp_path)
+
+
+def scalars(directory):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(directory / "tensorboard"))
+    events.Reload()
+    return {tag: [(each.step, each.value) for each in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_tensorboard_shows_rounds_evaluations_and_a_resumed_run_as_one(tmp_path):
+    tracker = TensorBoardTracker({"num_steps": 3}, tmp_path)
+    for step in (1, 2, 3):
+        tracker.log({"pass_rate": step / 4, "groups/counts": [[1, 2, 3]]}, step)
+    tracker.evaluation(EVALUATION, 3)
+    tracker.samples([{"prompt": "p", "text": "t"}], 3)
+    tracker.close()
+    resumed = TensorBoardTracker({}, tmp_path, resume_step=2)
+    resumed.log({"pass_rate": 1.0}, 3)
+    resumed.close()
+    found = scalars(tmp_path)
+    assert found["pass_rate"] == [(1, 0.25), (2, 0.5), (3, 1.0)]
+    assert "groups/counts" not in found
+
+
+def test_mlflow_keeps_parameters_metrics_samples_and_code_of_one_run(tmp_path):
+    import mlflow
+
+    uri = f"file:{tmp_path}/mlruns"
+    (tmp_path / "code.json").write_text('{"commit": "abc"}')
+    for resume in (False, True):
+        tracker = MlflowTracker({"num_steps": 3, "learner": {"rate": 0.1}}, uri, "sums", tmp_path, resume)
+        step = 2 if resume else 1
+        tracker.log({"pass_rate": step / 4}, step)
+        tracker.evaluation(EVALUATION, step)
+        tracker.samples([{"text": "t"}], step)
+        tracker.close()
+    client = mlflow.MlflowClient(uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("sums").experiment_id])
+    assert run.data.params == {"num_steps": "3", "learner.rate": "0.1"}
+    assert run.data.metrics["evaluation/pass_at_4_high"] == 0.75
+    assert [each.value for each in client.get_metric_history(run.info.run_id, "pass_rate")] == [0.25, 0.5]
+    assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["code.json", "samples"]
+    assert run.info.status == "FINISHED"
+
+
+def test_mlflow_without_a_server_says_how_to_go_on(tmp_path):
+    with pytest.raises(UserError, match='did not start .* set tracking.mlflow=""'):
+        MlflowTracker({}, "http://127.0.0.1:9", "grpo", tmp_path)
+
+
+def test_services_are_those_that_are_asked_for(tmp_path):
+    assert service_trackers(TrackingConfig(), {}, tmp_path, None) == []
+    asked = TrackingConfig(wandb="offline", tensorboard=True, mlflow=f"file:{tmp_path}/mlruns")
+    trackers = service_trackers(asked, {}, tmp_path, None)
+    assert [type(each) for each in trackers] == [WandbTracker, TensorBoardTracker, MlflowTracker]
+    Trackers(trackers).close()
+
+
+def test_a_package_that_is_missing_is_named_with_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(UserError, match=r"mlflow is not installed .* pip install 'grpo\[trackers\]'"):
+        MlflowTracker({}, "file:mlruns", "grpo", tmp_path)
+
+
+def test_a_run_says_which_code_it_ran(tmp_path):
+    write_code(tmp_path)
+    found = json.loads((tmp_path / "code.json").read_text())
+    assert {"torch", "transformers", "deepspeed"} <= found["versions"].keys()
+    if "commit" in found:
+        assert re.fullmatch("[0-9a-f]{40}", found["commit"])
+        assert (tmp_path / "code.patch").exists() == found["changed"]

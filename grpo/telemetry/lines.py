@@ -1,0 +1,95 @@
+"""A run's own files: one JSON object a line, readable while the run goes on and after any kill."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo.config import UserError
+
+METRICS_FILE = "metrics.jsonl"
+SAMPLES_FILE = "samples.jsonl"
+EVALUATIONS_FILE = "evaluations.jsonl"
+
+
+class JsonLines:
+    """A file of one JSON object a line, ``{"step": 12, ...}``, begun anew or cut back to `resume_step`.
+
+    Each line reaches the operating system at once, so a killed process loses at most the line it was writing.
+    """
+
+    def __init__(self, path: Path, resume_step: int | None = None) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if resume_step is None or not path.exists():
+            self._file = path.open("w", encoding="utf-8")
+            return
+        kept = [row for row in read_metrics(path) if row["step"] <= resume_step]
+        # Written beside and moved over: a kill in between leaves the old file or the new one, never half of one.
+        rewritten = path.with_suffix(".rewritten")
+        with rewritten.open("w", encoding="utf-8") as file:
+            file.writelines(_line(row) for row in kept)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(rewritten, path)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, row: Mapping[str, Any], step: int) -> None:
+        self._file.write(_line({"step": step, **row}))
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class JsonlTracker:
+    """`metrics.jsonl`, `evaluations.jsonl` and `samples.jsonl` in `directory`.
+
+    `resume_step` None begins new files in place of old ones; a number keeps the lines up to that step and
+    drops the later ones, which the resumed run will write again.
+    """
+
+    def __init__(self, directory: str | Path, resume_step: int | None = None) -> None:
+        self._metrics = JsonLines(Path(directory) / METRICS_FILE, resume_step)
+        self._evaluations = JsonLines(Path(directory) / EVALUATIONS_FILE, resume_step)
+        self._samples = JsonLines(Path(directory) / SAMPLES_FILE, resume_step)
+
+    def log(self, values: Mapping[str, Any], step: int) -> None:
+        self._metrics.write(values, step)
+
+    def evaluation(self, result: Mapping[str, Any], step: int) -> None:
+        self._evaluations.write(result, step)
+
+    def samples(self, rows: Iterable[Mapping[str, Any]], step: int) -> None:
+        for row in rows:
+            self._samples.write(row, step)
+
+    def close(self) -> None:
+        self._metrics.close()
+        self._evaluations.close()
+        self._samples.close()
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """The rows of a JSON lines file, in order, without a last line that a killed process left unfinished.
+
+    `UserError` when there is no such file, or when another line is damaged.
+    """
+    try:
+        lines = Path(path).read_bytes().splitlines()
+    except FileNotFoundError:
+        raise UserError(f"there is no {path}: give the output_dir of a run") from None
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            if number < len(lines):
+                raise UserError(f"line {number} of {path} is not JSON: delete that line") from None
+    return rows
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(row) + "\n"
