@@ -64,6 +64,7 @@ HEAVY = {
     "jinja2": {"report"},
     "hydra": {"config"},
     "omegaconf": {"config"},
+    "optuna": {"sweep"},
 }
 
 

@@ -7,13 +7,15 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir, main
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -80,9 +82,10 @@ def grid(overrides: list[str]) -> list[dict[str, str]]:
     """Hydra's sweep syntax, a=1,2 b=range(3): every combination, as key → value; of words without any, one that is
     empty. Plain words do not count. Raises UserError for what Hydra cannot read."""
     try:
-        parsed = OverridesParser.create().parse_overrides(overrides)
         swept = {
-            each.get_key_element(): list(each.sweep_string_iterator()) for each in parsed if each.is_sweep_override()
+            each.get_key_element(): list(each.sweep_string_iterator())
+            for each in _parsed(overrides)
+            if each.is_sweep_override()
         }
     except HydraException as error:
         raise UserError(_one_line(error)) from error
@@ -90,9 +93,47 @@ def grid(overrides: list[str]) -> list[dict[str, str]]:
 
 
 def plain(overrides: list[str]) -> list[str]:
-    """The words that `grid` leaves alone."""
-    parsed = OverridesParser.create().parse_overrides(overrides)
-    return [word for word, each in zip(overrides, parsed, strict=True) if not each.is_sweep_override()]
+    """The words that are no sweeps."""
+    return [word for word, each in zip(overrides, _parsed(overrides), strict=True) if not each.is_sweep_override()]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Values that a search may try: one of `choices`, or from `low` to `high`."""
+
+    choices: tuple[Any, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    step: float | None = None
+    log: bool = False
+    whole: bool = False
+
+
+def ranges(overrides: list[str]) -> dict[str, Range]:
+    """Key → range of each word in Hydra's grammar of sweeps, read as Hydra's Optuna sweeper reads it. Raises UserError
+    for what Hydra cannot read."""
+    found = {}
+    for each in _parsed(overrides):
+        if not each.is_sweep_override():
+            continue
+        value = each.value()
+        if isinstance(value, IntervalSweep):
+            whole = isinstance(value.start, int) and isinstance(value.end, int)
+            found[each.get_key_element()] = Range(low=value.start, high=value.end, log="log" in value.tags, whole=whole)
+        elif isinstance(value, RangeSweep):
+            whole = all(isinstance(number, int) for number in (value.start, value.stop, value.step))
+            last = value.stop - value.step  # a range's end is not in it
+            found[each.get_key_element()] = Range(low=value.start, high=last, step=value.step, whole=whole)
+        else:
+            found[each.get_key_element()] = Range(choices=tuple(each.sweep_string_iterator()))
+    return found
+
+
+def _parsed(overrides: list[str]) -> list[Override]:
+    try:
+        return OverridesParser.create().parse_overrides(overrides)
+    except HydraException as error:
+        raise UserError(_one_line(error)) from error
 
 
 def launch_all(run: Callable[[DictConfig], None], indices: list[int], folder: Path, words: list[str]) -> None:

@@ -15,6 +15,10 @@ class SweepConfig:
     # in the first variant (steps, samples).
     budget: str = "steps"
     amount: int = 0
+    # Above 0: a search. Optuna tries that many values of the keys given as key=interval(a,b), tag(log,interval(a,b)),
+    # range(a,b) or a,b,c, `batch` of them at a time, for the highest held-out score.
+    trials: int = 0
+    batch: int = 1
     # What runs `grpo` for one run, e.g. "torchrun --nproc-per-node 8 -m grpo.cli"; "": this Python, one process.
     command: str = ""
     output_dir: str = "runs/sweep"

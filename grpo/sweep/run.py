@@ -23,14 +23,16 @@ from grpo.sweep.cells import Cell, cells_of
 from grpo.sweep.ledger import DONE, FAILED, INTERRUPTED, LOG_FILE, RUNNING, Ledger, State, begin_ledger, open_ledger
 
 USAGE = """usage: grpo sweep sweep=NAME [seeds=N] [budget=steps|samples|tokens|seconds amount=N] [output_dir=DIR]
-                  [command="torchrun ... -m grpo.cli"] [hydra/launcher=joblib ...] [key=value ...]
+                  [command="torchrun ... -m grpo.cli"] [hydra/launcher=joblib ...] [trials=N [batch=N]] [key=value ...]
 
 Every variant of configs/sweep/NAME.yaml (or of a file of your own), with seeds 0 to N−1; key=value are overrides of
 every run, key=1,2 multiplies the variants. The same command again goes on with what is not done.
   grpo sweep sweep=normalization experiment=tiny seeds=5 output_dir=runs/dial
-  grpo sweep sweep=seeds experiment=tiny learner.learning_rate=1e-4,3e-4 hydra/launcher=joblib"""
+  grpo sweep sweep=seeds experiment=tiny learner.learning_rate=1e-4,3e-4 hydra/launcher=joblib
+With trials=N, Optuna searches the keys that are given a range:
+  grpo sweep sweep=seeds experiment=tiny seeds=1 trials=20 'learner.learning_rate=tag(log,interval(1e-5,1e-2))'"""
 
-OWN_KEYS = ("seeds", "budget", "amount", "command", "output_dir")
+OWN_KEYS = ("seeds", "budget", "amount", "trials", "batch", "command", "output_dir")
 STOPPED = (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT)
 
 
@@ -47,6 +49,10 @@ def sweep(words: Sequence[str]) -> int:
     config = compose_sweep(preset[0], own)
     of_runs = [word for word in words if word not in (*own, *hydra, f"sweep={preset[0]}")]
     command = shlex.split(config.command) or [sys.executable, "-m", "grpo.cli"]
+    if config.trials:
+        from grpo.sweep.search import search
+
+        return search(config, of_runs, hydra, command)
     ledger = begin_ledger(Path(config.output_dir).absolute(), cells_of(config, of_runs), command)
     pending = ledger.pending()
     print(f"{len(ledger.cells)} runs, {len(pending)} of them to be done, in {ledger.folder}", flush=True)

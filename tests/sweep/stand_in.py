@@ -1,6 +1,8 @@
 """Stands in for `python -m grpo.cli` where only the sweep around it is tested: writes down that it ran, and fails or
-waits as the variant says."""
+waits as the variant says. Its held-out score is best at a learning rate of 1e-3."""
 
+import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -15,3 +17,6 @@ if wish.exists():
         print("grpo: the disk is full")
         sys.exit(2)
     time.sleep(60)
+distance = math.log10(float(words.get("learner.learning_rate", "1e-3"))) + 3
+with (folder / "evaluations.jsonl").open("w") as file:
+    file.write(json.dumps({"step": 1, "pass@1": {"value": 1 / (1 + distance**2)}}) + "\n")

@@ -1,0 +1,72 @@
+"""Searches: Optuna's trials as cells of a ledger. The runs are stand-ins whose score is best at a rate of 1e-3."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo.cli import main
+from grpo.config import UserError
+from grpo.config.hydra import Range, ranges
+from grpo.sweep.ledger import open_ledger
+
+STAND_IN = f"{sys.executable} {Path(__file__).with_name('stand_in.py')}"
+RATE = "learner.learning_rate=tag(log,interval(1e-6,1.0))"
+
+
+def words(output, trials, *more):
+    own = [f"output_dir={output}", f"command={STAND_IN}", "seeds=1", f"trials={trials}"]
+    return ["sweep", "sweep=seeds", "experiment=tiny", RATE, *own, *more]
+
+
+def runs(output):
+    """Trial → (its rate, how often it was run)."""
+    ledger = open_ledger(output)
+    times = {cell.name: (ledger.path(cell) / "ran.txt").read_text().count("\n") for cell in ledger.cells}
+    rates = {cell.name: next(word for word in cell.overrides if word.startswith("learner.")) for cell in ledger.cells}
+    return {name: (float(rates[name].partition("=")[2]), times[name]) for name in times}
+
+
+def test_ranges_are_read_in_hydras_grammar():
+    assert ranges(["a=interval(0.1,2.0)", "b=tag(log,int(interval(1,8)))", "c=range(2,10,2)", "d=x,y", "e=5"]) == {
+        "a": Range(low=0.1, high=2.0),
+        "b": Range(low=1, high=8, log=True, whole=True),
+        "c": Range(low=2, high=8, step=2, whole=True),
+        "d": Range(choices=("x", "y")),
+    }
+
+
+def test_a_search_comes_closer_to_the_best_value_and_names_it(tmp_path, capsys):
+    assert main(words(tmp_path, 12)) == 0
+    rates = [rate for rate, _ in runs(tmp_path).values()]
+    assert len(rates) == len(set(rates)) == 12
+    printed = capsys.readouterr().out
+    best, score = re.search(r"best: learner.learning_rate=(\S+) \((\S+), trial", printed).groups()
+    assert 1e-4 < float(best) < 1e-2 and float(score) > 0.5
+
+
+def test_a_search_that_was_cut_goes_on_with_the_same_trials(tmp_path):
+    assert main(words(tmp_path / "cut", 3)) == 0
+    assert main(words(tmp_path / "cut", 5)) == 0
+    assert main(words(tmp_path / "whole", 5)) == 0
+    assert runs(tmp_path / "cut") == runs(tmp_path / "whole")
+    assert [times for _, times in runs(tmp_path / "cut").values()] == [1] * 5
+
+
+def test_trials_of_a_batch_run_side_by_side_and_one_that_fails_scores_nothing(tmp_path, capsys):
+    (tmp_path / "trial000-learning_rate-0.001963-seed0.wish").write_text("fail")
+    assert main(words(tmp_path, 4, "batch=2", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")) == 0
+    assert len(runs(tmp_path)) == 4
+    assert capsys.readouterr().out.count("0.000") == 1
+
+
+def test_a_search_without_a_range_is_one_line(tmp_path, capsys):
+    without = [word for word in words(tmp_path, 3) if word != RATE]
+    assert main(without) == 2
+    assert "a search needs a range: key=interval(1e-6,1e-4)" in capsys.readouterr().err
+
+
+def test_a_word_that_hydra_cannot_read_is_named():
+    with pytest.raises(UserError, match="a=interval"):
+        ranges(["a=interval(1"])
