@@ -1,13 +1,15 @@
-"""The command line: `grpo train|eval|solve-rates|sweep|report|dynamics|reproduce|doctor`."""
+"""The command line: `grpo train|launch|serve|eval|solve-rates|sweep|report|dynamics|reproduce|doctor`."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
 from grpo import environment
 from grpo.config.errors import UserError
+from grpo.tether import end_with_parent
 
 USAGE = """usage: grpo COMMAND [key=value ...]
 
@@ -15,6 +17,8 @@ USAGE = """usage: grpo COMMAND [key=value ...]
   eval     pass@1 and pass@k:    grpo eval model.path=runs/default/model task=arithmetic
   solve-rates  how often a model solves each problem, as a column for training:
            grpo solve-rates model.path=DIR task=file task.data.path=FILE evaluation.samples_per_problem=16
+  launch   the same over several machines: grpo launch hardware=two_nodes hardware.hosts=[a,b] experiment=...
+  serve    vLLM servers on this machine, for a learner on another one
   sweep    variants × seeds, resumable: grpo sweep help
   report   runs or a sweep compared:  grpo report runs/a runs/b
   dynamics laws, forecast, diagnosis, decisions of a run, or a plan before it: grpo dynamics help
@@ -55,9 +59,27 @@ def _train(overrides: list[str]) -> int:
     if {"-m", "--multirun"} & set(overrides):
         raise UserError("grpo train starts one run at a time; grpo sweep starts several (grpo sweep help)")
     config = compose_config(overrides)
+    if "LOCAL_RANK" in os.environ:
+        # A rank whose launcher is killed saves and ends; nothing else would end it.
+        end_with_parent(signal.SIGTERM)
     from grpo.train import train
 
     return train(config)
+
+
+def _launch(overrides: list[str]) -> int:
+    from grpo.launch.run import launch
+
+    return launch(overrides)
+
+
+def _serve(overrides: list[str]) -> int:
+    from grpo.config.hydra import compose_config
+
+    config = compose_config(overrides)
+    from grpo.serve import serve
+
+    return serve(config)
 
 
 def _eval(overrides: list[str]) -> int:
@@ -112,6 +134,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "eval": _eval,
     "solve-rates": _solve_rates,
+    "launch": _launch,
+    "serve": _serve,
     "sweep": _sweep,
     "report": _report,
     "dynamics": _dynamics,

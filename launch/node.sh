@@ -1,20 +1,10 @@
 #!/usr/bin/env bash
-# One node: some GPUs learn, the others serve, one round ahead. On a machine without GPUs: processes on its cores.
-#   bash launch/node.sh LEARNERS SERVERS [overrides of grpo train]
-#   bash launch/node.sh 4 4 experiment=gsm8k_qwen2_5_7b
-# SERVERS = 0: every learner has an engine of its own, on its own GPU.
+# A run on one machine, or from this one over several: sets up here, then hands over to `grpo launch`.
+#   bash launch/node.sh experiment=gsm8k_qwen2_5_7b hardware=node            eight GPUs, each learns and samples
+#   bash launch/node.sh experiment=gsm8k_qwen2_5_7b hardware=split           four learn, four serve one round ahead
+#   bash launch/node.sh experiment=gsm8k_qwen2_5_7b hardware=two_nodes 'hardware.hosts=[a,b]'      over ssh
+# Other machines need this folder at the same place (a shared file system), set up with launch/setup.sh.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-if [[ $# -lt 2 || ! $1 =~ ^[1-9][0-9]*$ || ! $2 =~ ^[0-9]+$ ]]; then
-  echo "usage: bash launch/node.sh LEARNERS SERVERS [overrides of grpo train]" >&2
-  exit 2
-fi
-learners=$1 servers=$2
-shift 2
 bash launch/setup.sh
-overrides=()
-if ((servers > 0)); then
-  overrides=(rollout=vllm_server pipeline=one_round "rollout.servers.replicas=$servers" "rollout.servers.first_gpu=$learners")
-fi
-exec "${GRPO_VENV:-.venv}/bin/python" -m torch.distributed.run --standalone --nproc-per-node "$learners" \
-  -m grpo.cli train "${overrides[@]}" "$@"
+exec "${GRPO_VENV:-.venv}/bin/python" -m grpo.cli launch "$@"

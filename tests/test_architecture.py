@@ -13,6 +13,7 @@ MAY_IMPORT = {
     "types": set(),
     "config": set(),
     "environment": set(),
+    "tether": set(),
     "statistics": {"types", "config"},
     "interfaces": {"types", "config"},
     "algorithm": {"types", "config", "interfaces"},
@@ -42,6 +43,8 @@ COMPOSITION = {
     "reproduce",
     "solve_rates",
     "sweep",
+    "launch",
+    "serve",
     "report_command",
     "__init__",
 }

@@ -30,7 +30,7 @@ def servers_of(output):
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if "grpo.rollout.serve" in words and any(str(output) in opened for opened in logs(process)):
+        if "grpo.tether" in words and any(str(output) in opened for opened in logs(process)):
             found += [process, *process.children(recursive=True)]
     return found
 
@@ -128,8 +128,10 @@ def test_servers_draw_what_an_engine_in_process_draws_and_a_flipped_bit_ends_the
 
 HOLDER = """
 import subprocess, sys, time
-wrapper = "import grpo.rollout.serve as s; s.ENTRY_POINT = 'http.server'; s.main(['--bind', '127.0.0.1', '0'])"
-child = subprocess.Popen([sys.executable, "-c", wrapper], stdin=subprocess.PIPE)
+server = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "0"]
+child = subprocess.Popen([sys.executable, "-m", "grpo.tether", "5", *server], stdin=subprocess.PIPE)
+child.stdin.write(b"{}\\n")
+child.stdin.flush()
 print(child.pid, flush=True)
 time.sleep(600)
 """

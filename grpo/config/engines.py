@@ -74,6 +74,8 @@ class ServersConfig:
     urls: list[str] = field(default_factory=list)
     # Where servers and weight transfers listen. Anybody who reaches it can replace the weights.
     host: str = "127.0.0.1"
+    # Of the first server, the next ones following; 0: free ones.
+    port: int = 0
     # On a GPU node: server i runs on the `tensor_parallel` devices from first_gpu + i × tensor_parallel on.
     first_gpu: int = 0
     # A server may take this long to start, and this long for one completion before it is given up as hung.

@@ -106,6 +106,23 @@ class TrackingConfig:
 
 
 @dataclass(kw_only=True)
+class HardwareConfig:
+    """What `grpo launch` starts where. `grpo train` is one rank of it, or a whole run in one process."""
+
+    # Machines whose GPUs learn, and ranks on each; they come first in `hosts`.
+    learner_nodes: int = 1
+    ranks_per_node: int = 1
+    # Machines that only serve, rollout.servers.replicas each. Without any, servers run beside the learner.
+    server_nodes: int = 0
+    # Names of the machines; empty: this one, or those of the Slurm allocation.
+    hosts: list[str] = field(default_factory=list)
+    # How a command is started on a machine: here | ssh | srun.
+    shell: str = "here"
+    # Where ranks meet on the first machine; servers listen from 100 ports higher on.
+    first_port: int = 29500
+
+
+@dataclass(kw_only=True)
 class LimitsConfig:
     """A run ends after `num_steps`, or in the round in which the first of these is spent; 0: no limit."""
 
@@ -137,6 +154,7 @@ class TrainConfig:
     # Optimizer steps in all.
     num_steps: int = 100
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
     # Seeds the order of prompts, the samples and the weights that are drawn.
     seed: int = 0
     # Everything a run writes is in here.

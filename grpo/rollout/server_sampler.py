@@ -236,7 +236,7 @@ def start_servers(config: TrainConfig, model_path: str, device: torch.device) ->
     }
     started = {}
     for index in range(servers.replicas):
-        port = free_port(servers.host)
+        port = servers.port + index if servers.port else free_port(servers.host)
         environment = server_environment(config, index, on_gpu)
         log = Path(config.output_dir) / LOG_FOLDER / f"server-{index}.log"
         process = ServerProcess(command_line(arguments | {"port": port}), environment, log)

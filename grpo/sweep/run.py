@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -21,6 +19,8 @@ from grpo.config import UserError
 from grpo.config.hydra import compose_sweep, launch_all
 from grpo.sweep.cells import Cell, cells_of
 from grpo.sweep.ledger import DONE, FAILED, INTERRUPTED, LOG_FILE, RUNNING, Ledger, State, begin_ledger, open_ledger
+from grpo.telemetry.last_word import last_word
+from grpo.tether import end_with_parent
 
 USAGE = """usage: grpo sweep sweep=NAME [seeds=N] [budget=steps|samples|tokens|seconds amount=N] [output_dir=DIR]
                   [command="torchrun ... -m grpo.cli"] [hydra/launcher=joblib ...] [trials=N [batch=N]] [key=value ...]
@@ -72,7 +72,7 @@ def run_cell(job: Any) -> None:
     ledger = open_ledger(Path(job.folder))
     cell = ledger.cells[job.cell]
     if os.getppid() == job.launcher:
-        _end_with_parent()  # a worker of a launcher on this machine, which would survive a kill of the sweep
+        end_with_parent(signal.SIGTERM)  # a worker of a launcher on this machine, which would survive the sweep
     try:
         with ledger.lock(cell) as held:
             state = _run(ledger, cell, held)
@@ -99,7 +99,8 @@ def _run(ledger: Ledger, cell: Cell, held: int) -> State:
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             pass_fds=(held,),
-            preexec_fn=_end_with_parent,
+            # A run saves first, and until it has it holds the cell.
+            preexec_fn=lambda: end_with_parent(signal.SIGTERM),
         )
         code = _wait(process)
     seconds = before + time.monotonic() - start
@@ -108,7 +109,7 @@ def _run(ledger: Ledger, cell: Cell, held: int) -> State:
     elif code in STOPPED:
         state = State(INTERRUPTED, seconds=seconds)
     else:
-        state = State(FAILED, _reason(folder / LOG_FILE, code), seconds)
+        state = State(FAILED, f"exit code {code}, {last_word(folder / LOG_FILE)}", seconds)
     ledger.record(cell, state)
     return state
 
@@ -120,20 +121,6 @@ def _wait(process: subprocess.Popen) -> int:
             return process.wait()
         except KeyboardInterrupt:
             continue
-
-
-def _end_with_parent() -> None:
-    """The kernel ends this process when its parent is killed (PR_SET_PDEATHSIG); a run saves first, and until it has
-    it holds the cell."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-
-
-def _reason(log: Path, code: int) -> str:
-    """The run's own last word about itself, or the last line that it printed."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    own = [line for line in lines if line.startswith("grpo: ")]
-    last = (own or lines or ["it printed nothing"])[-1]
-    return f"exit code {code}, {re.sub(r'^grpo: ', '', last)[:200]}"
 
 
 def ledger_table(ledger: Ledger) -> Table:

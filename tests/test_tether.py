@@ -1,0 +1,71 @@
+"""A tethered command: its environment, its end when it is asked to stop, and when whoever started it is gone."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+SHOW = "import os; print(os.environ['SECRET'], flush=True)"
+WAIT = "import time; print('here', flush=True); time.sleep(600)"
+SAVE = "import signal, sys, time\nsignal.signal(15, lambda *_: (print('saved', flush=True), sys.exit(143)))\n" + WAIT
+DEAF = "import signal; signal.signal(15, signal.SIG_IGN)\n" + WAIT
+
+
+def tethered(program, grace=20):
+    command = [sys.executable, "-m", "grpo.tether", str(grace), sys.executable, "-c", program]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process.stdin.write(json.dumps({"SECRET": "s3cret"}).encode() + b"\n")
+    process.stdin.flush()
+    return process
+
+
+def test_the_command_gets_the_environment_and_its_exit_code_is_the_tethers():
+    process = tethered(SHOW + "; raise SystemExit(7)")
+    assert process.stdout.read() == b"s3cret\n"
+    assert process.wait(20) == 7
+    assert "s3cret" not in " ".join(process.args)
+
+
+def test_asked_to_stop_the_command_may_take_its_time():
+    process = tethered(SAVE)
+    assert process.stdout.readline() == b"here\n"
+    process.stdin.write(b"stop\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == b"saved\n"
+    assert process.wait(20) == 143
+
+
+@pytest.mark.parametrize("program", [SAVE, DEAF])
+def test_with_the_pipe_goes_the_command_by_force_if_need_be(program):
+    process = tethered(program, grace=1)
+    assert process.stdout.readline() == b"here\n"
+    process.stdin.close()
+    assert process.wait(20) == (143 if program == SAVE else 128 + signal.SIGKILL)
+
+
+def test_killed_itself_it_leaves_nothing():
+    process = tethered(DEAF)
+    process.stdout.readline()
+    children = psutil.Process(process.pid).children()
+    process.kill()
+    assert len(children) == 1
+    assert not psutil.wait_procs(children, timeout=20)[1]
+
+
+def test_a_starter_that_is_killed_takes_the_command_along():
+    starter = subprocess.Popen(
+        [sys.executable, "-c", f"from tests.test_tether import *; import os; p = tethered({WAIT!r}, 1); "
+         "print(p.pid, flush=True); p.stdout.readline(); time.sleep(600)"],
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    tether = psutil.Process(int(starter.stdout.readline()))
+    deadline = time.monotonic() + 20
+    while not (children := tether.children()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    starter.kill()
+    assert len(children) == 1
+    assert not psutil.wait_procs([tether, *children], timeout=20)[1]
