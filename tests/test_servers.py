@@ -9,20 +9,22 @@ import time
 import psutil
 import pytest
 
-from tests.runs import SMALL, facts, rows, stream, wait_for_step
+from grpo.rollout.replica import free_port
+from tests.runs import SMALL, command, facts, rows, stream, wait_for_step
 
 pytestmark = pytest.mark.slow
 
-SERVERS = ["rollout=vllm_server", "rollout.servers.replicas=2", "evaluation.num_problems=0"]
+SERVERS = [
+    *("hardware=two_nodes", "hardware.shell=here", "hardware.ranks_per_node=2"),
+    *(f"hardware.first_port={free_port('127.0.0.1')}", "rollout.servers.replicas=2", "evaluation.num_problems=0"),
+]
 
 
-def launch(*overrides, ranks):
-    """A run in a process group of its own, one thread each: servers, ranks and tests share the cores."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-    overrides = [*SMALL, *SERVERS, "checkpoint.every_rounds=0", *overrides]
-    command = [sys.executable, *launcher, "-m", "grpo.cli", "train", *overrides]
+def launch(*overrides):
+    """Two machines, both of them this one: two ranks learn on the first, the second serves. One thread each."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    words = command("launch", *SMALL, *SERVERS, "checkpoint.every_rounds=0", *overrides)
+    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def servers_of(output):
@@ -50,7 +52,7 @@ def gone(processes, seconds=30):
 def interrupted(tmp_path_factory):
     """Two ranks and two servers, sampling one round ahead; the engine of one server is killed on the way."""
     output = tmp_path_factory.mktemp("servers") / "run"
-    process = launch("pipeline=one_round", "num_steps=16", f"output_dir={output}", ranks=2)
+    process = launch("num_steps=16", f"output_dir={output}")
     wait_for_step(output, 3, process, seconds=400)
     before = servers_of(output)
     victim = next(each for each in before if "EngineCore" in each.name() or "EngineCore" in " ".join(each.cmdline()))

@@ -19,6 +19,7 @@ class SweepConfig:
     # range(a,b) or a,b,c, `batch` of them at a time, for the highest held-out score.
     trials: int = 0
     batch: int = 1
-    # What runs `grpo` for one run, e.g. "torchrun --nproc-per-node 8 -m grpo.cli"; "": this Python, one process.
+    # What runs `grpo` for one run, e.g. "python -m grpo.cli launch" for one of several processes (hardware=node) or
+    # machines; "": this Python, one process.
     command: str = ""
     output_dir: str = "runs/sweep"

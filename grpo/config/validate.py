@@ -39,8 +39,9 @@ CHOICES = {
     "task.curriculum.name": ("uniform", "weighted", "anneal", "online"),
     "task.prompt.too_long": ("skip", "refuse"),
     "task.reward.overlong": ("keep", "mask", "soft"),
-    "task.reward.extract": ("boxed", "tag", "last_number", "last_line", "all"),
+    "task.reward.extract": ("boxed", "tag", "final", "last_number", "last_line", "all"),
     "tracking.wandb": ("off", "offline", "online"),
+    "hardware.shell": ("here", "ssh", "srun"),
     "device": ("auto", "cpu", "cuda"),
 }
 
@@ -79,6 +80,8 @@ POSITIVE = (
     "task.reward.timeout_seconds",
     "task.reward.memory_gib",
     "evaluation.samples_per_problem",
+    "hardware.learner_nodes",
+    "hardware.ranks_per_node",
 )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from grpo.config import TrainConfig, UserError
 
-LEARNER, SERVER = "learner", "server"
+LEARNER, SERVER = "learner", "servers"
 SERVER_PORTS = 100
 """From `hardware.first_port` on, ranks meet; servers listen this many ports higher."""
 
@@ -59,7 +59,7 @@ def seats_of(config: TrainConfig, words: Sequence[str], hosts: Sequence[str]) ->
     grace = config.rollout.deadline_seconds + config.learner.deadline_seconds
     for index, host in enumerate(learning):
         ranks = [
-            *(sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={hardware.ranks_per_node}"),
+            *(sys.executable, "-m", "grpo.launch.ranks", f"--nproc-per-node={hardware.ranks_per_node}"),
             *(f"--nnodes={hardware.learner_nodes}", f"--node-rank={index}", f"--shutdown-timeout={grace:.0f}"),
             *(f"--master-addr={learning[0]}", f"--master-port={hardware.first_port}"),
         ]

@@ -238,7 +238,7 @@ def start_servers(config: TrainConfig, model_path: str, device: torch.device) ->
     for index in range(servers.replicas):
         port = servers.port + index if servers.port else free_port(servers.host)
         environment = server_environment(config, index, on_gpu)
-        log = Path(config.output_dir) / LOG_FOLDER / f"server-{index}.log"
+        log = Path(config.output_dir) / LOG_FOLDER / f"server-{servers.host}-{port}.log"
         process = ServerProcess(command_line(arguments | {"port": port}), environment, log)
         process.start()
         started[f"http://{servers.host}:{port}"] = process

@@ -23,7 +23,7 @@ from grpo.telemetry.last_word import last_word
 from grpo.tether import end_with_parent
 
 USAGE = """usage: grpo sweep sweep=NAME [seeds=N] [budget=steps|samples|tokens|seconds amount=N] [output_dir=DIR]
-                  [command="torchrun ... -m grpo.cli"] [hydra/launcher=joblib ...] [trials=N [batch=N]] [key=value ...]
+                  [command="python -m grpo.cli launch"] [hydra/launcher=joblib ...] [trials=N [batch=N]] [key=value ...]
 
 Every variant of configs/sweep/NAME.yaml (or of a file of your own), with seeds 0 to N−1; key=value are overrides of
 every run, key=1,2 multiplies the variants. The same command again goes on with what is not done.
@@ -94,7 +94,8 @@ def _run(ledger: Ledger, cell: Cell, held: int) -> State:
     arguments = [*cell.overrides, f"output_dir={folder}", *(["checkpoint.resume=true"] if resumed else [])]
     with (folder / LOG_FILE).open("a") as log:
         process = subprocess.Popen(
-            [*ledger.command, "train", *arguments],
+            # `grpo launch` starts `grpo train` itself, on one machine or several.
+            [*ledger.command, *([] if ledger.command[-1] == "launch" else ["train"]), *arguments],
             stdout=log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,

@@ -22,7 +22,9 @@ def test_every_experiment_composes_and_validates_for_one_and_eight_ranks(experim
     assert config.output_dir == f"runs/{experiment}"
 
 
-@pytest.mark.parametrize("group", ["normalization", "objective", "learner", "rollout", "tracking", "dynamics"])
+@pytest.mark.parametrize(
+    "group", ["normalization", "objective", "learner", "rollout", "tracking", "dynamics", "hardware"]
+)
 def test_every_choice_of_every_group_composes(group):
     for choice in sorted(path.stem for path in (config_directory() / group).glob("*.yaml")):
         config = compose_config([f"{group}={choice}"])

@@ -18,7 +18,7 @@ def seats(words):
 def test_of_two_nodes_the_first_learns_and_the_second_serves():
     words = [*TWO, "rollout.servers.replicas=2"]
     server, learner = seats(words)
-    assert (learner.name, learner.host, server.name, server.host) == ("learner-0", "a", "server-0", "b")
+    assert (learner.name, learner.host, server.name, server.host) == ("learner-0", "a", "servers-0", "b")
     assert learner.command[-2:] == (
         "rollout.servers.host=a",
         "rollout.servers.urls=[http://b:29600,http://b:29601]",

@@ -1,6 +1,7 @@
 import pytest
 
-from grpo.tasks.extraction import extract
+from grpo.config.validate import CHOICES
+from grpo.tasks.extraction import EXTRACTORS, extract
 
 
 @pytest.mark.parametrize(
@@ -106,3 +107,7 @@ def test_megabytes_of_hostile_text_are_read_in_one_pass():
     assert extract("1,111" * count, "last_number") is not None
     assert extract("-$" * count, "last_number") is None
     assert extract("\n" * count, "last_line") is None
+
+
+def test_every_way_to_extract_can_be_configured():
+    assert CHOICES["task.reward.extract"] == tuple(EXTRACTORS)
