@@ -20,10 +20,12 @@ from grpo.learner.engine import learning_rate_factor, start_engine
 from grpo.learner.flops import flop_count
 from grpo.learner.policy import DTYPES, load_policy
 from grpo.learner.reference import AdapterReference, CopyReference, reference_logprobs
+from grpo.learner.resharding import load_resharded, num_shards
 from grpo.learner.weights import weight_buckets
 from grpo.types import Batch, EvaluatedGroup, Mean, MicroBatch, RoundPlan, ScoredGroup, StepReport
 
-REFERENCE_FILE = "reference.safetensors"
+# In a checkpoint's folder.
+REFERENCE_FILE, SHARDS = "reference.safetensors", "learner"
 
 
 class DeepSpeedLearner:
@@ -167,7 +169,7 @@ class DeepSpeedLearner:
         return weight_buckets(self.policy, bucket_bytes, DTYPES[self._config.rollout.precision])
 
     def save(self, directory: str) -> None:
-        self.engine.save_checkpoint(directory, tag="learner", save_latest=False)
+        self.engine.save_checkpoint(directory, tag=SHARDS, save_latest=False)
         if isinstance(self.reference, CopyReference) and self._config.objective.kl.refresh_every:
             state = self.reference.state()
             if self.collective.rank == 0:
@@ -181,7 +183,11 @@ class DeepSpeedLearner:
         self._skipped_in_a_row = 0
 
     def load(self, directory: str) -> None:
-        loaded, _ = self.engine.load_checkpoint(directory, tag="learner")
+        saved = num_shards(directory, SHARDS)
+        if saved in (0, self.collective.world_size):
+            loaded, _ = self.engine.load_checkpoint(directory, tag=SHARDS)
+        else:
+            loaded = load_resharded(self.engine, directory, SHARDS, self.collective)
         if loaded is None:
             raise UserError(f"{directory} holds no learner checkpoint")
         self.num_steps = self.engine.global_steps

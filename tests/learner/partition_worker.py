@@ -44,6 +44,23 @@ def weights(learner: DeepSpeedLearner) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for bucket in learner.weight_buckets() for name, tensor in bucket}
 
 
+def resharded(learner: DeepSpeedLearner, config: TrainConfig, folder: str) -> dict[str, torch.Tensor]:
+    """All weights two steps after a checkpoint, the first of one rank; more ranks go on from that one."""
+    # An epsilon well above rounding: otherwise the sign of a gradient that is nearly zero decides a whole step.
+    config.learner.learning_rate, config.learner.adam_epsilon = 1e-3, 1e-4
+    rank, world = learner.collective.rank, learner.collective.world_size
+    make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
+    [batch] = make(evaluated_groups()[rank::world], RoundPlan(4, 1, 4))
+    if world == 1:
+        learner.step(batch)
+        learner.save(folder)
+    else:
+        learner.load(folder)
+    for _ in range(2):
+        steps = learner.step(batch).step
+    return weights(learner) | {"steps": torch.tensor(float(steps))}
+
+
 def main(model: str, output: str) -> None:
     device = torch.device("cpu")
     init_distributed(device, 300)
@@ -66,6 +83,8 @@ def main(model: str, output: str) -> None:
             case = f"{world}/{stage}/{layout}/{budget}/{level}"
             changes[case] = {name: (tensor - before[name]) / -SCALE for name, tensor in weights(learner).items()}
             micro_batches[case] = len(batch.micro_batches)
+        learner.load(folder)
+        changes[f"{world}/{stage}/resharded"] = resharded(learner, config, f"{output}/stage-{stage}")
         learner.engine.destroy()
     if rank == 0:
         torch.save(changes, f"{output}/changes-{world}.pt")

@@ -82,3 +82,12 @@ def test_the_cases_really_differ_in_micro_batches(changes):
     assert counts["1/1/shared/10000/token_mean"] == 1
     assert counts["1/1/shared/50/token_mean"] == 2
     assert counts["1/1/packed/25/token_mean"] >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_checkpoint_of_one_rank_goes_on_with_two(changes, stage):
+    alone, together = (changes[1][f"{ranks}/{stage}/resharded"] for ranks in (1, 2))
+    assert alone["steps"] == together["steps"]
+    for name, tensor in alone.items():
+        torch.testing.assert_close(together[name], tensor, rtol=0, atol=1e-5)
