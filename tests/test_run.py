@@ -92,38 +92,30 @@ def test_the_exported_model_loads_in_transformers_and_is_evaluated_by_vllm(finis
     ]
 
 
-def test_a_run_killed_and_resumed_equals_one_that_never_stopped(finished, tmp_path):
+def test_a_run_that_is_stopped_then_killed_and_resumed_equals_one_that_never_was(finished, tmp_path):
     output = tmp_path / "run"
-    process = start("train", *SMALL, *ROUNDS, f"output_dir={output}")
-    wait_for_step(output, 6, process)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    resumed = grpo(
-        "train", *SMALL, *ROUNDS, f"output_dir={output}", "checkpoint.resume=true", "tracking.samples_per_round=1"
-    )
-    assert resumed.returncode == 0, resumed.stderr[-3000:]
-    assert "changed since: tracking.samples_per_round: 4 → 1" in resumed.stdout
-    assert stream(output) == stream(finished[0])
-    assert facts(output) == facts(finished[0])
-    assert [row["step"] for row in rows(output / "evaluations.jsonl")] == [0, 12]
-    assert rows(output / "evaluations.jsonl")[-1] == rows(finished[0] / "evaluations.jsonl")[-1]
-
-
-def test_sigterm_saves_and_exits_and_the_run_goes_on_from_there(finished, tmp_path):
-    output = tmp_path / "run"
-    process = start("train", *SMALL, *ROUNDS, f"output_dir={output}", "checkpoint.every_rounds=0")
+    overrides = [*SMALL, *ROUNDS, f"output_dir={output}"]
+    process = start("train", *overrides, "checkpoint.every_rounds=0")
     wait_for_step(output, 2, process)
     process.send_signal(signal.SIGTERM)
     printed, _ = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM
     assert "continue with checkpoint.resume=true" in printed
     stopped_at = rows(output / "metrics.jsonl")[-1]["step"]
+    assert stopped_at < 8
     assert [path.name for path in (output / "checkpoints").iterdir()] == [f"step-{stopped_at:08d}"]
-    resumed = grpo(
-        "train", *SMALL, *ROUNDS, f"output_dir={output}", "checkpoint.every_rounds=0", "checkpoint.resume=true"
-    )
+
+    process = start("train", *overrides, "checkpoint.resume=true", "checkpoint.every_rounds=1")
+    wait_for_step(output, 8, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    resumed = grpo("train", *overrides, "checkpoint.resume=true", "tracking.samples_per_round=1")
     assert resumed.returncode == 0, resumed.stderr[-3000:]
+    assert "changed since: tracking.samples_per_round: 4 → 1" in resumed.stdout
+    assert stream(output) == stream(finished[0])
     assert facts(output) == facts(finished[0])
+    assert [row["step"] for row in rows(output / "evaluations.jsonl")] == [0, 12]
+    assert rows(output / "evaluations.jsonl")[-1] == rows(finished[0] / "evaluations.jsonl")[-1]
 
 
 def test_a_run_killed_in_the_middle_of_its_schedule_continues_it(tmp_path):

@@ -12,7 +12,8 @@ from grpo.dynamics.planning import balanced_exponent, speaking_band
 from grpo.report.solve_rates import analysed, mass, silent_share, write_solve_rates
 from tests.runs import grpo, rows
 
-WORDS = ["experiment=tiny", "evaluation.samples_per_problem=4"]
+# Sums of 0 to 13.
+WORDS = ["experiment=tiny", "evaluation.samples_per_problem=4", "task.data.options.max=13"]
 
 
 @pytest.mark.slow
@@ -23,14 +24,14 @@ def test_rates_are_written_row_by_row_and_a_stopped_run_goes_on(tmp_path):
     path = output / "solve_rates.jsonl"
     whole = path.read_text()
     found = rows(path)
-    assert len({row["problem_id"] for row in found}) == len(found) == 900
+    assert len({row["problem_id"] for row in found}) == len(found) == 196
     assert all(row["solve_rate"] == row["solve_rate_correct"] / 4 for row in found)
     assert all(row["solve_rate_low"] <= row["solve_rate"] <= row["solve_rate_high"] for row in found)
-    assert 0.2 < np.mean([row["solve_rate"] for row in found]) < 0.5, "the tiny model starts at about a third"
+    assert 0.1 < np.mean([row["solve_rate"] for row in found]) < 0.6, "the tiny model starts at about a third"
     assert "<img" in (output / "solve_rates.html").read_text()
 
     lines = whole.splitlines(keepends=True)
-    path.write_text("".join(lines[:768]) + lines[768][:40])
+    path.write_text("".join(lines[:128]) + lines[128][:40])
     again = grpo("solve-rates", *WORDS, f"output_dir={output}", timeout=500)
     assert again.returncode == 0, again.stderr
     assert path.read_text() == whole, "the same samples, whether stopped or not"

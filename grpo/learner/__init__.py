@@ -8,5 +8,23 @@ reference    the policy that a KL term measures from
 weights      weights gathered bucket by bucket, LoRA merged
 collective   sums over ranks
 checkpoint   atomic checkpoints of a run
+resharding   a checkpoint of other ranks
 export       a Hugging Face directory
 """
+
+import sys
+
+
+def _import_deepspeed() -> None:
+    """Before anybody else does. Its autotuner, which is not used here, imports MLflow wherever that is installed: four
+    seconds of every start."""
+    hidden = "mlflow" not in sys.modules
+    if hidden:
+        sys.modules["mlflow"] = None
+    import deepspeed  # noqa: F401
+
+    if hidden:
+        del sys.modules["mlflow"]
+
+
+_import_deepspeed()

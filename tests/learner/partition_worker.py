@@ -21,7 +21,7 @@ from grpo.learner.learner import DeepSpeedLearner
 from grpo.types import RoundPlan
 from tests.learner.groups import LEVELS, evaluated_groups
 
-STAGES = (0, 1, 2, 3)
+STAGES = (1, 2, 3)
 LAYOUTS = ("shared", "packed", "padded")
 # Tokens per micro-batch: everything in one row, two or three rows, four or more.
 BUDGETS = (10_000, 50, 25)

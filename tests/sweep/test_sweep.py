@@ -128,7 +128,12 @@ def test_hydras_launchers_run_cells_side_by_side(words):
 def test_real_runs_of_two_variants_end_in_a_report(tmp_path):
     (tmp_path / "two.yaml").write_text(PRESET)
     small = ["experiment=tiny", "dynamics.prompts_per_step=4", "dynamics.group_size=4", "checkpoint.export=false"]
-    small += ["evaluation.num_problems=8", "evaluation.samples_per_problem=2", "evaluation.pass_at=[1]"]
+    small += [
+        "rollout.engine=transformers",
+        "evaluation.num_problems=8",
+        "evaluation.samples_per_problem=2",
+        "evaluation.pass_at=[1]",
+    ]
     output = tmp_path / "sweep"
     words = [f"sweep={tmp_path}/two.yaml", "seeds=1", "budget=samples", "amount=64", *small, f"output_dir={output}"]
     done = grpo("sweep", *words, timeout=400)
