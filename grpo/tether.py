@@ -3,9 +3,9 @@
     python -m grpo.tether GRACE_SECONDS COMMAND...
 
 Standard input is a pipe that the starter holds open. Its first line is a JSON object of further environment variables
-(secrets stay off the command line), a line "stop" sends SIGTERM to the command, and its end, which comes however the
-starter ends, kill -9 and a lost connection included, ends the command: SIGTERM, and after GRACE_SECONDS SIGKILL for it
-and what it started.
+(secrets stay off the command line). A line "stop" sends SIGTERM to the command, a line "kill" SIGKILL to it and what it
+started. The end of the pipe, which comes however the starter ends, kill -9 and a lost connection included, ends the
+command too: SIGTERM, and after GRACE_SECONDS SIGKILL.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import threading
 from io import RawIOBase
 
-STOP = b"stop\n"
+STOP, KILL = b"stop\n", b"kill\n"
 PR_SET_PDEATHSIG = 1
 
 
@@ -54,6 +54,8 @@ def _obey(orders: RawIOBase, child: subprocess.Popen, grace: float) -> None:
     for order in orders:
         if order == STOP:
             child.terminate()
+        elif order == KILL:
+            _kill_group(child)
     child.terminate()
     try:
         child.wait(grace)

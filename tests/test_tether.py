@@ -39,6 +39,14 @@ def test_asked_to_stop_the_command_may_take_its_time():
     assert process.wait(20) == 143
 
 
+def test_told_to_kill_it_does_not_wait():
+    process = tethered(DEAF, grace=600)
+    assert process.stdout.readline() == b"here\n"
+    process.stdin.write(b"kill\n")
+    process.stdin.flush()
+    assert process.wait(20) == 128 + signal.SIGKILL
+
+
 @pytest.mark.parametrize("program", [SAVE, DEAF])
 def test_with_the_pipe_goes_the_command_by_force_if_need_be(program):
     process = tethered(program, grace=1)

@@ -33,3 +33,11 @@ def from_dict(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Train
         )
     except OmegaConfBaseException as error:
         raise UserError(str(error).splitlines()[0]) from error
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """(dotted key, value) of every leaf of a configuration as plain data."""
+    found = []
+    for name, value in config.items():
+        found += flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
+    return found

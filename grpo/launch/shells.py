@@ -5,49 +5,73 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
-from typing import IO
+from contextlib import suppress
+from pathlib import Path
 
 from grpo.config import UserError
 from grpo.launch.seats import Seat
-from grpo.tether import STOP
+from grpo.tether import KILL, STOP
 
 LOOPBACK = "127.0.0.1"
+LAST_LINES_SECONDS = 10.0
 
 
 class Held:
-    """A seat's process. `close` ends it, and so does the end of this process."""
+    """A seat's process; what it writes goes to `log`, and to the terminal too where it is `shown`. `close` ends it, and
+    so does the end of this process."""
 
-    def __init__(self, seat: Seat, shell: str, environment: Mapping[str, str], output: IO[bytes] | int):
-        self.seat = seat
+    def __init__(self, seat: Seat, shell: str, environment: Mapping[str, str], log: Path, shown: bool):
+        self.seat, self.log = seat, log
+        own = seat.host in (LOOPBACK, "localhost", socket.gethostname())
         tethered = [sys.executable, "-m", "grpo.tether", str(seat.grace_seconds), *seat.command]
-        self.process = subprocess.Popen(
-            SHELLS[shell](seat.host, tethered),
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            # Ctrl-C is for this process alone, which asks the seats to stop.
-            start_new_session=True,
-        )
+        with log.open("ab") as file:
+            self.process = subprocess.Popen(
+                (_here if own else SHELLS[shell])(seat.host, tethered),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE if shown else file,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C is for this process alone, which asks the seats to stop.
+                start_new_session=True,
+            )
         self._order(json.dumps(environment).encode() + b"\n")
+        self._shown = threading.Thread(target=self._show, daemon=True) if shown else None
+        if self._shown:
+            self._shown.start()
 
     def ask_to_stop(self) -> None:
         self._order(STOP)
 
+    def kill(self) -> None:
+        self._order(KILL)
+
     def close(self) -> None:
-        try:
+        with suppress(BrokenPipeError):
             self.process.stdin.close()
-        except BrokenPipeError:
-            return
+
+    def wait(self) -> int:
+        """Its exit code, once all that it wrote is in the log."""
+        code = self.process.wait()
+        if self._shown:
+            self._shown.join(LAST_LINES_SECONDS)
+        return code
 
     def _order(self, order: bytes) -> None:
-        try:
+        # A process that has ended, or was closed, takes no orders.
+        with suppress(BrokenPipeError, ValueError):
             self.process.stdin.write(order)
             self.process.stdin.flush()
-        except (BrokenPipeError, ValueError):
-            return  # it has ended, or was closed
+
+    def _show(self) -> None:
+        with self.log.open("ab") as file:
+            for line in self.process.stdout:
+                for sink in (file, sys.stdout.buffer):
+                    sink.write(line)
+                    sink.flush()
 
 
 def _here(host: str, command: list[str]) -> list[str]:

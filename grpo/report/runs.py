@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
 from grpo.config import UserError
+from grpo.config.saved import flat
 from grpo.report.logs import Row, counts_of, read_run, run_config
 from grpo.telemetry import read_metrics
 
@@ -86,14 +87,7 @@ OF_ONE_RUN = ("output_dir", "seed", "checkpoint.resume")
 
 def differing_keys(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Dotted key → its value in each configuration, for the keys in which they differ, but for OF_ONE_RUN."""
-    flat = [dict(_flat(config)) for config in configs.values()]
-    keys = dict.fromkeys(key for each in flat for key in each)
-    rows = {key: [each.get(key) for each in flat] for key in keys if key not in OF_ONE_RUN}
+    leaves = [dict(flat(config)) for config in configs.values()]
+    keys = dict.fromkeys(key for each in leaves for key in each)
+    rows = {key: [each.get(key) for each in leaves] for key in keys if key not in OF_ONE_RUN}
     return {key: values for key, values in rows.items() if any(value != values[0] for value in values)}
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found = []
-    for name, value in config.items():
-        found += _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
-    return found

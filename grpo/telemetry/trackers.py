@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from grpo.config import TrackingConfig, UserError
+from grpo.config.saved import flat
 from grpo.interfaces import Tracker
 from grpo.telemetry.code import CODE_FILE, PATCH_FILE
 from grpo.telemetry.metrics import evaluation_numbers
@@ -148,7 +149,7 @@ class MlflowTracker:
                 run_name=Path(directory).resolve().name,
             ).info.run_id
             identity.write_text(self._id)
-            for name, value in _flat(config):
+            for name, value in flat(config):
                 self._client.log_param(self._id, name, str(value)[:LONGEST_PARAMETER])
             for file in (CODE_FILE, PATCH_FILE):
                 if Path(directory, file).exists():
@@ -203,13 +204,6 @@ class Trackers:
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """Without lists and texts, which are for programs that read the files."""
     return {name: value for name, value in values.items() if isinstance(value, int | float)}
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found = []
-    for name, value in config.items():
-        found += _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
-    return found
 
 
 def _fenced(text: str) -> str:

@@ -1,0 +1,131 @@
+"""Where the gradient comes from: the norm of each group's own gradient on a real model, by difficulty.
+
+    python benchmarks/gradient_mass.py RATES.jsonl OUTPUT.json [PROBLEMS=96] [GROUP_SIZE=16]
+
+RATES.jsonl is what `grpo solve-rates` wrote: difficulty comes from other samples than the groups. Problems that were
+solved at times are taken first, then as many that never were. Every group is a step of its own through the learner that
+trains, at a learning rate of zero, under α = 0 and under α = 1. arXiv:2607.00152 says that a group's gradient is
+σ^(2−α) times the difference of the mean scores of right and wrong completions, and derives the shares of easy and hard
+problems from σ alone, as if that difference did not depend on difficulty: this measures what it does.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from scipy import stats
+
+from grpo import environment
+
+environment.prepare()
+
+from grpo import launch_check, models
+from grpo.algorithm.batches import BatchMaker
+from grpo.config.hydra import compose_config
+from grpo.learner.collective import TorchCollective
+from grpo.learner.engine import init_distributed
+from grpo.learner.learner import DeepSpeedLearner
+from grpo.parts import build_sampler, load_task
+from grpo.types import RoundPlan
+
+# Of pass rates, by their posterior means.
+BINS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.7, 1.0)
+
+
+def measure(rates: Path, count: int, size: int) -> list[dict]:
+    words = ["experiment=bigmath_small", f"task.data.path={rates}", "task.data.held_out_fraction=0"]
+    config = launch_check.with_precision(
+        compose_config([*words, "task.curriculum.name=uniform", "objective.aggregation.level=sequence_mean"])
+    )
+    device = launch_check.device(config)
+    path = models.resolve(config.model, list)
+    tokenizer = models.load_tokenizer(path, config.model)
+    init_distributed(device, config.learner.deadline_seconds)
+    sampler = build_sampler(config, path, tokenizer, device, TorchCollective(device))
+    with load_task(config, tokenizer) as task:
+        prompts = task.next_prompts(task.num_problems)
+        prompts.sort(key=lambda prompt: prompt.problem.metadata["solve_rate_correct"] == 0)
+        scored = task.grade(sampler.generate(prompts[:count], size))
+    learner = DeepSpeedLearner(config, path, device)
+    plan = RoundPlan(size, 1, 1, learning_rate_factor=0.0)
+    makers = {
+        alpha: BatchMaker(
+            replace(config.normalization, exponent=alpha), config.objective, config.learner, learner.collective
+        )
+        for alpha in (0.0, 1.0)
+    }
+    rows = []
+    for group in track(scored, "groups"):
+        (correct, tried), told = group.count, group.group.prompt.problem.metadata
+        row = {"correct": correct, "tried": tried, "prior": [told["solve_rate_correct"], told["solve_rate_samples"]]}
+        for alpha, make in makers.items():
+            silent = correct in (0, tried)
+            reports = [] if silent else [learner.step(batch) for batch in make(learner.evaluate([group], plan), plan)]
+            row[f"norm_{alpha:g}"] = reports[0].gradient_norm if reports else 0.0
+        rows.append(row)
+    return rows
+
+
+def by_difficulty(rows: list[dict]) -> Table:
+    prior = np.array([row["prior"] for row in rows], float)
+    # The rates of all problems as one Beta by moments: what a problem's own counts are shrunk towards.
+    mean, tries = (prior[:, 0] / prior[:, 1]).mean(), prior[:, 1].mean()
+    spread = max((prior[:, 0] / prior[:, 1]).var() - mean * (1 - mean) / tries, 1e-4)
+    strength = mean * (1 - mean) / spread - 1
+    hits, misses = prior[:, 0] + strength * mean, prior[:, 1] - prior[:, 0] + strength * (1 - mean)
+    posterior = hits / (hits + misses)
+    size = rows[0]["tried"]
+    law = [stats.betabinom(size, a, b).pmf([0, size]).sum() for a, b in zip(hits, misses, strict=True)]
+    correct = np.array([row["correct"] for row in rows])
+    sigma = np.sqrt(correct / size * (1 - correct / size))
+    table = Table(
+        *("pass rate before", "groups", "silent", "by the law", "‖difference of mean scores‖"),
+        *(f"share of ‖gradient‖, α = {alpha}" for alpha in (0, 1)),
+        *(f"of σ^(2−α), α = {alpha}" for alpha in (0, 1)),
+    )
+    for low, high in pairwise(BINS):
+        inside = (posterior >= low) & (posterior < high)
+        if not inside.any():
+            continue
+        speaking = inside & (sigma > 0)
+        norms = {alpha: np.array([row[f"norm_{alpha}"] for row in rows]) for alpha in (0, 1)}
+        scores = norms[0][speaking] / sigma[speaking] ** 2
+        table.add_row(
+            *(f"{low:g} to {high:g}", str(inside.sum()), f"{(sigma[inside] == 0).mean():.2f}"),
+            *(
+                f"{np.mean(np.array(law)[inside]):.2f}",
+                f"{scores.mean():.2f} ± {stats.sem(scores):.2f}" if len(scores) > 1 else "",
+            ),
+            *(f"{norms[alpha][inside].sum() / norms[alpha].sum():.2f}" for alpha in (0, 1)),
+            *(
+                f"{(sigma[speaking] ** (2 - alpha)).sum() / (sigma[sigma > 0] ** (2 - alpha)).sum():.2f}"
+                for alpha in (0, 1)
+            ),
+        )
+    return table
+
+
+def main(rates: str, output: str, count: str = "96", size: str = "16") -> None:
+    if not Path(output).exists():
+        Path(output).write_text(json.dumps(measure(Path(rates), int(count), int(size))))
+    rows = json.loads(Path(output).read_text())
+    Console(width=150).print(by_difficulty(rows))
+    hard = np.array(
+        [
+            0 < row["correct"] <= 0.1 * row["tried"] or 0.9 * row["tried"] <= row["correct"] < row["tried"]
+            for row in rows
+        ]
+    )
+    for alpha in (0, 1):
+        norms = np.array([row[f"norm_{alpha}"] for row in rows])
+        print(f"α = {alpha}: {norms[hard].sum() / norms.sum():.1%} of the gradient from groups with p < .1 or > .9")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
