@@ -1,9 +1,12 @@
-"""Which GPUs of a node learn and which serve."""
+"""Which GPUs of a node learn and which serve, and what learner and servers agree on."""
 
 from __future__ import annotations
 
 from grpo.config.errors import UserError
 from grpo.config.run import TrainConfig
+
+# The environment variable with the servers' key, and the folder of logs in a run's own.
+KEY_VARIABLE, LOG_FOLDER = "GRPO_SERVER_KEY", "logs"
 
 
 def server_gpus(config: TrainConfig, index: int) -> range:

@@ -15,11 +15,11 @@ from rich.console import Console
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.hydra import compose_config
+from grpo.config.placement import KEY_VARIABLE, LOG_FOLDER
 from grpo.config.validate import validate
 from grpo.launch.seats import LEARNER, seat_table, seats_of
 from grpo.launch.shells import Held, hosts_of
 from grpo.report.summary import facts_table
-from grpo.rollout.server_sampler import KEY_VARIABLE, LOG_FOLDER
 from grpo.telemetry.last_word import last_word
 
 PID_FILE = "launcher.pid"

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from grpo.config import SamplingConfig, TrainConfig, UserError
 from grpo.config.errors import SamplerLost
-from grpo.config.placement import server_gpus
+from grpo.config.placement import KEY_VARIABLE, LOG_FOLDER, server_gpus
 from grpo.interfaces import Bucket, Collective
 from grpo.rollout.dispatch import draw
 from grpo.rollout.engine_arguments import command_line, engine_arguments
@@ -30,8 +30,6 @@ from grpo.types import Completion, Prompt, RolloutGroup
 from grpo.weight_sync.server_link import Post, ServerLink
 
 MODEL = "policy"
-KEY_VARIABLE = "GRPO_SERVER_KEY"
-LOG_FOLDER = "logs"
 
 
 class ServerSampler:
