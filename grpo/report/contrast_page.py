@@ -78,7 +78,7 @@ def conclusion(shown: Contrast) -> list[str]:
     if unclear:
         named = ", ".join(f"{each.name} {_points(each.against.difference)}" for each in unclear)
         said.append(f"Not told apart from {base.name}: {named}.")
-    reached = [each for each in others if each.arrived == len(each.runs) and each.against.tokens.high < 1]
+    reached = [each for each in others if each.arrived == len(each.runs) and seeds > 1 and each.against.tokens.high < 1]
     if reached and base.arrived == len(base.runs):
         named = ", ".join(f"{each.name} with {_ratio(each.against.tokens)} of its tokens" for each in reached)
         said.append(f"Reach {shown.level:.1%} with fewer sampled tokens than {base.name}: {named}.")
@@ -116,7 +116,7 @@ def results(shown: Contrast) -> list[tuple[str, ...]]:
                 f"{against.p:.2g}" if against else "",
                 *(f"{variant.pass_at[str(k)]:.1%}" if str(k) in variant.pass_at else "" for k in ks),
                 f"{variant.arrived} of {len(variant.runs)}",
-                _ratio(against.tokens) if against else "1",
+                _tokens(variant),
             )
         )
     return rows
@@ -223,10 +223,21 @@ def _percent(interval: Interval) -> str:
 
 def _points(interval: Interval) -> str:
     """In points of a percent."""
+    if interval.low == interval.high:
+        return f"{100 * interval.value:+.1f}"
     return f"{100 * interval.value:+.1f} [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
 
 
+def _tokens(variant: Variant) -> str:
+    """Over the first variant's; at least that, where not all runs came so far."""
+    if variant.against is None:
+        return "1"
+    return ("" if variant.arrived == len(variant.runs) else "≥ ") + _ratio(variant.against.tokens)
+
+
 def _ratio(interval: Interval) -> str:
+    if interval.low == interval.high:
+        return f"{interval.value:.2f}"
     return "" if interval.value != interval.value else f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
 
 

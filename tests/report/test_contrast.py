@@ -10,7 +10,7 @@ from grpo.cli import main
 from grpo.config import UserError
 from grpo.config.run import TrainConfig
 from grpo.report.contrast import contrast
-from grpo.report.contrast_page import conclusion, results, samples, settings
+from grpo.report.contrast_page import by_quarter, conclusion, results, samples, settings
 from grpo.report.runs import load
 
 NUM_PROBLEMS, TRIES = 40, 8
@@ -114,6 +114,15 @@ def test_the_conclusion_says_who_won_and_how_sure(found):
     assert "Ends clearly lower than base: worse by" in said
     assert "Not told apart from base: same" in said
     assert "40 held-out problems, 5 seeds" in said
+
+
+def test_of_one_seed_there_are_no_intervals_over_seeds(runs):
+    alone = contrast([run for run in runs if run.seed == runs[0].seed])
+    tokens = {row[0]: row[-1] for row in results(alone)[1:]}
+    assert tokens["base"] == "1" and "[" not in tokens["better"]
+    assert tokens["worse"].startswith("≥ "), "it never came so far"
+    assert "[" not in by_quarter(alone)[1][1]
+    assert "Reach" not in " ".join(conclusion(alone))
 
 
 def test_only_the_settings_that_differ_are_shown(found):
