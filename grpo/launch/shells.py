@@ -27,7 +27,8 @@ class Held:
 
     def __init__(self, seat: Seat, shell: str, environment: Mapping[str, str], log: Path, shown: bool):
         self.seat, self.log = seat, log
-        own = seat.host in (LOOPBACK, "localhost", socket.gethostname())
+        # Nobody needs to log in where they are.
+        own = shell == "ssh" and seat.host in (LOOPBACK, "localhost", socket.gethostname())
         tethered = [sys.executable, "-m", "grpo.tether", str(seat.grace_seconds), *seat.command]
         with log.open("ab") as file:
             self.process = subprocess.Popen(
