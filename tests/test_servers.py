@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -9,14 +10,27 @@ import time
 import psutil
 import pytest
 
-from grpo.rollout.replica import free_port
+from grpo.launch.seats import SERVER_PORTS
 from tests.runs import SMALL, command, facts, rows, stream, wait_for_step
 
 pytestmark = pytest.mark.slow
 
+
+def free_ports(count):
+    """The first of `count` ports in a row that nothing listens on, below those that connections take for themselves."""
+    for first in range(20_000 + os.getpid() % 10_000, 32_000, count):
+        try:
+            for port in range(first, first + count):
+                socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        return first
+    raise AssertionError("no free ports")
+
+
 SERVERS = [
     *("hardware=two_nodes", "hardware.shell=here", "hardware.ranks_per_node=2"),
-    *(f"hardware.first_port={free_port('127.0.0.1')}", "rollout.servers.replicas=2", "evaluation.num_problems=0"),
+    *(f"hardware.first_port={free_ports(SERVER_PORTS + 2)}", "rollout.servers.replicas=2", "evaluation.num_problems=0"),
 ]
 
 

@@ -67,10 +67,11 @@ def _resumed(config: TrainConfig) -> list[str]:
 
 
 def _wait(held: Sequence[Held], stop: _StopRequest) -> int:
-    """Until all learners have ended, or one has failed: then the others, which wait for it, are killed."""
+    """Until all learners have ended. Where one fails, the others, which wait for it, are killed; where no server is
+    left, all are asked to stop, for they would wait for one."""
     learners = [each for each in held if each.seat.role == LEARNER]
     servers = [each for each in held if each.seat.role != LEARNER]
-    asked = 0
+    asked, serverless = 0, 0
     while True:
         codes = {each: each.process.poll() for each in held}
         if stop.requests > asked:
@@ -80,14 +81,18 @@ def _wait(held: Sequence[Held], stop: _StopRequest) -> int:
         for each in [each for each in servers if codes[each] is not None]:
             servers.remove(each)
             _tell(each)
+            if not servers and not asked:
+                serverless = codes[each] or 1
+                for learner in learners:
+                    learner.ask_to_stop()
         failed = [each for each in learners if codes[each]]
-        if failed and not asked:
+        if failed and not asked and not serverless:
             _tell(failed[0])
             for each in learners:
                 each.kill()
             return codes[failed[0]]
         if all(codes[each] is not None for each in learners):
-            return INTERRUPTED if asked else 0
+            return INTERRUPTED if asked else serverless
         time.sleep(POLL_SECONDS)
 
 

@@ -33,9 +33,9 @@ DONE = "print('round 1')"
 FAIL = "import time; time.sleep(1); print('grpo: the disk is full'); print('noise'); raise SystemExit(3)"
 
 
-def launch(folder, learner, other=None):
+def launch(folder, learner, other=None, server=SERVE):
     script = folder / "launch.py"
-    script.write_text(LAUNCH % {"server": SERVE, "learner": learner, "other": other or learner})
+    script.write_text(LAUNCH % {"server": server, "learner": learner, "other": other or learner})
     command = [sys.executable, str(script), str(folder / "run")]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -71,6 +71,14 @@ def test_what_failed_is_said_last_and_ends_the_others_at_once(tmp_path):
     _, said = process.communicate(timeout=60)
     assert process.returncode == 3
     assert said.splitlines()[-1] == "grpo: learner-1 on 127.0.0.1 ended with 3: the disk is full"
+
+
+def test_without_a_server_left_the_learners_are_asked_to_stop(tmp_path):
+    process = launch(tmp_path, SAVE, server="import time; time.sleep(3); " + FAIL)
+    printed, said = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert "saved" in printed
+    assert said.splitlines()[-1] == "grpo: servers-0 on 127.0.0.1 ended with 3: the disk is full"
 
 
 def test_asked_to_stop_it_lets_the_learners_save(tmp_path):
