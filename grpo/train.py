@@ -70,10 +70,10 @@ def train(config: TrainConfig) -> int:
     config = launch_check.with_precision(config)
     path = models.resolve(config.model, lambda: warm_start_examples(config))
     launch_check.print_tables(config, path, world_size)
-    suite = load_suite(config)
     if config.dry_run:
         return 0
-    # First the task: what is wrong with data or reward shows before the engines start.
+    # First what is asked: what is wrong with data or reward shows before the engines start.
+    suite = load_suite(config)
     tokenizer = models.load_tokenizer(path, config.model)
     with load_task(config, tokenizer, launch_check.rank(), world_size) as task:
         init_distributed(device, config.learner.deadline_seconds)

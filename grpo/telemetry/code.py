@@ -16,6 +16,7 @@ def write_code(directory: Path) -> None:
     """`code.json` into a run's folder: the versions of the packages that matter and, in a git checkout, the commit and
     whether the sources differ from it; then `code.patch` too, the difference."""
     found: dict[str, object] = {"versions": {name: _version(name) for name in PACKAGES if _version(name)}}
+    (directory / PATCH_FILE).unlink(missing_ok=True)  # of the code that a resumed run ran before
     commit = _git("rev-parse", "HEAD")
     if commit is not None:
         patch = _git("diff", "HEAD", "--", ".") or ""

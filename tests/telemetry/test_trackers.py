@@ -205,6 +205,7 @@ def test_a_package_that_is_missing_is_named_with_what_to_do(tmp_path, monkeypatc
 
 
 def test_a_run_says_which_code_it_ran(tmp_path):
+    (tmp_path / "code.patch").write_text("of an earlier commit")
     write_code(tmp_path)
     found = json.loads((tmp_path / "code.json").read_text())
     assert {"torch", "transformers", "deepspeed"} <= found["versions"].keys()
