@@ -1,9 +1,10 @@
-"""Seconds per round with a vLLM server beside the learner: `pipeline=off` and `pipeline=one_round`.
+"""Seconds per round with a vLLM server beside the learner: `pipeline=off`, `one_round` and `continuous`.
 
     python benchmarks/overlap.py FOLDER [ROUNDS] [overrides of grpo train]      (12 rounds of the quickstart's task)
 
 One thread for the learner and one for the server, so on two cores each has its own. A round that overlaps well takes
 little more than the longer of sampling and learning. The first three rounds, slow for other reasons, are left out.
+Sampling on and on has no seconds of its own: it is compared with those of `off`.
 """
 
 import os
@@ -25,8 +26,10 @@ def seconds(row, *phases):
 
 def main(folder, rounds="12", *overrides):
     os.environ["OMP_NUM_THREADS"] = "1"
-    table = Table("pipeline", "round, s", "sampling and grading", "learning", "weights", "round ÷ longer of the two")
-    for pipeline in ("off", "one_round"):
+    header = ("pipeline", "round, s", "sampling and grading", "learning", "weights", "staleness")
+    table = Table(*header, "round ÷ longer of the two")
+    sampling = 0.0
+    for pipeline in ("off", "one_round", "continuous"):
         output = Path(folder) / pipeline
         settings = ["experiment=quickstart", "rollout=vllm_server", f"pipeline={pipeline}", f"num_steps={rounds}"]
         quiet = ["evaluation.num_problems=0", "checkpoint.every_rounds=0", "checkpoint.export=false"]
@@ -35,13 +38,14 @@ def main(folder, rounds="12", *overrides):
             assert done.returncode == 0, done.stderr[-2000:]
         measured = rows(output / "metrics.jsonl")[WARM_UP:-1]
         # Sampled ahead, sampling and grading run beside the loop, which only waits for what is missing.
-        own = ("wait", "evaluate", "learn", "sync") if pipeline == "one_round" else ("sample", "grade", "evaluate",
-               "learn", "sync")  # fmt: skip
+        own = ("evaluate", "learn", "sync", *(("sample", "grade") if pipeline == "off" else ("wait",)))
         whole = median(seconds(row, *own) for row in measured)
-        sampling = median(seconds(row, "sample", "grade") for row in measured)
+        if pipeline != "continuous":
+            sampling = median(seconds(row, "sample", "grade") for row in measured)
         learning = median(seconds(row, "evaluate", "learn") for row in measured)
         weights = median(seconds(row, "sync") for row in measured)
-        numbers = [f"{value:.1f}" for value in (whole, sampling, learning, weights)]
+        stale = median(row["staleness/mean"] for row in measured)
+        numbers = [f"{value:.1f}" for value in (whole, sampling, learning, weights, stale)]
         table.add_row(pipeline, *numbers, f"{whole / max(sampling, learning):.2f}")
     Console().print(table)
 

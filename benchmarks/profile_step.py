@@ -40,7 +40,7 @@ def made_up_groups() -> list[ScoredGroup]:
         logprobs = (-5.0,) * COMPLETION_TOKENS
         completions = tuple(Completion(tokens(COMPLETION_TOKENS), logprobs, "", False) for _ in range(GROUP_SIZE))
         grades = tuple(Grade(float(place % 2), place % 2 == 1, {}) for place in range(GROUP_SIZE))
-        groups.append(ScoredGroup(RolloutGroup(prompt, completions, 0), grades, (True,) * GROUP_SIZE))
+        groups.append(ScoredGroup(RolloutGroup(prompt, completions, 0, 0), grades, (True,) * GROUP_SIZE))
     return groups
 
 

@@ -29,6 +29,13 @@ if TYPE_CHECKING:
 Bucket = Sequence[tuple[str, "Tensor"]]
 """Weights under their Hugging Face names; whole tensors, valid until the next bucket is asked for."""
 
+MERGED, BASE, ADAPTERS = "merged", "base", "adapters"
+"""Forms in which a refresh sends weights. With LoRA, a receiver that keeps the frozen `BASE` is sent nothing but
+`ADAPTERS` from then on; `MERGED` are all weights, adapters added in. Without LoRA all weights are MERGED."""
+
+BASE_SUFFIX, DOWN_SUFFIX, UP_SUFFIX = ".base", ".lora_A", ".lora_B"
+"""What follows the name of an adapted weight in a bucket: the frozen weight, A and the scaled B of W = base + B·A."""
+
 
 class Task(Protocol):
     """What is asked, and how it is graded."""
@@ -72,8 +79,12 @@ class Sampler(Protocol):
         `sampling` (the run's own by default). They are its samples number `first_sample` and following: a sample is
         the same whichever others are drawn with it."""
 
+    def weights_form(self) -> str:
+        """Begins a refresh: the form in which weights are wanted, one of `MERGED`, `BASE` and `ADAPTERS`. Called
+        between two calls of `generate`, never during one."""
+
     def load_weights(self, bucket: Bucket) -> None:
-        """Replace these tensors. Called between two calls of `generate`, never during one."""
+        """Replace these tensors. Called after `weights_form`."""
 
     def finish_weights(self, policy_version: int) -> None:
         """All buckets are in: forget cached activations, stamp the version."""
@@ -86,6 +97,29 @@ class Sampler(Protocol):
 
     def wake(self) -> None:
         """Take the memory back. Weights may be stale until the next `finish_weights`."""
+
+
+class Pending(Protocol):
+    """One prompt's completions, on their way."""
+
+    def result(self) -> RolloutGroup:
+        """Waits for them."""
+
+    def cancel(self) -> None:
+        """Nobody will ask for them; `result` may raise then."""
+
+
+class AskableSampler(Sampler, Protocol):
+    """A sampler that goes on by itself, also while its weights are replaced."""
+
+    def ask(
+        self,
+        prompts: Sequence[Prompt],
+        group_size: int | Sequence[int],
+        sampling: SamplingConfig | None = None,
+        first_sample: int = 0,
+    ) -> Sequence[Pending]:
+        """As `generate`, without waiting."""
 
 
 class Collector(Protocol):
@@ -106,8 +140,8 @@ class Learner(Protocol):
     def step(self, batch: Batch) -> StepReport:
         """One optimizer step."""
 
-    def weight_buckets(self) -> Iterator[Bucket]:
-        """All weights, gathered bucket by bucket, in the sampler's precision."""
+    def weight_buckets(self, form: str = MERGED) -> Iterator[Bucket]:
+        """Weights in this form, gathered bucket by bucket, in the sampler's precision; `BASE` has the adapters too."""
 
     def save(self, directory: str) -> None:
         """Writes everything a resume needs into `directory`."""
@@ -155,6 +189,10 @@ class Collective(Protocol):
 
     def gather(self, value: Any) -> list[Any]:
         """The ranks' values, in rank order, on every rank."""
+
+    def pool(self, values: Sequence[Any]) -> tuple[list[Any], slice]:
+        """The values of those ranks that learn from the same rows as this one, in rank order, and where this rank's
+        are among them. All there are of a rank that learns alone."""
 
     def apart(self) -> Collective:
         """The same ranks for another thread, whose calls do not mix with this one's."""

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import reduce
 
+from grpo.algorithm.batches import split_steps
 from grpo.interfaces import Collective
 from grpo.types import Collected, Mean, RoundStatistics, ScoredGroup, StepReport
 
@@ -19,7 +20,8 @@ def measure_round(
 ) -> RoundStatistics:
     """Sums `collected` over ranks and adds up the steps' reports (which are already summed). Seconds of each phase
     are the mean over ranks: whatever is decided by them is decided alike on every rank."""
-    local = sampling_means(collected)
+    stale = staleness(collected, reports)
+    local = sampling_means(collected) | {"staleness/mean": _mean(stale)}
     names = sorted(local)
     flat = collective.sum([number for name in names for number in (local[name].total, local[name].count)])
     means = {name: Mean(flat[2 * index], flat[2 * index + 1]) for index, name in enumerate(names)}
@@ -27,7 +29,7 @@ def measure_round(
     applied = [report.means for report in reports if report.applied]
     for name in applied[0] if applied else ():
         means[name] = reduce(Mean.__add__, (each[name] for each in applied))
-    means["staleness/mean"] = _mean(staleness(collected, reports))
+    means["staleness/max"] = Mean(float(collective.maximum(max(stale, default=0))), 1)
     counts: Counter[tuple[int, int]] = Counter()
     for share in collective.gather(correct_counts(collected.sampled)):
         counts.update(share)
@@ -43,11 +45,14 @@ def measure_round(
 
 
 def staleness(collected: Collected, reports: Sequence[StepReport]) -> list[int]:
-    """Of each step: how many optimizer steps the learner was ahead of the policy that sampled. The refresh interval
-    and sampling ahead make it; [0, …, τ−1] where every round is sampled by the newest policy."""
-    taken = [report.step - 1 for report in reports]
-    version = collected.sampled[0].group.policy_version if collected.sampled else taken[0]
-    return [step - version for step in taken]
+    """Of each group that was learned from: how many optimizer steps the learner was ahead of the policy that sampled
+    its oldest token. The refresh interval and sampling ahead make it; 0 to τ−1 where every round is sampled by the
+    newest policy."""
+    return [
+        report.step - 1 - scored.group.oldest_version
+        for report, groups in zip(reports, split_steps(collected.groups, collected.plan), strict=True)
+        for scored in groups
+    ]
 
 
 def mean_seconds(seconds: Mapping[str, float], collective: Collective) -> dict[str, float]:

@@ -53,10 +53,12 @@ class Recorder:
     def after_round(self, statistics: RoundStatistics, collected: Collected, progress: Progress) -> None:
         ids = [scored.group.prompt.prompt_id for scored in collected.sampled]
         correct = [scored.count for scored in collected.sampled]
-        shares = self._collective.gather((ids, correct, _samples(collected, self._samples_per_round), peak_memory()))
+        versions = [(scored.group.oldest_version, scored.group.newest_version) for scored in collected.sampled]
+        samples = _samples(collected, self._samples_per_round)
+        shares = self._collective.gather((ids, correct, versions, samples, peak_memory()))
         if self._files is None:
             return
-        every_id, every_count, samples, memory = zip(*shares, strict=True)
+        every_id, every_count, every_version, samples, memory = zip(*shares, strict=True)
         metrics = flatten(statistics, self._peak_tflops) | {
             name: max(each[name] for each in memory) for name in memory[0]
         }
@@ -69,6 +71,7 @@ class Recorder:
             "cursor": progress.cursor,
             "prompt_ids": list(chain(*every_id)),
             "correct": list(chain(*every_count)),
+            "versions": list(chain(*every_version)),
         }
         self._files.prompts.write(row, statistics.step)
         self._files.display.round(statistics.step, metrics)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,13 +14,11 @@ from grpo.config import TaskConfig, TrainConfig, UserError
 from grpo.config.hydra import compose_suite
 from grpo.config.saved import from_dict
 from grpo.config.validate import validate_evaluation
-from grpo.dynamics.budget import further_tries
-from grpo.interfaces import Collective, Collector, Sampler
+from grpo.interfaces import Collective, Sampler
 from grpo.learner.checkpoint import STATE_FILE, read_state
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
-from grpo.rollout.collect import BudgetedCollector, PlainCollector, RefillingCollector
 from grpo.tasks import VerifiableTask, build_task, load_problems, select, split
 from grpo.weight_sync.refresh import CheckedSync
 
@@ -125,14 +122,3 @@ def build_sampler(
     except ImportError as error:
         raise UserError(f"rollout.engine=vllm: {error}; install vLLM or use rollout.engine=transformers") from error
     return VllmSampler(config, path, tokenizer, device)
-
-
-def build_collector(config: TrainConfig, task: VerifiableTask, sampler: Sampler, collective: Collective) -> Collector:
-    """How rounds are filled: as asked, refilled, or spread by a budget."""
-    refill, budget = config.rollout.refill, config.rollout.budget
-    if refill.enabled:
-        return RefillingCollector(task, sampler, refill, collective)
-    if budget.enabled:
-        spread = partial(further_tries, largest=budget.largest, exponent=config.normalization.exponent)
-        return BudgetedCollector(task, sampler, budget, collective, spread)
-    return PlainCollector(task, sampler)

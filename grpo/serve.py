@@ -5,22 +5,30 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from grpo import launch_check, models
 from grpo.config import TrainConfig, UserError
 from grpo.parts import warm_start_examples
 
+if TYPE_CHECKING:
+    from grpo.rollout.replica import Replica
+
 POLL_SECONDS = 1.0
+# A server whose engine does not answer for so long is started again: one whose engine has died may never end.
+UNRESPONSIVE_SECONDS = 30.0
 
 
 def serve(config: TrainConfig) -> int:
     """Starts `rollout.servers.replicas` servers at `rollout.servers.host` from `rollout.servers.port` on, and starts
-    again what ends, until it is asked to stop. The learner gives them weights before it asks them.
+    again what ends or answers no more, until it is asked to stop. The learner gives them weights before it asks them.
 
     Raises `UserError` when a server does not start.
     """
     from grpo.rollout.replica import Replica
-    from grpo.rollout.server_sampler import start_servers
+    from grpo.rollout.servers import start_servers
 
     if not config.rollout.servers.port:
         raise UserError("grpo serve needs rollout.servers.port: the learner is told where the servers are")
@@ -31,16 +39,30 @@ def serve(config: TrainConfig) -> int:
     config = launch_check.with_precision(config)
     path = models.resolve(config.model, lambda: warm_start_examples(config))
     processes = start_servers(config, str(path), device)
+    replicas = [Replica(index, url, "", 0.0, process) for index, (url, process) in enumerate(processes.items())]
     try:
-        for index, (url, process) in enumerate(processes.items()):
-            asyncio.run(Replica(index, url, "", 0.0, process).wait(config.rollout.servers.start_seconds))
-            print(f"serving at {url}", flush=True)
-        while not stop.wait(POLL_SECONDS):
-            for url, process in processes.items():
-                if process.ended:
-                    print(f"the server at {url} ended: starting it again", flush=True)
-                    process.restart()
+        for replica in replicas:
+            asyncio.run(replica.wait(config.rollout.servers.start_seconds))
+            print(f"serving at {replica.url}", flush=True)
+        keep(replicas, stop, config.rollout.servers.start_seconds)
     finally:
         for process in processes.values():
             process.stop()
     return 0
+
+
+def keep(replicas: Sequence[Replica], stop: threading.Event, start_seconds: float) -> None:
+    """Starts again what ends or hangs, until `stop` is set."""
+    answered = {replica.index: time.monotonic() for replica in replicas}
+    while not stop.wait(POLL_SECONDS):
+        for replica, healthy in zip(replicas, asyncio.run(_health(replicas)), strict=True):
+            if healthy:
+                answered[replica.index] = time.monotonic()
+            elif replica.process.ended or time.monotonic() > answered[replica.index] + UNRESPONSIVE_SECONDS:
+                print(f"the server at {replica.url} does not answer: starting it again", flush=True)
+                replica.process.restart()
+                answered[replica.index] = time.monotonic() + start_seconds
+
+
+async def _health(replicas: Sequence[Replica]) -> list[bool]:
+    return await asyncio.gather(*(each.healthy() for each in replicas))

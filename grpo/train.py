@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from grpo.config.saved import from_dict
 from grpo.config.validate import differences, validate
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.scheduler import build_scheduler, may_roll_back, replanned
-from grpo.interfaces import Learner, Sampler, Task
+from grpo.interfaces import Sampler, Task
 from grpo.learner.checkpoint import CheckpointStore, read_state
 from grpo.learner.engine import init_distributed
 from grpo.learner.export import export
@@ -38,10 +37,10 @@ from grpo.observers import (
     Rewinder,
     Watch,
 )
-from grpo.parts import build_collector, build_sampler, load_suite, load_task, warm_start_examples
+from grpo.parts import build_sampler, load_suite, load_task, warm_start_examples
+from grpo.pipeline import build_pipeline
 from grpo.report.logs import read_log
 from grpo.report.run import write_report
-from grpo.rollout.ahead import AheadCollector
 from grpo.tasks import VerifiableTask
 from grpo.telemetry import (
     EVALUATIONS_FILE,
@@ -56,7 +55,6 @@ from grpo.telemetry import (
     write_code,
 )
 from grpo.types import Progress, RoundPlan
-from grpo.weight_sync.refresh import CheckedSync
 
 CONFIG_FILE = "config.json"
 INTERRUPTED = 128 + signal.SIGTERM
@@ -106,16 +104,7 @@ class Session:
 
     def _assemble(self, sampler: Sampler, learner: DeepSpeedLearner) -> Engines:
         config, task, collective = self._config, self._task, learner.collective
-        # What was sampled ahead is of an older policy by design: only the checksums tell a transfer that failed.
-        ahead = config.pipeline == "one_round"
-        sync = CheckedSync(math.inf if ahead else config.weight_sync.max_mismatch)
-        deadline = config.weight_sync.deadline_seconds
-        sync.refresh = self._phases.timed("sync", sync.refresh, deadline, "weight_sync.deadline_seconds")
-        if ahead:
-            collector = AheadCollector(build_collector(config, task, sampler, collective.apart()))
-            self._let_wait(collector, sync)
-        else:
-            collector = build_collector(config, task, sampler, collective)
+        collector, sync = build_pipeline(config, task, sampler, collective, self._phases)
         return Engines(
             task=task,
             sampler=sampler,
@@ -127,18 +116,6 @@ class Session:
             collective=collective,
             take_seconds=self._phases.take,
         )
-
-    def _let_wait(self, collector: AheadCollector, sync: CheckedSync) -> None:
-        """The loop waits for what is sampled beside it: before it learns from it, and before weights change."""
-        deadline, key = self._config.rollout.deadline_seconds, "rollout.deadline_seconds"
-        collector.collect = self._phases.timed("wait", collector.collect, deadline, key)
-        settle, refresh = self._phases.timed("wait", collector.settle, deadline, key), sync.refresh
-
-        def settled(learner: Learner, sampler: Sampler) -> None:
-            settle()
-            refresh(learner, sampler)
-
-        sync.refresh = settled
 
     def run(self) -> int:
         """Evaluate, train, evaluate, export, report."""

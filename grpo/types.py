@@ -63,14 +63,16 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class RolloutGroup:
-    """One prompt and its completions, all sampled by the policy of `policy_version`.
+    """One prompt and its completions: as many as this group has.
 
-    The number of completions is this group's own. `policy_version` counts the optimizer steps of the weights.
+    Its tokens were sampled by policies of `oldest_version` to `newest_version`, two only where weights were replaced
+    while it was being sampled. Versions count the optimizer steps of the weights.
     """
 
     prompt: Prompt
     completions: tuple[Completion, ...]
-    policy_version: int
+    oldest_version: int
+    newest_version: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the environment in .venv: pinned versions, CUDA builds where there is an NVIDIA GPU. Again: quick.
-# GRPO_VENV names another folder; GRPO_PYTHON another interpreter (3.11 or newer).
+# GRPO_VENV names another folder; GRPO_PYTHON another interpreter (3.11 or newer); GRPO_KIND=cpu|gpu says which builds.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -8,8 +8,10 @@ venv=${GRPO_VENV:-.venv}
 python=${GRPO_PYTHON:-python3.11}
 kind=cpu
 if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then kind=gpu; fi
+kind=${GRPO_KIND:-$kind}
 requirements=launch/requirements-$kind.txt
 
+[[ -f $requirements ]] || { echo "setup: GRPO_KIND=$kind is neither cpu nor gpu" >&2; exit 2; }
 command -v "$python" >/dev/null || { echo "setup: no $python here: install it, or set GRPO_PYTHON to a Python 3.11 or newer" >&2; exit 2; }
 
 wanted=$(cat "$requirements" launch/setup.sh pyproject.toml | sha256sum | cut -d' ' -f1)

@@ -3,5 +3,5 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash launch/setup.sh
-# Two files at a time: most of the time goes into processes that start.
-exec "${GRPO_VENV:-.venv}/bin/python" -m pytest --numprocesses 2 --dist loadfile "$@"
+# Two files at a time: most of the time goes into processes that start. In the order of tests/conftest.py.
+exec "${GRPO_VENV:-.venv}/bin/python" -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@"

@@ -11,10 +11,22 @@ os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 
 import pytest
 
+# Minutes long, longest first: begun first, so that two files at a time end together.
+LONG = (
+    "test_servers",
+    "test_run",
+    "test_partition",
+    "test_solve_rates",
+    "test_sweep",
+    "test_learner",
+    "test_samplers",
+)
+
 
 def pytest_collection_modifyitems(items):
     import torch
 
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
     if not torch.cuda.is_available():
         for item in items:
             if "gpu" in item.keywords:

@@ -18,6 +18,9 @@ class SingleRank:
     def gather(self, value):
         return [value]
 
+    def pool(self, values):
+        return list(values), slice(0, len(values))
+
     def barrier(self):
         """One rank waits for nobody."""
 
@@ -53,6 +56,7 @@ class ScriptedSampler:
             RolloutGroup(
                 prompt,
                 tuple(Completion((5, 2), (-0.5, -0.25), str(n), False) for n in samples),
+                self.policy_version,
                 self.policy_version,
             )
             for prompt, samples in zip(prompts, numbers, strict=True)

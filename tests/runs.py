@@ -53,4 +53,4 @@ def stream(output: Path) -> list[tuple[int, list[str]]]:
 def facts(output: Path) -> list[dict]:
     """What two equal runs must agree on, step by step."""
     names = ("step", "learner/gradient_norm", "reward/mean", "policy/entropy", "completions/length_mean")
-    return [{name: row[name] for name in names} for row in rows(output / "metrics.jsonl")]
+    return [{name: row.get(name) for name in names} for row in rows(output / "metrics.jsonl")]

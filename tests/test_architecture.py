@@ -25,13 +25,14 @@ MAY_IMPORT = {
     "weight_sync": {"types", "interfaces"},
     "telemetry": {"types", "config", "interfaces"},
     "report": {"types", "config", "statistics", "telemetry", "dynamics"},
-    "measure": {"types", "interfaces"},
+    "measure": {"types", "interfaces", "algorithm"},
     "loop": {"types", "interfaces", "measure"},
     "evaluation": {"types", "config", "interfaces", "statistics"},
 }
 # The composition: these put parts together and may import everything but each other's callers.
 COMPOSITION = {
     "train",
+    "pipeline",
     "parts",
     "arguments",
     "cli",

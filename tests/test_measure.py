@@ -2,6 +2,7 @@ import math
 
 from grpo.measure import mean_seconds, measure_round
 from grpo.rollout.collect import PlainCollector
+from grpo.rollout.source import Asking
 from grpo.telemetry import flatten
 from grpo.types import Mean, RoundPlan, StepReport
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank
@@ -21,7 +22,7 @@ def test_seconds_are_the_mean_over_ranks():
 
 
 def test_a_skipped_step_stays_out_of_every_mean():
-    collected = PlainCollector(ScriptedTask([(1, 0)] * 4), ScriptedSampler()).collect(PLAN, 9)
+    collected = PlainCollector(Asking(ScriptedTask([(1, 0)] * 4), ScriptedSampler())).collect(PLAN, 9)
     applied = StepReport(7, True, 2.0, 1e-3, 1e12, {"policy/entropy": Mean(1.0, 4.0)})
     skipped = StepReport(8, False, math.inf, 9.0, 1e12, {"policy/entropy": Mean(math.nan, 4.0)})
     for reports in ((applied, skipped), (skipped, applied)):
@@ -34,7 +35,7 @@ def test_facts_of_a_round_by_hand():
     task = ScriptedTask([(1, 0), (1, 1), (0, 0), (1, 0)])
     sampler = ScriptedSampler()
     sampler.policy_version = 6
-    collected = PlainCollector(task, sampler).collect(PLAN, 9)
+    collected = PlainCollector(Asking(task, sampler)).collect(PLAN, 9)
     reports = [
         StepReport(
             7,

@@ -4,6 +4,7 @@ from grpo.dynamics.findings import Finding
 from grpo.learner.checkpoint import CheckpointStore
 from grpo.observers import Feedback, Recorder, RecordFiles, Rewinder, Watch
 from grpo.rollout.collect import PlainCollector
+from grpo.rollout.source import Asking
 from grpo.types import Mean, Progress, RoundPlan, RoundStatistics
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank
 
@@ -95,7 +96,7 @@ class Lessons:
 def test_what_a_resumed_run_reads_back_is_what_the_task_was_told():
     # The second round asks p2 twice, as a curriculum may.
     scripted = ScriptedTask([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 1]])
-    collector = PlainCollector(scripted, ScriptedSampler())
+    collector = PlainCollector(Asking(scripted, ScriptedSampler()))
     told, read, noted = Lessons(), Lessons(), Noted()
     feedback = Feedback(told, SingleRank())
     recorder = Recorder(SingleRank(), RecordFiles(noted, noted, noted), samples_per_round=0)

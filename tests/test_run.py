@@ -201,7 +201,7 @@ if __name__ == "__main__":
         from grpo.rollout.transformers_sampler import TransformersSampler
         TransformersSampler.generate = hang
     else:
-        grpo.train.CheckedSync.refresh = hang
+        grpo.pipeline.CheckedSync.refresh = hang
     sys.exit(grpo.train.train(compose_config(sys.argv[2:])))
 """
 

@@ -10,6 +10,7 @@ import time
 import psutil
 import pytest
 
+from grpo.config.placement import KEY_VARIABLE
 from grpo.launch.seats import SERVER_PORTS
 from tests.runs import SMALL, command, facts, rows, stream, wait_for_step
 
@@ -28,17 +29,17 @@ def free_ports(count):
     raise AssertionError("no free ports")
 
 
-SERVERS = [
-    *("hardware=two_nodes", "hardware.shell=here", "hardware.ranks_per_node=2"),
-    *(f"hardware.first_port={free_ports(SERVER_PORTS + 2)}", "rollout.servers.replicas=2", "evaluation.num_problems=0"),
-]
+# Servers that some test started; a learner on a thread of its own for each rank.
+QUIET = ["evaluation.num_problems=0", "checkpoint.every_rounds=0"]
+ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
-def launch(*overrides):
-    """Two machines, both of them this one: two ranks learn on the first, the second serves. One thread each."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    words = command("launch", *SMALL, *SERVERS, "checkpoint.every_rounds=0", *overrides)
-    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def run(*words, seconds):
+    """A whole command; its exit code and what it printed."""
+    done = subprocess.run(
+        command(*words), env=ONE_THREAD, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds
+    )
+    return done.returncode, done.stdout
 
 
 def servers_of(output):
@@ -63,40 +64,21 @@ def gone(processes, seconds=30):
 
 
 @pytest.fixture(scope="module")
-def interrupted(tmp_path_factory):
-    """Two ranks and two servers, sampling one round ahead; the engine of one server is killed on the way."""
-    output = tmp_path_factory.mktemp("servers") / "run"
-    process = launch("num_steps=16", f"output_dir={output}")
-    wait_for_step(output, 3, process, seconds=400)
-    before = servers_of(output)
-    victim = next(each for each in before if "EngineCore" in each.name() or "EngineCore" in " ".join(each.cmdline()))
-    victim.kill()
-    printed, _ = process.communicate(timeout=400)
-    return output, process.returncode, printed, before
-
-
-def test_a_run_goes_on_without_the_server_that_died_and_loses_no_sample(interrupted):
-    output, code, printed, _ = interrupted
-    assert code == 0, printed[-3000:]
-    assert "was lost" in printed
-    measured = rows(output / "metrics.jsonl")
-    assert [row["step"] for row in measured] == list(range(1, 17))
-    assert all(sum(groups for _, size, groups in row["groups/counts"] if size == 4) == 4 for row in measured)
-    ids = [each for _, round_ids in stream(output) for each in round_ids]
-    assert len(ids) == len(set(ids)) == 64
-
-
-def test_sampling_ahead_is_one_round_stale_and_corrected_for(interrupted):
-    measured = rows(interrupted[0] / "metrics.jsonl")
-    assert [row["staleness/mean"] for row in measured] == [0.0] + [1.0] * 15
-    assert 0.5 < min(row["mismatch/ess_fraction"] for row in measured) <= 1.0
-    assert measured[0]["mismatch/mean_abs"] < 1e-5 < measured[-1]["mismatch/mean_abs"]
-
-
-def test_no_server_outlives_its_run(interrupted):
-    *_, before = interrupted
-    assert len(before) >= 6
-    assert gone(before)
+def served(tmp_path_factory):
+    """A server that outlives the runs that use it, by `grpo serve`: the overrides that name it."""
+    output, port = tmp_path_factory.mktemp("served"), free_ports(1)
+    os.environ[KEY_VARIABLE] = ONE_THREAD[KEY_VARIABLE] = "a key of the tests"
+    words = [*SMALL, "rollout=vllm_server", f"rollout.servers.port={port}"]
+    process = subprocess.Popen(
+        command("serve", *words, f"output_dir={output}"), env=ONE_THREAD, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout.readline().startswith("serving at")
+        yield ["rollout=vllm_server", f"rollout.servers.urls=[http://127.0.0.1:{port}]"]
+    finally:
+        process.terminate()
+        process.wait(60)
+        del os.environ[KEY_VARIABLE], ONE_THREAD[KEY_VARIABLE]
 
 
 CORRUPT = """
@@ -125,21 +107,128 @@ if __name__ == "__main__":
 """
 
 
-def test_servers_draw_what_an_engine_in_process_draws_and_a_flipped_bit_ends_the_run(tmp_path):
+def test_servers_draw_what_an_engine_in_process_draws_and_a_flipped_bit_ends_the_run(tmp_path, served):
+    """With LoRA: the engine in process is given merged weights, the server its base once and then adapters."""
     plain, output = tmp_path / "plain", tmp_path / "servers"
-    overrides = [*SMALL, "num_steps=3", "evaluation.num_problems=0", "checkpoint.every_rounds=0"]
-    command = [sys.executable, "-m", "grpo.cli", "train", *overrides, f"output_dir={plain}"]
-    subprocess.run(command, check=True, timeout=300, capture_output=True)
+    lora = ["model.lora.rank=4", "learner.learning_rate=3e-3"]
+    code, printed = run("train", *SMALL, *QUIET, *lora, "num_steps=3", f"output_dir={plain}", seconds=300)
+    assert code == 0, printed[-3000:]
     script = tmp_path / "corrupt.py"
     script.write_text(CORRUPT)
-    servers = [*SMALL, "num_steps=9", "evaluation.num_problems=0", "rollout=vllm_server", f"output_dir={output}"]
-    done = subprocess.run([sys.executable, script, *servers], capture_output=True, text=True, timeout=500)
+    words = [sys.executable, script, *SMALL, *QUIET, *lora, *served, "num_steps=9", f"output_dir={output}"]
+    done = subprocess.run(words, env=ONE_THREAD, capture_output=True, text=True, timeout=500)
     # The first transfer comes before the first round.
     assert done.returncode == 1 and "after the refresh at step 5 learner and sampler hold different" in done.stderr
     assert stream(output)[:3] == stream(plain)
     for ours, theirs in zip(facts(output)[:3], facts(plain), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)
-    assert gone(servers_of(output))
+
+
+def test_sampling_ahead_is_one_round_stale_and_corrected_for(tmp_path, served):
+    """Two learner ranks, a server that another learner has used before."""
+    output = tmp_path / "run"
+    ranks = ["hardware.ranks_per_node=2", f"hardware.first_port={free_ports(1)}", "pipeline=one_round"]
+    code, printed = run("launch", *SMALL, *QUIET, *served, *ranks, "num_steps=8", f"output_dir={output}", seconds=400)
+    assert code == 0, printed[-3000:]
+    measured = rows(output / "metrics.jsonl")
+    assert [row["staleness/mean"] for row in measured] == [0.0] + [1.0] * 7
+    assert 0.5 < min(row.get("mismatch/ess_fraction", 1.0) for row in measured) <= 1.0
+    # A round of silent groups has none.
+    first, *later = [row["mismatch/mean_abs"] for row in measured if "mismatch/mean_abs" in row]
+    assert first < 1e-5 < min(later)
+    ids = [each for _, round_ids in stream(output) for each in round_ids]
+    assert len(ids) == len(set(ids)) == 32
+
+
+class Launched:
+    """A run over two machines, both of them this one: two ranks learn on the first, two servers are on the second."""
+
+    def __init__(self, output, *overrides):
+        self.output = output
+        machines = ["hardware=two_nodes", "hardware.shell=here", "hardware.ranks_per_node=2"]
+        ports = [f"hardware.first_port={free_ports(SERVER_PORTS + 2)}", "rollout.servers.replicas=2"]
+        words = command("launch", *SMALL, *QUIET, *machines, *ports, *overrides, f"output_dir={output}")
+        self.process = subprocess.Popen(
+            words, env=ONE_THREAD, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def wait_for(self, text, times=1, seconds=240):
+        """Until the first learner has written it so often."""
+        deadline = time.monotonic() + seconds
+        log = self.output / "logs" / "learner-0.log"
+        while log.read_text().count(text) < times:
+            assert self.process.poll() is None, self.process.stdout.read()[-3000:]
+            assert time.monotonic() < deadline, f"{text!r} was not told: {log.read_text()[-3000:]}"
+            time.sleep(0.1)
+
+    @property
+    def step(self):
+        return rows(self.output / "metrics.jsonl")[-1]["step"]
+
+    def engine(self, number):
+        """Server `number`'s wrapper, and the process that computes."""
+        wrappers = {each for each in servers_of(self.output) if {"grpo.tether", "--port"} <= {*each.cmdline()}}
+        wrapper = sorted(wrappers, key=lambda each: each.cmdline()[each.cmdline().index("--port") + 1])[number]
+        below = wrapper.children(recursive=True)
+        return next(each for each in below if "EngineCore" in each.name() or "EngineCore" in " ".join(each.cmdline()))
+
+
+@pytest.fixture(scope="module")
+def troubled(tmp_path_factory):
+    """Sampling goes on while weights change. One server hangs and comes to again; the other is killed and started
+    again; both come back. Then the run is asked to stop."""
+    run = Launched(
+        tmp_path_factory.mktemp("servers") / "run",
+        *("pipeline=continuous", "rollout.max_staleness=3", "num_steps=4000", "rollout.servers.request_seconds=40"),
+    )
+    try:
+        wait_for_step(run.output, 3, run.process, seconds=400)
+        servers = servers_of(run.output)
+        hung = run.engine(0)
+        hung.suspend()
+        run.wait_for("was lost")
+        hung.resume()
+        run.wait_for("is back")
+        run.engine(1).kill()
+        run.wait_for("is back", times=2)
+        wait_for_step(run.output, run.step + 3, run.process)
+        servers += servers_of(run.output)
+        run.process.terminate()
+        printed, _ = run.process.communicate(timeout=120)
+    finally:
+        run.process.kill()
+    return run.output, run.process.returncode, printed, servers
+
+
+def test_a_run_goes_on_without_servers_that_hang_or_die_and_takes_them_back(troubled):
+    output, code, printed, _ = troubled
+    assert code == 143 and "stopped at step" in printed, printed[-3000:]
+    measured = rows(output / "metrics.jsonl")
+    assert [row["step"] for row in measured] == list(range(1, len(measured) + 1))
+
+
+def test_no_sample_is_lost_or_doubled_by_it(troubled):
+    output = troubled[0]
+    measured = rows(output / "metrics.jsonl")
+    assert all(sum(groups for _, size, groups in row["groups/counts"] if size == 4) == 4 for row in measured)
+    ids = [each for _, round_ids in stream(output) for each in round_ids]
+    assert len(ids) == len(set(ids)) == 4 * len(measured)
+
+
+def test_no_token_is_older_than_the_bound_and_weights_changed_while_some_were_sampled(troubled):
+    output = troubled[0]
+    measured, prompts = rows(output / "metrics.jsonl"), rows(output / "prompts.jsonl")
+    assert max(row["staleness/max"] for row in measured) in (1, 2, 3)
+    for row in prompts:
+        assert all(row["step"] - 1 - 3 <= oldest <= newest < row["step"] for oldest, newest in row["versions"])
+    assert any(oldest < newest for row in prompts for oldest, newest in row["versions"])
+    assert min(row.get("mismatch/ess_fraction", 1.0) for row in measured) > 0.5
+
+
+def test_no_server_outlives_its_run(troubled):
+    *_, servers = troubled
+    assert len(servers) >= 12
+    assert gone(servers)
 
 
 HOLDER = """

@@ -58,6 +58,7 @@ class BatchMaker:
             for group, values in zip(groups, advantage, strict=True)
             for seedling in self._seedlings(group, values, totals)
         ]
+        seedlings, _ = self._collective.pool(seedlings)
         if self._learner.layout == "padded":
             seedlings = pad(seedlings)
         packs = bins(seedlings, self._learner.micro_batch_tokens)

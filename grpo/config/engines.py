@@ -78,7 +78,8 @@ class ServersConfig:
     port: int = 0
     # On a GPU node: server i runs on the `tensor_parallel` devices from first_gpu + i × tensor_parallel on.
     first_gpu: int = 0
-    # A server may take this long to start, and this long for one completion before it is given up as hung.
+    # A server may take this long to start, and this long for one completion before it is given up as hung; a quarter
+    # of that, or of weight_sync.deadline_seconds, for one bucket of weights.
     start_seconds: float = 900.0
     request_seconds: float = 900.0
 
@@ -101,6 +102,10 @@ class RolloutConfig:
     max_concurrent: int = 256
     # Skip CUDA graphs and torch.compile: quick start, slower tokens. Always so on a CPU.
     enforce_eager: bool = False
+    # With pipeline=continuous: optimizer steps that the learner may be ahead of the policy that sampled a token it
+    # learns from. Without overlap that is up to dynamics.refresh_interval − 1; twice the interval less 1 is one round
+    # ahead, as pipeline=one_round.
+    max_staleness: int = 3
     # Sampling one round may take this long before the run is ended as hung.
     deadline_seconds: float = 1800.0
 
@@ -112,6 +117,12 @@ class LearnerConfig:
     # What is sharded over ranks. 0: nothing, 1: optimizer, 2: and gradients, 3: and weights. Stage 0 is run by
     # the code of stage 1, since DeepSpeed's own has no gradient norm and no overflow check in float32.
     zero_stage: int = 1
+    # ZeRO-3 over several nodes: so many ranks, those of one node, hold the weights a second time, and backward passes
+    # gather them there instead of over the network (ZeRO++, arXiv:2306.10209). 0: no second copy.
+    hpz_partition_size: int = 0
+    # Ulysses: so many ranks compute each packed row together, each a share of its tokens, for long completions. They
+    # pool what they have sampled; micro_batch_tokens are then of all of them. 1: every rank has rows of its own.
+    sequence_parallel: int = 1
     # Optimizer moments and float32 masters in CPU memory.
     offload_optimizer: bool = False
     # bfloat16 (with float32 masters) | float32 | auto: bfloat16 where the hardware multiplies it (GPUs, CPUs with

@@ -10,3 +10,6 @@ class UserError(Exception):
 
 class SamplerLost(UserError):
     """Nobody is left to sample: the run ends with a checkpoint of its last round."""
+
+
+NOBODY_LEFT = "no vLLM server is left: see logs/ in the run's folder, and continue with checkpoint.resume=true"

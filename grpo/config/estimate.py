@@ -29,7 +29,8 @@ def batch_table(config: TrainConfig, world_size: int) -> list[tuple[str, int, in
     answer_tokens = sequences * sampling.max_tokens
     prompt_copies = prompts if config.learner.layout == "shared" else sequences
     tokens = answer_tokens + prompt_copies * config.task.prompt.max_tokens
-    micro = -(-tokens // world_size // config.learner.micro_batch_tokens)
+    # Ranks that compute rows together pool their tokens.
+    micro = -(-tokens * config.learner.sequence_parallel // world_size // config.learner.micro_batch_tokens)
     rounds = -(-config.num_steps // dynamics.refresh_interval)
 
     def row(name: str, total: int) -> tuple[str, int, int]:
@@ -61,7 +62,9 @@ def memory_estimate(config: TrainConfig, shape: ModelShape, world_size: int) -> 
     weights = size * count / (world_size if learner.zero_stage == 3 else 1)
     gradients = 4 * count / (world_size if learner.zero_stage >= 2 else 1)
     optimizer = (8 + (4 if learner.precision == "bfloat16" else 0)) * count / world_size
-    tokens = min(learner.micro_batch_tokens, _step_tokens(config, world_size))
+    # Ranks that compute a row together hold a share of it each.
+    together = learner.sequence_parallel
+    tokens = min(learner.micro_batch_tokens, _step_tokens(config, world_size) * together) // together
     per_layer = (2 if learner.gradient_checkpointing else 34) * shape.width * size / 2
     chunk = min(learner.logit_chunk_tokens, tokens)
     concurrent = min(

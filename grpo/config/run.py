@@ -143,7 +143,8 @@ class TrainConfig:
     normalization: NormalizationConfig = field(default_factory=NormalizationConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     dynamics: DynamicsConfig = field(default_factory=DynamicsConfig)
-    # off: sample, then learn. one_round: the next round is sampled while this one is learned from, by servers.
+    # off: sample, then learn. With servers, one_round: the next round is sampled while this one is learned from, and
+    # both end before weights change. continuous: sampling goes on through that, rollout.max_staleness steps ahead.
     pipeline: str = "off"
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)

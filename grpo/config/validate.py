@@ -25,7 +25,7 @@ CHOICES = {
     "dynamics.adaptive.hold": ("prompts", "samples"),
     "dynamics.adaptive.staleness": ("sample_and_hold", "constant_lag", "fresh"),
     "model.source": ("huggingface", "smollm2", "tiny"),
-    "pipeline": ("off", "one_round"),
+    "pipeline": ("off", "one_round", "continuous"),
     "rollout.engine": ("vllm", "vllm_server", "transformers"),
     "rollout.precision": ("bfloat16", "float32", "auto"),
     "rollout.refill.fallback": ("silent", "short"),
@@ -69,6 +69,7 @@ POSITIVE = (
     "learner.micro_batch_tokens",
     "learner.logit_chunk_tokens",
     "learner.max_skipped_steps",
+    "learner.sequence_parallel",
     "weight_sync.bucket_mib",
     "objective.correction.cap",
     "task.curriculum.block",
@@ -89,6 +90,7 @@ def validate(config: TrainConfig, world_size: int = 1) -> None:
     """Raises UserError for the first thing that keeps this config from being trained."""
     validate_evaluation(config)
     _check_batch(config, world_size)
+    _check_shards(config, world_size)
     _check_loss(config)
     _check_pipeline(config)
     _check_run(config)
@@ -157,6 +159,24 @@ def _check_batch(config: TrainConfig, world_size: int) -> None:
     )
 
 
+def _check_shards(config: TrainConfig, world_size: int) -> None:
+    together = config.learner.sequence_parallel
+    _require(
+        world_size % together == 0,
+        f"learner.sequence_parallel={together} does not divide the {world_size} learner ranks: use a number that does",
+    )
+    size = config.learner.hpz_partition_size
+    _require(
+        size == 0 or config.learner.zero_stage == 3,
+        f"learner.hpz_partition_size={size} is a second copy of sharded weights: set learner.zero_stage=3, or it to 0",
+    )
+    _require(
+        size == 0 or (size > 1 and world_size % size == 0),
+        f"learner.hpz_partition_size={size} must be above 1 and divide the {world_size} learner ranks: use the number "
+        "of ranks on one node",
+    )
+
+
 def _check_loss(config: TrainConfig) -> None:
     objective, sampling, kl = config.objective, config.rollout.sampling, config.objective.kl
     _require(0 <= objective.clip_low <= 1, f"objective.clip_low={objective.clip_low} must lie in [0, 1]")
@@ -199,6 +219,24 @@ def _check_pipeline(config: TrainConfig) -> None:
         config.task.curriculum.name != "online",
         "task.curriculum.name=online draws prompts from the last round's results, which pipeline="
         f"{config.pipeline} does not wait for: choose another curriculum or pipeline=off",
+    )
+    if config.pipeline == "continuous":
+        _check_staleness(config)
+
+
+def _check_staleness(config: TrainConfig) -> None:
+    dynamics, bound = config.dynamics, config.rollout.max_staleness
+    adaptive = dynamics.name == "adaptive"
+    longest = max(dynamics.refresh_interval, dynamics.adaptive.longest_interval if adaptive else 0)
+    _require(
+        bound >= longest - 1,
+        f"rollout.max_staleness={bound} is less than a round of {longest} optimizer steps makes: set it to "
+        f"{2 * longest - 1} for one round ahead, or lower dynamics."
+        + ("adaptive.longest_interval" if longest > dynamics.refresh_interval else "refresh_interval"),
+    )
+    _require(
+        not config.rollout.budget.enabled,
+        "rollout.budget asks each prompt twice, which pipeline=continuous does not: use pipeline=one_round",
     )
 
 

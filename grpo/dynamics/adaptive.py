@@ -17,7 +17,7 @@ from grpo.dynamics import guard
 from grpo.dynamics.difficulty import fit_difficulty
 from grpo.dynamics.forecast import Forecast, StopRule, forecast
 from grpo.dynamics.group_size import GroupSizeRule, choose_group_size
-from grpo.dynamics.history import num_tried, pass_rate, pooled_errors
+from grpo.dynamics.history import lag, num_tried, pass_rate, pooled_errors
 from grpo.dynamics.identify import FEWEST_POINTS, Identification, identify
 from grpo.dynamics.identity import silent_rate
 from grpo.dynamics.laws import History
@@ -72,7 +72,7 @@ class AdaptiveScheduler:
         state = _remember(state, statistics)
         rate, error = pass_rate(statistics.reward_counts)
         facts = guard.RoundFacts(
-            step=statistics.step - statistics.plan.refresh_interval,
+            step=statistics.step - statistics.plan.refresh_interval - lag_of(statistics),
             pass_rate=rate,
             error=error,
             ess=off_policyness(statistics).ess,
@@ -196,13 +196,14 @@ def _remember(state: Mapping[str, Any], statistics: RoundStatistics) -> dict[str
     for pair, number in statistics.reward_counts.items():
         counts[pair] = counts.get(pair, 0.0) + number
     rate, error = pass_rate(statistics.reward_counts)
-    interval = statistics.plan.refresh_interval
+    interval, behind = statistics.plan.refresh_interval, lag_of(statistics)
     row = {
-        "step": statistics.step - interval,
+        "step": statistics.step - interval - behind,
         "value": rate,
         "error": error,
         "tried": num_tried(statistics.reward_counts),
         "interval": interval,
+        "delay": interval + behind,
         "seconds": sum(statistics.seconds.values()),
         "fixed_seconds": statistics.seconds.get("sync", 0.0),
     }
@@ -212,20 +213,20 @@ def _remember(state: Mapping[str, Any], statistics: RoundStatistics) -> dict[str
 
 def read_rounds(rows: list[Mapping[str, Any]]) -> History:
     """The reward curve in a scheduler's state."""
-    names = ("step", "value", "error", "tried", "interval")
-    steps, values, errors, tried, intervals = (np.array([row[name] for row in rows], float) for name in names)
-    return History(steps, values, pooled_errors(values, errors, tried), intervals)
+    names = ("step", "value", "error", "tried", "delay")
+    steps, values, errors, tried, delays = (np.array([row[name] for row in rows], float) for name in names)
+    return History(np.maximum.accumulate(steps), values, pooled_errors(values, errors, tried), delays)
 
 
 def merged(history: History, most: int = MOST_POINTS) -> History:
     """The same curve with neighbours averaged, weighted by their information, until at most `most` points are left.
-    Only rounds of one refresh interval are merged."""
+    Only rounds of one delay are merged."""
     while len(history) > most:
         half = len(history) // 2
         pairs = [(2 * index, 2 * index + 1) for index in range(half)]
         points = []
         for a, b in pairs:
-            if history.intervals[a] != history.intervals[b]:
+            if history.delays[a] != history.delays[b]:
                 points += [_point(history, [a]), _point(history, [b])]
             else:
                 points.append(_point(history, [a, b]))
@@ -243,7 +244,7 @@ def _point(history: History, rows: list[int]) -> tuple[float, float, float, floa
         float(history.steps[rows] @ weights / total),
         float(history.values[rows] @ weights / total),
         float(total**-0.5),
-        float(history.intervals[rows[0]]),
+        float(history.delays[rows[0]]),
     )
 
 
@@ -272,4 +273,10 @@ def off_policyness(statistics: RoundStatistics) -> OffPolicyness:
     squared = value("policy/ratio_squared", 1.0)
     ess = value("policy/ratio", 1.0) ** 2 / squared if squared else 1.0
     clipped = value("policy/clip_low_fraction", 0.0) + value("policy/clip_high_fraction", 0.0)
-    return OffPolicyness(statistics.plan.refresh_interval, min(ess, 1.0), clipped)
+    return OffPolicyness(statistics.plan.refresh_interval, min(ess, 1.0), clipped, lag_of(statistics))
+
+
+def lag_of(statistics: RoundStatistics) -> int:
+    """Optimizer steps between the weights that sampled a round and those that it began with, as measured."""
+    measured = statistics.means.get("staleness/mean")
+    return lag(measured.value if measured and measured.count else 0.0, statistics.plan.refresh_interval)

@@ -42,10 +42,10 @@ def forecast(identification: Identification, last_step: float, coverage: float =
     now = float(history.steps[-1])
     steps = np.linspace(now, max(last_step, now + 1), points)
     every = np.concatenate([history.steps[:-1], steps])
-    intervals = np.concatenate([history.intervals[:-1], np.full(points, history.intervals[-1])])
+    delays = np.concatenate([history.delays[:-1], np.full(points, history.delays[-1])])
     fits = identification.fits
     # Also by the straight line and the constant, as far as they are supported: it may go on as it does.
-    predicted = [fit.law.predict(free, every, intervals) for fit, draws in supported(fits) for free in draws]
+    predicted = [fit.law.predict(free, every, delays) for fit, draws in supported(fits) for free in draws]
     curves = np.clip(np.array(predicted)[:, len(history) - 1 :], 0.0, 1.0)
     plateaus = [plateau_of(fit.law, free) for fit, draws in supported(levelling(fits)) for free in draws]
     tail = (1 - coverage) / 2
@@ -106,8 +106,8 @@ def phases(identification: Identification) -> Phases | None:
         return None
     history = best.history
     steps = np.linspace(history.steps[0], 3 * float(history.steps[-1]), 2000)
-    intervals = np.full(len(steps), history.intervals[-1])
-    curve = best.predict(steps, intervals)
+    delays = np.full(len(steps), history.delays[-1])
+    curve = best.predict(steps, delays)
     improvement = plateau_of(best.law, best.free) - curve[0]
     if improvement < 3 * float(np.median(history.errors)):
         return None

@@ -54,19 +54,30 @@ def pooled_errors(values: ArrayLike, errors: ArrayLike, tried: ArrayLike) -> NDA
     return np.sqrt(excess * independent)
 
 
-def history_of(rounds: Iterable[tuple[int, int, Counts]]) -> History:
-    """A curve from rounds of (optimizer steps at the end, refresh interval, counts).
+def lag(staleness: float, interval: int) -> int:
+    """Whole optimizer steps that a round's samples were drawn ahead of it, from the mean staleness of its groups:
+    (τ−1)/2 of that is the round's own.
 
-    A round's completions come from the policy of its beginning, so its point stands `interval` steps before its end.
+    >>> lag(0.5, 2), lag(2.5, 2)
+    (0, 2)
+    """
+    return max(0, round(staleness - (interval - 1) / 2))
+
+
+def history_of(rounds: Iterable[tuple[int, int, int, Counts]]) -> History:
+    """A curve from rounds of (optimizer steps at the end, refresh interval, lag, counts).
+
+    A round's completions come from the policy of its beginning, or of `lag` steps before it: its point stands there.
     Rounds without completions are left out.
     """
     points = [
-        (step - interval, *pass_rate(counts), num_tried(counts), interval)
-        for step, interval, counts in rounds
+        (step - interval - behind, *pass_rate(counts), num_tried(counts), interval + behind)
+        for step, interval, behind, counts in rounds
         if sum(counts.values())
     ]
-    steps, values, errors, tried, intervals = (np.array(column, float) for column in zip(*points, strict=True))
-    return History(steps, values, pooled_errors(values, errors, tried), intervals)
+    steps, values, errors, tried, delays = (np.array(column, float) for column in zip(*points, strict=True))
+    # A lag that grows by more than a round would let the curve run backwards.
+    return History(np.maximum.accumulate(steps), values, pooled_errors(values, errors, tried), delays)
 
 
 def history_of_values(steps: ArrayLike, values: ArrayLike, interval: int = 1) -> History:

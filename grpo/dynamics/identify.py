@@ -98,8 +98,8 @@ class LawFit:
         z = (centered[1:] @ centered[:-1] / spread + 1 / n) * np.sqrt(n)
         return float(2 * stats.norm.sf(abs(z)))
 
-    def predict(self, steps: Array, intervals: Array) -> Array:
-        return self.law.predict(self.free, steps, intervals)
+    def predict(self, steps: Array, delays: Array) -> Array:
+        return self.law.predict(self.free, steps, delays)
 
     @cached_property
     def draws(self) -> Array:
@@ -121,7 +121,7 @@ def fit_law(law: Law, history: History) -> LawFit:
     """Least squares from the law's most promising guesses; the best one."""
 
     def residuals(free: Array) -> Array:
-        return (law.predict(free, history.steps, history.intervals) - history.values) / history.errors
+        return (law.predict(free, history.steps, history.delays) - history.values) / history.errors
 
     guesses = sorted(np.asarray(law.guesses(history), float), key=lambda guess: np.sum(residuals(guess) ** 2))
     found = [least_squares(residuals, guess, method="trf", max_nfev=200) for guess in guesses[:MOST_STARTS]]
@@ -184,7 +184,7 @@ def identify(history: History, momentum: float, exponent: float = 1.0) -> Identi
     ends = [plateau_of(fit.law, free) for fit, draws in supported(levelling(fits)) for free in draws]
     plateau = Interval(*map(float, np.quantile(ends, [0.5, 0.025, 0.975])))
     model = next(each for each in fits if each.law.name == "oscillator")
-    lag = float(history.intervals[-1])
+    lag = float(history.delays[-1])
     identified, reason = _verdict(best, flat, plateau, fits)
     return Identification(
         fits=tuple(fits),

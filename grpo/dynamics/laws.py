@@ -36,13 +36,13 @@ class History:
     steps      [points] optimizer steps taken by the policy that sampled the round
     values     [points] mean pass rate of the round
     errors     [points] its standard error
-    intervals  [points] refresh interval τ of the round
+    delays     [points] steps over which the round's gradient was held or late: refresh interval τ and lag
     """
 
     steps: Array
     values: Array
     errors: Array
-    intervals: Array
+    delays: Array
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -50,12 +50,12 @@ class History:
     def until(self, step: float) -> History:
         """The part measured at or before `step`."""
         kept = self.steps <= step
-        return History(self.steps[kept], self.values[kept], self.errors[kept], self.intervals[kept])
+        return History(self.steps[kept], self.values[kept], self.errors[kept], self.delays[kept])
 
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """`curve(free, times, intervals)` gives pass rates [points] at optimizer steps since the curve began;
+    """`curve(free, times, delays)` gives pass rates [points] at optimizer steps since the curve began;
     `guesses(history)` starting points."""
 
     name: str
@@ -64,9 +64,9 @@ class Law:
     guesses: Callable[[History], list[list[float]]]
     read: Callable[[Array], Array]
 
-    def predict(self, free: Array, steps: Array, intervals: Array) -> Array:
+    def predict(self, free: Array, steps: Array, delays: Array) -> Array:
         """Pass rates [points]; the curve begins at the first of `steps`."""
-        return self.curve(free, steps - steps[0], intervals)
+        return self.curve(free, steps - steps[0], delays)
 
 
 def _spread(history: History) -> tuple[float, float, float]:
@@ -86,14 +86,14 @@ def oscillator_law(momentum: float) -> Law:
     With μ known, C = (1−μ) − κτ. M₀ is (1+μ)/2 in the model; it is left free, because that is what ζ measures.
     """
 
-    def curve(free: Array, times: Array, intervals: Array) -> Array:
+    def curve(free: Array, times: Array, delays: Array) -> Array:
         start, end = expit(free[:2])
         stiffness, inertia = np.exp(np.clip(free[2:], -60, 60))
-        return end + (start - end) * _distance(times, intervals, momentum, stiffness, inertia)
+        return end + (start - end) * _distance(times, delays, momentum, stiffness, inertia)
 
     def guesses(history: History) -> list[list[float]]:
         start, end, span = _spread(history)
-        lag = float(np.median(history.intervals))
+        lag = float(np.median(history.delays))
         found = []
         for share in (0.1, 0.3, 1.0):
             stiffness = (1 - momentum) / (share * span + lag)
@@ -108,13 +108,13 @@ def oscillator_law(momentum: float) -> Law:
     return Law("oscillator", ("start", "plateau", "stiffness", "inertia"), curve, guesses, read)
 
 
-def _distance(steps: Array, intervals: Array, momentum: float, stiffness: float, inertia: float) -> Array:
+def _distance(steps: Array, delays: Array, momentum: float, stiffness: float, inertia: float) -> Array:
     """E(t)/E(0) with the coefficients of each stretch of equal τ, position and velocity carried over."""
     result = np.ones(len(steps))
     position, velocity, since = 1.0, 0.0, 0.0
-    edges = [0, *(np.flatnonzero(np.diff(intervals)) + 1), len(steps)]
+    edges = [0, *(np.flatnonzero(np.diff(delays)) + 1), len(steps)]
     for first, last in pairwise(edges):
-        model = oscillator(momentum, stiffness, intervals[first])
+        model = oscillator(momentum, stiffness, delays[first])
         mass = model.mass - (1 + momentum) / 2 + inertia
         frequency = np.sqrt(stiffness / mass)
         ratio = model.damping / (2 * np.sqrt(stiffness * mass))
@@ -130,7 +130,7 @@ def _distance(steps: Array, intervals: Array, momentum: float, stiffness: float,
 def _three(function: Callable[[float, float, float, Array], Array], name: str, names: tuple[str, ...]) -> Law:
     """A law of two rates and one time: free are logits and a logarithm."""
 
-    def curve(free: Array, times: Array, intervals: Array) -> Array:
+    def curve(free: Array, times: Array, delays: Array) -> Array:
         first, second = expit(free[:2])
         return function(first, second, float(np.exp(np.clip(free[2], -60, 60))), times)
 
@@ -177,7 +177,7 @@ def gating_law(exponent: float) -> Law:
 
 
 def _sigmoid() -> Law:
-    def curve(free: Array, times: Array, intervals: Array) -> Array:
+    def curve(free: Array, times: Array, delays: Array) -> Array:
         floor, end = expit(free[:2])
         return floor + (end - floor) * expit((times - free[3]) / np.exp(np.clip(free[2], -60, 60)))
 
@@ -197,7 +197,7 @@ def _sigmoid() -> Law:
 
 
 def _saturation() -> Law:
-    def curve(free: Array, times: Array, intervals: Array) -> Array:
+    def curve(free: Array, times: Array, delays: Array) -> Array:
         return expit(free[0]) * -np.expm1(-times / np.exp(np.clip(free[1], -60, 60)))
 
     def guesses(history: History) -> list[list[float]]:
@@ -214,14 +214,14 @@ SIGMOID, SATURATION = _sigmoid(), _saturation()
 LINE = Law(
     "line",
     ("start", "slope"),
-    lambda free, times, intervals: free[0] + free[1] * times,
+    lambda free, times, delays: free[0] + free[1] * times,
     lambda history: [[float(history.values.mean()), 0.0]],
     np.asarray,
 )
 CONSTANT = Law(
     "constant",
     ("level",),
-    lambda free, times, intervals: np.full(len(times), free[0]),
+    lambda free, times, delays: np.full(len(times), free[0]),
     lambda history: [[float(history.values.mean())]],
     np.asarray,
 )

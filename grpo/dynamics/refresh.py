@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,11 +37,18 @@ class RefreshRule:
 
 @dataclass(frozen=True, slots=True)
 class OffPolicyness:
-    """Measured over the last rounds, at their refresh interval."""
+    """Measured over the last rounds, at their refresh interval; `lag` is how many optimizer steps before the round's
+    beginning its samples' policy was learned (0 where nothing is sampled ahead)."""
 
     interval: int
     ess: float
     clipped: float
+    lag: int = 0
+
+    def lag_at(self, interval: int) -> int:
+        """What it will be at another interval: a longer one lengthens what is sampled ahead, a shorter one need not
+        shorten it."""
+        return math.ceil(self.lag * max(1.0, interval / self.interval))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +72,23 @@ def fit_step_time(intervals: np.ndarray, round_seconds: np.ndarray, fixed_second
     return StepTime(max(float(np.median(round_seconds)) - fixed_seconds, 0.0) / interval, fixed_seconds)
 
 
-def stable(rule: RefreshRule, momentum: float, stiffness: float, interval: int) -> bool:
+def stable(rule: RefreshRule, momentum: float, stiffness: float, interval: int, lag: int = 0) -> bool:
     """Whether the loop keeps its margin at this interval, by threshold and by damping ratio."""
     if interval == 1:
         return True
-    enough_gain = gain(momentum, stiffness, interval) <= rule.gain_share * critical_gain(rule.kind, momentum, interval)
-    return enough_gain and oscillator(momentum, stiffness, interval).damping_ratio >= rule.least_damping
+    share = gain(momentum, stiffness, interval + lag) / critical_gain(rule.kind, momentum, interval, lag)
+    damping = oscillator(momentum, stiffness, interval + lag).damping_ratio
+    return share <= rule.gain_share and damping >= rule.least_damping
 
 
 def on_policy_enough(rule: RefreshRule, measured: OffPolicyness, interval: int) -> bool:
     """Whether importance weights stay harmless at `interval`. The shortfall of ESS grows as the square of the
-    number of steps since the refresh, clipping in proportion: extrapolated from what was measured."""
+    number of steps since the samples' policy, clipping in proportion: extrapolated from what was measured."""
+    now, then = measured.interval + measured.lag, interval + measured.lag_at(interval)
     if interval <= measured.interval:
-        growth = 1.0 if interval == measured.interval else interval / measured.interval
+        growth = 1.0 if interval == measured.interval else then / now
     else:
-        growth = (interval - 0.5) / max(measured.interval - 0.5, 0.5)
+        growth = (then - 0.5) / max(now - 0.5, 0.5)
     return 1 - (1 - measured.ess) * growth**2 >= rule.least_ess and measured.clipped * growth <= rule.most_clipped
 
 
@@ -104,11 +114,10 @@ def choose_refresh_interval(
     if stiffness is None:
         kept = max(each for each in allowed if each <= current) if min(allowed) <= current else allowed[0]
         return RefreshChoice(kept, "stiffness not identified yet")
-    safe = [each for each in allowed if stable(rule, momentum, stiffness, each)]
+    safe = [each for each in allowed if stable(rule, momentum, stiffness, each, measured.lag_at(each))]
     best = max(safe)
     if best > current and 1 - time.seconds(best) / time.seconds(current) < rule.least_saving:
         return RefreshChoice(current, f"τ {best} would save less than {rule.least_saving:.0%} of a step")
-    c = gain(momentum, stiffness, best)
-    return RefreshChoice(
-        best, f"c = {c:.3g} of {critical_gain(rule.kind, momentum, best):.3g} (printed bound {PRINTED_BOUND:g})"
-    )
+    lag = measured.lag_at(best)
+    c, threshold = gain(momentum, stiffness, best + lag), critical_gain(rule.kind, momentum, best, lag)
+    return RefreshChoice(best, f"c = {c:.3g} of {threshold:.3g} (printed bound {PRINTED_BOUND:g})")

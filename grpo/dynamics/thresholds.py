@@ -8,6 +8,9 @@ says that the damping C stays positive). What it is exactly depends on how stale
     sample_and_hold   the gradient is frozen at the snapshot for the τ steps of a round, then taken anew
     fresh             importance weights make every inner step's gradient current, to first order
 
+Where samples are drawn ahead of their round, the policy that wrote them is older still: by its `lag`, the optimizer
+steps between its weights and the round's beginning. The delay τ + lag then stands for τ in c.
+
 The exact limits are where the largest eigenvalue of the linear iteration reaches the unit circle.
 """
 
@@ -21,44 +24,52 @@ from scipy.optimize import brentq
 PRINTED_BOUND = 1.0
 
 
-def constant_lag_radius(momentum: float, stiffness: float, lag: int) -> float:
-    """Spectral radius of x_{t+1} = (1+μ)x_t − μx_{t−1} − κx_{t−τ}."""
-    coefficients = np.zeros(max(lag, 1) + 2)
+def constant_lag_radius(momentum: float, stiffness: float, interval: int, lag: int = 0) -> float:
+    """Spectral radius of x_{t+1} = (1+μ)x_t − μx_{t−1} − κx_{t−d}, with d = τ + lag."""
+    delay = interval + lag
+    coefficients = np.zeros(max(delay, 1) + 2)
     coefficients[0], coefficients[1], coefficients[2] = 1.0, -(1 + momentum), momentum
-    coefficients[lag + 1] += stiffness
+    coefficients[delay + 1] += stiffness
     return float(np.abs(np.roots(coefficients)).max())
 
 
-def sample_and_hold_radius(momentum: float, stiffness: float, interval: int) -> float:
-    """Spectral radius of one round of τ steps v ← μv − κx₀, x ← x + v with x₀ the round's first x."""
+def sample_and_hold_radius(momentum: float, stiffness: float, interval: int, lag: int = 0) -> float:
+    """Spectral radius of one round of τ steps v ← μv − κx₀, x ← x + v with x₀ the first x of the round, or of the
+    round `lag` steps before it, whole rounds counted."""
     powers = momentum ** np.arange(1, interval + 1)
     # v_j = μ^j v₀ − κx₀(1 + … + μ^{j−1}); x_τ is x₀ plus all of them.
     sums = np.cumsum(np.concatenate([[1.0], powers[:-1]]))
-    round_map = np.array([[1 - stiffness * sums.sum(), powers.sum()], [-stiffness * sums[-1], powers[-1]]])
+    # The state: v, then x at the beginning of this round and of those before it that still act.
+    earlier = -(-lag // interval)
+    round_map = np.zeros((earlier + 2, earlier + 2))
+    round_map[0, 0], round_map[1, 0], round_map[1, 1] = powers[-1], powers.sum(), 1.0
+    round_map[0, -1] -= stiffness * sums[-1]
+    round_map[1, -1] -= stiffness * sums.sum()
+    round_map[2:, 1:-1] = np.eye(earlier)
     return float(np.abs(np.linalg.eigvals(round_map)).max())
 
 
-def fresh_radius(momentum: float, stiffness: float, interval: int) -> float:
-    """Spectral radius without staleness; `interval` does not matter."""
+def fresh_radius(momentum: float, stiffness: float, interval: int, lag: int = 0) -> float:
+    """Spectral radius without staleness; neither `interval` nor `lag` matters."""
     return constant_lag_radius(momentum, stiffness, 0)
 
 
-RADII: dict[str, Callable[[float, float, int], float]] = {
+RADII: dict[str, Callable[[float, float, int, int], float]] = {
     "constant_lag": constant_lag_radius,
     "sample_and_hold": sample_and_hold_radius,
     "fresh": fresh_radius,
 }
 
 
-def critical_stiffness(kind: str, momentum: float, interval: int) -> float:
+def critical_stiffness(kind: str, momentum: float, interval: int, lag: int = 0) -> float:
     """κ at which the iteration of this kind loses stability. `kind` is a key of `RADII`; τ ≥ 1."""
     radius = RADII[kind]
 
     def excess(stiffness: float) -> float:
-        return radius(momentum, stiffness, interval) - 1
+        return radius(momentum, stiffness, interval, lag) - 1
 
     # Stable for small κ; one grid of factors finds the first crossing, since instability may come and go.
-    guess = (1 - momentum) / interval
+    guess = (1 - momentum) / (interval + lag)
     grid = guess * np.geomspace(1e-3, 1e3, 400)
     values = np.array([excess(stiffness) for stiffness in grid])
     first = int(np.argmax(values > 1e-12))
@@ -67,11 +78,11 @@ def critical_stiffness(kind: str, momentum: float, interval: int) -> float:
     return float(brentq(excess, grid[first - 1], grid[first], xtol=1e-14, rtol=1e-12))
 
 
-def critical_gain(kind: str, momentum: float, interval: int) -> float:
-    """The threshold in units of c = κτ/(1−μ): 1 is the printed bound."""
-    return critical_stiffness(kind, momentum, interval) * interval / (1 - momentum)
+def critical_gain(kind: str, momentum: float, interval: int, lag: int = 0) -> float:
+    """The threshold in units of c = κ(τ + lag)/(1−μ): 1 is the printed bound."""
+    return gain(momentum, critical_stiffness(kind, momentum, interval, lag), interval + lag)
 
 
-def gain(momentum: float, stiffness: float, interval: float) -> float:
-    """c = κτ/(1−μ)."""
-    return stiffness * interval / (1 - momentum)
+def gain(momentum: float, stiffness: float, delay: float) -> float:
+    """c = κd/(1−μ), with the delay d = τ + lag."""
+    return stiffness * delay / (1 - momentum)

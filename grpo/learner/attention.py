@@ -20,6 +20,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from grpo.algorithm.packing import attention_mask
+from grpo.learner.sequence_parallel import SequenceGroup
 from grpo.types import Tree
 
 NAME = "grpo_trees"
@@ -65,7 +66,11 @@ def tree_attention(
     **kwargs,
 ) -> tuple[Tensor, None]:
     """Signature of transformers' attention functions; query [1, heads, tokens, width], output
-    [1, tokens, heads, width]. `kwargs["tree_spans"]` comes from `spans`."""
+    [1, tokens, heads, width]. `kwargs["tree_spans"]` comes from `spans`; with a group of ranks in `kwargs["together"]`
+    tokens and output are this rank's share."""
+    together: SequenceGroup | None = kwargs.get("together")
+    if together is not None:
+        query, key, value = (together.tokens_to_heads(tensor) for tensor in (query, key, value))
     options = {"scale": scaling, "enable_gqa": key.shape[1] != query.shape[1]}
     row = kwargs["tree_spans"]
     pieces = zip(*(tensor.split([span.length for span in row], dim=2) for tensor in (query, key, value)), strict=True)
@@ -75,7 +80,10 @@ def tree_attention(
         else scaled_dot_product_attention(*piece, attn_mask=span.mask, **options)
         for span, piece in zip(row, pieces, strict=True)
     ]
-    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
+    output = torch.cat(outputs, dim=2)
+    if together is not None:
+        output = together.heads_to_tokens(output)
+    return output.transpose(1, 2).contiguous(), None
 
 
 def _branches(query: Tensor, key: Tensor, value: Tensor, parts: Sequence[int], **options) -> Tensor:

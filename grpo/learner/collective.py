@@ -8,13 +8,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from grpo.learner.sequence_parallel import SequenceGroup
+
 
 class TorchCollective:
     """`interfaces.Collective` over torch.distributed; plain arithmetic on one rank."""
 
-    def __init__(self, device: torch.device, group: dist.ProcessGroup | None = None):
-        """`group`: None for the default one."""
-        self._device, self._group = device, group
+    def __init__(
+        self, device: torch.device, group: dist.ProcessGroup | None = None, together: SequenceGroup | None = None
+    ):
+        """`group`: None for the default one; `together`: the ranks that learn from the same rows."""
+        self._device, self._group, self._together = device, group, together
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world_size = dist.get_world_size() if dist.is_initialized() else 1
 
@@ -35,6 +39,11 @@ class TorchCollective:
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self._group)
         return values
+
+    def pool(self, values: Sequence[Any]) -> tuple[list[Any], slice]:
+        if self._together is None:
+            return list(values), slice(0, len(values))
+        return self._together.pool(values)
 
     def barrier(self) -> None:
         """Returns when every rank has called it."""

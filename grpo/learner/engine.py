@@ -51,6 +51,8 @@ def deepspeed_config(learner: LearnerConfig) -> dict[str, Any]:
         # Against fragmentation of a GPU's memory; on a CPU it is a copy of every gradient for nothing.
         "contiguous_gradients": torch.cuda.is_available(),
     }
+    if learner.hpz_partition_size:
+        zero["zero_hpz_partition_size"] = learner.hpz_partition_size
     if learner.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -11,16 +12,17 @@ from safetensors.torch import load_file, save_file
 
 from grpo.algorithm.batches import split_steps
 from grpo.algorithm.loss import METRICS, policy_loss
-from grpo.algorithm.packing import Row, Seedling, bins, pack, plant
+from grpo.algorithm.packing import Row, bins, pack, plant
 from grpo.config import TrainConfig
 from grpo.config.errors import UserError
-from grpo.interfaces import Bucket
+from grpo.interfaces import MERGED, Bucket
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import learning_rate_factor, start_engine
 from grpo.learner.flops import flop_count
 from grpo.learner.policy import DTYPES, load_policy
 from grpo.learner.reference import AdapterReference, CopyReference, reference_logprobs
 from grpo.learner.resharding import load_resharded, num_shards
+from grpo.learner.sequence_parallel import SequenceGroup
 from grpo.learner.weights import weight_buckets
 from grpo.types import Batch, EvaluatedGroup, Mean, MicroBatch, RoundPlan, ScoredGroup, StepReport
 
@@ -36,9 +38,11 @@ class DeepSpeedLearner:
         self._config = config
         self._device = device
         self._temperature = config.rollout.sampling.temperature
-        self.collective = TorchCollective(device)
         learner = config.learner
-        policy = load_policy(model_path, config.model, learner.precision, learner.logit_chunk_tokens)
+        self._together = SequenceGroup(learner.sequence_parallel) if learner.sequence_parallel > 1 else None
+        self.collective = TorchCollective(device, together=self._together)
+        model, chunk = config.model, learner.logit_chunk_tokens
+        policy = load_policy(model_path, model, learner.precision, chunk, config.seed, self._together)
         if learner.gradient_checkpointing:
             policy.language_model.gradient_checkpointing_enable({"use_reentrant": False})
         policy.train()
@@ -56,7 +60,8 @@ class DeepSpeedLearner:
         if self._config.model.lora.rank:
             return AdapterReference(self.policy)
         precision = "float32" if kl.refresh_every and kl.refresh_rate < 1 else learner.precision
-        frozen = load_policy(model_path, self._config.model, precision, learner.logit_chunk_tokens, lora=False)
+        model, chunk = self._config.model, learner.logit_chunk_tokens
+        frozen = load_policy(model_path, model, precision, chunk, together=self._together)
         return CopyReference(frozen, learner, kl, self._device)
 
     # --- log-probabilities ---------------------------------------------------------------------
@@ -86,25 +91,23 @@ class DeepSpeedLearner:
     def _logprobs(self, groups: Sequence[ScoredGroup], forward) -> list[tuple[torch.Tensor, ...]]:
         """One float32 CPU tensor per completion of each group, in order."""
         learner = self._config.learner
-        seedlings: list[Seedling] = []
-        places: dict[int, tuple[int, int]] = {}
-        for index, scored in enumerate(groups):
-            rows = [Row(completion, 0.0, 0.0) for completion in scored.group.completions]
-            places |= {id(row): (index, position) for position, row in enumerate(rows)}
-            prompt = scored.group.prompt.token_ids
-            seedlings += plant(prompt, rows, learner.layout, learner.micro_batch_tokens)
+        rows = [[Row(completion, 0.0, 0.0) for completion in scored.group.completions] for scored in groups]
+        planted = [
+            seedling
+            for scored, own in zip(groups, rows, strict=True)
+            for seedling in plant(scored.group.prompt.token_ids, own, learner.layout, learner.micro_batch_tokens)
+        ]
+        seedlings, mine = self.collective.pool(planted)
         packs = bins(seedlings, learner.micro_batch_tokens)
         packs += [[] for _ in range(self.collective.maximum(len(packs)) - len(packs))]
-        found: dict[tuple[int, int], torch.Tensor] = {}
+        found: dict[int, tuple[torch.Tensor, ...]] = {}
         for items in packs:
             values = forward(to_device(pack(items), self._device)).cpu()
-            rows = [row for item in items for row in item.rows]
-            pieces = values.split([len(row.completion.token_ids) for row in rows]) if rows else ()
-            found |= {places[id(row)]: piece for row, piece in zip(rows, pieces, strict=True)}
-        return [
-            tuple(found[index, position] for position in range(len(scored.group.completions)))
-            for index, scored in enumerate(groups)
-        ]
+            lengths = [len(row.completion.token_ids) for item in items for row in item.rows]
+            pieces = iter(values.split(lengths) if lengths else ())
+            found |= {id(item): tuple(next(pieces) for _ in item.rows) for item in items}
+        in_order = chain.from_iterable(found[id(seedling)] for seedling in seedlings[mine])
+        return [tuple(next(in_order) for _ in own) for own in rows]
 
     # --- one step ------------------------------------------------------------------------------
 
@@ -127,7 +130,7 @@ class DeepSpeedLearner:
             self.engine.backward(loss * self.collective.world_size, scale_wrt_gas=False)
             sums[:-2] += metrics.cpu()
             sums[-2] += micro.targets.numel()
-            sums[-1] += self._flops.of(micro)
+            sums[-1] += self._flops.of(micro) / self._config.learner.sequence_parallel
         learning_rate = self._set_learning_rate(batch.learning_rate_factor)
         self.engine.step()
         self.num_steps += 1
@@ -164,9 +167,9 @@ class DeepSpeedLearner:
 
     # --- state ---------------------------------------------------------------------------------
 
-    def weight_buckets(self) -> Iterator[Bucket]:
+    def weight_buckets(self, form: str = MERGED) -> Iterator[Bucket]:
         bucket_bytes = self._config.weight_sync.bucket_mib * 2**20
-        return weight_buckets(self.policy, bucket_bytes, DTYPES[self._config.rollout.precision])
+        return weight_buckets(self.policy, bucket_bytes, DTYPES[self._config.rollout.precision], form)
 
     def save(self, directory: str) -> None:
         self.engine.save_checkpoint(directory, tag=SHARDS, save_latest=False)

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from grpo.algorithm.logprobs import token_logprobs
 from grpo.config import ModelConfig, UserError
 from grpo.learner.attention import NAME, spans
-from grpo.types import MicroBatch
+from grpo.learner.sequence_parallel import SequenceGroup
+from grpo.types import MicroBatch, Tree
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -35,22 +36,40 @@ class LogprobHead(nn.Module):
 class Policy(nn.Module):
     """A causal language model of transformers and the head above."""
 
-    def __init__(self, language_model: nn.Module, chunk: int):
+    def __init__(self, language_model: nn.Module, chunk: int, together: SequenceGroup | None = None):
+        """`together`: the ranks that compute each row with this one."""
         super().__init__()
         self.language_model = language_model
+        self._together = together
         self.head = LogprobHead(base_model(language_model).get_output_embeddings().weight, chunk)
 
     def forward(self, micro: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
         """log π and entropy [targets], float32, of the micro-batch's targets at `temperature`."""
-        decoder = base_model(self.language_model).get_decoder()
-        tree_spans = spans(micro.trees, self.head.weight.dtype, micro.token_ids.device)
-        output = decoder(
-            input_ids=micro.token_ids[None],
-            position_ids=micro.position_ids[None],
+        if self._together is not None:
+            return self._shared(micro, temperature, self._together)
+        hidden = self._hidden(micro.token_ids, micro.position_ids, micro.trees)
+        return self.head(hidden[micro.predictors], micro.targets, temperature)
+
+    def _shared(self, micro: MicroBatch, temperature: float, together: SequenceGroup) -> tuple[Tensor, Tensor]:
+        """Of all targets, although this rank computes those that its own tokens predict."""
+        token_ids, position_ids, trees = together.padded(micro)
+        own = together.share(len(token_ids))
+        hidden = self._hidden(token_ids[own], position_ids[own], trees)
+        place = ((micro.predictors >= own.start) & (micro.predictors < own.stop)).nonzero().squeeze(1)
+        found = self.head(hidden[micro.predictors[place] - own.start], micro.targets[place], temperature)
+        logprobs, entropies = (together.whole(each, place, len(micro.targets)) for each in found)
+        return logprobs, entropies
+
+    def _hidden(self, token_ids: Tensor, position_ids: Tensor, trees: tuple[Tree, ...]) -> Tensor:
+        """[tokens, width], of tokens of a row that `trees` fill."""
+        output = base_model(self.language_model).get_decoder()(
+            input_ids=token_ids[None],
+            position_ids=position_ids[None],
             use_cache=False,
-            tree_spans=tree_spans,
+            tree_spans=spans(trees, self.head.weight.dtype, token_ids.device),
+            together=self._together,
         )
-        return self.head(output.last_hidden_state[0][micro.predictors], micro.targets, temperature)
+        return output.last_hidden_state[0]
 
 
 def base_model(language_model: nn.Module) -> PreTrainedModel:
@@ -58,10 +77,18 @@ def base_model(language_model: nn.Module) -> PreTrainedModel:
     return language_model if isinstance(language_model, PreTrainedModel) else language_model.get_base_model()
 
 
-def load_policy(path: str | Path, model: ModelConfig, precision: str, chunk: int, lora: bool = True) -> Policy:
-    """The model at `path` as a `Policy`, with fresh LoRA adapters where the config asks for them.
+def load_policy(
+    path: str | Path,
+    model: ModelConfig,
+    precision: str,
+    chunk: int,
+    lora_seed: int | None = None,
+    together: SequenceGroup | None = None,
+) -> Policy:
+    """The model at `path` as a `Policy`, with fresh LoRA adapters, drawn from `lora_seed`, where the config asks for
+    them and a seed is given.
 
-    Raises UserError for architectures whose logits are not hidden·weightᵀ.
+    Raises UserError for architectures whose logits are not hidden·weightᵀ, or whose heads cannot be shared out.
     """
     config = AutoConfig.from_pretrained(path, trust_remote_code=model.trust_remote_code)
     for unsupported in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
@@ -75,9 +102,23 @@ def load_policy(path: str | Path, model: ModelConfig, precision: str, chunk: int
     )
     if getattr(language_model.get_output_embeddings(), "bias", None) is not None:
         raise UserError(f"{path}: this architecture's output layer has a bias, which is not supported")
-    if lora and model.lora.rank:
-        language_model = _with_lora(language_model, model)
-    return Policy(language_model, chunk)
+    if together is not None:
+        _check_heads(path, config, together.size)
+    if lora_seed is not None and model.lora.rank:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(lora_seed)
+            language_model = _with_lora(language_model, model)
+    return Policy(language_model, chunk, together)
+
+
+def _check_heads(path: str | Path, config: PretrainedConfig, ranks: int) -> None:
+    heads = config.num_attention_heads
+    shared = getattr(config, "num_key_value_heads", None) or heads
+    if heads % ranks or (shared % ranks and ranks % shared):
+        raise UserError(
+            f"learner.sequence_parallel={ranks} cannot share out the {heads} attention heads ({shared} of keys and "
+            f"values) of {path}: use a number that divides them"
+        )
 
 
 def _with_lora(language_model: PreTrainedModel, model: ModelConfig) -> nn.Module:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from deepspeed.runtime.zero.partition_parameters import GatheredParameters
 from torch import Tensor, nn
 
+from grpo.interfaces import BASE, BASE_SUFFIX, DOWN_SUFFIX, MERGED, UP_SUFFIX
 from grpo.learner.policy import Policy, base_model
+
+ADAPTER = "default"
+"""peft's name for the one adapter."""
 
 
 def gathered(parameters: list[nn.Parameter], modifier_rank: int | None = None) -> GatheredParameters:
@@ -18,28 +23,73 @@ def gathered(parameters: list[nn.Parameter], modifier_rank: int | None = None) -
     return GatheredParameters(sharded, modifier_rank=modifier_rank, enabled=bool(sharded))
 
 
-def weight_buckets(policy: Policy, bucket_bytes: int, dtype: torch.dtype) -> Iterator[list[tuple[str, Tensor]]]:
-    """All weights of the model in `dtype`, a few whole tensors at a time; LoRA adapters merged in.
+def weight_buckets(
+    policy: Policy, bucket_bytes: int, dtype: torch.dtype, form: str = MERGED
+) -> Iterator[list[tuple[str, Tensor]]]:
+    """The model's weights in `form` (see `grpo.interfaces`), a few whole tensors at a time, in `dtype` but for adapters
+    and what they adapt: a receiver that adds them needs the learner's own precision.
 
     The tensors of a bucket are valid until the next one is asked for. Tied weights come once, under
     their first name.
     """
-    bucket: list[tuple[str, nn.Parameter, nn.Module | None]] = []
+    weights = list(_weights(policy.language_model))
+    if form == MERGED:
+        pieces = [(weight.parameters, weight.merged) for weight in weights]
+    else:
+        adapted = [weight for weight in weights if weight.layer is not None]
+        pieces = [(weight.adapters, weight.halves) for weight in adapted]
+        if form == BASE:
+            pieces = [([weight.parameter], weight.base) for weight in weights] + pieces
+    bucket: list[Piece] = []
     size = 0
-    for item in _named_weights(policy.language_model):
-        _, parameter, _ = item
-        elements = getattr(parameter, "ds_numel", parameter.numel())
+    for parameters, make in pieces:
+        elements = sum(getattr(each, "ds_numel", each.numel()) for each in parameters)
         if bucket and size + elements * dtype.itemsize > bucket_bytes:
             yield from _materialized(bucket, dtype)
             bucket, size = [], 0
-        bucket.append(item)
+        bucket.append((parameters, make))
         size += elements * dtype.itemsize
     if bucket:
         yield from _materialized(bucket, dtype)
 
 
-def _named_weights(language_model: nn.Module) -> Iterator[tuple[str, nn.Parameter, nn.Module | None]]:
-    """(name, weight, LoRA layer that adapts it or None), without the adapters' own parameters."""
+Piece = tuple[list[nn.Parameter], Callable[[torch.dtype], list[tuple[str, Tensor]]]]
+"""Parameters to gather, and what to make of them once they are whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    """A weight under its Hugging Face name; `layer` is the LoRA layer that adapts it, or None."""
+
+    name: str
+    parameter: nn.Parameter
+    layer: nn.Module | None
+
+    @property
+    def adapters(self) -> list[nn.Parameter]:
+        return [each for name, each in self.layer.named_parameters() if "lora_" in name] if self.layer else []
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return [self.parameter, *self.adapters]
+
+    def merged(self, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
+        whole = self.parameter if self.layer is None else self.parameter + self.layer.get_delta_weight(ADAPTER)
+        return [(self.name, whole.detach().to(dtype))]
+
+    def base(self, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
+        if self.layer is None:
+            return self.merged(dtype)
+        return [(self.name + BASE_SUFFIX, self.parameter.detach())]
+
+    def halves(self, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
+        down, up = self.layer.lora_A[ADAPTER].weight, self.layer.lora_B[ADAPTER].weight
+        scaled = up.detach() * self.layer.scaling[ADAPTER]
+        return [(self.name + DOWN_SUFFIX, down.detach()), (self.name + UP_SUFFIX, scaled)]
+
+
+def _weights(language_model: nn.Module) -> Iterator[_Weight]:
+    """All weights, without the adapters' own parameters."""
     model = base_model(language_model)
     adapted = {
         f"{name}.weight": module for name, module in model.named_modules() if hasattr(module, "get_delta_weight")
@@ -48,15 +98,9 @@ def _named_weights(language_model: nn.Module) -> Iterator[tuple[str, nn.Paramete
         if "lora_" in name:
             continue
         plain = name.replace(".base_layer", "")
-        yield plain, parameter, adapted.get(plain)
+        yield _Weight(plain, parameter, adapted.get(plain))
 
 
-def _materialized(
-    bucket: list[tuple[str, nn.Parameter, nn.Module | None]], dtype: torch.dtype
-) -> Iterator[list[tuple[str, Tensor]]]:
-    adapters = [p for _, _, layer in bucket if layer is not None for n, p in layer.named_parameters() if "lora_" in n]
-    with torch.no_grad(), gathered([parameter for _, parameter, _ in bucket] + adapters):
-        yield [
-            (name, (parameter if layer is None else parameter + layer.get_delta_weight("default")).detach().to(dtype))
-            for name, parameter, layer in bucket
-        ]
+def _materialized(bucket: list[Piece], dtype: torch.dtype) -> Iterator[list[tuple[str, Tensor]]]:
+    with torch.no_grad(), gathered([parameter for parameters, _ in bucket for parameter in parameters]):
+        yield [item for _, make in bucket for item in make(dtype)]

@@ -44,8 +44,8 @@ def draw_reward(axes: Axes, shown: Dynamics) -> None:
         history.steps, history.values, yerr=history.errors, fmt=".", color="0.55", linewidth=0.6, label="measured"
     )
     steps = np.linspace(history.steps[0], history.steps[-1], 300)
-    intervals = np.round(np.interp(steps, history.steps, history.intervals))
-    axes.plot(steps, best.predict(steps, intervals), color=BLUE, label=f"{best.law.name} law")
+    delays = np.round(np.interp(steps, history.steps, history.delays))
+    axes.plot(steps, best.predict(steps, delays), color=BLUE, label=f"{best.law.name} law")
     axes.fill_between(ahead.steps, ahead.low, ahead.high, color=ORANGE, alpha=0.2, linewidth=0)
     axes.plot(ahead.steps, ahead.value, "--", color=ORANGE, label="forecast, 90 % interval")
     if len(shown.log.held_out):
@@ -74,28 +74,32 @@ def draw_plan(axes: Axes, shown: Dynamics) -> None:
 
 
 def draw_damping(axes: Axes, shown: Dynamics) -> None:
-    """c = κτ/(1−μ) at every interval against its thresholds, and where the run is."""
+    """c = κ(τ + lag)/(1−μ) at every interval against its thresholds, and where the run is; the lag is the last
+    round's."""
     log, stiffness = shown.log, shown.found.stiffness
     intervals = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32])
-    exact = [critical_gain(log.staleness, log.momentum, int(each)) for each in intervals]
+    delay = int(log.history.delays[-1])
+    now = int(log["plan/refresh_interval"].values[-1]) if len(log["plan/refresh_interval"]) else delay
+    late = delay - now
+    exact = [critical_gain(log.staleness, log.momentum, int(each), late) for each in intervals]
     if np.isfinite(exact).all():
         axes.plot(intervals, exact, color=BLACK, label=f"threshold, {log.staleness.replace('_', ' ')}")
     axes.axhline(PRINTED_BOUND, color="0.6", linestyle="--", label="printed bound")
     if shown.found.identified:
         low, value, high = (
-            gain(log.momentum, each, intervals) for each in (stiffness.low, stiffness.value, stiffness.high)
+            gain(log.momentum, each, intervals + late) for each in (stiffness.low, stiffness.value, stiffness.high)
         )
         axes.fill_between(intervals, low, high, color=BLUE, alpha=0.2, linewidth=0)
         axes.plot(intervals, value, color=BLUE, label="this run, 95 % interval")
-        now = float(log.history.intervals[-1])
-        axes.plot([now], [gain(log.momentum, stiffness.value, now)], "o", color=ORANGE, label="now")
+        axes.plot([now], [gain(log.momentum, stiffness.value, delay)], "o", color=ORANGE, label="now")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlabel("refresh interval τ")
     axes.legend()
     known = f"ζ = {shown.found.damping_ratio.value:.2g}" if shown.found.identified else "not identified yet"
-    axes.set_title(f"stability: c = κτ/(1−μ), {known}")
+    formula = f"κ(τ + {late})/(1−μ)" if late else "κτ/(1−μ)"
+    axes.set_title(f"stability: c = {formula}, {known}")
 
 
 def draw_silent(axes: Axes, shown: Dynamics) -> None:

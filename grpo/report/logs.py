@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from grpo.config import UserError
-from grpo.dynamics.history import history_of, history_of_values
+from grpo.dynamics.history import history_of, history_of_values, lag
 from grpo.dynamics.run_log import NOTHING, RunLog, Series
 from grpo.telemetry import COUNTS, REASON, read_metrics
 
@@ -100,7 +100,7 @@ def log_of(rows: Sequence[Row], config: Mapping[str, Any], held_out: Series = NO
     """Rows of our metrics, as written or as they come in while a run goes on."""
     present = since_rollback(rows)
     return RunLog(
-        history=history_of((row["step"], round(row["plan/refresh_interval"]), counts_of(row)) for row in present),
+        history=history_of((row["step"], *_timing(row), counts_of(row)) for row in present),
         series=columns(rows),
         counts=[counts_of(row) for row in present],
         held_out=held_out,
@@ -206,3 +206,9 @@ def _number(text: str | None) -> float | None:
         return float(text or "")
     except ValueError:
         return None
+
+
+def _timing(row: Mapping[str, Any]) -> tuple[int, int]:
+    """Refresh interval and lag of a round."""
+    interval = round(row["plan/refresh_interval"])
+    return interval, lag(row.get("staleness/mean", 0.0), interval)

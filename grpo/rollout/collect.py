@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from grpo.config import BudgetConfig, RefillConfig
 from grpo.interfaces import Collective, Sampler, Task
+from grpo.rollout.source import Source
 from grpo.types import Collected, RoundPlan, ScoredGroup
 
 Spread = Callable[[Mapping[tuple[int, int], int], Sequence[tuple[int, int]], int], list[int]]
@@ -17,51 +18,45 @@ Spread = Callable[[Mapping[tuple[int, int], int], Sequence[tuple[int, int]], int
 class PlainCollector:
     """Every prompt is asked once; silent groups stay in."""
 
-    def __init__(self, task: Task, sampler: Sampler):
-        self._task = task
-        self._sampler = sampler
+    def __init__(self, source: Source):
+        self._source = source
 
     def collect(self, plan: RoundPlan, steps_left: int) -> Collected:
-        scored = self.sample(plan.prompts_per_round, plan.group_size)
-        self._sampler.sleep()
-        return Collected(tuple(scored), tuple(scored), plan, self._task.cursor)
-
-    def sample(self, num_prompts: int, group_size: int) -> list[ScoredGroup]:
-        """This rank's share of the next `num_prompts` prompts, sampled and graded."""
-        prompts = self._task.next_prompts(num_prompts)
-        return self._task.grade(self._sampler.generate(prompts, group_size))
+        self._source.begin(plan, steps_left)
+        scored = tuple(self._source.take(plan.prompts_per_round))
+        self._source.rest()
+        return Collected(scored, scored, plan, self._source.cursor)
 
 
 class RefillingCollector:
     """DAPO's dynamic sampling (arXiv:2503.14476): silent groups make room for groups of other prompts.
 
-    Waves are synchronous over ranks: each draws as many prompts per rank as the neediest rank lacks, so
+    Waves are synchronous over ranks: each takes as many prompts per rank as the neediest rank lacks, so
     the stream of prompts stays one stream. After `max_waves` a rank that is still short falls back to its
     own silent groups ("silent") or learns from fewer ("short").
     """
 
-    def __init__(self, task: Task, sampler: Sampler, refill: RefillConfig, collective: Collective):
-        self._plain = PlainCollector(task, sampler)
-        self._task = task
-        self._sampler = sampler
+    def __init__(self, source: Source, refill: RefillConfig, collective: Collective):
+        self._source = source
         self._refill = refill
         self._collective = collective
 
     def collect(self, plan: RoundPlan, steps_left: int) -> Collected:
         wanted = plan.prompts_per_round // self._collective.world_size
         sampled: list[ScoredGroup] = []
+        self._source.begin(plan, steps_left)
         for _ in range(self._refill.max_waves):
             informative = [scored for scored in sampled if not scored.silent]
             missing = self._collective.maximum(max(0, wanted - len(informative)))
             if not missing:
                 break
-            sampled += self._plain.sample(missing * self._collective.world_size, plan.group_size)
-        self._sampler.sleep()
+            sampled += self._source.take(missing * self._collective.world_size)
+        self._source.rest()
         kept = [scored for scored in sampled if not scored.silent][:wanted]
         if self._refill.fallback == "silent":
             silent = [scored for scored in sampled if scored.silent]
             kept += silent[: wanted - len(kept)]
-        return Collected(tuple(kept), tuple(sampled), plan, self._task.cursor)
+        return Collected(tuple(kept), tuple(sampled), plan, self._source.cursor)
 
 
 class BudgetedCollector:
@@ -95,5 +90,7 @@ class BudgetedCollector:
 def _joined(first: ScoredGroup, second: ScoredGroup) -> ScoredGroup:
     """One group of both groups' completions; they are of one prompt."""
     completions = first.group.completions + second.group.completions
-    group = replace(first.group, completions=completions)
+    oldest = min(first.group.oldest_version, second.group.oldest_version)
+    newest = max(first.group.newest_version, second.group.newest_version)
+    group = replace(first.group, completions=completions, oldest_version=oldest, newest_version=newest)
     return ScoredGroup(group, first.grades + second.grades, first.included + second.included)

@@ -1,93 +1,197 @@
-"""Draws completions from several servers: whoever has room takes the next prompt.
+"""Requests over several servers: a prompt's samples go to the server with the fewest tokens to write.
 
 Samples of one prompt go to one server, whose prefix cache then holds the prompt. What a lost server had not answered
-goes back to the others; every sample is kept once, by its key.
+goes back to the others; every sample is kept once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import sys
+import threading
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
+from grpo.config.errors import NOBODY_LEFT, SamplerLost
 from grpo.rollout.replica import Replica, ReplicaLost
 
 ROUTE = "/v1/completions"
-Key = tuple[int, int]
-"""(number of the prompt, number of the sample)."""
+Requests = Mapping[int, Mapping[str, Any]]
+"""Number of the sample → what is asked of the server."""
 
 
-def draw(
-    requests: Sequence[Mapping[Key, Mapping[str, Any]]], replicas: Sequence[Replica], at_once: int
-) -> dict[Key, Any]:
-    """One answer (the server's choice) for every request, given prompt by prompt; at most `at_once` are with one
-    server. A server that is lost is marked as not alive; when none is left, answers are missing."""
-    return asyncio.run(_Dispatch(requests, at_once).run([each for each in replicas if each.alive]))
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A server's `choice`. Its tokens were written by policies of version `oldest` to `newest`."""
+
+    choice: Mapping[str, Any]
+    oldest: int
+    newest: int
 
 
-class _Dispatch:
-    def __init__(self, requests: Sequence[Mapping[Key, Mapping[str, Any]]], at_once: int):
-        self._waiting = deque(dict(each) for each in requests)
-        self._missing = sum(len(each) for each in requests)
-        self._at_once = at_once
-        self._answers: dict[Key, Any] = {}
-        self._news = asyncio.Condition()
+Answers = Future[Mapping[int, Answer]]
+"""By number of the sample."""
 
-    async def run(self, replicas: Sequence[Replica]) -> dict[Key, Any]:
-        feeders = [asyncio.create_task(self._feed(replica)) for replica in replicas]
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """One prompt's requests, and what has come of them."""
+
+    requests: Requests
+    answers: dict[int, Answer] = field(default_factory=dict)
+    future: Answers = field(default_factory=Future)
+
+    def missing(self) -> Requests:
+        return {sample: request for sample, request in self.requests.items() if sample not in self.answers}
+
+
+class Dispatcher:
+    """Hands requests out, in a thread of its own, for as long as the process lives.
+
+    At most `at_once` requests are with one server. A server that is lost is marked as not alive, and asked again once
+    `look_again` is called after it came back. `version` is the policy's that servers hold now.
+    """
+
+    def __init__(self, replicas: Sequence[Replica], at_once: int):
+        self.version = 0
+        self._replicas, self._at_once = replicas, at_once
+        self._waiting: deque[_Group] = deque()
+        self._tasks: dict[int, dict[asyncio.Task, _Group]] = {replica.index: {} for replica in replicas}
+        self._busy: dict[int, dict[tuple[int, int], int]] = {replica.index: {} for replica in replicas}
+        self._closed = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="requests to servers", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def ask(self, requests: Sequence[Requests]) -> list[Answers]:
+        """One future for every prompt's requests, begun in this order. Raises there UserError when a server refuses
+        what it was asked, SamplerLost when no server is left. A cancelled one that has not begun is not asked."""
+        groups = [_Group(each) for each in requests]
+        self._loop.call_soon_threadsafe(self._take_in, groups)
+        return [group.future for group in groups]
+
+    def look_again(self) -> None:
+        """Servers are alive again, or are no more."""
+        self._loop.call_soon_threadsafe(self._hand_out)
+
+    def close(self) -> None:
+        """Nothing is asked any more, and what was asked is given up."""
+        atexit.unregister(self.close)
+        if self._loop.is_running():
+            # A loop that is stuck must not hold up the process's end.
+            with suppress(TimeoutError):
+                asyncio.run_coroutine_threadsafe(self._give_up(), self._loop).result(5)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(5)
+
+    # --- in the thread -------------------------------------------------------------------------
+
+    def _take_in(self, groups: Sequence[_Group]) -> None:
+        self._waiting.extend(groups)
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        for replica in self._replicas:
+            if not replica.alive:
+                self._take_back(replica)
+        if self._closed or not any(replica.alive for replica in self._replicas):
+            self._fail_all(SamplerLost(NOBODY_LEFT))
+        while self._waiting:
+            group = self._waiting[0]
+            requests = group.missing()
+            ready = [each for each in self._replicas if each.alive and not each.joining]
+            free = [each for each in ready if self._has_room(each, len(requests))]
+            if not free:
+                return
+            self._waiting.popleft()
+            if group.future.cancelled():
+                continue
+            replica = min(free, key=lambda each: sum(self._busy[each.index].values()))
+            self._busy[replica.index] |= {(id(group), sample): _tokens(each) for sample, each in requests.items()}
+            self._tasks[replica.index][self._loop.create_task(self._serve(replica, group, requests))] = group
+
+    def _has_room(self, replica: Replica, more: int) -> bool:
+        busy = len(self._busy[replica.index])
+        return not busy or busy + more <= self._at_once
+
+    async def _serve(self, replica: Replica, group: _Group, requests: Requests) -> None:
+        """One prompt's samples from one server. It may be cancelled at any time: see `_take_back`."""
         try:
-            await asyncio.gather(*feeders)
-        finally:
-            for feeder in feeders:
-                feeder.cancel()
-        return self._answers
+            async with replica.session() as session, asyncio.TaskGroup() as asking:
+                for sample, request in requests.items():
+                    asking.create_task(self._post(replica, session, group, sample, request))
+        except* ReplicaLost as lost:
+            self._lose(replica, lost.exceptions[0])
+        except* Exception as failed:
+            _settle(group.future, error=failed.exceptions[0])
+            self._forget(replica, asyncio.current_task())
+        else:
+            _settle(group.future, result=group.answers)
+            self._forget(replica, asyncio.current_task())
+        self._hand_out()
 
-    async def _feed(self, replica: Replica) -> None:
-        """Keeps one server busy until everything is answered, or it is lost."""
-        asked: dict[asyncio.Task, tuple[Key, Mapping[str, Any]]] = {}
-        async with replica.session() as session:
-            try:
-                while self._missing:
-                    self._ask(replica, session, asked)
-                    await self._take(asked)
-            except ReplicaLost as error:
-                replica.alive = False
-                self._hand_back(asked.values())
-                print(
-                    f"grpo: the vLLM server at {replica.url} was lost ({error}): {len(asked)} completions go to others",
-                    file=sys.stderr,
-                )
-            finally:
-                for task in asked:
-                    task.cancel()
-                await asyncio.gather(*asked, return_exceptions=True)
-        async with self._news:
-            self._news.notify_all()
+    async def _post(
+        self, replica: Replica, session: aiohttp.ClientSession, group: _Group, sample: int, request: Mapping[str, Any]
+    ) -> None:
+        oldest = self.version
+        answer = await replica.post(session, ROUTE, request)
+        group.answers[sample] = Answer(answer["choices"][0], oldest, self.version)
+        self._busy[replica.index].pop((id(group), sample), None)
+        self._hand_out()
 
-    def _ask(self, replica: Replica, session: aiohttp.ClientSession, asked: dict) -> None:
-        while self._waiting and (not asked or len(asked) + len(self._waiting[0]) <= self._at_once):
-            for key, request in self._waiting.popleft().items():
-                asked[asyncio.create_task(replica.post(session, ROUTE, request))] = (key, request)
+    def _lose(self, replica: Replica, error: BaseException) -> None:
+        if replica.alive:
+            replica.alive = False
+            left = len(self._busy[replica.index])
+            print(
+                f"grpo: the vLLM server at {replica.url} was lost ({error}): {left} completions go to others",
+                file=sys.stderr,
+            )
 
-    async def _take(self, asked: dict) -> None:
-        """What has been answered; raises ReplicaLost. With nothing asked, waits for another server's work."""
-        if not asked:
-            async with self._news:
-                await self._news.wait_for(lambda: self._waiting or not self._missing)
-            return
-        done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            answer = task.result()
-            key, _ = asked.pop(task)
-            self._answers[key] = answer["choices"][0]
-            self._missing -= 1
+    def _take_back(self, replica: Replica) -> None:
+        """What a lost server has not answered waits for another one, before everything else."""
+        for task, group in reversed(self._tasks[replica.index].items()):
+            self._waiting.appendleft(group)
+            if task is not asyncio.current_task():
+                task.cancel()
+        self._tasks[replica.index].clear()
+        self._busy[replica.index].clear()
 
-    def _hand_back(self, unanswered: Iterable[tuple[Key, Mapping[str, Any]]]) -> None:
-        by_prompt: dict[int, dict[Key, Mapping[str, Any]]] = {}
-        for key, request in unanswered:
-            by_prompt.setdefault(key[0], {})[key] = request
-        self._waiting.extendleft(by_prompt.values())
+    def _forget(self, replica: Replica, task: asyncio.Task) -> None:
+        group = self._tasks[replica.index].pop(task)
+        for sample in group.requests:
+            self._busy[replica.index].pop((id(group), sample), None)
+
+    def _fail_all(self, error: Exception) -> None:
+        while self._waiting:
+            _settle(self._waiting.popleft().future, error=error)
+
+    async def _give_up(self) -> None:
+        self._closed = True
+        tasks = [task for each in self._tasks.values() for task in each]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _tokens(request: Mapping[str, Any]) -> int:
+    """That a server may have to read and write for it."""
+    return len(request["prompt"]) + request["max_tokens"]
+
+
+def _settle(future: Future, result: Any = None, error: Exception | None = None) -> None:
+    """Unless nobody waits for it any more."""
+    if not future.set_running_or_notify_cancel():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)

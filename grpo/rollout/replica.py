@@ -75,17 +75,18 @@ class ServerProcess:
 
 
 class Replica:
-    """A server at `url`. `alive` says whether it may be asked: it holds the current weights."""
+    """A server at `url`. `alive` says whether it answers; while it is `joining` it is given the current weights, and
+    must not be asked before it has them."""
 
     def __init__(self, index: int, url: str, key: str, request_seconds: float, process: ServerProcess | None = None):
         self.index, self.url, self.process = index, url.rstrip("/"), process
-        self.alive = True
+        self.alive, self.joining = True, False
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._request_seconds = request_seconds
 
-    def session(self) -> aiohttp.ClientSession:
-        """For as many requests at once as the caller likes."""
-        timeout = aiohttp.ClientTimeout(total=self._request_seconds)
+    def session(self, seconds: float | None = None) -> aiohttp.ClientSession:
+        """For as many requests at once as the caller likes, each for so long; by default as long as a completion."""
+        timeout = aiohttp.ClientTimeout(total=seconds or self._request_seconds)
         connector = aiohttp.TCPConnector(limit=0)
         return aiohttp.ClientSession(self.url, headers=self._headers, timeout=timeout, connector=connector)
 
@@ -103,10 +104,10 @@ class Replica:
         raise ReplicaLost(f"{response.status} at {route}: {text}")
 
     async def healthy(self) -> bool:
-        """Whether it answers now."""
+        """Whether its engine answers now: /health is also well where an engine hangs."""
         timeout = aiohttp.ClientTimeout(total=HEALTH_SECONDS)
         try:
-            async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{self.url}/health") as found:
+            async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{self.url}/is_paused") as found:
                 return found.status == 200
         except (aiohttp.ClientError, TimeoutError, ConnectionError):
             return False

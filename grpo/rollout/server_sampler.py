@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +18,48 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from grpo.config import SamplingConfig, TrainConfig, UserError
-from grpo.config.errors import SamplerLost
-from grpo.config.placement import KEY_VARIABLE, LOG_FOLDER, server_gpus
-from grpo.interfaces import Bucket, Collective
-from grpo.rollout.dispatch import draw
-from grpo.rollout.engine_arguments import command_line, engine_arguments
-from grpo.rollout.replica import Replica, ReplicaLost, ServerProcess, free_port
+from grpo.config.errors import NOBODY_LEFT, SamplerLost
+from grpo.config.placement import KEY_VARIABLE
+from grpo.interfaces import ADAPTERS, BASE, MERGED, Bucket, Collective
+from grpo.rollout.dispatch import Answers, Dispatcher
+from grpo.rollout.replica import Replica, ReplicaLost
 from grpo.rollout.seeds import sample_numbers, sample_seed
+from grpo.rollout.servers import MODEL, start_servers
 from grpo.rollout.stopping import stop_token_ids
 from grpo.types import Completion, Prompt, RolloutGroup
 from grpo.weight_sync.server_link import Post, ServerLink
 
-MODEL = "policy"
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One prompt's completions, on their way: `interfaces.Pending`."""
+
+    prompt: Prompt
+    answers: Answers
+    completion: Callable[[Mapping[str, Any]], Completion]
+
+    def result(self) -> RolloutGroup:
+        found = self.answers.result()
+        return RolloutGroup(
+            self.prompt,
+            tuple(self.completion(found[sample].choice) for sample in sorted(found)),
+            min(answer.oldest for answer in found.values()),
+            max(answer.newest for answer in found.values()),
+        )
+
+    def cancel(self) -> None:
+        self.answers.cancel()
+
+
+def wait_for(asked: Sequence[Asked]) -> tuple[list[RolloutGroup], SamplerLost | None]:
+    """What has come, and why not all has: with no server left, what is still under way is waited for nevertheless."""
+    groups, lost = [], None
+    for each in asked:
+        try:
+            groups.append(each.result())
+        except SamplerLost as error:
+            lost = error
+    return groups, lost
 
 
 class ServerSampler:
@@ -56,10 +86,14 @@ class ServerSampler:
         self._replicas = [
             Replica(index, url, key, servers.request_seconds, processes.get(url)) for index, url in enumerate(urls)
         ]
-        seconds = config.weight_sync.deadline_seconds
-        self._links = [ServerLink(servers.tensor_parallel, device, seconds, servers.host) for _ in urls]
+        # A server that hangs while it is given weights is given up before the others, paused, or the run time out.
+        self._update_seconds = min(config.weight_sync.deadline_seconds, servers.request_seconds) / 4
+        self._links = [ServerLink(servers.tensor_parallel, device, self._update_seconds, servers.host) for _ in urls]
         self._linked: set[int] = set()
-        self._updating = False
+        self._dispatcher = Dispatcher(self._replicas, config.rollout.max_concurrent)
+        # Requests that are under way at a refresh go on after it, their prefixes computed anew.
+        self._pauses = config.pipeline == "continuous"
+        self._with_base: set[int] = set()
         self._arrange = device.type == "cpu"
         asyncio.run(self._wait_for(self._replicas))
 
@@ -72,27 +106,30 @@ class ServerSampler:
         sampling: SamplingConfig | None = None,
         first_sample: int = 0,
     ) -> list[RolloutGroup]:
+        asked = self.ask(prompts, group_size, sampling, first_sample)
+        groups, lost = wait_for(asked)
+        # All ranks give up together, or none.
+        if self._drawing.maximum(lost is not None):
+            raise SamplerLost(NOBODY_LEFT) from lost
+        self._restart_lost()
+        return groups
+
+    def ask(
+        self,
+        prompts: Sequence[Prompt],
+        group_size: int | Sequence[int],
+        sampling: SamplingConfig | None = None,
+        first_sample: int = 0,
+    ) -> list[Asked]:
+        """As `generate`, without waiting. Not collective."""
         sampling = sampling or self._config.rollout.sampling
         drawn = sample_numbers(group_size, first_sample, len(prompts))
         requests = [
-            {(index, sample): self._request(prompt, sample, sampling) for sample in drawn[index]}
-            for index, prompt in enumerate(prompts)
+            {sample: self._request(prompt, sample, sampling) for sample in samples}
+            for prompt, samples in zip(prompts, drawn, strict=True)
         ]
-        answers = draw(requests, self._replicas, self._config.rollout.max_concurrent)
-        # All ranks give up together, or none.
-        if self._drawing.maximum(len(answers) < sum(map(len, requests))):
-            raise SamplerLost(
-                "no vLLM server is left: see logs/ in the run's folder, and continue with checkpoint.resume=true"
-            )
-        self._restart_lost()
-        return [
-            RolloutGroup(
-                prompt,
-                tuple(self._completion(answers[index, sample]) for sample in drawn[index]),
-                self.policy_version,
-            )
-            for index, prompt in enumerate(prompts)
-        ]
+        answers = self._dispatcher.ask(requests)
+        return [Asked(prompt, each, self._completion) for prompt, each in zip(prompts, answers, strict=True)]
 
     def _request(self, prompt: Prompt, sample: int, sampling: SamplingConfig) -> dict[str, Any]:
         return {
@@ -117,9 +154,14 @@ class ServerSampler:
 
     # --- weights -------------------------------------------------------------------------------
 
+    def weights_form(self) -> str:
+        self._begin_update()
+        if not self._config.model.lora.rank:
+            return MERGED
+        lacking = any(each.alive and each.index not in self._with_base for each in self._replicas)
+        return self._collective.gather(BASE if lacking else ADAPTERS)[0]
+
     def load_weights(self, bucket: Bucket) -> None:
-        if not self._updating:
-            self._begin_update()
         if self._first:
             self._on_all(lambda replica, post: self._links[replica.index].send(post, bucket))
 
@@ -129,7 +171,6 @@ class ServerSampler:
         for index in lost:
             self._replicas[index].alive = False
         self._restart_lost()
-        self._updating = True
         if self._first:
             asyncio.run(self._take_back())
             self._on_all(self._start)
@@ -140,7 +181,11 @@ class ServerSampler:
         if len(lost) == len(self._replicas):
             await self._wait_for(lost)
         for replica, healthy in zip(lost, await asyncio.gather(*(each.healthy() for each in lost)), strict=True):
+            # In this order: requests are handed out in another thread.
+            replica.joining = healthy
             replica.alive = healthy
+            if healthy:
+                print(f"grpo: the vLLM server at {replica.url} is back", file=sys.stderr)
 
     async def _start(self, replica: Replica, post: Post) -> None:
         link = self._links[replica.index]
@@ -149,6 +194,8 @@ class ServerSampler:
                 await post("/collective_rpc", {"method": "arrange_weights"})
             await link.open(post)
             self._linked.add(replica.index)
+        if self._pauses:
+            await post("/pause?mode=keep", {})
         await link.start(post)
 
     def finish_weights(self, policy_version: int) -> None:
@@ -156,15 +203,18 @@ class ServerSampler:
             self._on_all(lambda replica, post: self._finish(replica, post, policy_version))
         alive = self._collective.gather([each.alive for each in self._replicas])[0]
         for replica, holds_weights in zip(self._replicas, alive, strict=True):
-            replica.alive = holds_weights
-        self._updating = False
-        self.policy_version = policy_version
+            replica.alive, replica.joining = holds_weights, False
+        self._with_base = {each.index for each in self._replicas if each.alive}
+        self.policy_version = self._dispatcher.version = policy_version
+        self._dispatcher.look_again()
         if not any(alive):
             raise SamplerLost("no vLLM server could be given the weights: see logs/ in the run's folder")
 
     async def _finish(self, replica: Replica, post: Post, policy_version: int) -> None:
         await self._links[replica.index].finish(post, policy_version)
         await post("/reset_prefix_cache", {})
+        # Also where another run has left it paused.
+        await post("/resume", {})
 
     def checksums(self) -> Sequence[Mapping[str, int]]:
         found = None
@@ -179,7 +229,7 @@ class ServerSampler:
         """`action` on every living server at once; the results of those that are living after it."""
 
         async def on_one(replica: Replica) -> Any:
-            async with replica.session() as session:
+            async with replica.session(self._update_seconds) as session:
                 return await action(replica, lambda route, payload: replica.post(session, route, payload))
 
         async def on_every() -> list[tuple[Replica, Any]]:
@@ -211,6 +261,7 @@ class ServerSampler:
         for replica in self._replicas:
             if not replica.alive and replica.index in self._linked:
                 self._linked.discard(replica.index)
+                self._with_base.discard(replica.index)
                 if replica.process is not None:
                     replica.process.restart()
 
@@ -219,38 +270,3 @@ class ServerSampler:
 
     def wake(self) -> None:
         """They never sleep."""
-
-
-def start_servers(config: TrainConfig, model_path: str, device: torch.device) -> dict[str, ServerProcess]:
-    """url → process, each on its own devices, with one key for the run."""
-    servers, on_gpu = config.rollout.servers, device.type == "cuda"
-    os.environ.setdefault(KEY_VARIABLE, secrets.token_urlsafe(24))
-    arguments = engine_arguments(config, model_path, on_gpu) | {
-        "served_model_name": MODEL,
-        "host": servers.host,
-        "tensor_parallel_size": servers.tensor_parallel,
-        "weight_transfer_config": {"backend": "grpo"},
-        "disable_uvicorn_access_log": True,
-    }
-    started = {}
-    for index in range(servers.replicas):
-        port = servers.port + index if servers.port else free_port(servers.host)
-        environment = server_environment(config, index, on_gpu)
-        log = Path(config.output_dir) / LOG_FOLDER / f"server-{servers.host}-{port}.log"
-        process = ServerProcess(command_line(arguments | {"port": port}), environment, log)
-        process.start()
-        started[f"http://{servers.host}:{port}"] = process
-    return started
-
-
-def server_environment(config: TrainConfig, index: int, on_gpu: bool) -> dict[str, str]:
-    """Variables of server `index`: its key, its devices, and what vLLM's weight requests need."""
-    common = {
-        "VLLM_API_KEY": os.environ[KEY_VARIABLE],
-        "VLLM_SERVER_DEV_MODE": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-        "VLLM_LOGGING_LEVEL": "INFO",
-    }
-    if not on_gpu:
-        return common | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    return common | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, server_gpus(config, index)))}

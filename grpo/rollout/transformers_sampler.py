@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessor, PreTrainedTokenizerBase
 
 from grpo.config import SamplingConfig, TrainConfig, UserError
-from grpo.interfaces import Bucket
+from grpo.interfaces import MERGED, Bucket
 from grpo.rollout.seeds import sample_numbers, sample_seed
 from grpo.rollout.stopping import stop_token_ids
 from grpo.types import Completion, Prompt, RolloutGroup
@@ -76,8 +76,9 @@ class TransformersSampler:
             for start in range(0, len(rows), size)
             for completion in self._complete(rows[start : start + size], sampling)
         )
+        version = self.policy_version
         return [
-            RolloutGroup(prompt, tuple(islice(completions, len(samples))), self.policy_version)
+            RolloutGroup(prompt, tuple(islice(completions, len(samples))), version, version)
             for prompt, samples in zip(prompts, drawn, strict=True)
         ]
 
@@ -110,6 +111,9 @@ class TransformersSampler:
         kept = tuple(tokens[:length])
         text = self._tokenizer.decode(kept, skip_special_tokens=True)
         return Completion(kept, tuple(logprobs[:length]), text, truncated=not ends)
+
+    def weights_form(self) -> str:
+        return MERGED
 
     def load_weights(self, bucket: Bucket) -> None:
         own = dict(self._model.named_parameters())

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from vllm import LLM, SamplingParams
 
 from grpo.config import SamplingConfig, TrainConfig
-from grpo.interfaces import Bucket
+from grpo.interfaces import MERGED, Bucket
 from grpo.rollout.engine_arguments import engine_arguments
 from grpo.rollout.seeds import sample_numbers, sample_seed
 from grpo.rollout.stopping import stop_token_ids
@@ -65,6 +65,7 @@ class VllmSampler:
                 prompt,
                 tuple(self._completion(outputs[f"{index}/{sample}"]) for sample in drawn[index]),
                 self.policy_version,
+                self.policy_version,
             )
             for index, prompt in enumerate(prompts)
         ]
@@ -95,6 +96,9 @@ class VllmSampler:
         logprobs = tuple(position[token].logprob for token, position in zip(token_ids, output.logprobs, strict=True))
         text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
         return Completion(token_ids, logprobs, text, truncated=output.finish_reason == "length")
+
+    def weights_form(self) -> str:
+        return MERGED
 
     def load_weights(self, bucket: Bucket) -> None:
         self._llm.collective_rpc("receive_bucket", args=(bucket,))

@@ -26,7 +26,7 @@ class CheckedSync:
         """
         sampler.wake()
         sent: Counter[str] = Counter()
-        for bucket in learner.weight_buckets():
+        for bucket in learner.weight_buckets(sampler.weights_form()):
             sampler.load_weights(bucket)
             sent.update(checksums(bucket))
         sampler.finish_weights(learner.num_steps)

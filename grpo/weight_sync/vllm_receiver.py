@@ -23,6 +23,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.platforms import current_platform
 
+from grpo.weight_sync.adapters import AdaptedWeights
 from grpo.weight_sync.channel import Channel, Manifest, open_sampler_end
 from grpo.weight_sync.checksum import checksums
 
@@ -51,10 +52,11 @@ class WeightReceiver:
         self.model_runner.model.load_weights(bucket)
 
     def weight_checksums(self) -> Mapping[str, int]:
-        """See `grpo.weight_sync.checksum`. Of the model's own weights; of those received where tensor parallelism
-        spreads the model over workers, whose shares overlap."""
-        if self.parallel_config.tensor_parallel_size > 1:
-            return self.weight_transfer_engine.received
+        """See `grpo.weight_sync.checksum`. Of the model's own weights; of what was received where tensor parallelism
+        spreads the model over workers, whose shares overlap, and where adapters are added here."""
+        transfer = self.weight_transfer_engine
+        if transfer is not None and (self.parallel_config.tensor_parallel_size > 1 or transfer.adapted):
+            return transfer.received
         return checksums(self.model_runner.model.named_parameters())
 
 
@@ -87,6 +89,7 @@ class ChannelEngine(WeightTransferEngine[ChannelInitInfo, ChannelUpdateInfo]):
         super().__init__(*arguments, **named)
         self._channel: Channel | None = None
         self.received: Counter[str] = Counter()
+        self.adapted = AdaptedWeights()
 
     def init_transfer_engine(self, init_info: ChannelInitInfo) -> None:
         self.shutdown()
@@ -105,7 +108,7 @@ class ChannelEngine(WeightTransferEngine[ChannelInitInfo, ChannelUpdateInfo]):
     def receive_weights(self, update_info: ChannelUpdateInfo) -> None:
         bucket = self._channel.receive(Manifest(update_info.names, update_info.dtypes, update_info.shapes))
         self.received.update(checksums(bucket))
-        self.model.load_weights(bucket)
+        self.model.load_weights(self.adapted.merge(bucket))
 
     def finish_weight_update(self) -> None:
         """Weights are in place as they come."""

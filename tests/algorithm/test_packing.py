@@ -63,7 +63,7 @@ def test_a_rank_without_work_computes_one_token_that_nothing_learns_from():
 
 def group(rewards, lengths, included=None):
     completions = tuple(Completion(tuple(range(3, 3 + n)), (-1.0,) * n, "", False) for n in lengths)
-    rollout = RolloutGroup(Prompt(Problem("p", "q", "a"), (1, 2)), completions, 0)
+    rollout = RolloutGroup(Prompt(Problem("p", "q", "a"), (1, 2)), completions, 0, 0)
     grades = tuple(Grade(reward, reward == 1, {}) for reward in rewards)
     return EvaluatedGroup(ScoredGroup(rollout, grades, tuple(included or [True] * len(rewards))))
 

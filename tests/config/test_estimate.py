@@ -53,3 +53,17 @@ def test_servers_take_nothing_of_a_learners_memory():
     names = [name for name, _ in memory_estimate(value, SEVEN_B, world_size=8)]
     assert not any(name.startswith(("sampler", "KV")) for name in names)
     assert any(name.startswith("KV") for name, _ in memory_estimate(config(), SEVEN_B, world_size=8))
+
+
+def test_ranks_that_compute_rows_together_pool_tokens_and_share_activations():
+    def found(together):
+        value = config()
+        value.learner.sequence_parallel = together
+        rows = {name: numbers for name, *numbers in batch_table(value, world_size=2)}
+        memory = dict(memory_estimate(value, SEVEN_B, world_size=2))
+        return rows["micro-batches per step, at most"][0], memory
+
+    (alone, of_one), (pooled, of_two) = found(1), found(2)
+    # 13,600 tokens in rows of 1,000: 7 on each of two ranks, or 14 on both.
+    assert (alone, pooled) == (7, 14)
+    assert of_two["activations of 500 tokens"] == of_one["activations of 1,000 tokens"] / 2

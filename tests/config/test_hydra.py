@@ -79,6 +79,7 @@ def test_wrong_keys_and_values_are_one_line_that_names_them(overrides, message):
         ("objective.aggregation.level=constant", "needs objective.aggregation.constant_length"),
         ("task.data.held_out_fraction=1.5", "must lie in [0, 1)"),
         ("checkpoint.resume=true", "nothing to resume"),
+        ("learner.hpz_partition_size=4", "set learner.zero_stage=3"),
         ("model.path=some/model", "add model=huggingface"),
     ],
 )
@@ -114,6 +115,44 @@ def test_a_budget_that_has_nothing_to_spread_or_a_rival_is_refused(overrides, me
     with pytest.raises(UserError) as error:
         validate(compose_config(["rollout.budget.enabled=true", "task=arithmetic", *overrides]))
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([], "pipeline=continuous samples while it learns, which an engine in the learner's process cannot"),
+        (
+            ["rollout=vllm_server", "dynamics.refresh_interval=6"],
+            "rollout.max_staleness=3 is less than a round of 6 optimizer steps makes: set it to 11 for one round "
+            "ahead, or lower dynamics.refresh_interval",
+        ),
+        (
+            ["rollout=vllm_server", "dynamics=adaptive"],
+            "a round of 8 optimizer steps makes: set it to 15 for one round ahead, or lower "
+            "dynamics.adaptive.longest_interval",
+        ),
+        (["rollout=vllm_server", "rollout.budget.enabled=true"], "rollout.budget asks each prompt twice"),
+        (["rollout=vllm_server", "task.curriculum.name=online"], "choose another curriculum or pipeline=off"),
+        (["rollout=vllm_server", "objective.correction.level=none"], "objective.correction.level=token"),
+    ],
+)
+def test_what_cannot_be_sampled_on_and_on_is_refused(overrides, message):
+    with pytest.raises(UserError) as error:
+        validate(compose_config(["pipeline=continuous", "task=arithmetic", *overrides]))
+    assert message in str(error.value)
+    validate(compose_config(["pipeline=continuous", "task=arithmetic", "rollout=vllm_server"]))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_second_copy_of_the_weights_fills_whole_nodes(size):
+    overrides = ["task=arithmetic", "learner=zero3", f"learner.hpz_partition_size={size}"]
+    with pytest.raises(UserError, match=f"hpz_partition_size={size} must be above 1 and divide the 8 learner ranks"):
+        validate(compose_config(overrides), world_size=8)
+
+
+def test_ranks_that_compute_together_divide_all_of_them():
+    with pytest.raises(UserError, match="learner.sequence_parallel=3 does not divide the 8 learner ranks"):
+        validate(compose_config(["task=arithmetic", "learner.sequence_parallel=3"]), world_size=8)
 
 
 def test_differences_name_the_leaves_that_changed():

@@ -184,7 +184,7 @@ def logged(curves):
     evaluated = np.arange(0, rounds, max(rounds // 12, 1))
     held_out = generator.binomial(100, np.clip(curves["held_out"][evaluated], 0, 1)) / 100
     return RunLog(
-        history=history_of(zip(steps.astype(int), [1] * rounds, counts, strict=True)),
+        history=history_of(zip(steps.astype(int), [1] * rounds, [0] * rounds, counts, strict=True)),
         series={name: Series(steps, values) for name, values in series.items()},
         counts=counts,
         held_out=Series(evaluated.astype(float), held_out),

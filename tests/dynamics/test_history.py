@@ -41,18 +41,27 @@ def test_errors_do_not_go_with_a_rounds_own_luck():
     rounds = []
     for index in range(400):
         correct = generator.binomial(8, generator.beta(2.0, 1.0, 8))
-        rounds.append((index + 1, 1, {(int(k), 8): int((correct == k).sum()) for k in set(correct)}))
+        rounds.append((index + 1, 1, 0, {(int(k), 8): int((correct == k).sum()) for k in set(correct)}))
     history = history_of(rounds)
     # The mean rate is 2/3; weighted by each round's own error it would come out above 0.685.
-    own = np.array([pass_rate(counts)[1] for _, _, counts in rounds])
+    own = np.array([pass_rate(counts)[1] for *_, counts in rounds])
     assert np.average(history.values, weights=own**-2.0) > 0.685
     assert np.average(history.values, weights=history.errors**-2.0) == pytest.approx(2 / 3, abs=0.015)
     assert np.sqrt((history.errors**2).mean()) == pytest.approx(history.values.std(), rel=0.1)
 
 
 def test_a_point_stands_where_its_policy_was():
-    history = history_of([(2, 2, {(1, 2): 1}), (3, 1, {(2, 2): 1}), (4, 1, {}), (8, 4, {(0, 2): 1})])
+    one, two, none = {(1, 2): 1}, {(2, 2): 1}, {(0, 2): 1}
+    history = history_of([(2, 2, 0, one), (3, 1, 0, two), (4, 1, 0, {}), (8, 4, 0, none)])
     assert history.steps.tolist() == [0, 2, 4]
     assert history.values.tolist() == [0.5, 1.0, 0.0]
-    assert history.intervals.tolist() == [2, 1, 4]
+    assert history.delays.tolist() == [2, 1, 4]
     assert len(history.until(2)) == 2
+
+
+def test_sampled_ahead_a_point_stands_where_its_older_policy_was():
+    count = {(1, 2): 1}
+    # One round ahead, then two: never backwards.
+    history = history_of([(2, 2, 0, count), (4, 2, 2, count), (6, 2, 2, count), (8, 2, 5, count)])
+    assert history.steps.tolist() == [0, 0, 2, 2]
+    assert history.delays.tolist() == [2, 4, 4, 7]

@@ -87,21 +87,31 @@ def test_sample_and_hold_without_momentum_takes_twice_the_printed_bound(interval
     assert thresholds.critical_gain("sample_and_hold", 0.0, interval) == pytest.approx(2.0)
 
 
+def test_sampling_a_round_ahead_takes_from_what_a_held_gradient_may_do():
+    alone, ahead, less = (thresholds.critical_stiffness("sample_and_hold", 0.9, 8, lag) for lag in (0, 8, 5))
+    assert (alone, ahead) == (pytest.approx(0.03386, rel=1e-3), pytest.approx(0.01023, rel=1e-3))
+    # A lag counts in whole rounds.
+    assert less == pytest.approx(ahead)
+    # Every step on-policy is stable up to the heavy ball's own limit; one step late, up to the printed bound of κ.
+    assert thresholds.critical_stiffness("sample_and_hold", 0.9, 1, 1) == pytest.approx(1 - 0.9)
+
+
 def test_fresh_gradients_have_the_heavy_balls_own_limit():
     assert thresholds.critical_stiffness("fresh", 0.9, 7) == pytest.approx(2 * 1.9)
 
 
+@pytest.mark.parametrize("lag", [0, 6, 12])
 @pytest.mark.parametrize("kind", ["constant_lag", "sample_and_hold"])
-def test_the_limit_parts_decay_from_growth_when_simulated(kind):
+def test_the_limit_parts_decay_from_growth_when_simulated(kind, lag):
     momentum, interval = 0.5, 6
-    limit = thresholds.critical_stiffness(kind, momentum, interval)
+    limit = thresholds.critical_stiffness(kind, momentum, interval, lag)
 
-    def size_after(stiffness, steps=3000):
-        past = [1.0] * (interval + 1)
+    def size_after(stiffness, steps=3000 + 1000 * lag):
+        past = [1.0] * (interval + lag + 1)
         held, velocity = 1.0, 0.0
         for step in range(steps):
-            held = past[-1] if step % interval == 0 else held
-            old = held if kind == "sample_and_hold" else past[-1 - interval]
+            held = past[-1 - lag] if step % interval == 0 else held
+            old = held if kind == "sample_and_hold" else past[-1 - interval - lag]
             velocity = momentum * velocity - stiffness * old
             past.append(past[-1] + velocity)
         return abs(np.array(past[-50:])).max()

@@ -26,7 +26,7 @@ def evaluated_groups() -> list[EvaluatedGroup]:
         for length in lengths:
             logprobs = (-4 - torch.rand(length, generator=generator)).tolist()
             completions.append(Completion(draw(length), tuple(logprobs), "", False))
-        group = RolloutGroup(prompt, tuple(completions), 0)
+        group = RolloutGroup(prompt, tuple(completions), 0, 0)
         grades = tuple(Grade(reward, reward == 1, {}) for reward in rewards)
         included = tuple((index, position) not in MASKED for position in range(len(lengths)))
         groups.append(EvaluatedGroup(ScoredGroup(group, grades, included)))

@@ -15,9 +15,11 @@ environment.prepare()
 
 from grpo.algorithm.batches import BatchMaker
 from grpo.config import TrainConfig, UserError
+from grpo.interfaces import ADAPTERS, BASE
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.types import RoundPlan
+from grpo.weight_sync.adapters import AdaptedWeights
 from tests.learner.groups import evaluated_groups
 
 DEVICE = torch.device("cpu")
@@ -54,6 +56,10 @@ def weights(learner):
     return torch.cat([tensor.flatten() for bucket in learner.weight_buckets() for _, tensor in bucket])
 
 
+def adapters(learner):
+    return torch.cat([tensor.flatten() for bucket in learner.weight_buckets(ADAPTERS) for _, tensor in bucket])
+
+
 def kl(report):
     return report.means["policy/reference_kl"].value
 
@@ -74,14 +80,31 @@ def reference_facts(model, stage):
 def lora_facts(model, stage):
     config = config_for(stage, model__lora__rank=4, objective__kl__coefficient=0.1)
     learner = DeepSpeedLearner(config, model, DEVICE)
-    start = weights(learner)
+    start, drawn = weights(learner), adapters(learner)
     before = learner._logprobs(scored(learner), learner._from_reference)
     kls = [kl(take_step(learner, config)) for _ in range(2)]
     after = learner._logprobs(scored(learner), learner._from_reference)
     moved = (weights(learner) - start).abs().max().item()
+    merged = {name: tensor.clone() for bucket in learner.weight_buckets() for name, tensor in bucket}
+    kept, wrong, sent = AdaptedWeights(), [], {}
+    for form in (BASE, ADAPTERS):
+        arrived = {}
+        sent[form] = 0
+        for bucket in learner.weight_buckets(form):
+            sent[form] += sum(tensor.numel() for _, tensor in bucket)
+            arrived |= {name: whole.clone() for name, whole in kept.merge(bucket)}
+        wrong.append(max((merged[name] - whole).abs().max().item() for name, whole in arrived.items()))
+    # From the base on, the adapted weights; with the base, all.
+    assert merged.keys() == {name for bucket in learner.weight_buckets(BASE) for name, _ in kept.merge(bucket)}
     same = all(torch.equal(a, b) for x, y in zip(before, after, strict=True) for a, b in zip(x, y, strict=True))
     learner.engine.destroy()
-    return {"kl": kls, "moved": moved, "reference_stays": same}
+    torch.rand(1)
+    again, other = (
+        adapters(DeepSpeedLearner(config_for(stage, model__lora__rank=4, seed=seed), model, DEVICE)) for seed in (0, 1)
+    )
+    seeded = [torch.equal(drawn, again), torch.equal(drawn, other)]
+    share = sent[ADAPTERS] / sent[BASE]
+    return {"kl": kls, "moved": moved, "reference_stays": same, "wrong": wrong, "share_sent": share, "seeded": seeded}
 
 
 def resume_facts(model, stage):
@@ -140,12 +163,26 @@ def nan_facts(model, stage):
     return {"applied": [first.applied, healthy.applied], "unchanged": unchanged, "error": error}
 
 
+def hpz_facts(model):
+    """Weights after two steps with a second copy of the shards, and without; and as a sampler is given them."""
+    found = []
+    for size in (0, 2):
+        config = config_for(3, learner__hpz_partition_size=size)
+        learner = DeepSpeedLearner(config, model, DEVICE)
+        norms = [take_step(learner, config).gradient_norm for _ in range(2)]
+        found.append((norms, weights(learner)))
+        learner.engine.destroy()
+    (plain, without), (norms, copied) = found
+    return {"plain": plain, "norms": norms, "different": (without - copied).abs().max().item()}
+
+
 def main(model, output):
     init_distributed(DEVICE, 300)
     facts = {}
     for stage in (1, 2, 3):
         parts = (reference_facts, lora_facts, resume_facts, rate_facts, nan_facts)
         facts[str(stage)] = {part.__name__: part(model, stage) for part in parts}
+    facts["hpz"] = hpz_facts(model)
     if torch.distributed.get_rank() == 0:
         with open(output, "w") as file:
             json.dump(facts, file)

@@ -21,7 +21,8 @@ from grpo.learner.learner import DeepSpeedLearner
 from grpo.types import RoundPlan
 from tests.learner.groups import LEVELS, evaluated_groups
 
-STAGES = (1, 2, 3)
+# (stage, ranks that compute each row together): with two ranks also both together.
+ALONE, TOGETHER = ((1, 1), (2, 1), (3, 1)), ((1, 2), (3, 2))
 LAYOUTS = ("shared", "packed", "padded")
 # Tokens per micro-batch: everything in one row, two or three rows, four or more.
 BUDGETS = (10_000, 50, 25)
@@ -29,9 +30,9 @@ BUDGETS = (10_000, 50, 25)
 SCALE, EPSILON = 1e4, 1e6
 
 
-def config_for(stage: int) -> TrainConfig:
+def config_for(stage: int, together: int) -> TrainConfig:
     config = TrainConfig()
-    config.learner.zero_stage = stage
+    config.learner.zero_stage, config.learner.sequence_parallel = stage, together
     config.learner.precision = config.rollout.precision = "float32"
     config.learner.learning_rate, config.learner.adam_epsilon = SCALE * EPSILON, EPSILON
     config.learner.max_gradient_norm = 0.0
@@ -61,12 +62,24 @@ def resharded(learner: DeepSpeedLearner, config: TrainConfig, folder: str) -> di
     return weights(learner) | {"steps": torch.tensor(float(steps))}
 
 
+def differing(learner: DeepSpeedLearner) -> float:
+    """Largest difference between the log-probabilities of two ranks that compute together and of one alone."""
+    groups = [group.scored for group in evaluated_groups()][learner.collective.rank :: learner.collective.world_size]
+    policy, together = learner.policy, learner.policy._together
+    joint = learner._logprobs(groups, learner._current)
+    policy._together, learner.collective._together = None, None
+    alone = learner._logprobs(groups, learner._current)
+    policy._together, learner.collective._together = together, together
+    pairs = [(a, b) for x, y in zip(joint, alone, strict=True) for a, b in zip(x, y, strict=True)]
+    return max((a - b).abs().max().item() for a, b in pairs)
+
+
 def main(model: str, output: str) -> None:
     device = torch.device("cpu")
     init_distributed(device, 300)
-    changes, micro_batches = {}, {}
-    for stage in STAGES:
-        config = config_for(stage)
+    changes, micro_batches, logprobs = {}, {}, {}
+    for stage, together in ALONE if torch.distributed.get_world_size() == 1 else ALONE + TOGETHER:
+        config = config_for(stage, together)
         learner = DeepSpeedLearner(config, model, device)
         rank, world = learner.collective.rank, learner.collective.world_size
         folder = learner.collective.gather(tempfile.mkdtemp())[0]
@@ -80,16 +93,19 @@ def main(model: str, output: str) -> None:
             make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
             [batch] = make(groups, RoundPlan(4, 1, 4))
             learner.step(batch)
-            case = f"{world}/{stage}/{layout}/{budget}/{level}"
+            case = f"{world}/{together}/{stage}/{layout}/{budget}/{level}"
             changes[case] = {name: (tensor - before[name]) / -SCALE for name, tensor in weights(learner).items()}
             micro_batches[case] = len(batch.micro_batches)
         learner.load(folder)
-        changes[f"{world}/{stage}/resharded"] = resharded(learner, config, f"{output}/stage-{stage}")
+        if together == 1:
+            changes[f"{world}/{stage}/resharded"] = resharded(learner, config, f"{output}/stage-{stage}")
+        else:
+            logprobs[str(stage)] = differing(learner)
         learner.engine.destroy()
     if rank == 0:
         torch.save(changes, f"{output}/changes-{world}.pt")
         with open(f"{output}/micro-batches-{world}.json", "w") as file:
-            json.dump(micro_batches, file)
+            json.dump({"micro-batches": micro_batches, "logprobs": logprobs}, file)
 
 
 if __name__ == "__main__":

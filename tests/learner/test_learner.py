@@ -57,6 +57,23 @@ def test_lora_moves_the_merged_weights_and_never_the_reference(facts, stage):
     assert found["kl"][0] == pytest.approx(0, abs=1e-9) and found["kl"][1] > 1e-8
     assert found["moved"] > 1e-5
     assert found["reference_stays"]
+    # Adapters are those of the seed, whatever was drawn before.
+    assert found["seeded"] == [True, False]
+
+
+@pytest.mark.slow
+def test_a_second_copy_of_the_shards_changes_nothing(facts):
+    found = facts["hpz"]
+    assert found["norms"] == pytest.approx(found["plain"], rel=1e-6)
+    assert found["different"] < 1e-6
+
+
+@STAGES
+@pytest.mark.slow
+def test_a_receiver_that_keeps_the_base_needs_only_the_adapters(facts, stage):
+    found = facts[stage]["lora_facts"]
+    assert max(found["wrong"]) < 1e-6
+    assert 0 < found["share_sent"] < 0.5
 
 
 @STAGES

@@ -27,7 +27,8 @@ def changes(tmp_path_factory):
         done = subprocess.run([sys.executable, *worker], capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-3000:]
         found |= torch.load(folder / f"changes-{ranks}.pt")
-        counts |= json.loads((folder / f"micro-batches-{ranks}.json").read_text())
+        facts = json.loads((folder / f"micro-batches-{ranks}.json").read_text())
+        counts |= facts["micro-batches"] | facts["logprobs"]
     return model, found, counts
 
 
@@ -73,7 +74,8 @@ def test_gradient_is_the_same_for_every_split_and_equals_the_reference(changes, 
     model, found, _ = changes
     reference = reference_gradient(str(model), level)
     cases = {case: change for case, change in found.items() if case.endswith(f"/{level}")}
-    assert len(cases) == 2 * 3 * 3 * 3
+    # (1 and 2 ranks × 3 stages, and 2 ranks that compute each row together × 2 stages) × layouts × row lengths
+    assert len(cases) == (2 * 3 + 2) * 3 * 3
     differences = {case: relative_difference(change, reference) for case, change in cases.items()}
     assert max(differences.values()) <= TOLERANCE, sorted(differences.items(), key=lambda item: -item[1])[:5]
 
@@ -87,9 +89,17 @@ def test_nothing_sharded_is_run_by_the_code_of_a_sharded_optimizer():
 @pytest.mark.slow
 def test_the_cases_really_differ_in_micro_batches(changes):
     counts = changes[2]
-    assert counts["1/1/shared/10000/token_mean"] == 1
-    assert counts["1/1/shared/50/token_mean"] == 2
-    assert counts["1/1/packed/25/token_mean"] >= 4
+    assert counts["1/1/1/shared/10000/token_mean"] == 1
+    assert counts["1/1/1/shared/50/token_mean"] == 2
+    assert counts["1/1/1/packed/25/token_mean"] >= 4
+    # Two ranks that pool what they have make the rows of one.
+    assert counts["2/2/1/shared/50/token_mean"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["1", "3"])
+def test_ranks_that_compute_together_have_the_log_probabilities_of_one(changes, stage):
+    assert 0 < changes[2][stage] < 1e-5
 
 
 @pytest.mark.slow

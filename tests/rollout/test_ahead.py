@@ -7,6 +7,7 @@ import pytest
 
 from grpo.rollout.ahead import AheadCollector
 from grpo.rollout.collect import PlainCollector
+from grpo.rollout.source import Asking
 from grpo.types import RoundPlan
 from tests.fakes import ScriptedSampler, ScriptedTask, ids
 
@@ -17,7 +18,8 @@ class Watched(PlainCollector):
     """Notes every round that it is asked for; waits until it may go on."""
 
     def __init__(self):
-        super().__init__(ScriptedTask([(1, 0, 1)] * 40), ScriptedSampler())
+        self.task = ScriptedTask([(1, 0, 1)] * 40)
+        super().__init__(Asking(self.task, ScriptedSampler()))
         self.plans, self.may_go_on = [], threading.Event()
         self.may_go_on.set()
 
@@ -34,7 +36,7 @@ def test_the_next_round_is_sampled_while_this_one_is_learned_from():
     ahead.settle()
     assert ids(first.groups) == ["p0", "p1"] and first.cursor == 2
     # Two more are sampled already; a run stopped here asks them again.
-    assert inner._task.cursor == 4
+    assert inner.task.cursor == 4
     second = ahead.collect(PLAN, 8)
     assert ids(second.groups) == ["p2", "p3"] and second.cursor == 4
 
@@ -77,7 +79,7 @@ def test_settling_waits_and_an_error_shows_where_its_round_is_collected():
     waiting.start()
     waiting.join(0.2)
     assert waiting.is_alive()
-    inner._task.grade = None
+    inner.task.grade = None
     inner.may_go_on.set()
     waiting.join(10)
     assert not waiting.is_alive()

@@ -2,6 +2,7 @@
 
 from grpo.config import BudgetConfig, RefillConfig
 from grpo.rollout.collect import BudgetedCollector, PlainCollector, RefillingCollector
+from grpo.rollout.source import Asking
 from grpo.types import RoundPlan
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, ids
 
@@ -11,13 +12,15 @@ PLAN = RoundPlan(group_size=2, refresh_interval=1, prompts_per_step=3)
 
 def refilled(rewards, **settings):
     task = ScriptedTask(rewards)
-    collector = RefillingCollector(task, ScriptedSampler(), RefillConfig(enabled=True, **settings), SingleRank())
+    collector = RefillingCollector(
+        Asking(task, ScriptedSampler()), RefillConfig(enabled=True, **settings), SingleRank()
+    )
     return collector.collect(PLAN, 9), task
 
 
 def test_without_refill_silent_groups_stay_in():
     task = ScriptedTask([MIXED, RIGHT, WRONG])
-    collected = PlainCollector(task, ScriptedSampler()).collect(PLAN, 9)
+    collected = PlainCollector(Asking(task, ScriptedSampler())).collect(PLAN, 9)
     assert ids(collected.groups) == ids(collected.sampled) == ["p0", "p1", "p2"]
 
 
@@ -70,4 +73,6 @@ def test_a_budget_with_nothing_to_spread_is_a_plain_round():
     collector = BudgetedCollector(
         task, ScriptedSampler(), BudgetConfig(enabled=True), SingleRank(), lambda everyone, mine, budget: [0] * 3
     )
-    assert collector.collect(PLAN, 9) == PlainCollector(ScriptedTask(task.rewards), ScriptedSampler()).collect(PLAN, 9)
+    assert collector.collect(PLAN, 9) == PlainCollector(Asking(ScriptedTask(task.rewards), ScriptedSampler())).collect(
+        PLAN, 9
+    )

@@ -10,7 +10,8 @@ import pytest
 from aiohttp import web
 
 from grpo.config import UserError
-from grpo.rollout.dispatch import draw
+from grpo.config.errors import SamplerLost
+from grpo.rollout.dispatch import Answer, Dispatcher
 from grpo.rollout.replica import Replica
 
 
@@ -50,8 +51,19 @@ async def well(payload, before):
     return web.json_response({"choices": [{"seed": payload["seed"]}]})
 
 
-REQUESTS = [{(index, sample): {"seed": 10 * index + sample} for sample in range(4)} for index in range(12)]
-EXPECTED = {key: {"seed": request["seed"]} for each in REQUESTS for key, request in each.items()}
+REQUESTS = [
+    {sample: {"seed": 10 * index + sample, "prompt": [1, 2], "max_tokens": 8} for sample in range(4)}
+    for index in range(12)
+]
+EXPECTED = [{sample: Answer({"seed": request["seed"]}, 0, 0) for sample, request in each.items()} for each in REQUESTS]
+
+
+def draw(requests, found, at_once):
+    dispatcher = Dispatcher(found, at_once)
+    try:
+        return [each.result(20) for each in dispatcher.ask(requests)]
+    finally:
+        dispatcher.close()
 
 
 def replicas(*urls, seconds=5.0):
@@ -99,13 +111,14 @@ def test_what_a_lost_server_leaves_behind_is_drawn_by_another(failure):
     assert max(Counter(payload["seed"] for payload in asked).values()) == 1
 
 
-def test_with_no_server_left_answers_are_missing():
+def test_with_no_server_left_whoever_waits_is_told():
     async def dies(payload, before):
         return web.Response(status=503)
 
     with server(dies) as (first, _), server(dies) as (second, _):
         found = replicas(first, second)
-        assert draw(REQUESTS, found, at_once=8) == {}
+        with pytest.raises(SamplerLost, match="no vLLM server is left"):
+            draw(REQUESTS, found, at_once=8)
     assert [each.alive for each in found] == [False, False]
 
 
@@ -115,3 +128,83 @@ def test_a_request_that_is_refused_is_the_users_to_mend():
 
     with server(refuses) as (url, _), pytest.raises(UserError, match="refused .* 400: max_tokens is too large"):
         draw(REQUESTS, replicas(url), at_once=8)
+
+
+def test_what_two_servers_lose_at_the_same_moment_is_not_forgotten():
+    """Work that is moved to a server which is lost before it could begin goes on to the third."""
+
+    async def refuses(payload, before):
+        await asyncio.sleep(0.2)
+        return web.Response(status=503)
+
+    with server(refuses) as (first, _), server(refuses) as (second, _), server(well) as (third, _):
+        found = replicas(first, second, third)
+        assert draw(REQUESTS, found, at_once=99) == EXPECTED
+    assert [each.alive for each in found] == [False, False, True]
+
+
+def test_the_server_with_the_fewest_tokens_to_write_is_asked():
+    long = [{0: {"seed": index, "prompt": [1], "max_tokens": 100 if index == 0 else 10}} for index in range(8)]
+
+    async def slow(payload, before):
+        await asyncio.sleep(0.3)
+        return web.json_response({"choices": [{}]})
+
+    with server(slow) as (first, asked_first), server(slow) as (second, asked_second):
+        draw(long, replicas(first, second), at_once=99)
+    # One long completion against seven short ones.
+    assert sorted(len(asked) for asked in (asked_first, asked_second)) == [1, 7]
+
+
+def test_a_server_that_is_given_up_elsewhere_gives_back_its_work():
+    started = threading.Event()
+
+    async def hangs(payload, before):
+        started.set()
+        await asyncio.sleep(30)
+        return web.Response(status=503)
+
+    with server(hangs) as (bad, _), server(well) as (good, _):
+        found = replicas(bad, good, seconds=60)
+        dispatcher = Dispatcher(found, at_once=99)
+        answers = dispatcher.ask(REQUESTS)
+        started.wait(10)
+        # As after a refresh in which it did not answer.
+        found[0].alive = False
+        dispatcher.look_again()
+        assert [each.result(20) for each in answers] == EXPECTED
+        dispatcher.close()
+
+
+def test_answers_tell_which_policies_may_have_written_them():
+    begun, may_end = threading.Event(), threading.Event()
+
+    async def waits(payload, before):
+        begun.set()
+        while not may_end.is_set():
+            await asyncio.sleep(0.01)
+        return web.json_response({"choices": [{}]})
+
+    with server(waits) as (url, _):
+        dispatcher = Dispatcher(replicas(url), at_once=1)
+        dispatcher.version = 3
+        first, second = dispatcher.ask([{0: {"seed": seed, "prompt": [1], "max_tokens": 4}} for seed in (0, 1)])
+        begun.wait(10)
+        dispatcher.version = 5
+        may_end.set()
+        found = [each.result(20)[0] for each in (first, second)]
+        dispatcher.close()
+    assert [(each.oldest, each.newest) for each in found] == [(3, 5), (5, 5)]
+
+
+def test_a_server_that_came_back_is_asked_once_it_has_its_weights():
+    with server(well) as (back, asked_back), server(well) as (other, asked_other):
+        found = replicas(back, other)
+        found[0].joining = True
+        dispatcher = Dispatcher(found, at_once=99)
+        assert [each.result(20) for each in dispatcher.ask(REQUESTS)] == EXPECTED
+        assert asked_back == [] and len(asked_other) == 48
+        found[0].joining = False
+        assert [each.result(20) for each in dispatcher.ask(REQUESTS)] == EXPECTED
+        dispatcher.close()
+    assert len(asked_back) == len(asked_other) - 48 == 24

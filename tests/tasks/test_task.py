@@ -18,7 +18,7 @@ def completion(text, num_tokens=3, truncated=False):
 
 
 def group(prompt, *completions):
-    return RolloutGroup(prompt, completions, policy_version=0)
+    return RolloutGroup(prompt, completions, oldest_version=0, newest_version=0)
 
 
 def config(**reward):

@@ -1,0 +1,156 @@
+"""What a machine makes of a whole training run: tokens sampled, arithmetic learned, weights sent, and time in between.
+
+    python benchmarks/throughput.py FOLDER SHAPE [overrides of grpo train]
+
+SHAPE is small (two CPU cores), qwen2.5-1.5b or qwen2.5-7b: random weights of that size under SmolLM2's tokenizer, so
+that nothing is downloaded; completions then run to their limit. Rewards are all equal, and computed nevertheless.
+
+The sampler is held against the memory-bandwidth roofline: each step of decoding reads all weights and the cache of all
+completions once, at the bandwidth of a copy measured here. Learning is held against the device's dense bfloat16 peak.
+The first two rounds, slow for other reasons, are left out; numbers are medians of the others. Writes
+FOLDER/result.json.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+from grpo import environment
+
+environment.prepare()
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from grpo import launch_check, models
+from grpo.config.hydra import compose_config
+from grpo.telemetry import peak_tflops, write_code
+from tests.runs import command, rows
+
+WARM_UP, ROUNDS = 2, 5
+# (width, layers, heads, heads of keys and values, inner width, vocabulary, tied), and the rounds that suit it.
+SHAPES = {
+    "small": ((256, 4, 8, 4, 688, 49152, True), (8, 4, 64)),
+    "qwen2.5-1.5b": ((1536, 28, 12, 2, 8960, 151936, True), (16, 32, 1024)),
+    "qwen2.5-7b": ((3584, 28, 28, 4, 18944, 152064, False), (16, 32, 1024)),
+}
+
+
+def build(shape, folder):
+    """A model of random weights, once."""
+    if (folder / "config.json").exists():
+        return
+    width, layers, heads, shared, inner, vocabulary, tied = shape
+    config = Qwen2Config(
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=shared,
+        intermediate_size=inner,
+        vocab_size=vocabulary,
+        tie_word_embeddings=tied,
+        max_position_embeddings=4096,
+    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with torch.device(device):
+        torch.set_default_dtype(torch.bfloat16 if device == "cuda" else torch.float32)
+        model = Qwen2ForCausalLM(config)
+        torch.set_default_dtype(torch.float32)
+    embedded = compose_config(["model=smollm2_135m"]).model
+    models.load_tokenizer(models.resolve(embedded, list), embedded).save_pretrained(folder)
+    model.save_pretrained(folder)
+    del model
+    if device == "cuda":
+        # The run is another process, and wants this memory.
+        torch.cuda.empty_cache()
+
+
+def bandwidth(device):
+    """Bytes read and written per second by a copy."""
+    source = torch.ones(2**30 if device.type == "cuda" else 2**27, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    seconds = []
+    for _ in range(8):
+        begun = time.perf_counter()
+        target.copy_(source)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - begun)
+    return 2 * len(source) / median(seconds)
+
+
+def rounds_of(words, output):
+    """Rows of a run's metrics, and the wall-clock seconds of each round."""
+    process = subprocess.Popen(command("train", *words), stdout=sys.stderr)
+    ends = []
+    while process.poll() is None:
+        while len(rows(output / "metrics.jsonl")) > len(ends):
+            ends.append(time.perf_counter())
+        time.sleep(0.02)
+    assert process.returncode == 0, "the run failed: see above"
+    walls = [after - before for before, after in pairwise(ends)]
+    return rows(output / "metrics.jsonl")[1:], walls
+
+
+def main(folder, name="small", *overrides):
+    folder = Path(folder)
+    shape, (group_size, prompts, max_tokens) = SHAPES[name]
+    build(shape, folder / name)
+    settings = [
+        *("model=huggingface", f"model.path={folder / name}", "task=arithmetic", "normalization=dr_grpo"),
+        *(f"dynamics.group_size={group_size}", f"dynamics.prompts_per_step={prompts}"),
+        *(f"rollout.sampling.max_tokens={max_tokens}", "task.prompt.max_tokens=128", "model.max_length=2048"),
+        *("learner.skip_silent_groups=false", "evaluation.num_problems=0", "checkpoint.every_rounds=0"),
+        *("checkpoint.export=false", f"num_steps={ROUNDS + WARM_UP}", f"rollout.max_concurrent={group_size * prompts}"),
+        *("dynamics.refresh_interval=1", f"output_dir={folder / 'run'}", *overrides),
+    ]
+    config = launch_check.with_precision(compose_config(settings))
+    device = launch_check.device(config)
+    measured, walls = rounds_of(settings, folder / "run")
+    measured, walls = measured[WARM_UP - 1 :], walls[WARM_UP - 1 :]
+
+    def middle(key):
+        return median(row.get(key, 0.0) for row in measured)
+
+    known = launch_check.model_shape(folder / name)
+    size = {"bfloat16": 2, "float32": 4}[config.rollout.precision]
+    at_once, speed = group_size * prompts, bandwidth(device)
+    length = middle("prompts/length_mean") + middle("completions/length_mean") / 2
+    cache = 2 * known.layers * known.key_value_width * size * length
+    roofline = at_once * speed / (known.parameters * size + at_once * cache)
+    sampled = middle("throughput/sample_tokens_per_second")
+    useful = [row["time/sample_seconds"] + row["time/learn_seconds"] for row in measured]
+    busy = [seconds / wall for seconds, wall in zip(useful, walls, strict=True)]
+    peak = peak_tflops(device)
+    result = {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        "parameters": known.parameters,
+        "precision": config.learner.precision,
+        "completions at once": at_once,
+        "completion length": middle("completions/length_mean"),
+        "copy bandwidth, GB/s": speed / 1e9,
+        "sampled tokens/s": sampled,
+        "share of the roofline": sampled / roofline,
+        "learned TFLOP/s": middle("throughput/learn_tflops"),
+        "MFU": middle("throughput/learn_tflops") / peak if peak else None,
+        "weights sent in, s": middle("time/sync_seconds"),
+        "round, s": median(walls),
+        "neither sampling nor learning": 1 - median(busy),
+        "largest memory, GiB": max(row.get("memory/peak_cuda_gib", row["memory/peak_rss_gib"]) for row in measured),
+    }
+    write_code(folder)
+    (folder / "result.json").write_text(json.dumps(result, indent=1))
+    table = Table("what", name)
+    for key, value in result.items():
+        table.add_row(key, f"{value:,.4g}" if isinstance(value, float) else str(value))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,91 @@
+"""Ulysses sequence parallelism (arXiv:2309.14509): several ranks compute one packed row together.
+
+Each rank holds a share of the row's tokens through every layer but attention, where tokens are exchanged for heads:
+there each rank holds all tokens of its share of the heads. Activations of a row are spread over the ranks, which is
+what long completions need. The ranks of a group pool what they have sampled and learn from the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.nn.functional import all_to_all_single
+
+from grpo.types import MicroBatch, Tree
+
+
+class SequenceGroup:
+    """This rank's place among the `size` ranks, consecutive ones, that share rows. Made on all ranks together."""
+
+    def __init__(self, size: int):
+        self.size = size
+        rank, world = dist.get_rank(), dist.get_world_size()
+        self._index = rank % size
+        for first in range(0, world, size):
+            members = list(range(first, first + size))
+            # Every rank makes every group.
+            group = dist.new_group(members)
+            if rank in members:
+                self._group = group
+
+    def pool(self, values: Sequence[Any]) -> tuple[list[Any], slice]:
+        """The values of all ranks of the group, and where this rank's are among them."""
+        every: list[Any] = [None] * self.size
+        dist.all_gather_object(every, list(values), group=self._group)
+        first = sum(map(len, every[: self._index]))
+        return [value for each in every for value in each], slice(first, first + len(values))
+
+    def padded(self, micro: MicroBatch) -> tuple[Tensor, Tensor, tuple[Tree, ...]]:
+        """Token ids, positions and trees of a row that all ranks hold equally many tokens of. What is added is a tree
+        of its own, that nobody sees."""
+        length = len(micro.token_ids)
+        missing = -length % self.size
+        pad = torch.nn.functional.pad
+        trees = (*micro.trees, Tree(length, missing, ())) if missing else micro.trees
+        return pad(micro.token_ids, (0, missing)), pad(micro.position_ids, (0, missing)), trees
+
+    def share(self, length: int) -> slice:
+        """This rank's tokens of a padded row."""
+        tokens = length // self.size
+        return slice(self._index * tokens, (self._index + 1) * tokens)
+
+    def tokens_to_heads(self, tensor: Tensor) -> Tensor:
+        """[1, heads, tokens/size, width] → [1, heads/size, tokens, width]. Fewer heads than ranks are repeated."""
+        if tensor.shape[1] < self.size:
+            tensor = tensor.repeat_interleave(self.size // tensor.shape[1], dim=1)
+        _, heads, tokens, width = tensor.shape
+        # By receiving rank; what arrives is by sending rank, whose tokens follow one another.
+        arrived = self._exchange(tensor.reshape(self.size, heads // self.size, tokens, width))
+        return arrived.transpose(0, 1).reshape(1, heads // self.size, self.size * tokens, width)
+
+    def heads_to_tokens(self, tensor: Tensor) -> Tensor:
+        """[1, heads/size, tokens, width] → [1, heads, tokens/size, width]."""
+        _, heads, tokens, width = tensor.shape
+        by_receiver = tensor.reshape(heads, self.size, tokens // self.size, width).transpose(0, 1)
+        return self._exchange(by_receiver).reshape(1, self.size * heads, tokens // self.size, width)
+
+    def whole(self, values: Tensor, place: Tensor, length: int) -> Tensor:
+        """[length], of which this rank has `values` [own] at `place` [own] and others have the rest."""
+        return _Sum.apply(values.new_zeros(length).index_put((place,), values), self._group)
+
+    def _exchange(self, by_receiver: Tensor) -> Tensor:
+        sent = by_receiver.contiguous()
+        return all_to_all_single(torch.empty_like(sent), sent, group=self._group)
+
+
+class _Sum(torch.autograd.Function):
+    """Sum over the ranks of a group, all of which make the same loss of it: each has the gradient already."""
+
+    @staticmethod
+    def forward(context, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+        total = tensor.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(context, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None

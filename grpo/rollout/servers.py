@@ -1,0 +1,52 @@
+"""Starts vLLM servers on this machine: their settings, devices and key."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import torch
+
+from grpo.config import TrainConfig
+from grpo.config.placement import KEY_VARIABLE, LOG_FOLDER, server_gpus
+from grpo.rollout.engine_arguments import command_line, engine_arguments
+from grpo.rollout.replica import ServerProcess, free_port
+
+# The policy's name at every server.
+MODEL = "policy"
+
+
+def start_servers(config: TrainConfig, model_path: str, device: torch.device) -> dict[str, ServerProcess]:
+    """url → process, each on its own devices, with one key for the run."""
+    servers, on_gpu = config.rollout.servers, device.type == "cuda"
+    os.environ.setdefault(KEY_VARIABLE, secrets.token_urlsafe(24))
+    arguments = engine_arguments(config, model_path, on_gpu) | {
+        "served_model_name": MODEL,
+        "host": servers.host,
+        "tensor_parallel_size": servers.tensor_parallel,
+        "weight_transfer_config": {"backend": "grpo"},
+        "disable_uvicorn_access_log": True,
+    }
+    started = {}
+    for index in range(servers.replicas):
+        port = servers.port + index if servers.port else free_port(servers.host)
+        environment = server_environment(config, index, on_gpu)
+        log = Path(config.output_dir) / LOG_FOLDER / f"server-{servers.host}-{port}.log"
+        process = ServerProcess(command_line(arguments | {"port": port}), environment, log)
+        process.start()
+        started[f"http://{servers.host}:{port}"] = process
+    return started
+
+
+def server_environment(config: TrainConfig, index: int, on_gpu: bool) -> dict[str, str]:
+    """Variables of server `index`: its key, its devices, and what vLLM's weight requests need."""
+    common = {
+        "VLLM_API_KEY": os.environ[KEY_VARIABLE],
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        "VLLM_LOGGING_LEVEL": "INFO",
+    }
+    if not on_gpu:
+        return common | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    return common | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, server_gpus(config, index)))}

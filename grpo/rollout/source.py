@@ -1,0 +1,174 @@
+"""Where scored groups come from, in the order of the stream of prompts: asked when they are needed, or before."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Protocol
+
+from grpo.config.errors import NOBODY_LEFT, SamplerLost
+from grpo.interfaces import AskableSampler, Collective, Pending, Sampler, Task
+from grpo.types import Prompt, RoundPlan, ScoredGroup
+
+
+class Source(Protocol):
+    """For each round `begin` comes first, then `take` as often as groups are wanted, then `rest`."""
+
+    @property
+    def cursor(self) -> int:
+        """Where the stream of prompts stood after the last group taken."""
+
+    def begin(self, plan: RoundPlan, steps_left: int) -> None:
+        """`steps_left` optimizer steps remain of the run, this round's included."""
+
+    def take(self, num_prompts: int) -> list[ScoredGroup]:
+        """This rank's share of the next `num_prompts` prompts' groups. Collective."""
+
+    def rest(self) -> None:
+        """Nothing more is wanted of this round."""
+
+
+class Asking:
+    """Prompts are asked when they are taken."""
+
+    def __init__(self, task: Task, sampler: Sampler):
+        self._task, self._sampler = task, sampler
+
+    @property
+    def cursor(self) -> int:
+        return self._task.cursor
+
+    def begin(self, plan: RoundPlan, steps_left: int) -> None:
+        self._group_size = plan.group_size
+
+    def take(self, num_prompts: int) -> list[ScoredGroup]:
+        prompts = self._task.next_prompts(num_prompts)
+        return self._task.grade(self._sampler.generate(prompts, self._group_size))
+
+    def rest(self) -> None:
+        self._sampler.sleep()
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A prompt on its way. `cursor` is where the stream stood after it."""
+
+    prompt: Prompt
+    cursor: int
+    pending: Pending
+    scored: Future[ScoredGroup]
+
+
+class AskingAhead:
+    """`pipeline=continuous`: prompts are asked before they are needed, sampled while the learner works and its weights
+    are replaced, and taken in their order all the same, so that short completions are not preferred.
+
+    One round is under way beside the one that is learned from, and one more each time that the learner would have to
+    wait, until all are there early. No token learned from is more than `max_staleness` optimizer steps older than the
+    policy that learns from it: no prompt is asked earlier than that before its step. One that has become too old
+    nevertheless, since a plan has fewer prompts a step than the one before, is asked again.
+    """
+
+    def __init__(self, task: Task, sampler: AskableSampler, collective: Collective, max_staleness: int):
+        self._task, self._sampler, self._collective = task, sampler, collective
+        self._max_staleness = max_staleness
+        self._under_way: deque[_Asked] = deque()
+        self._rounds_ahead = 1
+        self._taken_cursor: int | None = None
+        self._to_grade: SimpleQueue[tuple[Pending, Future[ScoredGroup]]] = SimpleQueue()
+        # A daemon: a run that ends does not wait for what nobody will learn from.
+        threading.Thread(target=self._grade, name="grading ahead", daemon=True).start()
+
+    @property
+    def cursor(self) -> int:
+        return self._task.cursor if self._taken_cursor is None else self._taken_cursor
+
+    def begin(self, plan: RoundPlan, steps_left: int) -> None:
+        if plan.rollback:
+            # What the policy that was left behind has written is not learned from.
+            self._forget()
+        self._plan, self._num_taken = plan, 0
+        if self._under_way:
+            self._look_around(plan.prompts_per_round // self._collective.world_size)
+        steps = min((self._rounds_ahead + 1) * plan.refresh_interval, self._max_staleness + 1, steps_left)
+        self._ask_until(steps * plan.prompts_per_step)
+
+    def take(self, num_prompts: int) -> list[ScoredGroup]:
+        self._ask_until(num_prompts)
+        ranks = self._collective.world_size
+        mine = [self._under_way.popleft() for _ in range(num_prompts // ranks)]
+        for index, asked in enumerate(mine):
+            group = _scored(asked)
+            if group and self._staleness(group, self._num_taken + index * ranks) > self._max_staleness:
+                mine[index] = self._ask([asked.prompt], [asked.cursor])[0]
+        found = [_scored(asked) for asked in mine]
+        # All ranks give up together, or none.
+        if self._collective.maximum(None in found):
+            raise SamplerLost(NOBODY_LEFT)
+        self._num_taken += num_prompts
+        self._taken_cursor = mine[-1].cursor
+        return found
+
+    def rest(self) -> None:
+        """Those who sample go on."""
+
+    def _look_around(self, wanted: int) -> None:
+        """Whether any rank would have to wait for this round's groups, or all have more than those."""
+        missing = [not asked.scored.done() for asked in self._under_way]
+        late, early = any(missing[:wanted]), not any(missing)
+        if self._collective.maximum(late):
+            steps = (self._rounds_ahead + 1) * self._plan.refresh_interval
+            self._rounds_ahead += steps <= self._max_staleness
+        elif not self._collective.maximum(not early):
+            self._rounds_ahead = max(1, self._rounds_ahead - 1)
+
+    def _ask_until(self, num_prompts: int) -> None:
+        """Until so many, over all ranks, are under way."""
+        ranks = self._collective.world_size
+        missing = num_prompts - len(self._under_way) * ranks
+        if missing > 0:
+            first = self._task.cursor
+            prompts = self._task.next_prompts(missing)
+            self._under_way.extend(self._ask(prompts, range(first + ranks, first + missing + 1, ranks)))
+
+    def _ask(self, prompts: Sequence[Prompt], cursors: Sequence[int]) -> list[_Asked]:
+        pending = self._sampler.ask(prompts, self._plan.group_size)
+        asked = [_Asked(*each, Future()) for each in zip(prompts, cursors, pending, strict=True)]
+        for each in asked:
+            self._to_grade.put((each.pending, each.scored))
+        return asked
+
+    def _grade(self) -> None:
+        while True:
+            pending, scored = self._to_grade.get()
+            if not scored.set_running_or_notify_cancel():
+                continue
+            try:
+                scored.set_result(self._task.grade([pending.result()])[0])
+            except BaseException as error:
+                scored.set_exception(error)
+
+    def _staleness(self, group: ScoredGroup, place: int) -> int:
+        """In optimizer steps, of a group that is the round's number `place` over all ranks. The sampler holds the
+        policy that the round begins with."""
+        step = min(place // self._plan.prompts_per_step, self._plan.refresh_interval - 1)
+        return self._sampler.policy_version + step - group.group.oldest_version
+
+    def _forget(self) -> None:
+        for asked in self._under_way:
+            asked.pending.cancel()
+            asked.scored.cancel()
+        self._under_way.clear()
+        self._taken_cursor = None
+
+
+def _scored(asked: _Asked) -> ScoredGroup | None:
+    """None when no server is left that could answer."""
+    try:
+        return asked.scored.result()
+    except SamplerLost:
+        return None

@@ -1,0 +1,40 @@
+"""The receiving end of LoRA: frozen weights are kept as they came, and adapters added to them whenever they change."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from grpo.interfaces import BASE_SUFFIX, DOWN_SUFFIX, UP_SUFFIX, Bucket
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class AdaptedWeights:
+    """The base of every adapted weight, in main memory."""
+
+    def __init__(self) -> None:
+        self._base: dict[str, Tensor] = {}
+        self._down: dict[str, Tensor] = {}
+
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return bool(self._base)
+
+    def merge(self, bucket: Bucket) -> list[tuple[str, Tensor]]:
+        """Of what arrived, the whole weights that are to be loaded: W = base + B·A once both have come, in the base's
+        precision or the adapters', whichever is finer."""
+        whole: list[tuple[str, Tensor]] = []
+        for name, tensor in bucket:
+            plain, dot, kind = name.rpartition(".")
+            if dot + kind == BASE_SUFFIX:
+                self._base[plain] = tensor.to("cpu", copy=True)
+            elif dot + kind == DOWN_SUFFIX:
+                # Its bucket's memory is used again.
+                self._down[plain] = tensor.clone()
+            elif dot + kind == UP_SUFFIX:
+                delta = tensor @ self._down.pop(plain)
+                whole.append((plain, self._base[plain].to(tensor.device) + delta))
+            else:
+                whole.append((name, tensor))
+        return whole

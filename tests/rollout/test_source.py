@@ -1,0 +1,167 @@
+"""Asking ahead: what is asked when, in which order it comes, how old it may be."""
+
+from concurrent.futures import Future
+from dataclasses import replace
+
+import pytest
+
+from grpo.config import RefillConfig
+from grpo.config.errors import SamplerLost
+from grpo.rollout.collect import PlainCollector, RefillingCollector
+from grpo.rollout.source import AskingAhead
+from grpo.types import RoundPlan
+from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, ids
+
+PLAN = RoundPlan(group_size=2, refresh_interval=1, prompts_per_step=2)
+
+
+class Pending(Future):
+    """Completions that come when the test says so."""
+
+
+class SlowSampler(ScriptedSampler):
+    """Notes what is asked, by which policy; answers at once while `quick`."""
+
+    def __init__(self):
+        self.asked, self.quick = [], True
+
+    def ask(self, prompts, group_size, sampling=None, first_sample=0):
+        pending = []
+        for group in self.generate(prompts, group_size):
+            self.asked.append((group.prompt.problem.problem_id, self.policy_version, Pending()))
+            pending.append(self.asked[-1][2])
+            pending[-1].group = group
+            if self.quick:
+                pending[-1].set_result(group)
+        return pending
+
+    def answer(self, most):
+        waiting = [each for _, _, each in self.asked if not each.done()]
+        for each in waiting[:most]:
+            each.set_result(each.group)
+
+
+class Run:
+    """A loop without learning: rounds are collected, then the policy is a round older."""
+
+    def __init__(self, max_staleness, rewards=((1, 0, 1, 0),) * 60, refill=None):
+        self.task, self.sampler = ScriptedTask(rewards), SlowSampler()
+        self.source = AskingAhead(self.task, self.sampler, SingleRank(), max_staleness)
+        self.collector = (
+            RefillingCollector(self.source, refill, SingleRank()) if refill else PlainCollector(self.source)
+        )
+
+    def round(self, plan=PLAN, steps_left=100):
+        collected = self.collector.collect(plan, steps_left)
+        for place, scored in enumerate(collected.groups):
+            step = self.sampler.policy_version + place // plan.prompts_per_step
+            assert 0 <= step - scored.group.oldest_version <= self.source._max_staleness
+        self.sampler.policy_version += plan.refresh_interval
+        return collected
+
+    def settle(self):
+        """Until everything that was answered is graded too."""
+        for asked in list(self.source._under_way):
+            if asked.pending.done():
+                asked.scored.result(5)
+
+
+def test_one_round_is_asked_beside_the_one_that_is_learned_from():
+    run = Run(max_staleness=3)
+    first = run.round()
+    assert ids(first.groups) == ["p0", "p1"] and first.cursor == 2
+    assert [(name, version) for name, version, _ in run.sampler.asked] == [("p0", 0), ("p1", 0), ("p2", 0), ("p3", 0)]
+    run.settle()
+    second = run.round()
+    assert ids(second.groups) == ["p2", "p3"] and second.cursor == 4
+    assert [(name, version) for name, version, _ in run.sampler.asked[4:]] == [("p4", 1), ("p5", 1)]
+
+
+def test_more_is_under_way_while_the_learner_has_to_wait_and_never_beyond_the_bound():
+    run = Run(max_staleness=2)
+    run.sampler.quick = False
+    under_way = []
+    for waits in (False, True, True, True, False, False):
+        if not waits:
+            run.sampler.answer(most=99)
+            run.settle()
+        run.source.begin(PLAN, 100)
+        under_way.append(len(run.source._under_way))
+        # As many as are taken, or were.
+        run.sampler.answer(most=2)
+        run.source.take(2)
+        run.sampler.policy_version += 1
+    # Two prompts a step: two steps' at first, three once it had to wait, two again when all was there early.
+    assert under_way == [4, 6, 6, 6, 4, 4]
+
+
+def test_with_a_bound_of_a_round_nothing_is_asked_ahead():
+    run = Run(max_staleness=1)
+    plan = replace(PLAN, refresh_interval=2)
+    for _ in range(3):
+        run.round(plan)
+        assert len(run.sampler.asked) == run.task.cursor == run.source.cursor
+
+
+def test_groups_come_in_the_order_of_the_stream_whichever_is_done_first():
+    run = Run(max_staleness=3)
+    run.sampler.quick = False
+    run.source.begin(PLAN, 100)
+    for _, _, pending in reversed(run.sampler.asked):
+        pending.set_result(pending.group)
+    assert ids(run.source.take(2)) == ["p0", "p1"]
+
+
+def test_nothing_is_asked_beyond_the_end_of_the_run():
+    run = Run(max_staleness=5)
+    for left in (3, 2, 1):
+        run.round(steps_left=left)
+    assert run.task.cursor == 6
+
+
+def test_refilling_takes_what_is_under_way_before_it_asks_more():
+    silent, mixed = (1, 1), (1, 0)
+    run = Run(3, [silent, mixed, silent, mixed, mixed, mixed, mixed, mixed, mixed], RefillConfig(enabled=True))
+    collected = run.round()
+    assert ids(collected.groups) == ["p1", "p3"] and ids(collected.sampled) == ["p0", "p1", "p2", "p3"]
+    # Where a resumed run goes on: behind what was taken, before what is under way.
+    assert collected.cursor == 4
+
+
+def test_what_became_too_old_is_asked_again_and_comes_in_its_place():
+    run = Run(max_staleness=1)
+    wide = replace(PLAN, prompts_per_step=4)
+    run.round(wide)
+    run.settle()
+    # p4 to p7 were asked for one step; the plan now makes two steps of them.
+    assert ids(run.round().groups) == ["p4", "p5"]
+    collected = run.round()
+    assert ids(collected.groups) == ["p6", "p7"]
+    assert [scored.group.oldest_version for scored in collected.groups] == [2, 2]
+    assert [name for name, _, _ in run.sampler.asked].count("p6") == 2
+
+
+def test_what_a_policy_left_behind_has_written_is_thrown_away():
+    run = Run(max_staleness=3)
+    run.round()
+    back = run.round(replace(PLAN, rollback=True))
+    assert ids(back.groups) == ["p4", "p5"] and back.cursor == 6
+    assert all(scored.group.oldest_version == 1 for scored in back.groups)
+
+
+def test_a_new_group_size_is_that_of_prompts_asked_from_then_on():
+    run = Run(max_staleness=3)
+    run.round()
+    larger = replace(PLAN, group_size=4)
+    assert [scored.count[1] for scored in run.round(larger).groups] == [2, 2]
+    assert [scored.count[1] for scored in run.round(larger).groups] == [4, 4]
+
+
+def test_with_no_server_left_the_run_is_told():
+    run = Run(max_staleness=3)
+    run.sampler.quick = False
+    run.source.begin(PLAN, 100)
+    for _, _, pending in run.sampler.asked:
+        pending.set_exception(SamplerLost("all are gone"))
+    with pytest.raises(SamplerLost, match="no vLLM server is left"):
+        run.source.take(2)

@@ -1,0 +1,33 @@
+"""LoRA at the receiving end, by hand."""
+
+import torch
+
+from grpo.weight_sync.adapters import AdaptedWeights
+
+BASE = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+
+
+def test_the_base_comes_once_and_adapters_are_added_to_it_every_time():
+    adapted = AdaptedWeights()
+    assert not adapted
+    head = torch.ones(2)
+    assert adapted.merge([("head", head), ("w.base", BASE)]) == [("head", head)]
+    assert adapted
+    down, up = torch.tensor([[1.0, 0.0]]), torch.tensor([[10.0], [20.0]])
+    # The halves may come in two buckets, of which the first one's memory is used again.
+    reused = down.clone()
+    assert adapted.merge([("w.lora_A", reused)]) == []
+    reused.zero_()
+    ((name, whole),) = adapted.merge([("w.lora_B", up)])
+    assert name == "w" and whole.tolist() == [[11.0, 2.0], [23.0, 4.0]]
+    # To the base, not to what was made of it.
+    ((_, again),) = adapted.merge([("w.lora_A", down), ("w.lora_B", -up)])
+    assert again.tolist() == [[-9.0, 2.0], [-17.0, 4.0]]
+
+
+def test_adapters_keep_their_precision_over_a_coarser_base():
+    adapted = AdaptedWeights()
+    adapted.merge([("w.base", BASE.bfloat16())])
+    ((_, whole),) = adapted.merge([("w.lora_A", torch.tensor([[1e-4, 0.0]])), ("w.lora_B", torch.tensor([[1.0], [0]]))])
+    assert whole.dtype == torch.float32
+    assert abs(whole[0, 0].item() - 1.0001) < 1e-7
