@@ -38,8 +38,9 @@ class _TokenLogprobs(torch.autograd.Function):
             logits = _logits(rows, weight, temperature)
             normalizer = logits.logsumexp(-1)
             logprobs.append(logits.gather(-1, aims[:, None]).squeeze(-1) - normalizer)
-            probabilities = (logits - normalizer[:, None]).exp_()
-            entropies.append(normalizer - torch.linalg.vecdot(probabilities, logits))
+            logs = logits.sub_(normalizer[:, None])
+            probabilities = logs.exp()
+            entropies.append(-torch.linalg.vecdot(probabilities, logs))
             normalizers.append(normalizer)
             kept = probabilities if len(rows) == len(hidden) else None
         ctx.save_for_backward(hidden, weight, targets, torch.cat(normalizers), torch.cat(entropies), kept)
