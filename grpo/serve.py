@@ -42,13 +42,26 @@ def serve(config: TrainConfig) -> int:
     replicas = [Replica(index, url, "", 0.0, process) for index, (url, process) in enumerate(processes.items())]
     try:
         for replica in replicas:
-            asyncio.run(replica.wait(config.rollout.servers.start_seconds))
+            if not asyncio.run(_started(replica, stop, config.rollout.servers.start_seconds)):
+                return 0
             print(f"serving at {replica.url}", flush=True)
         keep(replicas, stop, config.rollout.servers.start_seconds)
     finally:
         for process in processes.values():
+            process.ask_to_end()
+        for process in processes.values():
             process.stop()
     return 0
+
+
+async def _started(replica: Replica, stop: threading.Event, seconds: float) -> bool:
+    """Once it answers; False when `stop` was set before."""
+    waiting = asyncio.create_task(replica.wait(seconds))
+    while not stop.is_set():
+        if (await asyncio.wait([waiting], timeout=POLL_SECONDS))[0]:
+            waiting.result()
+            return True
+    return False
 
 
 def keep(replicas: Sequence[Replica], stop: threading.Event, start_seconds: float) -> None:

@@ -143,13 +143,13 @@ def test_sampling_ahead_is_one_round_stale_and_corrected_for(tmp_path, served):
 class Launched:
     """A run over two machines, both of them this one: two ranks learn on the first, two servers are on the second."""
 
-    def __init__(self, output, *overrides):
+    def __init__(self, output, *overrides, **variables):
         self.output = output
         machines = ["hardware=two_nodes", "hardware.shell=here", "hardware.ranks_per_node=2"]
         ports = [f"hardware.first_port={free_ports(SERVER_PORTS + 2)}", "rollout.servers.replicas=2"]
         words = command("launch", *SMALL, *QUIET, *machines, *ports, *overrides, f"output_dir={output}")
         self.process = subprocess.Popen(
-            words, env=ONE_THREAD, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            words, env=ONE_THREAD | variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
 
     def wait_for(self, text, times=1, seconds=240):
@@ -173,14 +173,25 @@ class Launched:
         return next(each for each in below if "EngineCore" in each.name() or "EngineCore" in " ".join(each.cmdline()))
 
 
+SLOWLY = """
+import pathlib, time
+
+def reward(completion, answer, metadata):
+    time.sleep(0.3 * pathlib.Path(__file__).with_name("rest").exists())
+    return 0.0
+"""
+
+
 @pytest.fixture(scope="module")
 def troubled(tmp_path_factory):
     """Sampling goes on while weights change. One server hangs and comes to again; the other is killed and started
     again; both come back. Then the run is asked to stop."""
-    run = Launched(
-        tmp_path_factory.mktemp("servers") / "run",
-        *("pipeline=continuous", "rollout.max_staleness=3", "num_steps=4000", "rollout.servers.request_seconds=40"),
-    )
+    folder = tmp_path_factory.mktemp("servers")
+    (folder / "slowly.py").write_text(SLOWLY)
+    resting = folder / "rest"
+    ahead = ["pipeline=continuous", "rollout.max_staleness=3", "num_steps=4000", "rollout.servers.request_seconds=40"]
+    parts = "task.reward.parts=[{name: number}, {name: 'slowly:reward', weight: 0}]"
+    run = Launched(folder / "run", *ahead, parts, PYTHONPATH=f"{folder}:{os.environ.get('PYTHONPATH', '')}")
     try:
         wait_for_step(run.output, 3, run.process, seconds=400)
         servers = servers_of(run.output)
@@ -189,8 +200,11 @@ def troubled(tmp_path_factory):
         run.wait_for("was lost")
         hung.resume()
         run.wait_for("is back")
+        # The server that starts needs the processor more than a run that waits for it.
+        resting.touch()
         run.engine(1).kill()
-        run.wait_for("is back", times=2)
+        run.wait_for("is back", times=2, seconds=400)
+        resting.unlink()
         wait_for_step(run.output, run.step + 3, run.process)
         servers += servers_of(run.output)
         run.process.terminate()

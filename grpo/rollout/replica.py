@@ -55,10 +55,15 @@ class ServerProcess:
         self.stop()
         self.start()
 
+    def ask_to_end(self) -> None:
+        if self._process is not None:
+            self._process.stdin.close()
+
     def stop(self) -> None:
+        """Returns when it has ended."""
+        self.ask_to_end()
         if self._process is None:
             return
-        self._process.stdin.close()
         try:
             self._process.wait(30)
         except subprocess.TimeoutExpired:
