@@ -63,7 +63,9 @@ def model_shape(path: Path, trust_remote_code: bool = False) -> ModelShape:
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         layers=config.num_hidden_layers,
         width=config.hidden_size,
+        inner_width=config.intermediate_size,
         vocabulary=config.vocab_size,
+        query_width=config.num_attention_heads * width,
         key_value_width=heads * width,
     )
 

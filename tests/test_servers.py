@@ -182,10 +182,19 @@ def reward(completion, answer, metadata):
 """
 
 
+def slow_down(process, enough):
+    """It computes a sixth of the time, until it is enough."""
+    while not enough():
+        process.suspend()
+        time.sleep(0.1)
+        process.resume()
+        time.sleep(0.02)
+
+
 @pytest.fixture(scope="module")
 def troubled(tmp_path_factory):
-    """Sampling goes on while weights change. One server hangs and comes to again; the other is killed and started
-    again; both come back. Then the run is asked to stop."""
+    """Sampling goes on while weights change. One server is slow, so that it does, then hangs and comes to again; the
+    other is killed and started again; both come back. Then the run is asked to stop."""
     folder = tmp_path_factory.mktemp("servers")
     (folder / "slowly.py").write_text(SLOWLY)
     resting = folder / "rest"
@@ -196,6 +205,7 @@ def troubled(tmp_path_factory):
         wait_for_step(run.output, 3, run.process, seconds=400)
         servers = servers_of(run.output)
         hung = run.engine(0)
+        slow_down(hung, lambda: run.step >= 16)
         hung.suspend()
         run.wait_for("was lost")
         hung.resume()

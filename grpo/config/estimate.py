@@ -12,12 +12,15 @@ BYTES = {"bfloat16": 2, "float32": 4}
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The numbers of a transformer that memory depends on. `parameters` counts every weight once."""
+    """The numbers of a transformer that memory depends on. `parameters` counts every weight once; `inner_width` is
+    that between the matrices of a feed-forward layer, `query_width` and `key_value_width` those of all heads."""
 
     parameters: int
     layers: int
     width: int
+    inner_width: int
     vocabulary: int
+    query_width: int
     key_value_width: int
 
 
@@ -51,11 +54,7 @@ def batch_table(config: TrainConfig, world_size: int) -> list[tuple[str, int, in
 
 def memory_estimate(config: TrainConfig, shape: ModelShape, world_size: int) -> list[tuple[str, float]]:
     """Rows (what, GiB on one rank); the last is their sum. Approximate: fragmentation, kernels' workspaces
-    and the runtime itself (about 1 GiB) are not in it.
-
-    Activations are counted as 34·width bytes a token and layer at 2 bytes a number (Korthikanti et al.,
-    arXiv:2205.05198, without the attention matrix), or 2·width where gradient checkpointing recomputes them.
-    """
+    and the runtime itself (about 1 GiB) are not in it."""
     learner, rollout = config.learner, config.rollout
     size = BYTES[learner.precision]
     count = shape.parameters
@@ -65,7 +64,6 @@ def memory_estimate(config: TrainConfig, shape: ModelShape, world_size: int) -> 
     # Ranks that compute a row together hold a share of it each.
     together = learner.sequence_parallel
     tokens = min(learner.micro_batch_tokens, _step_tokens(config, world_size) * together) // together
-    per_layer = (2 if learner.gradient_checkpointing else 34) * shape.width * size / 2
     chunk = min(learner.logit_chunk_tokens, tokens)
     concurrent = min(
         rollout.max_concurrent, config.dynamics.group_size * config.dynamics.prompts_per_step // world_size
@@ -75,7 +73,7 @@ def memory_estimate(config: TrainConfig, shape: ModelShape, world_size: int) -> 
         ("learner weights", weights),
         ("learner gradients (float32)", gradients),
         ("optimizer moments and masters" + (" (in CPU memory)" if learner.offload_optimizer else ""), optimizer),
-        (f"activations of {tokens:,} tokens", tokens * shape.layers * per_layer),
+        (f"activations of {tokens:,} tokens", tokens * activation_bytes(shape, size, learner.gradient_checkpointing)),
         (f"logits of {chunk:,} tokens", 3 * chunk * shape.vocabulary * 4),
         (
             "reference weights",
@@ -90,6 +88,20 @@ def memory_estimate(config: TrainConfig, shape: ModelShape, world_size: int) -> 
         ]
     in_gib = [(name, amount / GIB) for name, amount in rows]
     return [*in_gib, ("in all", sum(amount for _, amount in in_gib))]
+
+
+def activation_bytes(shape: ModelShape, size: int, checkpointing: bool) -> int:
+    """What autograd keeps of one token for the backward pass, over all layers, at `size` bytes a number.
+
+    Of a layer of Llama or Qwen2 as transformers computes it: both norms keep their input in float32, what they make of
+    it, and that scaled; attention keeps queries, keys, values, its output and a copy for the next matrix; the
+    feed-forward layer four tensors between its matrices. Norms of queries and keys (Qwen3) and the pieces of trees too
+    long for a mask come on top, up to a quarter. With `checkpointing` only every layer's input is kept, and one layer
+    at a time is computed again.
+    """
+    norms = (8 + 4 * size) * shape.width
+    layer = norms + size * (3 * shape.query_width + 2 * shape.key_value_width + 4 * shape.inner_width)
+    return shape.layers * size * shape.width + layer if checkpointing else shape.layers * layer
 
 
 def _step_tokens(config: TrainConfig, world_size: int) -> int:

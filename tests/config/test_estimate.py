@@ -1,7 +1,22 @@
-from grpo.config import TrainConfig
-from grpo.config.estimate import ModelShape, batch_table, memory_estimate
+import pytest
+import torch
 
-SEVEN_B = ModelShape(parameters=7_000_000_000, layers=28, width=3584, vocabulary=152_064, key_value_width=512)
+from grpo.config import ModelConfig, TrainConfig
+from grpo.config.estimate import BYTES, ModelShape, activation_bytes, batch_table, memory_estimate
+from grpo.launch_check import model_shape
+from grpo.learner.policy import load_policy
+from grpo.types import Tree
+from tests.learner.models import tiny_llama
+
+SEVEN_B = ModelShape(
+    parameters=7_000_000_000,
+    layers=28,
+    width=3584,
+    inner_width=18_944,
+    vocabulary=152_064,
+    query_width=3584,
+    key_value_width=512,
+)
 
 
 def config():
@@ -67,3 +82,35 @@ def test_ranks_that_compute_rows_together_pool_tokens_and_share_activations():
     # 13,600 tokens in rows of 1,000: 7 on each of two ranks, or 14 on both.
     assert (alone, pooled) == (7, 14)
     assert of_two["activations of 500 tokens"] == of_one["activations of 1,000 tokens"] / 2
+
+
+def kept_bytes(policy, tokens):
+    """Of what autograd keeps for the backward pass of a row of one tree, weights left out; every storage once."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in policy.parameters()}
+    kept = {}
+
+    def keep(tensor):
+        # With the tensor, lest its storage be freed and its address taken again.
+        kept[tensor.untyped_storage().data_ptr()] = (tensor.untyped_storage().nbytes(), tensor)
+        return tensor
+
+    row = torch.randint(3, 64, (tokens,)), torch.arange(tokens), (Tree(0, tokens // 2, (tokens // 4,) * 2),)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        policy._hidden(*row)
+    return sum(size for address, (size, _) in kept.items() if address not in weights)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+def test_activations_are_what_autograd_keeps(precision, checkpointing, tmp_path):
+    kept, estimated = [], []
+    for layers in (2, 6):
+        path = tiny_llama(tmp_path / str(layers), layers=layers)
+        policy = load_policy(path, ModelConfig(), precision, chunk=512).train()
+        if checkpointing:
+            policy.language_model.gradient_checkpointing_enable({"use_reentrant": False})
+        kept.append(kept_bytes(policy, 128))
+        estimated.append(128 * activation_bytes(model_shape(path), BYTES[precision], checkpointing))
+    # What layers add; embeddings, positions and the last norm, which a row has once, are not estimated.
+    assert kept[1] - kept[0] == pytest.approx(estimated[1] - estimated[0], rel=0.02)
+    assert kept[0] < 1.3 * estimated[0]

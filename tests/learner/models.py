@@ -8,13 +8,13 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 
-def tiny_llama(directory: Path, tied: bool = True, vocabulary: int = 64) -> Path:
+def tiny_llama(directory: Path, tied: bool = True, vocabulary: int = 64, layers: int = 2) -> Path:
     torch.manual_seed(3)
     config = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=64,
         intermediate_size=96,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,
