@@ -27,6 +27,7 @@ from grpo.rollout.seeds import sample_numbers, sample_seed
 from grpo.rollout.servers import MODEL, start_servers
 from grpo.rollout.stopping import stop_token_ids
 from grpo.types import Completion, Prompt, RolloutGroup
+from grpo.weight_sync.channel import manifest_of, packed
 from grpo.weight_sync.server_link import Post, ServerLink
 
 
@@ -73,7 +74,7 @@ class ServerSampler:
         device: torch.device,
         collective: Collective,
     ):
-        self._config, self._tokenizer, self._collective = config, tokenizer, collective
+        self._config, self._tokenizer, self._collective, self._device = config, tokenizer, collective, device
         self._stop_token_ids = stop_token_ids(model_path, tokenizer)
         self.policy_version = 0
         servers = config.rollout.servers
@@ -163,7 +164,12 @@ class ServerSampler:
 
     def load_weights(self, bucket: Bucket) -> None:
         if self._first:
-            self._on_all(lambda replica, post: self._links[replica.index].send(post, bucket))
+            manifest, buffer = manifest_of(bucket), packed(bucket, self._device)
+
+            def send(replica: Replica, post: Post) -> Awaitable[None]:
+                return self._links[replica.index].send(post, manifest, buffer)
+
+            self._on_all(send)
 
     def _begin_update(self) -> None:
         """Servers that came back are taken in; a server that any rank has lost is lost to all."""

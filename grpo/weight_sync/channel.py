@@ -41,6 +41,11 @@ def manifest_of(bucket: Bucket) -> Manifest:
     )
 
 
+def packed(bucket: Bucket, device: torch.device) -> Tensor:
+    """The bucket as one buffer of bytes on `device`: a copy."""
+    return torch.cat([_bytes_of(tensor.to(device)) for _, tensor in bucket])
+
+
 class Channel:
     """One end. `send` and `receive` are called by all ends together, bucket by bucket."""
 
@@ -49,9 +54,9 @@ class Channel:
         # The learner's end is the server of the rendezvous: it lives as long as the channel.
         self._store = store
 
-    def send(self, bucket: Bucket) -> None:
-        """Raises RuntimeError when the other ends do not take it in time."""
-        self._broadcast(torch.cat([_bytes_of(tensor.to(self._device)) for _, tensor in bucket]))
+    def send(self, buffer: Tensor) -> None:
+        """A bucket, `packed`. Raises RuntimeError when the other ends do not take it in time."""
+        self._broadcast(buffer)
 
     def receive(self, manifest: Manifest) -> list[tuple[str, Tensor]]:
         """The bucket that rank 0 sends, as views of one buffer."""

@@ -12,9 +12,9 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from grpo.interfaces import Bucket
-from grpo.weight_sync.channel import LOOPBACK, Channel, listen, manifest_of, open_learner_end
+from grpo.weight_sync.channel import LOOPBACK, Channel, Manifest, listen, open_learner_end
 
 Post = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
 """A request to the server: route and payload."""
@@ -42,9 +42,10 @@ class ServerLink:
     async def start(self, post: Post) -> None:
         await post("/start_weight_update", {})
 
-    async def send(self, post: Post, bucket: Bucket) -> None:
-        update = post("/update_weights", {"update_info": asdict(manifest_of(bucket))})
-        await _both(asyncio.to_thread(self._channel.send, bucket), update)
+    async def send(self, post: Post, manifest: Manifest, buffer: Tensor) -> None:
+        """A bucket, `packed`; returns when the server has loaded it."""
+        update = post("/update_weights", {"update_info": asdict(manifest)})
+        await _both(asyncio.to_thread(self._channel.send, buffer), update)
 
     async def finish(self, post: Post, policy_version: int) -> None:
         await post("/finish_weight_update", {"weight_version": str(policy_version)})

@@ -5,7 +5,7 @@ import multiprocessing
 import pytest
 import torch
 
-from grpo.weight_sync.channel import Manifest, listen, manifest_of, open_learner_end, open_sampler_end
+from grpo.weight_sync.channel import Manifest, listen, manifest_of, open_learner_end, open_sampler_end, packed
 
 CPU = torch.device("cpu")
 BUCKETS = [
@@ -35,7 +35,7 @@ def test_every_worker_gets_every_tensor_whatever_its_type_and_shape():
         each.start()
     channel = open_learner_end(listening, 3, CPU, 60)
     for bucket in BUCKETS:
-        channel.send(bucket)
+        channel.send(packed(bucket, CPU))
     assert sorted(results.get(timeout=60) for _ in range(4)) == [(1, True), (1, True), (2, True), (2, True)]
     for each in workers:
         each.join(30)
