@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,9 @@ def _measure(task: VerifiableTask, sampler: Sampler, collective: Collective, con
         while task.cursor < task.num_problems:
             prompts = task.next_prompts(min(CHUNK, task.num_problems - task.cursor))
             scored = task.grade(sampler.generate(prompts, config.evaluation.samples_per_problem, sampling))
-            rows = [row for part in collective.gather([_row(each) for each in scored]) for row in part]
+            shares = collective.gather([_row(each) for each in scored])
+            # In the stream's order, so that a file that is cut off is a beginning: ranks take turns in it.
+            rows = [row for turn in zip_longest(*shares) for row in turn if row is not None]
             if first:
                 with Path(config.output_dir, RATES_FILE).open("a", encoding="utf-8") as file:
                     file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

@@ -1,6 +1,9 @@
 """`grpo solve-rates` on the tiny model, and what follows from measured rates."""
 
 import json
+import os
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
@@ -32,9 +35,16 @@ def test_rates_are_written_row_by_row_and_a_stopped_run_goes_on(tmp_path):
 
     lines = whole.splitlines(keepends=True)
     path.write_text("".join(lines[:128]) + lines[128][:40])
-    again = grpo("solve-rates", *WORDS, f"output_dir={output}", timeout=500)
-    assert again.returncode == 0, again.stderr
-    assert path.read_text() == whole, "the same samples, whether stopped or not"
+    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "grpo.cli"]
+    again = subprocess.run(
+        [*ranks, "solve-rates", *WORDS, f"output_dir={output}"],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert path.read_text() == whole, "the same samples in the same order, whether stopped or not, on one rank or two"
 
     other = grpo("solve-rates", *WORDS, "evaluation.temperature=0.5", f"output_dir={output}")
     assert other.returncode == 2

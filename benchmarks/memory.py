@@ -1,0 +1,118 @@
+"""The memory estimate of `grpo train` against what a learner really takes.
+
+    python benchmarks/memory.py [overrides of grpo train]
+
+A process each: SmolLM2-135M, two optimizer steps on two prompts with eight completions of 240 made-up tokens, in rows
+of 2,048 tokens. The estimate is what every run prints before it starts (`grpo.config.estimate`). Measured is the most
+that tensors take at once in the second step, and the largest resident memory from before the model is loaded on, which
+on a CPU is more: freed memory is not given back to the system.
+"""
+
+import gc
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from grpo import environment
+
+environment.prepare()
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.profiler import ProfilerActivity, profile
+
+from grpo import launch_check, models
+from grpo.algorithm.batches import BatchMaker
+from grpo.config.estimate import memory_estimate
+from grpo.config.hydra import compose_config
+from grpo.learner.engine import init_distributed
+from grpo.learner.learner import DeepSpeedLearner
+from grpo.types import Completion, Grade, Problem, Prompt, RolloutGroup, RoundPlan, ScoredGroup
+
+GROUPS, GROUP_SIZE, PROMPT_TOKENS, COMPLETION_TOKENS = 2, 8, 100, 240
+CASES = {
+    "float32": ["learner.precision=float32"],
+    "bfloat16": ["learner.precision=bfloat16"],
+    "bfloat16, recomputed": ["learner.precision=bfloat16", "learner.gradient_checkpointing=true"],
+    "float32, recomputed": ["learner.precision=float32", "learner.gradient_checkpointing=true"],
+    "float32, with a reference": ["learner.precision=float32", "objective.kl.coefficient=0.01"],
+}
+
+
+def made_up_groups():
+    draw = random.Random(0)
+
+    def tokens(count):
+        return tuple(draw.randrange(3, 49_000) for _ in range(count))
+
+    for index in range(GROUPS):
+        completions = tuple(
+            Completion(tokens(COMPLETION_TOKENS), (-5.0,) * COMPLETION_TOKENS, "", False) for _ in range(GROUP_SIZE)
+        )
+        grades = tuple(Grade(float(place % 2), place % 2 == 1, {}) for place in range(GROUP_SIZE))
+        group = RolloutGroup(Prompt(Problem(f"p{index}", "", ""), tokens(PROMPT_TOKENS)), completions, 0, 0)
+        yield ScoredGroup(group, grades, (True,) * GROUP_SIZE)
+
+
+def resident(what):
+    """GiB: VmRSS, what is resident now; VmHWM, the most that ever was."""
+    return int(re.search(rf"{what}:\s*(\d+) kB", Path("/proc/self/status").read_text())[1]) / 2**20
+
+
+def peak_of_tensors(action):
+    """GiB of main memory: those that live before `action`, and the most that it allocates besides."""
+    storages = {each.untyped_storage() for each in gc.get_objects() if isinstance(each, torch.Tensor)}
+    now = sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+    peak = now
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        action()
+    for event in found.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+    return peak / 2**30
+
+
+def measure(overrides):
+    """One case, in this process: a line of GiB, estimated and measured."""
+    sizes = [
+        *(f"dynamics.prompts_per_step={GROUPS}", f"dynamics.group_size={GROUP_SIZE}"),
+        *(f"rollout.sampling.max_tokens={COMPLETION_TOKENS}", f"task.prompt.max_tokens={PROMPT_TOKENS}"),
+        *("learner.micro_batch_tokens=2048", "rollout=vllm_server"),
+    ]
+    config = launch_check.with_precision(compose_config(["experiment=quickstart", *sizes, *overrides]))
+    device, path = launch_check.device(config), models.resolve(config.model, list)
+    init_distributed(device, 600)
+    before = resident("VmRSS")
+    learner = DeepSpeedLearner(config, path, device)
+    plan = RoundPlan(GROUP_SIZE, 1, GROUPS)
+    make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
+    [batch] = make(learner.evaluate(list(made_up_groups()), plan), plan)
+    learner.step(batch)
+    if device.type == "cuda":
+        learner.step(batch)
+        tensors = torch.cuda.max_memory_allocated() / 2**30
+    else:
+        tensors = peak_of_tensors(lambda: learner.step(batch))
+    estimated = memory_estimate(config, launch_check.model_shape(path), 1)[-1][1]
+    print(f"GiB {estimated} {tensors} {resident('VmHWM') - before}")
+
+
+def main(*overrides):
+    table = Table("learner", "estimated, GiB", "tensors, GiB", "resident, GiB", "tensors ÷ estimated")
+    for name, changes in CASES.items():
+        words = [sys.executable, __file__, "measure", *changes, *overrides]
+        done = subprocess.run(words, capture_output=True, text=True)
+        found = re.search(r"^GiB (\S+) (\S+) (\S+)$", done.stdout, re.MULTILINE)
+        assert found, done.stderr[-3000:]
+        estimated, tensors, taken = map(float, found.groups())
+        table.add_row(name, *(f"{each:.2f}" for each in (estimated, tensors, taken, tensors / estimated)))
+        print(f"{name}: {tensors:.2f} of {estimated:.2f} GiB", flush=True)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    measure(sys.argv[2:]) if sys.argv[1:2] == ["measure"] else main(*sys.argv[1:])
