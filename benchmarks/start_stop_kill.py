@@ -1,6 +1,6 @@
 """Starts whole runs with a vLLM server, ends them at random moments in random ways, and counts what is left.
 
-    python benchmarks/start_stop_kill.py [TRIES] [SEED]            (20 tries of half a minute to two minutes each)
+    python benchmarks/start_stop_kill.py [TRIES] [SEED]            (20 tries of a minute or two each)
 
 A try is `grpo launch` of the tiny task, sampled on and on, learner and server apart. At a moment of the first
 LONGEST_SECONDS one process is sent one signal: launcher or learner, SIGINT, SIGTERM or SIGKILL. Every process that was
@@ -24,7 +24,7 @@ from rich.table import Table
 from tests.runs import SMALL, command, rows
 from tests.test_servers import QUIET, SERVER_PORTS, free_ports
 
-LONGEST_SECONDS, LEFT_SECONDS = 100.0, 90.0
+LONGEST_SECONDS, LEFT_SECONDS = 60.0, 90.0
 VARIABLE = "GRPO_TRY"
 MACHINES = [
     *("hardware=two_nodes", "hardware.shell=here", "hardware.ranks_per_node=1", "rollout.servers.replicas=1"),

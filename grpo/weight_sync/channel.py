@@ -131,4 +131,5 @@ def _aligned(size: int) -> int:
 
 def _bytes_of(tensor: Tensor) -> Tensor:
     plain = tensor.detach().contiguous().flatten().view(torch.uint8)
-    return torch.nn.functional.pad(plain, (0, _aligned(len(plain)) - len(plain)))
+    missing = _aligned(len(plain)) - len(plain)
+    return torch.nn.functional.pad(plain, (0, missing)) if missing else plain
