@@ -9,7 +9,6 @@ on a CPU is more: freed memory is not given back to the system.
 """
 
 import gc
-import random
 import re
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from grpo import environment
 environment.prepare()
 
 import torch
+from profile_step import made_up_groups
 from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
@@ -30,9 +30,9 @@ from grpo.config.estimate import memory_estimate
 from grpo.config.hydra import compose_config
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
-from grpo.types import Completion, Grade, Problem, Prompt, RolloutGroup, RoundPlan, ScoredGroup
+from grpo.types import RoundPlan
 
-GROUPS, GROUP_SIZE, PROMPT_TOKENS, COMPLETION_TOKENS = 2, 8, 100, 240
+GROUPS, GROUP_SIZE, PROMPT_TOKENS, COMPLETION_TOKENS = SIZES = 2, 8, 100, 240
 CASES = {
     "float32": ["learner.precision=float32"],
     "bfloat16": ["learner.precision=bfloat16"],
@@ -40,21 +40,6 @@ CASES = {
     "float32, recomputed": ["learner.precision=float32", "learner.gradient_checkpointing=true"],
     "float32, with a reference": ["learner.precision=float32", "objective.kl.coefficient=0.01"],
 }
-
-
-def made_up_groups():
-    draw = random.Random(0)
-
-    def tokens(count):
-        return tuple(draw.randrange(3, 49_000) for _ in range(count))
-
-    for index in range(GROUPS):
-        completions = tuple(
-            Completion(tokens(COMPLETION_TOKENS), (-5.0,) * COMPLETION_TOKENS, "", False) for _ in range(GROUP_SIZE)
-        )
-        grades = tuple(Grade(float(place % 2), place % 2 == 1, {}) for place in range(GROUP_SIZE))
-        group = RolloutGroup(Prompt(Problem(f"p{index}", "", ""), tokens(PROMPT_TOKENS)), completions, 0, 0)
-        yield ScoredGroup(group, grades, (True,) * GROUP_SIZE)
 
 
 def resident(what):
@@ -90,7 +75,7 @@ def measure(overrides):
     learner = DeepSpeedLearner(config, path, device)
     plan = RoundPlan(GROUP_SIZE, 1, GROUPS)
     make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
-    [batch] = make(learner.evaluate(list(made_up_groups()), plan), plan)
+    [batch] = make(learner.evaluate(made_up_groups(*SIZES), plan), plan)
     learner.step(batch)
     if device.type == "cuda":
         learner.step(batch)

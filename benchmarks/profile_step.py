@@ -25,23 +25,23 @@ from grpo.learner.learner import DeepSpeedLearner
 from grpo.telemetry import peak_memory
 from grpo.types import Batch, Completion, Grade, Problem, Prompt, RolloutGroup, RoundPlan, ScoredGroup
 
-GROUPS, GROUP_SIZE, PROMPT_TOKENS, COMPLETION_TOKENS = 6, 8, 22, 18
+GROUPS, GROUP_SIZE, PROMPT_TOKENS, COMPLETION_TOKENS = SIZES = 6, 8, 22, 18
 
 
-def made_up_groups() -> list[ScoredGroup]:
+def made_up_groups(groups: int, size: int, prompt_tokens: int, completion_tokens: int) -> list[ScoredGroup]:
     draw = random.Random(0)
 
     def tokens(count: int) -> tuple[int, ...]:
         return tuple(draw.randrange(3, 49_000) for _ in range(count))
 
-    groups = []
-    for index in range(GROUPS):
-        prompt = Prompt(Problem(f"p{index}", "", ""), tokens(PROMPT_TOKENS))
-        logprobs = (-5.0,) * COMPLETION_TOKENS
-        completions = tuple(Completion(tokens(COMPLETION_TOKENS), logprobs, "", False) for _ in range(GROUP_SIZE))
-        grades = tuple(Grade(float(place % 2), place % 2 == 1, {}) for place in range(GROUP_SIZE))
-        groups.append(ScoredGroup(RolloutGroup(prompt, completions, 0, 0), grades, (True,) * GROUP_SIZE))
-    return groups
+    made = []
+    for index in range(groups):
+        prompt = Prompt(Problem(f"p{index}", "", ""), tokens(prompt_tokens))
+        logprobs = (-5.0,) * completion_tokens
+        completions = tuple(Completion(tokens(completion_tokens), logprobs, "", False) for _ in range(size))
+        grades = tuple(Grade(float(place % 2), place % 2 == 1, {}) for place in range(size))
+        made.append(ScoredGroup(RolloutGroup(prompt, completions, 0, 0), grades, (True,) * size))
+    return made
 
 
 def timed(learner: DeepSpeedLearner, batch: Batch) -> None:
@@ -58,7 +58,7 @@ def main(chunk: str = "512") -> None:
     learner = DeepSpeedLearner(config, models.resolve(config.model, list), device)
     plan = RoundPlan(GROUP_SIZE, 1, GROUPS)
     make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
-    [batch] = make(learner.evaluate(made_up_groups(), plan), plan)
+    [batch] = make(learner.evaluate(made_up_groups(*SIZES), plan), plan)
     for _ in range(3):
         timed(learner, batch)
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
