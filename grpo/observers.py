@@ -94,6 +94,7 @@ def _samples(collected: Collected, count: int) -> list[dict[str, Any]]:
                 "correct": grade.correct,
                 "outcome": grade.outcome,
                 "tokens": len(completion.token_ids),
+                "versions": completion.versions,
             }
         )
     return rows

@@ -51,23 +51,21 @@ class Prompt:
 class Completion:
     """What the sampler wrote after a prompt, end-of-sequence token included when it wrote one.
 
-    `sampler_logprobs` are log-probabilities of `token_ids` under the distribution that was sampled
-    from (temperature applied). `truncated` says that the token limit cut it off.
+    `sampler_logprobs` are log-probabilities of `token_ids` under the distribution that was sampled from (temperature
+    applied). `truncated` says that the token limit cut it off. `versions` are (policy version, its number of tokens) in
+    their order: several only where weights were replaced meanwhile. Versions count optimizer steps.
     """
 
     token_ids: tuple[int, ...]
     sampler_logprobs: tuple[float, ...]
     text: str
     truncated: bool
+    versions: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutGroup:
-    """One prompt and its completions: as many as this group has.
-
-    Its tokens were sampled by policies of `oldest_version` to `newest_version`, two only where weights were replaced
-    while it was being sampled. Versions count the optimizer steps of the weights.
-    """
+    """One prompt and its completions: as many as this group has, of policies `oldest_version` to `newest_version`."""
 
     prompt: Prompt
     completions: tuple[Completion, ...]

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 
 import psutil
 import pytest
@@ -85,20 +86,17 @@ CORRUPT = """
 import sys
 from grpo import environment
 environment.prepare()
-import torch
 from grpo.config.hydra import compose_config
 from grpo.weight_sync.channel import Channel
 
 sent, send = [], Channel.send
 
-def flipped(self, bucket):
-    sent.append(bucket)
+def flipped(self, buffer):
+    sent.append(buffer)
     if len(sent) > 5:
-        name, tensor = bucket[3]
-        changed = tensor.clone()
-        changed.view(torch.int32).view(-1)[0] ^= 1
-        bucket = [*bucket[:3], (name, changed), *bucket[4:]]
-    send(self, bucket)
+        buffer = buffer.clone()
+        buffer[0] ^= 1
+    send(self, buffer)
 
 Channel.send = flipped
 if __name__ == "__main__":
@@ -125,8 +123,11 @@ def test_servers_draw_what_an_engine_in_process_draws_and_a_flipped_bit_ends_the
 
 
 def test_sampling_ahead_is_one_round_stale_and_corrected_for(tmp_path, served):
-    """Two learner ranks, a server that another learner has used before."""
+    """Two learner ranks, a server that another learner has used before and left in the middle of a transfer."""
     output = tmp_path / "run"
+    [url] = served[1].partition("=[")[2].strip("]").split(",")
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {ONE_THREAD[KEY_VARIABLE]}"}
+    urllib.request.urlopen(urllib.request.Request(f"{url}/start_weight_update", b"{}", headers), timeout=60)
     ranks = ["hardware.ranks_per_node=2", f"hardware.first_port={free_ports(1)}", "pipeline=one_round"]
     code, printed = run("launch", *SMALL, *QUIET, *served, *ranks, "num_steps=8", f"output_dir={output}", seconds=400)
     assert code == 0, printed[-3000:]
@@ -246,6 +247,9 @@ def test_no_token_is_older_than_the_bound_and_weights_changed_while_some_were_sa
     for row in prompts:
         assert all(row["step"] - 1 - 3 <= oldest <= newest < row["step"] for oldest, newest in row["versions"])
     assert any(oldest < newest for row in prompts for oldest, newest in row["versions"])
+    for row in rows(output / "samples.jsonl"):
+        written, tokens = zip(*row["versions"], strict=True)
+        assert list(written) == sorted(set(written)) and sum(tokens) == row["tokens"]
     assert min(row.get("mismatch/ess_fraction", 1.0) for row in measured) > 0.5
 
 

@@ -22,22 +22,13 @@ import aiohttp
 from grpo.config.errors import NOBODY_LEFT, SamplerLost
 from grpo.rollout.replica import Replica, ReplicaLost
 
-ROUTE = "/v1/completions"
+ROUTE = "/inference/v1/generate"
 Requests = Mapping[int, Mapping[str, Any]]
 """Number of the sample → what is asked of the server."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A server's `choice`. Its tokens were written by policies of version `oldest` to `newest`."""
-
-    choice: Mapping[str, Any]
-    oldest: int
-    newest: int
-
-
-Answers = Future[Mapping[int, Answer]]
-"""By number of the sample."""
+Answers = Future[Mapping[int, Mapping[str, Any]]]
+"""Number of the sample → the server's choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +36,7 @@ class _Group:
     """One prompt's requests, and what has come of them."""
 
     requests: Requests
-    answers: dict[int, Answer] = field(default_factory=dict)
+    answers: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     future: Answers = field(default_factory=Future)
 
     def missing(self) -> Requests:
@@ -56,11 +47,10 @@ class Dispatcher:
     """Hands requests out, in a thread of its own, for as long as the process lives.
 
     At most `at_once` requests are with one server. A server that is lost is marked as not alive, and asked again once
-    `look_again` is called after it came back. `version` is the policy's that servers hold now.
+    `look_again` is called after it came back.
     """
 
     def __init__(self, replicas: Sequence[Replica], at_once: int):
-        self.version = 0
         self._replicas, self._at_once = replicas, at_once
         self._waiting: deque[_Group] = deque()
         self._tasks: dict[int, dict[asyncio.Task, _Group]] = {replica.index: {} for replica in replicas}
@@ -141,9 +131,8 @@ class Dispatcher:
     async def _post(
         self, replica: Replica, session: aiohttp.ClientSession, group: _Group, sample: int, request: Mapping[str, Any]
     ) -> None:
-        oldest = self.version
         answer = await replica.post(session, ROUTE, request)
-        group.answers[sample] = Answer(answer["choices"][0], oldest, self.version)
+        group.answers[sample] = answer["choices"][0]
         self._busy[replica.index].pop((id(group), sample), None)
         self._hand_out()
 
@@ -184,7 +173,7 @@ class Dispatcher:
 
 def _tokens(request: Mapping[str, Any]) -> int:
     """That a server may have to read and write for it."""
-    return len(request["prompt"]) + request["max_tokens"]
+    return len(request["token_ids"]) + request["sampling_params"]["max_tokens"]
 
 
 def _settle(future: Future, result: Any = None, error: Exception | None = None) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
-from grpo.config import TrainConfig
+from grpo.config import SamplingConfig, TrainConfig
 
 
 def engine_arguments(config: TrainConfig, model_path: str, on_gpu: bool) -> dict[str, Any]:
@@ -38,6 +39,22 @@ def engine_arguments(config: TrainConfig, model_path: str, on_gpu: bool) -> dict
         "max_num_batched_tokens": max(2048, model.max_length),
         "kv_cache_memory_bytes": int(rollout.kv_cache_gib * 2**30),
         "block_size": 32,
+    }
+
+
+def sampling_arguments(sampling: SamplingConfig, stop_token_ids: Sequence[int], seed: int) -> dict[str, Any]:
+    """Arguments of `vllm.SamplingParams` for one completion with its tokens' log-probabilities."""
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "max_tokens": sampling.max_tokens,
+        "stop": list(sampling.stop),
+        "stop_token_ids": list(stop_token_ids),
+        "seed": seed,
+        "logprobs": 0,
+        # Text is made from token ids afterwards; the engine needs it only to find what it should stop at.
+        "detokenize": bool(sampling.stop),
     }
 
 

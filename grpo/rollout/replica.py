@@ -29,6 +29,10 @@ class ReplicaLost(RuntimeError):
     """A server does not answer, or not in time: nothing is asked of it until it has been given weights again."""
 
 
+class ReplicaFailed(ReplicaLost):
+    """It answers that it could not do what it was asked."""
+
+
 class ServerProcess:
     """A server that this process started, and that ends with it (see `grpo.tether`)."""
 
@@ -92,7 +96,8 @@ class Replica:
     def session(self, seconds: float | None = None) -> aiohttp.ClientSession:
         """For as many requests at once as the caller likes, each for so long; by default as long as a completion."""
         timeout = aiohttp.ClientTimeout(total=seconds or self._request_seconds)
-        connector = aiohttp.TCPConnector(limit=0)
+        # Of its own for every request: after an error the server may close the one that it answered on.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
         return aiohttp.ClientSession(self.url, headers=self._headers, timeout=timeout, connector=connector)
 
     async def post(self, session: aiohttp.ClientSession, route: str, payload: Mapping[str, Any]) -> Any:
@@ -106,7 +111,7 @@ class Replica:
             raise ReplicaLost(f"{type(error).__name__} at {route}: {error}") from error
         if response.status < 500:
             raise UserError(f"{self.url}{route} refused a request with {response.status}: {text}")
-        raise ReplicaLost(f"{response.status} at {route}: {text}")
+        raise ReplicaFailed(f"{response.status} at {route}: {text}")
 
     async def healthy(self) -> bool:
         """Whether its engine answers now: /health is also well where an engine hangs."""

@@ -22,7 +22,8 @@ from grpo.config.errors import NOBODY_LEFT, SamplerLost
 from grpo.config.placement import KEY_VARIABLE
 from grpo.interfaces import ADAPTERS, BASE, MERGED, Bucket, Collective
 from grpo.rollout.dispatch import Answers, Dispatcher
-from grpo.rollout.replica import Replica, ReplicaLost
+from grpo.rollout.engine_arguments import sampling_arguments
+from grpo.rollout.replica import Replica, ReplicaFailed, ReplicaLost
 from grpo.rollout.seeds import sample_numbers, sample_seed
 from grpo.rollout.servers import MODEL, start_servers
 from grpo.rollout.stopping import stop_token_ids
@@ -41,12 +42,9 @@ class Asked:
 
     def result(self) -> RolloutGroup:
         found = self.answers.result()
-        return RolloutGroup(
-            self.prompt,
-            tuple(self.completion(found[sample].choice) for sample in sorted(found)),
-            min(answer.oldest for answer in found.values()),
-            max(answer.newest for answer in found.values()),
-        )
+        completions = tuple(self.completion(found[sample]) for sample in sorted(found))
+        versions = [version for completion in completions for version, _ in completion.versions]
+        return RolloutGroup(self.prompt, completions, min(versions), max(versions))
 
     def cancel(self) -> None:
         self.answers.cancel()
@@ -133,25 +131,19 @@ class ServerSampler:
         return [Asked(prompt, each, self._completion) for prompt, each in zip(prompts, answers, strict=True)]
 
     def _request(self, prompt: Prompt, sample: int, sampling: SamplingConfig) -> dict[str, Any]:
+        seed = sample_seed(self._config.seed, prompt.prompt_id, sample, self.policy_version)
         return {
             "model": MODEL,
-            "prompt": list(prompt.token_ids),
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "max_tokens": sampling.max_tokens,
-            "stop": list(sampling.stop),
-            "stop_token_ids": self._stop_token_ids,
-            "seed": sample_seed(self._config.seed, prompt.prompt_id, sample, self.policy_version),
-            "logprobs": 0,
-            "return_token_ids": True,
+            "token_ids": list(prompt.token_ids),
+            "sampling_params": sampling_arguments(sampling, self._stop_token_ids, seed),
         }
 
     def _completion(self, choice: Mapping[str, Any]) -> Completion:
         token_ids = tuple(choice["token_ids"])
-        logprobs = tuple(choice["logprobs"]["token_logprobs"])
+        logprobs = tuple(token["logprob"] for token in choice["logprobs"]["content"])
         text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
-        return Completion(token_ids, logprobs, text, truncated=choice["finish_reason"] == "length")
+        versions = tuple((int(span["version"]), span["end"] - span["start"]) for span in choice["weight_versions"])
+        return Completion(token_ids, logprobs, text, choice["finish_reason"] == "length", versions)
 
     # --- weights -------------------------------------------------------------------------------
 
@@ -202,7 +194,12 @@ class ServerSampler:
             self._linked.add(replica.index)
         if self._pauses:
             await post("/pause?mode=keep", {})
-        await link.start(post)
+        try:
+            await link.start(post)
+        except ReplicaFailed:
+            # A transfer that was broken off, by this learner or another, is open there still.
+            await post("/finish_weight_update", {})
+            await link.start(post)
 
     def finish_weights(self, policy_version: int) -> None:
         if self._first:
@@ -211,7 +208,7 @@ class ServerSampler:
         for replica, holds_weights in zip(self._replicas, alive, strict=True):
             replica.alive, replica.joining = holds_weights, False
         self._with_base = {each.index for each in self._replicas if each.alive}
-        self.policy_version = self._dispatcher.version = policy_version
+        self.policy_version = policy_version
         self._dispatcher.look_again()
         if not any(alive):
             raise SamplerLost("no vLLM server could be given the weights: see logs/ in the run's folder")

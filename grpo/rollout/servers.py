@@ -26,6 +26,8 @@ def start_servers(config: TrainConfig, model_path: str, device: torch.device) ->
         "host": servers.host,
         "tensor_parallel_size": servers.tensor_parallel,
         "weight_transfer_config": {"backend": "grpo"},
+        # The route that takes and gives token ids, and tells which weights wrote them.
+        "enable_scale_out": True,
         "disable_uvicorn_access_log": True,
     }
     started = {}

@@ -110,7 +110,7 @@ class TransformersSampler:
         length = ends[0] + 1 if ends else len(tokens)
         kept = tuple(tokens[:length])
         text = self._tokenizer.decode(kept, skip_special_tokens=True)
-        return Completion(kept, tuple(logprobs[:length]), text, truncated=not ends)
+        return Completion(kept, tuple(logprobs[:length]), text, not ends, ((self.policy_version, length),))
 
     def weights_form(self) -> str:
         return MERGED

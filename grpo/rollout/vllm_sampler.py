@@ -12,7 +12,7 @@ from vllm import LLM, SamplingParams
 
 from grpo.config import SamplingConfig, TrainConfig
 from grpo.interfaces import MERGED, Bucket
-from grpo.rollout.engine_arguments import engine_arguments
+from grpo.rollout.engine_arguments import engine_arguments, sampling_arguments
 from grpo.rollout.seeds import sample_numbers, sample_seed
 from grpo.rollout.stopping import stop_token_ids
 from grpo.types import Completion, Prompt, RolloutGroup
@@ -78,24 +78,15 @@ class VllmSampler:
 
     def _submit(self, index: int, sample: int, prompt: Prompt, sampling: SamplingConfig) -> None:
         seed = sample_seed(self._config.seed, prompt.prompt_id, sample, self.policy_version)
-        parameters = SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            max_tokens=sampling.max_tokens,
-            stop=list(sampling.stop),
-            stop_token_ids=self._stop_token_ids,
-            seed=seed,
-            logprobs=0,
-            detokenize=bool(sampling.stop),
-        )
+        parameters = SamplingParams(**sampling_arguments(sampling, self._stop_token_ids, seed))
         self._llm.llm_engine.add_request(f"{index}/{sample}", {"prompt_token_ids": list(prompt.token_ids)}, parameters)
 
     def _completion(self, output) -> Completion:
         token_ids = tuple(output.token_ids)
         logprobs = tuple(position[token].logprob for token, position in zip(token_ids, output.logprobs, strict=True))
         text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
-        return Completion(token_ids, logprobs, text, truncated=output.finish_reason == "length")
+        versions = ((self.policy_version, len(token_ids)),)
+        return Completion(token_ids, logprobs, text, output.finish_reason == "length", versions)
 
     def weights_form(self) -> str:
         return MERGED

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from grpo.config import UserError
 from grpo.config.errors import SamplerLost
-from grpo.rollout.dispatch import Answer, Dispatcher
+from grpo.rollout.dispatch import Dispatcher
 from grpo.rollout.replica import Replica
 
 
@@ -26,7 +26,7 @@ def server(answer):
 
     async def serve():
         application = web.Application()
-        application.router.add_post("/v1/completions", handle)
+        application.router.add_post("/inference/v1/generate", handle)
         runner = web.AppRunner(application)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -46,16 +46,21 @@ def server(answer):
         thread.join(10)
 
 
+def asked_for(seed, max_tokens):
+    return {"token_ids": [1, 2], "sampling_params": {"seed": seed, "max_tokens": max_tokens}}
+
+
+def seed_of(payload):
+    return payload["sampling_params"]["seed"]
+
+
 async def well(payload, before):
     await asyncio.sleep(0.005)
-    return web.json_response({"choices": [{"seed": payload["seed"]}]})
+    return web.json_response({"choices": [{"seed": seed_of(payload)}]})
 
 
-REQUESTS = [
-    {sample: {"seed": 10 * index + sample, "prompt": [1, 2], "max_tokens": 8} for sample in range(4)}
-    for index in range(12)
-]
-EXPECTED = [{sample: Answer({"seed": request["seed"]}, 0, 0) for sample, request in each.items()} for each in REQUESTS]
+REQUESTS = [{sample: asked_for(10 * index + sample, max_tokens=8) for sample in range(4)} for index in range(12)]
+EXPECTED = [{sample: {"seed": 10 * index + sample} for sample in range(4)} for index in range(12)]
 
 
 def draw(requests, found, at_once):
@@ -73,7 +78,7 @@ def replicas(*urls, seconds=5.0):
 def test_every_sample_is_answered_once_and_a_prompt_stays_with_one_server():
     with server(well) as (first, asked_first), server(well) as (second, asked_second):
         assert draw(REQUESTS, replicas(first, second), at_once=8) == EXPECTED
-    by_first, by_second = ({payload["seed"] // 10 for payload in asked} for asked in (asked_first, asked_second))
+    by_first, by_second = ({seed_of(payload) // 10 for payload in asked} for asked in (asked_first, asked_second))
     assert not by_first & by_second and by_first | by_second == set(range(12))
     assert len(by_first) >= 3 and len(by_second) >= 3
 
@@ -108,7 +113,7 @@ def test_what_a_lost_server_leaves_behind_is_drawn_by_another(failure):
         found = replicas(bad, good, seconds=0.5)
         assert draw(REQUESTS, found, at_once=8) == EXPECTED
     assert [each.alive for each in found] == [False, True]
-    assert max(Counter(payload["seed"] for payload in asked).values()) == 1
+    assert max(Counter(seed_of(payload) for payload in asked).values()) == 1
 
 
 def test_with_no_server_left_whoever_waits_is_told():
@@ -144,7 +149,7 @@ def test_what_two_servers_lose_at_the_same_moment_is_not_forgotten():
 
 
 def test_the_server_with_the_fewest_tokens_to_write_is_asked():
-    long = [{0: {"seed": index, "prompt": [1], "max_tokens": 100 if index == 0 else 10}} for index in range(8)]
+    long = [{0: asked_for(index, max_tokens=100 if index == 0 else 10)} for index in range(8)]
 
     async def slow(payload, before):
         await asyncio.sleep(0.3)
@@ -174,27 +179,6 @@ def test_a_server_that_is_given_up_elsewhere_gives_back_its_work():
         dispatcher.look_again()
         assert [each.result(20) for each in answers] == EXPECTED
         dispatcher.close()
-
-
-def test_answers_tell_which_policies_may_have_written_them():
-    begun, may_end = threading.Event(), threading.Event()
-
-    async def waits(payload, before):
-        begun.set()
-        while not may_end.is_set():
-            await asyncio.sleep(0.01)
-        return web.json_response({"choices": [{}]})
-
-    with server(waits) as (url, _):
-        dispatcher = Dispatcher(replicas(url), at_once=1)
-        dispatcher.version = 3
-        first, second = dispatcher.ask([{0: {"seed": seed, "prompt": [1], "max_tokens": 4}} for seed in (0, 1)])
-        begun.wait(10)
-        dispatcher.version = 5
-        may_end.set()
-        found = [each.result(20)[0] for each in (first, second)]
-        dispatcher.close()
-    assert [(each.oldest, each.newest) for each in found] == [(3, 5), (5, 5)]
 
 
 def test_a_server_that_came_back_is_asked_once_it_has_its_weights():
