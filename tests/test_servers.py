@@ -211,6 +211,8 @@ def troubled(tmp_path_factory):
         run.wait_for("was lost")
         hung.resume()
         run.wait_for("is back")
+        # Once it has its weights.
+        wait_for_step(run.output, run.step + 2, run.process)
         # The server that starts needs the processor more than a run that waits for it.
         resting.touch()
         run.engine(1).kill()

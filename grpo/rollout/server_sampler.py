@@ -171,6 +171,12 @@ class ServerSampler:
         self._restart_lost()
         if self._first:
             asyncio.run(self._take_back())
+        # Who joins is waited for by every rank, should it lose the others meanwhile.
+        joining = self._collective.gather([each.joining for each in self._replicas])[0]
+        for replica, joins in zip(self._replicas, joining, strict=True):
+            replica.joining = joins
+            replica.alive = replica.alive or joins
+        if self._first:
             self._on_all(self._start)
 
     async def _take_back(self) -> None:
