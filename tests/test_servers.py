@@ -66,16 +66,17 @@ def gone(processes, seconds=30):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A server that outlives the runs that use it, by `grpo serve`: the overrides that name it."""
+    """A server of two workers that outlives the runs that use it, by `grpo serve`: the overrides that name it."""
     output, port = tmp_path_factory.mktemp("served"), free_ports(1)
+    server = ["rollout=vllm_server", "rollout.servers.tensor_parallel=2"]
     os.environ[KEY_VARIABLE] = ONE_THREAD[KEY_VARIABLE] = "a key of the tests"
-    words = [*SMALL, "rollout=vllm_server", f"rollout.servers.port={port}"]
+    words = [*SMALL, *server, f"rollout.servers.port={port}"]
     process = subprocess.Popen(
         command("serve", *words, f"output_dir={output}"), env=ONE_THREAD, stdout=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout.readline().startswith("serving at")
-        yield ["rollout=vllm_server", f"rollout.servers.urls=[http://127.0.0.1:{port}]"]
+        yield [*server, f"rollout.servers.urls=[http://127.0.0.1:{port}]"]
     finally:
         process.terminate()
         process.wait(60)
@@ -125,7 +126,7 @@ def test_servers_draw_what_an_engine_in_process_draws_and_a_flipped_bit_ends_the
 def test_sampling_ahead_is_one_round_stale_and_corrected_for(tmp_path, served):
     """Two learner ranks, a server that another learner has used before and left in the middle of a transfer."""
     output = tmp_path / "run"
-    [url] = served[1].partition("=[")[2].strip("]").split(",")
+    url = served[-1].partition("=[")[2].strip("]")
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {ONE_THREAD[KEY_VARIABLE]}"}
     urllib.request.urlopen(urllib.request.Request(f"{url}/start_weight_update", b"{}", headers), timeout=60)
     ranks = ["hardware.ranks_per_node=2", f"hardware.first_port={free_ports(1)}", "pipeline=one_round"]

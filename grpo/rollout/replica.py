@@ -29,10 +29,6 @@ class ReplicaLost(RuntimeError):
     """A server does not answer, or not in time: nothing is asked of it until it has been given weights again."""
 
 
-class ReplicaFailed(ReplicaLost):
-    """It answers that it could not do what it was asked."""
-
-
 class ServerProcess:
     """A server that this process started, and that ends with it (see `grpo.tether`)."""
 
@@ -111,7 +107,7 @@ class Replica:
             raise ReplicaLost(f"{type(error).__name__} at {route}: {error}") from error
         if response.status < 500:
             raise UserError(f"{self.url}{route} refused a request with {response.status}: {text}")
-        raise ReplicaFailed(f"{response.status} at {route}: {text}")
+        raise ReplicaLost(f"{response.status} at {route}: {text}")
 
     async def healthy(self) -> bool:
         """Whether its engine answers now: /health is also well where an engine hangs."""

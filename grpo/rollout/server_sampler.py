@@ -23,7 +23,7 @@ from grpo.config.placement import KEY_VARIABLE
 from grpo.interfaces import ADAPTERS, BASE, MERGED, Bucket, Collective
 from grpo.rollout.dispatch import Answers, Dispatcher
 from grpo.rollout.engine_arguments import sampling_arguments
-from grpo.rollout.replica import Replica, ReplicaFailed, ReplicaLost
+from grpo.rollout.replica import Replica, ReplicaLost
 from grpo.rollout.seeds import sample_numbers, sample_seed
 from grpo.rollout.servers import MODEL, start_servers
 from grpo.rollout.stopping import stop_token_ids
@@ -196,16 +196,12 @@ class ServerSampler:
         if replica.index not in self._linked:
             if self._arrange:
                 await post("/collective_rpc", {"method": "arrange_weights"})
+            await post("/collective_rpc", {"method": "end_broken_transfer"})
             await link.open(post)
             self._linked.add(replica.index)
         if self._pauses:
             await post("/pause?mode=keep", {})
-        try:
-            await link.start(post)
-        except ReplicaFailed:
-            # A transfer that was broken off, by this learner or another, is open there still.
-            await post("/finish_weight_update", {})
-            await link.start(post)
+        await link.start(post)
 
     def finish_weights(self, policy_version: int) -> None:
         if self._first:

@@ -47,6 +47,12 @@ class WeightReceiver:
             if parameter.dim() == 2:
                 parameter.data = parameter.data.t().contiguous().t()
 
+    def end_broken_transfer(self) -> None:
+        """One that was begun and never finished, by a learner that died or gave this server up, would have vLLM refuse
+        every other. What it left half loaded is replaced by the next, which sends all weights."""
+        if getattr(self, "_weight_update_active", False):
+            self.finish_weight_update()
+
     def receive_bucket(self, bucket: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Loads whole tensors under their Hugging Face names."""
         self.model_runner.model.load_weights(bucket)
