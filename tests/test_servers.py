@@ -200,7 +200,7 @@ def troubled(tmp_path_factory):
     folder = tmp_path_factory.mktemp("servers")
     (folder / "slowly.py").write_text(SLOWLY)
     resting = folder / "rest"
-    ahead = ["pipeline=continuous", "rollout.max_staleness=3", "num_steps=4000", "rollout.servers.request_seconds=40"]
+    ahead = ["pipeline=continuous", "rollout.max_staleness=3", "num_steps=4000", "rollout.servers.request_seconds=60"]
     parts = "task.reward.parts=[{name: number}, {name: 'slowly:reward', weight: 0}]"
     run = Launched(folder / "run", *ahead, parts, PYTHONPATH=f"{folder}:{os.environ.get('PYTHONPATH', '')}")
     try:
