@@ -201,6 +201,15 @@ class Rewinder:
         self._weight_sync.refresh(self._learner, self._sampler)
 
 
+class LastRound:
+    """What there is to save when the sampler is lost. Before all who may need the sampler."""
+
+    progress: Progress | None = None
+
+    def after_round(self, statistics: RoundStatistics, collected: Collected, progress: Progress) -> None:
+        self.progress = progress
+
+
 class Checkpointer:
     """Saves every so many rounds, after an evaluation better than all before it, and what was restored."""
 
@@ -218,20 +227,13 @@ class Checkpointer:
         self._run_config = run_config
         self._evaluator = evaluator
         self._saved_step = -1
-        self._last: Progress | None = None
 
     def after_round(self, statistics: RoundStatistics, collected: Collected, progress: Progress) -> None:
-        self._last = progress
         score = self._evaluator.score(progress.step)
         improved = score is not None and score > self._evaluator.best_before(progress.step)
         due = bool(self._config.every_rounds) and progress.round_index % self._config.every_rounds == 0
         if due or progress.plan.rollback or (improved and self._config.every_rounds):
             self.save(progress)
-
-    def save_last(self) -> None:
-        """A checkpoint of the last whole round, when the learner has not gone on since."""
-        if self._last is not None and self._learner.num_steps == self._last.step:
-            self.save(self._last)
 
     def save(self, progress: Progress) -> None:
         """A checkpoint of `progress`, unless there is one."""

@@ -1,11 +1,14 @@
 """Runs a command that does not outlive who started it, here or on another machine.
 
-    python -m grpo.tether GRACE_SECONDS COMMAND...
+    python -m grpo.tether GRACE_SECONDS SILENT_SECONDS COMMAND...
 
 Standard input is a pipe that the starter holds open. Its first line is a JSON object of further environment variables
 (secrets stay off the command line). A line "stop" sends SIGTERM to the command, a line "kill" SIGKILL to it and what it
-started. The end of the pipe, which comes however the starter ends, kill -9 and a lost connection included, ends the
-command too: SIGTERM, and after GRACE_SECONDS SIGKILL.
+started. The end of the pipe, which comes however the starter ends, kill -9 included, ends the command too: SIGTERM, and
+after GRACE_SECONDS SIGKILL. So do SILENT_SECONDS (0: any number) without a line, an empty one at least: a machine that
+loses its power or its network ends no pipe.
+
+What the command has started, in sessions of its own too, has GRACE_SECONDS to end after it.
 """
 
 from __future__ import annotations
@@ -13,22 +16,29 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from io import RawIOBase
 
+import psutil
+
 STOP, KILL = b"stop\n", b"kill\n"
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main(arguments: list[str]) -> int:
     """The command's exit code."""
-    grace, command = float(arguments[0]), arguments[1:]
+    grace, silent, command = float(arguments[0]), float(arguments[1]), arguments[2:]
     # Unbuffered: a thread that waits in a buffered read would be in the way of this process's end.
     orders = open(0, "rb", buffering=0)  # noqa: SIM115
     environment = json.loads(orders.readline() or b"{}")
+    # What is left behind becomes this process's child, whoever started it.
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
     child = subprocess.Popen(
         command,
         env=os.environ | environment,
@@ -39,35 +49,43 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: child.terminate())
     # Ctrl-C is for the starter, which says what is to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_obey, args=(orders, child, grace), daemon=True).start()
+    threading.Thread(target=_obey, args=(orders, child, grace, silent), daemon=True).start()
     code = child.wait()
-    _kill_group(child)
+    _kill(psutil.wait_procs(_started(), timeout=grace)[1])
     return code if code >= 0 else 128 - code
 
 
 def end_with_parent(number: int) -> None:
     """The kernel sends this process a signal when its parent ends, however it ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+    _prctl(PR_SET_PDEATHSIG, number)
 
 
-def _obey(orders: RawIOBase, child: subprocess.Popen, grace: float) -> None:
-    for order in orders:
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value)
+
+
+def _obey(orders: RawIOBase, child: subprocess.Popen, grace: float, silent: float) -> None:
+    while select.select([orders], [], [], silent or None)[0] and (order := orders.readline()):
         if order == STOP:
             child.terminate()
         elif order == KILL:
-            _kill_group(child)
+            _kill(_started())
     child.terminate()
     try:
         child.wait(grace)
     except subprocess.TimeoutExpired:
-        _kill_group(child)
+        _kill(_started())
 
 
-def _kill_group(child: subprocess.Popen) -> None:
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+def _started() -> list[psutil.Process]:
+    """The command, and everything that it has started and that lives."""
+    return psutil.Process().children(recursive=True)
+
+
+def _kill(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from grpo.observers import (
     Checkpointer,
     Evaluator,
     Feedback,
+    LastRound,
     Recorder,
     RecordFiles,
     Rewinder,
@@ -129,7 +130,7 @@ class Session:
         )
         if self._first:
             (self._output / CONFIG_FILE).write_text(json.dumps(asdict(self._config), indent=1))
-        samples = self._config.tracking.samples_per_round
+        last, samples = LastRound(), self._config.tracking.samples_per_round
         recorder = Recorder(self._collective, files, samples, peak_tflops(self._device))
         try:
             if not self._config.checkpoint.resume:
@@ -141,7 +142,7 @@ class Session:
                 files.display.begin()
             engines = self._engines
             rewinder = Rewinder(self._store, engines.learner, engines.sampler, engines.weight_sync)
-            observers = [recorder, self._feedback(), rewinder, evaluator, checkpointer]
+            observers = [last, recorder, self._feedback(), rewinder, evaluator, checkpointer]
             if files:
                 every = self._config.dynamics.diagnose_every
                 observers.append(Watch(every, lambda: diagnose(read_log(self._output)), files.display.note))
@@ -150,7 +151,8 @@ class Session:
             if self._is_over(progress):
                 evaluator.at(progress.step)
         except SamplerLost:
-            checkpointer.save_last()
+            if last.progress is not None and self._engines.learner.num_steps == last.progress.step:
+                checkpointer.save(last.progress)
             raise
         finally:
             if files:

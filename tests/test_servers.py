@@ -83,27 +83,35 @@ def served(tmp_path_factory):
         del os.environ[KEY_VARIABLE], ONE_THREAD[KEY_VARIABLE]
 
 
-CORRUPT = """
+TROUBLED_CHANNEL = """
 import sys
-from grpo import environment
+from grpo import cli, environment
 environment.prepare()
-from grpo.config.hydra import compose_config
 from grpo.weight_sync.channel import Channel
 
 sent, send = [], Channel.send
 
-def flipped(self, buffer):
+def troubled(self, buffer):
     sent.append(buffer)
     if len(sent) > 5:
-        buffer = buffer.clone()
-        buffer[0] ^= 1
+        %s
     send(self, buffer)
 
-Channel.send = flipped
+Channel.send = troubled
 if __name__ == "__main__":
-    import grpo.train
-    sys.exit(grpo.train.train(compose_config(sys.argv[1:])))
+    sys.exit(cli.main())
 """
+FLIPPED = "buffer = buffer.clone(); buffer[0] ^= 1"
+CUT = "send(self, buffer); raise RuntimeError('the cable is cut')"
+
+
+def train_over(channel, folder, *words):
+    """`grpo train`, where sending weights goes wrong from the sixth bucket on."""
+    script = folder / "troubled.py"
+    script.write_text(TROUBLED_CHANNEL % channel)
+    return subprocess.run(
+        [sys.executable, script, "train", *words], env=ONE_THREAD, capture_output=True, text=True, timeout=500
+    )
 
 
 def test_servers_draw_what_an_engine_in_process_draws_and_a_flipped_bit_ends_the_run(tmp_path, served):
@@ -112,10 +120,7 @@ def test_servers_draw_what_an_engine_in_process_draws_and_a_flipped_bit_ends_the
     lora = ["model.lora.rank=4", "learner.learning_rate=3e-3"]
     code, printed = run("train", *SMALL, *QUIET, *lora, "num_steps=3", f"output_dir={plain}", seconds=300)
     assert code == 0, printed[-3000:]
-    script = tmp_path / "corrupt.py"
-    script.write_text(CORRUPT)
-    words = [sys.executable, script, *SMALL, *QUIET, *lora, *served, "num_steps=9", f"output_dir={output}"]
-    done = subprocess.run(words, env=ONE_THREAD, capture_output=True, text=True, timeout=500)
+    done = train_over(FLIPPED, tmp_path, *SMALL, *QUIET, *lora, *served, "num_steps=9", f"output_dir={output}")
     # The first transfer comes before the first round.
     assert done.returncode == 1 and "after the refresh at step 5 learner and sampler hold different" in done.stderr
     assert stream(output)[:3] == stream(plain)
@@ -140,6 +145,30 @@ def test_sampling_ahead_is_one_round_stale_and_corrected_for(tmp_path, served):
     assert first < 1e-5 < min(later)
     ids = [each for _, round_ids in stream(output) for each in round_ids]
     assert len(ids) == len(set(ids)) == 32
+
+
+def test_when_the_last_server_is_lost_in_a_refresh_the_round_is_saved(tmp_path, served):
+    output = tmp_path / "run"
+    done = train_over(CUT, tmp_path, *SMALL, *QUIET, *served, "num_steps=9", f"output_dir={output}")
+    assert done.returncode == 2 and "was lost: the cable is cut" in done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith("grpo: no vLLM server is left")
+    assert [row["step"] for row in rows(output / "metrics.jsonl")] == [1, 2, 3, 4, 5]
+    assert [each.name for each in (output / "checkpoints").iterdir()] == ["step-00000005"]
+
+
+def test_when_the_last_server_is_killed_the_last_round_is_saved(tmp_path, served):
+    output = tmp_path / "run"
+    words = [*SMALL, *QUIET, *served, "num_steps=4000", f"output_dir={output}"]
+    process = subprocess.Popen(command("train", *words), env=ONE_THREAD, stderr=subprocess.PIPE, text=True)
+    wait_for_step(output, 3, process)
+    port = served[-1].rpartition(":")[2].strip("/]")
+    for each in psutil.process_iter(["cmdline"]):
+        if {"--port", port} <= {*(each.info["cmdline"] or [])} and "grpo.tether" not in each.info["cmdline"]:
+            each.kill()
+    *_, said = process.communicate(timeout=120)[1].strip().splitlines()
+    assert process.returncode == 2 and said.startswith("grpo: no vLLM server is left"), said
+    last = rows(output / "metrics.jsonl")[-1]["step"]
+    assert [each.name for each in (output / "checkpoints").iterdir()] == [f"step-{last:08d}"]
 
 
 class Launched:
@@ -265,7 +294,7 @@ def test_no_server_outlives_its_run(troubled):
 HOLDER = """
 import subprocess, sys, time
 server = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "0"]
-child = subprocess.Popen([sys.executable, "-m", "grpo.tether", "5", *server], stdin=subprocess.PIPE)
+child = subprocess.Popen([sys.executable, "-m", "grpo.tether", "5", "0", *server], stdin=subprocess.PIPE)
 child.stdin.write(b"{}\\n")
 child.stdin.flush()
 print(child.pid, flush=True)

@@ -15,8 +15,8 @@ SAVE = "import signal, sys, time\nsignal.signal(15, lambda *_: (print('saved', f
 DEAF = "import signal; signal.signal(15, signal.SIG_IGN)\n" + WAIT
 
 
-def tethered(program, grace=20):
-    command = [sys.executable, "-m", "grpo.tether", str(grace), sys.executable, "-c", program]
+def tethered(program, grace=20, silent=0):
+    command = [sys.executable, "-m", "grpo.tether", str(grace), str(silent), sys.executable, "-c", program]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     process.stdin.write(json.dumps({"SECRET": "s3cret"}).encode() + b"\n")
     process.stdin.flush()
@@ -39,6 +39,20 @@ def test_asked_to_stop_the_command_may_take_its_time():
     assert process.wait(20) == 143
 
 
+@pytest.mark.parametrize("order", [b"kill\n", None])
+def test_with_the_command_goes_what_it_started_elsewhere(order):
+    """A child in a session of its own that does not listen; the command itself is killed too, or not asked."""
+    start = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {DEAF!r}], start_new_session=True)\n"
+    process = tethered(start + WAIT if order else start, grace=1 if order is None else 600)
+    assert process.stdout.readline() == b"here\n"
+    if order:
+        process.stdin.write(order)
+        process.stdin.flush()
+    assert process.wait(20) == (128 + signal.SIGKILL if order else 0)
+    # Nobody holds the pipe that they all wrote to.
+    assert process.stdout.read() in (b"", b"here\n")
+
+
 def test_told_to_kill_it_does_not_wait():
     process = tethered(DEAF, grace=600)
     assert process.stdout.readline() == b"here\n"
@@ -53,6 +67,17 @@ def test_with_the_pipe_goes_the_command_by_force_if_need_be(program):
     assert process.stdout.readline() == b"here\n"
     process.stdin.close()
     assert process.wait(20) == (143 if program == SAVE else 128 + signal.SIGKILL)
+
+
+def test_a_starter_that_says_nothing_any_more_is_gone():
+    process = tethered(SAVE, silent=2)
+    assert process.stdout.readline() == b"here\n"
+    for _ in range(4):
+        time.sleep(1)
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    assert process.poll() is None
+    assert process.wait(20) == 143
 
 
 def test_killed_itself_it_leaves_nothing():

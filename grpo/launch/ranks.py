@@ -1,4 +1,4 @@
-"""`torchrun`, which ends without a traceback where it was asked to.
+"""`torchrun` without tracebacks of its own: its ranks have said what there is to say.
 
 python -m grpo.launch.ranks ARGUMENTS OF torchrun
 """
@@ -6,6 +6,7 @@ python -m grpo.launch.ranks ARGUMENTS OF torchrun
 import sys
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main
 
 if __name__ == "__main__":
@@ -14,3 +15,6 @@ if __name__ == "__main__":
     except SignalException as stopped:
         # The ranks have finished their round and saved by now.
         sys.exit(128 + stopped.sigval)
+    except ChildFailedError as failed:
+        _, first = failed.get_first_failure()
+        sys.exit(first.exitcode if first.exitcode > 0 else 128 - first.exitcode)

@@ -17,8 +17,9 @@ from grpo.config import TrainConfig, UserError
 from grpo.config.hydra import compose_config
 from grpo.config.placement import KEY_VARIABLE, LOG_FOLDER
 from grpo.config.validate import validate
+from grpo.launch.machines import machines_of
 from grpo.launch.seats import LEARNER, seat_table, seats_of
-from grpo.launch.shells import Held, hosts_of
+from grpo.launch.shells import Held
 from grpo.report.summary import facts_table
 from grpo.telemetry.last_word import last_word
 
@@ -36,8 +37,8 @@ def launch(words: Sequence[str]) -> int:
     validate(config, hardware.learner_nodes * hardware.ranks_per_node)
     if hardware.shell != "here" and shutil.which(hardware.shell) is None:
         raise UserError(f"hardware.shell={hardware.shell}, and there is no {hardware.shell} on this machine")
-    hosts = hosts_of(list(hardware.hosts), hardware.shell, hardware.learner_nodes + hardware.server_nodes)
-    seats = seats_of(config, words, hosts)
+    machines = machines_of(list(hardware.hosts), hardware.shell, hardware.learner_nodes + hardware.server_nodes)
+    seats = seats_of(config, words, machines)
     Console().print(facts_table("Machines", ("machine", "what it does"), seat_table(config, seats)))
     if config.dry_run:
         return 0
@@ -98,7 +99,7 @@ def _wait(held: Sequence[Held], stop: _StopRequest) -> int:
 
 def _tell(ended: Held) -> None:
     code, why = ended.wait(), last_word(ended.log)
-    print(f"grpo: {ended.seat.name} on {ended.seat.host} ended with {code}: {why}", file=sys.stderr)
+    print(f"grpo: {ended.seat.name} on {ended.seat.machine.name} ended with {code}: {why}", file=sys.stderr)
 
 
 class _StopRequest:

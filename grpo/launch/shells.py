@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from grpo.config import UserError
 from grpo.launch.seats import Seat
 from grpo.tether import KILL, STOP
 
-LOOPBACK = "127.0.0.1"
-LAST_LINES_SECONDS = 10.0
+SHOW_SECONDS = 0.1
+# A seat that hears nothing for so long ends: this process, its machine or the way to it is gone.
+SILENT_SECONDS = 60.0
+BEAT_SECONDS = SILENT_SECONDS / 6
 
 
 class Held:
@@ -28,19 +29,23 @@ class Held:
     def __init__(self, seat: Seat, shell: str, environment: Mapping[str, str], log: Path, shown: bool):
         self.seat, self.log = seat, log
         # Nobody needs to log in where they are.
-        own = shell == "ssh" and seat.host in (LOOPBACK, "localhost", socket.gethostname())
-        tethered = [sys.executable, "-m", "grpo.tether", str(seat.grace_seconds), *seat.command]
+        own = shell == "ssh" and seat.machine.is_here
+        tethered = [sys.executable, "-m", "grpo.tether", str(seat.grace_seconds), str(SILENT_SECONDS), *seat.command]
+        # A file, not a pipe to this process: a learner that ends because this one was killed can still say so.
         with log.open("ab") as file:
+            before = file.tell()
             self.process = subprocess.Popen(
-                (_here if own else SHELLS[shell])(seat.host, tethered),
+                (_here if own else SHELLS[shell])(seat.machine.name, tethered),
                 stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE if shown else file,
+                stdout=file,
                 stderr=subprocess.STDOUT,
                 # Ctrl-C is for this process alone, which asks the seats to stop.
                 start_new_session=True,
             )
         self._order(json.dumps(environment).encode() + b"\n")
-        self._shown = threading.Thread(target=self._show, daemon=True) if shown else None
+        self._closed = threading.Event()
+        threading.Thread(target=self._beat, daemon=True).start()
+        self._shown = threading.Thread(target=self._show, args=(before,), daemon=True) if shown else None
         if self._shown:
             self._shown.start()
 
@@ -51,15 +56,20 @@ class Held:
         self._order(KILL)
 
     def close(self) -> None:
+        self._closed.set()
         with suppress(BrokenPipeError):
             self.process.stdin.close()
 
     def wait(self) -> int:
-        """Its exit code, once all that it wrote is in the log."""
+        """Its exit code, once all that it wrote is shown."""
         code = self.process.wait()
         if self._shown:
-            self._shown.join(LAST_LINES_SECONDS)
+            self._shown.join()
         return code
+
+    def _beat(self) -> None:
+        while not self._closed.wait(BEAT_SECONDS):
+            self._order(b"\n")
 
     def _order(self, order: bytes) -> None:
         # A process that has ended, or was closed, takes no orders.
@@ -67,12 +77,16 @@ class Held:
             self.process.stdin.write(order)
             self.process.stdin.flush()
 
-    def _show(self) -> None:
-        with self.log.open("ab") as file:
-            for line in self.process.stdout:
-                for sink in (file, sys.stdout.buffer):
-                    sink.write(line)
-                    sink.flush()
+    def _show(self, place: int) -> None:
+        with self.log.open("rb") as file:
+            file.seek(place)
+            ended = False
+            while not ended:
+                # In this order: what it wrote before its end is read.
+                ended = self.process.poll() is not None
+                sys.stdout.buffer.write(file.read())
+                sys.stdout.buffer.flush()
+                time.sleep(SHOW_SECONDS)
 
 
 def _here(host: str, command: list[str]) -> list[str]:
@@ -81,7 +95,9 @@ def _here(host: str, command: list[str]) -> list[str]:
 
 def _ssh(host: str, command: list[str]) -> list[str]:
     there = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(command)}"
-    return ["ssh", "-o", "BatchMode=yes", host, there]
+    # A machine that is gone without a word is noticed here as soon as this one would be there.
+    alive = ["-o", f"ServerAliveInterval={BEAT_SECONDS:.0f}", "-o", "ServerAliveCountMax=6"]
+    return ["ssh", "-o", "BatchMode=yes", *alive, host, there]
 
 
 def _srun(host: str, command: list[str]) -> list[str]:
@@ -92,21 +108,3 @@ def _srun(host: str, command: list[str]) -> list[str]:
 
 
 SHELLS: dict[str, Callable[[str, list[str]], list[str]]] = {"here": _here, "ssh": _ssh, "srun": _srun}
-
-
-def hosts_of(hosts: list[str], shell: str, count: int) -> list[str]:
-    """The machines: as configured, those of the Slurm allocation, or this one `count` times. Raises `UserError` outside
-    of an allocation, and for machines elsewhere that only this one's shell is given for."""
-    if shell == "srun" and not hosts:
-        allocation = os.environ.get("SLURM_JOB_NODELIST")
-        if not allocation:
-            raise UserError("hardware.shell=srun needs a Slurm allocation: start it with sbatch launch/slurm.sh")
-        shown = subprocess.run(
-            ["scontrol", "show", "hostnames", allocation], capture_output=True, text=True, check=True
-        )
-        return shown.stdout.split()
-    if shell == "here":
-        if set(hosts) - {LOOPBACK, "localhost"}:
-            raise UserError("hardware.hosts are other machines: set hardware.shell=ssh")
-        return hosts or [LOOPBACK] * count
-    return hosts

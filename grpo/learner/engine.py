@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import math
 import os
-import socket
 from datetime import timedelta
 from typing import Any
 
@@ -15,23 +16,23 @@ import torch.distributed as dist
 from torch import nn
 
 from grpo.config import LearnerConfig
+from grpo.network import LOOPBACK, free_port, interface_of, own_address
 
 
 def init_distributed(device: torch.device, deadline_seconds: float) -> None:
     """Joins the ranks that torchrun or the deepspeed launcher started; alone, makes a group of one."""
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     if "RANK" not in os.environ:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         alone = {
             "RANK": "0",
             "WORLD_SIZE": "1",
             "LOCAL_RANK": "0",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
+            "MASTER_ADDR": LOOPBACK,
+            "MASTER_PORT": str(free_port()),
         }
         os.environ.update(alone)
+    # Left alone, gloo listens where this machine's own name leads: on Debian to 127.0.1.1, where no other one comes.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(own_address(os.environ["MASTER_ADDR"])))
     if device.type == "cpu":
         # An optional shared-memory reduction that DeepSpeed would compile for half a minute, with g++
         # and ninja required, although gloo does the same work.
@@ -90,13 +91,17 @@ def start_engine(policy: nn.Module, learner: LearnerConfig) -> deepspeed.DeepSpe
         weight_decay=learner.weight_decay,
         fused=True,
     )
-    engine, *_ = deepspeed.initialize(model=policy, optimizer=optimizer, config=deepspeed_config(learner))
-    return engine
+    return _initialized(model=policy, optimizer=optimizer, config=deepspeed_config(learner))
 
 
 def start_frozen_engine(policy: nn.Module, learner: LearnerConfig) -> deepspeed.DeepSpeedEngine:
     """A ZeRO-3 engine without an optimizer: a sharded model that only runs forward."""
     config = deepspeed_config(learner)
     config["zero_optimization"] = {"stage": 3}
-    engine, *_ = deepspeed.initialize(model=policy, config=config)
-    return engine
+    return _initialized(model=policy, config=config)
+
+
+def _initialized(**arguments: Any) -> deepspeed.DeepSpeedEngine:
+    # Its optimizer for bfloat16 prints how much memory is free, four times.
+    with contextlib.redirect_stdout(io.StringIO()):
+        return deepspeed.initialize(**arguments)[0]

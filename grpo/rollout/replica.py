@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -34,7 +33,7 @@ class ServerProcess:
 
     def __init__(self, command_line: list[str], environment: Mapping[str, str], log: Path):
         server = [sys.executable, "-W", "ignore", "-m", ENTRY_POINT, *command_line]
-        self._command = [sys.executable, "-m", "grpo.tether", str(GRACE_SECONDS), *server]
+        self._command = [sys.executable, "-m", "grpo.tether", str(GRACE_SECONDS), "0", *server]
         self._environment = environment
         self._log = log
         self._process: subprocess.Popen | None = None
@@ -130,10 +129,3 @@ class Replica:
                     "see logs/ in the run's folder, or raise it"
                 )
             await asyncio.sleep(POLL_SECONDS)
-
-
-def free_port(host: str) -> int:
-    """A port that nothing listens on."""
-    with socket.socket() as found:
-        found.bind((host, 0))
-        return found.getsockname()[1]

@@ -180,10 +180,8 @@ class ServerSampler:
             self._on_all(self._start)
 
     async def _take_back(self) -> None:
-        """Lost servers that answer again; all of them are waited for when no other is left."""
+        """Lost servers that answer again."""
         lost = [each for each in self._replicas if not each.alive]
-        if len(lost) == len(self._replicas):
-            await self._wait_for(lost)
         for replica, healthy in zip(lost, await asyncio.gather(*(each.healthy() for each in lost)), strict=True):
             # In this order: requests are handed out in another thread.
             replica.joining = healthy
@@ -211,9 +209,8 @@ class ServerSampler:
             replica.alive, replica.joining = holds_weights, False
         self._with_base = {each.index for each in self._replicas if each.alive}
         self.policy_version = policy_version
+        # With no server left the round ends as it is: who asks for samples next is told.
         self._dispatcher.look_again()
-        if not any(alive):
-            raise SamplerLost("no vLLM server could be given the weights: see logs/ in the run's folder")
 
     async def _finish(self, replica: Replica, post: Post, policy_version: int) -> None:
         await self._links[replica.index].finish(post, policy_version)

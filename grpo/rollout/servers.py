@@ -10,8 +10,9 @@ import torch
 
 from grpo.config import TrainConfig
 from grpo.config.placement import KEY_VARIABLE, LOG_FOLDER, server_gpus
+from grpo.network import free_port
 from grpo.rollout.engine_arguments import command_line, engine_arguments
-from grpo.rollout.replica import ServerProcess, free_port
+from grpo.rollout.replica import ServerProcess
 
 # The policy's name at every server.
 MODEL = "policy"

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import BroadcastOptions, PrefixStore
 
 from grpo.interfaces import Bucket
+from grpo.network import own_address
 
-LOOPBACK = "127.0.0.1"
 # Bytes; the largest that a view asks for.
 ALIGNMENT = 16
 
@@ -81,14 +81,6 @@ class Channel:
         self._group.shutdown()
 
 
-def listen(host: str = LOOPBACK) -> socket.socket:
-    """A socket on a free port of `host`'s interface, for the learner's end of a channel."""
-    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    found.bind((host, 0))
-    found.listen()
-    return found
-
-
 def open_learner_end(listening: socket.socket, world_size: int, device: torch.device, seconds: float) -> Channel:
     """Rank 0's end, once all others have come. Raises RuntimeError when they do not within `seconds`."""
     host, port = listening.getsockname()[:2]
@@ -117,9 +109,8 @@ def _open(
     else:
         options = dist.ProcessGroupGloo._Options()
         options._timeout = timeout
-        # Where the rendezvous is local, so are the connections.
-        own = LOOPBACK if host == LOOPBACK else socket.gethostname()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=own)]
+        # The interface of the rendezvous: a machine's own name may mean its loopback alone.
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_address(host))]
         group = dist.ProcessGroupGloo(prefixed, rank, world_size, options)
     return Channel(group, store, device, timeout)
 

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo.weight_sync.channel import LOOPBACK, Channel, Manifest, listen, open_learner_end
+from grpo.network import LOOPBACK, listen
+from grpo.weight_sync.channel import Channel, Manifest, open_learner_end
 
 Post = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
 """A request to the server: route and payload."""

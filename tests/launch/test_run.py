@@ -11,12 +11,13 @@ import pytest
 LAUNCH = """
 import sys
 import grpo.launch.run as run
+from grpo.launch.machines import Machine
 from grpo.launch.seats import LEARNER, SERVER, Seat
 
-def stand_ins(config, words, hosts):
+def stand_ins(config, words, machines):
     programs = {SERVER: [%(server)r], LEARNER: [%(learner)r, %(other)r]}
     return [
-        Seat(role, index, "127.0.0.1", (sys.executable, "-c", program), 5.0)
+        Seat(role, index, Machine("127.0.0.1", "127.0.0.1"), (sys.executable, "-c", program), 5.0)
         for role, each in programs.items() for index, program in enumerate(each)
     ]
 
@@ -104,8 +105,10 @@ def test_asked_twice_it_does_not_wait_for_them(tmp_path):
 
 
 @pytest.mark.parametrize("learner", [SAVE, DEAF])
-def test_killed_it_leaves_nothing(tmp_path, learner):
+def test_killed_it_leaves_nothing_and_learners_save(tmp_path, learner):
     process = launch(tmp_path, learner)
     processes = started(process)
     process.kill()
     assert gone(processes)
+    log = (tmp_path / "run" / "logs" / "learner-0.log").read_text()
+    assert log == ("round 1\nsaved\n" if learner == SAVE else "round 1\n")

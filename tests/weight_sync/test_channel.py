@@ -5,7 +5,8 @@ import multiprocessing
 import pytest
 import torch
 
-from grpo.weight_sync.channel import Manifest, listen, manifest_of, open_learner_end, open_sampler_end, packed
+from grpo.network import listen
+from grpo.weight_sync.channel import Manifest, manifest_of, open_learner_end, open_sampler_end, packed
 
 CPU = torch.device("cpu")
 BUCKETS = [

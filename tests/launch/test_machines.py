@@ -1,0 +1,50 @@
+"""What machines are called, and where they are reached."""
+
+import socket
+
+import pytest
+
+from grpo.config import UserError
+from grpo.launch.machines import Machine, machines_of
+
+NAMES = {"a": "127.0.1.1", "b": "10.0.0.2", "c": "10.0.0.3"}
+
+
+@pytest.fixture
+def on_debian(monkeypatch):
+    """A machine that calls itself 127.0.1.1 and is 10.0.0.1 to the others."""
+
+    def look_up(name):
+        if name not in NAMES:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return NAMES[name]
+
+    monkeypatch.setattr("socket.gethostbyname", look_up)
+    monkeypatch.setattr("grpo.launch.machines.own_address", {"10.0.0.2": "10.0.0.1"}.__getitem__)
+
+
+def test_this_machine_as_often_as_it_is_needed():
+    assert machines_of([], "here", 2) == [Machine("127.0.0.1", "127.0.0.1")] * 2
+    assert machines_of([], "here", 1)[0].is_here
+    with pytest.raises(UserError, match=r"hardware\.shell=ssh"):
+        machines_of(["a"], "here", 1)
+
+
+def test_others_reach_this_machine_at_its_own_address(on_debian):
+    found = machines_of(["a", "b", "c"], "ssh", 3)
+    assert found == [Machine("a", "10.0.0.1"), Machine("b", "10.0.0.2"), Machine("c", "10.0.0.3")]
+
+
+def test_names_that_are_this_machine_stay_on_it(on_debian):
+    assert machines_of(["a", "a"], "ssh", 2) == [Machine("a", "127.0.0.1")] * 2
+
+
+def test_a_name_without_an_address_is_one_line(on_debian):
+    with pytest.raises(UserError, match="knows no address of 'gpu7' .*: write its address, or add"):
+        machines_of(["b", "gpu7"], "ssh", 2)
+
+
+def test_slurm_names_the_machines_of_its_allocation(monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    with pytest.raises(UserError, match="start it with sbatch"):
+        machines_of([], "srun", 2)
