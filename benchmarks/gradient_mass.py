@@ -72,12 +72,15 @@ def measure(rates: Path, count: int, size: int) -> list[dict]:
     return rows
 
 
-def by_difficulty(rows: list[dict]) -> Table:
-    prior = np.array([row["prior"] for row in rows], float)
-    # The rates of all problems as one Beta by moments: what a problem's own counts are shrunk towards.
-    mean, tries = (prior[:, 0] / prior[:, 1]).mean(), prior[:, 1].mean()
-    spread = max((prior[:, 0] / prior[:, 1]).var() - mean * (1 - mean) / tries, 1e-4)
+def by_difficulty(rows: list[dict], everything: np.ndarray) -> Table:
+    """`everything` are (solved, tried) of all problems of the file: those asked were not chosen at random."""
+    # Their rates as one Beta by moments: what a problem's own counts are shrunk towards.
+    solved, tried = everything.T
+    rates, tries = solved / tried, tried.mean()
+    mean = rates.mean()
+    spread = max((rates.var() - mean * (1 - mean) / tries) / (1 - 1 / tries), 1e-4)
     strength = mean * (1 - mean) / spread - 1
+    prior = np.array([row["prior"] for row in rows], float)
     hits, misses = prior[:, 0] + strength * mean, prior[:, 1] - prior[:, 0] + strength * (1 - mean)
     posterior = hits / (hits + misses)
     size = rows[0]["tried"]
@@ -115,16 +118,23 @@ def main(rates: str, output: str, count: str = "96", size: str = "16") -> None:
     if not Path(output).exists():
         Path(output).write_text(json.dumps(measure(Path(rates), int(count), int(size))))
     rows = json.loads(Path(output).read_text())
-    Console(width=150).print(by_difficulty(rows))
+    told = map(json.loads, Path(rates).read_text().splitlines())
+    everything = np.array([(each["solve_rate_correct"], each["solve_rate_samples"]) for each in told], float)
+    Console(width=150).print(by_difficulty(rows, everything))
     hard = np.array(
         [
             0 < row["correct"] <= 0.1 * row["tried"] or 0.9 * row["tried"] <= row["correct"] < row["tried"]
             for row in rows
         ]
     )
+    sigma = np.array([np.sqrt(row["correct"] * (row["tried"] - row["correct"])) / row["tried"] for row in rows])
     for alpha in (0, 1):
         norms = np.array([row[f"norm_{alpha}"] for row in rows])
-        print(f"α = {alpha}: {norms[hard].sum() / norms.sum():.1%} of the gradient from groups with p < .1 or > .9")
+        law = np.where(sigma > 0, sigma, 0.0) ** (2 - alpha)
+        print(
+            f"α = {alpha}: {norms[hard].sum() / norms.sum():.1%} of the gradient from groups with p < .1 or > .9, "
+            f"{law[hard].sum() / law.sum():.1%} by σ^(2−α)"
+        )
 
 
 if __name__ == "__main__":
