@@ -29,7 +29,7 @@ def machines_of(hosts: Sequence[str], shell: str, count: int) -> list[Machine]:
     """The machines: as configured, those of the Slurm allocation, or this one `count` times.
 
     Raises `UserError` outside of an allocation, for machines elsewhere that only this one's shell is given for, and for
-    names that mean nothing here.
+    names that mean nothing here or lead nowhere.
     """
     if shell == "here":
         if set(hosts) - {LOOPBACK, "localhost"}:
@@ -39,7 +39,7 @@ def machines_of(hosts: Sequence[str], shell: str, count: int) -> list[Machine]:
     addresses = [_address(name) for name in names]
     elsewhere = [address for address in addresses if not _is_loopback(address)]
     # A machine's own name may mean its loopback interface (127.0.1.1 on Debian), where no other machine reaches it.
-    own = own_address(elsewhere[0]) if elsewhere else LOOPBACK
+    own = _own_address(elsewhere[0]) if elsewhere else LOOPBACK
     return [
         Machine(name, own if _is_loopback(address) else address) for name, address in zip(names, addresses, strict=True)
     ]
@@ -61,6 +61,13 @@ def _address(name: str) -> str:
             f"hardware.hosts: this machine knows no address of {name!r} ({error.strerror}): write its address, or add "
             "the name to /etc/hosts"
         ) from error
+
+
+def _own_address(towards: str) -> str:
+    try:
+        return own_address(towards)
+    except OSError as error:
+        raise UserError(f"hardware.hosts: no way leads from this machine to {towards} ({error.strerror})") from error
 
 
 def _is_loopback(address: str) -> bool:

@@ -69,10 +69,10 @@ def _resumed(config: TrainConfig) -> list[str]:
 
 def _wait(held: Sequence[Held], stop: _StopRequest) -> int:
     """Until all learners have ended. Where one fails, the others, which wait for it, are killed; where no server is
-    left, all are asked to stop, for they would wait for one."""
+    left, all are asked to stop, for they would wait for one. What ended the run is told again at its end."""
     learners = [each for each in held if each.seat.role == LEARNER]
     servers = [each for each in held if each.seat.role != LEARNER]
-    asked, serverless = 0, 0
+    asked, last_server = 0, None
     while True:
         codes = {each: each.process.poll() for each in held}
         if stop.requests > asked:
@@ -83,17 +83,20 @@ def _wait(held: Sequence[Held], stop: _StopRequest) -> int:
             servers.remove(each)
             _tell(each)
             if not servers and not asked:
-                serverless = codes[each] or 1
+                last_server = each
                 for learner in learners:
                     learner.ask_to_stop()
         failed = [each for each in learners if codes[each]]
-        if failed and not asked and not serverless:
+        if failed and not asked and not last_server:
             _tell(failed[0])
             for each in learners:
                 each.kill()
             return codes[failed[0]]
         if all(codes[each] is not None for each in learners):
-            return INTERRUPTED if asked else serverless
+            if last_server:
+                _tell(last_server)
+                return codes[last_server] or 1
+            return INTERRUPTED if asked else 0
         time.sleep(POLL_SECONDS)
 
 

@@ -44,6 +44,17 @@ def test_a_name_without_an_address_is_one_line(on_debian):
         machines_of(["b", "gpu7"], "ssh", 2)
 
 
+def test_an_address_that_leads_nowhere_is_one_line(monkeypatch):
+    monkeypatch.setattr("socket.gethostbyname", NAMES.__getitem__)
+
+    def unreachable(towards):
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr("grpo.launch.machines.own_address", unreachable)
+    with pytest.raises(UserError, match=r"no way leads from this machine to 10\.0\.0\.2 \(Network is unreachable\)"):
+        machines_of(["a", "b"], "ssh", 2)
+
+
 def test_slurm_names_the_machines_of_its_allocation(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     with pytest.raises(UserError, match="start it with sbatch"):
