@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import logging
 import math
 import os
+from contextlib import AbstractContextManager, redirect_stdout
 from datetime import timedelta
 from typing import Any
 
@@ -102,6 +102,10 @@ def start_frozen_engine(policy: nn.Module, learner: LearnerConfig) -> deepspeed.
 
 
 def _initialized(**arguments: Any) -> deepspeed.DeepSpeedEngine:
-    # Its optimizer for bfloat16 prints how much memory is free, four times.
-    with contextlib.redirect_stdout(io.StringIO()):
+    with quiet():
         return deepspeed.initialize(**arguments)[0]
+
+
+def quiet() -> AbstractContextManager:
+    """For calls of DeepSpeed that print: its optimizer for bfloat16 tells how much memory is free, four times."""
+    return redirect_stdout(io.StringIO())

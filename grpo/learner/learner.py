@@ -17,7 +17,7 @@ from grpo.config import TrainConfig
 from grpo.config.errors import UserError
 from grpo.interfaces import MERGED, Bucket
 from grpo.learner.collective import TorchCollective
-from grpo.learner.engine import learning_rate_factor, start_engine
+from grpo.learner.engine import learning_rate_factor, quiet, start_engine
 from grpo.learner.flops import flop_count
 from grpo.learner.policy import DTYPES, load_policy
 from grpo.learner.reference import AdapterReference, CopyReference, reference_logprobs
@@ -188,7 +188,8 @@ class DeepSpeedLearner:
     def load(self, directory: str) -> None:
         saved = num_shards(directory, SHARDS)
         if saved in (0, self.collective.world_size):
-            loaded, _ = self.engine.load_checkpoint(directory, tag=SHARDS)
+            with quiet():
+                loaded, _ = self.engine.load_checkpoint(directory, tag=SHARDS)
         else:
             loaded = load_resharded(self.engine, directory, SHARDS, self.collective)
         if loaded is None:

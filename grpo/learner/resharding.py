@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 from argparse import Namespace
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr
 from pathlib import Path
 
 from deepspeed import DeepSpeedEngine
 from deepspeed.checkpoint.ds_to_universal import main as convert
 
 from grpo.learner.collective import TorchCollective
+from grpo.learner.engine import quiet
 
 UNIVERSAL = "universal"
 """The tag of what `load_resharded` makes of a checkpoint: a folder beside its shards."""
@@ -31,7 +33,8 @@ def load_resharded(engine: DeepSpeedEngine, directory: str | Path, tag: str, col
     collective.barrier()
     engine._config.load_universal_checkpoint = True
     try:
-        return engine.load_checkpoint(str(directory), tag=UNIVERSAL)[0]
+        with quiet():
+            return engine.load_checkpoint(str(directory), tag=UNIVERSAL)[0]
     finally:
         engine._config.load_universal_checkpoint = False
 
@@ -48,6 +51,6 @@ def _convert(shards: Path, whole: Path) -> None:
         strict=True,
         inject_missing_state=True,
     )
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+    with quiet(), redirect_stderr(io.StringIO()):
         convert(arguments)
     os.rename(writing, whole)
