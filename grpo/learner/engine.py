@@ -6,7 +6,7 @@ import io
 import logging
 import math
 import os
-from contextlib import AbstractContextManager, redirect_stdout
+from contextlib import AbstractContextManager, redirect_stdout, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -32,7 +32,8 @@ def init_distributed(device: torch.device, deadline_seconds: float) -> None:
         }
         os.environ.update(alone)
     # Left alone, gloo listens where this machine's own name leads: on Debian to 127.0.1.1, where no other one comes.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(own_address(os.environ["MASTER_ADDR"])))
+    with suppress(OSError):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(own_address(os.environ["MASTER_ADDR"])))
     if device.type == "cpu":
         # An optional shared-memory reduction that DeepSpeed would compile for half a minute, with g++
         # and ninja required, although gloo does the same work.
