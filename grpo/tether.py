@@ -8,7 +8,7 @@ started. The end of the pipe, which comes however the starter ends, kill -9 incl
 after GRACE_SECONDS SIGKILL. So do SILENT_SECONDS (0: any number) without a line, an empty one at least: a machine that
 loses its power or its network ends no pipe.
 
-What the command has started, in sessions of its own too, has GRACE_SECONDS to end after it.
+What the command has started, in sessions of its own too, has GRACE_SECONDS to end after it, and less after a success.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import psutil
 
 STOP, KILL = b"stop\n", b"kill\n"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+IDLE_SECONDS = 10.0
 
 
 def main(arguments: list[str]) -> int:
@@ -51,7 +52,8 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_obey, args=(orders, child, grace, silent), daemon=True).start()
     code = child.wait()
-    _kill(psutil.wait_procs(_started(), timeout=grace)[1])
+    # Ranks whose torchrun was killed may be saving; after a success nobody has anything left to do.
+    _kill(psutil.wait_procs(_started(), timeout=grace if code else min(grace, IDLE_SECONDS))[1])
     return code if code >= 0 else 128 - code
 
 
