@@ -98,9 +98,15 @@ def main(model: str, output: str) -> None:
             micro_batches[case] = len(batch.micro_batches)
         learner.load(folder)
         if together == 1:
-            changes[f"{world}/{stage}/resharded"] = resharded(learner, config, f"{output}/stage-{stage}")
+            changes[f"{world}/{stage}"] = resharded(learner, config, f"{output}/stage-{stage}")
         else:
             logprobs[str(stage)] = differing(learner)
+        learner.engine.destroy()
+    for stage in (1, 3):
+        config = config_for(stage, 1)
+        config.model.lora.rank = 2
+        learner = DeepSpeedLearner(config, model, device)
+        changes[f"{world}/{stage}-lora"] = resharded(learner, config, f"{output}/stage-{stage}-lora")
         learner.engine.destroy()
     if rank == 0:
         torch.save(changes, f"{output}/changes-{world}.pt")
