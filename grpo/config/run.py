@@ -114,7 +114,8 @@ class HardwareConfig:
     ranks_per_node: int = 1
     # Machines that only serve, rollout.servers.replicas each. Without any, servers run beside the learner.
     server_nodes: int = 0
-    # Names of the machines; empty: this one, or those of the Slurm allocation.
+    # Names of the machines, as the launching one looks them up, or addresses; empty: this one, or those of the Slurm
+    # allocation.
     hosts: list[str] = field(default_factory=list)
     # How a command is started on a machine: here | ssh | srun.
     shell: str = "here"
