@@ -7,6 +7,8 @@ import socket
 import psutil
 
 LOOPBACK = "127.0.0.1"
+# A machine that answers nothing for so long, not even that a packet came, is gone.
+GONE_SECONDS = 60
 
 
 def listen(host: str = LOOPBACK) -> socket.socket:
@@ -21,6 +23,17 @@ def free_port(host: str = LOOPBACK) -> int:
     """A port of `host`'s interface that nothing listens on."""
     with listen(host) as found:
         return found.getsockname()[1]
+
+
+def watchful(info: tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple]) -> socket.socket:
+    """A socket for a connection to what `socket.getaddrinfo` found, which fails when the machine there is gone."""
+    family, kind, protocol, *_ = info
+    found = socket.socket(family, kind, protocol)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, GONE_SECONDS // 3)
+    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, GONE_SECONDS // 6)
+    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GONE_SECONDS * 1000)
+    return found
 
 
 def own_address(towards: str) -> str:

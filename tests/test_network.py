@@ -2,12 +2,23 @@
 
 import socket
 
-from grpo.network import free_port, interface_of, own_address
+from grpo.network import free_port, interface_of, listen, own_address, watchful
 
 
 def test_a_free_port_can_be_taken():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", free_port()))
+
+
+def test_a_connection_is_watched_for_a_minute():
+    with (
+        listen() as listening,
+        watchful(socket.getaddrinfo(*listening.getsockname(), type=socket.SOCK_STREAM)[0]) as end,
+    ):
+        end.connect(listening.getsockname())
+        assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        timers = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_USER_TIMEOUT)
+        assert [end.getsockopt(socket.IPPROTO_TCP, each) for each in timers] == [20, 10, 60_000]
 
 
 def test_towards_itself_a_machine_is_its_loopback():

