@@ -5,9 +5,12 @@ import socket
 from grpo.network import free_port, interface_of, listen, own_address, watchful
 
 
-def test_a_free_port_can_be_taken():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", free_port()))
+def test_a_free_port_is_one_that_nothing_listens_on():
+    with listen() as listening:
+        port, taken = free_port(), listening.getsockname()[1]
+        assert port != taken
+        with socket.create_server(("127.0.0.1", port)) as server:
+            assert server.getsockname() == ("127.0.0.1", port)
 
 
 def test_a_connection_is_watched_for_a_minute():
