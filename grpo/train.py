@@ -106,12 +106,13 @@ class Session:
     def _assemble(self, sampler: Sampler, learner: DeepSpeedLearner) -> Engines:
         config, task, collective = self._config, self._task, learner.collective
         collector, sync = build_pipeline(config, task, sampler, collective, self._phases)
+        laid_out = replace(config.learner, layout=learner.layout)
         return Engines(
             task=task,
             sampler=sampler,
             collector=collector,
             learner=learner,
-            make_batches=BatchMaker(config.normalization, config.objective, config.learner, collective),
+            make_batches=BatchMaker(config.normalization, config.objective, laid_out, collective),
             weight_sync=sync,
             scheduler=build_scheduler(config, collective.world_size),
             collective=collective,

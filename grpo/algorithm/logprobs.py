@@ -7,70 +7,125 @@ rows, its probabilities are kept for the backward pass instead.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class LogitRule:
+    """How a model makes logits of the product z of hidden states and output embedding: softcap·tanh(scale·z/softcap).
+
+    scale     Cohere's logit_scale, or one over Granite's logits_scaling
+    softcap   Gemma's final_logit_softcapping; None leaves scale·z as it is
+    float32   the product of bfloat16 inputs is kept in float32, where a model would round it to bfloat16
+    """
+
+    scale: float = 1.0
+    softcap: float | None = None
+    float32: bool = False
+
+    def logits(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """[rows, vocabulary], float32 at least, of `hidden` [rows, width]."""
+        logits = self._product(hidden, weight)
+        if bias is not None:
+            logits = logits + bias
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if self.scale != 1:
+            logits = logits * self.scale
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+    def slope(self, logits: Tensor) -> Tensor | float:
+        """∂logit/∂z, from the logits themselves."""
+        return self.scale if self.softcap is None else self.scale * (1 - (logits / self.softcap).square())
+
+    def _product(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        if not self.float32 or hidden.dtype == torch.float32:
+            return hidden @ weight.T
+        if hidden.is_cuda:
+            # Products of bfloat16, summed and kept in float32: as quick as those that are rounded.
+            return torch.mm(hidden, weight.T, out_dtype=torch.float32)
+        return hidden.float() @ weight.float().T
+
+
+PLAIN = LogitRule()
+"""Logits are the product itself."""
+
+
 def token_logprobs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    temperature: float,
+    chunk: int,
+    bias: Tensor | None = None,
+    rule: LogitRule = PLAIN,
 ) -> tuple[Tensor, Tensor]:
-    """log π(target) and the entropy of π at each target, under softmax(hidden·weightᵀ / temperature).
+    """log π(target) and the entropy of π at each target, under softmax(logits / temperature).
 
     hidden    [targets, width], of the position that predicts each target
     weight    [vocabulary, width], the output embedding
     targets   [targets] int64
     chunk     rows of logits that exist at once
-    returns   two float32 tensors [targets]; gradients flow to `hidden` and `weight`
+    bias      [vocabulary], the output layer's, where it has one
+    returns   two tensors [targets], float32 (float64 of float64); gradients flow to `hidden`, `weight` and `bias`
     """
-    return _TokenLogprobs.apply(hidden, weight, targets, temperature, chunk)
-
-
-def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
-    return (hidden @ weight.T).float().div_(temperature)
+    return _TokenLogprobs.apply(hidden, weight, bias, targets, (temperature, chunk, rule))
 
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int):
+    def forward(ctx, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, how: tuple):
+        temperature, chunk, rule = how
         normalizers, logprobs, entropies = [], [], []
         kept = None
         for rows, aims in zip(hidden.split(chunk), targets.split(chunk), strict=True):
-            logits = _logits(rows, weight, temperature)
+            logits = rule.logits(rows, weight, bias).div_(temperature)
             normalizer = logits.logsumexp(-1)
             logprobs.append(logits.gather(-1, aims[:, None]).squeeze(-1) - normalizer)
             logs = logits.sub_(normalizer[:, None])
             probabilities = logs.exp()
             entropies.append(-torch.linalg.vecdot(probabilities, logs))
             normalizers.append(normalizer)
-            kept = probabilities if len(rows) == len(hidden) else None
-        ctx.save_for_backward(hidden, weight, targets, torch.cat(normalizers), torch.cat(entropies), kept)
-        ctx.temperature, ctx.chunk = temperature, chunk
+            kept = probabilities if len(rows) == len(hidden) and rule.softcap is None else None
+        ctx.save_for_backward(hidden, weight, bias, targets, torch.cat(normalizers), torch.cat(entropies), kept)
+        ctx.temperature, ctx.chunk, ctx.rule = temperature, chunk, rule
         return torch.cat(logprobs), torch.cat(entropies)
 
     @staticmethod
     def backward(ctx, logprob_gradient: Tensor, entropy_gradient: Tensor):
-        hidden, weight, targets, normalizers, entropies, kept = ctx.saved_tensors
+        hidden, weight, bias, targets, normalizers, entropies, kept = ctx.saved_tensors
+        wants_weight, wants_bias = ctx.needs_input_grad[1:3]
         hidden_gradients = []
-        weight_gradient = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        wide = normalizers.dtype
+        weight_gradient = torch.zeros_like(weight, dtype=wide) if wants_weight else None
+        bias_gradient = torch.zeros_like(bias, dtype=wide) if wants_bias else None
         parts = (hidden, targets, normalizers, entropies, logprob_gradient, entropy_gradient)
         for rows, aims, normalizer, entropy, upstream, upstream_entropy in zip(
             *(part.split(ctx.chunk) for part in parts), strict=True
         ):
-            if bool(upstream_entropy.any()):
-                logs = _logits(rows, weight, ctx.temperature).sub_(normalizer[:, None])
-                # ∂H/∂z_j = −p_j (log p_j + H)
-                gradient = logs.exp()
-                gradient *= -upstream[:, None] - upstream_entropy[:, None] * (logs + entropy[:, None])
-            elif kept is not None:
+            slope: Tensor | float = ctx.rule.scale
+            if kept is not None and not bool(upstream_entropy.any()):
                 gradient = kept * -upstream[:, None]
             else:
-                logs = _logits(rows, weight, ctx.temperature).sub_(normalizer[:, None])
-                gradient = logs.exp_().mul_(-upstream[:, None])
+                logits = ctx.rule.logits(rows, weight, bias)
+                slope = ctx.rule.slope(logits)
+                logs = logits.div_(ctx.temperature).sub_(normalizer[:, None])
+                gradient = logs.exp()
+                if bool(upstream_entropy.any()):
+                    # ∂H/∂z_j = −p_j (log p_j + H)
+                    gradient *= -upstream[:, None] - upstream_entropy[:, None] * (logs + entropy[:, None])
+                else:
+                    gradient *= -upstream[:, None]
             gradient.scatter_add_(-1, aims[:, None], upstream[:, None])
-            gradient = gradient.div_(ctx.temperature).to(weight.dtype)
+            gradient *= slope / ctx.temperature
+            if bias_gradient is not None:
+                bias_gradient += gradient.sum(0)
+            gradient = gradient.to(weight.dtype)
             hidden_gradients.append(gradient @ weight)
             if weight_gradient is not None:
                 weight_gradient += gradient.T @ rows
-        if weight_gradient is not None:
-            weight_gradient = weight_gradient.to(weight.dtype)
-        return torch.cat(hidden_gradients), weight_gradient, None, None, None
+        weight_gradient = None if weight_gradient is None else weight_gradient.to(weight.dtype)
+        bias_gradient = None if bias_gradient is None else bias_gradient.to(bias.dtype)
+        return torch.cat(hidden_gradients), weight_gradient, bias_gradient, None, None

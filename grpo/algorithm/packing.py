@@ -150,12 +150,15 @@ def _micro_batch(
     )
 
 
-def attention_mask(tree: Tree) -> torch.Tensor:
-    """[tokens, tokens] bool over one tree: True where a query (row) may see a key (column)."""
+def attention_mask(tree: Tree, window: int | None = None) -> torch.Tensor:
+    """[tokens, tokens] bool over one tree: True where a query (row) may see a key (column). With a `window` a query
+    sees so many positions, its own included."""
     branch = torch.zeros(tree.end - tree.start, dtype=torch.long)
-    position = tree.prompt_length
+    position = torch.arange(tree.end - tree.start)
+    first = tree.prompt_length
     for index, length in enumerate(tree.branches, start=1):
-        branch[position : position + length] = index
-        position += length
-    related = (branch[:, None] == branch[None, :]) | (branch[None, :] == 0)
-    return related.tril()
+        branch[first : first + length] = index
+        position[first : first + length] = torch.arange(tree.prompt_length, tree.prompt_length + length)
+        first += length
+    related = ((branch[:, None] == branch[None, :]) | (branch[None, :] == 0)).tril()
+    return related if window is None else related & (position[:, None] - position[None, :] < window)

@@ -1,12 +1,16 @@
 """The learner: a Hugging Face model trained by DeepSpeed ZeRO, fed with packed rows.
 
-attention    attention over trees: prompts shared by their completions
+loading      a model's directory → a policy, or one line that refuses it
+proof        packed rows against the model's own eager forward pass, on a small_copy of it
 policy       model → log-probabilities of targets, never the whole logits
+attention    attention over trees: prompts shared by their completions; windows, sinks, soft-caps
+sequence_parallel   several ranks compute one row together
 engine       DeepSpeed's configuration and start
-learner      one optimizer step; evaluation of old and reference log-probabilities
+learner      one optimizer step; old and reference log-probabilities
 reference    the policy that a KL term measures from
 weights      weights gathered bucket by bucket, LoRA merged
 collective   sums over ranks
+flops        the arithmetic that a model asks for
 checkpoint   atomic checkpoints of a run
 resharding   a checkpoint of other ranks
 export       a Hugging Face directory

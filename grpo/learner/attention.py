@@ -5,17 +5,22 @@ the cost is the sum over trees and not the square of the row. A tree of one comp
 attention, which torch gives its flash kernel. A short one of several takes a small mask; in a long one each
 completion attends the prompt and itself in a causal call of its own, which needs no mask in memory and
 computes no pair of siblings.
+
+A sliding window is counted by position: a completion's token sees the last tokens of its own completion and, as far as
+the window reaches, of the prompt, however many siblings lie between them in the row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
@@ -26,34 +31,110 @@ from grpo.types import Tree
 NAME = "grpo_trees"
 # Longest tree attended under a mask: [tokens, tokens] of 2 MiB in bfloat16.
 MASKED_TOKENS = 1024
+# Queries that are attended at once where a kernel cannot skip what lies outside of a window.
+BLOCK_TOKENS = 512
+
+
+class TreeRow:
+    """The trees of a row, which they fill without gaps, and the masks that layers ask for: each is made once."""
+
+    def __init__(self, trees: Sequence[Tree], dtype: torch.dtype, device: torch.device):
+        self._trees, self._dtype, self._device = trees, dtype, device
+        self._masks: dict[tuple[int, ...], Tensor] = {}
+        # The lengths of each tree's prompt and branches; a single branch continues its prompt without a seam.
+        self.parts = [
+            (tree.prompt_length, *tree.branches) if len(tree.branches) > 1 else (tree.end - tree.start,)
+            for tree in trees
+        ]
+
+    @property
+    def lengths(self) -> list[int]:
+        return [sum(parts) for parts in self.parts]
+
+    def tree_mask(self, index: int, window: int | None) -> Tensor:
+        """Additive [tokens, tokens] of one whole tree: 0 where a query (row) sees a key (column), −inf elsewhere."""
+        key = (index, window or 0)
+        if key not in self._masks:
+            self._masks[key] = self._additive(attention_mask(self._trees[index], window))
+        return self._masks[key]
+
+    def causal_mask(self, queries: int, keys: int, window: int | None) -> Tensor:
+        """Additive [queries, keys] of the last `queries` of `keys` consecutive positions."""
+        key = (queries, keys, window or 0)
+        if key not in self._masks:
+            distance = torch.arange(keys - queries, keys)[:, None] - torch.arange(keys)[None, :]
+            allowed = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+            self._masks[key] = self._additive(allowed)
+        return self._masks[key]
+
+    def _additive(self, allowed: Tensor) -> Tensor:
+        mask = torch.zeros(allowed.shape, dtype=self._dtype, device=self._device)
+        return mask.masked_fill_(~allowed.to(self._device), -torch.inf)
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """A tree of a row: the lengths of its prompt and branches, and its mask, additive [tokens, tokens] in the
-    model's precision (0 or −inf). Without a mask each branch is attended alone."""
+class _Kind:
+    """What a layer's attention is, besides causal.
 
-    parts: tuple[int, ...]
-    mask: Tensor | None
+    scale     of the scores; None: one over the square root of the width
+    window    positions that a query sees, its own included; None: all
+    softcap   c of c·tanh(score/c) (Gemma 2); None: scores as they are
+    sinks     [heads] a score that takes part in every softmax and has no value (gpt-oss); None: without
+    """
+
+    scale: float | None
+    window: int | None
+    softcap: float | None
+    sinks: Tensor | None
 
     @property
-    def length(self) -> int:
-        return sum(self.parts)
+    def has_kernel(self) -> bool:
+        """Whether torch's fused attention computes it."""
+        return self.softcap is None and self.sinks is None
 
+    def masked(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        """Attention of `query` [1, heads, queries, width] under an additive `mask` [queries, keys]."""
+        if self.has_kernel:
+            grouped = key.shape[1] != query.shape[1]
+            return scaled_dot_product_attention(query, key, value, mask, scale=self.scale, enable_gqa=grouped)
+        return self._by_hand(query, key, value, mask)
 
-def spans(trees: Sequence[Tree], dtype: torch.dtype, device: torch.device) -> tuple[Span, ...]:
-    """The trees of a row, which they fill without gaps; made once and used by every layer."""
-    result = []
-    for tree in trees:
-        if len(tree.branches) <= 1:
-            result.append(Span((tree.end - tree.start,), None))
-        elif tree.end - tree.start > MASKED_TOKENS:
-            result.append(Span((tree.prompt_length, *tree.branches), None))
-        else:
-            allowed = attention_mask(tree).to(device)
-            mask = torch.zeros(allowed.shape, dtype=dtype, device=device).masked_fill_(~allowed, -torch.inf)
-            result.append(Span((tree.prompt_length, *tree.branches), mask))
-    return tuple(result)
+    def causal(self, query: Tensor, key: Tensor, value: Tensor, row: TreeRow) -> Tensor:
+        """Causal attention of `query`, the last positions of `key` and `value`."""
+        queries, keys = query.shape[2], key.shape[2]
+        seen = keys if self.window is None else min(self.window, keys)
+        if self.has_kernel and seen == keys:
+            square = queries == keys
+            options = {"is_causal": True} if square else {"attn_mask": causal_lower_right(queries, keys)}
+            grouped = key.shape[1] != query.shape[1]
+            return scaled_dot_product_attention(query, key, value, scale=self.scale, enable_gqa=grouped, **options)
+        outputs = []
+        for first in range(keys - queries, keys, BLOCK_TOKENS):
+            last = min(first + BLOCK_TOKENS, keys)
+            visible = slice(max(0, first - seen + 1), last)
+            block = query[:, :, first - (keys - queries) : last - (keys - queries)]
+            mask = row.causal_mask(last - first, last - visible.start, self.window)
+            pieces = block, key[:, :, visible], value[:, :, visible], mask
+            # Scores by hand would be kept for the backward pass, all of them; so they are computed again there.
+            outputs.append(
+                self.masked(*pieces) if self.has_kernel else checkpoint(self.masked, *pieces, use_reentrant=False)
+            )
+        return torch.cat(outputs, dim=2)
+
+    def _by_hand(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        """Softmax in float32 at least, key heads shared by consecutive query heads."""
+        heads, groups = query.shape[1], key.shape[1]
+        scale = query.shape[-1] ** -0.5 if self.scale is None else self.scale
+        scores = query.unflatten(1, (groups, heads // groups)) @ key.unsqueeze(2).transpose(-1, -2) * scale
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        scores = scores + mask
+        if self.sinks is not None:
+            sinks = self.sinks.to(scores.dtype).view(1, groups, heads // groups, 1, 1)
+            scores = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], dim=-1)
+        weights = scores.softmax(-1)[..., : key.shape[2]].to(value.dtype)
+        return (weights @ value.unsqueeze(2)).flatten(1, 2)
 
 
 def tree_attention(
@@ -63,39 +144,44 @@ def tree_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    **kwargs,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Signature of transformers' attention functions; query [1, heads, tokens, width], output
-    [1, tokens, heads, width]. `kwargs["tree_spans"]` comes from `spans`; with a group of ranks in `kwargs["together"]`
-    tokens and output are this rank's share."""
+    """Attends trees, with the signature of transformers' attention functions: query [1, heads, tokens, width], output
+    [1, tokens, heads, width].
+
+    `kwargs["tree_row"]` is the row's `TreeRow`; with a group of ranks in `kwargs["together"]` tokens and output are
+    this rank's share. `sliding_window`, `softcap` and `s_aux` (sinks) are as the model gives them. A model may ask more
+    of its attention than is known here: `grpo.learner.proof` compares the outcome with the model's own.
+    """
     together: SequenceGroup | None = kwargs.get("together")
+    sinks = kwargs.get("s_aux")
     if together is not None:
         query, key, value = (together.tokens_to_heads(tensor) for tensor in (query, key, value))
-    options = {"scale": scaling, "enable_gqa": key.shape[1] != query.shape[1]}
-    row = kwargs["tree_spans"]
-    pieces = zip(*(tensor.split([span.length for span in row], dim=2) for tensor in (query, key, value)), strict=True)
-    outputs = [
-        _branches(*piece, span.parts, **options)
-        if span.mask is None
-        else scaled_dot_product_attention(*piece, attn_mask=span.mask, **options)
-        for span, piece in zip(row, pieces, strict=True)
-    ]
+        sinks = None if sinks is None else together.own_heads(sinks)
+    kind = _Kind(scaling, kwargs.get("sliding_window"), kwargs.get("softcap"), sinks)
+    row: TreeRow = kwargs["tree_row"]
+    pieces = zip(*(tensor.split(row.lengths, dim=2) for tensor in (query, key, value)), strict=True)
+    outputs = []
+    for index, (parts, piece) in enumerate(zip(row.parts, pieces, strict=True)):
+        if len(parts) > 1 and sum(parts) <= MASKED_TOKENS:
+            outputs.append(kind.masked(*piece, row.tree_mask(index, kind.window)))
+        else:
+            outputs.append(_branches(*piece, parts, kind, row))
     output = torch.cat(outputs, dim=2)
     if together is not None:
         output = together.heads_to_tokens(output)
     return output.transpose(1, 2).contiguous(), None
 
 
-def _branches(query: Tensor, key: Tensor, value: Tensor, parts: Sequence[int], **options) -> Tensor:
+def _branches(query: Tensor, key: Tensor, value: Tensor, parts: Sequence[int], kind: _Kind, row: TreeRow) -> Tensor:
     """Causal attention of the first part, and of every further part over the first and itself."""
     queries, keys, values = (tensor.split(list(parts), dim=2) for tensor in (query, key, value))
-    outputs = [scaled_dot_product_attention(queries[0], keys[0], values[0], is_causal=True, **options)]
+    outputs = [kind.causal(queries[0], keys[0], values[0], row)]
     for own, own_key, own_value in zip(queries[1:], keys[1:], values[1:], strict=True):
         # A completion of one token has no inputs.
         if own.shape[2]:
             seen = torch.cat([keys[0], own_key], dim=2), torch.cat([values[0], own_value], dim=2)
-            mask = causal_lower_right(own.shape[2], seen[0].shape[2])
-            outputs.append(scaled_dot_product_attention(own, *seen, attn_mask=mask, **options))
+            outputs.append(kind.causal(own, *seen, row))
     return torch.cat(outputs, dim=2)
 
 

@@ -43,16 +43,18 @@ def attended_pairs(tree: Tree) -> int:
 def flop_count(language_model: nn.Module, head: nn.Parameter) -> FlopCount:
     """Counts a dense transformers model, before DeepSpeed shards it (of a mixture of experts it would count all
     of them). The input embedding is a lookup, not a product."""
-    config = language_model.config
+    config = language_model.config.get_text_config()
     lookup = language_model.get_input_embeddings().weight
     layers = sum(
         parameter.numel() * (6 if parameter.requires_grad else 4)
         for parameter in language_model.parameters()
         if parameter.dim() > 1 and parameter is not head and parameter is not lookup
     )
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    # State-space models have no attention heads, and no pairs.
+    heads = getattr(config, "num_attention_heads", 0)
+    width = getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)
     return FlopCount(
         per_token=layers,
         per_target=head.numel() * (6 if head.requires_grad else 4),
-        per_pair=12 * config.num_hidden_layers * config.num_attention_heads * width,
+        per_pair=12 * config.num_hidden_layers * heads * width,
     )

@@ -19,7 +19,8 @@ from grpo.interfaces import MERGED, Bucket
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import learning_rate_factor, quiet, start_engine
 from grpo.learner.flops import flop_count
-from grpo.learner.policy import DTYPES, load_policy
+from grpo.learner.loading import load_policy
+from grpo.learner.policy import DTYPES
 from grpo.learner.reference import AdapterReference, CopyReference, reference_logprobs
 from grpo.learner.resharding import load_resharded, num_shards
 from grpo.learner.sequence_parallel import SequenceGroup
@@ -45,6 +46,8 @@ class DeepSpeedLearner:
         policy = load_policy(model_path, model, learner.precision, chunk, config.seed, self._together)
         if learner.gradient_checkpointing:
             policy.language_model.gradient_checkpointing_enable({"use_reentrant": False})
+        if not policy.in_trees and self.collective.rank == 0:
+            print(f"{model_path} is computed one completion a row: trees do not fit what its layers do")
         policy.train()
         self._flops = flop_count(policy.language_model, policy.head.weight)
         self.engine = start_engine(policy, learner)
@@ -52,6 +55,12 @@ class DeepSpeedLearner:
         self.reference = self._reference(model_path)
         self.num_steps = 0
         self._skipped_in_a_row = 0
+
+    @property
+    def layout(self) -> str:
+        """The configured layout; "packed" for "shared" where every completion needs a prompt of its own."""
+        configured = self._config.learner.layout
+        return "packed" if configured == "shared" and not self.policy.in_trees else configured
 
     def _reference(self, model_path: str | Path) -> AdapterReference | CopyReference | None:
         kl, learner = self._config.objective.kl, self._config.learner
@@ -95,7 +104,7 @@ class DeepSpeedLearner:
         planted = [
             seedling
             for scored, own in zip(groups, rows, strict=True)
-            for seedling in plant(scored.group.prompt.token_ids, own, learner.layout, learner.micro_batch_tokens)
+            for seedling in plant(scored.group.prompt.token_ids, own, self.layout, learner.micro_batch_tokens)
         ]
         seedlings, mine = self.collective.pool(planted)
         packs = bins(seedlings, learner.micro_batch_tokens)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from grpo.algorithm.logprobs import token_logprobs
-from grpo.config import ModelConfig, UserError
-from grpo.learner.attention import NAME, spans
+from grpo.algorithm.logprobs import PLAIN, LogitRule, token_logprobs
+from grpo.learner.attention import TreeRow
 from grpo.learner.sequence_parallel import SequenceGroup
 from grpo.types import MicroBatch, Tree
 
@@ -18,36 +17,54 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class LogprobHead(nn.Module):
-    """The output embedding, asked only for the log-probabilities of given targets.
+    """The output layer, asked only for the log-probabilities of given targets.
 
     A module of its own, because ZeRO-3 gathers a parameter around the forward and backward pass of the
-    module that holds it. The weight is the model's own (its input embedding where those are tied).
+    module that holds it. Weight and bias are the model's own (its input embedding where those are tied).
     """
 
-    def __init__(self, weight: nn.Parameter, chunk: int):
+    def __init__(self, layer: nn.Module, chunk: int, rule: LogitRule = PLAIN):
         super().__init__()
-        self.weight = weight
-        self.chunk = chunk
+        self.weight = layer.weight
+        self.bias = getattr(layer, "bias", None)
+        self._chunk = chunk
+        self._rule = rule
 
     def forward(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        return token_logprobs(hidden, self.weight, targets, temperature, self.chunk)
+        return token_logprobs(hidden, self.weight, targets, temperature, self._chunk, self.bias, self._rule)
 
 
 class Policy(nn.Module):
-    """A causal language model of transformers and the head above."""
+    """A causal language model of transformers and the head above.
 
-    def __init__(self, language_model: nn.Module, chunk: int, together: SequenceGroup | None = None):
+    With `in_trees` the model's attention is `grpo.learner.attention.tree_attention`, and a packed row is computed as it
+    lies. Otherwise the model is as transformers made it, and every completion is computed after its prompt in a row of
+    its own: for models that carry something from token to token outside of attention.
+    """
+
+    def __init__(
+        self,
+        language_model: nn.Module,
+        chunk: int,
+        rule: LogitRule = PLAIN,
+        in_trees: bool = True,
+        together: SequenceGroup | None = None,
+    ):
         """`together`: the ranks that compute each row with this one."""
         super().__init__()
         self.language_model = language_model
+        self.in_trees = in_trees
         self._together = together
-        self.head = LogprobHead(base_model(language_model).get_output_embeddings().weight, chunk)
+        self.head = LogprobHead(base_model(language_model).get_output_embeddings(), chunk, rule)
 
     def forward(self, micro: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
         """log π and entropy [targets], float32, of the micro-batch's targets at `temperature`."""
         if self._together is not None:
             return self._shared(micro, temperature, self._together)
-        hidden = self._hidden(micro.token_ids, micro.position_ids, micro.trees)
+        if self.in_trees:
+            hidden = self._hidden(micro.token_ids, micro.position_ids, micro.trees)
+        else:
+            hidden = self._hidden_one_by_one(micro)
         return self.head(hidden[micro.predictors], micro.targets, temperature)
 
     def _shared(self, micro: MicroBatch, temperature: float, together: SequenceGroup) -> tuple[Tensor, Tensor]:
@@ -66,71 +83,38 @@ class Policy(nn.Module):
             input_ids=token_ids[None],
             position_ids=position_ids[None],
             use_cache=False,
-            tree_spans=spans(trees, self.head.weight.dtype, token_ids.device),
+            tree_row=TreeRow(trees, self.head.weight.dtype, token_ids.device),
             together=self._together,
         )
         return output.last_hidden_state[0]
+
+    def _hidden_one_by_one(self, micro: MicroBatch) -> Tensor:
+        """[tokens, width], as `_hidden`. One batch of rows, so that all ranks call every layer equally often."""
+        rows = _rows_of_their_own(micro.trees)
+        longest = max(map(len, rows))
+        # What fills a row up comes last, where no token of a causal model looks.
+        index = torch.stack([torch.nn.functional.pad(row, (0, longest - len(row))) for row in rows])
+        # Where each token of the packed row is computed; a prompt's, with the last of its completions.
+        place = torch.empty(len(micro.token_ids), dtype=torch.long)
+        for number, row in enumerate(rows):
+            place[row] = torch.arange(len(row)) + number * longest
+        device = micro.token_ids.device
+        decoder = base_model(self.language_model).get_decoder()
+        output = decoder(input_ids=micro.token_ids[index.to(device)], use_cache=False)
+        return output.last_hidden_state.flatten(0, 1)[place.to(device)]
+
+
+def _rows_of_their_own(trees: tuple[Tree, ...]) -> list[Tensor]:
+    """For each completion, the places in the packed row of its prompt's tokens and its own; of a prompt alone, its."""
+    rows = []
+    for tree in trees:
+        prompt = torch.arange(tree.start, tree.start + tree.prompt_length)
+        starts = accumulate(tree.branches, initial=tree.start + tree.prompt_length)
+        branches = [torch.arange(start, start + length) for start, length in zip(starts, tree.branches, strict=False)]
+        rows.extend([torch.cat([prompt, branch]) for branch in branches] or [prompt])
+    return rows
 
 
 def base_model(language_model: nn.Module) -> PreTrainedModel:
     """The transformers model itself, inside or outside a peft wrapper."""
     return language_model if isinstance(language_model, PreTrainedModel) else language_model.get_base_model()
-
-
-def load_policy(
-    path: str | Path,
-    model: ModelConfig,
-    precision: str,
-    chunk: int,
-    lora_seed: int | None = None,
-    together: SequenceGroup | None = None,
-) -> Policy:
-    """The model at `path` as a `Policy`, with fresh LoRA adapters, drawn from `lora_seed`, where the config asks for
-    them and a seed is given.
-
-    Raises UserError for architectures whose logits are not hidden·weightᵀ, or whose heads cannot be shared out.
-    """
-    config = AutoConfig.from_pretrained(path, trust_remote_code=model.trust_remote_code)
-    for unsupported in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
-        if getattr(config, unsupported, None) not in (None, 1.0):
-            raise UserError(f"{path}: this architecture changes its logits ({unsupported}), which is not supported")
-    language_model = AutoModelForCausalLM.from_pretrained(
-        path,
-        dtype=DTYPES[precision],
-        attn_implementation=NAME,
-        trust_remote_code=model.trust_remote_code,
-    )
-    if getattr(language_model.get_output_embeddings(), "bias", None) is not None:
-        raise UserError(f"{path}: this architecture's output layer has a bias, which is not supported")
-    if together is not None:
-        _check_heads(path, config, together.size)
-    if lora_seed is not None and model.lora.rank:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(lora_seed)
-            language_model = _with_lora(language_model, model)
-    return Policy(language_model, chunk, together)
-
-
-def _check_heads(path: str | Path, config: PretrainedConfig, ranks: int) -> None:
-    heads = config.num_attention_heads
-    shared = getattr(config, "num_key_value_heads", None) or heads
-    if heads % ranks or (shared % ranks and ranks % shared):
-        raise UserError(
-            f"learner.sequence_parallel={ranks} cannot share out the {heads} attention heads ({shared} of keys and "
-            f"values) of {path}: use a number that divides them"
-        )
-
-
-def _with_lora(language_model: PreTrainedModel, model: ModelConfig) -> nn.Module:
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError as error:
-        raise UserError("model.lora.rank > 0 needs peft: pip install peft") from error
-    targets = model.lora.target_modules
-    adapter = LoraConfig(
-        r=model.lora.rank,
-        lora_alpha=model.lora.alpha,
-        target_modules=targets if targets == "all-linear" else targets.split(","),
-        task_type="CAUSAL_LM",
-    )
-    return get_peft_model(language_model, adapter)

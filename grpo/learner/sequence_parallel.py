@@ -68,6 +68,10 @@ class SequenceGroup:
         by_receiver = tensor.reshape(heads, self.size, tokens // self.size, width).transpose(0, 1)
         return self._exchange(by_receiver).reshape(1, self.size * heads, tokens // self.size, width)
 
+    def own_heads(self, tensor: Tensor) -> Tensor:
+        """[heads] → [heads/size], of the heads that `tokens_to_heads` leaves this rank."""
+        return tensor.chunk(self.size)[self._index]
+
     def whole(self, values: Tensor, place: Tensor, length: int) -> Tensor:
         """[length], of which this rank has `values` [own] at `place` [own] and others have the rest."""
         return _Sum.apply(values.new_zeros(length).index_put((place,), values), self._group)

@@ -1,35 +1,58 @@
 import pytest
 import torch
 
-from grpo.algorithm.logprobs import token_logprobs
+from grpo.algorithm.logprobs import PLAIN, LogitRule, token_logprobs
+
+RULES = {
+    "plain": PLAIN,
+    "scaled": LogitRule(scale=0.3),
+    "capped": LogitRule(softcap=1.5),
+    "both": LogitRule(scale=0.5, softcap=2.0),
+}
 
 
-def plain(hidden, weight, targets, temperature):
-    logs = (hidden @ weight.T / temperature).log_softmax(-1)
+def plain(hidden, weight, bias, targets, temperature, rule):
+    logits = rule.scale * (hidden @ weight.T + bias)
+    logits = logits if rule.softcap is None else rule.softcap * (logits / rule.softcap).tanh()
+    logs = (logits / temperature).log_softmax(-1)
     return logs.gather(-1, targets[:, None]).squeeze(-1), -(logs.exp() * logs).sum(-1)
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 100])
 @pytest.mark.parametrize("uses", ["logprobs", "entropies", "both"])
-def test_values_and_gradients_equal_those_of_the_whole_logit_matrix(chunk, uses):
+@pytest.mark.parametrize("rule", RULES)
+def test_values_and_gradients_equal_those_of_the_whole_logit_matrix(chunk, uses, rule):
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(9, 6, generator=generator)
-    weight = torch.randn(13, 6, generator=generator)
+    weight, bias = torch.randn(13, 6, generator=generator), torch.randn(13, generator=generator)
     targets = torch.randint(13, (9,), generator=generator)
     scale = torch.randn(2, 9, generator=generator)
     use = {"logprobs": (1, 0), "entropies": (0, 1), "both": (1, 1)}[uses]
 
     def gradients(function, dtype):
-        inputs = [each.to(dtype, copy=True).requires_grad_() for each in (hidden, weight)]
+        inputs = [each.to(dtype, copy=True).requires_grad_() for each in (hidden, weight, bias)]
         values = function(*inputs)
         loss = sum(flag * (row * value).sum() for flag, row, value in zip(use, scale, values, strict=True))
         loss.backward()
         return [*values, *(each.grad for each in inputs)]
 
-    ours = gradients(lambda h, w: token_logprobs(h, w, targets, 0.7, chunk), torch.float32)
-    exact = gradients(lambda h, w: plain(h, w, targets, 0.7), torch.float64)
-    for value, reference in zip(ours, exact, strict=True):
-        torch.testing.assert_close(value, reference.float(), rtol=1e-5, atol=1e-5)
+    exact = gradients(lambda h, w, b: plain(h, w, b, targets, 0.7, RULES[rule]), torch.float64)
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-12)):
+        ours = gradients(lambda h, w, b: token_logprobs(h, w, targets, 0.7, chunk, b, RULES[rule]), dtype)
+        for value, reference in zip(ours, exact, strict=True):
+            torch.testing.assert_close(value, reference.to(dtype), rtol=tolerance, atol=tolerance)
+
+
+def test_a_head_in_float32_keeps_what_bfloat16_would_round_off():
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(64, 32, generator=generator).bfloat16()
+    weight = torch.randn(500, 32, generator=generator).bfloat16()
+    targets = torch.randint(500, (64,), generator=generator)
+    exact, _ = plain(hidden.double(), weight.double(), 0.0, targets, 1.0, PLAIN)
+    rounded, _ = token_logprobs(hidden, weight, targets, 1.0, 16)
+    kept, _ = token_logprobs(hidden, weight, targets, 1.0, 16, rule=LogitRule(float32=True))
+    assert (kept - exact).abs().max() < 1e-5
+    assert (rounded - exact).abs().mean() > 1e-3
 
 
 def test_no_targets_give_zero_gradients():

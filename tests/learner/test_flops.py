@@ -1,10 +1,11 @@
 import torch
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import LlamaConfig, Mamba2Config
 
 from grpo.algorithm.packing import Row, Seedling, pack
 from grpo.config import ModelConfig
 from grpo.learner.flops import flop_count
-from grpo.learner.policy import load_policy
+from grpo.learner.loading import load_policy
 from grpo.types import Completion
 from tests.learner.models import tiny_llama
 
@@ -25,9 +26,14 @@ def test_matrix_products_are_those_that_torch_counts(tmp_path):
 
 def test_attention_counts_the_pairs_that_are_attended():
     one = torch.nn.Module()
-    one.config = type(
-        "Config", (), {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 3, "head_dim": 16}
-    )
+    one.config = LlamaConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=3, head_dim=16)
     one.get_input_embeddings = lambda: torch.nn.Embedding(5, 8)
     # 2·(scores and values)·(1 forward + 2 backward) on 3 layers of 2 heads of width 16.
     assert flop_count(one, torch.nn.Parameter(torch.ones(5, 8))).per_pair == 2 * 2 * 3 * 3 * 2 * 16
+
+
+def test_a_model_without_attention_has_no_pairs():
+    one = torch.nn.Module()
+    one.config = Mamba2Config(hidden_size=64, num_hidden_layers=2, num_heads=8, head_dim=16, expand=2)
+    one.get_input_embeddings = lambda: torch.nn.Embedding(5, 64)
+    assert flop_count(one, torch.nn.Parameter(torch.ones(5, 64))).per_pair == 0

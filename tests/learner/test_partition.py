@@ -34,7 +34,8 @@ def changes(tmp_path_factory):
 
 def reference_gradient(model: str, level: str) -> dict[str, torch.Tensor]:
     """Every completion alone, in float64, by transformers' eager attention and the formulas as printed."""
-    language_model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64, attn_implementation="eager")
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    language_model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64, **eager)
     groups = [group.scored for group in evaluated_groups()]
     kept = [[i for i in range(len(g.grades)) if (index, i) not in MASKED] for index, g in enumerate(groups)]
     sizes = [[len(g.group.completions[i].token_ids) for i in keep] for g, keep in zip(groups, kept, strict=True)]

@@ -1,0 +1,175 @@
+"""From a model's directory to a `Policy`, or to one line that says why it is not trained here."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from grpo.algorithm.logprobs import LogitRule
+from grpo.config import ModelConfig, UserError
+from grpo.learner.policy import DTYPES, Policy
+from grpo.learner.proof import Build, Proof, prove
+from grpo.learner.sequence_parallel import SequenceGroup
+
+# What a config calls a factor on its logits, and what divides them instead.
+SCALES, DIVISORS = ("logit_scale", "lm_head_multiplier"), ("logits_scaling",)
+SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+# Position tables that are made anew from the length of what is computed together.
+LENGTH_DEPENDENT = ("dynamic", "longrope")
+
+
+def load_policy(
+    path: str | Path,
+    model: ModelConfig,
+    precision: str,
+    chunk: int,
+    lora_seed: int | None = None,
+    together: SequenceGroup | None = None,
+) -> Policy:
+    """The model at `path` as a `Policy`, with fresh LoRA adapters, drawn from `lora_seed`, where the config asks for
+    them and a seed is given.
+
+    Raises UserError for a model that would not be computed exactly, or whose heads cannot be shared out.
+    """
+    trust = model.trust_remote_code
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust)
+    check_positions(path, config, model.max_length)
+    proof = _proof(str(path), trust)
+    if together is not None:
+        _check_heads(path, config, together.size, proof)
+    implementation = {"attn_implementation": proof.way} if proof.way else {}
+    language_model = AutoModelForCausalLM.from_pretrained(
+        path, config=without_dropout(config), dtype=DTYPES[precision], trust_remote_code=trust, **implementation
+    )
+    if lora_seed is not None and model.lora.rank:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(lora_seed)
+            language_model = _with_lora(language_model, model)
+    return Policy(language_model, chunk, logit_rule(config), proof.in_trees, together)
+
+
+@cache
+def _proof(path: str, trust: bool) -> Proof:
+    """Once for each model, however often it is loaded."""
+    return prove_config(path, AutoConfig.from_pretrained(path, trust_remote_code=trust), trust)
+
+
+def prove_config(path: str, config: PretrainedConfig, trust: bool = False) -> Proof:
+    """How models of `config` are computed exactly, see `grpo.learner.proof`. Raises UserError where they are not."""
+    return prove(path, config, builder(trust), logit_rule(config))
+
+
+def builder(trust: bool) -> Build:
+    """Makes models of random weights from configs."""
+
+    def build(config: PretrainedConfig, implementation: str | None) -> PreTrainedModel:
+        # The grouped product of experts wants float32; one expert after another is the same function.
+        named = {"experts_implementation": "eager"}
+        if implementation:
+            named["attn_implementation"] = implementation
+        calm = without_dropout(config)
+        return AutoModelForCausalLM.from_config(calm, dtype=torch.float64, trust_remote_code=trust, **named)
+
+    return build
+
+
+def logit_rule(config: PretrainedConfig, float32: bool = False) -> LogitRule:
+    """What the model does to its logits, by the names that transformers' configs have for it."""
+    text = config.get_text_config()
+
+    def product(names: tuple[str, ...]) -> float:
+        result = 1.0
+        for name in names:
+            result *= getattr(text, name, None) or 1.0
+        return result
+
+    softcap = next((value for name in SOFTCAPS if (value := getattr(text, name, None))), None)
+    return LogitRule(product(SCALES) / product(DIVISORS), softcap, float32)
+
+
+def without_dropout(config: PretrainedConfig) -> PretrainedConfig:
+    """The same config with nothing random in it: a ratio of probabilities is of one function, not of two masks."""
+    settings = config.to_dict()
+    for part in (settings, settings.get("text_config") or {}):
+        random = [name for name, value in part.items() if _is_random(name) and isinstance(value, float)]
+        part.update(dict.fromkeys(random, 0.0))
+    return type(config).from_dict(settings)
+
+
+def _is_random(name: str) -> bool:
+    return "drop" in name or "jitter" in name
+
+
+def check_positions(path: str | Path, config: PretrainedConfig, max_length: int) -> None:
+    """Raises UserError where positions up to `max_length` are not the same for learner and sampler."""
+    text = config.get_text_config()
+    tables = getattr(text, "rope_parameters", None) or {}
+    if tables and "rope_type" not in tables:
+        tables = {name: table for name, table in tables.items() if isinstance(table, dict)}
+    else:
+        tables = {"": tables}
+    longest = getattr(text, "max_position_embeddings", None)
+    for table in tables.values():
+        if table.get("rope_type") in LENGTH_DEPENDENT:
+            known = table.get("original_max_position_embeddings") or longest
+            if max_length > known:
+                raise UserError(
+                    f"{path}: above {known} tokens its rotary positions ({table['rope_type']}) depend on the length "
+                    f"of what is computed together, so sampler and learner would differ: set model.max_length={known} "
+                    "or less"
+                )
+    if longest and not any(tables.values()) and max_length > longest:
+        raise UserError(f"{path} has {longest} positions: set model.max_length={longest} or less, not {max_length}")
+
+
+def _check_heads(path: str | Path, config: PretrainedConfig, ranks: int, proof: Proof) -> None:
+    if not proof.in_trees:
+        raise UserError(
+            f"learner.sequence_parallel={ranks} shares out the tokens of a row, which {path} cannot be computed in "
+            f"({proof.reason}): set it to 1"
+        )
+    heads = config.num_attention_heads
+    shared = getattr(config, "num_key_value_heads", None) or heads
+    if heads % ranks or (shared % ranks and ranks % shared):
+        raise UserError(
+            f"learner.sequence_parallel={ranks} cannot share out the {heads} attention heads ({shared} of keys and "
+            f"values) of {path}: use a number that divides them"
+        )
+
+
+def _with_lora(language_model: PreTrainedModel, model: ModelConfig) -> nn.Module:
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise UserError("model.lora.rank > 0 needs peft: pip install peft") from error
+    targets = model.lora.target_modules
+    adapter = LoraConfig(
+        r=model.lora.rank,
+        lora_alpha=model.lora.alpha,
+        target_modules=targets if targets == "all-linear" else targets.split(","),
+        task_type="CAUSAL_LM",
+    )
+    adapted = get_peft_model(language_model, adapter)
+    _check_adapters(adapted)
+    return adapted
+
+
+def _check_adapters(adapted: nn.Module) -> None:
+    """Raises UserError where an adapter changes anything but the weight of a linear layer: only those are merged."""
+    linear = {
+        id(parameter)
+        for module in adapted.modules()
+        if isinstance(getattr(module, "base_layer", None), nn.Linear)
+        for parameter in module.parameters()
+    }
+    others = [name for name, parameter in adapted.named_parameters() if "lora_" in name and id(parameter) not in linear]
+    if others:
+        raise UserError(
+            f"model.lora.target_modules adapts {others[0].split('.lora_')[0].split('base_model.model.')[-1]}, which is "
+            "no linear layer (fused experts are not): name the linear layers, for example "
+            "model.lora.target_modules=q_proj,k_proj,v_proj,o_proj"
+        )

@@ -1,0 +1,190 @@
+"""Before a model is trained: are packed rows really what the model itself computes?
+
+A small copy of the model, of its own class and with random weights, is computed twice in float64: every completion
+alone by transformers' eager attention, and packed as the learner does it. Log-probabilities and gradients have to be
+equal but for rounding. Windows are shortened below the length of the completions, so that they count. A model that is
+not computed exactly in trees is tried one completion a row, as transformers made it, with the attention that it chooses
+and with its eager one; if that is not exact either, it is refused with the differences that were measured. No
+list of names decides.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from grpo.algorithm.logprobs import LogitRule
+from grpo.algorithm.packing import Row, Seedling, pack
+from grpo.config import UserError
+from grpo.learner.attention import NAME
+from grpo.learner.policy import Policy
+from grpo.learner.small_copy import VOCABULARY, covering_layers, small_config
+from grpo.types import Completion, MicroBatch
+
+TOLERANCE = 1e-5
+"""Largest difference of a log-probability in nats, and relative difference of the gradient. Parts of many models
+compute in float32 whatever they are given, which leaves 1e-7."""
+
+LARGEST = 100_000_000
+"""Parameters of a small copy at most: 0.8 GB, four times over."""
+
+# Prompt and completions of each tree, in tokens: longer than the window together and alone, shorter, and single.
+TREES = ((11, (14, 5, 1, 10)), (3, (6, 12)))
+
+Build = Callable[[PretrainedConfig, str | None], PreTrainedModel]
+"""A model of random weights in float64 from its config and the name of an attention implementation (None: its own)."""
+
+
+WAYS: dict[str | None, str] = {NAME: "packed in trees", None: "one completion a row", "eager": "the same in eager mode"}
+"""Attention implementations by which a policy may be computed, the quickest first, and what to call each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """By which of `WAYS` a model is computed exactly. `difference` is the larger of the two that were measured, of
+    log-probabilities (nats) and of the gradient (relative); `reason` says why it was not an earlier way."""
+
+    way: str | None
+    difference: float
+    reason: str = ""
+
+    @property
+    def in_trees(self) -> bool:
+        return self.way == NAME
+
+
+def prove(path: str, config: PretrainedConfig, build: Build, rule: LogitRule) -> Proof:
+    """Compares ways to compute a small copy of the model of `config`. Raises UserError where none is exact."""
+    verbosity = logging.getLogger("transformers").level
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return _prove(path, config, build, rule)
+    finally:
+        logging.getLogger("transformers").setLevel(verbosity)
+
+
+def _prove(path: str, config: PretrainedConfig, build: Build, rule: LogitRule) -> Proof:
+    torch.manual_seed(0)
+    micro, sequences = example_row()
+    own, small = _own_model(path, config, build)
+    coefficients = torch.randn(len(micro.targets), dtype=torch.float64)
+    expected = _own_results(own, sequences, coefficients)
+    outcomes: list[str] = []
+    for way, called in WAYS.items():
+        try:
+            language_model = build(small, way)
+            language_model.load_state_dict(own.state_dict())
+            policy = Policy(language_model.train(), len(micro.targets), rule, way == NAME)
+            difference = _difference(_packed_results(policy, micro, coefficients), expected)
+        except Exception as error:  # whatever a model's own code raises when it is called like this
+            outcomes.append(f"{called}: {type(error).__name__}: {_first_line(error)}")
+            continue
+        if difference <= TOLERANCE:
+            return Proof(way, difference, outcomes[0] if outcomes else "")
+        outcomes.append(f"{called} off by {difference:.1g}")
+    raise UserError(
+        f"{path}: {config.model_type} is not computed exactly here, so it is not trained; against its own eager "
+        f"forward pass it is {', '.join(outcomes)}"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["no text"])[0]
+
+
+def _own_model(path: str, config: PretrainedConfig, build: Build) -> tuple[PreTrainedModel, PretrainedConfig]:
+    """The small copy by eager attention, and its config: narrow if its class takes that, else of its own width."""
+
+    def on_meta(config: PretrainedConfig) -> PreTrainedModel:
+        with torch.device("meta"):
+            return build(config, "eager")
+
+    reasons = []
+    for narrow in (True, False):
+        try:
+            small = small_config(config, covering_layers(config, on_meta), narrow)
+            size = sum(parameter.numel() for parameter in on_meta(small).parameters())
+            if size > LARGEST:
+                raise ValueError(f"its smallest copy of full width has {size:,} parameters")
+            own = build(small, "eager").eval()
+            _randomize(own)
+            own(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False)
+            return own, small
+        except Exception as error:  # whatever a config or a model's own code says of such numbers
+            reasons = [*reasons, _first_line(error)] if _first_line(error) not in reasons else reasons
+    raise UserError(
+        f"{path}: how {config.model_type} is computed cannot be checked on a small copy, so it is not trained "
+        f"({'; '.join(reasons)})"
+    )
+
+
+def example_row() -> tuple[MicroBatch, list[tuple[list[int], list[int]]]]:
+    """A packed row of `TREES`, and its completions one after another: (prompt, completion) token ids."""
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(count: int) -> list[int]:
+        return torch.randint(VOCABULARY, (count,), generator=generator).tolist()
+
+    seedlings, sequences = [], []
+    for prompt_length, lengths in TREES:
+        prompt = draw(prompt_length)
+        completions = [draw(length) for length in lengths]
+        sequences += [(prompt, completion) for completion in completions]
+        rows = [
+            Row(Completion(tuple(completion), (0.0,) * len(completion), "", False), 0.0, 0.0)
+            for completion in completions
+        ]
+        seedlings.append(Seedling(tuple(prompt), tuple(rows)))
+    return pack(seedlings), sequences
+
+
+def _own_results(
+    model: PreTrainedModel, sequences: list[tuple[list[int], list[int]]], coefficients: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Log-probabilities [targets] and gradients of their weighted sum, each completion in a pass of its own."""
+    pieces = []
+    for prompt, completion in sequences:
+        ids = torch.tensor([prompt + completion])
+        logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+        pieces.append(logits.log_softmax(-1).gather(-1, ids[0, len(prompt) :, None]).squeeze(-1))
+    logprobs = torch.cat(pieces)
+    (logprobs * coefficients).sum().backward()
+    return logprobs.detach(), _gradients(model)
+
+
+def _packed_results(policy: Policy, micro: MicroBatch, coefficients: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    logprobs, _ = policy(micro, 1.0)
+    (logprobs * coefficients).sum().backward()
+    return logprobs.detach(), _gradients(policy.language_model)
+
+
+def _gradients(model: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def _difference(ours: tuple[Tensor, Mapping[str, Tensor]], own: tuple[Tensor, Mapping[str, Tensor]]) -> float:
+    """The larger of the two differences; infinite where either is no number or a gradient is missing."""
+    (logprobs, gradients), (own_logprobs, own_gradients) = ours, own
+    if gradients.keys() != own_gradients.keys():
+        return float("inf")
+    apart = sum((gradients[name] - gradient).square().sum() for name, gradient in own_gradients.items())
+    total = sum(gradient.square().sum() for gradient in own_gradients.values())
+    measured = [(logprobs - own_logprobs).abs().max(), (apart / total).sqrt()]
+    return max(float(value) if value.isfinite() else float("inf") for value in measured)
+
+
+@torch.no_grad()
+def _randomize(model: PreTrainedModel) -> None:
+    """Weights that make every part of the model count: with those of a fresh model predictions are nearly uniform, and
+    biases are zero."""
+    for parameter in model.parameters():
+        if parameter.dim() > 1 and parameter.std() > 0:
+            parameter.mul_(parameter[0].numel() ** -0.5 / parameter.std())
+        elif parameter.dim() == 1:
+            parameter.add_(torch.randn_like(parameter) * 0.1)

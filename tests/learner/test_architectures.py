@@ -1,0 +1,156 @@
+"""Every model that is accepted is computed exactly; the others are refused with the difference that was measured."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, PretrainedConfig
+
+from grpo.algorithm.logprobs import LogitRule
+from grpo.config import ModelConfig, UserError
+from grpo.learner import attention, loading, proof
+from tests.learner.architectures import ALONE, ARCHITECTURES, TREES, config_of
+from tests.learner.test_partition import reference_gradient, relative_difference
+
+TOLERANCE = 1e-5
+
+
+def proven(config: PretrainedConfig) -> proof.Proof:
+    return loading.prove_config("a model", config)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_model_is_computed_exactly_in_trees_or_one_completion_a_row(name):
+    found = proven(config_of(name))
+    assert ("trees" if found.in_trees else "alone") == ARCHITECTURES[name][2]
+    assert found.difference <= proof.TOLERANCE == TOLERANCE
+
+
+@pytest.mark.parametrize("lost", ["sliding_window", "softcap", "s_aux"])
+def test_a_part_of_attention_that_is_left_out_is_noticed(lost, monkeypatch):
+    name = {"sliding_window": "Mistral, window", "softcap": "Gemma 2", "s_aux": "gpt-oss"}[lost]
+
+    def deaf(*arguments, **options):
+        return attention.tree_attention(*arguments, **(options | {lost: None}))
+
+    monkeypatch.setitem(attention.AttentionInterface._global_mapping, attention.NAME, deaf)
+    found = proven(config_of(name))
+    # The model's own code, one completion a row, has no need of ours; torch's fused attention has no softcap.
+    assert found.way == ("eager" if lost == "softcap" else None)
+    assert float(found.reason.removeprefix("packed in trees off by ")) > 1e-3
+
+
+def test_what_a_model_does_to_its_logits_is_noticed():
+    config = config_of("Llama")
+    with pytest.raises(UserError, match=r"packed in trees off by \d.*, one completion a row off by \d.*"):
+        proof.prove("a model", config, loading.builder(False), LogitRule(scale=1.1))
+
+
+def test_an_output_layer_with_a_bias_is_computed_with_it(monkeypatch):
+    config = config_of("Phi (output bias)")
+    assert AutoModelForCausalLM.from_config(config).get_output_embeddings().bias is not None
+    assert proven(config).in_trees
+
+
+def test_a_model_that_looks_ahead_is_refused(monkeypatch):
+    class LooksAhead(LlamaForCausalLM):
+        """Adds the mean of all tokens of a row, those to come included."""
+
+        def __init__(self, config):
+            super().__init__(config)
+            layer = self.model.layers[0].mlp
+            layer.register_forward_hook(lambda module, inputs, output: output + output.mean(1, keepdim=True))
+
+    def build(config, implementation):
+        torch.set_default_dtype(torch.float64)
+        config._attn_implementation = implementation or "eager"
+        try:
+            return LooksAhead(config)
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    with pytest.raises(UserError, match="is not computed exactly here, so it is not trained"):
+        proof.prove("a model", config_of("Llama"), build, LogitRule())
+
+
+@pytest.mark.parametrize(
+    ("rope", "length", "refused"),
+    [("dynamic", 256, False), ("dynamic", 257, True), ("longrope", 64, False), ("longrope", 65, True)],
+)
+def test_positions_that_depend_on_the_length_of_a_row_are_refused_where_they_begin(rope, length, refused):
+    table = {"rope_type": rope, "rope_theta": 1e4, "factor": 2.0}
+    if rope == "longrope":
+        table |= {"original_max_position_embeddings": 64, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    config = config_of("Llama")
+    config.rope_parameters = table
+    if refused:
+        with pytest.raises(UserError, match=f"set model.max_length={length - 1} or less"):
+            loading.check_positions("a model", config, length)
+    else:
+        loading.check_positions("a model", config, length)
+
+
+def test_learned_positions_end_where_their_table_ends():
+    loading.check_positions("gpt2", config_of("GPT-2"), 256)
+    with pytest.raises(UserError, match="gpt2 has 256 positions: set model.max_length=256 or less, not 257"):
+        loading.check_positions("gpt2", config_of("GPT-2"), 257)
+
+
+def test_nothing_random_is_left_in_a_model_that_learns(tmp_path):
+    AutoModelForCausalLM.from_config(config_of("Phi-3, window")).save_pretrained(tmp_path)
+    policy = loading.load_policy(tmp_path, ModelConfig(max_length=64), "float32", 64).train()
+    micro, _ = proof.example_row()
+    first, second = (policy(micro, 1.0)[0] for _ in range(2))
+    assert policy.training and torch.equal(first, second)
+    assert all(module.p == 0 for module in policy.modules() if isinstance(module, nn.Dropout))
+
+
+def test_adapters_on_fused_experts_are_refused(tmp_path):
+    AutoModelForCausalLM.from_config(config_of("Qwen3-MoE")).save_pretrained(tmp_path)
+    model = ModelConfig(max_length=64)
+    model.lora.rank, model.lora.target_modules = 2, "q_proj,v_proj"
+    loading.load_policy(tmp_path, model, "float32", 64, lora_seed=0)
+    model.lora.target_modules = "all-linear"
+    with pytest.raises(UserError, match="model.lora.target_modules adapts .*experts.* no linear layer"):
+        loading.load_policy(tmp_path, model, "float32", 64, lora_seed=0)
+
+
+# --- the whole learner, on two ranks ---------------------------------------------------------------------------------
+
+LEARNED = ("Llama", "Gemma 2", "gpt-oss", "Cohere 2", "Phi (output bias)", "Qwen3.5 (dense text)", "LFM2")
+
+
+@pytest.fixture(scope="module")
+def changes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("architectures")
+    for name in LEARNED:
+        torch.manual_seed(3)
+        model = AutoModelForCausalLM.from_config(config_of(name))
+        for parameter in model.parameters():
+            parameter.data.mul_(4) if parameter.dim() > 1 else parameter.data.add_(torch.randn_like(parameter) * 0.1)
+        model.save_pretrained(folder / "models" / name)
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+    worker = ["tests.learner.architecture_worker", str(folder / "models"), str(folder / "changes.pt")]
+    done = subprocess.run([sys.executable, *command, *worker], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder / "models", torch.load(folder / "changes.pt")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LEARNED)
+def test_the_learners_gradient_is_that_of_the_models_own_eager_forward_pass(changes, name):
+    models, found = changes
+    reference = reference_gradient(str(models / name), "token_mean")
+    cases = {case: change for case, change in found.items() if case.startswith(f"{name}/")}
+    assert len(cases) == 5
+    for case, change in cases.items():
+        if case.endswith("/2") and ARCHITECTURES[name][2] == ALONE:
+            assert change.startswith("learner.sequence_parallel=2 shares out the tokens of a row")
+        else:
+            assert relative_difference(change, reference) <= TOLERANCE, case
+
+
+def test_both_ways_are_tested():
+    assert {ARCHITECTURES[name][2] for name in LEARNED} == {TREES, ALONE}
