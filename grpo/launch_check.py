@@ -40,15 +40,16 @@ def device(config: TrainConfig) -> torch.device:
 
 def with_precision(config: TrainConfig) -> TrainConfig:
     """The config with "auto" precisions replaced by what this machine is quick in."""
-    native = (
-        device(config).type == "cuda" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    )
+    on_gpu = device(config).type == "cuda"
+    native = on_gpu or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     chosen = "bfloat16" if native else "float32"
     changed = {
         name: replace(engine, precision=chosen)
         for name in ("learner", "rollout")
         if (engine := getattr(config, name)).precision == "auto"
     }
+    if config.model.head_precision == "auto":
+        changed["model"] = replace(config.model, head_precision="float32" if on_gpu else "model")
     return replace(config, **changed)
 
 

@@ -20,6 +20,10 @@ class ModelConfig:
     path: str = ""
     # Longest prompt plus completion, in tokens.
     max_length: int = 2048
+    # The output layer's products in bfloat16 models: float32 (kept as they are summed, by learner and sampler) | model
+    # (rounded to bfloat16, which moves log-probabilities by some hundredths of a nat) | auto: float32 on GPUs, where
+    # it costs nothing; on a CPU the whole layer would be widened for every token.
+    head_precision: str = "auto"
     trust_remote_code: bool = False
     lora: LoraConfig = field(default_factory=LoraConfig)
 

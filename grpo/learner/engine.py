@@ -96,9 +96,10 @@ def start_engine(policy: nn.Module, learner: LearnerConfig) -> deepspeed.DeepSpe
 
 
 def start_frozen_engine(policy: nn.Module, learner: LearnerConfig) -> deepspeed.DeepSpeedEngine:
-    """A ZeRO-3 engine without an optimizer: a sharded model that only runs forward."""
+    """A ZeRO-3 engine without an optimizer: a sharded model that only runs forward, in the precision that it has."""
     config = deepspeed_config(learner)
     config["zero_optimization"] = {"stage": 3}
+    config["bf16"] = {"enabled": next(policy.parameters()).dtype == torch.bfloat16}
     return _initialized(model=policy, config=config)
 
 

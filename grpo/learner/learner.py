@@ -146,7 +146,7 @@ class DeepSpeedLearner:
         applied = not self._overflowed()
         self._count_skipped(applied)
         if isinstance(self.reference, CopyReference) and self.reference.due(self.num_steps):
-            self.reference.refresh(self.weight_buckets())
+            self.reference.refresh(self._buckets(MERGED, self._config.learner.precision))
         *totals, tokens, flops = self.collective.sum(sums.tolist())
         means = {name: Mean(total, tokens) for name, total in zip(METRICS, totals, strict=True)}
         gradient_norm = float(self.engine.get_global_grad_norm())
@@ -177,8 +177,11 @@ class DeepSpeedLearner:
     # --- state ---------------------------------------------------------------------------------
 
     def weight_buckets(self, form: str = MERGED) -> Iterator[Bucket]:
+        return self._buckets(form, self._config.rollout.precision)
+
+    def _buckets(self, form: str, precision: str) -> Iterator[Bucket]:
         bucket_bytes = self._config.weight_sync.bucket_mib * 2**20
-        return weight_buckets(self.policy, bucket_bytes, DTYPES[self._config.rollout.precision], form)
+        return weight_buckets(self.policy, bucket_bytes, DTYPES[precision], form)
 
     def save(self, directory: str) -> None:
         self.engine.save_checkpoint(directory, tag=SHARDS, save_latest=False)

@@ -49,7 +49,8 @@ def load_policy(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(lora_seed)
             language_model = _with_lora(language_model, model)
-    return Policy(language_model, chunk, logit_rule(config), proof.in_trees, together)
+    rule = logit_rule(config, float32=model.head_precision == "float32")
+    return Policy(language_model, chunk, rule, proof.in_trees, together)
 
 
 @cache

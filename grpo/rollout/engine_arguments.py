@@ -26,6 +26,8 @@ def engine_arguments(config: TrainConfig, model_path: str, on_gpu: bool) -> dict
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
+    if model.head_precision == "float32":
+        arguments["hf_overrides"] = {"head_dtype": "float32"}
     if on_gpu:
         return arguments | {
             "gpu_memory_utilization": rollout.gpu_memory_fraction,

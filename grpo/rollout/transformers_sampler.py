@@ -40,6 +40,16 @@ class SeededSampling(LogitsProcessor):
         return noisy
 
 
+def _widen(head: torch.nn.Module) -> None:
+    """Has an output layer multiply in float32, whatever it is given."""
+
+    def forward(hidden: torch.Tensor) -> torch.Tensor:
+        bias = None if head.bias is None else head.bias.float()
+        return torch.nn.functional.linear(hidden.float(), head.weight.float(), bias)
+
+    head.forward = forward
+
+
 class TransformersSampler:
     """`interfaces.Sampler` on `generate` of transformers."""
 
@@ -50,6 +60,8 @@ class TransformersSampler:
         trust = config.model.trust_remote_code
         model = AutoModelForCausalLM.from_pretrained(model_path, dtype=dtype, trust_remote_code=trust)
         self._model = model.to(device).eval().requires_grad_(False)
+        if config.model.head_precision == "float32":
+            _widen(self._model.get_output_embeddings())
         # The model's own defaults (a repetition penalty, say) would change the sampled distribution.
         self._model.generation_config = GenerationConfig()
         self._config = config

@@ -89,12 +89,14 @@ class VllmSampler:
         return Completion(token_ids, logprobs, text, output.finish_reason == "length", versions)
 
     def weights_form(self) -> str:
+        self._llm.collective_rpc("begin_refresh")
         return MERGED
 
     def load_weights(self, bucket: Bucket) -> None:
         self._llm.collective_rpc("receive_bucket", args=(bucket,))
 
     def finish_weights(self, policy_version: int) -> None:
+        self._llm.collective_rpc("finish_refresh")
         self._llm.reset_prefix_cache()
         self.policy_version = policy_version
 

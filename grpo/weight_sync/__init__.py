@@ -1,6 +1,7 @@
 """The only bridge between learner and sampler.
 
 checksum        what both sides compute after a transfer
+engine_weights  where vLLM keeps each weight, and the experts that it keeps in an order of its own
 refresh         all weights to a sampler, in buckets, compared afterwards
 channel         how a bucket travels to another process: one broadcast
 server_link     the sending side of vLLM's weight-transfer protocol, with one server

@@ -1,8 +1,10 @@
 """Checksums of weights that do not depend on how an engine stores them.
 
-Engines fuse tensors (q, k and v into one), pad the vocabulary with zeros and order parameters as they
-like. The sum of all bit patterns of a layer is the same through all of that, and changes with any single
-flipped bit.
+Engines fuse tensors (q, k and v into one), pad the vocabulary with zeros and order parameters as they like. The sum of
+all bit patterns of a layer is the same through all of that, and changes with any single flipped bit; but it does not see
+what changed places. So every tensor that both sides know by the same name and shape has a checksum of its own too, in
+which each bit pattern is weighed by its place: rows or columns that change places, two tensors swapped, signs flipped in
+pairs are all seen.
 """
 
 from __future__ import annotations
@@ -14,6 +16,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+IN_ORDER = "in order: "
+"""Begins the keys of checksums that are weighed by place; the others are sums over a tensor group."""
+
+# What wraps a model in front of the name that everybody gives a weight.
+_WRAPPERS = ("model", "language_model", "transformer", "backbone")
 
 
 def group_of(name: str) -> str:
@@ -28,21 +36,78 @@ def group_of(name: str) -> str:
 
 def bit_sum(tensor: Tensor) -> int:
     """Sum of the bit patterns of a floating-point tensor, read as integers of the same width."""
+    return int(_row_sums(_rows_of_bits(tensor)).sum())
+
+
+def placed_sum(tensor: Tensor) -> int:
+    """Sum of the bit patterns, each weighed by its row and by its column, modulo 2⁶⁴: Σ_r v(r) Σ_c w(c)·bits[r, c].
+
+    A vector is one row; of more dimensions than two the last is the columns.
+    """
     import torch
 
-    integers = {2: torch.int16, 4: torch.int32}[tensor.element_size()]
-    return int(tensor.detach().view(integers).sum(dtype=torch.int64))
+    rows = _rows_of_bits(tensor)
+    # Fifteen bits, so that the product with a pattern of sixteen fits thirty-two.
+    weights = (_mixed(torch.arange(rows.shape[1], device=rows.device)) >> 40 & 0x7FFF) | 1
+    by_row = _mixed(torch.arange(len(rows), device=rows.device) + 2**20)
+    return int((_row_sums(rows, weights) * by_row).sum())
+
+
+def _row_sums(rows: Tensor, weights: Tensor | None = None) -> Tensor:
+    """[rows] int64. A few at a time, widened where the processor's cache holds them: five times as quick as at once."""
+    import torch
+
+    wide = torch.int32 if rows.dtype == torch.int16 else torch.int64
+    chunk = 2**24 if rows.is_cuda else 2**16
+    sums = [rows.new_zeros(0, dtype=torch.int64)]
+    for part in rows.split(max(1, chunk // max(1, rows.shape[1]))):
+        values = part.to(wide)
+        sums.append((values if weights is None else values * weights.to(wide)).sum(1, dtype=torch.int64))
+    return torch.cat(sums)
+
+
+def _rows_of_bits(tensor: Tensor) -> Tensor:
+    import torch
+
+    bits = tensor.detach().view({2: torch.int16, 4: torch.int32}[tensor.element_size()])
+    return bits.reshape(1, -1) if bits.dim() < 2 else bits if bits.dim() == 2 else bits.flatten(0, -2)
+
+
+def _mixed(numbers: Tensor) -> Tensor:
+    """Integers that look random, of 64 bits and odd, the same on every device."""
+    mixed = (numbers + 1) * -7046029254386353131
+    mixed = (mixed ^ (mixed >> 29)) * -4658895280553007687
+    return (mixed ^ (mixed >> 32)) | 1
 
 
 def checksums(weights: Iterable[tuple[str, Tensor]]) -> Counter[str]:
-    """Sum of bit patterns per tensor group. Counters of buckets add up by `update`
-    (`+` would drop negative sums)."""
+    """Of each tensor group the sum of its bit patterns, and of each tensor the sum in order under `IN_ORDER`, its name
+    without wrappers, and its shape. Counters of buckets add up by `update` (`+` would drop negative sums)."""
     result: Counter[str] = Counter()
     for name, tensor in weights:
         result[group_of(name)] += bit_sum(tensor)
+        result[f"{IN_ORDER}{plain_name(name)} {list(tensor.shape)}"] = placed_sum(tensor)
     return result
 
 
-def differing_groups(ours: Mapping[str, int], theirs: Mapping[str, int]) -> list[str]:
-    """Tensor groups whose checksums differ, or that one side does not have."""
-    return sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
+def plain_name(name: str) -> str:
+    """
+    >>> plain_name("model.language_model.layers.0.mlp.up_proj.weight")
+    'layers.0.mlp.up_proj.weight'
+    """
+    parts = name.split(".")
+    while len(parts) > 1 and parts[0] in _WRAPPERS:
+        parts = parts[1:]
+    return ".".join(parts)
+
+
+def differing(ours: Mapping[str, int], theirs: Mapping[str, int]) -> list[str]:
+    """Tensor groups whose sums differ, or that one side does not have, and tensors of both whose sums in order differ.
+
+    A tensor that the engine stores in another shape, or under another name, has no sum in order on both sides: its
+    group's sum is all that is compared.
+    """
+    either = {name for name in {*ours, *theirs} if not name.startswith(IN_ORDER)}
+    both = {name for name in ours if name.startswith(IN_ORDER) and name in theirs}
+    different = sorted(name for name in either | both if ours.get(name) != theirs.get(name))
+    return [name.removeprefix(IN_ORDER) for name in different]

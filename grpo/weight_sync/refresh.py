@@ -6,7 +6,7 @@ from collections import Counter
 
 from grpo.interfaces import Learner, Sampler
 from grpo.types import StepReport
-from grpo.weight_sync.checksum import checksums, differing_groups
+from grpo.weight_sync.checksum import checksums, differing
 
 
 class WeightSyncError(RuntimeError):
@@ -31,11 +31,11 @@ class CheckedSync:
             sent.update(checksums(bucket))
         sampler.finish_weights(learner.num_steps)
         for theirs in sampler.checksums():
-            different = differing_groups(sent, theirs)
+            different = differing(sent, theirs)
             if different:
                 raise WeightSyncError(
                     f"after the refresh at step {learner.num_steps} learner and sampler hold different weights "
-                    f"in {len(different)} tensor groups: {', '.join(different[:5])}"
+                    f"in {len(different)} tensors or groups of them: {', '.join(different[:5])}"
                 )
 
     def check(self, report: StepReport) -> None:

@@ -26,6 +26,7 @@ from vllm.platforms import current_platform
 from grpo.weight_sync.adapters import AdaptedWeights
 from grpo.weight_sync.channel import Channel, Manifest, open_sampler_end
 from grpo.weight_sync.checksum import checksums
+from grpo.weight_sync.engine_weights import ExpertOrder, named_weights
 
 BACKEND = "grpo"
 
@@ -53,9 +54,18 @@ class WeightReceiver:
         if getattr(self, "_weight_update_active", False):
             self.finish_weight_update()
 
+    def begin_refresh(self) -> None:
+        """Comes before the first bucket, in the learner's process."""
+        self._experts = ExpertOrder(self.model_runner.model)
+        self._experts.begin()
+
     def receive_bucket(self, bucket: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Loads whole tensors under their Hugging Face names."""
         self.model_runner.model.load_weights(bucket)
+
+    def finish_refresh(self) -> None:
+        """Comes after the last bucket, in the learner's process."""
+        self._experts.finish()
 
     def weight_checksums(self) -> Mapping[str, int]:
         """See `grpo.weight_sync.checksum`. Of the model's own weights; of what was received where tensor parallelism
@@ -63,7 +73,7 @@ class WeightReceiver:
         transfer = self.weight_transfer_engine
         if transfer is not None and (self.parallel_config.tensor_parallel_size > 1 or transfer.adapted):
             return transfer.received
-        return checksums(self.model_runner.model.named_parameters())
+        return checksums(named_weights(self.model_runner.model))
 
 
 @dataclass
@@ -96,6 +106,7 @@ class ChannelEngine(WeightTransferEngine[ChannelInitInfo, ChannelUpdateInfo]):
         self._channel: Channel | None = None
         self.received: Counter[str] = Counter()
         self.adapted = AdaptedWeights()
+        self._experts = ExpertOrder(self.model)
 
     def init_transfer_engine(self, init_info: ChannelInitInfo) -> None:
         self.shutdown()
@@ -110,6 +121,7 @@ class ChannelEngine(WeightTransferEngine[ChannelInitInfo, ChannelUpdateInfo]):
 
     def start_weight_update(self) -> None:
         self.received = Counter()
+        self._experts.begin()
 
     def receive_weights(self, update_info: ChannelUpdateInfo) -> None:
         bucket = self._channel.receive(Manifest(update_info.names, update_info.dtypes, update_info.shapes))
@@ -117,7 +129,7 @@ class ChannelEngine(WeightTransferEngine[ChannelInitInfo, ChannelUpdateInfo]):
         self.model.load_weights(self.adapted.merge(bucket))
 
     def finish_weight_update(self) -> None:
-        """Weights are in place as they come."""
+        self._experts.finish()
 
     def shutdown(self) -> None:
         if self._channel is not None:

@@ -3,6 +3,7 @@
 Usage: learner_worker.py MODEL_DIRECTORY OUTPUT_FILE. Rank 0 writes a JSON object of facts per stage.
 """
 
+import itertools
 import json
 import sys
 import tempfile
@@ -25,10 +26,10 @@ from tests.learner.groups import evaluated_groups
 DEVICE = torch.device("cpu")
 
 
-def config_for(stage, **changes):
+def config_for(stage, precision="float32", **changes):
     config = TrainConfig()
     config.learner.zero_stage, config.learner.learning_rate = stage, 1e-2
-    config.learner.precision = config.rollout.precision = "float32"
+    config.learner.precision = config.rollout.precision = precision
     config.learner.micro_batch_tokens = 60
     for path, value in changes.items():
         *rooms, name = path.split("__")
@@ -64,12 +65,18 @@ def kl(report):
     return report.means["policy/reference_kl"].value
 
 
-def reference_facts(model, stage):
+def reference_facts(model, stage, precision):
     """KL to the start, to a copy refreshed every second step, and to a moving average."""
     facts = {}
     for name, every, rate in (("start", 0, 1.0), ("copied", 2, 1.0), ("averaged", 1, 0.5)):
         config = config_for(
-            stage, objective__kl__coefficient=0.1, objective__kl__refresh_every=every, objective__kl__refresh_rate=rate
+            stage,
+            precision,
+            objective__kl__coefficient=0.1,
+            objective__kl__refresh_every=every,
+            objective__kl__refresh_rate=rate,
+            # Coarser than the learner where it can be: what a reference is given must not go by it.
+            rollout__precision="bfloat16",
         )
         learner = DeepSpeedLearner(config, model, DEVICE)
         facts[name] = [kl(take_step(learner, config)) for _ in range(4)]
@@ -77,8 +84,23 @@ def reference_facts(model, stage):
     return facts
 
 
-def lora_facts(model, stage):
-    config = config_for(stage, model__lora__rank=4, objective__kl__coefficient=0.1)
+def average_facts(model, stage, precision):
+    """Of a reference that moves by a thousandth of the way at each step: its type, and the share of it that moved."""
+    kl_settings = {"objective__kl__coefficient": 0.1, "objective__kl__refresh_every": 1}
+    config = config_for(stage, precision, objective__kl__refresh_rate=1e-3, **kl_settings)
+    learner = DeepSpeedLearner(config, model, DEVICE)
+    before = learner.reference.state()
+    for _ in range(3):
+        take_step(learner, config)
+    after = learner.reference.state()
+    learner.engine.destroy()
+    moved = sum((after[name] != tensor).sum().item() for name, tensor in before.items())
+    types = sorted({str(tensor.dtype) for tensor in after.values()})
+    return {"types": types, "moved": moved / sum(tensor.numel() for tensor in before.values())}
+
+
+def lora_facts(model, stage, precision):
+    config = config_for(stage, precision, model__lora__rank=4, objective__kl__coefficient=0.1)
     learner = DeepSpeedLearner(config, model, DEVICE)
     start, drawn = weights(learner), adapters(learner)
     before = learner._logprobs(scored(learner), learner._from_reference)
@@ -100,15 +122,16 @@ def lora_facts(model, stage):
     learner.engine.destroy()
     torch.rand(1)
     again, other = (
-        adapters(DeepSpeedLearner(config_for(stage, model__lora__rank=4, seed=seed), model, DEVICE)) for seed in (0, 1)
+        adapters(DeepSpeedLearner(config_for(stage, precision, model__lora__rank=4, seed=seed), model, DEVICE))
+        for seed in (0, 1)
     )
     seeded = [torch.equal(drawn, again), torch.equal(drawn, other)]
     share = sent[ADAPTERS] / sent[BASE]
     return {"kl": kls, "moved": moved, "reference_stays": same, "wrong": wrong, "share_sent": share, "seeded": seeded}
 
 
-def resume_facts(model, stage):
-    config = config_for(stage, learner__warmup_steps=4)
+def resume_facts(model, stage, precision):
+    config = config_for(stage, precision, learner__warmup_steps=4)
     learner = DeepSpeedLearner(config, model, DEVICE)
     take_step(learner, config)
     folder = learner.collective.gather(tempfile.mkdtemp())[0]
@@ -130,9 +153,9 @@ def resume_facts(model, stage):
     return [[(r.step, r.gradient_norm, r.learning_rate) for r in reports] for reports in every]
 
 
-def rate_facts(model, stage):
+def rate_facts(model, stage, precision):
     """Learning rates of steps under plans that scale the schedule's, and whether the weights moved."""
-    config = config_for(stage, learner__warmup_steps=4)
+    config = config_for(stage, precision, learner__warmup_steps=4)
     learner = DeepSpeedLearner(config, model, DEVICE)
     rates, moved = [], []
     for factor in (1.0, 0.0, 0.5):
@@ -143,8 +166,8 @@ def rate_facts(model, stage):
     return {"rates": rates, "moved": moved}
 
 
-def nan_facts(model, stage):
-    config = config_for(stage, learner__max_skipped_steps=2)
+def nan_facts(model, stage, precision):
+    config = config_for(stage, precision, learner__max_skipped_steps=2)
     learner = DeepSpeedLearner(config, model, DEVICE)
     start = weights(learner)
     config.objective.clip_low = float("nan")
@@ -179,9 +202,9 @@ def hpz_facts(model):
 def main(model, output):
     init_distributed(DEVICE, 300)
     facts = {}
-    for stage in (1, 2, 3):
-        parts = (reference_facts, lora_facts, resume_facts, rate_facts, nan_facts)
-        facts[str(stage)] = {part.__name__: part(model, stage) for part in parts}
+    parts = (reference_facts, average_facts, lora_facts, resume_facts, rate_facts, nan_facts)
+    for stage, precision in itertools.product((1, 2, 3), ("float32", "bfloat16")):
+        facts[f"{stage}/{precision}"] = {part.__name__: part(model, stage, precision) for part in parts}
     facts["hpz"] = hpz_facts(model)
     if torch.distributed.get_rank() == 0:
         with open(output, "w") as file:

@@ -1,5 +1,6 @@
 """The real learner on two ranks under ZeRO 1, 2 and 3: reference policies, LoRA, resume, NaN."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -29,7 +30,9 @@ def facts(tmp_path_factory):
     return json.loads((folder / "facts.json").read_text())
 
 
-STAGES = pytest.mark.parametrize("stage", ["1", "2", "3"])
+# Which rows a completion is packed with is another rounding in bfloat16: KL then is nearly zero where it should be zero.
+PRECISIONS = {"float32": 1e-9, "bfloat16": 1e-6}
+STAGES = pytest.mark.parametrize("stage", [f"{stage}/{precision}" for stage in (1, 2, 3) for precision in PRECISIONS])
 
 
 @STAGES
@@ -37,24 +40,34 @@ STAGES = pytest.mark.parametrize("stage", ["1", "2", "3"])
 def test_kl_grows_from_the_start_and_falls_to_zero_when_the_reference_is_copied(facts, stage):
     found = facts[stage]["reference_facts"]
     start, copied, averaged = found["start"], found["copied"], found["averaged"]
-    assert start[0] == pytest.approx(0, abs=1e-9) and min(start[1:]) > 0.1
+    zero = pytest.approx(0, abs=PRECISIONS[stage.partition("/")[2]])
+    assert start[0] == zero and min(start[1:]) > 0.1
     # Copied after the second step: the third is measured from the policy itself.
-    assert copied[1] == pytest.approx(start[1]) and copied[2] == pytest.approx(0, abs=1e-9) and copied[3] > 1e-3
+    assert copied[1] == pytest.approx(start[1]) and copied[2] == zero and copied[3] > 1e-3
     assert all(0 < moved < fixed / 2 for moved, fixed in zip(averaged[1:], start[1:], strict=True))
 
 
 @pytest.mark.slow
-def test_every_stage_measures_the_same_kl(facts):
-    for name in ("start", "copied", "averaged"):
-        assert facts["2"]["reference_facts"][name] == pytest.approx(facts["1"]["reference_facts"][name], rel=1e-3)
-        assert facts["3"]["reference_facts"][name] == pytest.approx(facts["1"]["reference_facts"][name], rel=1e-3)
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-3), ("bfloat16", 0.1)])
+def test_every_stage_measures_the_same_kl(facts, precision, tolerance):
+    first, *others = (facts[f"{stage}/{precision}"]["reference_facts"] for stage in (1, 2, 3))
+    for name, other in itertools.product(("start", "copied", "averaged"), others):
+        assert other[name] == pytest.approx(first[name], rel=tolerance, abs=1e-9)
+
+
+@STAGES
+@pytest.mark.slow
+def test_a_moving_average_is_kept_in_float32_and_moves_by_little_everywhere(facts, stage):
+    found = facts[stage]["average_facts"]
+    assert found["types"] == ["torch.float32"]
+    assert found["moved"] > 0.9
 
 
 @STAGES
 @pytest.mark.slow
 def test_lora_moves_the_merged_weights_and_never_the_reference(facts, stage):
     found = facts[stage]["lora_facts"]
-    assert found["kl"][0] == pytest.approx(0, abs=1e-9) and found["kl"][1] > 1e-8
+    assert found["kl"][0] == pytest.approx(0, abs=PRECISIONS[stage.partition("/")[2]]) and found["kl"][1] > 1e-8
     assert found["moved"] > 1e-5
     assert found["reference_stays"]
     # Adapters are those of the seed, whatever was drawn before.

@@ -1,0 +1,53 @@
+"""`model.head_precision`: the output layer in float32, by learner and samplers alike."""
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from grpo.config import ModelConfig, SamplingConfig, TrainConfig
+from grpo.learner.loading import load_policy
+from grpo.learner.policy import base_model
+from grpo.learner.proof import example_row
+from grpo.rollout.engine_arguments import engine_arguments
+from grpo.rollout.transformers_sampler import TransformersSampler
+from grpo.types import Problem, Prompt
+from tests.learner.architectures import config_of
+from tests.learner.models import tiny_llama, tiny_tokenizer
+
+
+def logprobs_of(path, head_precision):
+    policy = load_policy(path, ModelConfig(max_length=64, head_precision=head_precision), "bfloat16", 64)
+    micro, _ = example_row()
+    with torch.no_grad():
+        hidden = policy._hidden(micro.token_ids, micro.position_ids, micro.trees)[micro.predictors].double()
+        head = base_model(policy.language_model).get_output_embeddings().weight.double()
+        exact = (hidden @ head.T).log_softmax(-1).gather(-1, micro.targets[:, None]).squeeze(-1)
+        return policy(micro, 1.0)[0] - exact
+
+
+def test_a_learners_head_in_float32_adds_no_rounding_to_that_of_the_layers_before(tmp_path):
+    model = AutoModelForCausalLM.from_config(config_of("Llama"))
+    model.lm_head.weight.data.mul_(30)
+    model.save_pretrained(tmp_path)
+    assert logprobs_of(tmp_path, "float32").abs().max() < 1e-5
+    assert logprobs_of(tmp_path, "model").abs().mean() > 1e-3
+    # Resolved before a model is loaded; whoever does not, has the model's own.
+    assert torch.equal(logprobs_of(tmp_path, "auto"), logprobs_of(tmp_path, "model"))
+
+
+def test_vllm_is_asked_for_the_same():
+    config = TrainConfig()
+    config.rollout.precision, config.model.head_precision = "bfloat16", "float32"
+    assert engine_arguments(config, "model", on_gpu=True)["hf_overrides"] == {"head_dtype": "float32"}
+    config.model.head_precision = "model"
+    assert "hf_overrides" not in engine_arguments(config, "model", on_gpu=True)
+
+
+def test_so_is_transformers(tmp_path):
+    path = tiny_llama(tmp_path / "model")
+    config = TrainConfig()
+    config.rollout.precision, config.rollout.sampling = "bfloat16", SamplingConfig(max_tokens=8)
+    config.model = ModelConfig(max_length=64, head_precision="float32")
+    sampler = TransformersSampler(config, path, tiny_tokenizer(), torch.device("cpu"))
+    assert sampler._model(torch.tensor([[3, 4, 5]])).logits.dtype == torch.float32
+    [group] = sampler.generate([Prompt(Problem("p", "q", "a"), (3, 4, 5))], 2)
+    assert len(group.completions) == 2

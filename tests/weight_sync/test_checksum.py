@@ -1,0 +1,181 @@
+"""Whatever changes places in a model's weights is seen, and whatever an engine only stores otherwise is not."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from grpo.weight_sync.checksum import bit_sum, checksums, differing, placed_sum
+from grpo.weight_sync.engine_weights import ExpertOrder, named_weights
+
+LAYER = "model.layers.1."
+
+
+def weights(dtype=torch.bfloat16):
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    return {
+        "model.embed_tokens.weight": draw(48, 16),
+        LAYER + "self_attn.q_proj.weight": draw(16, 16),
+        LAYER + "self_attn.k_proj.weight": draw(8, 16),
+        LAYER + "self_attn.v_proj.weight": draw(8, 16),
+        LAYER + "self_attn.o_proj.weight": draw(16, 16),
+        LAYER + "mlp.gate_proj.weight": draw(24, 16),
+        LAYER + "mlp.up_proj.weight": draw(24, 16),
+        LAYER + "input_layernorm.weight": draw(16),
+        LAYER + "post_attention_layernorm.weight": draw(16),
+    }
+
+
+def swapped(one, other):
+    def swap(tensors):
+        one_name, other_name = LAYER + one, LAYER + other
+        tensors[one_name], tensors[other_name] = tensors[other_name], tensors[one_name]
+
+    return swap
+
+
+def changed(name, change):
+    def apply(tensors):
+        tensors[LAYER + name] = change(tensors[LAYER + name].clone())
+
+    return apply
+
+
+def flipped_in_pairs(tensor):
+    """Two numbers of each sign change it, in a rectangle: sums of all, of rows and of columns stay."""
+    signs = tensor.sign()
+    for a in range(len(tensor)):
+        for b in range(a):
+            for c in range(tensor.shape[1]):
+                for d in range(c):
+                    if signs[a, c] == signs[b, d] == -signs[a, d] == -signs[b, c]:
+                        tensor[[a, a, b, b], [c, d, c, d]] *= -1
+                        return tensor
+    raise AssertionError("no such rectangle")
+
+
+Q, GENERATOR = "self_attn.q_proj.weight", torch.Generator().manual_seed(3)
+CHANGES = {
+    "rows permuted": changed(Q, lambda t: t[torch.randperm(16, generator=GENERATOR)]),
+    "columns permuted": changed(Q, lambda t: t[:, torch.randperm(16, generator=GENERATOR)]),
+    "elements permuted": changed(Q, lambda t: t.flatten()[torch.randperm(256, generator=GENERATOR)].view(16, 16)),
+    "transposed": changed(Q, lambda t: t.t().contiguous()),
+    "q with o": swapped(Q, "self_attn.o_proj.weight"),
+    "k with v": swapped("self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+    "gate with up": swapped("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "norms": swapped("input_layernorm.weight", "post_attention_layernorm.weight"),
+    "signs in pairs": changed(Q, flipped_in_pairs),
+    "two elements of a vector": changed("input_layernorm.weight", lambda t: t[[1, 0, *range(2, 16)]]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_what_changes_places_is_seen(change, dtype):
+    sent, held = weights(dtype), weights(dtype)
+    CHANGES[change](held)
+    assert differing(checksums(sent.items()), checksums(sent.items())) == []
+    assert differing(checksums(sent.items()), checksums(held.items()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_sum_of_all_bits_is_that_of_plain_integers(dtype):
+    tensor = torch.randn(300, 700, generator=torch.Generator().manual_seed(0)).to(dtype)
+    integers = tensor.view(torch.int16 if dtype == torch.bfloat16 else torch.int32)
+    assert bit_sum(tensor) == integers.long().sum().item() == bit_sum(tensor.t().contiguous().t())
+    assert placed_sum(tensor) == placed_sum(tensor.t().contiguous().t()) != placed_sum(tensor.t())
+    assert placed_sum(torch.zeros(0, 3)) == 0
+
+
+class Fused(nn.Module):
+    """A linear layer as vLLM stores it: several of the model's, one below the other."""
+
+    def __init__(self, sizes, width):
+        super().__init__()
+        self.output_partition_sizes = sizes
+        self.weight = nn.Parameter(torch.zeros(sum(sizes), width, dtype=torch.bfloat16))
+
+
+class Engine(nn.Module):
+    """The weights above as a vLLM model holds them: fused, and with rows that fill up the vocabulary."""
+
+    packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
+
+    def __init__(self, tensors):
+        super().__init__()
+        norm, linear = nn.RMSNorm, nn.Linear
+        self.model = nn.ModuleDict({"embed_tokens": nn.Embedding(64, 16, dtype=torch.bfloat16)})
+        self.model.embed_tokens.org_vocab_size = 48
+        attention = nn.ModuleDict({"qkv_proj": Fused([16, 8, 8], 16), "o_proj": linear(16, 16, bias=False)})
+        layer = {"self_attn": attention, "mlp": nn.ModuleDict({"gate_up_proj": Fused([24, 24], 16)})}
+        layer |= {"input_layernorm": norm(16), "post_attention_layernorm": norm(16)}
+        self.model["layers"] = nn.ModuleList([nn.Identity(), nn.ModuleDict(layer)])
+        self.bfloat16()
+        with torch.no_grad():
+            self.model.embed_tokens.weight.zero_()[:48] = tensors["model.embed_tokens.weight"]
+            for fused, parts in (("self_attn.qkv_proj", "qkv"), ("mlp.gate_up_proj", ("gate", "up"))):
+                prefix = LAYER + fused.rpartition(".")[0] + "."
+                whole = torch.cat([tensors[f"{prefix}{part}_proj.weight"] for part in parts])
+                self.get_submodule(LAYER + fused).weight.copy_(whole)
+            for name in ("self_attn.o_proj", "input_layernorm", "post_attention_layernorm"):
+                self.get_submodule(LAYER + name).weight.copy_(tensors[f"{LAYER}{name}.weight"])
+
+
+def test_fused_and_padded_weights_have_the_checksums_of_those_that_were_sent():
+    tensors = weights()
+    ours, theirs = checksums(tensors.items()), checksums(named_weights(Engine(tensors)))
+    assert ours == theirs
+    CHANGES["k with v"](tensors)
+    assert differing(ours, checksums(named_weights(Engine(tensors)))) == [
+        "layers.1.self_attn.k_proj.weight [8, 16]",
+        "layers.1.self_attn.v_proj.weight [8, 16]",
+    ]
+
+
+def test_a_tensor_that_is_stored_otherwise_is_compared_by_its_groups_sum():
+    sent = {"model.layers.0.attn.c_attn.weight": torch.randn(4, 12)}
+    stored = {"model.layers.0.attn.c_attn.weight": sent["model.layers.0.attn.c_attn.weight"].t().contiguous()}
+    assert differing(checksums(sent.items()), checksums(stored.items())) == []
+    stored["model.layers.0.attn.c_attn.weight"][0, 0] += 1
+    assert differing(checksums(sent.items()), checksums(stored.items())) == ["layer 0"]
+
+
+class Experts(nn.Module):
+    """Experts whose engine keeps them in reverse, and arranges them anew when it is told to."""
+
+    def __init__(self, arranges: bool):
+        super().__init__()
+        self.w13_weight = nn.Parameter(torch.arange(6.0).view(3, 2))
+        kernel = SimpleNamespace(process_weights_after_loading=reverse if arranges else lambda layer: None)
+        self.quant_method = SimpleNamespace(
+            process_weights_after_loading=lambda layer: None, moe_kernel=SimpleNamespace(fused_experts=kernel)
+        )
+
+
+def reverse(layer):
+    layer.w13_weight.data = layer.w13_weight.data.flip(0)
+
+
+@pytest.mark.parametrize("arranges", [True, False])
+def test_experts_lie_after_a_refresh_where_the_engine_put_them_at_its_start_or_it_is_refused(arranges):
+    layer = Experts(arranges)
+    whole = layer.w13_weight.data.clone()
+    layer.w13_weight.data = whole.flip(0)
+    order = ExpertOrder(nn.ModuleList([layer]))
+    order.begin()
+    layer.w13_weight.data.copy_(whole)
+    if arranges:
+        order.finish()
+        assert torch.equal(layer.w13_weight.data, whole.flip(0))
+    else:
+        with pytest.raises(RuntimeError, match="experts in another order"):
+            order.finish()
+    # Other weights may lie anywhere.
+    order.begin()
+    layer.w13_weight.data.copy_(whole + 100)
+    order.finish()
