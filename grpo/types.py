@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from grpo.values import Mean, alike
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -79,12 +81,15 @@ class Grade:
 
     `reward` is the weighted sum of `parts`; `correct` is the task's own criterion of success, which pass rates are made
     of; `outcome` is ``"graded"``, ``"timed_out"``, ``"failed"`` or ``"unparsable"`` (the answer, not the completion).
+    `magnitude` is the sum of what was added up, each without its sign: where parts cancel, the reward's rounding error
+    is a share of that.
     """
 
     reward: float
     correct: bool
     parts: Mapping[str, float]
     outcome: str = "graded"
+    magnitude: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +115,8 @@ class ScoredGroup:
 
     @property
     def silent(self) -> bool:
-        """All rewards equal: every advantage is zero, whatever the normalization."""
-        return len(set(self.rewards)) <= 1
+        """All rewards equal but for rounding: every advantage is zero, whatever the normalization."""
+        return alike(self.rewards, max((grade.magnitude for grade in self.grades), default=0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,22 +229,6 @@ class Batch:
 
     micro_batches: tuple[MicroBatch, ...]
     learning_rate_factor: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Mean:
-    """A sum and a count: can be added over micro-batches, ranks and steps, and divided once."""
-
-    total: float
-    count: float
-
-    def __add__(self, other: Mean) -> Mean:
-        return Mean(self.total + other.total, self.count + other.count)
-
-    @property
-    def value(self) -> float:
-        """The mean, or NaN of nothing."""
-        return self.total / self.count if self.count else float("nan")
 
 
 @dataclass(frozen=True, slots=True)

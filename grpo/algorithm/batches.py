@@ -56,7 +56,8 @@ class BatchMaker:
         seedlings = [
             seedling
             for group, values in zip(groups, advantage, strict=True)
-            for seedling in self._seedlings(group, values, totals)
+            # The task's rewards decide what is silent: a KL in the reward must not wake a group by its noise.
+            for seedling in self._seedlings(group, values * (not group.scored.silent), totals)
         ]
         seedlings, _ = self._collective.pool(seedlings)
         if self._learner.layout == "padded":

@@ -114,3 +114,9 @@ def test_kl_in_the_reward_is_subtracted_before_normalization():
 def test_steps_share_a_round_evenly_and_in_order():
     assert split_steps(list(range(7)), RoundPlan(2, 3, 3)) == [[0, 1], [2, 3, 4], [5, 6]]
     assert split_steps([0], RoundPlan(2, 2, 1)) == [[], [0]]
+
+
+def test_a_group_that_is_silent_but_for_rounding_is_counted_and_not_computed():
+    [micro] = make_batch([group([1, 0], [4, 2]), group([0.3, 0.1 + 0.2], [3, 5])]).micro_batches
+    assert micro.targets.numel() == 6
+    torch.testing.assert_close(micro.weights, torch.full((6,), 1 / 14))
