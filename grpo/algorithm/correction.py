@@ -25,8 +25,3 @@ def corrected(weights: Tensor, cap: float, mode: str) -> Tensor:
     if mode == "mask":
         return torch.where(weights > cap, torch.zeros_like(weights), weights)
     return weights.clamp(max=cap)
-
-
-def effective_sample_fraction(total: float, total_of_squares: float, count: float) -> float:
-    """Kish's effective sample size over the number of samples: (Σw)² / (n·Σw²), 1 when all are equal."""
-    return total**2 / (count * total_of_squares) if total_of_squares else float("nan")

@@ -60,10 +60,6 @@ class VerifiableTask:
         """Problems trained on, the prompts of one epoch."""
         return len(self._stream)
 
-    @property
-    def num_held_out(self) -> int:
-        return len(self._held_out)
-
     def next_prompts(self, count: int) -> list[Prompt]:
         """The next `count` prompts of the stream over all ranks: this rank's share of them."""
         return self._stream.next_prompts(count)

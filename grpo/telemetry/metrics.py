@@ -75,14 +75,14 @@ def evaluation_numbers(result: Mapping[str, Any]) -> dict[str, float]:
 
 def _spreads(means: Mapping[str, Mean]) -> dict[str, float]:
     """What second moments are for: the rewards' standard deviation, and the share of samples that importance
-    weights leave effective (Kish: (Σw)² / (n·Σw²))."""
+    weights leave effective."""
     spreads = {}
     if (square := means.get("reward/square")) and square.count:
         spreads["reward/std"] = math.sqrt(max(0.0, square.value - means["reward/mean"].value ** 2))
     # The sampler against the learner that it was refreshed from, and the policy against the round's first.
     for group, weight in (("mismatch", "weight"), ("policy", "ratio")):
         if (square := means.get(f"{group}/{weight}_squared")) and square.total:
-            spreads[f"{group}/ess_fraction"] = means[f"{group}/{weight}"].value ** 2 / square.value
+            spreads[f"{group}/ess_fraction"] = means[f"{group}/{weight}"].effective_fraction(square)
     return spreads
 
 

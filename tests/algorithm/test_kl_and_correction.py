@@ -3,8 +3,9 @@ import math
 import pytest
 import torch
 
-from grpo.algorithm.correction import corrected, effective_sample_fraction, importance_weights
+from grpo.algorithm.correction import corrected, importance_weights
 from grpo.algorithm.kl import k1, k2, k3
+from grpo.types import Mean
 
 from .peer_inputs import LENGTHS, NEW, OLD, OLD_MINUS_SAMPLER, REFERENCE, SEQUENCE_INDEX, flat
 
@@ -58,9 +59,11 @@ def test_importance_weights_equal_those_of_peers():
     assert corrected(sequence, 2.0, "truncate")[8:12].tolist() == [2.0] * 4
 
 
-def test_effective_sample_fraction_equals_that_of_verl():
+def test_the_effective_share_of_samples_equals_that_of_verl():
     old = flat(OLD)
     weights = importance_weights(old, old - flat(OLD_MINUS_SAMPLER), "token", SEQUENCE_INDEX).clamp(max=2)
-    fraction = effective_sample_fraction(weights.sum().item(), weights.square().sum().item(), sum(LENGTHS))
-    assert fraction == pytest.approx(0.9002346472497594, rel=1e-7)  # verl rollout_is_eff_sample_size
-    assert effective_sample_fraction(3.0, 3.0, 3) == 1.0
+    mean, squares = (Mean(values.sum().item(), sum(LENGTHS)) for values in (weights, weights.square()))
+    # verl 0.9.1 rollout_is_eff_sample_size
+    assert mean.effective_fraction(squares) == pytest.approx(0.9002346472497594, rel=1e-7)
+    assert Mean(3.0, 3).effective_fraction(Mean(3.0, 3)) == 1.0
+    assert math.isnan(Mean(0.0, 0.0).effective_fraction(Mean(0.0, 0.0)))
