@@ -51,8 +51,8 @@ class BatchMaker:
 
     def _batch(self, groups: Sequence[EvaluatedGroup], learning_rate_factor: float) -> Batch:
         rewards = [self._rewards(group) for group in groups]
-        totals, batch_std = self._step_totals(groups, rewards)
-        advantage = advantages(rewards, self._normalization, batch_std)
+        totals = self._step_totals(groups)
+        advantage = advantages(rewards, self._normalization, self._batch_std(rewards))
         seedlings = [
             seedling
             for group, values in zip(groups, advantage, strict=True)
@@ -80,26 +80,26 @@ class BatchMaker:
             rewards = rewards - kl.coefficient * torch.stack(penalties).double()
         return rewards
 
-    def _step_totals(
-        self, groups: Sequence[EvaluatedGroup], rewards: Sequence[torch.Tensor]
-    ) -> tuple[Totals, torch.Tensor | None]:
+    def _step_totals(self, groups: Sequence[EvaluatedGroup]) -> Totals:
         lengths = [_included_lengths(group) for group in groups]
-        every = torch.cat([torch.zeros(0, dtype=torch.float64), *rewards])
-        tokens, sequences, filled, count, total, squares = self._collective.sum(
+        tokens, sequences, filled = self._collective.sum(
             [
                 sum(map(sum, lengths)),
                 sum(sum(length > 0 for length in group) for group in lengths),
                 sum(any(group) for group in lengths),
-                every.numel(),
-                float(every.sum()),
-                float(every.square().sum()),
             ]
         )
-        batch_std = None
-        if self._normalization.scope == "batch":
-            variance = (squares - total**2 / max(count, 1)) / max(count - self._normalization.ddof, 1)
-            batch_std = torch.tensor(max(variance, 0.0), dtype=torch.float64).sqrt()
-        return Totals(max(tokens, 1), max(sequences, 1), max(filled, 1)), batch_std
+        return Totals(max(tokens, 1), max(sequences, 1), max(filled, 1))
+
+    def _batch_std(self, rewards: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """σ over all rewards of the step, all ranks, where it is asked for. The mean is known before squares are
+        summed: squares of whole rewards would lose the digits in which these differ."""
+        if self._normalization.scope != "batch":
+            return None
+        every = torch.cat([torch.zeros(0, dtype=torch.float64), *rewards])
+        count, total = self._collective.sum([every.numel(), float(every.sum())])
+        [squares] = self._collective.sum([float((every - total / max(count, 1)).square().sum())])
+        return torch.tensor(squares / max(count - self._normalization.ddof, 1), dtype=torch.float64).sqrt()
 
     def _seedlings(self, group: EvaluatedGroup, advantage: torch.Tensor, totals: Totals) -> list[Seedling]:
         if self._learner.skip_silent_groups and not self._every_token_counts and not bool(advantage.any()):

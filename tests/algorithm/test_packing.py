@@ -1,10 +1,11 @@
+import pytest
 import torch
 
 from grpo.algorithm.batches import BatchMaker, split_steps
 from grpo.algorithm.packing import Row, Seedling, attention_mask, bins, pack, pad, plant
 from grpo.config import TrainConfig
 from grpo.types import Completion, EvaluatedGroup, Grade, Problem, Prompt, RolloutGroup, RoundPlan, ScoredGroup, Tree
-from tests.fakes import SingleRank
+from tests.fakes import SingleRank, on_ranks
 
 
 def row(*tokens, advantage=0.0, weight=1.0):
@@ -68,12 +69,12 @@ def group(rewards, lengths, included=None):
     return EvaluatedGroup(ScoredGroup(rollout, grades, tuple(included or [True] * len(rewards))))
 
 
-def make_batch(groups, **changes):
+def make_batch(groups, collective=None, **changes):
     config = TrainConfig()
     for path, value in changes.items():
         room, name = path.split("__")
         setattr(getattr(config, room), name, value)
-    make = BatchMaker(config.normalization, config.objective, config.learner, SingleRank())
+    make = BatchMaker(config.normalization, config.objective, config.learner, collective or SingleRank())
     [batch] = make(groups, RoundPlan(2, 1, len(groups)))
     return batch
 
@@ -120,3 +121,19 @@ def test_a_group_that_is_silent_but_for_rounding_is_counted_and_not_computed():
     [micro] = make_batch([group([1, 0], [4, 2]), group([0.3, 0.1 + 0.2], [3, 5])]).micro_batches
     assert micro.targets.numel() == 6
     torch.testing.assert_close(micro.weights, torch.full((6,), 1 / 14))
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e6, 1e8])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_std_of_a_batch_is_exact_whatever_all_rewards_have_in_common(offset, ranks):
+    groups = [group([offset + 1, offset], [1, 1]), group([offset + 1, offset, offset, offset], [1, 1, 1, 1])]
+
+    def advantages_of(collective):
+        batch = make_batch(groups[collective.rank :: ranks], collective, normalization__scope="batch")
+        return [value for micro in batch.micro_batches for value in micro.advantages.tolist()]
+
+    found = [value for values in on_ranks(ranks, advantages_of) for value in values]
+    # Two of six are right: σ = √2/3. The groups' means are 1/2 and 1/4.
+    std = 2**0.5 / 3
+    expected = [0.5 / std, -0.5 / std, 0.75 / std, *[-0.25 / std] * 3]
+    assert found == pytest.approx(expected, rel=1e-6)
