@@ -135,8 +135,8 @@ class EvaluatedGroup:
     """A scored group with the log-probabilities that the loss needs besides the current ones.
 
     Each is one float32 tensor per completion, or empty where the loss does not need it: `old_logprobs` (the learner's
-    at the start of the round) are left out for the first step after a refresh, where they are the current ones;
-    `reference_logprobs` without a KL term.
+    at the start of the round) are left out for the first step after a refresh, where they are the current ones, unless
+    the KL stands in the reward; `reference_logprobs` without a KL term.
     """
 
     scored: ScoredGroup
@@ -205,7 +205,8 @@ class MicroBatch:
     advantages                [targets] the completion's advantage at each of its tokens
     weights                   [targets] share of each token in the step's loss: the step's add up to the aggregation's
     sampler_logprobs          [targets]
-    old_logprobs              [targets], or None where the current ones are the old ones
+    old_logprobs              [targets] the learner's at the start of the round, or None where the current ones are
+                              the old ones or the sampler's are taken for them
     reference_logprobs        [targets], or None without a KL term
     """
 
@@ -225,10 +226,12 @@ class MicroBatch:
 @dataclass(frozen=True, slots=True)
 class Batch:
     """This rank's share of one optimizer step. Every rank holds equally many micro-batches.
-    `learning_rate_factor` is the plan's."""
+    `learning_rate_factor` is the plan's. `old_known` says whether the learner's log-probabilities at the start of the
+    round are known: with objective.old_logprobs=sampler they are in the first step only."""
 
     micro_batches: tuple[MicroBatch, ...]
     learning_rate_factor: float = 1.0
+    old_known: bool = True
 
 
 @dataclass(frozen=True, slots=True)

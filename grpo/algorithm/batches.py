@@ -7,6 +7,7 @@ anything is packed, so every token's weight is final before the first backward p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -47,10 +48,14 @@ class BatchMaker:
 
     def __call__(self, groups: Sequence[EvaluatedGroup], plan: RoundPlan) -> list[Batch]:
         """One batch per optimizer step of the plan; equally many micro-batches on every rank."""
-        return [self._batch(step, plan.learning_rate_factor) for step in split_steps(groups, plan)]
+        steps = enumerate(split_steps(groups, plan))
+        return [self._batch(step, plan.learning_rate_factor, first=index == 0) for index, step in steps]
 
-    def _batch(self, groups: Sequence[EvaluatedGroup], learning_rate_factor: float) -> Batch:
+    def _batch(self, groups: Sequence[EvaluatedGroup], learning_rate_factor: float, first: bool) -> Batch:
         rewards = [self._rewards(group) for group in groups]
+        if first:
+            # The current log-probabilities are the old ones to the last bit, which another forward pass need not hit.
+            groups = [replace(group, old_logprobs=()) for group in groups]
         totals = self._step_totals(groups)
         advantage = advantages(rewards, self._normalization, self._batch_std(rewards))
         seedlings = [
@@ -65,19 +70,19 @@ class BatchMaker:
         packs = bins(seedlings, self._learner.micro_batch_tokens)
         count = max(1, self._collective.maximum(len(packs)))
         packs.extend([] for _ in range(count - len(packs)))
-        return Batch(tuple(pack(items) for items in packs), learning_rate_factor)
+        old_known = first or self._objective.old_logprobs == "learner" or self._objective.kl.in_reward
+        return Batch(tuple(pack(items) for items in packs), learning_rate_factor, old_known)
 
     def _rewards(self, group: EvaluatedGroup) -> torch.Tensor:
-        """[completions] float64; minus β·ΣKL(sampler ‖ reference) where the KL stands in the reward."""
+        """[completions] float64; minus β·ΣKL(learner ‖ reference), as of the start of the round, where the KL stands in
+        the reward."""
         rewards = torch.tensor(group.scored.rewards, dtype=torch.float64)
         kl = self._objective.kl
-        if kl.coefficient and kl.place == "reward":
-            completions = group.scored.group.completions
-            penalties = [
-                ESTIMATORS[kl.estimator](torch.tensor(completion.sampler_logprobs), reference).sum()
-                for completion, reference in zip(completions, group.reference_logprobs, strict=True)
-            ]
-            rewards = rewards - kl.coefficient * torch.stack(penalties).double()
+        if kl.in_reward:
+            estimate = ESTIMATORS[kl.estimator]
+            pairs = zip(group.old_logprobs, group.reference_logprobs, strict=True)
+            penalties = [estimate(old.double(), reference.double()).sum() for old, reference in pairs]
+            rewards = rewards - kl.coefficient * torch.stack(penalties)
         return rewards
 
     def _step_totals(self, groups: Sequence[EvaluatedGroup]) -> Totals:
@@ -124,8 +129,7 @@ class BatchMaker:
     @property
     def _every_token_counts(self) -> bool:
         """A KL or entropy term in the loss has a gradient where the advantage is zero."""
-        kl = self._objective.kl
-        return bool((kl.coefficient and kl.place == "loss") or self._objective.entropy_coefficient)
+        return self._objective.kl.in_loss or bool(self._objective.entropy_coefficient)
 
 
 def _included_lengths(group: EvaluatedGroup) -> list[int]:

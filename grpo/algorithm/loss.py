@@ -60,7 +60,7 @@ def policy_loss(
         losses = losses * corrected(importance, objective.correction.cap, objective.correction.mode)
 
     kl = torch.zeros_like(logprobs)
-    if objective.kl.coefficient and objective.kl.place == "loss":
+    if objective.kl.in_loss:
         kl = ESTIMATORS[objective.kl.estimator](logprobs, micro.reference_logprobs)
         losses = losses + objective.kl.coefficient * kl
     if objective.entropy_coefficient:

@@ -41,12 +41,21 @@ class KlConfig:
     coefficient: float = 0.0
     # k1 | k2 | k3. As a loss term k1 does nothing on average; in the reward it is the unbiased one.
     estimator: str = "k3"
-    # "loss" adds β·KL to the loss; "reward" subtracts β·ΣKL from each completion's reward.
+    # "loss" adds β·KL to the loss; "reward" subtracts β·ΣKL, of the learner's policy at the start of the round, from
+    # each completion's reward. Groups whose own rewards are equal stay silent.
     place: str = "loss"
     # Optimizer steps between two copies of the policy into the reference; 0 keeps the first one for ever.
     refresh_every: int = 0
     # How far a refresh moves the reference: 1 copies, 0.1 moves a tenth of the way (moving average).
     refresh_rate: float = 1.0
+
+    @property
+    def in_loss(self) -> bool:
+        return bool(self.coefficient) and self.place == "loss"
+
+    @property
+    def in_reward(self) -> bool:
+        return bool(self.coefficient) and self.place == "reward"
 
 
 @dataclass(kw_only=True)

@@ -62,8 +62,8 @@ def test_a_rank_without_work_computes_one_token_that_nothing_learns_from():
     assert micro.targets.numel() == micro.weights.numel() == 0
 
 
-def group(rewards, lengths, included=None):
-    completions = tuple(Completion(tuple(range(3, 3 + n)), (-1.0,) * n, "", False) for n in lengths)
+def group(rewards, lengths, included=None, sampler_logprob=-1.0):
+    completions = tuple(Completion(tuple(range(3, 3 + n)), (sampler_logprob,) * n, "", False) for n in lengths)
     rollout = RolloutGroup(Prompt(Problem("p", "q", "a"), (1, 2)), completions, 0, 0)
     grades = tuple(Grade(reward, reward == 1, {}) for reward in rewards)
     return EvaluatedGroup(ScoredGroup(rollout, grades, tuple(included or [True] * len(rewards))))
@@ -100,16 +100,32 @@ def test_silent_groups_are_computed_when_an_entropy_term_needs_them():
     assert micro.targets.numel() == 8
 
 
-def test_kl_in_the_reward_is_subtracted_before_normalization():
-    scored = group([1.0, 0.0], [2, 2]).scored
-    references = (torch.tensor([-1.5, -1.0]), torch.tensor([-1.0, -2.0]))
+def kl_in_reward(groups, plan, exponent=0.0):
     config = TrainConfig()
     config.objective.kl.coefficient, config.objective.kl.place, config.objective.kl.estimator = 0.5, "reward", "k1"
-    config.normalization.exponent = 0.0
-    make = BatchMaker(config.normalization, config.objective, config.learner, SingleRank())
-    [batch] = make([EvaluatedGroup(scored, (), references)], RoundPlan(2, 1, 1))
+    config.normalization.exponent = exponent
+    return BatchMaker(config.normalization, config.objective, config.learner, SingleRank())(groups, plan)
+
+
+def test_kl_in_the_reward_is_the_learners_and_subtracted_before_normalization():
+    old = (torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -1.0]))
+    references = (torch.tensor([-1.5, -1.0]), torch.tensor([-1.0, -2.0]))
+    groups = [EvaluatedGroup(group([1.0, 0.0], [2, 2], sampler_logprob=-3.0).scored, old, references) for _ in range(2)]
+    first, second = kl_in_reward(groups, RoundPlan(2, 2, 1))
     # k1 sums: (−1 + 1.5) + 0 = 0.5 and 0 + 1 = 1: rewards 0.75 and −0.5, mean 0.125
-    assert batch.micro_batches[0].advantages.tolist() == [0.625, 0.625, -0.625, -0.625]
+    for batch in (first, second):
+        assert batch.micro_batches[0].advantages.tolist() == [0.625, 0.625, -0.625, -0.625]
+    # In the first step after a refresh the current log-probabilities are the old ones, to the last bit.
+    assert first.micro_batches[0].old_logprobs is None
+    assert second.micro_batches[0].old_logprobs.tolist() == [-1.0] * 4
+
+
+@pytest.mark.parametrize("exponent", [0.0, 1.0, 2.0])
+def test_a_kl_in_the_reward_leaves_silent_groups_silent(exponent):
+    noise = (torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -1.0 + 1e-6]))
+    silent = EvaluatedGroup(group([0.3, 0.1 + 0.2], [2, 2]).scored, noise, (noise[0], noise[0]))
+    [batch] = kl_in_reward([silent], RoundPlan(2, 1, 1), exponent)
+    assert batch.micro_batches[0].targets.numel() == 0
 
 
 def test_steps_share_a_round_evenly_and_in_order():
