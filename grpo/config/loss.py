@@ -60,15 +60,20 @@ class KlConfig:
 
 @dataclass(kw_only=True)
 class CorrectionConfig:
-    """Truncated importance weights from the sampler's to the learner's distribution,
-    see `grpo.algorithm.correction`."""
+    """Importance weights from the sampler's to the learner's distribution, within bounds, see
+    `grpo.algorithm.correction`."""
 
-    # none | token | sequence.
+    # none | token | sequence (the product over a completion) | sequence_mean (its geometric mean).
     level: str = "token"
     # Largest weight. 2 is customary.
     cap: float = 2.0
-    # "truncate": min(w, cap). "mask": tokens (sequences) with w > cap are left out.
+    # Smallest weight; 0: none. With mode=mask and 0.5 this is IcePop's.
+    floor: float = 0.0
+    # "truncate": weights outside [floor, cap] are moved to its ends. "mask": their tokens (completions) are left out.
     mode: str = "truncate"
+    # A completion is left out, whatever its weight, when the learner finds one of its tokens so much less probable than
+    # the sampler did: 1e-4 for a ten-thousandth. 0: none.
+    veto: float = 0.0
 
 
 @dataclass(kw_only=True)

@@ -8,11 +8,13 @@ entropy and KL in nats. Where a name comes from:
     learner/…                                                            its optimizer steps
     time/<phase>_seconds, throughput/…                                   `seconds`
     reward/…, groups/silent_fraction, completions/…, policy/…,
-    mismatch/…, staleness/…                                              `means` of the round and its steps
+    mismatch/…, correction/…, staleness/…                                `means` of the round and its steps
 
 `mismatch/…` holds the sampler's log-probabilities against the learner's of the round's start. Where a round is sampled
 by the newest weights, that is the engines' difference; where it is sampled ahead (`pipeline`), what was learned in
-between is in it too. With objective.old_logprobs=sampler only the round's first step is measured.
+between is in it too. With objective.old_logprobs=sampler only the round's first step is measured. `correction/…` holds
+the shares of tokens whose importance weight was outside the bounds of `objective.correction`, and of tokens whose
+completion has a veto.
 """
 
 from __future__ import annotations
