@@ -70,6 +70,8 @@ def result_table(name: str, result: Result) -> Table:
     table.add_row("mean length, tokens", f"{result['mean_length']:.1f}", "")
     table.add_row("truncated", f"{result['truncated_fraction']:.1%}", "")
     drawn = f"× {result['samples_per_problem']}, T = {result['temperature']}"
+    if result["top_p"] < 1 or result["top_k"]:
+        drawn += f", top_p = {result['top_p']}, top_k = {result['top_k']}"
     table.title = f"{name}: {result['problems']} problems {drawn}"
     return table
 

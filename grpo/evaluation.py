@@ -18,13 +18,14 @@ def evaluate(
     task: Task, sampler: Sampler, evaluation: EvaluationConfig, sampling: SamplingConfig, collective: Collective
 ) -> dict[str, Any]:
     """Asks the first `num_problems` held-out problems (of all, where none are held out),
-    `samples_per_problem` times each. Collective.
+    `samples_per_problem` times each, as `sampling` says but at the evaluation's temperature. Collective.
 
-    Returns a JSON object: `pass@1`, `pass@k`, `maj@k` and, where asked for, `greedy` as {value, low, high} with 95 %
-    intervals over problems, mean length in tokens, truncated fraction, and a row per problem with its first completion.
+    Returns a JSON object: how completions were drawn, `pass@1`, `pass@k`, `maj@k` and, where asked for, `greedy` as
+    {value, low, high} with 95 % intervals over problems, mean length in tokens, truncated fraction, and a row per
+    problem with its first completion.
     """
     share = _share(task, evaluation.num_problems, collective)
-    drawn = replace(sampling, temperature=evaluation.temperature, top_p=1.0, top_k=0)
+    drawn = replace(sampling, temperature=evaluation.temperature)
     scored = task.grade(sampler.generate(share, evaluation.samples_per_problem, drawn))
     mine = [_row(group, task.answer_of) for group in scored]
     if evaluation.greedy:
@@ -32,7 +33,8 @@ def evaluate(
         mine = [row | {"greedy": each.grades[0].correct} for row, each in zip(mine, likeliest, strict=True)]
     rows = [row for part in collective.gather(mine) for row in part]
     rows.sort(key=lambda row: row["problem_id"])
-    return {"step": sampler.policy_version, "temperature": evaluation.temperature} | summarize(rows, evaluation.pass_at)
+    asked = {"temperature": drawn.temperature, "top_p": drawn.top_p, "top_k": drawn.top_k}
+    return {"step": sampler.policy_version, **asked, **summarize(rows, evaluation.pass_at)}
 
 
 def evaluate_suite(

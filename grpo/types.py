@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from grpo.values import Mean, alike
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -79,12 +81,15 @@ class Grade:
 
     `reward` is the weighted sum of `parts`; `correct` is the task's own criterion of success, which pass rates are made
     of; `outcome` is ``"graded"``, ``"timed_out"``, ``"failed"`` or ``"unparsable"`` (the answer, not the completion).
+    `magnitude` is the sum of what was added up, each without its sign: where parts cancel, the reward's rounding error
+    is a share of that.
     """
 
     reward: float
     correct: bool
     parts: Mapping[str, float]
     outcome: str = "graded"
+    magnitude: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +115,8 @@ class ScoredGroup:
 
     @property
     def silent(self) -> bool:
-        """All rewards equal: every advantage is zero, whatever the normalization."""
-        return len(set(self.rewards)) <= 1
+        """All rewards equal but for rounding: every advantage is zero, whatever the normalization."""
+        return alike(self.rewards, max((grade.magnitude for grade in self.grades), default=0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +135,8 @@ class EvaluatedGroup:
     """A scored group with the log-probabilities that the loss needs besides the current ones.
 
     Each is one float32 tensor per completion, or empty where the loss does not need it: `old_logprobs` (the learner's
-    at the start of the round) are left out for the first step after a refresh, where they are the current ones;
-    `reference_logprobs` without a KL term.
+    at the start of the round) are left out for the first step after a refresh, where they are the current ones, unless
+    the KL stands in the reward; `reference_logprobs` without a KL term.
     """
 
     scored: ScoredGroup
@@ -200,7 +205,8 @@ class MicroBatch:
     advantages                [targets] the completion's advantage at each of its tokens
     weights                   [targets] share of each token in the step's loss: the step's add up to the aggregation's
     sampler_logprobs          [targets]
-    old_logprobs              [targets], or None where the current ones are the old ones
+    old_logprobs              [targets] the learner's at the start of the round, or None where the current ones are
+                              the old ones or the sampler's are taken for them
     reference_logprobs        [targets], or None without a KL term
     """
 
@@ -220,26 +226,12 @@ class MicroBatch:
 @dataclass(frozen=True, slots=True)
 class Batch:
     """This rank's share of one optimizer step. Every rank holds equally many micro-batches.
-    `learning_rate_factor` is the plan's."""
+    `learning_rate_factor` is the plan's. `old_known` says whether the learner's log-probabilities at the start of the
+    round are known: with objective.old_logprobs=sampler they are in the first step only."""
 
     micro_batches: tuple[MicroBatch, ...]
     learning_rate_factor: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Mean:
-    """A sum and a count: can be added over micro-batches, ranks and steps, and divided once."""
-
-    total: float
-    count: float
-
-    def __add__(self, other: Mean) -> Mean:
-        return Mean(self.total + other.total, self.count + other.count)
-
-    @property
-    def value(self) -> float:
-        """The mean, or NaN of nothing."""
-        return self.total / self.count if self.count else float("nan")
+    old_known: bool = True
 
 
 @dataclass(frozen=True, slots=True)

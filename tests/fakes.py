@@ -1,5 +1,8 @@
 """Stand-ins for unit tests of something else."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 from grpo.rollout.seeds import sample_numbers
 from grpo.types import Completion, Grade, Problem, Prompt, RolloutGroup, ScoredGroup
 
@@ -23,6 +26,37 @@ class SingleRank:
 
     def barrier(self):
         """One rank waits for nobody."""
+
+
+class Rank(SingleRank):
+    """One of several ranks, each in a thread of its own (see `on_ranks`)."""
+
+    def __init__(self, rank, values, meeting):
+        self.rank, self.world_size = rank, len(values)
+        self._values, self._meeting = values, meeting
+
+    def gather(self, value):
+        self._values[self.rank] = value
+        self._meeting.wait(10)
+        gathered = list(self._values)
+        self._meeting.wait(10)
+        return gathered
+
+    def sum(self, values):
+        return [float(sum(column)) for column in zip(*self.gather(list(values)), strict=True)]
+
+    def maximum(self, value):
+        return max(self.gather(value))
+
+    def barrier(self):
+        self.gather(None)
+
+
+def on_ranks(count, run):
+    """What `run(collective)` returns on each of `count` ranks."""
+    values, meeting = [None] * count, threading.Barrier(count)
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, [Rank(rank, values, meeting) for rank in range(count)]))
 
 
 class ScriptedTask:

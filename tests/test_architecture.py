@@ -10,14 +10,15 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # Room → rooms of grpo it may import from.
 MAY_IMPORT = {
-    "types": set(),
+    "values": set(),
+    "types": {"values"},
     "config": set(),
     "environment": set(),
     "tether": set(),
     "network": set(),
     "statistics": {"types", "config"},
     "interfaces": {"types", "config"},
-    "algorithm": {"types", "config", "interfaces"},
+    "algorithm": {"values", "types", "config", "interfaces"},
     "dynamics": {"types", "config", "interfaces"},
     "tasks": {"types", "config"},
     "models": {"config"},

@@ -6,6 +6,7 @@ import pytest
 
 from grpo.config import EvaluationConfig, SamplingConfig
 from grpo.config.hydra import compose_config, compose_suite
+from grpo.eval import result_table
 from grpo.evaluation import evaluate, majority, score, summarize
 from grpo.tasks.curriculum import uniform
 from grpo.tasks.prompts import PromptStream
@@ -99,25 +100,36 @@ def test_without_held_out_problems_the_ranks_share_the_first_of_the_stream():
     assert asked(0, 1, cursor=0) == whole, "the same problems whenever they are asked"
 
 
-class Greedy(ScriptedSampler):
-    """Counts how often it is asked, and at which temperature."""
+class Noting(ScriptedSampler):
+    """Notes how it is asked to draw, and how often."""
 
     def __init__(self):
         super().__init__()
-        self.temperatures = []
+        self.drawn = []
 
     def generate(self, prompts, group_size, sampling=None, first_sample=0):
-        self.temperatures.append((sampling.temperature, group_size))
+        self.drawn.append((sampling.temperature, sampling.top_p, sampling.top_k, group_size))
         return super().generate(prompts, group_size, sampling, first_sample)
 
 
 @pytest.mark.parametrize("greedy", [True, False])
 def test_greedy_is_one_more_completion_at_temperature_0(greedy):
-    sampler = Greedy()
+    sampler = Noting()
     asked = EvaluationConfig(num_problems=4, samples_per_problem=1, temperature=0.7, greedy=greedy)
     found = evaluate(Streamed(0, 1), sampler, asked, SamplingConfig(), SingleRank())
-    assert sampler.temperatures == ([(0.7, 1), (0.0, 1)] if greedy else [(0.7, 1)])
+    assert sampler.drawn == [(0.7, 1.0, 0, 1), (0.0, 1.0, 0, 1)][: 1 + greedy]
     assert found.get("greedy", {"value": None})["value"] == (1.0 if greedy else None)
+
+
+def test_completions_are_drawn_as_configured_at_the_evaluations_temperature_and_the_report_says_how():
+    sampler, sampling = Noting(), SamplingConfig(temperature=1.0, top_p=0.8, top_k=20)
+    asked = EvaluationConfig(num_problems=4, samples_per_problem=1, temperature=0.7)
+    found = evaluate(Streamed(0, 1), sampler, asked, sampling, SingleRank())
+    assert sampler.drawn == [(0.7, 0.8, 20, 1)]
+    assert [found[name] for name in ("temperature", "top_p", "top_k")] == [0.7, 0.8, 20]
+    assert result_table("sums", found).title == "sums: 4 problems × 1, T = 0.7, top_p = 0.8, top_k = 20"
+    plain = evaluate(Streamed(0, 1), sampler, asked, SamplingConfig(), SingleRank())
+    assert result_table("sums", plain).title == "sums: 4 problems × 1, T = 0.7"
 
 
 def test_a_checkpoint_is_kept_for_the_mean_of_the_suite_or_for_the_held_out_problems():

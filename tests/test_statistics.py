@@ -48,6 +48,12 @@ def test_nothing_solved_is_not_certainly_nothing():
     assert interval.high == pytest.approx(3.841459 / 13.841459, abs=1e-6)
 
 
+def test_wilsons_interval_of_a_share_of_a_problem_is_not_that_of_a_rounded_one():
+    # Of ten problems each is solved in one of four samples: 2.5 of 10, by hand from Wilson's formula, z = 1.95996.
+    interval = mean_interval([1] * 10, [4] * 10)
+    assert (interval.value, interval.low, interval.high) == pytest.approx((0.25, 0.080948, 0.557819), abs=1e-6)
+
+
 def test_repeating_identical_samples_adds_no_certainty():
     solved = [1, 0] * 32
     once = mean_interval(solved, [1] * 64)
@@ -108,6 +114,16 @@ def test_a_crossed_difference_holds_the_truth_in_its_interval_under_the_luck_of_
         rejected += crossed_difference(seeds + problems + random.normal(0, 0.3, (8, 60)))[1] < 0.05
     assert held >= 54
     assert rejected <= 6
+
+
+def test_a_crossed_difference_of_three_seeds_is_too_sure_of_itself():
+    """One seed's luck as large as one problem's, and no difference: how often is one found at .05?"""
+    random = np.random.default_rng(0)
+    found = 0
+    for _ in range(60):
+        luck = random.normal(0, 0.2, (3, 1)) + random.normal(0, 0.2, (1, 64))
+        found += crossed_difference(luck + random.normal(0, 0.3, (3, 64)))[1] < 0.05
+    assert 0.1 < found / 60 < 0.3
 
 
 def test_a_crossed_difference_is_wider_than_one_over_problems_alone_when_seeds_differ():

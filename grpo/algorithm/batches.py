@@ -7,6 +7,7 @@ anything is packed, so every token's weight is final before the first backward p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -47,16 +48,21 @@ class BatchMaker:
 
     def __call__(self, groups: Sequence[EvaluatedGroup], plan: RoundPlan) -> list[Batch]:
         """One batch per optimizer step of the plan; equally many micro-batches on every rank."""
-        return [self._batch(step, plan.learning_rate_factor) for step in split_steps(groups, plan)]
+        steps = enumerate(split_steps(groups, plan))
+        return [self._batch(step, plan.learning_rate_factor, first=index == 0) for index, step in steps]
 
-    def _batch(self, groups: Sequence[EvaluatedGroup], learning_rate_factor: float) -> Batch:
+    def _batch(self, groups: Sequence[EvaluatedGroup], learning_rate_factor: float, first: bool) -> Batch:
         rewards = [self._rewards(group) for group in groups]
-        totals, batch_std = self._step_totals(groups, rewards)
-        advantage = advantages(rewards, self._normalization, batch_std)
+        if first:
+            # The current log-probabilities are the old ones to the last bit, which another forward pass need not hit.
+            groups = [replace(group, old_logprobs=()) for group in groups]
+        totals = self._step_totals(groups)
+        advantage = advantages(rewards, self._normalization, self._batch_std(rewards))
         seedlings = [
             seedling
             for group, values in zip(groups, advantage, strict=True)
-            for seedling in self._seedlings(group, values, totals)
+            # The task's rewards decide what is silent: a KL in the reward must not wake a group by its noise.
+            for seedling in self._seedlings(group, values * (not group.scored.silent), totals)
         ]
         seedlings, _ = self._collective.pool(seedlings)
         if self._learner.layout == "padded":
@@ -64,41 +70,41 @@ class BatchMaker:
         packs = bins(seedlings, self._learner.micro_batch_tokens)
         count = max(1, self._collective.maximum(len(packs)))
         packs.extend([] for _ in range(count - len(packs)))
-        return Batch(tuple(pack(items) for items in packs), learning_rate_factor)
+        old_known = first or self._objective.old_logprobs == "learner" or self._objective.kl.in_reward
+        return Batch(tuple(pack(items) for items in packs), learning_rate_factor, old_known)
 
     def _rewards(self, group: EvaluatedGroup) -> torch.Tensor:
-        """[completions] float64; minus β·ΣKL(sampler ‖ reference) where the KL stands in the reward."""
+        """[completions] float64; minus β·ΣKL(learner ‖ reference), as of the start of the round, where the KL stands in
+        the reward."""
         rewards = torch.tensor(group.scored.rewards, dtype=torch.float64)
         kl = self._objective.kl
-        if kl.coefficient and kl.place == "reward":
-            completions = group.scored.group.completions
-            penalties = [
-                ESTIMATORS[kl.estimator](torch.tensor(completion.sampler_logprobs), reference).sum()
-                for completion, reference in zip(completions, group.reference_logprobs, strict=True)
-            ]
-            rewards = rewards - kl.coefficient * torch.stack(penalties).double()
+        if kl.in_reward:
+            estimate = ESTIMATORS[kl.estimator]
+            pairs = zip(group.old_logprobs, group.reference_logprobs, strict=True)
+            penalties = [estimate(old.double(), reference.double()).sum() for old, reference in pairs]
+            rewards = rewards - kl.coefficient * torch.stack(penalties)
         return rewards
 
-    def _step_totals(
-        self, groups: Sequence[EvaluatedGroup], rewards: Sequence[torch.Tensor]
-    ) -> tuple[Totals, torch.Tensor | None]:
+    def _step_totals(self, groups: Sequence[EvaluatedGroup]) -> Totals:
         lengths = [_included_lengths(group) for group in groups]
-        every = torch.cat([torch.zeros(0, dtype=torch.float64), *rewards])
-        tokens, sequences, filled, count, total, squares = self._collective.sum(
+        tokens, sequences, filled = self._collective.sum(
             [
                 sum(map(sum, lengths)),
                 sum(sum(length > 0 for length in group) for group in lengths),
                 sum(any(group) for group in lengths),
-                every.numel(),
-                float(every.sum()),
-                float(every.square().sum()),
             ]
         )
-        batch_std = None
-        if self._normalization.scope == "batch":
-            variance = (squares - total**2 / max(count, 1)) / max(count - self._normalization.ddof, 1)
-            batch_std = torch.tensor(max(variance, 0.0), dtype=torch.float64).sqrt()
-        return Totals(max(tokens, 1), max(sequences, 1), max(filled, 1)), batch_std
+        return Totals(max(tokens, 1), max(sequences, 1), max(filled, 1))
+
+    def _batch_std(self, rewards: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """σ over all rewards of the step, all ranks, where it is asked for. The mean is known before squares are
+        summed: squares of whole rewards would lose the digits in which these differ."""
+        if self._normalization.scope != "batch":
+            return None
+        every = torch.cat([torch.zeros(0, dtype=torch.float64), *rewards])
+        count, total = self._collective.sum([every.numel(), float(every.sum())])
+        [squares] = self._collective.sum([float((every - total / max(count, 1)).square().sum())])
+        return torch.tensor(squares / max(count - self._normalization.ddof, 1), dtype=torch.float64).sqrt()
 
     def _seedlings(self, group: EvaluatedGroup, advantage: torch.Tensor, totals: Totals) -> list[Seedling]:
         if self._learner.skip_silent_groups and not self._every_token_counts and not bool(advantage.any()):
@@ -123,8 +129,7 @@ class BatchMaker:
     @property
     def _every_token_counts(self) -> bool:
         """A KL or entropy term in the loss has a gradient where the advantage is zero."""
-        kl = self._objective.kl
-        return bool((kl.coefficient and kl.place == "loss") or self._objective.entropy_coefficient)
+        return self._objective.kl.in_loss or bool(self._objective.entropy_coefficient)
 
 
 def _included_lengths(group: EvaluatedGroup) -> list[int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from grpo.algorithm.correction import corrected, importance_weights
+from grpo.algorithm.correction import corrected, importance_weights, vetoed
 from grpo.algorithm.kl import ESTIMATORS
 from grpo.algorithm.objective import OBJECTIVES, clipped_high, clipped_low
 from grpo.algorithm.ratio import log_ratio
@@ -29,6 +29,9 @@ METRICS = (
     "mismatch/kl",
     "mismatch/weight",
     "mismatch/weight_squared",
+    "correction/above_cap_fraction",
+    "correction/below_floor_fraction",
+    "correction/vetoed_fraction",
 )
 """Means over tokens that `policy_loss` reports, in the order of its metric tensor."""
 
@@ -54,19 +57,23 @@ def policy_loss(
     ratio = log_ratios.exp()
     losses = OBJECTIVES[objective.name](ratio, micro.advantages, logprobs, objective)
 
-    level = objective.correction.level
-    importance = importance_weights(learner_old, micro.sampler_logprobs, level, micro.sequence_index)
-    if level != "none" and not use_sampler:
-        losses = losses * corrected(importance, objective.correction.cap, objective.correction.mode)
+    correction = objective.correction
+    importance = importance_weights(learner_old, micro.sampler_logprobs, correction.level, micro.sequence_index)
+    left_out = torch.zeros_like(importance, dtype=torch.bool)
+    above = below = left_out
+    if correction.level != "none" and not use_sampler:
+        losses = losses * corrected(importance, correction)
+        left_out = vetoed(learner_old, micro.sampler_logprobs, correction.veto, micro.sequence_index)
+        above, below = importance > correction.cap, importance < correction.floor
 
     kl = torch.zeros_like(logprobs)
-    if objective.kl.coefficient and objective.kl.place == "loss":
+    if objective.kl.in_loss:
         kl = ESTIMATORS[objective.kl.estimator](logprobs, micro.reference_logprobs)
         losses = losses + objective.kl.coefficient * kl
     if objective.entropy_coefficient:
         losses = losses - objective.entropy_coefficient * entropies
 
-    loss = (micro.weights * losses).sum()
+    loss = (micro.weights * losses.masked_fill(left_out, 0.0)).sum()
     gap = micro.sampler_logprobs - learner_old
     sums = {
         "policy/entropy": entropies,
@@ -80,6 +87,9 @@ def policy_loss(
         "mismatch/kl": ESTIMATORS["k3"](micro.sampler_logprobs, learner_old),
         "mismatch/weight": importance,
         "mismatch/weight_squared": importance.square(),
+        "correction/above_cap_fraction": above,
+        "correction/below_floor_fraction": below,
+        "correction/vetoed_fraction": left_out,
     }
     return loss, _summed(sums)
 

@@ -16,25 +16,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from grpo.values import alike
+
 if TYPE_CHECKING:
     from grpo.config import NormalizationConfig
 
 
-def standard_deviation(rewards: Tensor, ddof: int) -> Tensor:
-    """σ of `rewards` [completions]; exactly 0 where all are equal or fewer than ddof + 1 are given.
-
-    The comparison comes first because float rounding leaves equal rewards such as 0.1 a σ of 1e-17,
-    which a power α ≥ 1 would turn into an advantage.
-    """
-    if rewards.numel() <= ddof or bool((rewards == rewards[0]).all()):
-        return rewards.new_zeros(())
-    return rewards.std(correction=ddof)
-
-
 def centered(rewards: Tensor, leave_one_out: bool) -> Tensor:
     """r_i − r̄, or r_i minus the mean of the others, which is the same times G/(G−1)."""
-    if rewards.numel() == 1 or bool((rewards == rewards[0]).all()):
-        return torch.zeros_like(rewards)
     distance = rewards - rewards.mean()
     count = rewards.numel()
     return distance * (count / (count - 1)) if leave_one_out else distance
@@ -58,12 +47,17 @@ def advantages(
     rewards     one float64 tensor [completions] per group
     batch_std   σ over all rewards of the optimizer step, all ranks: needed for scope "batch" only
 
-    A group of one completion, and a group of equal rewards, has advantage 0 under every setting.
+    A group of one completion, and a group of rewards that are equal but for rounding, has advantage 0 under every
+    setting. That is asked first: rounding leaves .3 and .1 + .2 a σ of 3e-17, and a power α ≥ 1 of it would make
+    advantages of nothing.
     """
     if normalization.scope == "batch" and batch_std is None:
         raise ValueError("scope 'batch' needs batch_std")
     result = []
     for group in rewards:
-        std = batch_std if normalization.scope == "batch" else standard_deviation(group, normalization.ddof)
+        if alike(group.tolist()):
+            result.append(torch.zeros_like(group))
+            continue
+        std = batch_std if normalization.scope == "batch" else group.std(correction=normalization.ddof)
         result.append(centered(group, normalization.leave_one_out) * dial(std, normalization))
     return result

@@ -15,8 +15,6 @@ import torch
 
 from grpo.types import Completion, MicroBatch, Tree
 
-LAYOUTS = ("shared", "packed", "padded")
-
 
 @dataclass(frozen=True, slots=True)
 class Row:

@@ -33,10 +33,10 @@ class SamplingConfig:
     """How completions are drawn."""
 
     temperature: float = 1.0
-    # Below 1 (or top_k above 0) the sampled distribution is not the policy's: refused in training
-    # unless the loss corrects for it (objective.correction.level).
+    # For `grpo eval` and `grpo solve-rates`. Refused in training: a sampler that leaves out tokens reports the
+    # log-probabilities of those that are left, while the learner scores all.
     top_p: float = 1.0
-    # 0: off.
+    # As top_p; 0: off.
     top_k: int = 0
     max_tokens: int = 512
     # Strings that end a completion, beside the end-of-sequence token.

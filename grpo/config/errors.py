@@ -13,3 +13,9 @@ class SamplerLost(UserError):
 
 
 NOBODY_LEFT = "no vLLM server is left: see logs/ in the run's folder, and continue with checkpoint.resume=true"
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises UserError with `message` where `condition` does not hold."""
+    if not condition:
+        raise UserError(message)

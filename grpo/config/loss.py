@@ -41,25 +41,39 @@ class KlConfig:
     coefficient: float = 0.0
     # k1 | k2 | k3. As a loss term k1 does nothing on average; in the reward it is the unbiased one.
     estimator: str = "k3"
-    # "loss" adds β·KL to the loss; "reward" subtracts β·ΣKL from each completion's reward.
+    # "loss" adds β·KL to the loss; "reward" subtracts β·ΣKL, of the learner's policy at the start of the round, from
+    # each completion's reward. Groups whose own rewards are equal stay silent.
     place: str = "loss"
     # Optimizer steps between two copies of the policy into the reference; 0 keeps the first one for ever.
     refresh_every: int = 0
     # How far a refresh moves the reference: 1 copies, 0.1 moves a tenth of the way (moving average).
     refresh_rate: float = 1.0
 
+    @property
+    def in_loss(self) -> bool:
+        return bool(self.coefficient) and self.place == "loss"
+
+    @property
+    def in_reward(self) -> bool:
+        return bool(self.coefficient) and self.place == "reward"
+
 
 @dataclass(kw_only=True)
 class CorrectionConfig:
-    """Truncated importance weights from the sampler's to the learner's distribution,
-    see `grpo.algorithm.correction`."""
+    """Importance weights from the sampler's to the learner's distribution, within bounds, see
+    `grpo.algorithm.correction`."""
 
-    # none | token | sequence.
+    # none | token | sequence (the product over a completion) | sequence_mean (its geometric mean).
     level: str = "token"
     # Largest weight. 2 is customary.
     cap: float = 2.0
-    # "truncate": min(w, cap). "mask": tokens (sequences) with w > cap are left out.
+    # Smallest weight; 0: none. With mode=mask and 0.5 this is IcePop's.
+    floor: float = 0.0
+    # "truncate": weights outside [floor, cap] are moved to its ends. "mask": their tokens (completions) are left out.
     mode: str = "truncate"
+    # A completion is left out, whatever its weight, when the learner finds one of its tokens so much less probable than
+    # the sampler did: 1e-4 for a ten-thousandth. 0: none.
+    veto: float = 0.0
 
 
 @dataclass(kw_only=True)

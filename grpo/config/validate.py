@@ -7,8 +7,9 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo.config.errors import UserError
+from grpo.config.errors import require as _require
 from grpo.config.run import TrainConfig
+from grpo.config.validate_loss import check_loss
 
 CHOICES = {
     "normalization.epsilon_in": ("std", "variance"),
@@ -19,7 +20,7 @@ CHOICES = {
     "objective.aggregation.level": ("token_mean", "sequence_mean", "constant", "prompt_mean"),
     "objective.kl.estimator": ("k1", "k2", "k3"),
     "objective.kl.place": ("loss", "reward"),
-    "objective.correction.level": ("none", "token", "sequence"),
+    "objective.correction.level": ("none", "token", "sequence", "sequence_mean"),
     "objective.correction.mode": ("truncate", "mask"),
     "dynamics.name": ("fixed", "adaptive"),
     "dynamics.adaptive.hold": ("prompts", "samples"),
@@ -92,7 +93,7 @@ def validate(config: TrainConfig, world_size: int = 1) -> None:
     validate_evaluation(config)
     _check_batch(config, world_size)
     _check_shards(config, world_size)
-    _check_loss(config)
+    check_loss(config)
     _check_pipeline(config)
     _check_run(config)
 
@@ -122,6 +123,9 @@ def validate_evaluation(config: TrainConfig) -> None:
         f"task.data.selection.solve_rate={band} must be [low, high] with 0 <= low <= high <= 1",
     )
     _require(0 <= config.task.data.held_out_fraction < 1, "task.data.held_out_fraction must lie in [0, 1)")
+    sampling = config.rollout.sampling
+    _require(0 < sampling.top_p <= 1, f"rollout.sampling.top_p={sampling.top_p} must lie in (0, 1]; 1 is off")
+    _require(sampling.top_k >= 0, f"rollout.sampling.top_k={sampling.top_k} must not be negative; 0 is off")
 
 
 def value_at(config: Any, path: str) -> Any:
@@ -139,8 +143,8 @@ def _check_batch(config: TrainConfig, world_size: int) -> None:
         f"use {max(1, prompts // world_size) * world_size} or {(prompts // world_size + 1) * world_size}",
     )
     _require(
-        config.dynamics.group_size > 1 or config.normalization.scope == "batch",
-        "dynamics.group_size=1 leaves every advantage zero: use 2 or more completions per prompt",
+        config.dynamics.group_size > 1,
+        "dynamics.group_size=1 leaves every advantage zero, whichever σ divides: use 2 or more completions per prompt",
     )
     budget = config.rollout.budget
     _require(
@@ -176,31 +180,6 @@ def _check_shards(config: TrainConfig, world_size: int) -> None:
         f"learner.hpz_partition_size={size} must be above 1 and divide the {world_size} learner ranks: use the number "
         "of ranks on one node",
     )
-
-
-def _check_loss(config: TrainConfig) -> None:
-    objective, sampling, kl = config.objective, config.rollout.sampling, config.objective.kl
-    _require(0 <= objective.clip_low <= 1, f"objective.clip_low={objective.clip_low} must lie in [0, 1]")
-    _require(objective.clip_high >= 0, f"objective.clip_high={objective.clip_high} must not be negative")
-    _require(
-        objective.dual_clip == 0 or objective.dual_clip > 1,
-        f"objective.dual_clip={objective.dual_clip} must be 0 (off) or above 1",
-    )
-    _require(config.normalization.ddof in (0, 1), "normalization.ddof must be 0 (population) or 1 (sample)")
-    _require(
-        objective.aggregation.level != "constant" or objective.aggregation.constant_length > 0,
-        "objective.aggregation.level=constant needs objective.aggregation.constant_length, the length to divide by",
-    )
-    _require(
-        (sampling.top_p == 1 and sampling.top_k == 0) or objective.correction.level != "none",
-        "rollout.sampling.top_p < 1 or top_k > 0 samples another distribution than the policy: "
-        "set both to 1 and 0, or correct for it with objective.correction.level=token",
-    )
-    _require(
-        not (kl.refresh_every and config.model.lora.rank),
-        "objective.kl.refresh_every needs a reference copy, which LoRA training does not keep: set it to 0",
-    )
-    _require(0 < kl.refresh_rate <= 1, f"objective.kl.refresh_rate={kl.refresh_rate} must lie in (0, 1]")
 
 
 def _check_pipeline(config: TrainConfig) -> None:
@@ -289,11 +268,6 @@ def differences(old: Any, new: Any, path: str = "") -> Iterable[tuple[str, Any, 
             yield from differences(before, after, f"{name}.")
         elif before != after:
             yield name, before, after
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise UserError(message)
 
 
 def _listed(choices: Iterable[Any]) -> str:

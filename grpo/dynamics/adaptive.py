@@ -22,7 +22,7 @@ from grpo.dynamics.identify import FEWEST_POINTS, Identification, identify
 from grpo.dynamics.identity import silent_rate
 from grpo.dynamics.laws import History
 from grpo.dynamics.refresh import OffPolicyness, RefreshRule, choose_refresh_interval, fit_step_time
-from grpo.types import RoundPlan, RoundStatistics
+from grpo.types import Mean, RoundPlan, RoundStatistics
 
 # Counts of older rounds are multiplied by this each round: difficulty is that of the present policy.
 FORGETTING = 0.8
@@ -266,13 +266,11 @@ def off_policyness(statistics: RoundStatistics) -> OffPolicyness:
     """How far the round's steps went from the policy that it was sampled with: ESS of the ratios between the two,
     and the clipped share of tokens, of its applied steps."""
 
-    def value(name: str, otherwise: float) -> float:
-        found = statistics.means.get(name)
-        return found.value if found is not None and found.count else otherwise
-
-    squared = value("policy/ratio_squared", 1.0)
-    ess = value("policy/ratio", 1.0) ** 2 / squared if squared else 1.0
-    clipped = value("policy/clip_low_fraction", 0.0) + value("policy/clip_high_fraction", 0.0)
+    means, nothing = statistics.means, Mean(0.0, 0.0)
+    squares = means.get("policy/ratio_squared", nothing)
+    ess = means["policy/ratio"].effective_fraction(squares) if squares.total else 1.0
+    cut = [means.get(f"policy/clip_{side}_fraction", nothing) for side in ("low", "high")]
+    clipped = sum(each.value for each in cut if each.count)
     return OffPolicyness(statistics.plan.refresh_interval, min(ess, 1.0), clipped, lag_of(statistics))
 
 

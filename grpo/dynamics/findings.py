@@ -32,7 +32,7 @@ class DiagnosisRule:
     clipped           share of tokens clipped on one side
     longer            growth of completions, as a share of their first length
     truncated         share of completions cut off
-    mismatch          mean |Δ log-probability| between sampler and learner, nats
+    mismatch          mean |Δ log-probability| between sampler and learner of the same weights, nats
     ess               effective share of samples under the ratio of the round's policies
     spike, spikes     a gradient norm of so many medians is a spike; share of steps that may be one
     growth            growth of the gradient norm

@@ -10,6 +10,7 @@ from scipy.ndimage import median_filter
 from grpo.dynamics.evidence import FEWEST_ROUNDS, change, difference, fall, late_change, level, paired, start
 from grpo.dynamics.findings import CRITICAL, NOTE, WARNING, DiagnosisRule, Finding
 from grpo.dynamics.forecast import forecast
+from grpo.dynamics.history import lag
 from grpo.dynamics.identify import Identification
 from grpo.dynamics.run_log import RunLog, Series
 from grpo.types import Interval
@@ -157,9 +158,13 @@ def stale_sampler(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 
 def mismatch(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Sampler and learner disagree on the same tokens under the same weights."""
-    gap = level(log["mismatch/mean_abs"])
-    if gap is None or gap.low < rule.mismatch:
+    """Sampler and learner disagree on the same tokens under the same weights. Where rounds are sampled ahead the
+    weights are not the same: the gap then holds what was learned since, and says nothing."""
+    gap, stale, interval = (
+        level(log[name]) for name in ("mismatch/mean_abs", "staleness/mean", "plan/refresh_interval")
+    )
+    ahead = stale and interval and lag(stale.value, round(interval.value))
+    if gap is None or gap.low < rule.mismatch or ahead:
         return None
     evidence = f"log-probabilities of sampler and learner differ by {gap.value:.2g} nats on average"
     return Finding("sampler mismatch", WARNING, evidence, "objective.correction.level=token, or "

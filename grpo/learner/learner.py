@@ -76,19 +76,18 @@ class DeepSpeedLearner:
     # --- log-probabilities ---------------------------------------------------------------------
 
     def evaluate(self, scored: Sequence[ScoredGroup], plan: RoundPlan) -> list[EvaluatedGroup]:
-        """Old log-probabilities for every step but the first (whose old ones are the current ones), and
-        reference log-probabilities where there is a KL term."""
+        """Old log-probabilities for every step but the first (whose old ones are the current ones), for all steps where
+        the KL stands in the reward; and reference log-probabilities where there is a KL term."""
         first, *later = split_steps(scored, plan)
-        later = [group for step in later for group in step]
-        need_old = self._config.objective.old_logprobs == "learner" and plan.refresh_interval > 1
-        old = self._logprobs(later, self._current) if need_old else [() for _ in later]
+        old = [() for _ in scored]
+        if self._config.objective.kl.in_reward:
+            old = self._logprobs(scored, self._current)
+        elif later and self._config.objective.old_logprobs == "learner":
+            old[len(first) :] = self._logprobs(scored[len(first) :], self._current)
         reference = [() for _ in scored]
         if self.reference is not None:
             reference = self._logprobs(scored, self._from_reference)
-        return [
-            EvaluatedGroup(group, olds, references)
-            for group, olds, references in zip(scored, [() for _ in first] + old, reference, strict=True)
-        ]
+        return [EvaluatedGroup(*each) for each in zip(scored, old, reference, strict=True)]
 
     def _current(self, micro: MicroBatch) -> torch.Tensor:
         with torch.no_grad():
@@ -149,6 +148,9 @@ class DeepSpeedLearner:
             self.reference.refresh(self._buckets(MERGED, self._config.learner.precision))
         *totals, tokens, flops = self.collective.sum(sums.tolist())
         means = {name: Mean(total, tokens) for name, total in zip(METRICS, totals, strict=True)}
+        if not batch.old_known:
+            # The current policy stood in for the round's first: what it has learned is no mismatch of the engines.
+            means |= {name: Mean(0.0, 0.0) for name in METRICS if name.startswith("mismatch/")}
         gradient_norm = float(self.engine.get_global_grad_norm())
         return StepReport(self.num_steps, applied, gradient_norm, learning_rate, flops, means)
 

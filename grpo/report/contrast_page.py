@@ -15,6 +15,7 @@ from grpo.report.contrast import QUARTERS, Contrast, Variant
 from grpo.report.contrast_panels import PANELS
 from grpo.report.curves import STYLE
 from grpo.report.runs import Run, differing_keys
+from grpo.statistics import ENOUGH_SEEDS
 from grpo.types import Interval
 
 PAGE_FILE, PLOT_FILE, MARKDOWN_FILE = "report.html", "report.png", "report.md"
@@ -85,7 +86,7 @@ def conclusion(shown: Contrast) -> list[str]:
     said.append(
         f"{shown.problems} held-out problems, {seeds} seed{'s' if seeds > 1 else ''}; intervals of 95 % over seeds and "
         "problems, p-values corrected for the number of variants (Holm)."
-        + (" With fewer than five seeds they are too sure of themselves." if seeds < 5 else "")
+        + (f" With fewer than {ENOUGH_SEEDS} seeds they are too sure of themselves." if seeds < ENOUGH_SEEDS else "")
     )
     said.append(
         "Quarters of difficulty go by the first evaluation: by chance alone the hardest rises and the easiest falls, "

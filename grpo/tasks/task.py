@@ -60,10 +60,6 @@ class VerifiableTask:
         """Problems trained on, the prompts of one epoch."""
         return len(self._stream)
 
-    @property
-    def num_held_out(self) -> int:
-        return len(self._held_out)
-
     def next_prompts(self, count: int) -> list[Prompt]:
         """The next `count` prompts of the stream over all ranks: this rank's share of them."""
         return self._stream.next_prompts(count)
@@ -125,13 +121,16 @@ class VerifiableTask:
     def _grade(self, completion: Completion, raw: RawGrade) -> Grade:
         """The penalty comes after the sign: in DAPO it lowers a reward that is −1 or 1 already."""
         config = self._reward
-        total = math.fsum(weight * raw.parts[name] for name, weight in config.weights.items())
-        reward = 2.0 * total - 1.0 if config.signed else total
+        terms = [weight * raw.parts[name] for name, weight in config.weights.items()]
+        if config.signed:
+            terms = [*(2.0 * term for term in terms), -1.0]
+        parts = dict(raw.parts)
+        if config.overlong == "soft":
+            penalty = overlong_penalty(len(completion.token_ids), self._max_tokens, config.overlong_buffer)
+            terms.append(penalty)
+            parts["overlong"] = penalty
         correct = raw.outcome == "graded" and raw.parts[next(iter(config.weights))] >= config.correct_at
-        if config.overlong != "soft":
-            return Grade(reward, correct, raw.parts, raw.outcome)
-        penalty = overlong_penalty(len(completion.token_ids), self._max_tokens, config.overlong_buffer)
-        return Grade(reward + penalty, correct, {**raw.parts, "overlong": penalty}, raw.outcome)
+        return Grade(math.fsum(terms), correct, parts, raw.outcome, math.fsum(map(abs, terms)))
 
 
 def unparsable(answers: Mapping[str, str]) -> str:

@@ -8,7 +8,13 @@ entropy and KL in nats. Where a name comes from:
     learner/…                                                            its optimizer steps
     time/<phase>_seconds, throughput/…                                   `seconds`
     reward/…, groups/silent_fraction, completions/…, policy/…,
-    mismatch/…, staleness/…                                              `means` of the round and its steps
+    mismatch/…, correction/…, staleness/…                                `means` of the round and its steps
+
+`mismatch/…` holds the sampler's log-probabilities against the learner's of the round's start. Where a round is sampled
+by the newest weights, that is the engines' difference; where it is sampled ahead (`pipeline`), what was learned in
+between is in it too. With objective.old_logprobs=sampler only the round's first step is measured. `correction/…` holds
+the shares of tokens whose importance weight was outside the bounds of `objective.correction`, and of tokens whose
+completion has a veto.
 """
 
 from __future__ import annotations
@@ -75,14 +81,14 @@ def evaluation_numbers(result: Mapping[str, Any]) -> dict[str, float]:
 
 def _spreads(means: Mapping[str, Mean]) -> dict[str, float]:
     """What second moments are for: the rewards' standard deviation, and the share of samples that importance
-    weights leave effective (Kish: (Σw)² / (n·Σw²))."""
+    weights leave effective."""
     spreads = {}
     if (square := means.get("reward/square")) and square.count:
         spreads["reward/std"] = math.sqrt(max(0.0, square.value - means["reward/mean"].value ** 2))
-    # The sampler against the learner that it was refreshed from, and the policy against the round's first.
+    # The learner at the round's start against the sampler, and the policy against the round's first.
     for group, weight in (("mismatch", "weight"), ("policy", "ratio")):
         if (square := means.get(f"{group}/{weight}_squared")) and square.total:
-            spreads[f"{group}/ess_fraction"] = means[f"{group}/{weight}"].value ** 2 / square.value
+            spreads[f"{group}/ess_fraction"] = means[f"{group}/{weight}"].effective_fraction(square)
     return spreads
 
 

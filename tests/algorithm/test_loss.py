@@ -113,6 +113,43 @@ def test_importance_correction_equals_that_of_peers(level, mode, expected, sourc
     assert loss_of(objective(correction=correction)) == pytest.approx(expected, rel=1e-9)
 
 
+def cut(**correction):
+    """Shares of tokens above, below and vetoed, and the gradient."""
+    logprobs, entropies = flat(NEW).requires_grad_(), flat(NEW)
+    settings = objective(
+        correction=CorrectionConfig(**correction), kl=KlConfig(coefficient=0.04), entropy_coefficient=0.1
+    )
+    loss, sums = policy_loss(logprobs, entropies, micro_batch(), settings)
+    loss.backward()
+    metrics = dict(zip(METRICS, (sums / 14).tolist(), strict=True))
+    names = ("above_cap", "below_floor", "vetoed")
+    return [metrics[f"correction/{name}_fraction"] for name in names], logprobs.grad
+
+
+@pytest.mark.parametrize(
+    ("correction", "expected"),
+    [
+        # verl 0.9.1 rollout_is=token, 0.5_2.0: rollout_is_ratio_fraction_high and _low are 1/14 each
+        ({"mode": "mask", "floor": 0.5}, [1 / 14, 1 / 14, 0]),
+        # The third completion has four tokens and the product e, the fourth two and .4966.
+        ({"level": "sequence", "floor": 0.6}, [4 / 14, 2 / 14, 0]),
+        ({"level": "sequence_mean", "floor": 0.75, "cap": 1.25}, [4 / 14, 2 / 14, 0]),
+        # verl 0.9.1 rollout_rs=seq_max_k2: rollout_rs_masked_fraction 0.142857
+        ({"veto": 0.39}, [1 / 14, 0, 2 / 14]),
+        ({"level": "none"}, [0, 0, 0]),
+    ],
+)
+def test_what_a_correction_cuts_is_counted_by_token(correction, expected):
+    assert cut(**correction)[0] == pytest.approx(expected)
+
+
+def test_a_vetoed_completion_adds_nothing_not_even_a_kl_or_an_entropy():
+    _, gradient = cut(veto=0.39)
+    assert gradient[12:].tolist() == [0.0, 0.0]
+    torch.testing.assert_close(gradient[:12], cut()[1][:12])
+    assert gradient[:12].abs().min() > 0
+
+
 def test_clip_fractions_equal_those_of_trl():
     logprobs = flat(NEW)
     _, sums = policy_loss(logprobs, torch.zeros_like(logprobs), micro_batch(), objective())

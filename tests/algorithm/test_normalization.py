@@ -132,3 +132,25 @@ def test_groups_below_the_smallest_std_are_silenced_and_epsilon_enters_where_tol
     assert one(rewards, min_std=0.0499)[1].item() == pytest.approx(1.0)
     assert one(rewards, epsilon=0.05)[1].item() == pytest.approx(0.05 / 0.1)
     assert one(rewards, epsilon=0.0075, epsilon_in="variance")[1].item() == pytest.approx(0.05 / 0.1)
+
+
+# Of weights .3, .1 and .2: one part right, or the two others, which add up to the same on paper.
+ROUNDED = torch.tensor([0.3, 0.1 + 0.2, 0.3, 0.1 + 0.2], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("exponent", [-1.0, 0.0, 0.5, 1.0, 2.0, 3.0])
+@pytest.mark.parametrize("scope", ["group", "batch"])
+@pytest.mark.parametrize("rewards", [ROUNDED, ROUNDED * 1e12, ROUNDED * 1e-12, ROUNDED + 1e6, 2 * ROUNDED - 1])
+def test_rewards_that_are_equal_but_for_rounding_have_no_advantage(rewards, scope, exponent):
+    settings = NormalizationConfig(exponent=exponent, scope=scope)
+    [values] = advantages([rewards], settings, torch.tensor(0.4, dtype=torch.float64))
+    assert values.tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [[1e-12, 2e-12], [0.3, 0.3 * (1 + 1e-13)], [1e6, 1e6 + 1e-7], [1e12, 1e12 + 1]],
+)
+def test_rewards_that_differ_by_little_still_differ(rewards):
+    low, high = one(torch.tensor(rewards, dtype=torch.float64)).tolist()
+    assert (low, high) == pytest.approx((-1.0, 1.0), rel=1e-2)

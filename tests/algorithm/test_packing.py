@@ -1,10 +1,11 @@
+import pytest
 import torch
 
 from grpo.algorithm.batches import BatchMaker, split_steps
 from grpo.algorithm.packing import Row, Seedling, attention_mask, bins, pack, pad, plant
 from grpo.config import TrainConfig
 from grpo.types import Completion, EvaluatedGroup, Grade, Problem, Prompt, RolloutGroup, RoundPlan, ScoredGroup, Tree
-from tests.fakes import SingleRank
+from tests.fakes import SingleRank, on_ranks
 
 
 def row(*tokens, advantage=0.0, weight=1.0):
@@ -61,19 +62,19 @@ def test_a_rank_without_work_computes_one_token_that_nothing_learns_from():
     assert micro.targets.numel() == micro.weights.numel() == 0
 
 
-def group(rewards, lengths, included=None):
-    completions = tuple(Completion(tuple(range(3, 3 + n)), (-1.0,) * n, "", False) for n in lengths)
+def group(rewards, lengths, included=None, sampler_logprob=-1.0):
+    completions = tuple(Completion(tuple(range(3, 3 + n)), (sampler_logprob,) * n, "", False) for n in lengths)
     rollout = RolloutGroup(Prompt(Problem("p", "q", "a"), (1, 2)), completions, 0, 0)
     grades = tuple(Grade(reward, reward == 1, {}) for reward in rewards)
     return EvaluatedGroup(ScoredGroup(rollout, grades, tuple(included or [True] * len(rewards))))
 
 
-def make_batch(groups, **changes):
+def make_batch(groups, collective=None, **changes):
     config = TrainConfig()
     for path, value in changes.items():
         room, name = path.split("__")
         setattr(getattr(config, room), name, value)
-    make = BatchMaker(config.normalization, config.objective, config.learner, SingleRank())
+    make = BatchMaker(config.normalization, config.objective, config.learner, collective or SingleRank())
     [batch] = make(groups, RoundPlan(2, 1, len(groups)))
     return batch
 
@@ -99,18 +100,56 @@ def test_silent_groups_are_computed_when_an_entropy_term_needs_them():
     assert micro.targets.numel() == 8
 
 
-def test_kl_in_the_reward_is_subtracted_before_normalization():
-    scored = group([1.0, 0.0], [2, 2]).scored
-    references = (torch.tensor([-1.5, -1.0]), torch.tensor([-1.0, -2.0]))
+def kl_in_reward(groups, plan, exponent=0.0):
     config = TrainConfig()
     config.objective.kl.coefficient, config.objective.kl.place, config.objective.kl.estimator = 0.5, "reward", "k1"
-    config.normalization.exponent = 0.0
-    make = BatchMaker(config.normalization, config.objective, config.learner, SingleRank())
-    [batch] = make([EvaluatedGroup(scored, (), references)], RoundPlan(2, 1, 1))
+    config.normalization.exponent = exponent
+    return BatchMaker(config.normalization, config.objective, config.learner, SingleRank())(groups, plan)
+
+
+def test_kl_in_the_reward_is_the_learners_and_subtracted_before_normalization():
+    old = (torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -1.0]))
+    references = (torch.tensor([-1.5, -1.0]), torch.tensor([-1.0, -2.0]))
+    groups = [EvaluatedGroup(group([1.0, 0.0], [2, 2], sampler_logprob=-3.0).scored, old, references) for _ in range(2)]
+    first, second = kl_in_reward(groups, RoundPlan(2, 2, 1))
     # k1 sums: (−1 + 1.5) + 0 = 0.5 and 0 + 1 = 1: rewards 0.75 and −0.5, mean 0.125
-    assert batch.micro_batches[0].advantages.tolist() == [0.625, 0.625, -0.625, -0.625]
+    for batch in (first, second):
+        assert batch.micro_batches[0].advantages.tolist() == [0.625, 0.625, -0.625, -0.625]
+    # In the first step after a refresh the current log-probabilities are the old ones, to the last bit.
+    assert first.micro_batches[0].old_logprobs is None
+    assert second.micro_batches[0].old_logprobs.tolist() == [-1.0] * 4
+
+
+@pytest.mark.parametrize("exponent", [0.0, 1.0, 2.0])
+def test_a_kl_in_the_reward_leaves_silent_groups_silent(exponent):
+    noise = (torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -1.0 + 1e-6]))
+    silent = EvaluatedGroup(group([0.3, 0.1 + 0.2], [2, 2]).scored, noise, (noise[0], noise[0]))
+    [batch] = kl_in_reward([silent], RoundPlan(2, 1, 1), exponent)
+    assert batch.micro_batches[0].targets.numel() == 0
 
 
 def test_steps_share_a_round_evenly_and_in_order():
     assert split_steps(list(range(7)), RoundPlan(2, 3, 3)) == [[0, 1], [2, 3, 4], [5, 6]]
     assert split_steps([0], RoundPlan(2, 2, 1)) == [[], [0]]
+
+
+def test_a_group_that_is_silent_but_for_rounding_is_counted_and_not_computed():
+    [micro] = make_batch([group([1, 0], [4, 2]), group([0.3, 0.1 + 0.2], [3, 5])]).micro_batches
+    assert micro.targets.numel() == 6
+    torch.testing.assert_close(micro.weights, torch.full((6,), 1 / 14))
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e6, 1e8])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_std_of_a_batch_is_exact_whatever_all_rewards_have_in_common(offset, ranks):
+    groups = [group([offset + 1, offset], [1, 1]), group([offset + 1, offset, offset, offset], [1, 1, 1, 1])]
+
+    def advantages_of(collective):
+        batch = make_batch(groups[collective.rank :: ranks], collective, normalization__scope="batch")
+        return [value for micro in batch.micro_batches for value in micro.advantages.tolist()]
+
+    found = [value for values in on_ranks(ranks, advantages_of) for value in values]
+    # Two of six are right: σ = √2/3. The groups' means are 1/2 and 1/4.
+    std = 2**0.5 / 3
+    expected = [0.5 / std, -0.5 / std, 0.75 / std, *[-0.25 / std] * 3]
+    assert found == pytest.approx(expected, rel=1e-6)

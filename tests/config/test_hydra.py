@@ -8,7 +8,7 @@ import pytest
 from grpo.config import TrainConfig, UserError
 from grpo.config.hydra import compose_config, compose_sweep, config_directory, grid, plain
 from grpo.config.saved import from_dict
-from grpo.config.validate import differences, validate
+from grpo.config.validate import differences, validate, validate_evaluation
 
 EXPERIMENTS = sorted(path.stem for path in (config_directory() / "experiment").glob("*.yaml"))
 NEEDS_DATA = {name: ["task.data.path=problems.jsonl"] for name in ("smollm2_mawps", "bigmath_small")}
@@ -96,11 +96,54 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
         validate(compose_config([f"output_dir={tmp_path}"]))
 
 
-def test_top_p_without_correction_is_refused():
-    uncorrected = ["rollout.sampling.top_p=0.9", "objective.correction.level=none"]
-    with pytest.raises(UserError, match="another distribution"):
-        validate(compose_config(uncorrected))
-    validate(compose_config(uncorrected[:1]))
+@pytest.mark.parametrize("sampling", ["top_p=0.9", "top_k=5"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        *(f"objective.correction.level={level}" for level in ("none", "token", "sequence", "sequence_mean")),
+        "objective.old_logprobs=sampler",
+    ],
+)
+def test_training_on_a_part_of_the_distribution_is_refused_and_evaluation_is_not(sampling, loss):
+    config = compose_config(["task=arithmetic", f"rollout.sampling.{sampling}", loss])
+    with pytest.raises(UserError, match="leave out tokens, and the learner scores all of them: train with top_p=1"):
+        validate(config)
+    validate_evaluation(config)
+
+
+@pytest.mark.parametrize("value", ["top_p=0", "top_p=1.5", "top_k=-1"])
+def test_what_no_sampler_can_draw_from_is_refused(value):
+    with pytest.raises(UserError, match=f"rollout.sampling.{value.partition('=')[0]}"):
+        validate_evaluation(compose_config(["task=arithmetic", f"rollout.sampling.{value}"]))
+
+
+def test_groups_of_one_never_learn_whichever_std_divides():
+    for scope in ("group", "batch"):
+        with pytest.raises(UserError, match="dynamics.group_size=1 leaves every advantage zero"):
+            validate(compose_config(["task=arithmetic", "dynamics.group_size=1", f"normalization.scope={scope}"]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["objective.correction.floor=3"], "must lie between 0 and objective.correction.cap=2.0"),
+        (["objective.correction.floor=-1"], "objective.correction.floor=-1.0 must lie between 0"),
+        (["objective.correction.veto=1"], "objective.correction.veto=1.0 must lie in [0, 1)"),
+        (["objective.correction.veto=1e-4", "objective.old_logprobs=sampler"], "floor and veto bound the weights"),
+        (["objective.correction.floor=0.5", "objective.correction.level=none"], "floor and veto bound the weights"),
+    ],
+)
+def test_bounds_of_a_correction_that_is_none_are_refused(overrides, message):
+    with pytest.raises(UserError) as error:
+        validate(compose_config(["task=arithmetic", *overrides]))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("pipeline", ["off", "one_round", "continuous"])
+def test_gspo_corrects_whole_completions(pipeline):
+    chosen = [f"pipeline={pipeline}", "rollout=vllm_server"]
+    assert compose_config([*chosen, "objective=gspo"]).objective.correction.level == "sequence"
+    assert compose_config(chosen).objective.correction.level == "token"
 
 
 @pytest.mark.parametrize(

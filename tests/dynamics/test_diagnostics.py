@@ -1,6 +1,7 @@
 """Healthy runs raise no alarm, failing ones are told what fails; rates over more runs are in benchmarks/."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -37,6 +38,20 @@ def test_failing_runs_are_told_what_fails(name):
         FAILURES[name](curves)
         hits += name in {found.name for found in findings(curves)}
     assert hits >= 17
+
+
+def test_what_was_learned_since_a_round_was_sampled_ahead_is_no_mismatch_of_the_engines():
+    told = []
+    for staleness in (0.0, 1.0):
+        curves = healthy(1000)
+        FAILURES["sampler mismatch"](curves)
+        log = logged(curves)
+        steps = log["mismatch/mean_abs"].steps
+        facts = {"staleness/mean": staleness, "plan/refresh_interval": 1.0}
+        series = {name: Series(steps, np.full(len(steps), value)) for name, value in facts.items()}
+        log = replace(log, series={**log.series, **series})
+        told.append("sampler mismatch" in {found.name for check in CHECKS if (found := check(log, RULE))})
+    assert told == [True, False]
 
 
 def test_a_whole_diagnosis_puts_the_gravest_first():

@@ -114,6 +114,7 @@ def test_the_conclusion_says_who_won_and_how_sure(found):
     assert "Ends clearly lower than base: worse by" in said
     assert "Not told apart from base: same" in said
     assert "40 held-out problems, 5 seeds" in said
+    assert "With fewer than 10 seeds they are too sure of themselves." in said
 
 
 def test_of_one_seed_there_are_no_intervals_over_seeds(runs):

@@ -1,0 +1,88 @@
+"""One round of the real learner in this process: which old log-probabilities it takes, and what it calls a mismatch."""
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+
+from grpo.algorithm.batches import BatchMaker
+from grpo.config import TrainConfig
+from grpo.types import RolloutGroup, RoundPlan, ScoredGroup
+from tests.learner.groups import evaluated_groups
+from tests.learner.models import tiny_llama
+
+DEVICE = torch.device("cpu")
+PLAN = RoundPlan(4, 2, 2)
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """Makes a learner of a configuration."""
+    from grpo.learner.engine import init_distributed
+    from grpo.learner.learner import DeepSpeedLearner
+
+    model = tiny_llama(tmp_path_factory.mktemp("model"))
+    environment = dict(os.environ)
+    init_distributed(DEVICE, 300)
+    yield lambda config: DeepSpeedLearner(config, model, DEVICE)
+    # The rendezvous is announced in the environment, and later tests start processes of their own.
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def config_of(**objective):
+    config = TrainConfig()
+    config.learner.precision = config.rollout.precision = "float32"
+    config.learner.learning_rate = 1e-2
+    config.learner.micro_batch_tokens = 60
+    config.objective = replace(config.objective, **objective)
+    return config
+
+
+def scored():
+    """Groups whose sampler was another policy than the learner."""
+    return [group.scored for group in evaluated_groups()]
+
+
+def sampled_by(learner):
+    """The same groups, as if the learner's own policy had sampled them."""
+    found = []
+    for group, logprobs in zip(scored(), learner._logprobs(scored(), learner._current), strict=True):
+        completions = tuple(
+            replace(completion, sampler_logprobs=tuple(values.tolist()))
+            for completion, values in zip(group.group.completions, logprobs, strict=True)
+        )
+        rollout = RolloutGroup(group.group.prompt, completions, 0, 0)
+        found.append(ScoredGroup(rollout, group.grades, group.included))
+    return found
+
+
+def batches_of(learner, config, groups):
+    make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
+    return make(learner.evaluate(groups, PLAN), PLAN)
+
+
+def test_a_kl_in_the_reward_is_nothing_while_the_learner_is_its_reference(start):
+    plain, penalized = config_of(), config_of()
+    penalized.objective.kl = replace(plain.objective.kl, coefficient=0.5, place="reward", estimator="k1")
+    learner = start(penalized)
+    advantages = [
+        [micro.advantages.tolist() for batch in batches_of(learner, config, scored()) for micro in batch.micro_batches]
+        for config in (plain, penalized)
+    ]
+    for expected, found in zip(*advantages, strict=True):
+        assert found == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("old_logprobs", ["learner", "sampler"])
+def test_what_a_round_has_learned_is_no_mismatch_of_its_engines(start, old_logprobs):
+    config = config_of(old_logprobs=old_logprobs)
+    learner = start(config)
+    reports = [learner.step(batch) for batch in batches_of(learner, config, sampled_by(learner))]
+    assert reports[1].means["policy/old_kl"].value > 1e-3, "the first step did not change the policy"
+    gap = reports[0].means["mismatch/mean_abs"] + reports[1].means["mismatch/mean_abs"]
+    assert gap.value < 1e-5
+    counts = [report.means["mismatch/mean_abs"].count for report in reports]
+    assert counts[0] > 0 and (counts[1] > 0) is (old_logprobs == "learner")
