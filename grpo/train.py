@@ -17,8 +17,9 @@ from grpo import evaluation, launch_check, models
 from grpo.algorithm.batches import BatchMaker
 from grpo.config import TaskConfig, TrainConfig
 from grpo.config.errors import SamplerLost
+from grpo.config.resume import differences
 from grpo.config.saved import from_dict
-from grpo.config.validate import differences, validate
+from grpo.config.validate import validate
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.scheduler import build_scheduler, may_roll_back, replanned
 from grpo.interfaces import Sampler, Task

@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from grpo.config import TrainConfig, UserError
+from grpo.config.folder import CHECKPOINTS, checkpoints_in
 from grpo.config.hydra import compose_config
 from grpo.config.placement import KEY_VARIABLE, LOG_FOLDER
 from grpo.config.validate import validate
@@ -63,7 +64,7 @@ def launch(words: Sequence[str]) -> int:
 def _resumed(config: TrainConfig) -> list[str]:
     """A job that Slurm has put back into the queue goes on from its checkpoint."""
     again = int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
-    there = any((Path(config.output_dir) / "checkpoints").glob("step-*"))
+    there = checkpoints_in(Path(config.output_dir) / CHECKPOINTS)
     return ["checkpoint.resume=true"] if again and there else []
 
 
