@@ -1,5 +1,8 @@
 """Stand-ins for unit tests of something else."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 from grpo.rollout.seeds import sample_numbers
 from grpo.types import Completion, Grade, Problem, Prompt, RolloutGroup, ScoredGroup
 
@@ -23,6 +26,34 @@ class SingleRank:
 
     def barrier(self):
         """One rank waits for nobody."""
+
+
+class OneOfRanks(SingleRank):
+    """A collective of one of several ranks, each in a thread of this process."""
+
+    def __init__(self, rank, world_size, barrier, values):
+        self.rank, self.world_size, self._barrier, self._values = rank, world_size, barrier, values
+
+    def gather(self, value):
+        self._values[self.rank] = value
+        self._barrier.wait(60)
+        gathered = list(self._values)
+        self._barrier.wait(60)
+        return gathered
+
+
+def on_ranks(world_size, action):
+    """What `action(collective)` returned or raised on each of so many ranks."""
+    barrier, values = threading.Barrier(world_size), [None] * world_size
+
+    def run(rank):
+        try:
+            return action(OneOfRanks(rank, world_size, barrier, values))
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(world_size) as pool:
+        return list(pool.map(run, range(world_size)))
 
 
 class ScriptedTask:

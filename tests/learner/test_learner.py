@@ -96,6 +96,25 @@ def test_a_rewound_learner_has_the_old_policy_and_counts_its_steps_on(facts, sta
     assert resumed == [[4, norm, pytest.approx(0.005)]]
 
 
+@pytest.mark.slow
+def test_a_checkpoint_of_another_stage_and_precision_goes_on_as_it_was(facts):
+    for away, back, again, expected, folders in facts["changed"]:
+        # A bfloat16 has eight bits; float32 masters go through it unharmed.
+        assert 0 < away < 2**-8
+        assert back and again == expected
+        # Nothing of the way between the two is left.
+        assert folders == ["learner"]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_executes_nothing_and_one_of_another_model_is_refused(facts):
+    found = facts["refused"]
+    assert not found["ran"]
+    for name in ("same", "resharded"):
+        assert "optim_states.pt is damaged or holds more than numbers: it is not read" in found[name]
+    assert "set model.path and model.lora as they were" in found["other"]
+
+
 @STAGES
 @pytest.mark.slow
 def test_a_plan_scales_the_schedules_learning_rate_for_its_own_steps(facts, stage):
