@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from grpo.config.errors import UserError
+from grpo.config.run import TrainConfig
+
 
 def differences(old: Any, new: Any, path: str = "") -> Iterable[tuple[str, Any, Any]]:
     """(dotted path, old value, new value) of every leaf in which two configurations differ."""
@@ -16,3 +19,13 @@ def differences(old: Any, new: Any, path: str = "") -> Iterable[tuple[str, Any, 
             yield from differences(before, after, f"{name}.")
         elif before != after:
             yield name, before, after
+
+
+def check_resumed(old: TrainConfig, new: TrainConfig) -> None:
+    """Raises UserError where a run that was configured as `old` cannot go on as `new`."""
+    before, after = old.learner.zero_stage, new.learner.zero_stage
+    if (before == 3) != (after == 3):
+        raise UserError(
+            f"learner.zero_stage={after} cannot read a checkpoint of learner.zero_stage={before}, whose weights lie "
+            f"otherwise: continue with learner.zero_stage={before} (1 and 2 can be exchanged)"
+        )

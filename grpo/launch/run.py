@@ -22,6 +22,7 @@ from grpo.launch.machines import machines_of
 from grpo.launch.seats import LEARNER, seat_table, seats_of
 from grpo.launch.shells import Held
 from grpo.report.summary import facts_table
+from grpo.run_lock import refuse_held
 from grpo.telemetry.last_word import last_word
 
 PID_FILE = "launcher.pid"
@@ -43,6 +44,7 @@ def launch(words: Sequence[str]) -> int:
     Console().print(facts_table("Machines", ("machine", "what it does"), seat_table(config, seats)))
     if config.dry_run:
         return 0
+    refuse_held(Path(config.output_dir))
     logs = Path(config.output_dir) / LOG_FOLDER
     logs.mkdir(parents=True, exist_ok=True)
     (logs.parent / PID_FILE).write_text(str(os.getpid()))
