@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 from argparse import Namespace
 from contextlib import redirect_stderr
@@ -17,8 +18,6 @@ from deepspeed.checkpoint.ds_to_universal import main as convert
 from grpo.config.errors import UserError
 from grpo.learner.collective import TorchCollective
 
-UNIVERSAL = "universal"
-"""The tag of what `load_resharded` makes of a checkpoint: a folder beside its shards."""
 LAYOUT_FILE = "layout.json"
 
 
@@ -51,19 +50,22 @@ def saved_layout(directory: str | Path, tag: str, own: Layout) -> Layout:
 def load_resharded(engine: DeepSpeedEngine, directory: str | Path, tag: str, collective: TorchCollective) -> None:
     """Loads weights and optimizer state by way of DeepSpeed's universal checkpoint, which the first rank makes of the
     shards and removes afterwards. Collective."""
-    whole = Path(directory, UNIVERSAL)
-    failure = ""
+    # Of its own for each process: others may read the same checkpoint now.
+    universal = collective.gather(f".universal-{os.getpid()}")[0]
+    whole, failure = Path(directory, universal), ""
     if collective.rank == 0:
         try:
             shutil.rmtree(whole, ignore_errors=True)
             _convert(Path(directory, tag), whole)
-        except (UserError, OSError) as error:
-            failure = str(error)
+        except Exception as error:
+            # Whatever it is, the other ranks wait for this one.
+            failure = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            shutil.rmtree(whole, ignore_errors=True)
     if failure := collective.gather(failure)[0]:
         raise UserError(f"{directory} cannot be made to fit: {failure}")
     engine._config.load_universal_checkpoint = True
     try:
-        engine.load_checkpoint(str(directory), tag=UNIVERSAL)
+        engine.load_checkpoint(str(directory), tag=universal)
     finally:
         engine._config.load_universal_checkpoint = False
     collective.barrier()
