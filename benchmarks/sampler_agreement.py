@@ -2,10 +2,10 @@
 
     python benchmarks/sampler_agreement.py OUTPUT.json [NAME …]
 
-Each model of tests/learner/architectures.py is made with heads of 32 features (vLLM's CPU build wants them), sampled from
-by the real engine in float32, scored by the learner's policy, then refreshed with other weights and sampled again. A row
-has the mean and largest |sampler − learner| before and after the refresh, in nats, or why vLLM does not run the model.
-Resumable: what OUTPUT.json has is not done again.
+Each model of tests/learner/architectures.py is made with heads of 32 features (vLLM's CPU build wants them), sampled
+from by the real engine in float32, and scored by the learner's policy; then it is refreshed with the same weights, and
+with others. A row has the mean and largest |sampler − learner| of each, in nats, or why vLLM does not run the model.
+What OUTPUT.json has is not done again.
 """
 
 from __future__ import annotations

@@ -174,6 +174,10 @@ class Scheduler(Protocol):
     ) -> tuple[RoundPlan, Mapping[str, Any]]:
         """The next plan and state, from this round's."""
 
+    def resume(self, plan: RoundPlan, step: int, state: Mapping[str, Any]) -> RoundPlan:
+        """The next plan of a run that goes on after optimizer step `step`: whether it is to stop is judged anew, under
+        the settings of now."""
+
 
 class Collective(Protocol):
     """Sums over ranks; the identity on one rank."""

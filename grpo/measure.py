@@ -21,10 +21,10 @@ def measure_round(
     """Sums `collected` over ranks and adds up the steps' reports (which are already summed). Seconds of each phase
     are the mean over ranks: whatever is decided by them is decided alike on every rank."""
     stale = staleness(collected, reports)
-    local = sampling_means(collected) | {"staleness/mean": _mean(stale)}
-    names = sorted(local)
-    flat = collective.sum([number for name in names for number in (local[name].total, local[name].count)])
-    means = {name: Mean(flat[2 * index], flat[2 * index + 1]) for index, name in enumerate(names)}
+    means: dict[str, Mean] = {}
+    # A rank without groups knows no names of rewards: they are added up by name.
+    for share in collective.gather(sampling_means(collected) | {"staleness/mean": _mean(stale)}):
+        means |= {name: means.get(name, Mean(0.0, 0.0)) + mean for name, mean in share.items()}
     # A skipped step's numbers may be NaN, and nothing was learned from it.
     applied = [report.means for report in reports if report.applied]
     for name in applied[0] if applied else ():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -12,7 +12,7 @@ from grpo.config import CheckpointConfig, EvaluationConfig
 from grpo.dynamics.findings import Finding
 from grpo.evaluation import score
 from grpo.interfaces import Collective, Learner, Sampler, Task, Tracker, WeightSync
-from grpo.learner.checkpoint import CheckpointStore
+from grpo.learner.checkpoint import CheckpointStore, plain_progress
 from grpo.telemetry import COUNTS, REASON, JsonLines, RunDisplay, flatten, peak_memory
 from grpo.types import Collected, Progress, RoundPlan, RoundStatistics
 
@@ -134,15 +134,19 @@ class Evaluator:
         evaluate: Callable[[], dict[str, Any]],
         record: Callable[[dict[str, Any]], None],
         earlier: Iterable[Mapping[str, Any]] = (),
+        is_over: Callable[[Progress], bool] = lambda progress: False,
     ):
-        """`earlier` are the results of a run that is resumed."""
+        """`earlier` are the results of a run that is resumed. After its last round a run is evaluated too: `is_over`
+        tells which that is."""
         self._config = config
         self._evaluate = evaluate
         self._record = record
+        self._is_over = is_over
         self.results: dict[int, Mapping[str, Any]] = {result["step"]: result for result in earlier}
 
     def after_round(self, statistics: RoundStatistics, collected: Collected, progress: Progress) -> None:
-        if self._config.every_rounds and progress.round_index % self._config.every_rounds == 0:
+        due = bool(self._config.every_rounds) and progress.round_index % self._config.every_rounds == 0
+        if due or self._is_over(progress):
             self.at(progress.step)
 
     def at(self, step: int) -> Mapping[str, Any] | None:
@@ -192,9 +196,9 @@ class Rewinder:
     def after_round(self, statistics: RoundStatistics, collected: Collected, progress: Progress) -> None:
         if not progress.plan.rollback:
             return
-        checkpoint = self._store.latest(progress.plan.good_step)
+        checkpoint = self._store.whole(progress.plan.good_step)
         if checkpoint is None:
-            # Only where the run was resumed from one that kept none.
+            # Only where the run was resumed from one that kept none, or where all are damaged.
             print(f"grpo: no checkpoint up to step {progress.plan.good_step}: the policy stays", file=sys.stderr)
             return
         self._learner.rewind(str(checkpoint))
@@ -240,6 +244,6 @@ class Checkpointer:
         if self._saved_step == progress.step:
             return
         score = self._evaluator.score(progress.step)
-        state = {"progress": asdict(progress), "config": self._run_config}
+        state = {"progress": plain_progress(progress), "config": self._run_config}
         self._store.save(progress.step, self._learner.save, state, score, progress.plan.good_step)
         self._saved_step = progress.step

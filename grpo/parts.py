@@ -10,12 +10,12 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from grpo import launch_check, models
-from grpo.config import TaskConfig, TrainConfig, UserError
+from grpo.config import LearnerConfig, ModelConfig, TaskConfig, TrainConfig, UserError
 from grpo.config.hydra import compose_suite
 from grpo.config.saved import from_dict
 from grpo.config.validate import validate_evaluation
 from grpo.interfaces import Collective, Sampler
-from grpo.learner.checkpoint import STATE_FILE, read_state
+from grpo.learner.checkpoint import STATE_FILE, read_state, require_whole
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
@@ -72,8 +72,7 @@ def candidate(config: TrainConfig) -> Candidate:
     checkpoint = Path(config.model.path)
     trained = checkpoint if (checkpoint / STATE_FILE).exists() else None
     if trained:
-        saved = from_dict(read_state(trained)["config"])
-        config.model, config.learner = saved.model, saved.learner
+        config.model, config.learner = saved_parts(config, from_dict(read_state(trained)["config"]))
     elif config.model.path:
         config.model.source = "huggingface"
     device = launch_check.device(config)
@@ -83,6 +82,8 @@ def candidate(config: TrainConfig) -> Candidate:
     if launch_check.world_size() > 1:
         init_distributed(device, config.learner.deadline_seconds)
     collective = TorchCollective(device)
+    if trained:
+        require_whole(trained, collective)
     sampler = build_sampler(config, path, tokenizer, device, collective)
     if trained:
         load_checkpoint(config, path, trained, sampler, device)
@@ -91,6 +92,14 @@ def candidate(config: TrainConfig) -> Candidate:
         return load_task(replace(config, task=task), tokenizer, collective.rank, collective.world_size)
 
     return Candidate(sampler, collective, load)
+
+
+def saved_parts(config: TrainConfig, saved: TrainConfig) -> tuple[ModelConfig, LearnerConfig]:
+    """The model and the learner of a checkpoint. How ranks share the work, and whether code that comes with a model may
+    run, is this command's to say, not the checkpoint's."""
+    here = {name: getattr(config.learner, name) for name in ("sequence_parallel", "hpz_partition_size")}
+    model = replace(saved.model, trust_remote_code=config.model.trust_remote_code)
+    return model, replace(saved.learner, **here)
 
 
 def load_checkpoint(config: TrainConfig, path: Path, checkpoint: Path, sampler: Sampler, device: torch.device) -> None:

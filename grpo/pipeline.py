@@ -29,7 +29,7 @@ def build_pipeline(
         return _build_collector(config, task, sampler, collective), sync
     deadline, key = config.rollout.deadline_seconds, "rollout.deadline_seconds"
     if config.pipeline == "one_round":
-        collector = AheadCollector(_build_collector(config, task, sampler, collective.apart()))
+        collector = AheadCollector(_build_collector(config, task, sampler, collective.apart()), task)
         settle = phases.timed("wait", collector.settle, deadline, key)
         sync.refresh = partial(_settled, settle, sync.refresh)
     else:

@@ -13,8 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from scipy import stats
 
 from grpo.config import TrainConfig, UserError
+from grpo.config.resume import differences
 from grpo.config.saved import from_dict
-from grpo.config.validate import differences, validate_evaluation
+from grpo.config.validate import validate_evaluation
 from grpo.interfaces import Collective, Sampler
 from grpo.parts import candidate
 from grpo.report.solve_rates import write_solve_rates

@@ -10,19 +10,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from grpo import evaluation, launch_check, models
 from grpo.algorithm.batches import BatchMaker
 from grpo.config import TaskConfig, TrainConfig
 from grpo.config.errors import SamplerLost
-from grpo.config.saved import from_dict
-from grpo.config.validate import differences, validate
+from grpo.config.validate import validate
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.scheduler import build_scheduler, may_roll_back, replanned
 from grpo.interfaces import Sampler, Task
-from grpo.learner.checkpoint import CheckpointStore, read_state
+from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import init_distributed
 from grpo.learner.export import export
 from grpo.learner.learner import DeepSpeedLearner
@@ -42,6 +40,8 @@ from grpo.parts import build_sampler, load_suite, load_task, warm_start_examples
 from grpo.pipeline import build_pipeline
 from grpo.report.logs import read_log
 from grpo.report.run import write_report
+from grpo.resume import Saved, checkpoint_store, saved_run
+from grpo.run_lock import held
 from grpo.tasks import VerifiableTask
 from grpo.telemetry import (
     EVALUATIONS_FILE,
@@ -55,7 +55,7 @@ from grpo.telemetry import (
     service_trackers,
     write_code,
 )
-from grpo.types import Progress, RoundPlan
+from grpo.types import Progress
 
 CONFIG_FILE = "config.json"
 INTERRUPTED = 128 + signal.SIGTERM
@@ -76,7 +76,10 @@ def train(config: TrainConfig) -> int:
     tokenizer = models.load_tokenizer(path, config.model)
     with load_task(config, tokenizer, launch_check.rank(), world_size) as task:
         init_distributed(device, config.learner.deadline_seconds)
-        return Session(config, path, tokenizer, task, suite, device).run()
+        collective = TorchCollective(device)
+        with held(Path(config.output_dir), collective):
+            saved = saved_run(config, collective) if config.checkpoint.resume else None
+            return Session(config, path, tokenizer, task, suite, saved).run()
 
 
 class Session:
@@ -89,9 +92,11 @@ class Session:
         tokenizer: PreTrainedTokenizerBase,
         task: VerifiableTask,
         suite: Sequence[TaskConfig],
-        device: torch.device,
+        saved: Saved | None,
     ):
-        self._config, self._output = config, Path(config.output_dir)
+        """`saved` is where a resumed run goes on."""
+        device = launch_check.device(config)
+        self._config, self._output, self._saved = config, Path(config.output_dir), saved
         self._tokenizer, self._task, self._suite, self._device = tokenizer, task, suite, device
         learner = DeepSpeedLearner(config, path, device)
         self._collective = learner.collective
@@ -100,7 +105,7 @@ class Session:
         self._phases = Phases(self._collective.rank)
         watch(self._phases, config, task, sampler, learner)
         self._engines = self._assemble(sampler, learner)
-        self._store = CheckpointStore(self._output / "checkpoints", config.checkpoint.keep_last, self._collective)
+        self._store = checkpoint_store(config, self._collective)
         self._stop = StopRequest()
 
     def _assemble(self, sampler: Sampler, learner: DeepSpeedLearner) -> Engines:
@@ -121,7 +126,7 @@ class Session:
 
     def run(self) -> int:
         """Evaluate, train, evaluate, export, report."""
-        progress = self._resumed() if self._config.checkpoint.resume else self._fresh()
+        progress = self._resumed(self._saved) if self._saved else self._fresh()
         self._output.mkdir(parents=True, exist_ok=True)
         self._engines.weight_sync.refresh(self._engines.learner, self._engines.sampler)
         files = self._files(progress.step) if self._first else None
@@ -148,9 +153,9 @@ class Session:
                 every = self._config.dynamics.diagnose_every
                 observers.append(Watch(every, lambda: diagnose(read_log(self._output)), files.display.note))
             progress = run(self._engines, progress, self._config.num_steps, observers, self._stop)
-            checkpointer.save(progress)
             if self._is_over(progress):
                 evaluator.at(progress.step)
+            checkpointer.save(progress)
         except SamplerLost:
             if last.progress is not None and self._engines.learner.num_steps == last.progress.step:
                 checkpointer.save(last.progress)
@@ -182,21 +187,16 @@ class Session:
         plan, state = self._engines.scheduler.init()
         return Progress(0, 0, 0, plan, state)
 
-    def _resumed(self) -> Progress:
-        checkpoint = self._store.latest()
-        state = read_state(checkpoint)
-        old = from_dict(state["config"])
-        if self._first:
-            print(f"resuming from {checkpoint.name}")
-            for name, before, after in differences(old, self._config):
-                if name != "checkpoint.resume":
-                    print(f"  changed since: {name}: {before!r} → {after!r}")
-        self._engines.learner.load(str(checkpoint))
-        self._store.restore_rng(checkpoint)
-        saved = state["progress"]
-        progress = Progress(**{**saved, "plan": RoundPlan(**saved["plan"])})
-        self._engines.task.cursor = progress.cursor
-        return replanned(progress, old, self._config, self._engines.scheduler)
+    def _resumed(self, saved: Saved) -> Progress:
+        engines, config = self._engines, self._config
+        engines.learner.load(str(saved.checkpoint))
+        self._store.restore_rng(saved.checkpoint)
+        engines.task.cursor = saved.progress.cursor
+        progress = replanned(saved.progress, saved.config, config, engines.scheduler, self._collective.world_size)
+        before, now = saved.progress.plan.prompts_per_step, progress.plan.prompts_per_step
+        if self._first and before != now:
+            print(f"  prompts per step: {before} → {now} on {self._collective.world_size} ranks")
+        return progress
 
     def _resume_step(self, step: int) -> int | None:
         return step if self._config.checkpoint.resume else None
@@ -242,7 +242,7 @@ class Session:
                     files.display.note(f"step {result['step']}: {line}")
 
         earlier = engines.collective.gather(earlier)[0]
-        return Evaluator(config.evaluation, evaluate, record, earlier)
+        return Evaluator(config.evaluation, evaluate, record, earlier, self._is_over)
 
 
 class StopRequest:

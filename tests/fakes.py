@@ -37,9 +37,9 @@ class Rank(SingleRank):
 
     def gather(self, value):
         self._values[self.rank] = value
-        self._meeting.wait(10)
+        self._meeting.wait(60)
         gathered = list(self._values)
-        self._meeting.wait(10)
+        self._meeting.wait(60)
         return gathered
 
     def sum(self, values):
@@ -52,11 +52,18 @@ class Rank(SingleRank):
         self.gather(None)
 
 
-def on_ranks(count, run):
-    """What `run(collective)` returns on each of `count` ranks."""
+def on_ranks(count, action):
+    """What `action(collective)` returned or raised on each of `count` ranks."""
     values, meeting = [None] * count, threading.Barrier(count)
+
+    def run(rank):
+        try:
+            return action(Rank(rank, values, meeting))
+        except Exception as error:
+            return error
+
     with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(run, [Rank(rank, values, meeting) for rank in range(count)]))
+        return list(pool.map(run, range(count)))
 
 
 class ScriptedTask:

@@ -1,10 +1,10 @@
 import math
 
-from grpo.measure import mean_seconds, measure_round
+from grpo.measure import mean_seconds, measure_round, sampling_means
 from grpo.rollout.collect import PlainCollector
 from grpo.rollout.source import Asking
 from grpo.telemetry import flatten
-from grpo.types import Mean, RoundPlan, StepReport
+from grpo.types import Collected, Mean, RoundPlan, StepReport
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank
 
 PLAN = RoundPlan(group_size=2, refresh_interval=2, prompts_per_step=2)
@@ -15,6 +15,26 @@ class TwoRanks(SingleRank):
 
     def gather(self, value):
         return [value, {"sample": 4.0, "save": 1.0}]
+
+
+class BesideNothing(SingleRank):
+    """The first of two ranks; the other one has no groups."""
+
+    world_size = 2
+
+    def gather(self, value):
+        other = sampling_means(Collected((), (), PLAN, 0)) if "reward/mean" in value else type(value)()
+        return [value, other]
+
+    def sum(self, values):
+        raise AssertionError("ranks would reduce vectors of different lengths")
+
+
+def test_a_rank_without_groups_leaves_the_means_as_they_are():
+    collected = PlainCollector(Asking(ScriptedTask([(1, 0)] * 4), ScriptedSampler())).collect(PLAN, 9)
+    reports = [StepReport(step, True, 2.0, 1e-3, 1e12, {}) for step in (7, 8)]
+    alone, beside = (measure_round(3, collected, reports, {}, each) for each in (SingleRank(), BesideNothing()))
+    assert beside.means == alone.means and alone.means["reward/part/exact"] == Mean(4.0, 8.0)
 
 
 def test_seconds_are_the_mean_over_ranks():

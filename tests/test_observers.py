@@ -1,8 +1,11 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
+from grpo.config import CheckpointConfig, EvaluationConfig
+from grpo.config.folder import checkpoints_in
 from grpo.dynamics.findings import Finding
-from grpo.learner.checkpoint import CheckpointStore
-from grpo.observers import Feedback, Recorder, RecordFiles, Rewinder, Watch
+from grpo.learner.checkpoint import CheckpointStore, read_state
+from grpo.observers import Checkpointer, Evaluator, Feedback, Recorder, RecordFiles, Rewinder, Watch
 from grpo.rollout.collect import PlainCollector
 from grpo.rollout.source import Asking
 from grpo.types import Mean, Progress, RoundPlan, RoundStatistics
@@ -113,3 +116,17 @@ def test_what_a_resumed_run_reads_back_is_what_the_task_was_told():
     assert told.learned == [({"p0": (3, 4), "p1": (0, 4)}, 2), ({"p2": (4, 8)}, 4)]
     Feedback(read, SingleRank()).replay(noted.rows)
     assert read.learned == told.learned
+
+
+def test_the_last_checkpoint_has_the_score_of_its_policy(tmp_path):
+    config, store, written = EvaluationConfig(num_problems=4), CheckpointStore(tmp_path, 5, SingleRank()), []
+    evaluator = Evaluator(config, lambda: {"pass@1": {"value": 0.25}}, lambda result: None, (), lambda at: at.step == 6)
+    learner = SimpleNamespace(save=written.append)
+    checkpointer = Checkpointer(CheckpointConfig(every_rounds=1), store, learner, {}, evaluator)
+    for index in (1, 2, 3):
+        progress = Progress(index, 2 * index, 0, RoundPlan(8, 2, 8), {})
+        for observer in (evaluator, checkpointer):
+            observer.after_round(None, None, progress)
+    checkpointer.save(progress)
+    assert [read_state(path)["score"] for path in checkpoints_in(tmp_path)] == [None, None, 0.25]
+    assert len(written) == 3

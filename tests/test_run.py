@@ -39,7 +39,11 @@ def test_a_run_leaves_metrics_evaluations_samples_a_report_and_a_model(finished)
     assert (output / "curves.png").stat().st_size > 10_000
     assert "Diagnosis" in (output / "dynamics.html").read_text()
     assert "pass@1" in printed and "completion tokens per step" in printed
-    assert sorted(path.name for path in (output / "checkpoints").iterdir()) == ["step-00000008", "step-00000012"]
+    checkpoints = sorted((output / "checkpoints").iterdir())
+    assert [path.name for path in checkpoints] == ["step-00000008", "step-00000012"]
+    # The last one has the score of the suite, which was asked after the last step.
+    last = rows(output / "evaluations.jsonl")[-1]["suite"]["tiny_arithmetic"]["pass@1"]["value"]
+    assert [json.loads((path / "state.json").read_text())["score"] for path in checkpoints] == [None, last]
 
 
 def test_held_out_problems_and_a_suite_are_asked_before_and_after_and_tracked(finished):
@@ -97,6 +101,11 @@ def test_a_run_that_is_stopped_then_killed_and_resumed_equals_one_that_never_was
     overrides = [*SMALL, *ROUNDS, f"output_dir={output}"]
     process = start("train", *overrides, "checkpoint.every_rounds=0")
     wait_for_step(output, 2, process)
+    process.send_signal(signal.SIGSTOP)
+    second = grpo("train", *overrides)
+    assert second.returncode == 2 and f"that still goes on (process {process.pid} on" in second.stderr
+    assert second.stderr.count("grpo:") == 1 and "Traceback" not in second.stderr
+    process.send_signal(signal.SIGCONT)
     process.send_signal(signal.SIGTERM)
     printed, _ = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM
@@ -109,13 +118,36 @@ def test_a_run_that_is_stopped_then_killed_and_resumed_equals_one_that_never_was
     wait_for_step(output, 8, process)
     process.send_signal(signal.SIGKILL)
     process.wait()
+    # One bit of the newest one is lost; the one before is as good.
+    newest = sorted((output / "checkpoints").glob("step-*"))[-1]
+    [shard] = newest.glob("learner/*optim_states.pt")
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
     resumed = grpo("train", *overrides, "checkpoint.resume=true", "tracking.samples_per_round=1")
     assert resumed.returncode == 0, resumed.stderr[-3000:]
+    assert f"{shard} is damaged: it is not as it was saved; the one before it is looked for" in resumed.stderr
     assert "changed since: tracking.samples_per_round: 4 → 1" in resumed.stdout
     assert stream(output) == stream(finished[0])
     assert facts(output) == facts(finished[0])
     assert [row["step"] for row in rows(output / "evaluations.jsonl")] == [0, 12]
     assert rows(output / "evaluations.jsonl")[-1] == rows(finished[0] / "evaluations.jsonl")[-1]
+
+
+def test_a_run_that_its_limit_ended_goes_on_when_it_is_raised_under_another_stage_but_not_under_the_third(tmp_path):
+    overrides = [*SMALL, "rollout.engine=transformers", "evaluation.num_problems=0", f"output_dir={tmp_path}"]
+    ended = grpo("train", *overrides, "limits.samples=32")
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert "step 2: the budget of 32 samples is spent" in ended.stdout
+    overrides += ["checkpoint.resume=true", "limits.samples=64"]
+    refused = grpo("train", *overrides, "learner.zero_stage=3")
+    assert refused.returncode == 2 and "Traceback" not in refused.stderr
+    assert "continue with learner.zero_stage=1" in refused.stderr
+    on = grpo("train", *overrides, "learner.zero_stage=2")
+    assert on.returncode == 0, on.stderr[-3000:]
+    assert "changed since: learner.zero_stage: 1 → 2" in on.stdout
+    assert "step 4: the budget of 64 samples is spent" in on.stdout
+    assert [row["step"] for row in rows(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
 
 
 def test_a_run_killed_in_the_middle_of_its_schedule_continues_it(tmp_path):

@@ -85,7 +85,7 @@ class CheckpointConfig:
     # start too, and its guard may go back to the one of the best policy, which is kept.
     every_rounds: int = 50
     keep_last: int = 2
-    # Continue the run in `output_dir`. An error when there is nothing to continue.
+    # Continue the run in `output_dir` from its newest whole checkpoint. An error when there is none.
     resume: bool = False
     # Write the trained model as a Hugging Face directory at the end.
     export: bool = True

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from grpo.config.errors import require as _require
+from grpo.config.folder import CHECKPOINTS, checkpoints_in
 from grpo.config.run import TrainConfig
 from grpo.config.validate_loss import check_loss
 
@@ -83,6 +83,7 @@ POSITIVE = (
     "task.reward.timeout_seconds",
     "task.reward.memory_gib",
     "evaluation.samples_per_problem",
+    "checkpoint.keep_last",
     "hardware.learner_nodes",
     "hardware.ranks_per_node",
 )
@@ -247,8 +248,8 @@ def _check_run(config: TrainConfig) -> None:
         not config.model.path or config.model.source == "huggingface",
         f"model.path={config.model.path} is not read with model.source={config.model.source}: add model=huggingface",
     )
-    checkpoints = Path(config.output_dir) / "checkpoints"
-    found = checkpoints.is_dir() and any(checkpoints.glob("step-*"))
+    checkpoints = Path(config.output_dir) / CHECKPOINTS
+    found = bool(checkpoints_in(checkpoints))
     _require(
         config.checkpoint.resume or config.dry_run or not found,
         f"{config.output_dir} already holds a run: continue it with checkpoint.resume=true, or choose another folder",
@@ -257,17 +258,6 @@ def _check_run(config: TrainConfig) -> None:
         found or not config.checkpoint.resume,
         f"nothing to resume: {checkpoints} holds no checkpoint; start without checkpoint.resume",
     )
-
-
-def differences(old: Any, new: Any, path: str = "") -> Iterable[tuple[str, Any, Any]]:
-    """(dotted path, old value, new value) of every leaf in which two configurations differ."""
-    for field in fields(new):
-        before, after = getattr(old, field.name), getattr(new, field.name)
-        name = f"{path}{field.name}"
-        if is_dataclass(after):
-            yield from differences(before, after, f"{name}.")
-        elif before != after:
-            yield name, before, after
 
 
 def _listed(choices: Iterable[Any]) -> str:

@@ -93,18 +93,34 @@ class AdaptiveScheduler:
             return replace(plan, reason="as before"), state
         return self._decide(plan, statistics, state)
 
+    def resume(self, plan: RoundPlan, step: int, state: Mapping[str, Any]) -> RoundPlan:
+        """A run that was stopped by its forecast stops at once if the forecast to the present `num_steps` says so."""
+        plan, rule, count = replace(plan, stop=False), self._setting.stop, state["stop"]["rounds_below"]
+        if count < rule.patience:
+            return plan
+        found, ahead = self._look_ahead(state)
+        # The decision that filled the count is made once more.
+        stop, _ = rule.next(ahead, step, {"rounds_below": count - 1})
+        return self._stopped(plan, found, ahead) if stop else plan
+
+    def _look_ahead(self, state: Mapping[str, Any]) -> tuple[Identification | None, Forecast | None]:
+        setting, history = self._setting, read_rounds(state["rounds"])
+        found = identify(merged(history), setting.momentum, setting.group_size.exponent)
+        return found, forecast(found, setting.num_steps) if found and found.identified else None
+
+    def _stopped(self, plan: RoundPlan, found: Identification, ahead: Forecast) -> RoundPlan:
+        gain, last = ahead.gain.high, self._setting.num_steps
+        return replace(plan, stop=True, reason=f"stop: at most {gain:.3f} more until step {last} ({found.reason})")
+
     def _decide(
         self, plan: RoundPlan, statistics: RoundStatistics, state: Mapping[str, Any]
     ) -> tuple[RoundPlan, Mapping[str, Any]]:
         setting = self._setting
-        history = read_rounds(state["rounds"])
-        found = identify(merged(history), setting.momentum, setting.group_size.exponent)
-        ahead = forecast(found, setting.num_steps) if found and found.identified else None
+        found, ahead = self._look_ahead(state)
         stop, counting = setting.stop.next(ahead, statistics.step, state["stop"])
         state = {**state, "stop": counting}
         if stop:
-            reason = f"stop: at most {ahead.gain.high:.3f} more until step {setting.num_steps} ({found.reason})"
-            return replace(plan, stop=True, reason=reason), state
+            return self._stopped(plan, found, ahead), state
         size, why_size, state = self._group_size(plan, statistics, found, ahead, state)
         interval, why_interval = self._interval(plan, statistics, found, state)
         samples = plan.prompts_per_step * plan.group_size

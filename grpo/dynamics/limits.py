@@ -33,10 +33,16 @@ class LimitedScheduler:
         before = state.get(SPENT, {})
         now = _of_round(statistics)
         spent = {name: before.get(name, 0.0) + now[name] for name in self._limits}
+        return self._within(following, spent), {**inner, SPENT: spent}
+
+    def resume(self, plan: RoundPlan, step: int, state: Mapping[str, Any]) -> RoundPlan:
+        return self._within(self._scheduler.resume(plan, step, state), state.get(SPENT, {}))
+
+    def _within(self, plan: RoundPlan, spent: Mapping[str, float]) -> RoundPlan:
         for name, limit in self._limits.items():
-            if spent[name] >= limit:
-                following = replace(following, stop=True, reason=f"the budget of {limit:,.0f} {name} is spent")
-        return following, {**inner, SPENT: spent}
+            if spent.get(name, 0.0) >= limit:
+                plan = replace(plan, stop=True, reason=f"the budget of {limit:,.0f} {name} is spent")
+        return plan
 
 
 def _of_round(statistics: RoundStatistics) -> dict[str, float]:

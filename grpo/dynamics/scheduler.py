@@ -10,7 +10,7 @@ from grpo.dynamics.adaptive import AdaptiveScheduler, Setting
 from grpo.dynamics.forecast import StopRule
 from grpo.dynamics.group_size import GroupSizeRule
 from grpo.dynamics.guard import GuardRule
-from grpo.dynamics.limits import LimitedScheduler
+from grpo.dynamics.limits import SPENT, LimitedScheduler
 from grpo.dynamics.refresh import RefreshRule
 from grpo.types import Progress, RoundPlan, RoundStatistics
 
@@ -33,6 +33,9 @@ class FixedScheduler:
     ) -> tuple[RoundPlan, Mapping[str, Any]]:
         return plan, state
 
+    def resume(self, plan: RoundPlan, step: int, state: Mapping[str, Any]) -> RoundPlan:
+        return replace(plan, stop=False)
+
 
 def first_plan(config: TrainConfig) -> RoundPlan:
     """What the first round does."""
@@ -40,13 +43,24 @@ def first_plan(config: TrainConfig) -> RoundPlan:
     return RoundPlan(dynamics.group_size, dynamics.refresh_interval, dynamics.prompts_per_step)
 
 
-def replanned(progress: Progress, old: TrainConfig, new: TrainConfig, scheduler: Scheduler) -> Progress:
-    """Where a run goes on that was configured as `old` and is resumed as `new`: the plan stays as it was, unless the
-    first plan or the scheduler is another."""
-    plan, state = scheduler.init()
+def replanned(
+    progress: Progress, old: TrainConfig, new: TrainConfig, scheduler: Scheduler, world_size: int = 1
+) -> Progress:
+    """Where a run goes on that was configured as `old` and is resumed as `new` on `world_size` ranks: the plan stays
+    as it was, unless the first plan or the scheduler is another. What the limits had spent stays spent."""
+    plan, state = progress.plan, progress.scheduler
+    first, fresh = scheduler.init()
     if old.dynamics.name != new.dynamics.name:
-        return replace(progress, plan=plan, scheduler=state)
-    return replace(progress, plan=plan) if first_plan(old) != first_plan(new) else progress
+        plan, state = first, {**fresh, **{name: state[name] for name in (SPENT,) if name in state}}
+    elif first_plan(old) != first_plan(new):
+        plan = first
+    plan = scheduler.resume(divisible(plan, world_size), progress.step, state)
+    return replace(progress, plan=plan, scheduler=state)
+
+
+def divisible(plan: RoundPlan, world_size: int) -> RoundPlan:
+    """The plan with as many prompts a step as all ranks can share alike: no fewer than it had."""
+    return replace(plan, prompts_per_step=-(-plan.prompts_per_step // world_size) * world_size)
 
 
 def may_roll_back(config: TrainConfig) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from grpo.config import TrainConfig, UserError
+from grpo.config.folder import CHECKPOINTS, checkpoints_in
 from grpo.config.hydra import compose_config
 from grpo.config.placement import KEY_VARIABLE, LOG_FOLDER
 from grpo.config.validate import validate
@@ -21,6 +22,7 @@ from grpo.launch.machines import machines_of
 from grpo.launch.seats import LEARNER, seat_table, seats_of
 from grpo.launch.shells import Held
 from grpo.report.summary import facts_table
+from grpo.run_lock import refuse_held
 from grpo.telemetry.last_word import last_word
 
 PID_FILE = "launcher.pid"
@@ -42,6 +44,7 @@ def launch(words: Sequence[str]) -> int:
     Console().print(facts_table("Machines", ("machine", "what it does"), seat_table(config, seats)))
     if config.dry_run:
         return 0
+    refuse_held(Path(config.output_dir))
     logs = Path(config.output_dir) / LOG_FOLDER
     logs.mkdir(parents=True, exist_ok=True)
     (logs.parent / PID_FILE).write_text(str(os.getpid()))
@@ -63,7 +66,7 @@ def launch(words: Sequence[str]) -> int:
 def _resumed(config: TrainConfig) -> list[str]:
     """A job that Slurm has put back into the queue goes on from its checkpoint."""
     again = int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
-    there = any((Path(config.output_dir) / "checkpoints").glob("step-*"))
+    there = checkpoints_in(Path(config.output_dir) / CHECKPOINTS)
     return ["checkpoint.resume=true"] if again and there else []
 
 

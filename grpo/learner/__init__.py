@@ -12,7 +12,9 @@ weights      weights gathered bucket by bucket, LoRA merged
 collective   sums over ranks
 flops        the arithmetic that a model asks for
 checkpoint   atomic checkpoints of a run
-resharding   a checkpoint of other ranks
+checksums    whether a folder's files are as they were written
+plain_data   what torch saved, read without running it
+resharding   a checkpoint of other ranks or another precision
 export       a Hugging Face directory
 """
 

@@ -20,9 +20,10 @@ from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import learning_rate_factor, quiet, start_engine
 from grpo.learner.flops import flop_count
 from grpo.learner.loading import load_policy
+from grpo.learner.plain_data import only_plain_data
 from grpo.learner.policy import DTYPES
 from grpo.learner.reference import AdapterReference, CopyReference, reference_logprobs
-from grpo.learner.resharding import load_resharded, num_shards
+from grpo.learner.resharding import Layout, load_resharded, saved_layout
 from grpo.learner.sequence_parallel import SequenceGroup
 from grpo.learner.weights import weight_buckets
 from grpo.types import Batch, EvaluatedGroup, Mean, MicroBatch, RoundPlan, ScoredGroup, StepReport
@@ -187,6 +188,8 @@ class DeepSpeedLearner:
 
     def save(self, directory: str) -> None:
         self.engine.save_checkpoint(directory, tag=SHARDS, save_latest=False)
+        if self.collective.rank == 0:
+            self._layout().write(directory)
         if isinstance(self.reference, CopyReference) and self._config.objective.kl.refresh_every:
             state = self.reference.state()
             if self.collective.rank == 0:
@@ -199,15 +202,27 @@ class DeepSpeedLearner:
         self.engine.global_steps = self.num_steps = steps
         self._skipped_in_a_row = 0
 
+    def _layout(self) -> Layout:
+        learner = self._config.learner
+        trained = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
+        count = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)
+        return Layout(self.collective.world_size, max(1, learner.zero_stage), learner.precision, count)
+
     def load(self, directory: str) -> None:
-        saved = num_shards(directory, SHARDS)
-        if saved in (0, self.collective.world_size):
-            with quiet():
-                loaded, _ = self.engine.load_checkpoint(directory, tag=SHARDS)
-        else:
-            loaded = load_resharded(self.engine, directory, SHARDS, self.collective)
-        if loaded is None:
+        if not Path(directory, SHARDS).is_dir():
             raise UserError(f"{directory} holds no learner checkpoint")
+        own = self._layout()
+        saved = saved_layout(directory, SHARDS, own)
+        if saved.parameters != own.parameters:
+            raise UserError(
+                f"{directory} is of a model with {saved.parameters:,} trained parameters, this one has "
+                f"{own.parameters:,}: set model.path and model.lora as they were"
+            )
+        with only_plain_data(), quiet():
+            if saved == own:
+                self.engine.load_checkpoint(directory, tag=SHARDS)
+            else:
+                load_resharded(self.engine, directory, SHARDS, self.collective)
         self.num_steps = self.engine.global_steps
         reference = Path(directory, REFERENCE_FILE)
         if isinstance(self.reference, CopyReference) and reference.exists():

@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import Future
 from dataclasses import replace
 
-from grpo.interfaces import Collector
+from grpo.interfaces import Collector, Task
 from grpo.types import Collected, RoundPlan
 
 
@@ -15,19 +15,23 @@ class AheadCollector:
     staleness is τ steps more than without.
 
     `collect` gives out what was sampled during the last round and starts on the next; `settle` is called before
-    weights change. Its collector and whatever that calls run in a thread of their own: a collective among ranks there
-    must have a process group of its own.
+    weights change. Its collector, which takes its prompts from `task`, and whatever that calls run in a thread of their
+    own: a collective among ranks there must have a process group of its own.
     """
 
-    def __init__(self, collector: Collector):
+    def __init__(self, collector: Collector, task: Task):
         self._collector = collector
+        self._task = task
         self._ahead: Future[Collected] | None = None
+        self._taken_cursor = 0
 
     def collect(self, plan: RoundPlan, steps_left: int) -> Collected:
-        if plan.rollback:
-            # What the policy that was left behind has written is not learned from.
-            self._ahead = None
+        if plan.rollback and self._ahead:
+            # The policy that was left behind wrote these: nothing is learned from them, and their prompts come again.
+            self.settle()
+            self._ahead, self._task.cursor = None, self._taken_cursor
         collected = (self._ahead or self._start(plan, steps_left)).result()
+        self._taken_cursor = collected.cursor
         left = steps_left - collected.plan.refresh_interval
         # The next plan is not known yet; as far as can be told now it is this one, cut by the run's end.
         following = replace(plan, refresh_interval=min(plan.refresh_interval, left), rollback=False)

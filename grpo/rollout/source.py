@@ -89,7 +89,7 @@ class AskingAhead:
 
     def begin(self, plan: RoundPlan, steps_left: int) -> None:
         if plan.rollback:
-            # What the policy that was left behind has written is not learned from.
+            # The policy that was left behind wrote these: nothing is learned from them, and their prompts come again.
             self._forget()
         self._plan, self._num_taken = plan, 0
         if self._under_way:
@@ -163,7 +163,7 @@ class AskingAhead:
             asked.pending.cancel()
             asked.scored.cancel()
         self._under_way.clear()
-        self._taken_cursor = None
+        self._task.cursor = self.cursor
 
 
 def _scored(asked: _Asked) -> ScoredGroup | None:

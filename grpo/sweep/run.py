@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from grpo.config import UserError
+from grpo.config.folder import CHECKPOINTS, checkpoints_in
 from grpo.config.hydra import compose_sweep, launch_all
 from grpo.sweep.cells import Cell, cells_of
 from grpo.sweep.ledger import DONE, FAILED, INTERRUPTED, LOG_FILE, RUNNING, Ledger, State, begin_ledger, open_ledger
@@ -90,7 +91,7 @@ def run_cell(job: Any) -> None:
 def _run(ledger: Ledger, cell: Cell, held: int) -> State:
     folder, before, start = ledger.path(cell), ledger.state(cell).seconds, time.monotonic()
     ledger.record(cell, State(RUNNING, seconds=before))
-    resumed = any(folder.glob("checkpoints/step-*"))
+    resumed = bool(checkpoints_in(folder / CHECKPOINTS))
     arguments = [*cell.overrides, f"output_dir={folder}", *(["checkpoint.resume=true"] if resumed else [])]
     with (folder / LOG_FILE).open("a") as log:
         process = subprocess.Popen(

@@ -1,10 +1,10 @@
 """Checksums of weights that do not depend on how an engine stores them.
 
-Engines fuse tensors (q, k and v into one), pad the vocabulary with zeros and order parameters as they like. The sum of
-all bit patterns of a layer is the same through all of that, and changes with any single flipped bit; but it does not see
-what changed places. So every tensor that both sides know by the same name and shape has a checksum of its own too, in
-which each bit pattern is weighed by its place: rows or columns that change places, two tensors swapped, signs flipped in
-pairs are all seen.
+Engines fuse tensors (q, k and v into one), pad the vocabulary with zeros and order parameters as they like. The sum
+of all bit patterns of a layer is the same through all of that, and changes with any single flipped bit. But it does not
+see what changed places. So every tensor that both sides know by the same name and shape has a checksum of its own too,
+in which each bit pattern is weighed by its place. It sees rows or columns that change places, two tensors that were
+swapped, and signs that were flipped in pairs.
 """
 
 from __future__ import annotations

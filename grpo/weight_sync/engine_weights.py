@@ -1,4 +1,4 @@
-"""What vLLM makes of weights: where in its storage each one is, and the experts that it keeps in an order of its own."""
+"""What vLLM makes of weights: where in its storage each is, and the experts that it keeps in an order of its own."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 class ExpertOrder:
     """The experts of a vLLM model, which it may keep in an order of its own after loading.
 
-    Called around a refresh: `begin` before the first weight is loaded, `finish` after the last. `finish` has vLLM arrange
-    what was loaded as it did at its start, and raises RuntimeError where the same weights lie elsewhere afterwards: that
-    is so at the first refresh of a run, which sends what the engine itself has loaded.
+    `begin` is called before the first weight of a refresh is loaded, `finish` after the last. `finish` has vLLM
+    arrange what was loaded as it did at its start. It raises RuntimeError where the same weights lie elsewhere
+    afterwards: so the first refresh of a run, which sends what the engine itself has loaded, shows a wrong order.
     """
 
     def __init__(self, model: nn.Module):

@@ -6,9 +6,11 @@ from dataclasses import asdict
 import pytest
 
 from grpo.config import TrainConfig, UserError
+from grpo.config.folder import checkpoints_in, step_of
 from grpo.config.hydra import compose_config, compose_sweep, config_directory, grid, plain
+from grpo.config.resume import differences
 from grpo.config.saved import from_dict
-from grpo.config.validate import differences, validate, validate_evaluation
+from grpo.config.validate import validate, validate_evaluation
 
 EXPERIMENTS = sorted(path.stem for path in (config_directory() / "experiment").glob("*.yaml"))
 NEEDS_DATA = {name: ["task.data.path=problems.jsonl"] for name in ("smollm2_mawps", "bigmath_small")}
@@ -79,6 +81,7 @@ def test_wrong_keys_and_values_are_one_line_that_names_them(overrides, message):
         ("objective.aggregation.level=constant", "needs objective.aggregation.constant_length"),
         ("task.data.held_out_fraction=1.5", "must lie in [0, 1)"),
         ("checkpoint.resume=true", "nothing to resume"),
+        ("checkpoint.keep_last=0", "checkpoint.keep_last=0 must be above 0"),
         ("learner.hpz_partition_size=4", "set learner.zero_stage=3"),
         ("model.path=some/model", "add model=huggingface"),
     ],
@@ -146,6 +149,20 @@ def test_gspo_corrects_whole_completions(pipeline):
     assert compose_config(chosen).objective.correction.level == "token"
 
 
+def test_what_only_looks_like_a_checkpoint_is_none(tmp_path):
+    folder = tmp_path / "checkpoints"
+    for name in ("step-00000004-backup", "step-", "step-12.tmp", ".writing-00000008"):
+        (folder / name).mkdir(parents=True)
+    (folder / "step-notes.txt").write_text("")
+    (folder / "step-00000016").write_text("")
+    assert checkpoints_in(folder) == []
+    validate(compose_config([f"output_dir={tmp_path}"]))
+    for name in ("step-00000012", "step-100000000", "step-00000008"):
+        (folder / name).mkdir()
+    assert [step_of(path) for path in checkpoints_in(folder)] == [8, 12, 100_000_000]
+    assert checkpoints_in(tmp_path / "nowhere") == []
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -206,6 +223,21 @@ def test_differences_name_the_leaves_that_changed():
 def test_a_saved_configuration_comes_back_as_it_was():
     config = compose_config(["experiment=bigmath_qwen2_5_7b", "task.reward.parts=[{name: math},{name: format}]"])
     assert from_dict(json.loads(json.dumps(asdict(config)))) == config
+
+
+@pytest.mark.parametrize("text", ["${oc.env:SECRET}", r"\${oc.env:SECRET}", r"\\${oc.env:SECRET}", "a ${seed} b", "${"])
+def test_a_saved_configuration_looks_nothing_up(text, monkeypatch):
+    monkeypatch.setenv("SECRET", "7")
+    values = {"model": {"path": text}, "task": {"reward": {"parts": [{"name": text}]}}}
+    config = from_dict(values)
+    assert (config.model.path, config.task.reward.parts[0].name) == (text, text)
+    with pytest.raises(UserError, match="could not be converted to Integer"):
+        from_dict({"num_steps": "${oc.env:SECRET}"})
+
+
+def test_a_saved_configuration_of_another_shape_is_one_line():
+    with pytest.raises(UserError):
+        from_dict({"model": 3})
 
 
 def test_a_sweep_is_found_by_name_and_changed_by_words(tmp_path):

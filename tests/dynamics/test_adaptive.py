@@ -157,8 +157,9 @@ def test_a_resumed_run_keeps_its_plan_unless_it_is_configured_with_another():
     made = config()
     scheduler = SCHEDULERS["adaptive"](made, 1)
     later = RoundPlan(group_size=5, refresh_interval=2, prompts_per_step=16, reason="chosen at step 40")
-    progress = Progress(40, 40, 640, later, {"rounds": ["as measured"]})
-    assert replanned(progress, config(), made, scheduler) is progress
+    measured = {"rounds": ["as measured"], "stop": {"rounds_below": 0}}
+    progress = Progress(40, 40, 640, later, measured)
+    assert replanned(progress, config(), made, scheduler) == progress
     # Six prompts a step from now on, and what was measured is kept.
     fewer = config()
     fewer.dynamics.prompts_per_step = 6
@@ -170,3 +171,24 @@ def test_a_resumed_run_keeps_its_plan_unless_it_is_configured_with_another():
     assert replanned(progress, made, fixed, SCHEDULERS["fixed"](fixed, 1)) == replace(
         progress, plan=RoundPlan(16, 1, 16), scheduler={}
     )
+
+
+def test_a_run_that_its_forecast_ended_goes_on_when_there_is_more_to_reach_and_only_then():
+    rules = config(stop_gain=0.02, stop_min_steps=30)
+    world, plans, state = trained(SCHEDULERS["adaptive"](rules, 1), rounds=150)
+    ended = Progress(len(plans) - 1, world.step, 0, plans[-1], json.loads(json.dumps(state)))
+    again = replanned(ended, rules, rules, SCHEDULERS["adaptive"](rules, 1))
+    assert again.plan == plans[-1] and again.plan.stop
+    # Nothing counts as little enough now.
+    asking_more = config(stop_gain=1e-9, stop_min_steps=30)
+    on = replanned(ended, rules, asking_more, SCHEDULERS["adaptive"](asking_more, 1))
+    assert on == replace(ended, plan=replace(plans[-1], stop=False))
+
+
+def test_a_saved_plan_is_rounded_up_to_what_the_ranks_can_share():
+    made = config(hold="samples")
+    plan = RoundPlan(group_size=64, refresh_interval=1, prompts_per_step=2)
+    scheduler = SCHEDULERS["adaptive"](made, 4)
+    progress = Progress(3, 3, 6, plan, scheduler.init()[1])
+    shared = {ranks: replanned(progress, made, made, scheduler, ranks).plan.prompts_per_step for ranks in (1, 2, 3, 4)}
+    assert shared == {1: 2, 2: 2, 3: 3, 4: 4}

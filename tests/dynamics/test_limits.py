@@ -1,8 +1,10 @@
 """Runs that end when their budget is spent."""
 
+from copy import deepcopy
+
 from grpo.config import TrainConfig
-from grpo.dynamics.scheduler import build_scheduler
-from grpo.types import Mean, RoundPlan, RoundStatistics
+from grpo.dynamics.scheduler import build_scheduler, replanned
+from grpo.types import Mean, Progress, RoundPlan, RoundStatistics
 
 
 def statistics(plan, step):
@@ -52,3 +54,43 @@ def test_a_limit_that_is_set_when_a_run_is_resumed_counts_from_there():
     config.limits.samples = 32
     plan = RoundPlan(8, 1, 4)
     assert build_scheduler(config, 1).next(plan, statistics(plan, 1), {})[0].stop
+
+
+def ended(**limits):
+    """A run of 3 rounds that ended by its limits: its configuration, and where it stood."""
+    config = TrainConfig()
+    for name, value in limits.items():
+        setattr(config.limits, name, value)
+    plan, state = build_scheduler(config, 1).init()
+    for step in (1, 2, 3):
+        plan, state = build_scheduler(config, 1).next(plan, statistics(plan, step), state)
+    assert plan.stop
+    return config, Progress(3, 3, 24, plan, state)
+
+
+def resumed(progress, old, new):
+    return replanned(progress, old, new, build_scheduler(new, 1))
+
+
+def test_a_run_that_ended_by_its_limit_goes_on_when_the_limit_is_raised_and_only_then():
+    old, progress = ended(samples=96)
+    assert resumed(progress, old, old) == progress
+    raised = deepcopy(old)
+    raised.limits.samples = 128
+    on = resumed(progress, old, raised)
+    assert not on.plan.stop and on.scheduler == progress.scheduler
+    plan, _ = build_scheduler(raised, 1).next(on.plan, statistics(on.plan, 4), on.scheduler)
+    assert plan.stop
+    lifted = deepcopy(old)
+    lifted.limits.samples = 0
+    assert not resumed(progress, old, lifted).plan.stop
+
+
+def test_another_scheduler_keeps_what_the_limits_had_spent():
+    old, progress = ended(samples=96)
+    new = deepcopy(old)
+    new.dynamics.name, new.limits.samples = "adaptive", 128
+    on = resumed(progress, old, new)
+    assert on.scheduler == build_scheduler(new, 1).init()[1] | {"spent": {"samples": 96.0}}
+    new.limits.samples = 96
+    assert resumed(progress, old, new).plan.stop

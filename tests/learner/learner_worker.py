@@ -7,6 +7,7 @@ import itertools
 import json
 import sys
 import tempfile
+from pathlib import Path
 
 import torch
 
@@ -199,6 +200,63 @@ def hpz_facts(model):
     return {"plain": plain, "norms": norms, "different": (without - copied).abs().max().item()}
 
 
+def changed_facts(model):
+    """Checkpoints that are read under another stage and precision, saved there, and read as at first."""
+    found = []
+    for stage, other in ((1, 2), (3, 3)):
+        first, then = config_for(stage), config_for(other, learner__precision="bfloat16")
+        learner = DeepSpeedLearner(first, model, DEVICE)
+        take_step(learner, first)
+        folder, later = learner.collective.gather((tempfile.mkdtemp(), tempfile.mkdtemp()))[0]
+        learner.save(folder)
+        start, norm = weights(learner), take_step(learner, first).gradient_norm
+        learner.engine.destroy()
+        learner = DeepSpeedLearner(then, model, DEVICE)
+        learner.load(folder)
+        away = ((weights(learner) - start).abs() / start.abs().clamp(min=1e-3)).max().item()
+        learner.save(later)
+        learner.engine.destroy()
+        learner = DeepSpeedLearner(first, model, DEVICE)
+        learner.load(later)
+        back = torch.equal(weights(learner), start)
+        again = take_step(learner, first)
+        learner.engine.destroy()
+        names = sorted(path.name for path in Path(folder).iterdir() if path.is_dir())
+        found.append([away, back, [again.step, again.gradient_norm], [2, norm], names])
+    return found
+
+
+class Hostile:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return open, (self.file, "w")
+
+
+def refused_facts(model):
+    """What is said of a checkpoint that holds code, and of one of another model; whether the code ran."""
+    config, found = config_for(1), {}
+    learner = DeepSpeedLearner(config, model, DEVICE)
+    folder = learner.collective.gather(tempfile.mkdtemp())[0]
+    learner.save(folder)
+    learner.engine.destroy()
+    for name, changes in (("other", {"model__lora__rank": 4}), ("same", {}), ("resharded", {"learner__zero_stage": 2})):
+        if name == "same" and learner.collective.rank == 0:
+            for file in Path(folder).glob("*/*optim_states.pt"):
+                torch.save({"optimizer_state_dict": Hostile(f"{folder}/ran")}, file)
+        learner = DeepSpeedLearner(config_for(1, **changes), model, DEVICE)
+        learner.collective.barrier()
+        try:
+            learner.load(folder)
+        except UserError as error:
+            found[name] = str(error)
+        learner.engine.destroy()
+    return found | {"ran": Path(folder, "ran").exists()}
+
+
 def main(model, output):
     init_distributed(DEVICE, 300)
     facts = {}
@@ -206,6 +264,8 @@ def main(model, output):
     for stage, precision in itertools.product((1, 2, 3), ("float32", "bfloat16")):
         facts[f"{stage}/{precision}"] = {part.__name__: part(model, stage, precision) for part in parts}
     facts["hpz"] = hpz_facts(model)
+    facts["changed"] = changed_facts(model)
+    facts["refused"] = refused_facts(model)
     if torch.distributed.get_rank() == 0:
         with open(output, "w") as file:
             json.dump(facts, file)

@@ -31,7 +31,7 @@ class Watched(PlainCollector):
 
 def test_the_next_round_is_sampled_while_this_one_is_learned_from():
     inner = Watched()
-    ahead = AheadCollector(inner)
+    ahead = AheadCollector(inner, inner.task)
     first = ahead.collect(PLAN, 10)
     ahead.settle()
     assert ids(first.groups) == ["p0", "p1"] and first.cursor == 2
@@ -42,7 +42,8 @@ def test_the_next_round_is_sampled_while_this_one_is_learned_from():
 
 
 def test_a_new_plan_takes_effect_one_round_later():
-    ahead = AheadCollector(Watched())
+    inner = Watched()
+    ahead = AheadCollector(inner, inner.task)
     ahead.collect(PLAN, 10)
     larger = replace(PLAN, group_size=3)
     assert ahead.collect(larger, 8).plan == PLAN
@@ -51,7 +52,7 @@ def test_a_new_plan_takes_effect_one_round_later():
 
 def test_nothing_is_sampled_beyond_the_end_of_the_run():
     inner = Watched()
-    ahead = AheadCollector(inner)
+    ahead = AheadCollector(inner, inner.task)
     taken = 0
     while taken < 5:
         taken += ahead.collect(PLAN, 5 - taken).plan.refresh_interval
@@ -60,17 +61,28 @@ def test_nothing_is_sampled_beyond_the_end_of_the_run():
     assert [(plan.refresh_interval, left) for plan, left in inner.plans] == [(2, 5), (2, 3), (1, 1)]
 
 
-def test_what_a_policy_left_behind_has_written_is_thrown_away():
-    ahead = AheadCollector(Watched())
-    ahead.collect(PLAN, 10)
+def test_what_a_policy_left_behind_has_written_is_thrown_away_and_its_prompts_are_asked_again():
+    inner = Watched()
+    ahead = AheadCollector(inner, inner.task)
+    first = ahead.collect(PLAN, 10)
+    ahead.settle()
     back = ahead.collect(replace(PLAN, rollback=True), 8)
-    assert ids(back.groups) == ["p4", "p5"] and back.plan.rollback
-    assert not ahead.collect(PLAN, 6).plan.rollback
+    assert ids(back.groups) == ["p2", "p3"] and back.plan.rollback
+    assert [plan.rollback for plan, _ in inner.plans[1:]] == [False, True, False]
+    # As a run that was killed after the first round and resumed.
+    resumed = Watched()
+    resumed.task.cursor = first.cursor
+    again = AheadCollector(resumed, resumed.task)
+    assert again.collect(replace(PLAN, rollback=True), 8) == back
+    for left in (6, 4):
+        ahead.settle(), again.settle()
+        straight = ahead.collect(PLAN, left)
+        assert straight == again.collect(PLAN, left) and not straight.plan.rollback
 
 
 def test_settling_waits_and_an_error_shows_where_its_round_is_collected():
     inner = Watched()
-    ahead = AheadCollector(inner)
+    ahead = AheadCollector(inner, inner.task)
     ahead.collect(PLAN, 10)
     ahead.settle()
     inner.may_go_on.clear()

@@ -141,12 +141,19 @@ def test_what_became_too_old_is_asked_again_and_comes_in_its_place():
     assert [name for name, _, _ in run.sampler.asked].count("p6") == 2
 
 
-def test_what_a_policy_left_behind_has_written_is_thrown_away():
+def test_what_a_policy_left_behind_has_written_is_thrown_away_and_its_prompts_are_asked_again():
     run = Run(max_staleness=3)
-    run.round()
+    first = run.round()
     back = run.round(replace(PLAN, rollback=True))
-    assert ids(back.groups) == ["p4", "p5"] and back.cursor == 6
+    assert ids(back.groups) == ["p2", "p3"] and back.cursor == 4
     assert all(scored.group.oldest_version == 1 for scored in back.groups)
+    # As a run that was killed after the first round and resumed.
+    resumed = Run(max_staleness=3)
+    resumed.task.cursor, resumed.sampler.policy_version = first.cursor, 1
+    assert resumed.round(replace(PLAN, rollback=True)) == back
+    for _ in range(2):
+        run.settle(), resumed.settle()
+        assert run.round() == resumed.round()
 
 
 def test_a_new_group_size_is_that_of_prompts_asked_from_then_on():

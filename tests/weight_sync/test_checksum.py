@@ -1,6 +1,7 @@
 """Whatever changes places in a model's weights is seen, and whatever an engine only stores otherwise is not."""
 
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -104,7 +105,10 @@ class Fused(nn.Module):
 class Engine(nn.Module):
     """The weights above as a vLLM model holds them: fused, and with rows that fill up the vocabulary."""
 
-    packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
+    packed_modules_mapping: ClassVar = {
+        "qkv_proj": ["q_proj", "k_proj", "v_proj"],
+        "gate_up_proj": ["gate_proj", "up_proj"],
+    }
 
     def __init__(self, tensors):
         super().__init__()

@@ -1,0 +1,31 @@
+"""What is another than when a run was saved, and what must not be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from grpo.config.errors import UserError
+from grpo.config.run import TrainConfig
+
+
+def differences(old: Any, new: Any, path: str = "") -> Iterable[tuple[str, Any, Any]]:
+    """(dotted path, old value, new value) of every leaf in which two configurations differ."""
+    for field in fields(new):
+        before, after = getattr(old, field.name), getattr(new, field.name)
+        name = f"{path}{field.name}"
+        if is_dataclass(after):
+            yield from differences(before, after, f"{name}.")
+        elif before != after:
+            yield name, before, after
+
+
+def check_resumed(old: TrainConfig, new: TrainConfig) -> None:
+    """Raises UserError where a run that was configured as `old` cannot go on as `new`."""
+    before, after = old.learner.zero_stage, new.learner.zero_stage
+    if (before == 3) != (after == 3):
+        raise UserError(
+            f"learner.zero_stage={after} cannot read a checkpoint of learner.zero_stage={before}, whose weights lie "
+            f"otherwise: continue with learner.zero_stage={before} (1 and 2 can be exchanged)"
+        )

@@ -1,0 +1,67 @@
+"""Checksums of the files in a folder, in the form that `sha256sum --check` reads. All ranks share the work."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from grpo.interfaces import Collective
+
+CHECKSUMS_FILE = "SHA256SUMS"
+
+
+def write_checksums(folder: Path, collective: Collective) -> None:
+    """Writes the checksums of all files that are in the folder now. Collective."""
+    # As the first rank sees the folder: over a network others may see it later.
+    there = sorted(folder.rglob("*")) if collective.rank == 0 else ()
+    names = [str(path.relative_to(folder)) for path in there if path.is_file()]
+    mine = _share(collective.gather(names)[0], collective)
+    shares = collective.gather(list(zip(_digests(folder, mine), mine, strict=True)))
+    if lost := [name for share in shares for digest, name in share if not digest]:
+        raise OSError(f"{lost[0]} was written and cannot be read")
+    if collective.rank == 0:
+        with (folder / CHECKSUMS_FILE).open("w", encoding="utf-8") as file:
+            file.writelines(f"{digest}  {name}\n" for share in shares for digest, name in share)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def damaged_file(folder: Path, collective: Collective) -> str | None:
+    """The name of a file that is not as it was when its checksum was written, or is gone; None where all are whole or
+    there are no checksums. Collective."""
+    written = _read(folder / CHECKSUMS_FILE)
+    mine = _share(list(written), collective)
+    wrong = [name for digest, name in zip(_digests(folder, mine), mine, strict=True) if digest != written[name]]
+    return next((name for share in collective.gather(wrong) for name in share), None)
+
+
+def _read(file: Path) -> dict[str, str]:
+    if not file.exists():
+        return {}
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    pairs = (line.partition("  ") for line in lines)
+    return {name: digest for digest, _, name in pairs} or {file.name: ""}
+
+
+def _share(names: list[str], collective: Collective) -> list[str]:
+    return names[collective.rank :: collective.world_size]
+
+
+def _digests(folder: Path, names: Iterable[str]) -> list[str]:
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(lambda name: _digest(folder, name), names))
+
+
+def _digest(folder: Path, name: str) -> str:
+    """In hexadecimal; "" of what is no file below this folder or cannot be read."""
+    path = folder / name
+    try:
+        if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():
+            return ""
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
