@@ -137,6 +137,9 @@ class Learner(Protocol):
     def evaluate(self, scored: Sequence[ScoredGroup], plan: RoundPlan) -> list[EvaluatedGroup]:
         """Adds old and reference log-probabilities where the loss needs them. Before the round's first step."""
 
+    def logprobs(self, groups: Sequence[RolloutGroup]) -> list[tuple[Tensor, ...]]:
+        """log π of the current weights: one float32 tensor [completion tokens] per completion of each group."""
+
     def step(self, batch: Batch) -> StepReport:
         """One optimizer step."""
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from grpo.config import TrainConfig
@@ -13,15 +13,18 @@ from grpo.rollout.ahead import AheadCollector
 from grpo.rollout.collect import BudgetedCollector, PlainCollector, RefillingCollector
 from grpo.rollout.source import Asking, AskingAhead
 from grpo.telemetry import Phases
-from grpo.weight_sync.refresh import CheckedSync
+from grpo.weight_sync.refresh import CheckedSync, Probe
+
+# Of one rank, after each refresh.
+PROBED_PROMPTS, PROBED_TOKENS = 2, 16
 
 
 def build_pipeline(
     config: TrainConfig, task: Task, sampler: Sampler, collective: Collective, phases: Phases
 ) -> tuple[Collector, CheckedSync]:
     """What fills a round, and what refreshes the sampler after it; `phases` times both."""
-    # What was sampled ahead is of an older policy by design: only the checksums tell a transfer that failed.
-    sync = CheckedSync(config.weight_sync.max_mismatch if config.pipeline == "off" else math.inf)
+    probe = None if config.pipeline == "off" else _probe(config, task, collective)
+    sync = CheckedSync(config.weight_sync.max_mismatch, probe)
     sync.refresh = phases.timed(
         "sync", sync.refresh, config.weight_sync.deadline_seconds, "weight_sync.deadline_seconds"
     )
@@ -36,6 +39,15 @@ def build_pipeline(
         collector = _build_collector(config, task, sampler, collective)
     collector.collect = phases.timed("wait", collector.collect, deadline, key)
     return collector, sync
+
+
+def _probe(config: TrainConfig, task: Task, collective: Collective) -> Probe:
+    """A few short completions of the stream's first prompts: what was sampled ahead is of an older policy by design."""
+    cursor = task.cursor
+    prompts = task.next_prompts(PROBED_PROMPTS * collective.world_size)
+    task.cursor = cursor
+    sampling = config.rollout.sampling
+    return Probe(prompts, replace(sampling, max_tokens=min(PROBED_TOKENS, sampling.max_tokens)), collective)
 
 
 def _settled(

@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "models": {"config"},
     "rollout": {"types", "config", "interfaces", "network", "weight_sync"},
     "learner": {"types", "config", "interfaces", "network", "algorithm"},
-    "weight_sync": {"types", "interfaces", "network"},
+    "weight_sync": {"config", "types", "interfaces", "network"},
     "telemetry": {"types", "config", "interfaces"},
     "report": {"types", "config", "statistics", "telemetry", "dynamics"},
     "measure": {"types", "interfaces", "algorithm"},

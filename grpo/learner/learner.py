@@ -26,7 +26,7 @@ from grpo.learner.reference import AdapterReference, CopyReference, reference_lo
 from grpo.learner.resharding import Layout, load_resharded, saved_layout
 from grpo.learner.sequence_parallel import SequenceGroup
 from grpo.learner.weights import weight_buckets
-from grpo.types import Batch, EvaluatedGroup, Mean, MicroBatch, RoundPlan, ScoredGroup, StepReport
+from grpo.types import Batch, EvaluatedGroup, Mean, MicroBatch, RolloutGroup, RoundPlan, ScoredGroup, StepReport
 
 # In a checkpoint's folder.
 REFERENCE_FILE, SHARDS = "reference.safetensors", "learner"
@@ -80,15 +80,20 @@ class DeepSpeedLearner:
         """Old log-probabilities for every step but the first (whose old ones are the current ones), for all steps where
         the KL stands in the reward; and reference log-probabilities where there is a KL term."""
         first, *later = split_steps(scored, plan)
+        groups = [each.group for each in scored]
         old = [() for _ in scored]
         if self._config.objective.kl.in_reward:
-            old = self._logprobs(scored, self._current)
+            old = self._logprobs(groups, self._current)
         elif later and self._config.objective.old_logprobs == "learner":
-            old[len(first) :] = self._logprobs(scored[len(first) :], self._current)
+            old[len(first) :] = self._logprobs(groups[len(first) :], self._current)
         reference = [() for _ in scored]
         if self.reference is not None:
-            reference = self._logprobs(scored, self._from_reference)
+            reference = self._logprobs(groups, self._from_reference)
         return [EvaluatedGroup(*each) for each in zip(scored, old, reference, strict=True)]
+
+    def logprobs(self, groups: Sequence[RolloutGroup]) -> list[tuple[torch.Tensor, ...]]:
+        """log π of the current weights: one float32 CPU tensor [completion tokens] per completion of each group."""
+        return self._logprobs(groups, self._current)
 
     def _current(self, micro: MicroBatch) -> torch.Tensor:
         with torch.no_grad():
@@ -97,14 +102,14 @@ class DeepSpeedLearner:
     def _from_reference(self, micro: MicroBatch) -> torch.Tensor:
         return reference_logprobs(self.reference, micro, self._temperature)
 
-    def _logprobs(self, groups: Sequence[ScoredGroup], forward) -> list[tuple[torch.Tensor, ...]]:
+    def _logprobs(self, groups: Sequence[RolloutGroup], forward) -> list[tuple[torch.Tensor, ...]]:
         """One float32 CPU tensor per completion of each group, in order."""
         learner = self._config.learner
-        rows = [[Row(completion, 0.0, 0.0) for completion in scored.group.completions] for scored in groups]
+        rows = [[Row(completion, 0.0, 0.0) for completion in group.completions] for group in groups]
         planted = [
             seedling
-            for scored, own in zip(groups, rows, strict=True)
-            for seedling in plant(scored.group.prompt.token_ids, own, self.layout, learner.micro_batch_tokens)
+            for group, own in zip(groups, rows, strict=True)
+            for seedling in plant(group.prompt.token_ids, own, self.layout, learner.micro_batch_tokens)
         ]
         seedlings, mine = self.collective.pool(planted)
         packs = bins(seedlings, learner.micro_batch_tokens)

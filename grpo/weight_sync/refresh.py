@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from grpo.interfaces import Learner, Sampler
-from grpo.types import StepReport
+from grpo.config import SamplingConfig, UserError
+from grpo.interfaces import Collective, Learner, Sampler
+from grpo.types import Prompt, StepReport
 from grpo.weight_sync.checksum import checksums, differing
 
 
-class WeightSyncError(RuntimeError):
-    """The sampler does not hold the learner's weights: nothing it writes may be learned from."""
+class WeightSyncError(UserError):
+    """The sampler does not hold the learner's weights, or makes something else of them: nothing it writes may be
+    learned from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What is sampled right after a refresh, to see both sides score the same tokens with the same weights: where
+    the samples that are learned from are of older ones. `prompts` are this rank's."""
+
+    prompts: Sequence[Prompt]
+    sampling: SamplingConfig
+    collective: Collective
 
 
 class CheckedSync:
     """`interfaces.WeightSync`: bucket by bucket, never through disk. How a bucket travels is the sampler's matter."""
 
-    def __init__(self, max_mismatch: float):
+    def __init__(self, max_mismatch: float, probe: Probe | None = None):
+        """Without a `probe` the first step after a refresh has to be of samples of the refreshed weights."""
         self._max_mismatch = max_mismatch
+        self._probe = probe
 
     def refresh(self, learner: Learner, sampler: Sampler) -> None:
-        """Copies all weights and compares checksums of both sides. Collective.
+        """Copies all weights and compares checksums of both sides, and where there is a probe log-probabilities.
 
-        Raises WeightSyncError naming the tensor groups that differ.
+        Collective. Raises WeightSyncError where they differ, naming the weights.
         """
         sampler.wake()
         sent: Counter[str] = Counter()
@@ -37,13 +53,34 @@ class CheckedSync:
                     f"after the refresh at step {learner.num_steps} learner and sampler hold different weights "
                     f"in {len(different)} tensors or groups of them: {', '.join(different[:5])}"
                 )
+        if self._probe is not None:
+            self._compare(learner.num_steps, self._probed(learner, sampler, self._probe))
 
     def check(self, report: StepReport) -> None:
-        """To be called on the first step after a refresh, where both sides scored the same tokens with
-        the same weights. Raises WeightSyncError when their log-probabilities differ too much."""
-        mismatch = report.means["mismatch/mean_abs"].value
-        if mismatch > self._max_mismatch:
+        """Called after the first step that follows a refresh, where both sides scored the same tokens with the same
+        weights; after a probe there is nothing left to check. Raises WeightSyncError when they differ too much."""
+        mismatch = report.means["mismatch/mean_abs"]
+        if self._probe is None and mismatch.count:
+            self._compare(report.step, mismatch.value)
+
+    @staticmethod
+    def _probed(learner: Learner, sampler: Sampler, probe: Probe) -> float:
+        """Mean |sampler − learner| over the tokens of all ranks' probes, in nats."""
+        groups = sampler.generate(probe.prompts, 2, probe.sampling)
+        gaps = [
+            abs(sampled - learned)
+            for group, logprobs in zip(groups, learner.logprobs(groups), strict=True)
+            for completion, own in zip(group.completions, logprobs, strict=True)
+            for sampled, learned in zip(completion.sampler_logprobs, own.tolist(), strict=True)
+        ]
+        total, count = probe.collective.sum([sum(gaps), len(gaps)])
+        return total / max(count, 1)
+
+    def _compare(self, step: int, mismatch: float) -> None:
+        if not mismatch <= self._max_mismatch:
             raise WeightSyncError(
-                f"step {report.step}: sampler and learner disagree by {mismatch:.3f} nats a token on the sampler's own "
-                f"tokens (limit weight_sync.max_mismatch={self._max_mismatch}): it does not run the learner's policy"
+                f"step {step}: sampler and learner disagree by {mismatch:.3f} nats a token on the sampler's own tokens "
+                f"(limit weight_sync.max_mismatch={self._max_mismatch}): it does not run the learner's policy; compare "
+                "rollout.precision with learner.precision, and try model.head_precision=float32 or "
+                "rollout.engine=transformers to see whether it is vLLM's version of this model"
             )

@@ -104,9 +104,9 @@ def lora_facts(model, stage, precision):
     config = config_for(stage, precision, model__lora__rank=4, objective__kl__coefficient=0.1)
     learner = DeepSpeedLearner(config, model, DEVICE)
     start, drawn = weights(learner), adapters(learner)
-    before = learner._logprobs(scored(learner), learner._from_reference)
+    before = learner._logprobs([each.group for each in scored(learner)], learner._from_reference)
     kls = [kl(take_step(learner, config)) for _ in range(2)]
-    after = learner._logprobs(scored(learner), learner._from_reference)
+    after = learner._logprobs([each.group for each in scored(learner)], learner._from_reference)
     moved = (weights(learner) - start).abs().max().item()
     merged = {name: tensor.clone() for bucket in learner.weight_buckets() for name, tensor in bucket}
     kept, wrong, sent = AdaptedWeights(), [], {}

@@ -64,7 +64,9 @@ def resharded(learner: DeepSpeedLearner, config: TrainConfig, folder: str) -> di
 
 def differing(learner: DeepSpeedLearner) -> float:
     """Largest difference between the log-probabilities of two ranks that compute together and of one alone."""
-    groups = [group.scored for group in evaluated_groups()][learner.collective.rank :: learner.collective.world_size]
+    groups = [group.scored.group for group in evaluated_groups()][
+        learner.collective.rank :: learner.collective.world_size
+    ]
     policy, together = learner.policy, learner.policy._together
     joint = learner._logprobs(groups, learner._current)
     policy._together, learner.collective._together = None, None

@@ -31,7 +31,7 @@ def facts(tmp_path_factory):
 
 
 # In bfloat16 a completion is rounded otherwise in another row: KL is then nearly zero where it should be zero.
-PRECISIONS = {"float32": 1e-9, "bfloat16": 1e-6}
+PRECISIONS = {"float32": 1e-9, "bfloat16": 1e-5}
 STAGES = pytest.mark.parametrize("stage", [f"{stage}/{precision}" for stage in (1, 2, 3) for precision in PRECISIONS])
 
 

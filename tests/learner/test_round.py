@@ -49,7 +49,7 @@ def scored():
 def sampled_by(learner):
     """The same groups, as if the learner's own policy had sampled them."""
     found = []
-    for group, logprobs in zip(scored(), learner._logprobs(scored(), learner._current), strict=True):
+    for group, logprobs in zip(scored(), learner.logprobs([each.group for each in scored()]), strict=True):
         completions = tuple(
             replace(completion, sampler_logprobs=tuple(values.tolist()))
             for completion, values in zip(group.group.completions, logprobs, strict=True)

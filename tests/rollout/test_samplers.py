@@ -1,14 +1,15 @@
 """Real vLLM and transformers samplers against the learner: same tokens, same log-probabilities."""
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
 
 from grpo.algorithm.batches import BatchMaker
 from grpo.config import SamplingConfig, TrainConfig, UserError
-from grpo.types import Grade, Problem, Prompt, RoundPlan, ScoredGroup
-from grpo.weight_sync.refresh import CheckedSync, WeightSyncError
+from grpo.types import Grade, Mean, Problem, Prompt, RoundPlan, ScoredGroup, StepReport
+from grpo.weight_sync.refresh import CheckedSync, Probe, WeightSyncError
 from tests.learner.models import tiny_llama, tiny_tokenizer
 
 TEMPERATURE = 0.7
@@ -81,12 +82,9 @@ def scored(groups):
 
 
 def largest_mismatch(learner, groups):
-    plan = RoundPlan(4, 2, 5)
-    learner_logprobs = learner._logprobs(scored(groups), learner._current)
-    assert plan.refresh_interval == 2
     return max(
         (torch.tensor(completion.sampler_logprobs) - logprobs).abs().max().item()
-        for group, per_group in zip(groups, learner_logprobs, strict=True)
+        for group, per_group in zip(groups, learner.logprobs(groups), strict=True)
         for completion, logprobs in zip(group.completions, per_group, strict=True)
     )
 
@@ -179,6 +177,21 @@ def test_a_sampler_that_drifted_away_stops_the_run(config, learner, vllm_sampler
     strict = CheckedSync(max_mismatch=0.0)
     with pytest.raises(WeightSyncError, match="disagree by"):
         strict.check(report)
+
+
+def test_with_rounds_sampled_ahead_both_sides_are_compared_right_after_a_refresh(config, learner, sampler):
+    probe = Probe(prompts(2), SamplingConfig(temperature=TEMPERATURE, max_tokens=8), learner.collective)
+    CheckedSync(1e-4, probe).refresh(learner, sampler)
+    # A sampler at another temperature holds the right weights, and makes another policy of them.
+    hot = Probe(prompts(2), SamplingConfig(temperature=2.0, max_tokens=8), learner.collective)
+    with pytest.raises(WeightSyncError, match=r"disagree by .* compare rollout.precision with learner.precision"):
+        CheckedSync(0.1, hot).refresh(learner, sampler)
+    # The first step of what was sampled ahead says nothing about it.
+    drifted = StepReport(1, True, 1.0, 1e-3, 0.0, {"mismatch/mean_abs": Mean(8.0, 4)})
+    CheckedSync(0.5, probe).check(drifted)
+    with pytest.raises(WeightSyncError, match="disagree by 2.000 nats"):
+        CheckedSync(0.5).check(drifted)
+    CheckedSync(0.5).check(replace(drifted, means={"mismatch/mean_abs": Mean(0.0, 0)}))
 
 
 def test_transformers_sampler_refuses_what_it_cannot_do(transformers_sampler):
