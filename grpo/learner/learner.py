@@ -25,7 +25,7 @@ from grpo.learner.policy import DTYPES
 from grpo.learner.reference import AdapterReference, CopyReference, reference_logprobs
 from grpo.learner.resharding import Layout, load_resharded, saved_layout
 from grpo.learner.sequence_parallel import SequenceGroup
-from grpo.learner.weights import weight_buckets
+from grpo.learner.weights import MergeLoss, weight_buckets
 from grpo.types import Batch, EvaluatedGroup, Mean, MicroBatch, RolloutGroup, RoundPlan, ScoredGroup, StepReport
 
 # In a checkpoint's folder.
@@ -56,6 +56,8 @@ class DeepSpeedLearner:
         self.reference = self._reference(model_path)
         self.num_steps = 0
         self._skipped_in_a_row = 0
+        # Of the last time that adapters were merged.
+        self._merge_loss = MergeLoss()
 
     @property
     def layout(self) -> str:
@@ -157,6 +159,8 @@ class DeepSpeedLearner:
         if not batch.old_known:
             # The current policy stood in for the round's first: what it has learned is no mismatch of the engines.
             means |= {name: Mean(0.0, 0.0) for name in METRICS if name.startswith("mismatch/")}
+        if self._config.model.lora.rank:
+            means["lora/merge_error"] = Mean(self._merge_loss.value, 1)
         gradient_norm = float(self.engine.get_global_grad_norm())
         return StepReport(self.num_steps, applied, gradient_norm, learning_rate, flops, means)
 
@@ -189,7 +193,9 @@ class DeepSpeedLearner:
 
     def _buckets(self, form: str, precision: str) -> Iterator[Bucket]:
         bucket_bytes = self._config.weight_sync.bucket_mib * 2**20
-        return weight_buckets(self.policy, bucket_bytes, DTYPES[precision], form)
+        if form == MERGED:
+            self._merge_loss = MergeLoss()
+        return weight_buckets(self.policy, bucket_bytes, DTYPES[precision], form, self._merge_loss)
 
     def save(self, directory: str) -> None:
         self.engine.save_checkpoint(directory, tag=SHARDS, save_latest=False)

@@ -22,8 +22,7 @@ class AdaptedWeights:
         return bool(self._base)
 
     def merge(self, bucket: Bucket) -> list[tuple[str, Tensor]]:
-        """Of what arrived, the whole weights that are to be loaded: W = base + B·A once both have come, in the base's
-        precision or the adapters', whichever is finer."""
+        """The whole weights that are to be loaded of what arrived: W = base + B·A once both have come, in float32."""
         whole: list[tuple[str, Tensor]] = []
         for name, tensor in bucket:
             plain, dot, kind = name.rpartition(".")
@@ -33,8 +32,8 @@ class AdaptedWeights:
                 # Its bucket's memory is used again.
                 self._down[plain] = tensor.clone()
             elif dot + kind == UP_SUFFIX:
-                delta = tensor @ self._down.pop(plain)
-                whole.append((plain, self._base[plain].to(tensor.device) + delta))
+                delta = tensor.float() @ self._down.pop(plain).float()
+                whole.append((plain, self._base[plain].to(tensor.device).float() + delta))
             else:
                 whole.append((name, tensor))
         return whole

@@ -108,6 +108,8 @@ def lora_facts(model, stage, precision):
     kls = [kl(take_step(learner, config)) for _ in range(2)]
     after = learner._logprobs([each.group for each in scored(learner)], learner._from_reference)
     moved = (weights(learner) - start).abs().max().item()
+    report = take_step(learner, config)
+    merge_error = report.means["lora/merge_error"].value
     merged = {name: tensor.clone() for bucket in learner.weight_buckets() for name, tensor in bucket}
     kept, wrong, sent = AdaptedWeights(), [], {}
     for form in (BASE, ADAPTERS):
@@ -116,7 +118,7 @@ def lora_facts(model, stage, precision):
         for bucket in learner.weight_buckets(form):
             sent[form] += sum(tensor.numel() for _, tensor in bucket)
             arrived |= {name: whole.clone() for name, whole in kept.merge(bucket)}
-        wrong.append(max((merged[name] - whole).abs().max().item() for name, whole in arrived.items()))
+        wrong.append(max((merged[name] - whole.to(merged[name])).abs().max().item() for name, whole in arrived.items()))
     # From the base on, the adapted weights; with the base, all.
     assert merged.keys() == {name for bucket in learner.weight_buckets(BASE) for name, _ in kept.merge(bucket)}
     same = all(torch.equal(a, b) for x, y in zip(before, after, strict=True) for a, b in zip(x, y, strict=True))
@@ -128,7 +130,8 @@ def lora_facts(model, stage, precision):
     )
     seeded = [torch.equal(drawn, again), torch.equal(drawn, other)]
     share = sent[ADAPTERS] / sent[BASE]
-    return {"kl": kls, "moved": moved, "reference_stays": same, "wrong": wrong, "share_sent": share, "seeded": seeded}
+    facts = {"kl": kls, "moved": moved, "reference_stays": same, "wrong": wrong, "share_sent": share, "seeded": seeded}
+    return facts | {"merge_error": merge_error}
 
 
 def resume_facts(model, stage, precision):

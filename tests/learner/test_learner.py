@@ -69,6 +69,9 @@ def test_lora_moves_the_merged_weights_and_never_the_reference(facts, stage):
     found = facts[stage]["lora_facts"]
     assert found["kl"][0] == pytest.approx(0, abs=PRECISIONS[stage.partition("/")[2]]) and found["kl"][1] > 1e-8
     assert found["moved"] > 1e-5
+    # What bfloat16 rounds off when adapters are merged is said; float32 keeps all.
+    low, high = {"float32": (0, 1e-5), "bfloat16": (1e-3, 0.5)}[stage.partition("/")[2]]
+    assert low <= found["merge_error"] < high
     assert found["reference_stays"]
     # Adapters are those of the seed, whatever was drawn before.
     assert found["seeded"] == [True, False]
