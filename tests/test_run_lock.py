@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from grpo.config import UserError
+from grpo.launch.run import PID_FILE, launch
 from grpo.run_lock import held, refuse_held
 from tests.fakes import SingleRank, on_ranks
 
@@ -49,6 +50,14 @@ def test_a_second_run_is_refused_on_every_rank_and_told_who_is_there(holder, tmp
         refuse_held(tmp_path)
     # Who only reads is not kept out.
     assert (tmp_path / "run.lock").read_text() == f"process {holder.pid} on {socket.gethostname()}\n"
+
+
+def test_a_launcher_starts_nothing_there_and_leaves_the_pid_of_the_other(holder, tmp_path):
+    (tmp_path / PID_FILE).write_text("7")
+    with pytest.raises(UserError, match=f"process {holder.pid} on"):
+        launch(["experiment=tiny", f"output_dir={tmp_path}"])
+    assert {path.name: path.read_text() for path in tmp_path.glob("*.pid")} == {PID_FILE: "7"}
+    assert not (tmp_path / "logs").exists()
 
 
 def test_the_lock_ends_with_its_process_however_that_ends(holder, tmp_path):

@@ -59,7 +59,7 @@ class CheckpointStore:
 
         def begin() -> None:
             if first:
-                shutil.rmtree(writing, ignore_errors=True)
+                self._sweep(".writing-*")
                 writing.mkdir(parents=True)
 
         def fill() -> None:
@@ -70,7 +70,7 @@ class CheckpointStore:
 
         def finish() -> None:
             if first:
-                self._remove(final)
+                self._set_aside(final)
                 os.rename(writing, final)
                 self._prune(step, good_step)
 
@@ -142,14 +142,17 @@ class CheckpointStore:
         best = max(scored, key=lambda path: scores[path]) if scored else None
         for path in found[: -self._keep_last]:
             if path not in (best, self.latest(good_step)):
-                self._remove(path)
+                self._set_aside(path)
+        self._sweep(".removing-*")
 
-    def _remove(self, checkpoint: Path) -> None:
-        """Renames it first: what is left when this is cut short is not taken for a checkpoint."""
+    def _set_aside(self, checkpoint: Path) -> None:
+        """Renames what is to be removed: when that is cut short, the rest is not taken for a checkpoint."""
         if checkpoint.exists():
             os.rename(checkpoint, checkpoint.with_name(f".removing-{checkpoint.name}"))
-        for removing in self._directory.glob(".removing-*"):
-            shutil.rmtree(removing, ignore_errors=True)
+
+    def _sweep(self, names: str) -> None:
+        for left in self._directory.glob(names):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def require_whole(checkpoint: Path, collective: Collective) -> None:

@@ -179,7 +179,8 @@ def test_odd_names_in_the_folder_are_left_alone(store, tmp_path):
     store.save(4, write("x"), {})
     shutil.copytree(folder / "step-00000004", folder / "step-00000004-backup")
     (folder / "step-notes.txt").write_text("")
-    # A run killed while it removed one, in this version and in those before.
+    # A run killed while it wrote one, and while it removed one, in this version and in those before.
+    (folder / ".writing-00000005").mkdir()
     (folder / ".removing-step-00000002").mkdir()
     (folder / "step-00000003").mkdir()
     (folder / "step-00000005").mkdir()
