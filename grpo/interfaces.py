@@ -47,7 +47,8 @@ class Task(Protocol):
         """Problems of the stream, the prompts of one epoch."""
 
     def next_prompts(self, count: int) -> list[Prompt]:
-        """The next `count` prompts of the stream over all ranks: this rank's share of them."""
+        """The next `count` prompts of the stream over all ranks: this rank's share of them, those at the positions that
+        leave `rank` when they are divided by the number of ranks."""
 
     def learn(self, outcomes: Mapping[str, tuple[int, int]], cursor: int) -> None:
         """(correct, tried) of a round's problems by id, over all ranks, and where the stream then stood: what an

@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import reduce
 
-from grpo.algorithm.batches import split_steps
 from grpo.interfaces import Collective
-from grpo.types import Collected, Mean, RoundStatistics, ScoredGroup, StepReport
+from grpo.types import Collected, Mean, RoundStatistics, ScoredGroup, StepReport, split_steps
 
 
 def measure_round(

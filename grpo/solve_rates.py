@@ -66,11 +66,13 @@ def _measure(task: VerifiableTask, sampler: Sampler, collective: Collective, con
     with Progress(*columns, disable=not first) as progress:
         bar = progress.add_task("problems", total=task.num_problems, completed=task.cursor)
         while task.cursor < task.num_problems:
+            turn = task.cursor % collective.world_size
             prompts = task.next_prompts(min(CHUNK, task.num_problems - task.cursor))
             scored = task.grade(sampler.generate(prompts, config.evaluation.samples_per_problem, sampling))
             shares = collective.gather([_row(each) for each in scored])
             # In the stream's order, so that a file that is cut off is a beginning: ranks take turns in it.
-            rows = [row for turn in zip_longest(*shares) for row in turn if row is not None]
+            in_turn = zip_longest(*shares[turn:], *shares[:turn])
+            rows = [row for each in in_turn for row in each if row is not None]
             if first:
                 with Path(config.output_dir, RATES_FILE).open("a", encoding="utf-8") as file:
                     file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

@@ -11,8 +11,9 @@ Axes, one meaning each, in every shape of the project:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from grpo.values import Mean, alike
@@ -174,6 +175,13 @@ class RoundPlan:
     @property
     def prompts_per_round(self) -> int:
         return self.prompts_per_step * self.refresh_interval
+
+
+def split_steps(groups: Sequence, plan: RoundPlan) -> list[list]:
+    """This rank's groups of a round, cut into its optimizer steps as evenly as they allow, in order."""
+    steps = plan.refresh_interval
+    edges = [round(index * len(groups) / steps) for index in range(steps + 1)]
+    return [list(groups[a:b]) for a, b in pairwise(edges)]
 
 
 @dataclass(frozen=True, slots=True)

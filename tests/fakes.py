@@ -67,14 +67,16 @@ def on_ranks(count, action):
 
 
 class ScriptedTask:
-    """Prompts p0, p1, …; `rewards[i]` are the rewards of the i-th prompt's completions."""
+    """Prompts p0, p1, … of one rank; `rewards[i]` are the rewards of the i-th prompt's completions."""
 
-    def __init__(self, rewards):
+    def __init__(self, rewards, rank=0, world_size=1):
         self.rewards, self.cursor = rewards, 0
+        self.rank, self.world_size = rank, world_size
 
     def next_prompts(self, count):
         first, self.cursor = self.cursor, self.cursor + count
-        return [Prompt(Problem(f"p{index}", "q", "a"), (1,)) for index in range(first, self.cursor)]
+        mine = [index for index in range(first, self.cursor) if index % self.world_size == self.rank]
+        return [Prompt(Problem(f"p{index}", "q", "a"), (1,)) for index in mine]
 
     def grade(self, groups):
         return [self._scored(group) for group in groups]

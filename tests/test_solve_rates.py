@@ -9,14 +9,30 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from grpo.config import UserError
+from grpo.config import TrainConfig, UserError
 from grpo.dynamics.difficulty import Difficulty
 from grpo.dynamics.planning import balanced_exponent, speaking_band
 from grpo.report.solve_rates import analysed, mass, silent_share, write_solve_rates
+from grpo.solve_rates import _measure
+from tests.fakes import ScriptedSampler, ScriptedTask, on_ranks
 from tests.runs import grpo, rows
 
 # Sums of 0 to 13.
 WORDS = ["experiment=tiny", "evaluation.samples_per_problem=4", "task.data.options.max=13"]
+
+
+@pytest.mark.parametrize("done", [0, 1, 2, 4])
+def test_rows_are_in_the_streams_order_wherever_three_ranks_begin(tmp_path, done):
+    config = TrainConfig(output_dir=str(tmp_path))
+    config.evaluation.samples_per_problem = 2
+
+    def measure(collective):
+        task = ScriptedTask([(1, 0)] * 9, collective.rank, collective.world_size)
+        task.num_problems = 9
+        _measure(task, ScriptedSampler(), collective, config, done)
+
+    on_ranks(3, measure)
+    assert [row["problem_id"] for row in rows(tmp_path / "solve_rates.jsonl")] == [f"p{i}" for i in range(done, 9)]
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,17 +17,10 @@ from grpo.algorithm.kl import ESTIMATORS
 from grpo.algorithm.normalization import advantages
 from grpo.algorithm.packing import Row, Seedling, bins, pack, pad, plant
 from grpo.interfaces import Collective
-from grpo.types import Batch, EvaluatedGroup, RoundPlan
+from grpo.types import Batch, EvaluatedGroup, RoundPlan, split_steps
 
 if TYPE_CHECKING:
     from grpo.config import LearnerConfig, NormalizationConfig, ObjectiveConfig
-
-
-def split_steps(groups: Sequence, plan: RoundPlan) -> list[list]:
-    """This rank's groups of a round, cut into its optimizer steps as evenly as they allow, in order."""
-    steps = plan.refresh_interval
-    edges = [round(index * len(groups) / steps) for index in range(steps + 1)]
-    return [list(groups[a:b]) for a, b in pairwise(edges)]
 
 
 class BatchMaker:

@@ -50,7 +50,8 @@ class RefillConfig:
     enabled: bool = False
     # Rounds of sampling at most, the first included. 3: at most three times the prompts are asked.
     max_waves: int = 3
-    # When still short after that: "silent" fills up with silent groups, "short" learns from fewer groups.
+    # When still short after that: "silent" fills up with silent groups, spread over the steps, "short" learns from
+    # fewer groups.
     fallback: str = "silent"
 
 

@@ -9,7 +9,7 @@ class NormalizationConfig:
 
     # α. 1 divides by the group's standard deviation (GRPO), 0 leaves it (Dr. GRPO); any real number.
     exponent: float = 1.0
-    # Groups whose σ is not above this get advantage 0. 0 silences only groups of equal rewards.
+    # Groups whose σ is not above this get advantage 0. 0 silences only rewards that are equal but for rounding.
     min_std: float = 0.0
     # ε, kept off zero division in peers' formulas. Not needed here (silent groups are never divided).
     epsilon: float = 0.0
@@ -90,7 +90,8 @@ class ObjectiveConfig:
     # Dual clip: for negative advantages the loss is at most dual_clip · |Â|. 0: off; 3 is customary.
     dual_clip: float = 0.0
     # Denominator of the ratio: the "learner"'s log-probabilities at the start of the round, or the
-    # "sampler"'s (no extra forward pass; the correction is then part of the ratio).
+    # "sampler"'s (no extra forward pass; the correction is then part of the ratio, and how far sampler and learner
+    # disagree is measured in the round's first step only).
     old_logprobs: str = "learner"
     # Coefficient of an entropy bonus, added to the reward of the loss; 0: none.
     entropy_coefficient: float = 0.0

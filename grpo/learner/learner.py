@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from grpo.algorithm.batches import split_steps
 from grpo.algorithm.loss import METRICS, policy_loss
 from grpo.algorithm.packing import Row, bins, pack, plant
 from grpo.config import TrainConfig
@@ -26,7 +25,17 @@ from grpo.learner.reference import AdapterReference, CopyReference, reference_lo
 from grpo.learner.resharding import Layout, load_resharded, saved_layout
 from grpo.learner.sequence_parallel import SequenceGroup
 from grpo.learner.weights import MergeLoss, weight_buckets
-from grpo.types import Batch, EvaluatedGroup, Mean, MicroBatch, RolloutGroup, RoundPlan, ScoredGroup, StepReport
+from grpo.types import (
+    Batch,
+    EvaluatedGroup,
+    Mean,
+    MicroBatch,
+    RolloutGroup,
+    RoundPlan,
+    ScoredGroup,
+    StepReport,
+    split_steps,
+)
 
 # In a checkpoint's folder.
 REFERENCE_FILE, SHARDS = "reference.safetensors", "learner"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from grpo.config import BudgetConfig, RefillConfig
 from grpo.interfaces import Collective, Sampler, Task
 from grpo.rollout.source import Source
-from grpo.types import Collected, RoundPlan, ScoredGroup
+from grpo.types import Collected, RoundPlan, ScoredGroup, split_steps
 
 Spread = Callable[[Mapping[tuple[int, int], int], Sequence[tuple[int, int]], int], list[int]]
 """(correct, tried) → prompts of all ranks; (correct, tried) of this rank's; completions to spread → more for each."""
@@ -31,9 +31,10 @@ class PlainCollector:
 class RefillingCollector:
     """DAPO's dynamic sampling (arXiv:2503.14476): silent groups make room for groups of other prompts.
 
-    Waves are synchronous over ranks: each takes as many prompts per rank as the neediest rank lacks, so
-    the stream of prompts stays one stream. After `max_waves` a rank that is still short falls back to its
-    own silent groups ("silent") or learns from fewer ("short").
+    Waves are those of all ranks together: each asks as many prompts as the round still lacks. So the prompts asked, and
+    the groups of each step, are the same for every number of ranks. Groups are shared out afterwards, since one rank's
+    prompts may have been the harder ones. After `max_waves` a round that is still short falls back to silent groups,
+    spread over its steps ("silent"), or learns from fewer ("short").
     """
 
     def __init__(self, source: Source, refill: RefillConfig, collective: Collective):
@@ -42,21 +43,64 @@ class RefillingCollector:
         self._collective = collective
 
     def collect(self, plan: RoundPlan, steps_left: int) -> Collected:
-        wanted = plan.prompts_per_round // self._collective.world_size
-        sampled: list[ScoredGroup] = []
         self._source.begin(plan, steps_left)
+        sampled: dict[int, ScoredGroup] = {}  # by position in the stream: this rank's
+        silent: dict[int, bool] = {}  # and all ranks'
         for _ in range(self._refill.max_waves):
-            informative = [scored for scored in sampled if not scored.silent]
-            missing = self._collective.maximum(max(0, wanted - len(informative)))
+            missing = plan.prompts_per_round - sum(not each for each in silent.values())
             if not missing:
                 break
-            sampled += self._source.take(missing * self._collective.world_size)
+            wave = self._wave(missing)
+            sampled |= wave
+            for share in self._collective.gather({place: scored.silent for place, scored in wave.items()}):
+                silent |= share
         self._source.rest()
-        kept = [scored for scored in sampled if not scored.silent][:wanted]
-        if self._refill.fallback == "silent":
-            silent = [scored for scored in sampled if scored.silent]
-            kept += silent[: wanted - len(kept)]
-        return Collected(tuple(kept), tuple(sampled), plan, self._source.cursor)
+        kept = self._kept(silent, plan.prompts_per_round)
+        steps = split_steps(kept, plan)
+        return Collected(self._shared_out(steps, sampled), tuple(sampled.values()), plan, self._source.cursor)
+
+    def _wave(self, num_prompts: int) -> dict[int, ScoredGroup]:
+        """This rank's groups of the next prompts, by position."""
+        first, ranks = self._source.cursor, self._collective.world_size
+        mine = [place for place in range(first, first + num_prompts) if place % ranks == self._collective.rank]
+        return dict(zip(mine, self._source.take(num_prompts), strict=True))
+
+    def _kept(self, silent: Mapping[int, bool], wanted: int) -> list[int]:
+        """The positions that are learned from, first step's first."""
+        telling = [place for place in sorted(silent) if not silent[place]]
+        if self._refill.fallback == "short":
+            return telling
+        filling = iter([place for place in sorted(silent) if silent[place]])
+        slots = {turn * wanted // len(telling): place for turn, place in enumerate(telling)}
+        return [slots[slot] if slot in slots else next(filling) for slot in range(wanted)]
+
+    def _shared_out(
+        self, steps: Sequence[Sequence[int]], sampled: Mapping[int, ScoredGroup]
+    ) -> tuple[ScoredGroup, ...]:
+        """This rank's groups of each step: equally many on every rank, its own as far as they go."""
+        ranks, rank = self._collective.world_size, self._collective.rank
+        learners = {place: learner for step in steps for place, learner in dealt(step, ranks).items()}
+        leaving = {place: scored for place, scored in sampled.items() if learners.get(place, rank) != rank}
+        at_hand = dict(sampled)
+        for share in self._collective.gather(leaving):
+            at_hand |= share
+        return tuple(at_hand[place] for step in steps for place in step if learners[place] == rank)
+
+
+def dealt(places: Sequence[int], ranks: int) -> dict[int, int]:
+    """The rank that learns from the group at each of these positions: the one that sampled it, while it has room.
+
+    >>> dealt([0, 2, 4, 5], 2)
+    {0: 0, 2: 0, 5: 1, 4: 1}
+    """
+    room = [len(range(rank, len(places), ranks)) for rank in range(ranks)]
+    learners: dict[int, int] = {}
+    for place in places:
+        if room[place % ranks]:
+            learners[place] = place % ranks
+            room[place % ranks] -= 1
+    free = (rank for rank in range(ranks) for _ in range(room[rank]))
+    return learners | {place: next(free) for place in places if place not in learners}
 
 
 class BudgetedCollector:

@@ -26,7 +26,8 @@ class Source(Protocol):
         """`steps_left` optimizer steps remain of the run, this round's included."""
 
     def take(self, num_prompts: int) -> list[ScoredGroup]:
-        """This rank's share of the next `num_prompts` prompts' groups. Collective."""
+        """This rank's share of the next `num_prompts` prompts' groups, as `Task.next_prompts` shares them: it may be
+        none. Collective."""
 
     def rest(self) -> None:
         """Nothing more is wanted of this round."""
@@ -69,8 +70,8 @@ class AskingAhead:
 
     One round is under way beside the one that is learned from, and one more each time that the learner would have to
     wait, until all are there early. No token learned from is more than `max_staleness` optimizer steps older than the
-    policy that learns from it: no prompt is asked earlier than that before its step. One that has become too old
-    nevertheless, since a plan has fewer prompts a step than the one before, is asked again.
+    policy that learns from it: no prompt is asked earlier than that before its round's last step. One that has become
+    too old nevertheless, since a plan has fewer prompts a step than the one before, is asked again.
     """
 
     def __init__(self, task: Task, sampler: AskableSampler, collective: Collective, max_staleness: int):
@@ -91,35 +92,38 @@ class AskingAhead:
         if plan.rollback:
             # The policy that was left behind wrote these: nothing is learned from them, and their prompts come again.
             self._forget()
-        self._plan, self._num_taken = plan, 0
+        self._plan = plan
+        # From here on the stream may run ahead of what is taken.
+        self._taken_cursor = self.cursor
         if self._under_way:
-            self._look_around(plan.prompts_per_round // self._collective.world_size)
-        steps = min((self._rounds_ahead + 1) * plan.refresh_interval, self._max_staleness + 1, steps_left)
-        self._ask_until(steps * plan.prompts_per_step)
+            self._look_around(self.cursor + plan.prompts_per_round)
+        rounds = min(self._rounds_ahead + 1, (self._max_staleness + 1) // plan.refresh_interval)
+        self._ask_until(min(rounds * plan.refresh_interval, steps_left) * plan.prompts_per_step)
 
     def take(self, num_prompts: int) -> list[ScoredGroup]:
         self._ask_until(num_prompts)
-        ranks = self._collective.world_size
-        mine = [self._under_way.popleft() for _ in range(num_prompts // ranks)]
+        end = self.cursor + num_prompts
+        mine = []
+        while self._under_way and self._under_way[0].cursor <= end:
+            mine.append(self._under_way.popleft())
         for index, asked in enumerate(mine):
             group = _scored(asked)
-            if group and self._staleness(group, self._num_taken + index * ranks) > self._max_staleness:
+            if group and self._staleness(group) > self._max_staleness:
                 mine[index] = self._ask([asked.prompt], [asked.cursor])[0]
         found = [_scored(asked) for asked in mine]
         # All ranks give up together, or none.
         if self._collective.maximum(None in found):
             raise SamplerLost(NOBODY_LEFT)
-        self._num_taken += num_prompts
-        self._taken_cursor = mine[-1].cursor
+        self._taken_cursor = end
         return found
 
     def rest(self) -> None:
         """Those who sample go on."""
 
-    def _look_around(self, wanted: int) -> None:
-        """Whether any rank would have to wait for this round's groups, or all have more than those."""
-        missing = [not asked.scored.done() for asked in self._under_way]
-        late, early = any(missing[:wanted]), not any(missing)
+    def _look_around(self, end: int) -> None:
+        """Whether any rank would have to wait for this round's groups, those up to `end`, or all have more."""
+        missing = [asked.cursor for asked in self._under_way if not asked.scored.done()]
+        late, early = any(cursor <= end for cursor in missing), not missing
         if self._collective.maximum(late):
             steps = (self._rounds_ahead + 1) * self._plan.refresh_interval
             self._rounds_ahead += steps <= self._max_staleness
@@ -128,12 +132,12 @@ class AskingAhead:
 
     def _ask_until(self, num_prompts: int) -> None:
         """Until so many, over all ranks, are under way."""
-        ranks = self._collective.world_size
-        missing = num_prompts - len(self._under_way) * ranks
-        if missing > 0:
-            first = self._task.cursor
-            prompts = self._task.next_prompts(missing)
-            self._under_way.extend(self._ask(prompts, range(first + ranks, first + missing + 1, ranks)))
+        first, end = self._task.cursor, self.cursor + num_prompts
+        if first < end:
+            ranks, rank = self._collective.world_size, self._collective.rank
+            prompts = self._task.next_prompts(end - first)
+            positions = [position for position in range(first, end) if position % ranks == rank]
+            self._under_way.extend(self._ask(prompts, [position + 1 for position in positions]))
 
     def _ask(self, prompts: Sequence[Prompt], cursors: Sequence[int]) -> list[_Asked]:
         pending = self._sampler.ask(prompts, self._plan.group_size)
@@ -152,11 +156,10 @@ class AskingAhead:
             except BaseException as error:
                 scored.set_exception(error)
 
-    def _staleness(self, group: ScoredGroup, place: int) -> int:
-        """In optimizer steps, of a group that is the round's number `place` over all ranks. The sampler holds the
-        policy that the round begins with."""
-        step = min(place // self._plan.prompts_per_step, self._plan.refresh_interval - 1)
-        return self._sampler.policy_version + step - group.group.oldest_version
+    def _staleness(self, group: ScoredGroup) -> int:
+        """In optimizer steps, when the last step of the round learns from this group: which step will is not known
+        before the round is full. The sampler holds the policy that the round begins with."""
+        return self._sampler.policy_version + self._plan.refresh_interval - 1 - group.group.oldest_version
 
     def _forget(self) -> None:
         for asked in self._under_way:

@@ -157,8 +157,8 @@ class PromptStream:
     """Prompts without end, in an order that a curriculum gives.
 
     `cursor` counts the prompts given out over all ranks. The prompt at a position depends on the order and the position
-    only, so setting the cursor resumes at once, and the ranks' shares in order of position make the same stream for
-    every number of ranks.
+    only, so setting the cursor resumes at once. A position belongs to the rank that is left when it is divided by
+    `world_size`: however many prompts are taken at a time, the ranks' shares make the same stream.
 
     Raises `UserError` when there are no problems.
     """
@@ -186,14 +186,14 @@ class PromptStream:
         return len(self._problems)
 
     def next_prompts(self, count: int) -> list[Prompt]:
-        """Moves the cursor by `count`; returns this rank's positions of those: cursor + rank, then every
-        `world_size`-th."""
+        """Moves the cursor by `count`; returns the prompts at this rank's positions of those."""
         first = self.cursor
         indices = self._order.indices(first, count)
         self.cursor += count
         return [
-            Prompt(self._problems[indices[place]], self._encode(int(indices[place])), self._order.visit(first + place))
-            for place in range(self._rank, count, self._world_size)
+            Prompt(self._problems[index], self._encode(int(index)), self._order.visit(position))
+            for position, index in enumerate(indices, start=first)
+            if position % self._world_size == self._rank
         ]
 
     def learn(self, outcomes: Mapping[str, tuple[int, int]], cursor: int) -> None:

@@ -1,10 +1,21 @@
 import pytest
 import torch
 
-from grpo.algorithm.batches import BatchMaker, split_steps
+from grpo.algorithm.batches import BatchMaker
 from grpo.algorithm.packing import Row, Seedling, attention_mask, bins, pack, pad, plant
 from grpo.config import TrainConfig
-from grpo.types import Completion, EvaluatedGroup, Grade, Problem, Prompt, RolloutGroup, RoundPlan, ScoredGroup, Tree
+from grpo.types import (
+    Completion,
+    EvaluatedGroup,
+    Grade,
+    Problem,
+    Prompt,
+    RolloutGroup,
+    RoundPlan,
+    ScoredGroup,
+    Tree,
+    split_steps,
+)
 from tests.fakes import SingleRank, on_ranks
 
 

@@ -1,10 +1,13 @@
 """Dynamic sampling and budgets with scripted rewards: what is asked, kept, dropped, and fallen back to."""
 
+import numpy as np
+import pytest
+
 from grpo.config import BudgetConfig, RefillConfig
 from grpo.rollout.collect import BudgetedCollector, PlainCollector, RefillingCollector
 from grpo.rollout.source import Asking
-from grpo.types import RoundPlan
-from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, ids
+from grpo.types import RoundPlan, split_steps
+from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, ids, on_ranks
 
 MIXED, RIGHT, WRONG = (1, 0), (1, 1), (0, 0)
 PLAN = RoundPlan(group_size=2, refresh_interval=1, prompts_per_step=3)
@@ -44,6 +47,64 @@ def test_after_the_last_wave_silent_groups_fill_up_or_the_batch_is_short():
     assert task.cursor == 5
     collected, _ = refilled(rewards, max_waves=2, fallback="short")
     assert ids(collected.groups) == ["p0"]
+
+
+def on_so_many_ranks(ranks, rewards, plan, **settings):
+    """What each rank collects, and where its stream then stands."""
+
+    def collect(collective):
+        task = ScriptedTask(rewards, collective.rank, ranks)
+        refill = RefillConfig(enabled=True, **settings)
+        return RefillingCollector(Asking(task, ScriptedSampler()), refill, collective).collect(plan, 9), task.cursor
+
+    return on_ranks(ranks, collect)
+
+
+def informative(groups):
+    return sum(not scored.silent for scored in groups)
+
+
+# Four of five prompts say nothing, in a random order.
+HARD = [MIXED if each < 0.2 else WRONG for each in np.random.default_rng(0).random(400)]
+FOUR_STEPS = RoundPlan(group_size=2, refresh_interval=4, prompts_per_step=8)
+
+
+@pytest.mark.parametrize("fallback", ["silent", "short"])
+@pytest.mark.parametrize("rewards", [HARD, [MIXED] * 8 + [WRONG] * 200, [WRONG] * 200])
+def test_the_prompts_asked_and_the_groups_of_each_step_are_those_of_one_rank(rewards, fallback):
+    [(alone, cursor)] = on_so_many_ranks(1, rewards, FOUR_STEPS, fallback=fallback)
+    steps = split_steps(alone.groups, FOUR_STEPS)
+    for ranks in (2, 4, 8):
+        found = on_so_many_ranks(ranks, rewards, FOUR_STEPS, fallback=fallback)
+        assert [stands for _, stands in found] == [cursor] * ranks
+        assert {each.cursor for each, _ in found} == {cursor}
+        assert sorted(name for each, _ in found for name in ids(each.sampled)) == sorted(ids(alone.sampled))
+        shares = [split_steps(each.groups, FOUR_STEPS) for each, _ in found]
+        if fallback == "silent":
+            # Equally many of each step on every rank.
+            assert {len(step) for share in shares for step in share} == {8 // ranks}
+            together = [sorted(name for share in shares for name in ids(share[index])) for index in range(4)]
+            assert together == [sorted(ids(step)) for step in steps]
+        else:
+            assert sorted(name for each, _ in found for name in ids(each.groups)) == sorted(ids(alone.groups))
+
+
+@pytest.mark.parametrize("rewards", [HARD, [MIXED] * 8 + [WRONG] * 200, [WRONG] * 90 + [MIXED] * 90])
+def test_silent_groups_that_fill_up_are_spread_evenly_over_the_steps(rewards):
+    [(collected, _)] = on_so_many_ranks(1, rewards, FOUR_STEPS)
+    steps = split_steps(collected.groups, FOUR_STEPS)
+    counts = [informative(step) for step in steps]
+    assert [len(step) for step in steps] == [8] * 4
+    assert sum(counts) == informative(collected.sampled) and max(counts) - min(counts) <= 1
+    order = [name for name in ids(collected.sampled) if name in ids(collected.groups)]
+    assert sorted(order) == sorted(ids(collected.groups)), "each group once"
+
+
+def test_a_rank_whose_prompts_were_all_silent_learns_from_others():
+    # Every second prompt says nothing: those of the second rank.
+    found = on_so_many_ranks(2, [MIXED, WRONG] * 40, RoundPlan(2, 1, 4))
+    assert [ids(each.groups) for each, _ in found] == [["p0", "p2"], ["p4", "p6"]]
+    assert [ids(each.sampled) for each, _ in found] == [["p0", "p2", "p4", "p6"], ["p1", "p3", "p5"]]
 
 
 def test_a_budget_asks_a_few_times_and_the_rest_where_it_is_spread():

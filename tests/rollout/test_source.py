@@ -3,6 +3,7 @@
 from concurrent.futures import Future
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from grpo.config import RefillConfig
@@ -10,7 +11,7 @@ from grpo.config.errors import SamplerLost
 from grpo.rollout.collect import PlainCollector, RefillingCollector
 from grpo.rollout.source import AskingAhead
 from grpo.types import RoundPlan
-from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, ids
+from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, ids, on_ranks
 
 PLAN = RoundPlan(group_size=2, refresh_interval=1, prompts_per_step=2)
 
@@ -126,6 +127,35 @@ def test_refilling_takes_what_is_under_way_before_it_asks_more():
     assert ids(collected.groups) == ["p1", "p3"] and ids(collected.sampled) == ["p0", "p1", "p2", "p3"]
     # Where a resumed run goes on: behind what was taken, before what is under way.
     assert collected.cursor == 4
+
+
+def test_the_prompts_taken_are_the_same_on_every_number_of_ranks():
+    silent, mixed = (1, 1), (1, 0)
+    rewards = [mixed if each < 0.4 else silent for each in np.random.default_rng(0).random(300)]
+    plan = RoundPlan(group_size=2, refresh_interval=2, prompts_per_step=4)
+
+    def three_rounds(collective):
+        task, sampler = ScriptedTask(rewards, collective.rank, collective.world_size), SlowSampler()
+        source = AskingAhead(task, sampler, collective, max_staleness=3)
+        collector = RefillingCollector(source, RefillConfig(enabled=True), collective)
+        taken = []
+        for _ in range(3):
+            collected = collector.collect(plan, 100)
+            taken.append((collected.cursor, ids(collected.sampled), ids(collected.groups)))
+            for scored in collected.groups:
+                # Whichever step learns from it, it is no older than the bound.
+                assert sampler.policy_version + 1 - scored.group.oldest_version <= 3
+            sampler.policy_version += 2
+        return taken
+
+    [alone] = on_ranks(1, three_rounds)
+    for ranks in (2, 4):
+        found = on_ranks(ranks, three_rounds)
+        for number, (cursor, sampled, groups) in enumerate(alone):
+            assert {share[number][0] for share in found} == {cursor}
+            assert sorted(name for share in found for name in share[number][1]) == sorted(sampled)
+            assert sorted(name for share in found for name in share[number][2]) == sorted(groups)
+            assert {len(share[number][2]) for share in found} == {8 // ranks}
 
 
 def test_what_became_too_old_is_asked_again_and_comes_in_its_place():

@@ -161,6 +161,16 @@ def test_ranks_together_give_out_the_stream_of_one(world_size):
     assert [each.cursor for each in ranks] == [24] * world_size
 
 
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_ranks_together_give_out_the_stream_of_one_however_many_are_taken(world_size):
+    ranks, one = [stream(rank, world_size) for rank in range(world_size)], stream()
+    for count in (5, 1, 3, 8, 2):
+        shares = [ids(each.next_prompts(count)) for each in ranks]
+        assert sorted(name for share in shares for name in share) == sorted(ids(one.next_prompts(count)))
+    # All have had as many as the others, to within one.
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
 def test_another_seed_is_another_order():
     assert ids(stream(seed=0, count=50).next_prompts(50)) != ids(stream(seed=1, count=50).next_prompts(50))
 
