@@ -217,5 +217,5 @@ class Tracker(Protocol):
     def samples(self, rows: Iterable[Mapping[str, Any]], step: int) -> None:
         """Completions with prompt, text and reward."""
 
-    def close(self) -> None:
-        """Everything is on disk or sent."""
+    def close(self, failed: bool = False) -> None:
+        """Returns when everything is on disk or sent. A run that `failed` is shown as such."""
