@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from grpo import evaluation, launch_check, models
 from grpo.algorithm.batches import BatchMaker
+from grpo.clocks import EVALUATION, Clocks
 from grpo.config import TaskConfig, TrainConfig
 from grpo.config.errors import SamplerLost
 from grpo.config.validate import validate
@@ -102,26 +103,25 @@ class Session:
         self._collective = learner.collective
         self._first = self._collective.rank == 0
         sampler = build_sampler(config, path, tokenizer, device, self._collective)
-        self._phases = Phases(self._collective.rank)
-        watch(self._phases, config, task, sampler, learner)
+        self._clocks = Clocks(config, Phases(self._collective.rank))
         self._engines = self._assemble(sampler, learner)
         self._store = checkpoint_store(config, self._collective)
         self._stop = StopRequest()
 
     def _assemble(self, sampler: Sampler, learner: DeepSpeedLearner) -> Engines:
         config, task, collective = self._config, self._task, learner.collective
-        collector, sync = build_pipeline(config, task, sampler, collective, self._phases)
+        collector, sync = build_pipeline(config, task, sampler, collective, self._clocks)
         laid_out = replace(config.learner, layout=learner.layout)
         return Engines(
             task=task,
             sampler=sampler,
             collector=collector,
-            learner=learner,
+            learner=self._clocks.learner(learner),
             make_batches=BatchMaker(config.normalization, config.objective, laid_out, collective),
             weight_sync=sync,
             scheduler=build_scheduler(config, collective.world_size),
             collective=collective,
-            take_seconds=self._phases.take,
+            clock=self._clocks.phases,
         )
 
     def run(self) -> int:
@@ -143,7 +143,6 @@ class Session:
                 evaluator.at(progress.step)
                 if may_roll_back(self._config):
                     checkpointer.save(progress)
-            self._phases.take()
             if files:
                 files.display.begin()
             engines = self._engines
@@ -218,12 +217,13 @@ class Session:
         return feedback
 
     def _evaluator(self, files: RecordFiles | None) -> Evaluator:
-        config, engines = self._config, self._engines
+        config, engines, clocks = self._config, self._engines, self._clocks
+        sampler = clocks.sampler(engines.sampler, EVALUATION)
         earlier = read_metrics(self._output / EVALUATIONS_FILE) if self._first else []
 
         def ask(task: Task, count: int) -> dict[str, Any]:
-            asked = replace(config.evaluation, num_problems=count)
-            return evaluation.evaluate(task, engines.sampler, asked, config.rollout.sampling, engines.collective)
+            asked, task = replace(config.evaluation, num_problems=count), clocks.task(task, EVALUATION)
+            return evaluation.evaluate(task, sampler, asked, config.rollout.sampling, engines.collective)
 
         def load(task: TaskConfig) -> VerifiableTask:
             ranks = engines.collective.rank, engines.collective.world_size
@@ -261,15 +261,3 @@ class StopRequest:
 
     def __call__(self) -> bool:
         return self._requested
-
-
-def watch(phases: Phases, config: TrainConfig, task: VerifiableTask, sampler: Sampler, learner: DeepSpeedLearner):
-    """Gives every wait of the loop a name, a clock and a deadline."""
-    rollout, steps = config.rollout.deadline_seconds, config.learner.deadline_seconds
-    timed: Callable[..., Callable] = phases.timed
-    sampler.generate = timed("sample", sampler.generate, rollout, "rollout.deadline_seconds")
-    task.grade = timed("grade", task.grade, rollout, "rollout.deadline_seconds")
-    learner.evaluate = timed("evaluate", learner.evaluate, steps, "learner.deadline_seconds")
-    learner.step = timed("learn", learner.step, steps, "learner.deadline_seconds")
-    learner.save = timed("save", learner.save, steps, "learner.deadline_seconds")
-    learner.rewind = timed("load", learner.rewind, steps, "learner.deadline_seconds")

@@ -241,13 +241,18 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("place", "phase", "key"),
-    [("sampler", "sample", "rollout.deadline_seconds"), ("sync", "sync", "weight_sync.deadline_seconds")],
+    ("place", "phase", "key", "evaluated"),
+    [
+        ("sampler", "sample", "rollout.deadline_seconds", 0),
+        ("sampler", "evaluation", "rollout.deadline_seconds", 8),
+        ("sync", "sync", "weight_sync.deadline_seconds", 8),
+    ],
 )
-def test_a_hang_is_ended_by_its_deadline_with_the_culprit_named(place, phase, key, tmp_path):
+def test_a_hang_is_ended_by_its_deadline_with_the_culprit_named(place, phase, key, evaluated, tmp_path):
     script = tmp_path / "hang.py"
     script.write_text(HANG)
     overrides = [*SMALL, f"output_dir={tmp_path}/run", "rollout.engine=transformers", f"{key}=2"]
+    overrides += [f"evaluation.num_problems={evaluated}"]
     done = subprocess.run([sys.executable, script, place, *overrides], capture_output=True, text=True, timeout=120)
     assert done.returncode == 75, done.stderr[-3000:]
     assert f"phase '{phase}'" in done.stderr and key in done.stderr

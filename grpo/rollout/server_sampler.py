@@ -77,7 +77,7 @@ class ServerSampler:
         self.policy_version = 0
         servers = config.rollout.servers
         # Drawing may go on in another thread, beside the learner's collectives.
-        self._drawing = collective.apart()
+        self._drawing = collective.apart(config.rollout.deadline_seconds)
         self._first = collective.rank == 0
         processes = start_servers(config, str(model_path), device) if self._first and not servers.urls else {}
         key = os.environ.get(KEY_VARIABLE, "")

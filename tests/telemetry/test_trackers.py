@@ -5,6 +5,7 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -199,19 +200,28 @@ def test_a_run_that_crashes_is_shown_as_failed(tmp_path):
     assert run.info.status == "FAILED"
 
 
-@pytest.mark.parametrize("failed", [True, False])
-def test_wandb_is_told_how_a_run_ended(failed, tmp_path):
+def exit_codes(path):
+    """What the file of an offline run says of its end. Behind seven bytes of its own it has records, each after its
+    checksum, length and kind; the last may be half written."""
     from wandb.proto.wandb_internal_pb2 import Record
 
+    written, place, codes = path.read_bytes(), 7, []
+    while place + 7 <= len(written):
+        _, length, _ = struct.unpack_from("<IHB", written, place)
+        start, place = place + 7, place + 7 + length
+        record = Record.FromString(written[start:place]) if place <= len(written) else Record()
+        codes += [record.exit.exit_code] if record.HasField("exit") else []
+    return codes
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_wandb_is_told_how_a_run_ended(failed, tmp_path):
     WandbTracker({}, "offline", "grpo", tmp_path).close(failed)
     [path] = tmp_path.glob("wandb/wandb/offline-run-*/run-*.wandb")
-    # Seven bytes of the file's own; then records, each behind its checksum, length and kind.
-    written, place, codes = path.read_bytes(), 7, []
-    while place < len(written):
-        _, length, _ = struct.unpack_from("<IHB", written, place)
-        record = Record.FromString(written[place + 7 : place + 7 + length])
-        codes += [record.exit.exit_code] if record.HasField("exit") else []
-        place += 7 + length
+    # Its own process writes the last record, and may be a moment late.
+    deadline = time.monotonic() + 30
+    while not (codes := exit_codes(path)) and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert codes == [int(failed)]
 
 
