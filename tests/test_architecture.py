@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "telemetry": {"types", "config", "interfaces"},
     "report": {"types", "config", "statistics", "telemetry", "dynamics"},
     "clocks": {"types", "config", "interfaces", "telemetry"},
+    "ranks": {"config", "interfaces"},
     "measure": {"types", "interfaces", "algorithm"},
     "loop": {"types", "interfaces", "measure"},
     "evaluation": {"types", "config", "interfaces", "statistics"},
