@@ -24,9 +24,12 @@ class Rank(subprocess.Popen):
 
 
 def stopped_with(number: int) -> int:
-    """Exit code after the signal `number`: the first one of a rank that did not end by it, having saved."""
-    ended = {_positive(rank.returncode) for rank in STARTED}
-    return min(ended - {0, 128 + number, 128 + signal.SIGTERM}, default=128 + number)
+    """Exit code after the signal `number`: that of a rank which could not save, or the signal's own."""
+    codes = {rank.poll() or 0 for rank in STARTED}
+    # A rank that the signal itself has ended was still starting, and took the others with it: nothing was to be saved.
+    if -number in codes:
+        return 128 + number
+    return min({_positive(code) for code in codes} - {0, 128 + signal.SIGTERM}, default=128 + number)
 
 
 def _positive(code: int) -> int:
