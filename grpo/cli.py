@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from grpo import environment
-from grpo.config.errors import UserError
+from grpo.config.errors import EndedElsewhere, UserError
 from grpo.tether import end_with_parent
 
 USAGE = """usage: grpo COMMAND [key=value ...]
@@ -45,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.path.insert(0, os.getcwd())
     try:
         return COMMANDS[command](arguments)
+    except EndedElsewhere:
+        return WRONG_USE
     except UserError as error:
         print(f"grpo: {error}", file=sys.stderr)
         return WRONG_USE

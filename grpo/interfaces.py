@@ -33,6 +33,9 @@ MERGED, BASE, ADAPTERS = "merged", "base", "adapters"
 """Forms in which a refresh sends weights. With LoRA, a receiver that keeps the frozen `BASE` is sent nothing but
 `ADAPTERS` from then on; `MERGED` are all weights, adapters added in. Without LoRA all weights are MERGED."""
 
+ROUND = "round"
+"""Under this name a round's own seconds, by the clock on the wall, stand beside those of its phases."""
+
 BASE_SUFFIX, DOWN_SUFFIX, UP_SUFFIX = ".base", ".lora_A", ".lora_B"
 """What follows the name of an adapted weight in a bucket: the frozen weight, A and the scaled B of W = base + B·A."""
 
@@ -202,8 +205,20 @@ class Collective(Protocol):
         """The values of those ranks that learn from the same rows as this one, in rank order, and where this rank's
         are among them. All there are of a rank that learns alone."""
 
-    def apart(self) -> Collective:
-        """The same ranks for another thread, whose calls do not mix with this one's."""
+    def apart(self, deadline_seconds: float) -> Collective:
+        """The same ranks for another thread, whose calls do not mix with this one's. There a rank waits for the others
+        for `deadline_seconds`."""
+
+
+class Clock(Protocol):
+    """How long a round takes."""
+
+    def begin_round(self) -> None:
+        """Called before anything of the round. What was timed since the round before is no part of it."""
+
+    def end_round(self) -> Mapping[str, float]:
+        """Called once the sampler is refreshed. Returns the seconds of the whole round as `ROUND`, and those of each
+        phase under its name."""
 
 
 class Tracker(Protocol):
@@ -218,5 +233,5 @@ class Tracker(Protocol):
     def samples(self, rows: Iterable[Mapping[str, Any]], step: int) -> None:
         """Completions with prompt, text and reward."""
 
-    def close(self) -> None:
-        """Everything is on disk or sent."""
+    def close(self, failed: bool = False) -> None:
+        """Returns when everything is on disk or sent. A run that `failed` is shown as such."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import torch
 from rich.console import Console
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.estimate import ModelShape, batch_table, memory_estimate
@@ -64,11 +64,18 @@ def model_shape(path: Path, trust_remote_code: bool = False) -> ModelShape:
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         layers=config.num_hidden_layers,
         width=config.hidden_size,
-        inner_width=config.intermediate_size,
+        inner_width=inner_width(config),
         vocabulary=config.vocab_size,
         query_width=config.num_attention_heads * width,
         key_value_width=heads * width,
     )
+
+
+def inner_width(config: PretrainedConfig) -> int:
+    """Width of the layers between attentions. GPT-2 and its kin call it n_inner, and leave it out where it is four
+    times the model's width."""
+    named = (getattr(config, name, None) for name in ("intermediate_size", "n_inner"))
+    return next((width for width in named if width), 4 * config.hidden_size)
 
 
 def print_tables(config: TrainConfig, path: Path, ranks: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from grpo.interfaces import Collective, Collector, Learner, Sampler, Scheduler, Task, WeightSync
+from grpo.interfaces import Clock, Collective, Collector, Learner, Sampler, Scheduler, Task, WeightSync
 from grpo.measure import measure_round
 from grpo.types import Batch, Collected, EvaluatedGroup, Progress, RoundPlan, RoundStatistics
 
@@ -25,7 +25,7 @@ class Engines:
     weight_sync: WeightSync
     scheduler: Scheduler
     collective: Collective
-    take_seconds: Callable[[], dict[str, float]]
+    clock: Clock
 
 
 class Observer(Protocol):
@@ -59,11 +59,12 @@ def one_round(
 ) -> tuple[RoundStatistics, Collected]:
     """Sample, grade, learn for τ steps, refresh the sampler, measure. Sampled ahead, a round has the plan that was
     known then."""
+    engines.clock.begin_round()
     collected = engines.collector.collect(plan, steps_left)
     evaluated = engines.learner.evaluate(collected.groups, collected.plan)
     batches = engines.make_batches(evaluated, collected.plan)
     reports = [engines.learner.step(batch) for batch in batches]
     engines.weight_sync.check(reports[0])
     engines.weight_sync.refresh(engines.learner, engines.sampler)
-    seconds = engines.take_seconds()
+    seconds = engines.clock.end_round()
     return measure_round(round_index, collected, reports, seconds, engines.collective), collected

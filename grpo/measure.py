@@ -17,8 +17,8 @@ def measure_round(
     seconds: Mapping[str, float],
     collective: Collective,
 ) -> RoundStatistics:
-    """Sums `collected` over ranks and adds up the steps' reports (which are already summed). Seconds of each phase
-    are the mean over ranks: whatever is decided by them is decided alike on every rank."""
+    """Sums `collected` over ranks and adds up the steps' reports (which are already summed). `seconds` are the loop's;
+    those of the round and of each phase are the mean over ranks, so that all ranks decide alike by them."""
     stale = staleness(collected, reports)
     means: dict[str, Mean] = {}
     # A rank without groups knows no names of rewards: they are added up by name.
@@ -38,7 +38,7 @@ def measure_round(
         plan=collected.plan,
         means=means,
         reward_counts=dict(counts),
-        seconds=mean_seconds(seconds, collective),
+        seconds=mean_seconds({**seconds, **collected.seconds}, collective),
         reports=tuple(reports),
     )
 

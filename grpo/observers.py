@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -13,6 +13,7 @@ from grpo.dynamics.findings import Finding
 from grpo.evaluation import score
 from grpo.interfaces import Collective, Learner, Sampler, Task, Tracker, WeightSync
 from grpo.learner.checkpoint import CheckpointStore, plain_progress
+from grpo.ranks import on_first
 from grpo.telemetry import COUNTS, REASON, JsonLines, RunDisplay, flatten, peak_memory
 from grpo.types import Collected, Progress, RoundPlan, RoundStatistics
 
@@ -21,16 +22,19 @@ PROMPTS_FILE = "prompts.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class RecordFiles:
-    """Where rank 0 writes."""
+    """Where rank 0 writes, until the end of a `with`. A run that raises there is shown as failed."""
 
     tracker: Tracker
     prompts: JsonLines
     display: RunDisplay
 
-    def close(self) -> None:
+    def __enter__(self) -> RecordFiles:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self.display.close()
-        self.tracker.close()
         self.prompts.close()
+        self.tracker.close(failed=kind is not None)
 
 
 class Recorder:
@@ -56,8 +60,9 @@ class Recorder:
         versions = [(scored.group.oldest_version, scored.group.newest_version) for scored in collected.sampled]
         samples = _samples(collected, self._samples_per_round)
         shares = self._collective.gather((ids, correct, versions, samples, peak_memory()))
-        if self._files is None:
-            return
+        on_first(self._collective, lambda: self._write(statistics, progress, shares))
+
+    def _write(self, statistics: RoundStatistics, progress: Progress, shares: Sequence[tuple]) -> None:
         every_id, every_count, every_version, samples, memory = zip(*shares, strict=True)
         metrics = flatten(statistics, self._peak_tflops) | {
             name: max(each[name] for each in memory) for name in memory[0]
@@ -167,10 +172,10 @@ class Evaluator:
 
 
 class Watch:
-    """Every so many rounds: what the log shows to be wrong, told once each. On the first rank only."""
+    """Every so many rounds: what the log shows to be wrong, told once each."""
 
     def __init__(self, every: int, findings: Callable[[], Iterable[Finding]], tell: Callable[[str], None]):
-        """`findings` diagnoses the log as it is by now; `every` 0 never looks."""
+        """`findings` diagnoses the log as it is by now, on the first rank; `every` 0 never looks."""
         self._every = every
         self._findings = findings
         self._tell = tell

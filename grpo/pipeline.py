@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from grpo.clocks import Beside, Clocks, Timed
 from grpo.config import TrainConfig
 from grpo.dynamics.budget import further_tries
-from grpo.interfaces import Collective, Collector, Learner, Sampler, Task
+from grpo.interfaces import Collective, Collector, Learner, Sampler, Task, WeightSync
 from grpo.rollout.ahead import AheadCollector
 from grpo.rollout.collect import BudgetedCollector, PlainCollector, RefillingCollector
-from grpo.rollout.source import Asking, AskingAhead
-from grpo.telemetry import Phases
+from grpo.rollout.source import Asking, AskingAhead, Source
 from grpo.weight_sync.refresh import CheckedSync, Probe
 
 # Of one rank, after each refresh.
@@ -20,25 +20,23 @@ PROBED_PROMPTS, PROBED_TOKENS = 2, 16
 
 
 def build_pipeline(
-    config: TrainConfig, task: Task, sampler: Sampler, collective: Collective, phases: Phases
-) -> tuple[Collector, CheckedSync]:
-    """What fills a round, and what refreshes the sampler after it; `phases` times both."""
+    config: TrainConfig, task: Task, sampler: Sampler, collective: Collective, clocks: Clocks
+) -> tuple[Collector, WeightSync]:
+    """What fills a round, and what refreshes the sampler after it; `clocks` times both."""
+    task, thread_seconds = clocks.task(task), clocks.phases.take
     probe = None if config.pipeline == "off" else _probe(config, task, collective)
-    sync = CheckedSync(config.weight_sync.max_mismatch, probe)
-    sync.refresh = phases.timed(
-        "sync", sync.refresh, config.weight_sync.deadline_seconds, "weight_sync.deadline_seconds"
-    )
+    sync = clocks.weight_sync(CheckedSync(config.weight_sync.max_mismatch, probe))
     if config.pipeline == "off":
-        return _build_collector(config, task, sampler, collective), sync
-    deadline, key = config.rollout.deadline_seconds, "rollout.deadline_seconds"
+        return _build_collector(config, task, clocks.sampler(sampler), collective), sync
     if config.pipeline == "one_round":
-        collector = AheadCollector(_build_collector(config, task, sampler, collective.apart()), task)
-        settle = phases.timed("wait", collector.settle, deadline, key)
-        sync.refresh = partial(_settled, settle, sync.refresh)
+        apart = collective.apart(config.rollout.deadline_seconds)
+        inner = _build_collector(config, task, clocks.sampler(sampler), apart)
+        collector = AheadCollector(Beside(inner, thread_seconds), task)
+        sync = Timed(sync, refresh=partial(_settled, clocks.waited(collector.settle), sync.refresh))
     else:
-        collector = _build_collector(config, task, sampler, collective)
-    collector.collect = phases.timed("wait", collector.collect, deadline, key)
-    return collector, sync
+        ahead = AskingAhead(task, clocks.asked(sampler), collective, config.rollout.max_staleness, thread_seconds)
+        collector = Beside(_filled(config, ahead, collective), ahead.take_seconds)
+    return Timed(collector, collect=clocks.waited(collector.collect)), sync
 
 
 def _probe(config: TrainConfig, task: Task, collective: Collective) -> Probe:
@@ -60,12 +58,13 @@ def _settled(
 
 def _build_collector(config: TrainConfig, task: Task, sampler: Sampler, collective: Collective) -> Collector:
     """How rounds are filled: as asked, refilled, or spread by a budget."""
-    refill, budget = config.rollout.refill, config.rollout.budget
+    budget = config.rollout.budget
     if budget.enabled:
         spread = partial(further_tries, largest=budget.largest, exponent=config.normalization.exponent)
         return BudgetedCollector(task, sampler, budget, collective, spread)
-    if config.pipeline == "continuous":
-        source = AskingAhead(task, sampler, collective, config.rollout.max_staleness)
-    else:
-        source = Asking(task, sampler)
+    return _filled(config, Asking(task, sampler), collective)
+
+
+def _filled(config: TrainConfig, source: Source, collective: Collective) -> Collector:
+    refill = config.rollout.refill
     return RefillingCollector(source, refill, collective) if refill.enabled else PlainCollector(source)

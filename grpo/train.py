@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from transformers import PreTrainedTokenizerBase
 
 from grpo import evaluation, launch_check, models
 from grpo.algorithm.batches import BatchMaker
+from grpo.clocks import EVALUATION, Clocks
 from grpo.config import TaskConfig, TrainConfig
 from grpo.config.errors import SamplerLost
 from grpo.config.validate import validate
 from grpo.dynamics.diagnostics import diagnose
+from grpo.dynamics.findings import Finding
 from grpo.dynamics.scheduler import build_scheduler, may_roll_back, replanned
-from grpo.interfaces import Sampler, Task
+from grpo.interfaces import Collective, Sampler, Task, Tracker
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import init_distributed
 from grpo.learner.export import export
@@ -38,6 +41,7 @@ from grpo.observers import (
 )
 from grpo.parts import build_sampler, load_suite, load_task, warm_start_examples
 from grpo.pipeline import build_pipeline
+from grpo.ranks import from_first, on_first
 from grpo.report.logs import read_log
 from grpo.report.run import write_report
 from grpo.resume import Saved, checkpoint_store, saved_run
@@ -79,7 +83,20 @@ def train(config: TrainConfig) -> int:
         collective = TorchCollective(device)
         with held(Path(config.output_dir), collective):
             saved = saved_run(config, collective) if config.checkpoint.resume else None
-            return Session(config, path, tokenizer, task, suite, saved).run()
+            # A service that does not answer costs nothing yet.
+            with open_services(config, collective, saved) as services:
+                return Session(config, path, tokenizer, task, suite, saved, services).run()
+
+
+def open_services(config: TrainConfig, collective: Collective, saved: Saved | None) -> Trackers:
+    """What shows the run besides its own files; on the first rank, and nothing on the others. Collective."""
+    output, step = Path(config.output_dir), saved.progress.step if saved else None
+
+    def opened() -> Sequence[Tracker]:
+        write_code(output)
+        return service_trackers(config.tracking, asdict(config), output, step)
+
+    return Trackers(on_first(collective, opened) or ())
 
 
 class Session:
@@ -93,83 +110,79 @@ class Session:
         task: VerifiableTask,
         suite: Sequence[TaskConfig],
         saved: Saved | None,
+        services: Trackers,
     ):
         """`saved` is where a resumed run goes on."""
         device = launch_check.device(config)
-        self._config, self._output, self._saved = config, Path(config.output_dir), saved
+        self._config, self._output, self._saved, self._services = config, Path(config.output_dir), saved, services
         self._tokenizer, self._task, self._suite, self._device = tokenizer, task, suite, device
         learner = DeepSpeedLearner(config, path, device)
         self._collective = learner.collective
         self._first = self._collective.rank == 0
         sampler = build_sampler(config, path, tokenizer, device, self._collective)
-        self._phases = Phases(self._collective.rank)
-        watch(self._phases, config, task, sampler, learner)
+        self._clocks = Clocks(config, Phases(self._collective.rank))
         self._engines = self._assemble(sampler, learner)
         self._store = checkpoint_store(config, self._collective)
         self._stop = StopRequest()
 
     def _assemble(self, sampler: Sampler, learner: DeepSpeedLearner) -> Engines:
         config, task, collective = self._config, self._task, learner.collective
-        collector, sync = build_pipeline(config, task, sampler, collective, self._phases)
+        collector, sync = build_pipeline(config, task, sampler, collective, self._clocks)
         laid_out = replace(config.learner, layout=learner.layout)
         return Engines(
             task=task,
             sampler=sampler,
             collector=collector,
-            learner=learner,
+            learner=self._clocks.learner(learner),
             make_batches=BatchMaker(config.normalization, config.objective, laid_out, collective),
             weight_sync=sync,
             scheduler=build_scheduler(config, collective.world_size),
             collective=collective,
-            take_seconds=self._phases.take,
+            clock=self._clocks.phases,
         )
 
     def run(self) -> int:
         """Evaluate, train, evaluate, export, report."""
         progress = self._resumed(self._saved) if self._saved else self._fresh()
-        self._output.mkdir(parents=True, exist_ok=True)
         self._engines.weight_sync.refresh(self._engines.learner, self._engines.sampler)
-        files = self._files(progress.step) if self._first else None
+        files = on_first(self._collective, lambda: self._files(progress.step))
+        with files or nullcontext():
+            progress = self._train(progress, files)
+        if self._first and progress.plan.stop:
+            print(f"step {progress.step}: {progress.plan.reason}")
+        if not self._is_over(progress):
+            if self._first:
+                steps = f"step {progress.step} of {self._config.num_steps}"
+                print(f"stopped at {steps}; continue with checkpoint.resume=true")
+            return INTERRUPTED
+        self._leave()
+        return 0
+
+    def _train(self, progress: Progress, files: RecordFiles | None) -> Progress:
+        """Rounds, with what goes on around them. Returns where they ended."""
+        config, engines = self._config, self._engines
         evaluator = self._evaluator(files)
-        checkpointer = Checkpointer(
-            self._config.checkpoint, self._store, self._engines.learner, asdict(self._config), evaluator
-        )
-        if self._first:
-            (self._output / CONFIG_FILE).write_text(json.dumps(asdict(self._config), indent=1))
-        last, samples = LastRound(), self._config.tracking.samples_per_round
+        checkpointer = Checkpointer(config.checkpoint, self._store, engines.learner, asdict(config), evaluator)
+        last, samples = LastRound(), config.tracking.samples_per_round
         recorder = Recorder(self._collective, files, samples, peak_tflops(self._device))
+        rewinder = Rewinder(self._store, engines.learner, engines.sampler, engines.weight_sync)
+        observers = [last, recorder, self._feedback(), rewinder, evaluator, checkpointer, self._watch(files)]
         try:
-            if not self._config.checkpoint.resume:
+            if not config.checkpoint.resume:
                 evaluator.at(progress.step)
-                if may_roll_back(self._config):
+                if may_roll_back(config):
                     checkpointer.save(progress)
-            self._phases.take()
             if files:
                 files.display.begin()
-            engines = self._engines
-            rewinder = Rewinder(self._store, engines.learner, engines.sampler, engines.weight_sync)
-            observers = [last, recorder, self._feedback(), rewinder, evaluator, checkpointer]
-            if files:
-                every = self._config.dynamics.diagnose_every
-                observers.append(Watch(every, lambda: diagnose(read_log(self._output)), files.display.note))
-            progress = run(self._engines, progress, self._config.num_steps, observers, self._stop)
+            progress = run(engines, progress, config.num_steps, observers, self._stop)
             if self._is_over(progress):
                 evaluator.at(progress.step)
             checkpointer.save(progress)
         except SamplerLost:
-            if last.progress is not None and self._engines.learner.num_steps == last.progress.step:
+            if last.progress is not None and engines.learner.num_steps == last.progress.step:
                 checkpointer.save(last.progress)
             raise
-        finally:
-            if files:
-                files.close()
-        if progress.plan.stop:
-            print(f"step {progress.step}: {progress.plan.reason}")
-        if not self._is_over(progress):
-            print(f"stopped at step {progress.step} of {self._config.num_steps}; continue with checkpoint.resume=true")
-            return INTERRUPTED
-        self._leave()
-        return 0
+        return progress
 
     def _is_over(self, progress: Progress) -> bool:
         return progress.plan.stop or progress.step >= self._config.num_steps
@@ -203,27 +216,32 @@ class Session:
 
     def _files(self, step: int) -> RecordFiles:
         config, from_step = self._config, self._resume_step(step)
-        write_code(self._output)
-        services = service_trackers(config.tracking, asdict(config), self._output, from_step)
-        tracker = Trackers([JsonlTracker(self._output, from_step), *services])
+        tracker = Trackers([JsonlTracker(self._output, from_step), self._services])
         prompts = JsonLines(self._output / PROMPTS_FILE, from_step)
+        (self._output / CONFIG_FILE).write_text(json.dumps(asdict(config), indent=1))
         return RecordFiles(tracker, prompts, RunDisplay(config.num_steps, first_step=step))
+
+    def _watch(self, files: RecordFiles | None) -> Watch:
+        def findings() -> Sequence[Finding]:
+            return on_first(self._collective, lambda: diagnose(read_log(self._output))) or ()
+
+        return Watch(self._config.dynamics.diagnose_every, findings, files.display.note if files else print)
 
     def _feedback(self) -> Feedback:
         """Of a resumed run, as it stood: every rank reads the rounds before from the log that the first one has."""
         feedback = Feedback(self._task, self._engines.collective)
-        path = self._output / PROMPTS_FILE
-        rounds = read_metrics(path) if self._first and self._config.checkpoint.resume else []
-        feedback.replay(self._engines.collective.gather(rounds)[0])
+        if self._config.checkpoint.resume:
+            feedback.replay(from_first(self._collective, lambda: read_metrics(self._output / PROMPTS_FILE)))
         return feedback
 
     def _evaluator(self, files: RecordFiles | None) -> Evaluator:
-        config, engines = self._config, self._engines
-        earlier = read_metrics(self._output / EVALUATIONS_FILE) if self._first else []
+        config, engines, clocks = self._config, self._engines, self._clocks
+        sampler = clocks.sampler(engines.sampler, EVALUATION)
+        earlier = from_first(self._collective, lambda: read_metrics(self._output / EVALUATIONS_FILE))
 
         def ask(task: Task, count: int) -> dict[str, Any]:
-            asked = replace(config.evaluation, num_problems=count)
-            return evaluation.evaluate(task, engines.sampler, asked, config.rollout.sampling, engines.collective)
+            asked, task = replace(config.evaluation, num_problems=count), clocks.task(task, EVALUATION)
+            return evaluation.evaluate(task, sampler, asked, config.rollout.sampling, engines.collective)
 
         def load(task: TaskConfig) -> VerifiableTask:
             ranks = engines.collective.rank, engines.collective.world_size
@@ -236,12 +254,10 @@ class Session:
             return result | {"suite": suite} if suite else result
 
         def record(result: dict[str, Any]) -> None:
-            if files:
-                files.tracker.evaluation(result, result["step"])
-                for line in evaluation.told(result):
-                    files.display.note(f"step {result['step']}: {line}")
+            on_first(self._collective, lambda: files.tracker.evaluation(result, result["step"]))
+            for line in evaluation.told(result) if files else ():
+                files.display.note(f"step {result['step']}: {line}")
 
-        earlier = engines.collective.gather(earlier)[0]
         return Evaluator(config.evaluation, evaluate, record, earlier, self._is_over)
 
 
@@ -261,15 +277,3 @@ class StopRequest:
 
     def __call__(self) -> bool:
         return self._requested
-
-
-def watch(phases: Phases, config: TrainConfig, task: VerifiableTask, sampler: Sampler, learner: DeepSpeedLearner):
-    """Gives every wait of the loop a name, a clock and a deadline."""
-    rollout, steps = config.rollout.deadline_seconds, config.learner.deadline_seconds
-    timed: Callable[..., Callable] = phases.timed
-    sampler.generate = timed("sample", sampler.generate, rollout, "rollout.deadline_seconds")
-    task.grade = timed("grade", task.grade, rollout, "rollout.deadline_seconds")
-    learner.evaluate = timed("evaluate", learner.evaluate, steps, "learner.deadline_seconds")
-    learner.step = timed("learn", learner.step, steps, "learner.deadline_seconds")
-    learner.save = timed("save", learner.save, steps, "learner.deadline_seconds")
-    learner.rewind = timed("load", learner.rewind, steps, "learner.deadline_seconds")

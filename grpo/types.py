@@ -123,12 +123,14 @@ class ScoredGroup:
 @dataclass(frozen=True, slots=True)
 class Collected:
     """What a round sampled under `plan`. `groups` are learned from, first step's first; `sampled` are all that were
-    graded: the same, or more where silent groups were replaced. `cursor` is where the stream of prompts then stood."""
+    graded: the same, or more where silent groups were replaced. `cursor` is where the stream of prompts then stood.
+    `seconds` are those of another thread that sampled and graded them; the loop's own clock has the rest."""
 
     groups: tuple[ScoredGroup, ...]
     sampled: tuple[ScoredGroup, ...]
     plan: RoundPlan
     cursor: int
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

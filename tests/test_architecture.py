@@ -28,6 +28,8 @@ MAY_IMPORT = {
     "weight_sync": {"config", "types", "interfaces", "network"},
     "telemetry": {"types", "config", "interfaces"},
     "report": {"types", "config", "statistics", "telemetry", "dynamics"},
+    "clocks": {"types", "config", "interfaces", "telemetry"},
+    "ranks": {"config", "interfaces"},
     "measure": {"types", "interfaces", "algorithm"},
     "loop": {"types", "interfaces", "measure"},
     "evaluation": {"types", "config", "interfaces", "statistics"},

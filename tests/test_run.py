@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -219,6 +220,51 @@ def test_two_ranks_ask_the_prompts_of_one_and_draw_the_same_samples(finished, tm
     assert rows(output / "evaluations.jsonl")[0] == rows(finished[0] / "evaluations.jsonl")[0]
 
 
+def two_ranks(*words):
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "grpo.cli", "train"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", *launcher, *words], capture_output=True, text=True, timeout=400, env=environment
+    )
+
+
+def test_a_tracker_that_cannot_be_reached_ends_all_ranks_with_one_line_before_the_engines_start(tmp_path):
+    done = two_ranks(*SMALL, f"output_dir={tmp_path}", "tracking.mlflow=http://127.0.0.1:9")
+    told = [line for line in done.stderr.splitlines() if line.startswith("grpo: ")]
+    assert done.returncode == 1 and len(told) == 1, done.stderr[-3000:]
+    assert told[0].startswith("grpo: MLflow at http://127.0.0.1:9 did not start")
+    assert "Traceback" not in done.stderr.partition("torch/distributed")[0]
+    # Nothing of a learner or a sampler: the run's folder has only what says which code it is.
+    assert {path.name for path in tmp_path.iterdir()} <= {"run.lock", "code.json", "code.patch"}
+
+
+def test_what_the_first_rank_cannot_read_ends_all_ranks_with_one_line(finished, tmp_path):
+    shutil.copytree(finished[0], tmp_path / "run")
+    damaged = tmp_path / "run" / "evaluations.jsonl"
+    damaged.write_text("{\n" + damaged.read_text())
+    resumed = [*ROUNDS, "num_steps=14", f"output_dir={tmp_path}/run", "checkpoint.resume=true"]
+    done = two_ranks(*SMALL, *resumed, "rollout.engine=transformers")
+    told = [line for line in done.stderr.splitlines() if line.startswith("grpo: ")]
+    assert told == [f"grpo: line 1 of {damaged} is not JSON: delete that line"], done.stderr[-3000:]
+    assert "gloo" not in done.stderr.lower() and "RuntimeError" not in done.stderr
+
+
+def test_seconds_are_told_once_and_belong_to_what_took_them(tmp_path):
+    words = [*SMALL, "rollout.engine=transformers", "evaluation.every_rounds=1", "checkpoint.every_rounds=1"]
+    done = two_ranks(*words, f"output_dir={tmp_path}", "limits.samples=32")
+    assert done.returncode == 0, done.stderr[-3000:]
+    # As soon as it is known, and at the end.
+    assert done.stdout.count("step 2: the budget of 32 samples is spent") == 2
+    for row in rows(tmp_path / "metrics.jsonl"):
+        seconds = {name: value for name, value in row.items() if name.startswith("time/")}
+        between = ("time/round_seconds", "time/evaluation_seconds", "time/save_seconds")
+        phases = sum(value for name, value in seconds.items() if name not in between)
+        assert 0 < phases < row["time/round_seconds"]
+        assert seconds["time/evaluation_seconds"] > 0
+        tokens = 16 * row["completions/length_mean"]
+        assert row["throughput/sample_tokens_per_second"] == pytest.approx(tokens / row["time/sample_seconds"])
+
+
 HANG = """
 import sys, time
 from grpo import environment
@@ -241,13 +287,18 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("place", "phase", "key"),
-    [("sampler", "sample", "rollout.deadline_seconds"), ("sync", "sync", "weight_sync.deadline_seconds")],
+    ("place", "phase", "key", "evaluated"),
+    [
+        ("sampler", "sample", "rollout.deadline_seconds", 0),
+        ("sampler", "evaluation", "rollout.deadline_seconds", 8),
+        ("sync", "sync", "weight_sync.deadline_seconds", 8),
+    ],
 )
-def test_a_hang_is_ended_by_its_deadline_with_the_culprit_named(place, phase, key, tmp_path):
+def test_a_hang_is_ended_by_its_deadline_with_the_culprit_named(place, phase, key, evaluated, tmp_path):
     script = tmp_path / "hang.py"
     script.write_text(HANG)
     overrides = [*SMALL, f"output_dir={tmp_path}/run", "rollout.engine=transformers", f"{key}=2"]
+    overrides += [f"evaluation.num_problems={evaluated}"]
     done = subprocess.run([sys.executable, script, place, *overrides], capture_output=True, text=True, timeout=120)
     assert done.returncode == 75, done.stderr[-3000:]
     assert f"phase '{phase}'" in done.stderr and key in done.stderr

@@ -12,6 +12,10 @@ class SamplerLost(UserError):
     """Nobody is left to sample: the run ends with a checkpoint of its last round."""
 
 
+class EndedElsewhere(UserError):
+    """Another rank has failed and tells why: this one ends without a word."""
+
+
 NOBODY_LEFT = "no vLLM server is left: see logs/ in the run's folder, and continue with checkpoint.resume=true"
 
 

@@ -131,7 +131,7 @@ class LimitsConfig:
     samples: int = 0
     # Tokens of completions.
     tokens: int = 0
-    # Of rounds; evaluations and checkpoints come on top.
+    # Of rounds, by the clock on the wall; evaluations and checkpoints come on top.
     seconds: float = 0.0
 
 

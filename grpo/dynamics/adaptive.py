@@ -22,6 +22,7 @@ from grpo.dynamics.identify import FEWEST_POINTS, Identification, identify
 from grpo.dynamics.identity import silent_rate
 from grpo.dynamics.laws import History
 from grpo.dynamics.refresh import OffPolicyness, RefreshRule, choose_refresh_interval, fit_step_time
+from grpo.interfaces import ROUND
 from grpo.types import Mean, RoundPlan, RoundStatistics
 
 # Counts of older rounds are multiplied by this each round: difficulty is that of the present policy.
@@ -220,7 +221,7 @@ def _remember(state: Mapping[str, Any], statistics: RoundStatistics) -> dict[str
         "tried": num_tried(statistics.reward_counts),
         "interval": interval,
         "delay": interval + behind,
-        "seconds": sum(statistics.seconds.values()),
+        "seconds": statistics.seconds[ROUND],
         "fixed_seconds": statistics.seconds.get("sync", 0.0),
     }
     kept = [[k, size, number] for (k, size), number in sorted(counts.items()) if number > 1e-3]

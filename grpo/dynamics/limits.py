@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from grpo.interfaces import ROUND
 from grpo.types import RoundPlan, RoundStatistics
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ SPENT = "spent"
 
 class LimitedScheduler:
     """`scheduler`, until one of `limits` (samples, tokens, seconds → how many) is spent. What is spent is kept beside
-    the scheduler's own state, so a resumed run counts on. Seconds are those of the rounds' phases."""
+    the scheduler's own state, so a resumed run counts on. Seconds are those of rounds, by the clock on the wall."""
 
     def __init__(self, scheduler: Scheduler, limits: Mapping[str, float]):
         self._scheduler = scheduler
@@ -49,5 +50,5 @@ def _of_round(statistics: RoundStatistics) -> dict[str, float]:
     return {
         "samples": float(sum(size * groups for (_, size), groups in statistics.reward_counts.items())),
         "tokens": statistics.means["completions/length_mean"].total,
-        "seconds": sum(statistics.seconds.values()),
+        "seconds": statistics.seconds[ROUND],
     }

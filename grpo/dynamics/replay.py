@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from grpo.interfaces import ROUND
 from grpo.types import Mean, RoundPlan, RoundStatistics, StepReport
 
 if TYPE_CHECKING:
@@ -78,10 +79,21 @@ def statistics_of(row: Mapping[str, Any], counts: Counts, round_index: int) -> R
         plan=plan,
         means={name: Mean(value, 1.0) for name, value in row.items() if isinstance(value, float)},
         reward_counts=counts,
-        seconds={
-            name.removeprefix("time/").removesuffix("_seconds"): value
-            for name, value in row.items()
-            if name.startswith("time/")
-        },
+        seconds=seconds_of(row),
         reports=reports,
     )
+
+
+def round_seconds(row: Mapping[str, Any]) -> float:
+    """Seconds of a whole round by the clock on the wall."""
+    return seconds_of(row)[ROUND]
+
+
+def seconds_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds of a round's phases and of the whole. Logs without a total are older: there the phases add up to it."""
+    phases = {
+        name.removeprefix("time/").removesuffix("_seconds"): value
+        for name, value in row.items()
+        if name.startswith("time/")
+    }
+    return {ROUND: sum(phases.values()), **phases}

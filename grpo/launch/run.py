@@ -32,7 +32,8 @@ POLL_SECONDS = 0.2
 
 def launch(words: Sequence[str]) -> int:
     """Runs `words`, overrides of `grpo train`, over the machines of `hardware`; the learners' exit code, 143 when it
-    was asked to stop. Every seat writes into `logs/` in the run's folder, the first learner to the terminal too."""
+    was asked to stop and all of them saved, or it was asked twice. Every seat writes into `logs/` in the run's folder,
+    the first learner to the terminal too."""
     words = [*words, *_resumed(compose_config([*words]))]
     config = compose_config(words)
     hardware = config.hardware
@@ -72,7 +73,8 @@ def _resumed(config: TrainConfig) -> list[str]:
 
 def _wait(held: Sequence[Held], stop: _StopRequest) -> int:
     """Until all learners have ended. Where one fails, the others, which wait for it, are killed; where no server is
-    left, all are asked to stop, for they would wait for one. What ended the run is told again at its end."""
+    left, all are asked to stop, for they would wait for one. What ended the run is told again at its end, and so is a
+    learner that could not save when it was asked to stop."""
     learners = [each for each in held if each.seat.role == LEARNER]
     servers = [each for each in held if each.seat.role != LEARNER]
     asked, last_server = 0, None
@@ -99,6 +101,10 @@ def _wait(held: Sequence[Held], stop: _StopRequest) -> int:
             if last_server:
                 _tell(last_server)
                 return codes[last_server] or 1
+            unsaved = [each for each in learners if codes[each] not in (0, INTERRUPTED)]
+            if asked == 1 and unsaved:
+                _tell(unsaved[0])
+                return codes[unsaved[0]]
             return INTERRUPTED if asked else 0
         time.sleep(POLL_SECONDS)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -22,9 +23,11 @@ class TorchCollective:
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world_size = dist.get_world_size() if dist.is_initialized() else 1
 
-    def apart(self) -> TorchCollective:
-        """The same ranks for another thread, whose calls must not mix with this one's. Collective."""
-        group = dist.new_group(backend="gloo") if self.world_size > 1 else None
+    def apart(self, deadline_seconds: float) -> TorchCollective:
+        """The same ranks for another thread, whose calls must not mix with this one's. Collective. A rank that waits
+        for the others there gives up after `deadline_seconds`."""
+        timeout = timedelta(seconds=deadline_seconds)
+        group = dist.new_group(backend="gloo", timeout=timeout) if self.world_size > 1 else None
         return TorchCollective(torch.device("cpu"), group)
 
     def sum(self, values: Sequence[float]) -> list[float]:

@@ -14,6 +14,7 @@ from scipy.optimize import isotonic_regression
 
 from grpo.config import UserError
 from grpo.config.saved import flat
+from grpo.dynamics.replay import round_seconds
 from grpo.report.logs import Row, counts_of, read_run, run_config
 from grpo.telemetry import read_metrics
 
@@ -37,7 +38,7 @@ class Run:
         steps = np.array([each["step"] for each in self.evaluations], float)
         samples = np.array([sum(size * groups for (_, size), groups in counts_of(row).items()) for row in self.rows])
         tokens = np.array([row["completions/length_mean"] for row in self.rows]) * samples
-        seconds = [sum(value for name, value in row.items() if name.startswith("time/")) for row in self.rows]
+        seconds = [round_seconds(row) for row in self.rows]
         ends = [0.0, *(row["step"] for row in self.rows)]
         totals = {"samples": samples, "tokens": tokens, "seconds": np.array(seconds)}
         return {"steps": steps} | {

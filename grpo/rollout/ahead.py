@@ -14,9 +14,9 @@ class AheadCollector:
     """One round ahead (`pipeline=one_round`): a round is sampled by the policy before the last refresh, so its
     staleness is τ steps more than without.
 
-    `collect` gives out what was sampled during the last round and starts on the next; `settle` is called before
-    weights change. Its collector, which takes its prompts from `task`, and whatever that calls run in a thread of their
-    own: a collective among ranks there must have a process group of its own.
+    `collect` gives out what was sampled during the last round, to be learned from at the present rate, and starts on
+    the next; `settle` is called before weights change. Its collector, which takes its prompts from `task`, and whatever
+    that calls run in a thread of their own: a collective among ranks there must have a process group of its own.
     """
 
     def __init__(self, collector: Collector, task: Task):
@@ -32,11 +32,13 @@ class AheadCollector:
             self._ahead, self._task.cursor = None, self._taken_cursor
         collected = (self._ahead or self._start(plan, steps_left)).result()
         self._taken_cursor = collected.cursor
+        # A guard that slows learning down means this round, whenever its samples were asked.
+        learned = replace(collected.plan, learning_rate_factor=plan.learning_rate_factor)
         left = steps_left - collected.plan.refresh_interval
         # The next plan is not known yet; as far as can be told now it is this one, cut by the run's end.
         following = replace(plan, refresh_interval=min(plan.refresh_interval, left), rollback=False)
         self._ahead = self._start(following, left) if left > 0 and not plan.stop else None
-        return collected
+        return replace(collected, plan=learned)
 
     def settle(self) -> None:
         """Returns when nothing is being sampled. An error of sampling shows when its round is collected."""

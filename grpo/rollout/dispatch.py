@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 
 from grpo.config.errors import NOBODY_LEFT, SamplerLost
-from grpo.rollout.replica import Replica, ReplicaLost
+from grpo.rollout.replica import Replica, ReplicaLost, RequestRefused
 
 ROUTE = "/inference/v1/generate"
 Requests = Mapping[int, Mapping[str, Any]]
@@ -55,15 +55,16 @@ class Dispatcher:
         self._waiting: deque[_Group] = deque()
         self._tasks: dict[int, dict[asyncio.Task, _Group]] = {replica.index: {} for replica in replicas}
         self._busy: dict[int, dict[tuple[int, int], int]] = {replica.index: {} for replica in replicas}
-        self._closed = False
+        self._closed, self._why_lost = False, NOBODY_LEFT
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="requests to servers", daemon=True)
         self._thread.start()
         atexit.register(self.close)
 
     def ask(self, requests: Sequence[Requests]) -> list[Answers]:
-        """One future for every prompt's requests, begun in this order. Raises there UserError when a server refuses
-        what it was asked, SamplerLost when no server is left. A cancelled one that has not begun is not asked."""
+        """One future for every prompt's requests, begun in this order. Raises there SamplerLost when no server is
+        left, in the words of the last one where that refused what it was asked. A cancelled one that has not begun is
+        not asked."""
         groups = [_Group(each) for each in requests]
         self._loop.call_soon_threadsafe(self._take_in, groups)
         return [group.future for group in groups]
@@ -93,7 +94,7 @@ class Dispatcher:
             if not replica.alive:
                 self._take_back(replica)
         if self._closed or not any(replica.alive for replica in self._replicas):
-            self._fail_all(SamplerLost(NOBODY_LEFT))
+            self._fail_all(SamplerLost(self._why_lost))
         while self._waiting:
             group = self._waiting[0]
             requests = group.missing()
@@ -139,6 +140,7 @@ class Dispatcher:
     def _lose(self, replica: Replica, error: BaseException) -> None:
         if replica.alive:
             replica.alive = False
+            self._why_lost = str(error) if isinstance(error, RequestRefused) else NOBODY_LEFT
             left = len(self._busy[replica.index])
             print(
                 f"grpo: the vLLM server at {replica.url} was lost ({error}): {left} completions go to others",

@@ -29,6 +29,10 @@ class ReplicaLost(RuntimeError):
     """A server does not answer, or not in time: nothing is asked of it until it has been given weights again."""
 
 
+class RequestRefused(ReplicaLost):
+    """A server does not take what it was asked, by a 4xx. Another one may: it may have another key, or be sound."""
+
+
 class ServerProcess:
     """A server that this process started, and that ends with it (see `grpo.tether`)."""
 
@@ -97,7 +101,7 @@ class Replica:
         return aiohttp.ClientSession(self.url, headers=self._headers, timeout=timeout, connector=connector)
 
     async def post(self, session: aiohttp.ClientSession, route: str, payload: Mapping[str, Any]) -> Any:
-        """The decoded answer. Raises ReplicaLost, or UserError when the server refuses what it was asked."""
+        """The decoded answer. Raises ReplicaLost."""
         try:
             async with session.post(route, json=payload) as response:
                 if response.status < 400:
@@ -106,7 +110,7 @@ class Replica:
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
             raise ReplicaLost(f"{type(error).__name__} at {route}: {error}") from error
         if response.status < 500:
-            raise UserError(f"{self.url}{route} refused a request with {response.status}: {text}")
+            raise RequestRefused(f"{self.url}{route} refused a request with {response.status}: {text}")
         raise ReplicaLost(f"{response.status} at {route}: {text}")
 
     async def healthy(self) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from grpo.config import SamplingConfig, TrainConfig, UserError
+from grpo.config import SamplingConfig, TrainConfig
 from grpo.config.errors import NOBODY_LEFT, SamplerLost
 from grpo.config.placement import KEY_VARIABLE
 from grpo.interfaces import ADAPTERS, BASE, MERGED, Bucket, Collective
@@ -77,7 +77,7 @@ class ServerSampler:
         self.policy_version = 0
         servers = config.rollout.servers
         # Drawing may go on in another thread, beside the learner's collectives.
-        self._drawing = collective.apart()
+        self._drawing = collective.apart(config.rollout.deadline_seconds)
         self._first = collective.rank == 0
         processes = start_servers(config, str(model_path), device) if self._first and not servers.urls else {}
         key = os.environ.get(KEY_VARIABLE, "")
@@ -109,7 +109,7 @@ class ServerSampler:
         groups, lost = wait_for(asked)
         # All ranks give up together, or none.
         if self._drawing.maximum(lost is not None):
-            raise SamplerLost(NOBODY_LEFT) from lost
+            raise lost or SamplerLost(NOBODY_LEFT)
         self._restart_lost()
         return groups
 
@@ -241,8 +241,6 @@ class ServerSampler:
 
         results = []
         for replica, outcome in asyncio.run(on_every()):
-            if isinstance(outcome, UserError):
-                raise outcome
             # What a channel raises is a RuntimeError of torch's.
             if isinstance(outcome, ReplicaLost | RuntimeError):
                 replica.alive = False

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -56,12 +56,13 @@ class Asking:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A prompt on its way. `cursor` is where the stream stood after it."""
+    """A prompt on its way. `cursor` is where the stream stood after it; `seconds` is what sampling and grading took."""
 
     prompt: Prompt
     cursor: int
     pending: Pending
-    scored: Future[ScoredGroup]
+    scored: Future[ScoredGroup] = field(default_factory=Future)
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 class AskingAhead:
@@ -74,13 +75,22 @@ class AskingAhead:
     too old nevertheless, since a plan has fewer prompts a step than the one before, is asked again.
     """
 
-    def __init__(self, task: Task, sampler: AskableSampler, collective: Collective, max_staleness: int):
+    def __init__(
+        self,
+        task: Task,
+        sampler: AskableSampler,
+        collective: Collective,
+        max_staleness: int,
+        thread_seconds: Callable[[], Mapping[str, float]] = dict,
+    ):
+        """`thread_seconds` gives the calling thread's seconds by phase since the last call."""
         self._task, self._sampler, self._collective = task, sampler, collective
         self._max_staleness = max_staleness
         self._under_way: deque[_Asked] = deque()
         self._rounds_ahead = 1
         self._taken_cursor: int | None = None
-        self._to_grade: SimpleQueue[tuple[Pending, Future[ScoredGroup]]] = SimpleQueue()
+        self._thread_seconds, self._seconds = thread_seconds, Counter()
+        self._to_grade: SimpleQueue[_Asked] = SimpleQueue()
         # A daemon: a run that ends does not wait for what nobody will learn from.
         threading.Thread(target=self._grade, name="grading ahead", daemon=True).start()
 
@@ -115,7 +125,15 @@ class AskingAhead:
         if self._collective.maximum(None in found):
             raise SamplerLost(NOBODY_LEFT)
         self._taken_cursor = end
+        for asked in mine:
+            self._seconds.update(asked.seconds)
         return found
+
+    def take_seconds(self) -> dict[str, float]:
+        """Seconds that this rank waited for and graded the groups taken since the last call. Prompts wait for each
+        other in their order, so that those of all rounds add up to the clock on the wall."""
+        seconds, self._seconds = dict(self._seconds), Counter()
+        return seconds
 
     def rest(self) -> None:
         """Those who sample go on."""
@@ -141,20 +159,22 @@ class AskingAhead:
 
     def _ask(self, prompts: Sequence[Prompt], cursors: Sequence[int]) -> list[_Asked]:
         pending = self._sampler.ask(prompts, self._plan.group_size)
-        asked = [_Asked(*each, Future()) for each in zip(prompts, cursors, pending, strict=True)]
+        asked = [_Asked(*each) for each in zip(prompts, cursors, pending, strict=True)]
         for each in asked:
-            self._to_grade.put((each.pending, each.scored))
+            self._to_grade.put(each)
         return asked
 
     def _grade(self) -> None:
         while True:
-            pending, scored = self._to_grade.get()
-            if not scored.set_running_or_notify_cancel():
+            asked = self._to_grade.get()
+            if not asked.scored.set_running_or_notify_cancel():
                 continue
             try:
-                scored.set_result(self._task.grade([pending.result()])[0])
+                scored = self._task.grade([asked.pending.result()])[0]
+                asked.seconds.update(self._thread_seconds())
+                asked.scored.set_result(scored)
             except BaseException as error:
-                scored.set_exception(error)
+                asked.scored.set_exception(error)
 
     def _staleness(self, group: ScoredGroup) -> int:
         """In optimizer steps, when the last step of the round learns from this group: which step will is not known

@@ -66,7 +66,7 @@ class JsonlTracker:
         for row in rows:
             self._samples.write(row, step)
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         self._metrics.close()
         self._evaluations.close()
         self._samples.close()

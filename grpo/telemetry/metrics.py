@@ -6,7 +6,8 @@ entropy and KL in nats. Where a name comes from:
     pass_rate, groups/all_correct_fraction, groups/all_wrong_fraction    `reward_counts`
     plan/…                                                               the round's plan
     learner/…                                                            its optimizer steps
-    time/<phase>_seconds, throughput/…                                   `seconds`
+    time/round_seconds                                                   `seconds`: a round by the clock on the wall
+    time/<phase>_seconds, throughput/…                                   `seconds` of its phases
     reward/…, groups/silent_fraction, completions/…, policy/…,
     mismatch/…, correction/…, staleness/…                                `means` of the round and its steps
 
@@ -15,6 +16,10 @@ by the newest weights, that is the engines' difference; where it is sampled ahea
 between is in it too. With objective.old_logprobs=sampler only the round's first step is measured. `correction/…` holds
 the shares of tokens whose importance weight was outside the bounds of `objective.correction`, and of tokens whose
 completion has a veto.
+
+Where rounds are sampled ahead, sampling and grading run beside the loop and belong to the round whose tokens they made:
+the round's own seconds are then less than those of its phases. Evaluation, saving and loading come between two rounds;
+they are told with the second one and are no part of its seconds.
 """
 
 from __future__ import annotations

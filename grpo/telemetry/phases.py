@@ -1,4 +1,4 @@
-"""Seconds of each phase of a round, and the deadline of every wait."""
+"""Seconds of each phase, those of a whole round, and the deadline of every wait."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
+from grpo.interfaces import ROUND
+
 # EX_TEMPFAIL of sysexits.h: a later try may succeed. A launcher tells it from a crash (1) and a user error (2).
 HUNG_EXIT_CODE = 75
 # The deadline's own thread gets this long to end the process before faulthandler does.
 GRACE_SECONDS = 10.0
+# Phases between two rounds that are told beside those of the second one. No round's total has them.
+BETWEEN_ROUNDS = ("evaluation", "save", "load")
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -25,16 +29,16 @@ Result = TypeVar("Result")
 class Phases:
     """Accumulates the seconds of named phases and ends the process when one outlasts its deadline.
 
-    Phases may nest; each counts only the time outside the phases within it, so those of one thread add up to the
-    wall clock once. Sampling ahead has a thread of its own, whose seconds run beside the loop's.
+    Phases may nest; each counts only the time outside the phases within it, so they add up to the wall clock once.
+    Every thread has seconds of its own: what samples ahead does not mix with the loop, beside which it runs.
     """
 
     def __init__(self, rank: int = 0, clock: Callable[[], float] = time.perf_counter) -> None:
         self._rank = rank
         self._clock = clock
-        self._seconds: dict[str, float] = defaultdict(float)
-        self._lock = threading.Lock()
         self._local = threading.local()
+        self._between: dict[str, float] = {}
+        self._begun = clock()
 
     def timed(
         self,
@@ -64,10 +68,23 @@ class Phases:
         return phase
 
     def take(self) -> dict[str, float]:
-        """Seconds by phase since the last call, which are forgotten here."""
-        with self._lock:
-            seconds, self._seconds = dict(self._seconds), defaultdict(float)
-        return seconds
+        """The calling thread's seconds by phase since its last call, which are forgotten here."""
+        return dict(self._local.__dict__.pop("seconds", {}))
+
+    def begin_round(self) -> None:
+        """A round begins. It does not pay for the evaluation and the checkpoint that came before it."""
+        before = self.take()
+        self._between = {name: before[name] for name in BETWEEN_ROUNDS if name in before}
+        self._begun = self._clock()
+
+    def end_round(self) -> dict[str, float]:
+        """Seconds of the round by the clock on the wall (`ROUND`), of each of its phases, and of those before it."""
+        return {ROUND: self._clock() - self._begun, **self._between, **self.take()}
+
+    @property
+    def _seconds(self) -> dict[str, float]:
+        """Of this thread."""
+        return self._local.__dict__.setdefault("seconds", defaultdict(float))
 
     @property
     def _nested(self) -> list[float]:
@@ -82,8 +99,7 @@ class Phases:
             yield
         finally:
             elapsed = self._clock() - start
-            with self._lock:
-                self._seconds[name] += elapsed - self._nested.pop()
+            self._seconds[name] += elapsed - self._nested.pop()
             if self._nested:
                 self._nested[-1] += elapsed
 

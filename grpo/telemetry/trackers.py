@@ -90,8 +90,8 @@ class WandbTracker:
             data = [[row[column] for column in columns] for row in rows]
             self._run.log({"samples": self._table(columns=columns, data=data)}, step=step)
 
-    def close(self) -> None:
-        self._run.finish()
+    def close(self, failed: bool = False) -> None:
+        self._run.finish(exit_code=int(failed))
 
 
 class TensorBoardTracker:
@@ -120,7 +120,7 @@ class TensorBoardTracker:
         for index, row in enumerate(rows):
             self._writer.add_text(f"samples/{index}", _fenced(json.dumps(row, indent=1, ensure_ascii=False)), step)
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         self._writer.close()
 
 
@@ -173,12 +173,12 @@ class MlflowTracker:
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         self._client.log_text(self._id, text, f"samples/step-{step:06d}.jsonl")
 
-    def close(self) -> None:
-        self._client.set_terminated(self._id)
+    def close(self, failed: bool = False) -> None:
+        self._client.set_terminated(self._id, "FAILED" if failed else "FINISHED")
 
 
 class Trackers:
-    """Several trackers as one."""
+    """Several trackers as one. Closes them at the end of a `with`, as those of a failed run where it raises."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = tuple(trackers)
@@ -196,9 +196,17 @@ class Trackers:
         for tracker in self._trackers:
             tracker.samples(rows, step)
 
-    def close(self) -> None:
-        for tracker in self._trackers:
-            tracker.close()
+    def close(self, failed: bool = False) -> None:
+        """Also after it was closed, which then stands."""
+        trackers, self._trackers = self._trackers, ()
+        for tracker in trackers:
+            tracker.close(failed)
+
+    def __enter__(self) -> Trackers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self.close(failed=kind is not None)
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:

@@ -46,7 +46,17 @@ class SimulatedRun:
         means = {"policy/ratio": Mean(1.0, 1.0), "policy/ratio_squared": Mean(1.0, 1.0)}
         means |= {"completions/length_mean": Mean(100.0, 1.0), "prompts/length_mean": Mean(50.0, 1.0)}
         seconds = {"sample": 1.0 * plan.refresh_interval, "learn": 1.0 * plan.refresh_interval, "sync": 1.0}
+        seconds["round"] = sum(seconds.values())
         return RoundStatistics(len(reports), self.step, plan, means, dict(counts), seconds, tuple(reports))
+
+
+def test_the_time_of_a_round_is_its_own_clocks_whatever_its_phases_add_up_to():
+    scheduler = SCHEDULERS["adaptive"](config(), 1)
+    plan, state = scheduler.init()
+    statistics = SimulatedRun().round(plan)
+    beside = {"round": 7.0, "wait": 1.0, "learn": 5.5, "sync": 0.5, "sample": 6.0, "save": 30.0}
+    _, state = scheduler.next(plan, replace(statistics, seconds=beside), state)
+    assert (state["rounds"][0]["seconds"], state["rounds"][0]["fixed_seconds"]) == (7.0, 0.5)
 
 
 def config(**adaptive):

@@ -29,6 +29,7 @@ SAVE = (
     "import signal, sys, time\nsignal.signal(15, lambda *_: (print('saved', flush=True), sys.exit(143)))\n"
     "print('round 1', flush=True); time.sleep(600)"
 )
+FULL = SAVE.replace("'saved'", "'grpo: step 7 could not be written'").replace("143", "2")
 DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print('round 1', flush=True); time.sleep(600)"
 DONE = "print('round 1')"
 FAIL = "import time; time.sleep(1); print('grpo: the disk is full'); print('noise'); raise SystemExit(3)"
@@ -91,6 +92,39 @@ def test_asked_to_stop_it_lets_the_learners_save(tmp_path):
     assert process.returncode == 143, said
     assert "saved" in printed
     assert gone(processes)
+
+
+def test_asked_to_stop_it_tells_of_a_learner_that_could_not_save(tmp_path):
+    process = launch(tmp_path, SAVE, FULL)
+    started(process)
+    process.send_signal(signal.SIGTERM)
+    printed, said = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "saved" in printed
+    assert said.splitlines()[-1] == "grpo: learner-1 on 127.0.0.1 ended with 2: step 7 could not be written"
+
+
+def code_of_ranks(folder, program):
+    """How many of two ranks have saved, and the exit code, where torchrun is asked to stop once both are under way."""
+    (folder / "rank.py").write_text("import os, time\n" + program)
+    torchrun = ["grpo.launch.ranks", "--standalone", "--nproc-per-node=2", "--shutdown-timeout=30"]
+    command = [sys.executable, "-m", *torchrun, str(folder / "rank.py")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    for _ in range(2):
+        assert "round 1" in process.stdout.readline()
+    process.terminate()
+    return process.communicate(timeout=60)[0].count("saved"), process.returncode
+
+
+@pytest.mark.parametrize("code", [143, 2])
+def test_ranks_that_are_asked_to_stop_end_with_the_code_of_one_that_could_not_save(code, tmp_path):
+    program = SAVE.replace("143", f"{code} if os.environ['RANK'] == '1' else 143")
+    assert code_of_ranks(tmp_path, program) == (2, code)
+
+
+def test_ranks_that_are_asked_to_stop_while_they_start_have_nothing_to_save(tmp_path):
+    starting = "if os.environ['RANK'] == '1': print('round 1', flush=True); time.sleep(600)\n"
+    assert code_of_ranks(tmp_path, starting + SAVE.replace("143", "1")) == (1, 143)
 
 
 def test_asked_twice_it_does_not_wait_for_them(tmp_path):

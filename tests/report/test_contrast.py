@@ -171,3 +171,11 @@ def test_what_is_no_run_is_one_line(tmp_path, capsys):
     assert "is no sweep's folder: give two or more runs" in capsys.readouterr().err
     assert main(["report", str(tmp_path), str(tmp_path / "b")]) == 2
     assert "give the output_dir of a run" in capsys.readouterr().err
+
+
+def test_seconds_are_those_of_rounds_whatever_ran_beside_them_or_came_between(tmp_path):
+    folder = write_run(tmp_path / "run", 0.5, 0)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    beside = {"time/round_seconds": 3.0, "time/wait_seconds": 1.0, "time/learn_seconds": 2.0, "time/save_seconds": 9.0}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row | beside) + "\n" for row in lines))
+    assert load(folder, "run").spent["seconds"].tolist() == [0, 30, 60, 90]

@@ -50,6 +50,15 @@ def test_a_new_plan_takes_effect_one_round_later():
     assert ahead.collect(larger, 6).plan == larger
 
 
+def test_a_lower_learning_rate_takes_effect_at_once():
+    inner = Watched()
+    ahead = AheadCollector(inner, inner.task)
+    ahead.collect(PLAN, 10)
+    slower = replace(PLAN, group_size=3, learning_rate_factor=0.5)
+    assert ahead.collect(slower, 8).plan == replace(PLAN, learning_rate_factor=0.5)
+    assert ahead.collect(PLAN, 6).plan == replace(slower, learning_rate_factor=1.0)
+
+
 def test_nothing_is_sampled_beyond_the_end_of_the_run():
     inner = Watched()
     ahead = AheadCollector(inner, inner.task)

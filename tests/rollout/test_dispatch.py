@@ -135,6 +135,16 @@ def test_a_request_that_is_refused_is_the_users_to_mend():
         draw(REQUESTS, replicas(url), at_once=8)
 
 
+def test_what_one_server_refuses_is_drawn_by_another():
+    async def refuses(payload, before):
+        return web.Response(status=401, text="another key") if before == 5 else await well(payload, before)
+
+    with server(refuses) as (bad, _), server(well) as (good, _):
+        found = replicas(bad, good)
+        assert draw(REQUESTS, found, at_once=8) == EXPECTED
+    assert [each.alive for each in found] == [False, True]
+
+
 def test_what_two_servers_lose_at_the_same_moment_is_not_forgotten():
     """Work that is moved to a server which is lost before it could begin goes on to the third."""
 

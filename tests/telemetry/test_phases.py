@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -43,6 +44,35 @@ def test_taking_begins_anew(phases, clock):
     phases.timed("sample", clock.work, 60.0, "key")(2.0)
     phases.take()
     assert phases.take() == {}
+
+
+def test_a_round_has_a_clock_of_its_own_and_pays_for_nothing_before_it(phases, clock):
+    def timed(name):
+        return phases.timed(name, clock.work, 60.0, "key")
+
+    for name, seconds in (("sample", 7.0), ("evaluation", 20.0), ("save", 30.0), ("sync", 1.0)):
+        timed(name)(seconds)
+    phases.begin_round()
+    timed("sample")(2.0)
+    clock.work(0.5)
+    assert phases.end_round() == {"round": 2.5, "sample": 2.0, "evaluation": 20.0, "save": 30.0}
+    phases.begin_round()
+    assert phases.end_round() == {"round": 0.0}
+
+
+def test_every_thread_takes_its_own_seconds(phases, clock):
+    sample, taken = phases.timed("sample", clock.work, 60.0, "key"), []
+
+    def beside():
+        sample(3.0)
+        taken.append(phases.take())
+
+    sample(1.0)
+    thread = threading.Thread(target=beside)
+    thread.start()
+    thread.join()
+    assert taken == [{"sample": 3.0}]
+    assert phases.take() == {"sample": 1.0}
 
 
 def test_a_nested_phase_is_counted_once(phases, clock):

@@ -2,8 +2,10 @@ import json
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -183,6 +185,44 @@ def test_mlflow_keeps_parameters_metrics_samples_and_code_of_one_run(tmp_path):
     assert [each.value for each in client.get_metric_history(run.info.run_id, "pass_rate")] == [0.25, 0.5]
     assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["code.json", "samples"]
     assert run.info.status == "FINISHED"
+
+
+def test_a_run_that_crashes_is_shown_as_failed(tmp_path):
+    import mlflow
+
+    uri = f"file:{tmp_path}/mlruns"
+    with pytest.raises(ZeroDivisionError), Trackers([MlflowTracker({}, uri, "sums", tmp_path)]) as trackers:
+        trackers.log({"pass_rate": 1 / 0}, 1)
+    # It is closed once: what comes later does not make it a success.
+    trackers.close()
+    client = mlflow.MlflowClient(uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("sums").experiment_id])
+    assert run.info.status == "FAILED"
+
+
+def exit_codes(path):
+    """What the file of an offline run says of its end. Behind seven bytes of its own it has records, each after its
+    checksum, length and kind; the last may be half written."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    written, place, codes = path.read_bytes(), 7, []
+    while place + 7 <= len(written):
+        _, length, _ = struct.unpack_from("<IHB", written, place)
+        start, place = place + 7, place + 7 + length
+        record = Record.FromString(written[start:place]) if place <= len(written) else Record()
+        codes += [record.exit.exit_code] if record.HasField("exit") else []
+    return codes
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_wandb_is_told_how_a_run_ended(failed, tmp_path):
+    WandbTracker({}, "offline", "grpo", tmp_path).close(failed)
+    [path] = tmp_path.glob("wandb/wandb/offline-run-*/run-*.wandb")
+    # Its own process writes the last record, and may be a moment late.
+    deadline = time.monotonic() + 30
+    while not (codes := exit_codes(path)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert codes == [int(failed)]
 
 
 def test_mlflow_without_a_server_says_how_to_go_on(tmp_path):
