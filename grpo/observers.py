@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -14,6 +13,7 @@ from grpo.evaluation import score
 from grpo.interfaces import Collective, Learner, Sampler, Task, Tracker, WeightSync
 from grpo.learner.checkpoint import CheckpointStore, plain_progress
 from grpo.telemetry import COUNTS, REASON, JsonLines, RunDisplay, flatten, peak_memory
+from grpo.terminal import say
 from grpo.types import Collected, Progress, RoundPlan, RoundStatistics
 
 PROMPTS_FILE = "prompts.jsonl"
@@ -199,7 +199,7 @@ class Rewinder:
         checkpoint = self._store.whole(progress.plan.good_step)
         if checkpoint is None:
             # Only where the run was resumed from one that kept none, or where all are damaged.
-            print(f"grpo: no checkpoint up to step {progress.plan.good_step}: the policy stays", file=sys.stderr)
+            say(f"grpo: no checkpoint up to step {progress.plan.good_step}: the policy stays")
             return
         self._learner.rewind(str(checkpoint))
         self._weight_sync.refresh(self._learner, self._sampler)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import sys
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ import aiohttp
 
 from grpo.config.errors import NOBODY_LEFT, SamplerLost
 from grpo.rollout.replica import Replica, ReplicaLost
+from grpo.terminal import say
 
 ROUTE = "/inference/v1/generate"
 Requests = Mapping[int, Mapping[str, Any]]
@@ -140,10 +140,7 @@ class Dispatcher:
         if replica.alive:
             replica.alive = False
             left = len(self._busy[replica.index])
-            print(
-                f"grpo: the vLLM server at {replica.url} was lost ({error}): {left} completions go to others",
-                file=sys.stderr,
-            )
+            say(f"grpo: the vLLM server at {replica.url} was lost ({error}): {left} completions go to others")
 
     def _take_back(self, replica: Replica) -> None:
         """What a lost server has not answered waits for another one, before everything else."""

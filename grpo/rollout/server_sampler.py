@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from grpo.rollout.replica import Replica, ReplicaLost
 from grpo.rollout.seeds import sample_numbers, sample_seed
 from grpo.rollout.servers import MODEL, start_servers
 from grpo.rollout.stopping import stop_token_ids
+from grpo.terminal import say
 from grpo.types import Completion, Prompt, RolloutGroup
 from grpo.weight_sync.channel import manifest_of, packed
 from grpo.weight_sync.server_link import Post, ServerLink
@@ -187,7 +187,7 @@ class ServerSampler:
             replica.joining = healthy
             replica.alive = healthy
             if healthy:
-                print(f"grpo: the vLLM server at {replica.url} is back", file=sys.stderr)
+                say(f"grpo: the vLLM server at {replica.url} is back")
 
     async def _start(self, replica: Replica, post: Post) -> None:
         link = self._links[replica.index]
@@ -246,7 +246,7 @@ class ServerSampler:
             # What a channel raises is a RuntimeError of torch's.
             if isinstance(outcome, ReplicaLost | RuntimeError):
                 replica.alive = False
-                print(f"grpo: the vLLM server at {replica.url} was lost: {outcome}", file=sys.stderr)
+                say(f"grpo: the vLLM server at {replica.url} was lost: {outcome}")
             elif isinstance(outcome, BaseException):
                 raise outcome
             else:
