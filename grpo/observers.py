@@ -12,7 +12,7 @@ from grpo.dynamics.findings import Finding
 from grpo.evaluation import score
 from grpo.interfaces import Collective, Learner, Sampler, Task, Tracker, WeightSync
 from grpo.learner.checkpoint import CheckpointStore, plain_progress
-from grpo.telemetry import COUNTS, REASON, JsonLines, RunDisplay, flatten, peak_memory
+from grpo.telemetry import COUNTS, REASON, JsonLines, RunDisplay, flatten, peak_memory, remarks
 from grpo.terminal import say
 from grpo.types import Collected, Progress, RoundPlan, RoundStatistics
 
@@ -48,6 +48,7 @@ class Recorder:
         self._files = files
         self._samples_per_round = samples_per_round
         self._plan: RoundPlan | None = None
+        self._remarked: set[str] = set()
         self._peak_tflops = peak_tflops and peak_tflops * collective.world_size
 
     def after_round(self, statistics: RoundStatistics, collected: Collected, progress: Progress) -> None:
@@ -75,6 +76,10 @@ class Recorder:
         }
         self._files.prompts.write(row, statistics.step)
         self._files.display.round(statistics.step, metrics)
+        for name, sentence in remarks(metrics).items():
+            if name not in self._remarked:
+                self._remarked.add(name)
+                self._files.display.note(f"step {statistics.step}: {sentence}")
         if progress.plan.settings != (self._plan or statistics.plan).settings:
             self._files.display.note(f"step {statistics.step}: {progress.plan.reason}")
         self._plan = progress.plan

@@ -18,7 +18,7 @@ from typing import Any
 
 import aiohttp
 
-from grpo.config.errors import NOBODY_LEFT, SamplerLost
+from grpo.config.errors import NOBODY_LEFT, SamplerLost, UserError
 from grpo.rollout.replica import Replica, ReplicaLost
 from grpo.terminal import say
 
@@ -132,7 +132,13 @@ class Dispatcher:
         self, replica: Replica, session: aiohttp.ClientSession, group: _Group, sample: int, request: Mapping[str, Any]
     ) -> None:
         answer = await replica.post(session, ROUTE, request)
-        group.answers[sample] = answer["choices"][0]
+        try:
+            group.answers[sample] = answer["choices"][0]
+        except (LookupError, TypeError) as error:
+            raise UserError(
+                f"{replica.url}{ROUTE} answered without a completion ({str(answer)[:200]}): rollout.servers.urls must "
+                "name servers that `grpo serve` has started"
+            ) from error
         self._busy[replica.index].pop((id(group), sample), None)
         self._hand_out()
 

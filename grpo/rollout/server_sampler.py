@@ -139,10 +139,16 @@ class ServerSampler:
         }
 
     def _completion(self, choice: Mapping[str, Any]) -> Completion:
-        token_ids = tuple(choice["token_ids"])
-        logprobs = tuple(token["logprob"] for token in choice["logprobs"]["content"])
+        try:
+            token_ids = tuple(choice["token_ids"])
+            logprobs = tuple(token["logprob"] for token in choice["logprobs"]["content"])
+            versions = tuple((int(span["version"]), span["end"] - span["start"]) for span in choice["weight_versions"])
+        except (LookupError, TypeError, ValueError) as error:
+            raise UserError(
+                f"a vLLM server answered with a completion that lacks something ({error!r}): servers must be of the "
+                "vLLM that `grpo doctor` approves of"
+            ) from error
         text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
-        versions = tuple((int(span["version"]), span["end"] - span["start"]) for span in choice["weight_versions"])
         return Completion(token_ids, logprobs, text, choice["finish_reason"] == "length", versions)
 
     # --- weights -------------------------------------------------------------------------------

@@ -192,3 +192,15 @@ def test_a_server_that_came_back_is_asked_once_it_has_its_weights():
         assert [each.result(20) for each in dispatcher.ask(REQUESTS)] == EXPECTED
         dispatcher.close()
     assert len(asked_back) == len(asked_other) - 48 == 24
+
+
+@pytest.mark.parametrize("answer", [{}, {"choices": []}, [], "well"])
+def test_an_answer_that_holds_no_completion_is_one_line(answer):
+    async def answers_oddly(payload, before):
+        return web.json_response(answer)
+
+    with (
+        server(answers_oddly) as (url, _),
+        pytest.raises(UserError, match="without a completion"),
+    ):
+        draw(REQUESTS, replicas(url), at_once=8)
