@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "dynamics": {"types", "config", "interfaces"},
     "tasks": {"types", "config"},
     "models": {"config"},
-    "rollout": {"types", "config", "interfaces", "network", "terminal", "weight_sync"},
+    "rollout": {"types", "config", "interfaces", "network", "terminal", "tether", "weight_sync"},
     "learner": {"types", "config", "interfaces", "network", "algorithm"},
     "weight_sync": {"config", "types", "interfaces", "network"},
     "telemetry": {"types", "config", "interfaces", "terminal"},
