@@ -31,6 +31,7 @@ def start_servers(config: TrainConfig, model_path: str, device: torch.device) ->
         # The route that takes and gives token ids, and tells which weights wrote them.
         "enable_scale_out": True,
         "disable_uvicorn_access_log": True,
+        "middleware": "grpo.rollout.server_key.KeyMiddleware",
     }
     started = {}
     for index in range(servers.replicas):

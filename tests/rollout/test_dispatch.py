@@ -16,17 +16,22 @@ from grpo.rollout.replica import Replica
 
 
 @contextmanager
-def server(answer):
-    """A server in a thread; `answer(payload, how many before)` → response. Yields url and the payloads it got."""
+def server(answer, paused=200):
+    """A server in a thread; `answer(payload, how many before)` → response. Yields url and the payloads it got. Asked
+    whether it is paused, it answers with status `paused`."""
     got, ready, place = [], threading.Event(), {}
 
     async def handle(request):
         got.append(await request.json())
         return await answer(got[-1], len(got) - 1)
 
+    async def is_paused(request):
+        return web.Response(status=paused)
+
     async def serve():
         application = web.Application()
         application.router.add_post("/inference/v1/generate", handle)
+        application.router.add_get("/is_paused", is_paused)
         runner = web.AppRunner(application)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
