@@ -104,7 +104,8 @@ class Replica:
                 if response.status < 400:
                     return await response.json(content_type=None)
                 text = (await response.text())[:500]
-        except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+        # A ValueError: half an answer, of a server that ended meanwhile.
+        except (aiohttp.ClientError, TimeoutError, ConnectionError, ValueError) as error:
             raise ReplicaLost(f"{type(error).__name__} at {route}: {error}") from error
         if response.status < 500:
             raise UserError(f"{self.url}{route} refused a request with {response.status}: {text}")

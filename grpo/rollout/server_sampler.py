@@ -22,7 +22,7 @@ from grpo.config.placement import KEY_VARIABLE
 from grpo.interfaces import ADAPTERS, BASE, MERGED, Bucket, Collective
 from grpo.rollout.dispatch import Answers, Dispatcher
 from grpo.rollout.engine_arguments import sampling_arguments
-from grpo.rollout.replica import Replica, ReplicaLost
+from grpo.rollout.replica import Replica
 from grpo.rollout.seeds import sample_numbers, sample_seed
 from grpo.rollout.servers import MODEL, start_servers
 from grpo.rollout.stopping import stop_token_ids
@@ -227,9 +227,11 @@ class ServerSampler:
     def checksums(self) -> Sequence[Mapping[str, int]]:
         found = None
         if self._first:
-            answers = self._on_all(lambda replica, post: post("/collective_rpc", {"method": "weight_checksums"}))
-            found = [worker for answer in answers for worker in answer["results"]]
+            found = [worker for workers in self._on_all(self._checksums) for worker in workers]
         return self._collective.gather(found)[0]
+
+    async def _checksums(self, replica: Replica, post: Post) -> list[Mapping[str, int]]:
+        return [dict(worker) for worker in (await post("/collective_rpc", {"method": "weight_checksums"}))["results"]]
 
     # --- servers -------------------------------------------------------------------------------
 
@@ -247,12 +249,10 @@ class ServerSampler:
 
         results = []
         for replica, outcome in asyncio.run(on_every()):
-            if isinstance(outcome, UserError):
-                raise outcome
-            # What a channel raises is a RuntimeError of torch's.
-            if isinstance(outcome, ReplicaLost | RuntimeError):
+            # Whatever went wrong went wrong with one server: the others still serve the run.
+            if isinstance(outcome, Exception):
                 replica.alive = False
-                say(f"grpo: the vLLM server at {replica.url} was lost: {outcome}")
+                say(f"grpo: the vLLM server at {replica.url} was lost: {str(outcome) or repr(outcome)}")
             elif isinstance(outcome, BaseException):
                 raise outcome
             else:
