@@ -13,7 +13,7 @@ learner             DeepSpeed + transformers
 weight_sync         the only bridge between learner and sampler
 telemetry, report   metrics, trackers, progress; plots and tables
 loop                one round, as a paragraph
-train               the only place where parts are put together
+train               a training run, put together and run
 """
 
 __version__ = "0.1.0"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from grpo import environment
 from grpo.config.errors import EndedElsewhere, UserError
+from grpo.terminal import protect, say
 from grpo.tether import end_with_parent
 
 USAGE = """usage: grpo COMMAND [key=value ...]
@@ -38,9 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(USAGE)
         return 0
     if command not in COMMANDS:
-        print(f"grpo: unknown command {command!r}; there are: {', '.join(COMMANDS)}", file=sys.stderr)
+        say(f"grpo: unknown command {command!r}; there are: {', '.join(COMMANDS)}")
         return WRONG_USE
     environment.prepare()
+    protect()
     # As `python -m` does: a reward function may stand in a module of the folder that one works in.
     sys.path.insert(0, os.getcwd())
     try:
@@ -48,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except EndedElsewhere:
         return WRONG_USE
     except UserError as error:
-        print(f"grpo: {error}", file=sys.stderr)
+        say(f"grpo: {error}")
         return WRONG_USE
 
 

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from importlib import metadata
 
 import psutil
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from grpo.terminal import Terminal
 
 GIB = 2**30
 
@@ -30,8 +32,8 @@ def examine() -> int:
     findings = [*_machine(), *_packages(), *_vllm(), *_torch(), *_embedded_model()]
     table = Table("what", "found", "what to do")
     for finding in findings:
-        table.add_row(finding.what, finding.found, finding.remedy or "[green]fine[/green]")
-    Console().print(table)
+        table.add_row(finding.what, finding.found, finding.remedy or Text("fine", style="green"))
+    Terminal().print(table)
     return int(any(finding.remedy for finding in findings))
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from grpo import evaluation
@@ -17,6 +16,7 @@ from grpo.config.validate import validate_evaluation
 from grpo.interfaces import Task
 from grpo.parts import candidate, load_suite
 from grpo.tasks import load_problems
+from grpo.terminal import Terminal
 
 Result = Mapping[str, Any]
 
@@ -49,11 +49,11 @@ def evaluate_model(config: TrainConfig) -> int:
         return 0
     for name, result in results.items():
         file = output / (f"{name}.json" if suite else "evaluation.json")
-        file.write_text(json.dumps(result, indent=1, ensure_ascii=False))
+        file.write_text(json.dumps(result, indent=1, ensure_ascii=False), "utf-8", "backslashreplace")
     for name, result in results.items():
-        Console().print(result_table(name, result))
+        Terminal().print(result_table(name, result))
     if len(results) > 1:
-        Console().print(suite_table(results))
+        Terminal().print(suite_table(results))
     return 0
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import psutil
 import torch
-from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.estimate import ModelShape, batch_table, memory_estimate
 from grpo.config.placement import placement_table
 from grpo.report.summary import facts_table
+from grpo.terminal import Terminal
 
 
 def world_size() -> int:
@@ -86,7 +86,7 @@ def print_tables(config: TrainConfig, path: Path, ranks: int) -> None:
     places = placement_table(config, local_ranks, num_gpus)
     if rank():
         return
-    console = Console()
+    console = Terminal()
     console.print(facts_table("Placement", ("what", "where, on this node"), places))
     shape = model_shape(path, config.model.trust_remote_code)
     header = ("per optimizer step and round", "per rank", f"on {ranks} rank{'s' * (ranks > 1)}")
@@ -97,9 +97,10 @@ def print_tables(config: TrainConfig, path: Path, ranks: int) -> None:
     needed, there = rows[-1][1], available_gib(config)
     if needed > there:
         console.print(
-            f"[yellow]the estimate of {needed:.1f} GiB a rank exceeds the {there:.1f} GiB that are there: lower "
+            f"the estimate of {needed:.1f} GiB a rank exceeds the {there:.1f} GiB that are there: lower "
             "learner.micro_batch_tokens, set learner.gradient_checkpointing=true, or use more ranks with "
-            "learner.zero_stage=3[/yellow]"
+            "learner.zero_stage=3",
+            style="yellow",
         )
 
 

@@ -29,7 +29,8 @@ class Engines:
 
 
 class Observer(Protocol):
-    """Called on every rank after every round, in the order given: logs, evaluations, checkpoints."""
+    """Called on every rank after every round, in the order given. Some only look on (logs, evaluations, checkpoints);
+    a `Rewinder` takes learner and sampler back, and `Feedback` tells the task what was answered."""
 
     def after_round(self, statistics: RoundStatistics, collected: Collected, progress: Progress) -> None:
         """`progress` is where a resumed run would go on."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -14,7 +13,8 @@ from grpo.evaluation import score
 from grpo.interfaces import Collective, Learner, Sampler, Task, Tracker, WeightSync
 from grpo.learner.checkpoint import CheckpointStore, plain_progress
 from grpo.ranks import on_first
-from grpo.telemetry import COUNTS, REASON, JsonLines, RunDisplay, flatten, peak_memory
+from grpo.telemetry import COUNTS, REASON, JsonLines, RunDisplay, flatten, peak_memory, remarks
+from grpo.terminal import say
 from grpo.types import Collected, Progress, RoundPlan, RoundStatistics
 
 PROMPTS_FILE = "prompts.jsonl"
@@ -52,6 +52,7 @@ class Recorder:
         self._files = files
         self._samples_per_round = samples_per_round
         self._plan: RoundPlan | None = None
+        self._remarked: set[str] = set()
         self._peak_tflops = peak_tflops and peak_tflops * collective.world_size
 
     def after_round(self, statistics: RoundStatistics, collected: Collected, progress: Progress) -> None:
@@ -80,6 +81,10 @@ class Recorder:
         }
         self._files.prompts.write(row, statistics.step)
         self._files.display.round(statistics.step, metrics)
+        for name, sentence in remarks(metrics).items():
+            if name not in self._remarked:
+                self._remarked.add(name)
+                self._files.display.note(f"step {statistics.step}: {sentence}")
         if progress.plan.settings != (self._plan or statistics.plan).settings:
             self._files.display.note(f"step {statistics.step}: {progress.plan.reason}")
         self._plan = progress.plan
@@ -204,7 +209,7 @@ class Rewinder:
         checkpoint = self._store.whole(progress.plan.good_step)
         if checkpoint is None:
             # Only where the run was resumed from one that kept none, or where all are damaged.
-            print(f"grpo: no checkpoint up to step {progress.plan.good_step}: the policy stays", file=sys.stderr)
+            say(f"grpo: no checkpoint up to step {progress.plan.good_step}: the policy stays")
             return
         self._learner.rewind(str(checkpoint))
         self._weight_sync.refresh(self._learner, self._sampler)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from grpo import launch_check, models
 from grpo.config import LearnerConfig, ModelConfig, TaskConfig, TrainConfig, UserError
@@ -19,6 +19,7 @@ from grpo.learner.checkpoint import STATE_FILE, read_state, require_whole
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
+from grpo.rollout.checked import CheckedSampler
 from grpo.tasks import VerifiableTask, build_task, load_problems, select, split
 from grpo.weight_sync.refresh import CheckedSync
 
@@ -117,7 +118,18 @@ def build_sampler(
     device: torch.device,
     collective: Collective,
 ) -> Sampler:
-    """The configured sampler; the engine's package is imported only when it is used."""
+    """The configured sampler, checked; the engine's package is imported only when it is used."""
+    model = AutoConfig.from_pretrained(path, trust_remote_code=config.model.trust_remote_code).get_text_config()
+    return CheckedSampler(_engine(config, path, tokenizer, device, collective), model.vocab_size)
+
+
+def _engine(
+    config: TrainConfig,
+    path: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device,
+    collective: Collective,
+) -> Sampler:
     if config.rollout.engine == "vllm_server":
         from grpo.rollout.server_sampler import ServerSampler
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import threading
 import time
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from grpo import launch_check, models
 from grpo.config import TrainConfig, UserError
+from grpo.config.placement import KEY_VARIABLE
 from grpo.parts import warm_start_examples
 
 if TYPE_CHECKING:
@@ -39,7 +41,8 @@ def serve(config: TrainConfig) -> int:
     config = launch_check.with_precision(config)
     path = models.resolve(config.model, lambda: warm_start_examples(config))
     processes = start_servers(config, str(path), device)
-    replicas = [Replica(index, url, "", 0.0, process) for index, (url, process) in enumerate(processes.items())]
+    key = os.environ[KEY_VARIABLE]
+    replicas = [Replica(index, url, key, 0.0, process) for index, (url, process) in enumerate(processes.items())]
     try:
         for replica in replicas:
             if not asyncio.run(_started(replica, stop, config.rollout.servers.start_seconds)):

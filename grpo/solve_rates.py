@@ -74,7 +74,7 @@ def _measure(task: VerifiableTask, sampler: Sampler, collective: Collective, con
             in_turn = zip_longest(*shares[turn:], *shares[:turn])
             rows = [row for each in in_turn for row in each if row is not None]
             if first:
-                with Path(config.output_dir, RATES_FILE).open("a", encoding="utf-8") as file:
+                with Path(config.output_dir, RATES_FILE).open("a", encoding="utf-8", errors="backslashreplace") as file:
                     file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
             progress.update(bar, completed=task.cursor)
 

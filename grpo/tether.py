@@ -9,6 +9,9 @@ after GRACE_SECONDS SIGKILL. So do SILENT_SECONDS (0: any number) without a line
 loses its power or its network ends no pipe.
 
 What the command has started, in sessions of its own too, has GRACE_SECONDS to end after it, and less after a success.
+A variable whose value is `PRIVATE` becomes the path of a folder that only this user can open, and that is removed then.
+
+A process below that is stopped (SIGSTOP) is told: nothing else would say so, and whoever waits for it waits in silence.
 """
 
 from __future__ import annotations
@@ -17,10 +20,13 @@ import ctypes
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from io import RawIOBase
@@ -30,6 +36,9 @@ import psutil
 STOP, KILL = b"stop\n", b"kill\n"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 IDLE_SECONDS = 10.0
+# What is stopped at two looks in succession is told.
+LOOK_SECONDS = 10.0
+PRIVATE = "a private folder"
 
 
 def main(arguments: list[str]) -> int:
@@ -38,11 +47,12 @@ def main(arguments: list[str]) -> int:
     # Unbuffered: a thread that waits in a buffered read would be in the way of this process's end.
     orders = open(0, "rb", buffering=0)  # noqa: SIM115
     environment = json.loads(orders.readline() or b"{}")
+    folders = {name: tempfile.mkdtemp(prefix="grpo-") for name, value in environment.items() if value == PRIVATE}
     # What is left behind becomes this process's child, whoever started it.
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     child = subprocess.Popen(
         command,
-        env=os.environ | environment,
+        env=os.environ | environment | folders,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
         preexec_fn=lambda: end_with_parent(signal.SIGKILL),
@@ -51,9 +61,12 @@ def main(arguments: list[str]) -> int:
     # Ctrl-C is for the starter, which says what is to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_obey, args=(orders, child, grace, silent), daemon=True).start()
+    threading.Thread(target=_look, daemon=True).start()
     code = child.wait()
     # Ranks whose torchrun was killed may be saving; after a success nobody has anything left to do.
     _kill(psutil.wait_procs(_started(), timeout=grace if code else min(grace, IDLE_SECONDS))[1])
+    for folder in folders.values():
+        shutil.rmtree(folder, ignore_errors=True)
     return code if code >= 0 else 128 - code
 
 
@@ -77,6 +90,27 @@ def _obey(orders: RawIOBase, child: subprocess.Popen, grace: float, silent: floa
         child.wait(grace)
     except subprocess.TimeoutExpired:
         _kill(_started())
+
+
+def _look() -> None:
+    before: set[psutil.Process] = set()
+    told: set[psutil.Process] = set()
+    while True:
+        time.sleep(LOOK_SECONDS)
+        stopped = {process for process in _started() if _is_stopped(process)}
+        told &= stopped
+        for process in (stopped & before) - told:
+            pid = process.pid
+            print(f"grpo: process {pid} is stopped, and what waits for it hangs: kill -CONT {pid}", flush=True)
+            told.add(process)
+        before = stopped
+
+
+def _is_stopped(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _started() -> list[psutil.Process]:

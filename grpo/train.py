@@ -1,4 +1,4 @@
-"""`grpo train`: the only place where the parts are put together."""
+"""`grpo train`: puts the parts of a training run together, runs it, and leaves its report."""
 
 from __future__ import annotations
 

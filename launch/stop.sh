@@ -4,6 +4,12 @@
 set -euo pipefail
 file=${1:?usage: bash launch/stop.sh RUN_DIR}/launcher.pid
 [[ -f $file ]] || { echo "stop: there is no $file: nothing was launched there, or it has ended" >&2; exit 2; }
-pid=$(<"$file")
-tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | grep -q "grpo.cli launch" || { echo "stop: process $pid is gone" >&2; exit 2; }
+read -r pid host <"$file"
+[[ $host == "$(uname -n)" ]] || { echo "stop: the run's launcher is on $host: call this there" >&2; exit 2; }
+words=$(tr '\0' ' ' 2>/dev/null <"/proc/$pid/cmdline") || words=
+[[ $words == *grpo*" launch "* ]] || { echo "stop: the launcher, process $pid, has been killed: remove $file" >&2; exit 2; }
 kill -TERM "$pid"
+if grep -q '^State:\sT' "/proc/$pid/status"; then
+    echo "stop: the launcher, process $pid, was stopped: it is continued so that it can end the run" >&2
+    kill -CONT "$pid"
+fi

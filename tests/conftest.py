@@ -9,8 +9,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 
-import pytest
-
 # Minutes long, longest first: begun first, so that two files at a time end together.
 LONG = (
     "test_servers",
@@ -24,10 +22,4 @@ LONG = (
 
 
 def pytest_collection_modifyitems(items):
-    import torch
-
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
-    if not torch.cuda.is_available():
-        for item in items:
-            if "gpu" in item.keywords:
-                item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))

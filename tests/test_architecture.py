@@ -1,6 +1,8 @@
 """Who may import whom, and how large things may grow."""
 
 import ast
+import graphlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,14 +10,16 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent / "grpo"
 FILES = sorted(ROOT.rglob("*.py"))
 
-# Room → rooms of grpo it may import from.
+# Room → rooms of grpo it may import from. The order is from the ground up.
 MAY_IMPORT = {
+    "__init__": set(),
     "values": set(),
     "types": {"values"},
     "config": set(),
     "environment": set(),
     "tether": set(),
     "network": set(),
+    "terminal": set(),
     "statistics": {"types", "config"},
     "interfaces": {"types", "config"},
     "run_lock": {"config", "interfaces"},
@@ -23,68 +27,89 @@ MAY_IMPORT = {
     "dynamics": {"types", "config", "interfaces"},
     "tasks": {"types", "config"},
     "models": {"config"},
-    "rollout": {"types", "config", "interfaces", "network", "weight_sync"},
+    "weight_sync": {"types", "config", "interfaces", "network"},
+    "rollout": {"types", "config", "interfaces", "network", "terminal", "tether", "weight_sync"},
     "learner": {"types", "config", "interfaces", "network", "algorithm"},
-    "weight_sync": {"config", "types", "interfaces", "network"},
-    "telemetry": {"types", "config", "interfaces"},
-    "report": {"types", "config", "statistics", "telemetry", "dynamics"},
+    "telemetry": {"types", "config", "interfaces", "terminal"},
+    "report": {"types", "config", "statistics", "telemetry", "terminal", "dynamics"},
     "clocks": {"types", "config", "interfaces", "telemetry"},
     "ranks": {"config", "interfaces"},
     "measure": {"types", "interfaces", "algorithm"},
     "loop": {"types", "interfaces", "measure"},
     "evaluation": {"types", "config", "interfaces", "statistics"},
-}
-# The composition: these put parts together and may import everything but each other's callers.
-COMPOSITION = {
-    "train",
-    "pipeline",
-    "parts",
-    "resume",
-    "arguments",
-    "cli",
-    "eval",
-    "observers",
-    "launch_check",
-    "doctor",
-    "dynamics_command",
-    "reproduce",
-    "solve_rates",
-    "sweep",
-    "launch",
-    "serve",
-    "report_command",
-    "__init__",
+    # What puts parts together.
+    "launch_check": {"config", "report", "terminal"},
+    "observers": {
+        *("types", "config", "interfaces", "dynamics", "evaluation", "learner", "ranks", "telemetry", "terminal"),
+    },
+    "resume": {"types", "config", "interfaces", "learner"},
+    "pipeline": {"config", "interfaces", "clocks", "dynamics", "rollout", "weight_sync"},
+    "parts": {"config", "interfaces", "launch_check", "learner", "models", "rollout", "tasks", "weight_sync"},
+    "train": {
+        *("types", "config", "interfaces", "algorithm", "dynamics", "tasks", "models", "learner", "telemetry"),
+        *("report", "evaluation", "loop", "launch_check", "observers", "parts", "pipeline", "resume", "run_lock"),
+        *("clocks", "ranks"),
+    },
+    # Commands.
+    "arguments": {"config"},
+    "doctor": {"terminal"},
+    "dynamics_command": {"arguments", "config", "dynamics", "report", "tasks"},
+    "report_command": {"arguments", "config", "report", "sweep"},
+    "reproduce": {"arguments", "types", "config", "dynamics", "report", "tasks"},
+    "eval": {"config", "interfaces", "evaluation", "parts", "tasks", "terminal"},
+    "solve_rates": {"types", "config", "interfaces", "parts", "report", "tasks"},
+    "serve": {"config", "launch_check", "models", "parts", "rollout"},
+    "sweep": {"config", "evaluation", "telemetry", "terminal", "tether"},
+    "launch": {"config", "network", "report", "run_lock", "telemetry", "terminal", "tether"},
+    "cli": {
+        *("config", "environment", "terminal", "tether", "train", "eval", "solve_rates", "serve", "sweep", "launch"),
+        *("report_command", "dynamics_command", "reproduce", "doctor"),
+    },
 }
 
-# Heavy package → the rooms that may name it.
-HEAVY = {
-    "vllm": {"rollout", "weight_sync"},
-    "deepspeed": {"learner"},
-    "transformers": {"learner", "rollout", "models", "train", "parts", "launch_check"},
-    "peft": {"learner"},
-    "aiohttp": {"rollout"},
-    "datasets": {"tasks"},
-    "math_verify": {"tasks"},
-    "reasoning_gym": {"tasks"},
-    "pebble": {"tasks"},
-    "wandb": {"telemetry"},
-    "mlflow": {"telemetry"},
-    "tensorboard": {"telemetry"},
-    "matplotlib": {"report"},
-    "jinja2": {"report"},
-    "hydra": {"config"},
-    "omegaconf": {"config"},
-    "optuna": {"sweep"},
+# Room → packages that it may name besides Python's own; rooms that are not here name none.
+MAY_NAME = {
+    "config": {"hydra", "omegaconf", "yaml"},
+    "tether": {"psutil"},
+    "network": {"psutil"},
+    "terminal": {"rich"},
+    "statistics": {"numpy", "scipy"},
+    "algorithm": {"torch"},
+    "dynamics": {"numpy", "scipy"},
+    "tasks": {"numpy", "scipy", "pyarrow", "datasets", "math_verify", "reasoning_gym", "pebble"},
+    "models": {"torch", "transformers", "tokenizers", "safetensors", "gguf", "huggingface_hub", "filelock"},
+    "weight_sync": {"torch", "vllm"},
+    "rollout": {"torch", "transformers", "vllm", "aiohttp"},
+    "learner": {"torch", "transformers", "deepspeed", "peft", "safetensors"},
+    "telemetry": {"torch", "rich", "wandb", "mlflow", "tensorboard"},
+    "report": {"numpy", "scipy", "matplotlib", "jinja2", "rich"},
+    "launch_check": {"torch", "transformers", "psutil"},
+    "parts": {"torch", "transformers"},
+    "train": {"torch", "transformers"},
+    "doctor": {"torch", "psutil", "rich"},
+    "reproduce": {"numpy", "rich"},
+    "eval": {"rich"},
+    "solve_rates": {"scipy", "rich"},
+    "sweep": {"optuna", "rich"},
+    "launch": {"torch", "rich"},
 }
+
+# Heavy packages that one room hides from all others.
+HIDDEN = {
+    *("deepspeed", "peft", "aiohttp", "datasets", "math_verify", "reasoning_gym", "pebble", "wandb", "mlflow"),
+    *("tensorboard", "matplotlib", "jinja2", "hydra", "omegaconf", "optuna"),
+}
+# Who puts a run together, and who may call it.
+CALLERS = {"cli": set(), "train": {"cli"}, "loop": {"train"}, "pipeline": {"train"}, "observers": {"train"}}
 
 
 def room(file: Path) -> str:
     return file.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-def imports(file: Path) -> set[str]:
+def imports(source: str) -> set[str]:
     """Every module imported at run time: what stands under `if TYPE_CHECKING` is for readers only."""
-    tree = ast.parse(file.read_text())
+    tree = ast.parse(source)
     typing_only = {
         id(node)
         for branch in ast.walk(tree)
@@ -98,36 +123,64 @@ def imports(file: Path) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "imports are written in full"
             found |= {node.module} if node.module != "grpo" else {f"grpo.{alias.name}" for alias in node.names}
     return found
 
 
+def forbidden(own: str, source: str) -> set[str]:
+    """What a file of room `own` imports and may not."""
+    modules = imports(source)
+    rooms = {name.split(".")[1] for name in modules if name.startswith("grpo.")} - {own}
+    packages = {name.split(".")[0] for name in modules} - {"grpo"} - sys.stdlib_module_names
+    return (rooms - MAY_IMPORT[own]) | (packages - MAY_NAME.get(own, set()))
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_rooms_import_only_what_the_design_allows(file):
-    own = room(file)
-    used = {name.split(".")[1] for name in imports(file) if name.startswith("grpo.")} - {own}
-    if own in COMPOSITION:
-        return
-    assert used <= MAY_IMPORT[own], f"{own} imports {used - MAY_IMPORT[own]}"
+    assert not forbidden(room(file), file.read_text())
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_heavy_packages_are_named_in_their_own_room_only(file):
-    for package in {name.split(".")[0] for name in imports(file)} & set(HEAVY):
-        assert room(file) in HEAVY[package], f"{package} in {room(file)}"
+@pytest.mark.parametrize(
+    ("own", "source", "found"),
+    [
+        ("observers", "import grpo.cli", {"cli"}),
+        ("observers", "from grpo import train", {"train"}),
+        ("dynamics", "import torch, pandas", {"torch", "pandas"}),
+        ("algorithm", "def f():\n    import requests, logging", {"requests"}),
+        ("learner", "from grpo.rollout.seeds import sample_seed", {"rollout"}),
+        ("rollout", "from deepspeed.runtime import zero", {"deepspeed"}),
+        ("types", "if TYPE_CHECKING:\n    import torch", set()),
+    ],
+)
+def test_what_may_not_be_imported_would_be_found(own, source, found):
+    assert forbidden(own, source) == found
 
 
-def test_nobody_imports_the_entry_points():
-    for file in FILES:
-        if room(file) not in COMPOSITION:
-            assert not imports(file) & {"grpo.train", "grpo.parts", "grpo.cli", "grpo.loop", "grpo.eval"}
+def test_every_room_is_told_of_and_no_other():
+    rooms = {room(file) for file in FILES}
+    assert set(MAY_IMPORT) == rooms
+    assert set(MAY_NAME) <= rooms
+
+
+def test_no_two_rooms_import_each_other_in_a_circle():
+    order = list(graphlib.TopologicalSorter(MAY_IMPORT).static_order())
+    assert order[-1] == "cli"
+
+
+def test_a_heavy_package_is_named_in_one_room_only():
+    for package in HIDDEN:
+        assert len([own for own, named in MAY_NAME.items() if package in named]) == 1, package
+    assert {own for own, named in MAY_NAME.items() if "vllm" in named} == {"rollout", "weight_sync"}
+
+
+def test_a_run_is_put_together_in_one_place():
+    for entry, callers in CALLERS.items():
+        assert {own for own, allowed in MAY_IMPORT.items() if entry in allowed} == callers
 
 
 def test_learner_and_rollout_never_meet():
-    for file in FILES:
-        if room(file) in ("learner", "rollout"):
-            other = "rollout" if room(file) == "learner" else "learner"
-            assert not any(name.startswith(f"grpo.{other}") for name in imports(file))
+    assert "learner" not in MAY_IMPORT["rollout"] and "rollout" not in MAY_IMPORT["learner"]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))

@@ -1,6 +1,8 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
+import pytest
+
 from grpo.config import CheckpointConfig, EvaluationConfig
 from grpo.config.folder import checkpoints_in
 from grpo.dynamics.findings import Finding
@@ -8,7 +10,7 @@ from grpo.learner.checkpoint import CheckpointStore, read_state
 from grpo.observers import Checkpointer, Evaluator, Feedback, Recorder, RecordFiles, Rewinder, Watch
 from grpo.rollout.collect import PlainCollector
 from grpo.rollout.source import Asking
-from grpo.types import Mean, Progress, RoundPlan, RoundStatistics
+from grpo.types import Collected, Mean, Progress, RoundPlan, RoundStatistics
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank
 
 
@@ -75,7 +77,10 @@ class Noted:
     """A tracker, a file and a display that keep what they are given."""
 
     def __init__(self):
-        self.rows = []
+        self.rows, self.notes = [], []
+
+    def note(self, text):
+        self.notes.append(text)
 
     def write(self, row, step):
         self.rows.append({"step": step, **row})
@@ -83,7 +88,7 @@ class Noted:
     def log(self, values, step):
         """Not looked at here."""
 
-    samples = round = note = log
+    samples = round = log
 
 
 class Lessons:
@@ -130,3 +135,37 @@ def test_the_last_checkpoint_has_the_score_of_its_policy(tmp_path):
     checkpointer.save(progress)
     assert [read_state(path)["score"] for path in checkpoints_in(tmp_path)] == [None, None, 0.25]
     assert len(written) == 3
+
+
+def remarks_of(*rounds):
+    """The notes of a run whose rounds have these means."""
+    noted = Noted()
+    recorder = Recorder(SingleRank(), RecordFiles(noted, noted, noted), samples_per_round=0)
+    plan = RoundPlan(4, 1, 2)
+    for index, values in enumerate(rounds):
+        means = {name: Mean(value, 1.0) for name, value in values.items()}
+        statistics = RoundStatistics(index, index + 1, plan, means, {}, {}, ())
+        recorder.after_round(statistics, Collected((), (), plan, 0), Progress(index + 1, index + 1, 0, plan, {}))
+    return noted.notes
+
+
+HEALTHY = {
+    "completions/truncated_fraction": 0.5,
+    "completions/length_mean": 20.0,
+    "reward/mean": 0.0,
+    "reward/square": 0.25,
+}
+
+
+@pytest.mark.parametrize(
+    ("odd", "key"),
+    [
+        ({"completions/truncated_fraction": 1.0}, "rollout.sampling.max_tokens"),
+        ({"completions/length_mean": 1.0}, "task.prompt.chat"),
+        ({"reward/square": 0.0}, "task.reward.parts"),
+    ],
+)
+def test_a_round_that_is_useless_is_told_the_first_time(odd, key):
+    assert remarks_of(HEALTHY) == []
+    [note] = remarks_of(HEALTHY, HEALTHY | odd, HEALTHY | odd)
+    assert note.startswith("step 2: every ") and key in note

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 
 import psutil
@@ -81,6 +82,29 @@ def served(tmp_path_factory):
         process.terminate()
         process.wait(60)
         del os.environ[KEY_VARIABLE], ONE_THREAD[KEY_VARIABLE]
+
+
+ROUTES = [
+    "collective_rpc",
+    "start_weight_update",
+    "update_weights",
+    "weight_checker",
+    "is_paused",
+    "inference/v1/generate",
+]
+
+
+def test_a_server_answers_nobody_without_the_key(served):
+    url = served[-1].partition("=[")[2].strip("]")
+    for key in ({}, {"Authorization": "Bearer another"}):
+        for route in ROUTES:
+            method = "GET" if route == "is_paused" else "POST"
+            headers = {"Content-Type": "application/json", **key}
+            request = urllib.request.Request(f"{url}/{route}", b"{}", headers, method=method)
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(request, timeout=60)
+            assert refused.value.code == 401, route
+    assert urllib.request.urlopen(f"{url}/health", timeout=60).status == 200
 
 
 TROUBLED_CHANNEL = """

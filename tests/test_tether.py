@@ -5,9 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
+
+from grpo.tether import PRIVATE
 
 SHOW = "import os; print(os.environ['SECRET'], flush=True)"
 WAIT = "import time; print('here', flush=True); time.sleep(600)"
@@ -78,6 +81,47 @@ def test_a_starter_that_says_nothing_any_more_is_gone():
         process.stdin.flush()
     assert process.poll() is None
     assert process.wait(20) == 143
+
+
+QUICK = "import sys; from grpo import tether; tether.LOOK_SECONDS = 0.2; sys.exit(tether.main(sys.argv[1:]))"
+
+
+def test_what_is_stopped_is_told_once_and_again_when_it_is_stopped_again():
+    start = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {WAIT!r}]); print(p.pid); " + WAIT
+    command = [sys.executable, "-c", QUICK, "1", "0", sys.executable, "-u", "-c", start]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        process.stdin.write("{}\n")
+        process.stdin.flush()
+        said = [process.stdout.readline() for _ in range(3)]
+        child = psutil.Process(int(next(line for line in said if line != "here\n")))
+        for _ in range(2):
+            child.suspend()
+            assert process.stdout.readline() == (
+                f"grpo: process {child.pid} is stopped, and what waits for it hangs: kill -CONT {child.pid}\n"
+            )
+            time.sleep(1)
+            child.resume()
+            time.sleep(1)
+        process.stdin.close()
+        assert process.stdout.read() == ""
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_private_folder_is_nobody_elses_and_is_removed(killed):
+    program = "import os; print(os.environ['FOLDER'], oct(os.stat(os.environ['FOLDER']).st_mode), flush=True)\n"
+    command = [sys.executable, "-m", "grpo.tether", "1", "0", sys.executable, "-c"]
+    command.append(program + ("open(os.environ['FOLDER'] + '/socket', 'w')\n" + WAIT if killed else ""))
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        process.stdin.write(json.dumps({"FOLDER": PRIVATE}) + "\n")
+        process.stdin.flush()
+        folder, mode = process.stdout.readline().split()
+        assert mode == "0o40700"
+        if killed:
+            assert process.stdout.readline() == "here\n" and Path(folder).exists()
+            psutil.Process(process.pid).children()[0].kill()
+        process.wait(20)
+    assert process.returncode == (128 + signal.SIGKILL if killed else 0)
+    assert not Path(folder).exists()
 
 
 def test_killed_itself_it_leaves_nothing():

@@ -1,7 +1,7 @@
 """The configuration: dataclasses that document every field, registered with Hydra as schemas.
 
 A field's comment says what it means, its unit and an example; YAML under `configs/` holds differences
-only. `load` turns a composed Hydra config into these classes once; below `grpo.train` no one sees Hydra.
+only. `grpo.config.hydra.compose_config` turns overrides into these classes once; nobody else sees Hydra.
 """
 
 from grpo.config.engines import (

@@ -77,7 +77,8 @@ class ServersConfig:
     # Servers that run already, for example ["http://10.0.0.5:8000"]: none are started then. They must have been
     # started as `launch/` does; their key is read from the variable GRPO_SERVER_KEY.
     urls: list[str] = field(default_factory=list)
-    # Where servers and weight transfers listen. Anybody who reaches it can replace the weights.
+    # Where servers and weight transfers listen. Servers answer nobody without the run's key; weights travel unguarded,
+    # so that on any other interface a firewall has to keep everybody but the run's machines out.
     host: str = "127.0.0.1"
     # Of the first server, the next ones following; 0: free ones.
     port: int = 0

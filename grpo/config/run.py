@@ -119,7 +119,8 @@ class HardwareConfig:
     hosts: list[str] = field(default_factory=list)
     # How a command is started on a machine: here | ssh | srun.
     shell: str = "here"
-    # Where ranks meet on the first machine; servers listen from 100 ports higher on.
+    # Where ranks meet on the first machine; servers listen from 100 ports higher on. A run on one machine takes others
+    # where these are taken.
     first_port: int = 29500
 
 

@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from grpo.config.hydra import compose_config
 from grpo.config.placement import KEY_VARIABLE, LOG_FOLDER
 from grpo.config.validate import validate
 from grpo.launch.machines import machines_of
+from grpo.launch.ports import with_free_ports
 from grpo.launch.seats import LEARNER, seat_table, seats_of
 from grpo.launch.shells import Held
 from grpo.report.summary import facts_table
@@ -41,6 +43,7 @@ def launch(words: Sequence[str]) -> int:
     if hardware.shell != "here" and shutil.which(hardware.shell) is None:
         raise UserError(f"hardware.shell={hardware.shell}, and there is no {hardware.shell} on this machine")
     machines = machines_of(list(hardware.hosts), hardware.shell, hardware.learner_nodes + hardware.server_nodes)
+    config = config if config.dry_run else with_free_ports(config, machines)
     seats = seats_of(config, words, machines)
     Console().print(facts_table("Machines", ("machine", "what it does"), seat_table(config, seats)))
     if config.dry_run:
@@ -48,7 +51,7 @@ def launch(words: Sequence[str]) -> int:
     refuse_held(Path(config.output_dir))
     logs = Path(config.output_dir) / LOG_FOLDER
     logs.mkdir(parents=True, exist_ok=True)
-    (logs.parent / PID_FILE).write_text(str(os.getpid()))
+    (logs.parent / PID_FILE).write_text(f"{os.getpid()} {socket.gethostname()}\n")
     environment = {KEY_VARIABLE: os.environ.get(KEY_VARIABLE) or secrets.token_urlsafe(24)}
     stop, held = _StopRequest(), []
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import io
 import logging
 import math
@@ -22,6 +23,7 @@ from grpo.network import LOOPBACK, free_port, interface_of, own_address
 def init_distributed(device: torch.device, deadline_seconds: float) -> None:
     """Joins the ranks that torchrun or the deepspeed launcher started; alone, makes a group of one."""
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    own: dict[str, Any] = {}
     if "RANK" not in os.environ:
         alone = {
             "RANK": "0",
@@ -31,6 +33,8 @@ def init_distributed(device: torch.device, deadline_seconds: float) -> None:
             "MASTER_PORT": str(free_port()),
         }
         os.environ.update(alone)
+        # It meets nobody, so nothing has to listen: torch's usual store takes whoever reaches its port.
+        own = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     # Left alone, gloo listens where this machine's own name leads: on Debian to 127.0.1.1, where no other one comes.
     with suppress(OSError):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(own_address(os.environ["MASTER_ADDR"])))
@@ -40,8 +44,16 @@ def init_distributed(device: torch.device, deadline_seconds: float) -> None:
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     backend = "gloo" if device.type == "cpu" else "nccl"
     if not dist.is_initialized():
-        dist.init_process_group(backend, timeout=timedelta(seconds=deadline_seconds))
+        if backend == "gloo":
+            # Left to the end of the interpreter, gloo's threads abort it now and then.
+            atexit.register(_leave)
+        dist.init_process_group(backend, timeout=timedelta(seconds=deadline_seconds), **own)
     deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def deepspeed_config(learner: LearnerConfig) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 
 from grpo.report.curves import STYLE
+from grpo.terminal import Terminal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,7 +51,7 @@ def present(found: Reproduction, output: Path) -> None:
     from matplotlib.figure import Figure
 
     output.mkdir(parents=True, exist_ok=True)
-    console, lines = Console(), [f"# {found.name}"]
+    console, lines = Terminal(), [f"# {found.name}"]
     for each in found.comparisons:
         table = Table(title=each.title, title_justify="left")
         for name, side in (("", "left"), (each.expected, "right"), ("ours", "right")):

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from grpo.report import page
@@ -16,6 +15,7 @@ from grpo.report.contrast_panels import PANELS
 from grpo.report.curves import STYLE
 from grpo.report.runs import Run, differing_keys
 from grpo.statistics import ENOUGH_SEEDS
+from grpo.terminal import Terminal
 from grpo.types import Interval
 
 PAGE_FILE, PLOT_FILE, MARKDOWN_FILE = "report.html", "report.png", "report.md"
@@ -26,10 +26,10 @@ EXCERPT = 400
 NARROW = (0, 3, 4, 5, -1)
 
 
-def write_contrast(shown: Contrast, folder: Path, notes: Sequence[str] = (), console: Console | None = None) -> None:
+def write_contrast(shown: Contrast, folder: Path, notes: Sequence[str] = (), console: Terminal | None = None) -> None:
     """Page, picture and Markdown into `folder`, the table and the conclusion to the terminal. `notes` are what a
     reader has to know besides, for example runs that failed."""
-    console = console or Console()
+    console = console or Terminal()
     tables = {
         "Results": results(shown),
         "Learned, by difficulty before training": by_quarter(shown),
@@ -49,7 +49,7 @@ def write_contrast(shown: Contrast, folder: Path, notes: Sequence[str] = (), con
     )
     lines = [f"# {folder.resolve().name}", *said, f"![curves]({PLOT_FILE})"]
     lines += ["\n".join([f"## {title}\n", *_markdown(rows)]) for title, rows in tables.items()]
-    (folder / MARKDOWN_FILE).write_text("\n\n".join(lines) + "\n", encoding="utf-8")
+    (folder / MARKDOWN_FILE).write_text("\n\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")
     header, *rows = ([row[index] for index in NARROW] for row in tables["Results"])
     table = Table(*header)
     for row in rows:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
-
 from grpo.config import UserError
 from grpo.config.saved import from_dict
 from grpo.dynamics.diagnostics import diagnose
@@ -34,6 +32,7 @@ from grpo.report.dynamics_tables import (
     summary_lines,
 )
 from grpo.report.logs import counts_of, read_log, read_run, run_config
+from grpo.terminal import Terminal
 
 PLOT_FILE, PAGE_FILE = "dynamics.png", "dynamics.html"
 # Of a row of metrics, for the scheduler to decide on.
@@ -44,7 +43,7 @@ DOTS_PER_INCH = 160
 def write_fit(path: Path, last_step: int | None = None, column: str | None = None) -> None:
     """Every law fitted to the log at `path`, the forecast until `last_step` (the run's own end by default), the
     diagnosis; printed, and drawn into a picture and a page beside the log."""
-    console = Console()
+    console = Terminal()
     shown = analysed(read_log(path, column), path, last_step)
     findings = diagnose(shown.log)
     console.print(laws_table(shown.found))
@@ -56,7 +55,7 @@ def write_fit(path: Path, last_step: int | None = None, column: str | None = Non
 
 def write_forecast(path: Path, last_step: int | None = None, column: str | None = None) -> None:
     """Where the run goes, in words."""
-    console = Console()
+    console = Terminal()
     shown = analysed(read_log(path, column), path, last_step)
     for line in summary_lines(shown.found, shown.ahead):
         console.print(line, soft_wrap=True)
@@ -68,13 +67,13 @@ def write_forecast(path: Path, last_step: int | None = None, column: str | None 
 
 def write_diagnosis(path: Path, column: str | None = None) -> None:
     """What is wrong, by which evidence, and what answers it."""
-    print_findings(diagnose(read_log(path, column)), Console())
+    print_findings(diagnose(read_log(path, column)), Terminal())
 
 
 def write_replay(folder: Path, overrides: Sequence[str]) -> None:
     """What `dynamics=adaptive` would have decided on this run's facts, with its rules changed by `overrides`; as on
     one rank, so that prompts per step need not divide among several."""
-    console = Console()
+    console = Terminal()
     config = from_dict(run_config(folder), overrides)
     was_adaptive = config.dynamics.name == "adaptive" and not overrides
     rows = read_run(folder)
@@ -94,7 +93,7 @@ def write_replay(folder: Path, overrides: Sequence[str]) -> None:
 def write_plan(rates: Sequence[float], missing: int, tried: int, request: PlanRequest) -> None:
     """Group size, refresh interval and steps for problems with these pass rates, each from `tried` samples;
     `missing` further problems have none."""
-    console = Console()
+    console = Terminal()
     counts = Counter((round(rate * tried), tried) for rate in rates)
     difficulty = fit_difficulty(counts)
     proposal = propose(difficulty, request)
@@ -124,7 +123,7 @@ def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:
     return Dynamics(log, found, forecast(found, last_step or log.num_steps))
 
 
-def write_page(shown: Dynamics, findings: Sequence[Finding], folder: Path, console: Console) -> None:
+def write_page(shown: Dynamics, findings: Sequence[Finding], folder: Path, console: Terminal) -> None:
     """The picture and the page, into `folder`."""
     draw(shown, folder / PLOT_FILE)
     page.write_page(
@@ -142,7 +141,7 @@ def write_page(shown: Dynamics, findings: Sequence[Finding], folder: Path, conso
     console.print(f"picture {folder / PLOT_FILE}\npage    {folder / PAGE_FILE}", soft_wrap=True)
 
 
-def print_findings(findings: Sequence[Finding], console: Console) -> None:
+def print_findings(findings: Sequence[Finding], console: Terminal) -> None:
     """The table, or that there is nothing."""
     console.print(findings_table(findings) if findings else "diagnosis: nothing is wrong that these checks can see")
 

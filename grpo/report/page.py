@@ -35,4 +35,4 @@ def write_page(template: str, path: Path, **values: Any) -> None:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(loader=PackageLoader("grpo.report"), autoescape=True, undefined=StrictUndefined)
-    path.write_text(environment.get_template(template).render(**values), encoding="utf-8")
+    path.write_text(environment.get_template(template).render(**values), encoding="utf-8", errors="backslashreplace")

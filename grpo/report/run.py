@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
-
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.identify import FEWEST_POINTS
 from grpo.report.curves import plot_run
@@ -13,16 +11,17 @@ from grpo.report.dynamics import analysed, print_findings, write_page
 from grpo.report.logs import read_log
 from grpo.report.summary import samples_table, summary_table, write_markdown
 from grpo.telemetry import read_metrics
+from grpo.terminal import Terminal
 
 PLOT_FILE = "curves.png"
 MARKDOWN_FILE = "report.md"
 NUM_SAMPLES = 4
 
 
-def write_report(output: Path, exported: Path | None, console: Console | None = None) -> None:
+def write_report(output: Path, exported: Path | None, console: Terminal | None = None) -> None:
     """Draws the run in `output` into a PNG, compares its first and last evaluation, diagnoses it, prints and writes
     all of it."""
-    console = console or Console()
+    console = console or Terminal()
     metrics = read_metrics(output / "metrics.jsonl")
     found = output / "evaluations.jsonl"
     evaluations = read_metrics(found) if found.exists() else []

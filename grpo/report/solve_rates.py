@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from grpo.dynamics.difficulty import Difficulty, fit_difficulty
@@ -17,6 +16,7 @@ from grpo.dynamics.identity import gradient_mass, silent_rate, smallest_group_si
 from grpo.dynamics.planning import EXPONENTS, FAIR_SHARE, balanced_exponent, speaking_band
 from grpo.report import page
 from grpo.report.curves import BLACK, BLUE, GREEN, ORANGE
+from grpo.terminal import Terminal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,7 +54,7 @@ def write_solve_rates(rows: Sequence[Mapping[str, Any]], path: Path, column: str
     `exponent` is the configured α."""
     pairs = [(row[f"{column}_correct"], row[f"{column}_samples"]) for row in rows]
     found = analysed(pairs, exponent)
-    console = Console()
+    console = Terminal()
     console.print(silence_table(found))
     console.print(mass_table(found))
     lines = summary(found, column)

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from grpo.config import UserError
 from grpo.statistics import Interval, paired_difference, pass_at_k
+from grpo.terminal import clean
 
 Evaluation = Mapping[str, Any]
 
@@ -84,7 +85,7 @@ def write_markdown(
         lines += [f"### {old['problem_id']}", "", *_quoted(f"{old['question']}\n→ {old['answer']}")]
         lines += ["", f"Before, {_score(old)}:", "", *_quoted(old["completion"])]
         lines += ["", f"After, {_score(new)}:", "", *_quoted(new["completion"]), ""]
-    Path(path).write_text("\n".join(lines), encoding="utf-8")
+    Path(path).write_text("\n".join(lines), encoding="utf-8", errors="backslashreplace")
 
 
 def _summary_rows(before: Evaluation, after: Evaluation) -> list[list[str]]:
@@ -153,7 +154,7 @@ def _quoted(text: str) -> list[str]:
 
 def _number(cell: str | int | float) -> str:
     if isinstance(cell, str):
-        return cell
+        return clean(cell)
     return f"{cell:,}" if isinstance(cell, int) else f"{cell:,.2f}"
 
 

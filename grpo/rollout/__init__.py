@@ -4,8 +4,11 @@ seeds                  one seed per (prompt, sample, policy version)
 stopping               which tokens end a completion
 engine_arguments       vLLM's settings, for an engine and for a server
 vllm_sampler           vLLM's engine in this process
-server_sampler         vLLM servers: serve (a process), replica (requests to it), dispatch (over several)
+server_sampler         vLLM servers: servers (their start), replica (one of them), dispatch (requests over several)
+server_key             a door before a server, in its process
 transformers_sampler   where there is no vLLM
 collect                prompts → scored groups; DAPO's dynamic sampling
+source                 where a round's groups come from: asked when they are needed, or before
 ahead                  the next round while this one is learned from
+checked                a sampler whose answers are looked at before they are used
 """

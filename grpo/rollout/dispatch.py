@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import sys
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -19,8 +18,9 @@ from typing import Any
 
 import aiohttp
 
-from grpo.config.errors import NOBODY_LEFT, SamplerLost
+from grpo.config.errors import NOBODY_LEFT, SamplerLost, UserError
 from grpo.rollout.replica import Replica, ReplicaLost, RequestRefused
+from grpo.terminal import say
 
 ROUTE = "/inference/v1/generate"
 Requests = Mapping[int, Mapping[str, Any]]
@@ -133,7 +133,13 @@ class Dispatcher:
         self, replica: Replica, session: aiohttp.ClientSession, group: _Group, sample: int, request: Mapping[str, Any]
     ) -> None:
         answer = await replica.post(session, ROUTE, request)
-        group.answers[sample] = answer["choices"][0]
+        try:
+            group.answers[sample] = answer["choices"][0]
+        except (LookupError, TypeError) as error:
+            raise UserError(
+                f"{replica.url}{ROUTE} answered without a completion ({str(answer)[:200]}): rollout.servers.urls must "
+                "name servers that `grpo serve` has started"
+            ) from error
         self._busy[replica.index].pop((id(group), sample), None)
         self._hand_out()
 
@@ -142,10 +148,7 @@ class Dispatcher:
             replica.alive = False
             self._why_lost = str(error) if isinstance(error, RequestRefused) else NOBODY_LEFT
             left = len(self._busy[replica.index])
-            print(
-                f"grpo: the vLLM server at {replica.url} was lost ({error}): {left} completions go to others",
-                file=sys.stderr,
-            )
+            say(f"grpo: the vLLM server at {replica.url} was lost ({error}): {left} completions go to others")
 
     def _take_back(self, replica: Replica) -> None:
         """What a lost server has not answered waits for another one, before everything else."""

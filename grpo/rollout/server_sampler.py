@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +17,16 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from grpo.config import SamplingConfig, TrainConfig
-from grpo.config.errors import NOBODY_LEFT, SamplerLost
+from grpo.config.errors import NOBODY_LEFT, SamplerLost, UserError
 from grpo.config.placement import KEY_VARIABLE
 from grpo.interfaces import ADAPTERS, BASE, MERGED, Bucket, Collective
 from grpo.rollout.dispatch import Answers, Dispatcher
 from grpo.rollout.engine_arguments import sampling_arguments
-from grpo.rollout.replica import Replica, ReplicaLost
+from grpo.rollout.replica import Replica
 from grpo.rollout.seeds import sample_numbers, sample_seed
 from grpo.rollout.servers import MODEL, start_servers
 from grpo.rollout.stopping import stop_token_ids
+from grpo.terminal import say
 from grpo.types import Completion, Prompt, RolloutGroup
 from grpo.weight_sync.channel import manifest_of, packed
 from grpo.weight_sync.server_link import Post, ServerLink
@@ -139,10 +139,16 @@ class ServerSampler:
         }
 
     def _completion(self, choice: Mapping[str, Any]) -> Completion:
-        token_ids = tuple(choice["token_ids"])
-        logprobs = tuple(token["logprob"] for token in choice["logprobs"]["content"])
+        try:
+            token_ids = tuple(choice["token_ids"])
+            logprobs = tuple(token["logprob"] for token in choice["logprobs"]["content"])
+            versions = tuple((int(span["version"]), span["end"] - span["start"]) for span in choice["weight_versions"])
+        except (LookupError, TypeError, ValueError) as error:
+            raise UserError(
+                f"a vLLM server answered with a completion that lacks something ({error!r}): servers must be of the "
+                "vLLM that `grpo doctor` approves of"
+            ) from error
         text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
-        versions = tuple((int(span["version"]), span["end"] - span["start"]) for span in choice["weight_versions"])
         return Completion(token_ids, logprobs, text, choice["finish_reason"] == "length", versions)
 
     # --- weights -------------------------------------------------------------------------------
@@ -187,7 +193,7 @@ class ServerSampler:
             replica.joining = healthy
             replica.alive = healthy
             if healthy:
-                print(f"grpo: the vLLM server at {replica.url} is back", file=sys.stderr)
+                say(f"grpo: the vLLM server at {replica.url} is back")
 
     async def _start(self, replica: Replica, post: Post) -> None:
         link = self._links[replica.index]
@@ -221,9 +227,11 @@ class ServerSampler:
     def checksums(self) -> Sequence[Mapping[str, int]]:
         found = None
         if self._first:
-            answers = self._on_all(lambda replica, post: post("/collective_rpc", {"method": "weight_checksums"}))
-            found = [worker for answer in answers for worker in answer["results"]]
+            found = [worker for workers in self._on_all(self._checksums) for worker in workers]
         return self._collective.gather(found)[0]
+
+    async def _checksums(self, replica: Replica, post: Post) -> list[Mapping[str, int]]:
+        return [dict(worker) for worker in (await post("/collective_rpc", {"method": "weight_checksums"}))["results"]]
 
     # --- servers -------------------------------------------------------------------------------
 
@@ -241,10 +249,10 @@ class ServerSampler:
 
         results = []
         for replica, outcome in asyncio.run(on_every()):
-            # What a channel raises is a RuntimeError of torch's.
-            if isinstance(outcome, ReplicaLost | RuntimeError):
+            # Whatever went wrong went wrong with one server: the others still serve the run.
+            if isinstance(outcome, Exception):
                 replica.alive = False
-                print(f"grpo: the vLLM server at {replica.url} was lost: {outcome}", file=sys.stderr)
+                say(f"grpo: the vLLM server at {replica.url} was lost: {str(outcome) or repr(outcome)}")
             elif isinstance(outcome, BaseException):
                 raise outcome
             else:

@@ -13,6 +13,7 @@ from grpo.config.placement import KEY_VARIABLE, LOG_FOLDER, server_gpus
 from grpo.network import free_port
 from grpo.rollout.engine_arguments import command_line, engine_arguments
 from grpo.rollout.replica import ServerProcess
+from grpo.tether import PRIVATE
 
 # The policy's name at every server.
 MODEL = "policy"
@@ -30,6 +31,7 @@ def start_servers(config: TrainConfig, model_path: str, device: torch.device) ->
         # The route that takes and gives token ids, and tells which weights wrote them.
         "enable_scale_out": True,
         "disable_uvicorn_access_log": True,
+        "middleware": "grpo.rollout.server_key.KeyMiddleware",
     }
     started = {}
     for index in range(servers.replicas):
@@ -49,6 +51,8 @@ def server_environment(config: TrainConfig, index: int, on_gpu: bool) -> dict[st
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         "VLLM_LOGGING_LEVEL": "INFO",
+        # Where vLLM's processes meet: its file sockets take whoever can open them.
+        "VLLM_RPC_BASE_PATH": PRIVATE,
     }
     if not on_gpu:
         return common | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}

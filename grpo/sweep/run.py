@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from grpo.config import UserError
@@ -21,6 +20,7 @@ from grpo.config.hydra import compose_sweep, launch_all
 from grpo.sweep.cells import Cell, cells_of
 from grpo.sweep.ledger import DONE, FAILED, INTERRUPTED, LOG_FILE, RUNNING, Ledger, State, begin_ledger, open_ledger
 from grpo.telemetry.last_word import last_word
+from grpo.terminal import Terminal
 from grpo.tether import end_with_parent
 
 USAGE = """usage: grpo sweep sweep=NAME [seeds=N] [budget=steps|samples|tokens|seconds amount=N] [output_dir=DIR]
@@ -62,7 +62,7 @@ def sweep(words: Sequence[str]) -> int:
             launch_all(run_cell, pending, ledger.folder, hydra)
         except KeyboardInterrupt:
             print("stopped; the same command goes on", flush=True)
-    Console().print(ledger_table(ledger))
+    Terminal().print(ledger_table(ledger))
     states = [ledger.state(cell) for cell in ledger.cells]
     return 0 if all(state.state == DONE for state in states) else 1
 

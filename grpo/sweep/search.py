@@ -10,7 +10,6 @@ from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from rich.console import Console
 from rich.table import Table
 
 from grpo import evaluation
@@ -21,6 +20,7 @@ from grpo.sweep.cells import cells_of
 from grpo.sweep.ledger import DONE, FAILED, Ledger, begin_ledger
 from grpo.sweep.run import run_cell
 from grpo.telemetry import EVALUATIONS_FILE, read_metrics
+from grpo.terminal import Terminal
 
 DIGITS = 4
 """Significant digits of a value that is tried."""
@@ -58,7 +58,7 @@ def search(config: SweepConfig, words: Sequence[str], hydra: Sequence[str], comm
                 return 1
             study.tell(trial, value)
             found[name] = value
-    Console().print(search_table(found))
+    Terminal().print(search_table(found))
     best = max(found, key=lambda name: found[name])
     print(f"best: {' '.join(_overrides(study.best_params))} ({found[best]:.3f}, {best}); grpo report {folder}")
     return 0

@@ -24,7 +24,14 @@ logger = logging.getLogger(__name__)
 START_SECONDS = 300.0
 """A worker may take this long to start and to import what its parts need."""
 
-MAX_MESSAGE = 200
+MARGIN_SECONDS = 60.0
+"""No answer takes longer than its limit and this much for a worker that is killed and replaced: after that, the
+workers were stopped."""
+
+FRUITLESS = 32
+"""After so many answers in succession that all failed or timed out, the reward is at fault."""
+
+MAX_MESSAGE, MAX_EXCERPT = 200, 60
 
 Item = tuple[str, str, Mapping[str, Any]]
 """(completion's text, problem's answer, problem's metadata)."""
@@ -41,14 +48,15 @@ class RawGrade:
 
 
 @dataclass(frozen=True, slots=True)
-class _Raised:
-    """An exception as text (exceptions of foreign code need not survive pickling): what happened, in
-    words that repeat, and its message, which may quote a completion. `by_reward` is False when the
-    worker died or lacked memory or stack: that is the answer's fault rather than the reward's."""
+class _Failure:
+    """An answer without a grade, as text (exceptions of foreign code need not survive pickling): what happened, in
+    words that repeat, and a message, which may quote a completion. `by_reward` is False when the worker died, lacked
+    memory or stack, or took too long: that is the answer's fault rather than the reward's."""
 
     what: str
-    message: str
-    by_reward: bool = True
+    message: str = ""
+    by_reward: bool = False
+    outcome: str = "failed"
 
 
 class GraderPool:
@@ -65,32 +73,66 @@ class GraderPool:
     def __init__(self, reward: RewardConfig) -> None:
         build_parts(reward)
         self._reward = reward
-        self._failed = RawGrade(dict.fromkeys(reward.weights, 0.0), "failed")
-        self._timed_out = RawGrade(dict.fromkeys(reward.weights, 0.0), "timed_out")
         self._warned: set[str] = set()
+        self._fruitless = 0
         self._start()
 
     def grade(self, items: Sequence[Item]) -> list[RawGrade]:
         """One grade per item, in order. Whatever an item holds, it costs at most its own grade.
 
-        Raises `UserError` when every item failed with an exception: then the reward is at fault.
+        Raises `UserError` when every item failed with an exception, and when none of the last `FRUITLESS` answers got
+        a grade: then the reward is at fault.
         """
         if not self._pool.active:  # a worker was killed from outside while it was idle
-            self.close()
-            self._start()
-        seconds = self._reward.timeout_seconds
-        futures = [self._pool.schedule(_grade, args=item, timeout=seconds) for item in items]
-        waves = math.ceil(len(items) / self._reward.workers)
-        if wait(futures, timeout=waves * seconds + START_SECONDS).not_done:
-            raise RuntimeError(f"grading {len(items)} answers has stalled: the workers no longer report.")
-        results = [self._result(future) for future in futures]
-        self._tell_failures(results)
-        return [self._failed if isinstance(result, _Raised) else result for result in results]
+            self._restart()
+        results = self._results(items)
+        failures = [(item, each) for item, each in zip(items, results, strict=True) if isinstance(each, _Failure)]
+        if failures:
+            self._judge(failures, len(items))
+        if len(failures) < len(items):
+            self._fruitless = 0
+        nothing = dict.fromkeys(self._reward.weights, 0.0)
+        return [RawGrade(nothing, each.outcome) if isinstance(each, _Failure) else each for each in results]
+
+    def _results(self, items: Sequence[Item]) -> list[RawGrade | _Failure]:
+        """What became of each item. Workers that no longer report are killed and replaced once."""
+        found: dict[int, RawGrade | _Failure] = {}
+        for _ in range(2):
+            futures = {
+                index: self._pool.schedule(_grade, args=item, timeout=self._reward.timeout_seconds)
+                for index, item in enumerate(items)
+                if index not in found
+            }
+            self._wait(list(futures.values()))
+            found |= {index: self._result(future) for index, future in futures.items() if future.done()}
+            if len(found) == len(items):
+                return [found[index] for index in range(len(items))]
+            logger.warning(
+                "no grading worker has reported for %g s, as if they were stopped: they are killed and started again",
+                self._reward.timeout_seconds + MARGIN_SECONDS,
+            )
+            self._restart()
+        raise UserError(
+            f"grading {len(items) - len(found)} of {len(items)} answers has stalled twice: see what stops the worker "
+            "processes, or change task.reward.workers"
+        )
+
+    def _wait(self, futures: Sequence[Future[RawGrade | _Failure]]) -> None:
+        """Returns when all are done, or when none has been for longer than any can take."""
+        waiting = set(futures)
+        while waiting:
+            done, waiting = wait(waiting, timeout=self._reward.timeout_seconds + MARGIN_SECONDS)
+            if not done:
+                return
 
     def close(self) -> None:
         """Ends the workers."""
         self._pool.stop()
         self._pool.join()
+
+    def _restart(self) -> None:
+        self.close()
+        self._start()
 
     def __enter__(self) -> GraderPool:
         return self
@@ -116,24 +158,52 @@ class GraderPool:
                 "is task.reward.memory_gib too small?"
             ) from error
 
-    def _result(self, future: Future[RawGrade | _Raised]) -> RawGrade | _Raised:
+    def _result(self, future: Future[RawGrade | _Failure]) -> RawGrade | _Failure:
+        from pebble import ProcessExpired
+
         try:
             return future.result()
         except TimeoutError:
-            return self._timed_out
+            limit = f"grading took longer than task.reward.timeout_seconds={self._reward.timeout_seconds:g}"
+            return _Failure(limit, outcome="timed_out")
+        except ProcessExpired as error:
+            return _Failure(f"grading ended its process ({_end(error.exitcode)})")
         except Exception as error:
-            return _Raised(f"grading ended in {type(error).__name__}", str(error), by_reward=False)
+            return _Failure(f"grading ended in {type(error).__name__}", str(error))
 
-    def _tell_failures(self, results: Sequence[RawGrade | _Raised]) -> None:
-        raised = [result for result in results if isinstance(result, _Raised)]
-        if raised and len(raised) == len(results) and all(each.by_reward for each in raised):
-            first = raised[0]
-            raise UserError(f"{first.what} for all {len(results)} answers: {first.message}; mend task.reward.")
-        counts = Counter(each.what for each in raised)
-        messages = {each.what: each.message for each in raised}
-        for what in counts.keys() - self._warned:
-            self._warned.add(what)
-            logger.warning("%s for %d answers, e.g. %s; they count as failed", what, counts[what], messages[what])
+    def _judge(self, failures: Sequence[tuple[Item, _Failure]], num_items: int) -> None:
+        """Tells each kind of failure once, with an example. Raises UserError where the reward is at fault."""
+        item, first = failures[0]
+        if len(failures) == num_items and all(each.by_reward for _, each in failures):
+            raise UserError(f"{first.what} for all {num_items} answers: {_example(item, first)}; mend task.reward.")
+        self._fruitless += len(failures)
+        if len(failures) == num_items and self._fruitless >= FRUITLESS:
+            raise UserError(
+                f"none of the last {self._fruitless} answers could be graded; {first.what}, for example "
+                f"{_example(item, first)}; mend task.reward."
+            )
+        counts = Counter(each.what for _, each in failures)
+        for item, each in failures:
+            if each.what not in self._warned:
+                self._warned.add(each.what)
+                logger.warning(
+                    "%s for %d answers, for example %s; they get no reward",
+                    each.what, counts[each.what], _example(item, each),
+                )  # fmt: skip
+
+
+def _example(item: Item, failure: _Failure) -> str:
+    completion = item[0] if len(item[0]) <= MAX_EXCERPT else f"{item[0][:MAX_EXCERPT]}…"
+    return f"{completion!r}" + (f" ({failure.message})" if failure.message else "")
+
+
+def _end(code: int) -> str:
+    """Of a process, in words.
+
+    >>> _end(3), _end(-11)
+    ('exit code 3', 'SIGSEGV')
+    """
+    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
 
 _parts: dict[str, RewardPart] = {}
@@ -158,7 +228,7 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _grade(completion: str, answer: str, metadata: Mapping[str, Any]) -> RawGrade | _Raised:
+def _grade(completion: str, answer: str, metadata: Mapping[str, Any]) -> RawGrade | _Failure:
     values = {}
     for name, part in _parts.items():
         try:
@@ -169,8 +239,9 @@ def _grade(completion: str, answer: str, metadata: Mapping[str, Any]) -> RawGrad
             raise
         except UnparsableAnswer:
             return RawGrade(dict.fromkeys(_parts, 0.0), "unparsable")
-        except Exception as error:
+        # SystemExit too: passed on, it would end the trainer.
+        except BaseException as error:
             message = " ".join(str(error).split())[:MAX_MESSAGE]
-            return _Raised(f"reward part {name!r} raised {type(error).__name__}", message)
+            return _Failure(f"reward part {name!r} raised {type(error).__name__}", message, by_reward=True)
         values[name] = value
     return RawGrade(values)

@@ -7,6 +7,7 @@ from grpo.telemetry.memory import peak_memory
 from grpo.telemetry.metrics import COUNTS, REASON, flatten
 from grpo.telemetry.phases import Phases
 from grpo.telemetry.progress import RunDisplay
+from grpo.telemetry.remarks import remarks
 from grpo.telemetry.trackers import Trackers, service_trackers
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "peak_memory",
     "peak_tflops",
     "read_metrics",
+    "remarks",
     "service_trackers",
     "write_code",
 ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from grpo.terminal import clean
+
 LONGEST = 200
 
 
@@ -12,4 +14,4 @@ def last_word(log: Path) -> str:
     """Of a log: what it says of itself (its last line that begins with "grpo: "), or its last line."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     own = [line for line in lines if line.startswith("grpo: ")]
-    return re.sub(r"^grpo: ", "", (own or lines or ["it printed nothing"])[-1])[:LONGEST]
+    return clean(re.sub(r"^grpo: ", "", (own or lines or ["it printed nothing"])[-1]))[:LONGEST]

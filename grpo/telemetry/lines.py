@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpo.config import UserError
 
@@ -26,15 +27,12 @@ class JsonLines:
         if resume_step is None or not path.exists():
             self._file = path.open("w", encoding="utf-8")
             return
-        kept = [row for row in read_metrics(path) if row["step"] <= resume_step]
-        # Written beside and moved over: a kill in between leaves the old file or the new one, never half of one.
-        rewritten = path.with_suffix(".rewritten")
-        with rewritten.open("w", encoding="utf-8") as file:
-            file.writelines(_line(row) for row in kept)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(rewritten, path)
+        kept = list(takewhile(lambda line: line.row["step"] <= resume_step, _lines(path)))
+        # Cut, not written anew: a full disk and a kill in between leave all that is kept.
+        os.truncate(path, sum(line.size for line in kept))
         self._file = path.open("a", encoding="utf-8")
+        if kept and not kept[-1].whole:
+            self._file.write("\n")
 
     def write(self, row: Mapping[str, Any], step: int) -> None:
         self._file.write(_line({"step": step, **row}))
@@ -77,18 +75,30 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
     `UserError` when there is no such file, or when another line is damaged.
     """
+    return [line.row for line in _lines(Path(path))]
+
+
+class _Line(NamedTuple):
+    """A row, the bytes of its line, and whether it ends as lines do."""
+
+    row: dict[str, Any]
+    size: int
+    whole: bool
+
+
+def _lines(path: Path) -> list[_Line]:
     try:
-        lines = Path(path).read_bytes().splitlines()
+        lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
         raise UserError(f"there is no {path}: give the output_dir of a run") from None
-    rows = []
+    found = []
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(json.loads(line))
+            found.append(_Line(json.loads(line), len(line), line.endswith(b"\n")))
         except ValueError:
             if number < len(lines):
                 raise UserError(f"line {number} of {path} is not JSON: delete that line") from None
-    return rows
+    return found
 
 
 def _line(row: Mapping[str, Any]) -> str:

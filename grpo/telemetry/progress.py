@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
 from rich.text import Text
+
+from grpo.terminal import Terminal
 
 # Label, metric, format: in the order of a line. What a round did not measure is left out.
 _FIELDS = (
@@ -34,11 +35,11 @@ class RunDisplay:
     def __init__(
         self,
         total_steps: int,
-        console: Console | None = None,
+        console: Terminal | None = None,
         first_step: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._console = console or Console()
+        self._console = console or Terminal()
         self._total = total_steps
         self._first = first_step
         self._clock = clock

@@ -7,14 +7,13 @@ ahead by another way (vLLM's `update_weights` request), so that both sides know 
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import BroadcastOptions, PrefixStore
+from torch.distributed.distributed_c10d import BroadcastOptions
 
 from grpo.interfaces import Bucket
 from grpo.network import own_address
@@ -51,7 +50,7 @@ class Channel:
 
     def __init__(self, group: dist.Backend, store: dist.Store, device: torch.device, timeout: timedelta):
         self._group, self._device, self._timeout = group, device, timeout
-        # The learner's end is the server of the rendezvous: it lives as long as the channel.
+        # The learner's end may be the server of the rendezvous: it lives as long as the channel.
         self._store = store
 
     def send(self, buffer: Tensor) -> None:
@@ -81,37 +80,20 @@ class Channel:
         self._group.shutdown()
 
 
-def open_learner_end(listening: socket.socket, world_size: int, device: torch.device, seconds: float) -> Channel:
-    """Rank 0's end, once all others have come. Raises RuntimeError when they do not within `seconds`."""
-    host, port = listening.getsockname()[:2]
+def open_end(store: dist.Store, host: str, rank: int, world_size: int, device: torch.device, seconds: float) -> Channel:
+    """End `rank`, the learner's being 0, once all others have come to `store`, on the interface that leads to `host`.
+    Raises RuntimeError when they do not within `seconds`."""
     timeout = timedelta(seconds=seconds)
-    store = dist.TCPStore(
-        host, port, world_size, True, timeout, wait_for_workers=False, master_listen_fd=listening.detach()
-    )
-    return _open(store, host, 0, world_size, device, timeout)
-
-
-def open_sampler_end(host: str, port: int, rank: int, world_size: int, device: torch.device, seconds: float) -> Channel:
-    """The end of worker `rank` ≥ 1, in the sampler's process."""
-    timeout = timedelta(seconds=seconds)
-    store = dist.TCPStore(host, port, world_size, False, timeout, wait_for_workers=False)
-    return _open(store, host, rank, world_size, device, timeout)
-
-
-def _open(
-    store: dist.TCPStore, host: str, rank: int, world_size: int, device: torch.device, timeout: timedelta
-) -> Channel:
-    prefixed = PrefixStore("weights", store)
     if device.type == "cuda":
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout
-        group = dist.ProcessGroupNCCL(prefixed, rank, world_size, options)
+        group = dist.ProcessGroupNCCL(store, rank, world_size, options)
     else:
         options = dist.ProcessGroupGloo._Options()
         options._timeout = timeout
         # The interface of the rendezvous: a machine's own name may mean its loopback alone.
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_address(host))]
-        group = dist.ProcessGroupGloo(prefixed, rank, world_size, options)
+        group = dist.ProcessGroupGloo(store, rank, world_size, options)
     return Channel(group, store, device, timeout)
 
 

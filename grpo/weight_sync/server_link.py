@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo.network import LOOPBACK, listen
-from grpo.weight_sync.channel import Channel, Manifest, open_learner_end
+from grpo.network import LOOPBACK
+from grpo.weight_sync.channel import Channel, Manifest, open_end
+from grpo.weight_sync.meeting import Host
 
 Post = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
 """A request to the server: route and payload."""
@@ -30,15 +31,18 @@ class ServerLink:
         self._world_size = 1 + num_workers
         self._device, self._seconds, self._host = device, seconds, host
         self._channel: Channel | None = None
+        self._meeting_place: Host | None = None
 
     async def open(self, post: Post) -> None:
         """The channel to a server that has none yet, or none any more."""
         self.close()
-        listening = listen(self._host)
-        host, port = listening.getsockname()[:2]
-        info = {"host": host, "port": port, "world_size": self._world_size, "seconds": self._seconds}
-        opened = asyncio.to_thread(open_learner_end, listening, self._world_size, self._device, self._seconds)
+        place = self._meeting_place = Host(self._host, self._world_size, self._seconds)
+        info = {"meeting": asdict(place.meeting), "seconds": self._seconds}
+        opened = asyncio.to_thread(open_end, place.store, self._host, 0, self._world_size, self._device, self._seconds)
         self._channel, _ = await _both(opened, post("/init_weight_transfer_engine", {"init_info": info}))
+        # gloo's ends have met by now; NCCL's meet in their first broadcast.
+        if self._device.type == "cpu":
+            place.close()
 
     async def start(self, post: Post) -> None:
         await post("/start_weight_update", {})
@@ -55,6 +59,9 @@ class ServerLink:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+        if self._meeting_place is not None:
+            self._meeting_place.close()
+            self._meeting_place = None
 
 
 async def _both(ours: Awaitable[Any], theirs: Awaitable[Any]) -> tuple[Any, Any]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from vllm.distributed.weight_transfer.base import (
@@ -24,9 +25,10 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.platforms import current_platform
 
 from grpo.weight_sync.adapters import AdaptedWeights
-from grpo.weight_sync.channel import Channel, Manifest, open_sampler_end
+from grpo.weight_sync.channel import Channel, Manifest, open_end
 from grpo.weight_sync.checksum import checksums
 from grpo.weight_sync.engine_weights import ExpertOrder, named_weights
+from grpo.weight_sync.meeting import Meeting
 
 BACKEND = "grpo"
 
@@ -78,11 +80,9 @@ class WeightReceiver:
 
 @dataclass
 class ChannelInitInfo(WeightTransferInitInfo):
-    """Where the learner listens, for how many ends with its own, and for how long."""
+    """A `Meeting` with the learner, and for how long to wait there."""
 
-    host: str
-    port: int
-    world_size: int
+    meeting: dict[str, Any]
     seconds: float
 
 
@@ -110,14 +110,9 @@ class ChannelEngine(WeightTransferEngine[ChannelInitInfo, ChannelUpdateInfo]):
 
     def init_transfer_engine(self, init_info: ChannelInitInfo) -> None:
         self.shutdown()
-        self._channel = open_sampler_end(
-            init_info.host,
-            init_info.port,
-            1 + self.parallel_config.rank,
-            init_info.world_size,
-            self.device,
-            init_info.seconds,
-        )
+        meeting, rank = Meeting(**init_info.meeting), 1 + self.parallel_config.rank
+        store = meeting.join(init_info.seconds)
+        self._channel = open_end(store, meeting.host, rank, meeting.world_size, self.device, init_info.seconds)
 
     def start_weight_update(self) -> None:
         self.received = Counter()

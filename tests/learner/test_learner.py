@@ -79,6 +79,7 @@ def test_lora_moves_the_merged_weights_and_never_the_reference(facts, stage):
 
 @pytest.mark.slow
 def test_a_second_copy_of_the_shards_changes_nothing(facts):
+    """The second copy is of both ranks here. One of fewer than all needs four ranks, which is not tried."""
     found = facts["hpz"]
     assert found["norms"] == pytest.approx(found["plain"], rel=1e-6)
     assert found["different"] < 1e-6

@@ -16,17 +16,22 @@ from grpo.rollout.replica import Replica
 
 
 @contextmanager
-def server(answer):
-    """A server in a thread; `answer(payload, how many before)` → response. Yields url and the payloads it got."""
+def server(answer, paused=200):
+    """A server in a thread; `answer(payload, how many before)` → response. Yields url and the payloads it got. Asked
+    whether it is paused, it answers with status `paused`."""
     got, ready, place = [], threading.Event(), {}
 
     async def handle(request):
         got.append(await request.json())
         return await answer(got[-1], len(got) - 1)
 
+    async def is_paused(request):
+        return web.Response(status=paused)
+
     async def serve():
         application = web.Application()
         application.router.add_post("/inference/v1/generate", handle)
+        application.router.add_get("/is_paused", is_paused)
         runner = web.AppRunner(application)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -202,3 +207,15 @@ def test_a_server_that_came_back_is_asked_once_it_has_its_weights():
         assert [each.result(20) for each in dispatcher.ask(REQUESTS)] == EXPECTED
         dispatcher.close()
     assert len(asked_back) == len(asked_other) - 48 == 24
+
+
+@pytest.mark.parametrize("answer", [{}, {"choices": []}, [], "well"])
+def test_an_answer_that_holds_no_completion_is_one_line(answer):
+    async def answers_oddly(payload, before):
+        return web.json_response(answer)
+
+    with (
+        server(answers_oddly) as (url, _),
+        pytest.raises(UserError, match="without a completion"),
+    ):
+        draw(REQUESTS, replicas(url), at_once=8)

@@ -169,14 +169,26 @@ def test_a_corrupted_transfer_is_caught_and_names_the_tensor_group(learner, samp
     CheckedSync(0.5).refresh(learner, sampler)
 
 
-def test_a_sampler_that_drifted_away_stops_the_run(config, learner, vllm_sampler):
-    groups = vllm_sampler.generate(prompts(), 4)
+def test_a_sampler_that_drifted_away_stops_the_run(config, learner, transformers_sampler):
+    """Its weights are replaced behind the learner's back, by as much as a wrong transfer would."""
+    sync, sampler = CheckedSync(max_mismatch=0.5), transformers_sampler
     make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
     plan = RoundPlan(4, 1, 5)
-    report = learner.step(make(learner.evaluate(scored(groups), plan), plan)[0])
-    strict = CheckedSync(max_mismatch=0.0)
+
+    def report():
+        sync.refresh(learner, sampler)
+        if drifts:
+            for bucket in learner.weight_buckets(sampler.weights_form()):
+                sampler.load_weights([(name, 3.0 * tensor) for name, tensor in bucket])
+        groups = sampler.generate(prompts(), 4)
+        return learner.step(make(learner.evaluate(scored(groups), plan), plan)[0])
+
+    drifts = False
+    sync.check(report())
+    drifts = True
     with pytest.raises(WeightSyncError, match="disagree by"):
-        strict.check(report)
+        sync.check(report())
+    sync.refresh(learner, sampler)
 
 
 def test_with_rounds_sampled_ahead_both_sides_are_compared_right_after_a_refresh(config, learner, sampler):

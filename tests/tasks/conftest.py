@@ -49,7 +49,7 @@ def custom_rewards(tmp_path_factory):
     """Name of an importable module of reward functions that misbehave. Workers inherit sys.path."""
     folder = tmp_path_factory.mktemp("rewards")
     (folder / "misbehaving_rewards.py").write_text(
-        "import os, time\n"
+        "import os, signal, sys, time\n"
         "def obey(completion, answer, metadata):\n"
         "    if completion == 'sleep': time.sleep(600)\n"
         "    if completion == 'spin': sum(range(10**12))\n"
@@ -57,6 +57,9 @@ def custom_rewards(tmp_path_factory):
         "    if completion == 'hog': bytearray(10 * 2**30)\n"
         "    if completion == 'recurse': obey_again()\n"
         "    if completion == 'die': os._exit(3)\n"
+        "    if completion == 'exit': sys.exit('enough')\n"
+        "    if completion == 'crash': os.kill(os.getpid(), signal.SIGSEGV)\n"
+        "    if completion == 'slow': time.sleep(0.5)\n"
         "    if completion == 'nan': return float('nan')\n"
         "    return float(completion == answer) + metadata.get('bonus', 0.0)\n"
         "def obey_again(): return obey_again()\n"

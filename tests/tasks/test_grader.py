@@ -4,11 +4,14 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from grpo.config import RewardConfig, RewardPartConfig, UserError
+from grpo.tasks import grader
 from grpo.tasks.grader import GraderPool
 
 
@@ -30,17 +33,27 @@ def obeying(custom_rewards):
 
 def test_misbehaving_answers_cost_only_their_own_grade(obeying, caplog):
     pool, name = obeying
-    texts = ["5", "sleep", "spin", "raise", "hog", "recurse", "die", "nan", "6"]
+    texts = ["5", "sleep", "spin", "raise", "hog", "recurse", "die", "nan", "exit", "crash", "6"]
     with caplog.at_level(logging.WARNING):
         grades = pool.grade([(text, "5", {}) for text in texts])
         pool.grade([("raise", "5", {}), ("5", "5", {})])
     assert outcomes(grades) == [
-        "graded", "timed_out", "timed_out", "failed", "failed", "failed", "failed", "failed", "graded",
+        "graded", "timed_out", "timed_out", "failed", "failed", "failed", "failed", "failed",
+        "failed", "failed", "graded",
     ]  # fmt: skip
-    assert [grade.parts[name] for grade in grades] == [1.0] + [0.0] * 8
+    assert [grade.parts[name] for grade in grades] == [1.0] + [0.0] * 10
     warnings = [record.getMessage() for record in caplog.records]
-    assert sum("raised ValueError for 2 answers" in warning for warning in warnings) == 1
-    assert len(warnings) == len(set(warnings)) == 4
+    told = {
+        "grading took longer than task.reward.timeout_seconds=1 for 2 answers, for example 'sleep'",
+        f"reward part '{name}' raised ValueError for 2 answers, for example 'raise' (cannot read raise)",
+        f"reward part '{name}' raised SystemExit for 1 answers, for example 'exit' (enough)",
+        "grading ended in MemoryError for 1 answers, for example 'hog'",
+        "grading ended in RecursionError for 1 answers, for example 'recurse' (maximum recursion depth exceeded)",
+        "grading ended its process (exit code 3) for 1 answers, for example 'die'",
+        "grading ended its process (SIGSEGV) for 1 answers, for example 'crash'",
+    }
+    assert {warning.removesuffix("; they get no reward") for warning in warnings} == told
+    assert len(warnings) == len(told)
 
 
 def test_grades_come_in_the_order_of_the_items_and_see_the_metadata(obeying):
@@ -52,13 +65,39 @@ def test_grades_come_in_the_order_of_the_items_and_see_the_metadata(obeying):
 
 def test_a_reward_that_always_raises_ends_the_run(obeying):
     pool, _ = obeying
-    with pytest.raises(UserError, match="raised ValueError for all 2 answers: cannot read raise"):
+    with pytest.raises(UserError, match="raised ValueError for all 2 answers: 'raise' .cannot read raise."):
         pool.grade([("raise", "5", {}), ("raise", "6", {})])
 
 
 def test_answers_that_all_kill_their_workers_do_not_end_the_run(obeying):
     pool, _ = obeying
     assert outcomes(pool.grade([("hog", "5", {}), ("die", "5", {})])) == ["failed", "failed"]
+
+
+def test_when_no_answer_of_many_gets_a_grade_the_run_ends(custom_rewards, monkeypatch):
+    monkeypatch.setattr(grader, "FRUITLESS", 5)
+    with GraderPool(RewardConfig(parts=[RewardPartConfig(name=f"{custom_rewards}:obey")])) as pool:
+        for texts in (["die", "die"], ["die", "5"], ["die", "die"], ["crash", "die"]):
+            pool.grade([(text, "5", {}) for text in texts])
+        with pytest.raises(UserError, match="none of the last 5 answers .*SIGSEGV.*, for .* 'crash'; "):
+            pool.grade([("crash", "5", {})])
+
+
+@pytest.mark.parametrize("texts", [["5"], ["slow", "slow", "slow", "5"]], ids=["idle", "busy"])
+def test_workers_that_are_stopped_are_replaced_and_their_answers_graded(texts, custom_rewards, monkeypatch, caplog):
+    monkeypatch.setattr(grader, "MARGIN_SECONDS", 2.0)
+    reward = RewardConfig(parts=[RewardPartConfig(name=f"{custom_rewards}:obey")], timeout_seconds=3.0, workers=1)
+    with GraderPool(reward) as pool, ThreadPoolExecutor() as threads:
+        worker = psutil.Process(worker_pid(pool))
+        graded = threads.submit(pool.grade, [(text, "5", {}) for text in texts]) if len(texts) > 1 else None
+        time.sleep(0.2)
+        worker.suspend()
+        graded = graded or threads.submit(pool.grade, [(text, "5", {}) for text in texts])
+        grades = graded.result(120)
+        assert outcomes(grades)[-1] == "graded" and "failed" not in outcomes(grades)
+        assert not worker.is_running()
+    if len(texts) == 1:
+        assert "no grading worker has reported for 5 s" in caplog.text
 
 
 def test_a_pool_survives_the_death_of_an_idle_worker(obeying):

@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import resource
 import signal
 import struct
 import subprocess
@@ -65,6 +66,26 @@ def test_resuming_leaves_no_temporary_file(tmp_path):
     write_three_steps(tmp_path)
     JsonlTracker(tmp_path, resume_step=2).close()
     assert sorted(os.listdir(tmp_path)) == ["evaluations.jsonl", "metrics.jsonl", "samples.jsonl"]
+
+
+def test_a_full_disk_is_no_obstacle_to_resuming(tmp_path):
+    write_three_steps(tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, before[1]))
+    try:
+        JsonlTracker(tmp_path, resume_step=2).close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
+    assert [row["text"] for row in read_metrics(tmp_path / "samples.jsonl")] == ["a1", "b1", "a2", "b2"]
+
+
+def test_a_last_line_that_lacks_nothing_but_its_end_is_kept(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}')
+    tracker = JsonlTracker(tmp_path, resume_step=2)
+    tracker.log({}, 3)
+    tracker.close()
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n{"step": 3}\n'
 
 
 def test_a_new_run_begins_new_files(tmp_path):

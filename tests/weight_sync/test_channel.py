@@ -1,12 +1,17 @@
 """Buckets through a channel between real processes."""
 
 import multiprocessing
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
-from grpo.network import listen
-from grpo.weight_sync.channel import Manifest, manifest_of, open_learner_end, open_sampler_end, packed
+from grpo.network import own_address
+from grpo.weight_sync.channel import Manifest, manifest_of, open_end, packed
+from grpo.weight_sync.meeting import Host
 
 CPU = torch.device("cpu")
 BUCKETS = [
@@ -15,8 +20,8 @@ BUCKETS = [
 ]
 
 
-def worker(port, rank, results):
-    channel = open_sampler_end("127.0.0.1", port, rank, 3, CPU, 30)
+def worker(meeting, rank, results):
+    channel = open_end(meeting.join(30), meeting.host, rank, meeting.world_size, CPU, 30)
     for bucket in BUCKETS:
         received = channel.receive(manifest_of(bucket))
         same = all(
@@ -27,14 +32,21 @@ def worker(port, rank, results):
     channel.close()
 
 
-def test_every_worker_gets_every_tensor_whatever_its_type_and_shape():
+def own_addresses():
+    """The loopback interface's, and another one where this machine has one."""
+    with suppress(OSError):
+        return ["127.0.0.1", own_address("192.0.2.1")]
+    return ["127.0.0.1"]
+
+
+@pytest.mark.parametrize("host", own_addresses())
+def test_every_worker_gets_every_tensor_whatever_its_type_and_shape(host):
     context = multiprocessing.get_context("spawn")
-    listening, results = listen(), context.Queue()
-    port = listening.getsockname()[1]
-    workers = [context.Process(target=worker, args=(port, rank, results)) for rank in (1, 2)]
+    place, results = Host(host, 3, 60), context.Queue()
+    workers = [context.Process(target=worker, args=(place.meeting, rank, results)) for rank in (1, 2)]
     for each in workers:
         each.start()
-    channel = open_learner_end(listening, 3, CPU, 60)
+    channel = open_end(place.store, host, 0, 3, CPU, 60)
     for bucket in BUCKETS:
         channel.send(packed(bucket, CPU))
     assert sorted(results.get(timeout=60) for _ in range(4)) == [(1, True), (1, True), (2, True), (2, True)]
@@ -42,17 +54,38 @@ def test_every_worker_gets_every_tensor_whatever_its_type_and_shape():
         each.join(30)
         assert each.exitcode == 0
     channel.close()
+    place.close()
 
 
 def test_a_worker_that_does_not_come_is_not_waited_for_for_ever():
+    place = Host("127.0.0.1", 2, 1)
     with pytest.raises(RuntimeError, match="timeout"):
-        open_learner_end(listen(), 2, CPU, 1)
+        open_end(place.store, "127.0.0.1", 0, 2, CPU, 1)
 
 
-def test_only_this_machine_reaches_a_channel():
-    listening = listen()
-    assert listening.getsockname()[0] == "127.0.0.1"
-    listening.close()
+def test_only_this_user_reaches_the_meeting_of_one_machine_and_it_goes():
+    before = listening_ports()
+    place = Host("127.0.0.1", 2, 1)
+    assert listening_ports() == before
+    folder = Path(place.meeting.path).parent
+    assert folder.stat().st_mode & 0o777 == 0o700
+    place.close()
+    assert not folder.exists()
+
+
+def test_who_reaches_the_port_of_a_meeting_does_not_know_its_name():
+    host = own_addresses()[-1]
+    if host == "127.0.0.1":
+        pytest.skip("this machine has no other interface")
+    place = Host(host, 2, 5)
+    place.store.set("key", "value")
+    assert place.meeting.join(5).get("key") == b"value"
+    assert not replace(place.meeting, name="weights").join(1).check(["key"])
+    assert Host(host, 2, 5).meeting.name != place.meeting.name
+
+
+def listening_ports():
+    return {each.laddr for each in psutil.Process().net_connections() if each.status == psutil.CONN_LISTEN}
 
 
 def test_a_manifest_is_plain_data():

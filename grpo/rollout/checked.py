@@ -1,0 +1,109 @@
+"""A sampler whose answers are looked at before they are graded, measured or learned from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from grpo.config import SamplingConfig, UserError
+from grpo.interfaces import AskableSampler, Bucket, Pending, Sampler
+from grpo.types import Completion, Prompt, RolloutGroup
+
+
+def check_groups(prompts: Sequence[Prompt], groups: Sequence[RolloutGroup], vocabulary: int) -> None:
+    """Raises UserError for what no policy of `vocabulary` tokens can have answered to `prompts`."""
+    if len(groups) != len(prompts):
+        raise UserError(f"the sampler answered {len(prompts)} prompts with {len(groups)} groups: {_MEND_ENGINE}")
+    for prompt, group in zip(prompts, groups, strict=True):
+        if not group.completions:
+            raise UserError(f"the sampler gave no completion of prompt {prompt.prompt_id!r}: {_MEND_ENGINE}")
+        for number, completion in enumerate(group.completions):
+            if wrong := _wrong(completion, vocabulary):
+                raise UserError(f"the sampler's completion {number} of prompt {prompt.prompt_id!r} has {wrong}")
+
+
+_MEND_ENGINE = "is its vLLM one that `grpo doctor` approves of, and does rollout.servers.urls name this run's servers?"
+
+
+def _wrong(completion: Completion, vocabulary: int) -> str | None:
+    tokens, logprobs = completion.token_ids, completion.sampler_logprobs
+    if len(tokens) != len(logprobs):
+        return f"{len(logprobs)} log-probabilities for {len(tokens)} tokens: {_MEND_ENGINE}"
+    if tokens and not (min(tokens) >= 0 and max(tokens) < vocabulary):
+        odd = next(token for token in tokens if not 0 <= token < vocabulary)
+        return f"token {odd}, and the model has tokens 0 to {vocabulary - 1}: {_MEND_ENGINE}"
+    if not all(map(math.isfinite, logprobs)):
+        odd = next(each for each in logprobs if not math.isfinite(each))
+        return (
+            f"the log-probability {odd}: its weights have diverged, or rollout.precision is too low for them; "
+            "lower learner.learning_rate, or set rollout.precision=float32"
+        )
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedPending:
+    """A prompt's completions on their way, checked when they are there."""
+
+    prompt: Prompt
+    pending: Pending
+    vocabulary: int
+
+    def result(self) -> RolloutGroup:
+        group = self.pending.result()
+        check_groups([self.prompt], [group], self.vocabulary)
+        return group
+
+    def cancel(self) -> None:
+        self.pending.cancel()
+
+
+class CheckedSampler:
+    """`interfaces.AskableSampler` around another sampler, of a model with `vocabulary` tokens."""
+
+    def __init__(self, sampler: Sampler | AskableSampler, vocabulary: int):
+        self._sampler, self._vocabulary = sampler, vocabulary
+
+    @property
+    def policy_version(self) -> int:
+        return self._sampler.policy_version
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        group_size: int | Sequence[int],
+        sampling: SamplingConfig | None = None,
+        first_sample: int = 0,
+    ) -> list[RolloutGroup]:
+        groups = self._sampler.generate(prompts, group_size, sampling, first_sample)
+        check_groups(prompts, groups, self._vocabulary)
+        return groups
+
+    def ask(
+        self,
+        prompts: Sequence[Prompt],
+        group_size: int | Sequence[int],
+        sampling: SamplingConfig | None = None,
+        first_sample: int = 0,
+    ) -> list[CheckedPending]:
+        pending = self._sampler.ask(prompts, group_size, sampling, first_sample)
+        return [CheckedPending(*each, self._vocabulary) for each in zip(prompts, pending, strict=True)]
+
+    def weights_form(self) -> str:
+        return self._sampler.weights_form()
+
+    def load_weights(self, bucket: Bucket) -> None:
+        self._sampler.load_weights(bucket)
+
+    def finish_weights(self, policy_version: int) -> None:
+        self._sampler.finish_weights(policy_version)
+
+    def checksums(self) -> Sequence[Mapping[str, int]]:
+        return self._sampler.checksums()
+
+    def sleep(self) -> None:
+        self._sampler.sleep()
+
+    def wake(self) -> None:
+        self._sampler.wake()

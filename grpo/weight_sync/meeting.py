@@ -1,0 +1,62 @@
+"""Where the ends of a weight channel find each other.
+
+The learner tells a server by a request that takes the run's key. torch's TCPStore takes no key: whoever reaches its
+port can read and write. So on one machine the ends meet in a file that only this user can open. Between machines they
+meet at a port, under a name that nobody else is told; a firewall has to keep others away from it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from dataclasses import dataclass
+from datetime import timedelta
+from ipaddress import ip_address
+
+import torch.distributed as dist
+
+from grpo.network import listen
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """What a server is told: the learner's interface, and `path` there or `port` and `name`."""
+
+    host: str
+    world_size: int
+    path: str = ""
+    port: int = 0
+    name: str = "weights"
+
+    def join(self, seconds: float) -> dist.Store:
+        """The store through which the ends meet, for one that was told where."""
+        timeout = timedelta(seconds=seconds)
+        if self.path:
+            store = dist.FileStore(self.path, self.world_size)
+            store.set_timeout(timeout)
+        else:
+            store = dist.TCPStore(self.host, self.port, self.world_size, False, timeout, wait_for_workers=False)
+        return dist.PrefixStore(self.name, store)
+
+
+class Host:
+    """The learner's side: `meeting` is what to tell, `store` its own way in. `close` comes once all ends have met."""
+
+    def __init__(self, host: str, world_size: int, seconds: float):
+        self._folder = None
+        if ip_address(host).is_loopback:
+            self._folder = tempfile.TemporaryDirectory(prefix="grpo-")
+            self.meeting = Meeting(host, world_size, path=f"{self._folder.name}/ends")
+            self.store = self.meeting.join(seconds)
+            return
+        listening = listen(host)
+        self.meeting = Meeting(host, world_size, port=listening.getsockname()[1], name=secrets.token_urlsafe())
+        timeout = timedelta(seconds=seconds)
+        port, taken = self.meeting.port, listening.detach()
+        server = dist.TCPStore(host, port, world_size, True, timeout, wait_for_workers=False, master_listen_fd=taken)
+        self.store = dist.PrefixStore(self.meeting.name, server)
+
+    def close(self) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None

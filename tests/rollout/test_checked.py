@@ -1,0 +1,91 @@
+"""What a sampler cannot have answered is one line, before it is graded."""
+
+from dataclasses import replace
+
+import pytest
+
+from grpo.config import UserError
+from grpo.rollout.checked import CheckedSampler
+from grpo.rollout.collect import PlainCollector
+from grpo.rollout.source import Asking
+from grpo.types import Completion, RoundPlan
+from tests.fakes import ScriptedSampler, ScriptedTask
+
+VOCABULARY = 8
+PLAN = RoundPlan(group_size=2, refresh_interval=1, prompts_per_step=2)
+
+
+class Odd(ScriptedSampler):
+    """Its last group's last completion is the given one; None: the groups are changed by `change`."""
+
+    def __init__(self, completion=None, change=None):
+        self._completion, self._change = completion, change
+
+    def generate(self, *arguments, **named):
+        groups = super().generate(*arguments, **named)
+        if self._completion is not None:
+            groups[-1] = replace(groups[-1], completions=(*groups[-1].completions[:-1], self._completion))
+        return self._change(groups) if self._change else groups
+
+    def ask(self, prompts, group_size, sampling=None, first_sample=0):
+        return [Ready(group) for group in self.generate(prompts, group_size, sampling, first_sample)]
+
+
+class Ready:
+    def __init__(self, group):
+        self._group = group
+
+    def result(self):
+        return self._group
+
+
+class NeverGraded(ScriptedTask):
+    def grade(self, groups):
+        raise AssertionError("graded")
+
+
+ODD = [
+    (Completion((5, 8), (-0.5, -0.5), "", False), r"completion 1 of prompt 'p1@0' has token 8, .* tokens 0 to 7: "),
+    (Completion((-1, 2), (-0.5, -0.5), "", False), "has token -1, and the model has tokens 0 to 7"),
+    (Completion((5, 2), (-0.5,), "", False), "has 1 log-probabilities for 2 tokens: .* rollout.servers.urls"),
+    (Completion((5, 2), (-0.5, float("nan")), "", False), "log-probability nan: .*rollout.precision=float32"),
+    (Completion((5, 2), (float("-inf"), -0.5), "", False), "log-probability -inf: "),
+]
+
+
+@pytest.mark.parametrize(("completion", "message"), ODD)
+def test_an_odd_completion_is_refused_before_it_is_graded(completion, message):
+    collector = PlainCollector(Asking(NeverGraded([[1, 0]] * 2), CheckedSampler(Odd(completion), VOCABULARY)))
+    with pytest.raises(UserError, match=message) as caught:
+        collector.collect(PLAN, 1)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("completion", "message"), ODD)
+def test_so_is_one_that_was_asked_for_ahead(completion, message):
+    prompts = ScriptedTask([]).next_prompts(2)
+    first, second = CheckedSampler(Odd(completion), VOCABULARY).ask(prompts, 2)
+    assert first.result().prompt == prompts[0]
+    with pytest.raises(UserError, match=message):
+        second.result()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda groups: [], "answered 2 prompts with 0 groups"),
+        (lambda groups: groups[:1], "answered 2 prompts with 1 groups"),
+        (lambda groups: [groups[0], replace(groups[1], completions=())], "gave no completion of prompt 'p1@0'"),
+    ],
+)
+def test_missing_groups_and_completions_are_told(change, message):
+    sampler = CheckedSampler(Odd(change=change), VOCABULARY)
+    with pytest.raises(UserError, match=message):
+        sampler.generate(ScriptedTask([]).next_prompts(2), 2)
+
+
+def test_what_a_policy_can_have_written_passes():
+    groups = CheckedSampler(Odd(Completion((0, 7), (0.0, -80.0), "", True)), VOCABULARY).generate(
+        ScriptedTask([]).next_prompts(2), 2
+    )
+    assert groups[1].completions[1].token_ids == (0, 7)

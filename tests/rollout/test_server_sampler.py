@@ -1,0 +1,133 @@
+"""Servers that fail while they are given weights. The servers are stand-ins that receive what is sent."""
+
+import asyncio
+import threading
+from contextlib import contextmanager
+
+import pytest
+import torch
+from aiohttp import web
+
+from grpo.config import TrainConfig
+from grpo.rollout.server_sampler import ServerSampler
+from grpo.weight_sync.channel import Manifest, open_end
+from grpo.weight_sync.meeting import Meeting
+from tests.fakes import SingleRank
+from tests.learner.models import tiny_llama, tiny_tokenizer
+
+BUCKETS = [[("a", torch.arange(4.0))], [("b", torch.ones(2, 3))]]
+ROUTES = ["/start_weight_update", "/update_weights", "/finish_weight_update", "/collective_rpc", "/resume"]
+
+
+class Alone(SingleRank):
+    def apart(self, *arguments):
+        return self
+
+
+class StandIn:
+    """What a vLLM server does with weights. At `route` it fails from the second refresh on, as `failure` says."""
+
+    def __init__(self, route=None, failure=None):
+        self._route, self._failure, self.received, self._refreshes = route, failure, [], 0
+
+    async def answer(self, request):
+        payload = await request.json()
+        self._refreshes += request.path == "/start_weight_update"
+        if request.path == self._route and self._refreshes > 1:
+            return await self._failure(request)
+        if request.path == "/init_weight_transfer_engine":
+            await asyncio.to_thread(self._meet, **payload["init_info"])
+        if request.path == "/update_weights":
+            manifest = Manifest(**payload["update_info"])
+            self.received += await asyncio.to_thread(self._channel.receive, manifest)
+        return web.json_response({"results": [{"all": len(self.received)}]})
+
+    def _meet(self, meeting, seconds):
+        meeting = Meeting(**meeting)
+        store = meeting.join(seconds)
+        self._channel = open_end(store, meeting.host, 1, meeting.world_size, torch.device("cpu"), seconds)
+
+
+@contextmanager
+def serving(stand_in):
+    ready, place = threading.Event(), {}
+
+    async def serve():
+        application = web.Application()
+        application.router.add_get("/is_paused", lambda request: asyncio.sleep(0, web.Response()))
+        application.router.add_post("/{route:.*}", stand_in.answer)
+        runner = web.AppRunner(application, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        place.update(port=runner.addresses[0][1], loop=asyncio.get_running_loop(), stop=asyncio.Event())
+        ready.set()
+        await place["stop"].wait()
+        await runner.cleanup()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    ready.wait(10)
+    try:
+        yield f"http://127.0.0.1:{place['port']}"
+    finally:
+        place["loop"].call_soon_threadsafe(place["stop"].set)
+        thread.join(10)
+
+
+async def cut(request):
+    """As of a process that is killed."""
+    request.transport.abort()
+    return web.Response()
+
+
+async def half(request):
+    return web.Response(text='{"results": [', content_type="application/json")
+
+
+async def nothing(request):
+    return web.json_response(None)
+
+
+async def error(request):
+    return web.Response(status=500, text="EngineDeadError")
+
+
+async def hang(request):
+    await asyncio.sleep(30)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    directory = tiny_llama(tmp_path_factory.mktemp("model"), tied=True)
+    tiny_tokenizer().save_pretrained(directory)
+    return directory
+
+
+def refresh(sampler, version):
+    sampler.weights_form()
+    for bucket in BUCKETS:
+        sampler.load_weights(bucket)
+    sampler.finish_weights(version)
+    return sampler.checksums()
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("failure", [cut, half, nothing, error, hang])
+def test_a_server_lost_in_a_refresh_is_given_up_and_the_other_has_its_weights(route, failure, model, capsys):
+    # An answer that says nothing is a failure only where one is read.
+    harmless = failure is nothing and route != "/collective_rpc"
+    bad, good = StandIn(route, failure), StandIn()
+    with serving(bad) as first, serving(good) as second:
+        config = TrainConfig()
+        config.rollout.servers.urls = [first, second]
+        config.rollout.servers.request_seconds = 12.0
+        sampler = ServerSampler(config, model, tiny_tokenizer(), torch.device("cpu"), Alone())
+        assert refresh(sampler, 1) == [{"all": 2}, {"all": 2}]
+        if harmless and route == "/update_weights":
+            return  # it says that it has received what it has not: the checksums tell
+        counts = refresh(sampler, 2)
+        assert {"all": 4} in counts and (harmless or len(counts) == 1)
+        assert sampler.policy_version == 2
+        lost = [each for each in capsys.readouterr().err.splitlines() if "was lost" in each]
+        assert len(lost) == (0 if harmless else 1) and all(first in each for each in lost)
+        sampler._dispatcher.close()
