@@ -125,6 +125,11 @@ def validate_evaluation(config: TrainConfig) -> None:
     )
     _require(0 <= config.task.data.held_out_fraction < 1, "task.data.held_out_fraction must lie in [0, 1)")
     sampling = config.rollout.sampling
+    _require(
+        sampling.temperature <= 2 or config.rollout.engine == "transformers",
+        f"rollout.sampling.temperature={sampling.temperature} is above 2, which vLLM refuses: lower it, or use "
+        "rollout.engine=transformers",
+    )
     _require(0 < sampling.top_p <= 1, f"rollout.sampling.top_p={sampling.top_p} must lie in (0, 1]; 1 is off")
     _require(sampling.top_k >= 0, f"rollout.sampling.top_k={sampling.top_k} must not be negative; 0 is off")
 

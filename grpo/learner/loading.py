@@ -48,7 +48,7 @@ def load_policy(
     if lora_seed is not None and model.lora.rank:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(lora_seed)
-            language_model = _with_lora(language_model, model)
+            language_model = with_lora(language_model, model)
     rule = logit_rule(config, float32=model.head_precision == "float32")
     return Policy(language_model, chunk, rule, proof.in_trees, together)
 
@@ -142,7 +142,8 @@ def _check_heads(path: str | Path, config: PretrainedConfig, ranks: int, proof: 
         )
 
 
-def _with_lora(language_model: PreTrainedModel, model: ModelConfig) -> nn.Module:
+def with_lora(language_model: PreTrainedModel, model: ModelConfig) -> nn.Module:
+    """The model with the adapters that the config asks for. Raises UserError where they could not be merged."""
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:

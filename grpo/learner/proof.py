@@ -74,20 +74,20 @@ def _prove(path: str, config: PretrainedConfig, build: Build, rule: LogitRule) -
     micro, sequences = example_row()
     own, small = _own_model(path, config, build)
     coefficients = torch.randn(len(micro.targets), dtype=torch.float64)
-    expected = _own_results(own, sequences, coefficients)
+    expected = own_results(own, sequences, coefficients)
     outcomes: list[str] = []
     for way, called in WAYS.items():
         try:
             language_model = build(small, way)
             language_model.load_state_dict(own.state_dict())
             policy = Policy(language_model.train(), len(micro.targets), rule, way == NAME)
-            difference = _difference(_packed_results(policy, micro, coefficients), expected)
+            measured = difference(packed_results(policy, micro, coefficients), expected)
         except Exception as error:  # whatever a model's own code raises when it is called like this
             outcomes.append(f"{called}: {type(error).__name__}: {_first_line(error)}")
             continue
-        if difference <= TOLERANCE:
-            return Proof(way, difference, outcomes[0] if outcomes else "")
-        outcomes.append(f"{called} off by {difference:.1g}")
+        if measured <= TOLERANCE:
+            return Proof(way, measured, outcomes[0] if outcomes else "")
+        outcomes.append(f"{called} off by {measured:.1g}")
     raise UserError(
         f"{path}: {config.model_type} is not computed exactly here, so it is not trained; against its own eager "
         f"forward pass it is {', '.join(outcomes)}"
@@ -144,7 +144,7 @@ def example_row() -> tuple[MicroBatch, list[tuple[list[int], list[int]]]]:
     return pack(seedlings), sequences
 
 
-def _own_results(
+def own_results(
     model: PreTrainedModel, sequences: list[tuple[list[int], list[int]]], coefficients: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Log-probabilities [targets] and gradients of their weighted sum, each completion in a pass of its own."""
@@ -158,7 +158,7 @@ def _own_results(
     return logprobs.detach(), _gradients(model)
 
 
-def _packed_results(policy: Policy, micro: MicroBatch, coefficients: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def packed_results(policy: Policy, micro: MicroBatch, coefficients: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     logprobs, _ = policy(micro, 1.0)
     (logprobs * coefficients).sum().backward()
     return logprobs.detach(), _gradients(policy.language_model)
@@ -168,7 +168,7 @@ def _gradients(model: torch.nn.Module) -> dict[str, Tensor]:
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
-def _difference(ours: tuple[Tensor, Mapping[str, Tensor]], own: tuple[Tensor, Mapping[str, Tensor]]) -> float:
+def difference(ours: tuple[Tensor, Mapping[str, Tensor]], own: tuple[Tensor, Mapping[str, Tensor]]) -> float:
     """The larger of the two differences; infinite where either is no number or a gradient is missing."""
     (logprobs, gradients), (own_logprobs, own_gradients) = ours, own
     if gradients.keys() != own_gradients.keys():

@@ -114,7 +114,7 @@ def test_training_on_a_part_of_the_distribution_is_refused_and_evaluation_is_not
     validate_evaluation(config)
 
 
-@pytest.mark.parametrize("value", ["top_p=0", "top_p=1.5", "top_k=-1"])
+@pytest.mark.parametrize("value", ["top_p=0", "top_p=1.5", "top_k=-1", "temperature=2.5"])
 def test_what_no_sampler_can_draw_from_is_refused(value):
     with pytest.raises(UserError, match=f"rollout.sampling.{value.partition('=')[0]}"):
         validate_evaluation(compose_config(["task=arithmetic", f"rollout.sampling.{value}"]))

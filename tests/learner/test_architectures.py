@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, PretrainedConfi
 from grpo.algorithm.logprobs import LogitRule
 from grpo.config import ModelConfig, UserError
 from grpo.learner import attention, loading, proof
+from grpo.learner.policy import Policy
 from tests.learner.architectures import ALONE, ARCHITECTURES, TREES, config_of
 from tests.learner.test_partition import reference_gradient, relative_difference
 
@@ -115,6 +116,27 @@ def test_adapters_on_fused_experts_are_refused(tmp_path):
     model.lora.target_modules = "all-linear"
     with pytest.raises(UserError, match="model.lora.target_modules adapts .*experts.* no linear layer"):
         loading.load_policy(tmp_path, model, "float32", 64, lora_seed=0)
+
+
+@pytest.mark.parametrize("name", ["Gemma 2", "gpt-oss", "LFM2"])
+def test_adapters_have_the_gradient_of_the_models_own_forward_pass(name):
+    config = proof.small_config(config_of(name), 4, narrow=True)
+    build = loading.builder(False)
+    way = loading.prove_config("a model", config_of(name)).way
+    model = ModelConfig()
+    model.lora.rank, model.lora.target_modules = 2, "q_proj,v_proj"
+    own, ours = (loading.with_lora(build(config, way), model).double() for way in ("eager", way))
+    with torch.no_grad():
+        for parameter in own.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    ours.load_state_dict(own.state_dict())
+    micro, sequences = proof.example_row()
+    coefficients = torch.randn(len(micro.targets), dtype=torch.float64)
+    policy = Policy(ours.train(), 64, loading.logit_rule(config), way == attention.NAME)
+    packed = proof.packed_results(policy, micro, coefficients)
+    expected = proof.own_results(own.eval(), sequences, coefficients)
+    assert proof.difference(packed, expected) <= TOLERANCE
+    assert packed[1] and all("lora_" in gradient for gradient in packed[1])
 
 
 # --- the whole learner, on two ranks ---------------------------------------------------------------------------------
