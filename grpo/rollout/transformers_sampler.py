@@ -58,7 +58,9 @@ class TransformersSampler:
     ):
         dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[config.rollout.precision]
         trust = config.model.trust_remote_code
-        model = AutoModelForCausalLM.from_pretrained(model_path, dtype=dtype, trust_remote_code=trust)
+        # Torch's fused attention leaves out soft-caps (Gemma 2); eager attention is what the learner is proved against.
+        exact = {"attn_implementation": "eager"}
+        model = AutoModelForCausalLM.from_pretrained(model_path, dtype=dtype, trust_remote_code=trust, **exact)
         self._model = model.to(device).eval().requires_grad_(False)
         if config.model.head_precision == "float32":
             _widen(self._model.get_output_embeddings())

@@ -3,6 +3,7 @@
 import torch
 from transformers import AutoModelForCausalLM
 
+from grpo.algorithm.packing import Row, Seedling, pack
 from grpo.config import ModelConfig, SamplingConfig, TrainConfig
 from grpo.learner.loading import load_policy
 from grpo.learner.policy import base_model
@@ -51,3 +52,19 @@ def test_so_is_transformers(tmp_path):
     assert sampler._model(torch.tensor([[3, 4, 5]])).logits.dtype == torch.float32
     [group] = sampler.generate([Prompt(Problem("p", "q", "a"), (3, 4, 5))], 2)
     assert len(group.completions) == 2
+
+
+def test_transformers_samples_with_the_soft_caps_of_the_learner(tmp_path):
+    model = AutoModelForCausalLM.from_config(config_of("Gemma 2"))
+    for parameter in model.parameters():
+        parameter.data.mul_(4) if parameter.dim() > 1 else None
+    model.save_pretrained(tmp_path)
+    config = TrainConfig()
+    config.rollout.precision, config.rollout.sampling = "float32", SamplingConfig(max_tokens=8)
+    config.model = ModelConfig(max_length=64)
+    sampler = TransformersSampler(config, tmp_path, tiny_tokenizer(), torch.device("cpu"))
+    group = sampler.generate([Prompt(Problem("p", "q", "a"), tuple(range(3, 15)))], 2)[0]
+    policy = load_policy(tmp_path, config.model, "float32", 64)
+    rows = tuple(Row(completion, 0.0, 0.0) for completion in group.completions)
+    micro = pack([Seedling(group.prompt.token_ids, rows)])
+    torch.testing.assert_close(policy(micro, 1.0)[0].detach(), micro.sampler_logprobs, rtol=0, atol=1e-5)
