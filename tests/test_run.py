@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -185,9 +186,12 @@ def test_a_run_that_loses_what_it_knew_goes_back_and_slows_down(tmp_path):
     assert fallen < start / 2 < restored
     assert measured[back - 1]["plan/next_reason"].startswith("damping lost (pass rate fell from")
     assert measured[back]["plan/refresh_interval"] < measured[0]["plan/refresh_interval"]
-    # Steps are counted on, and the policy gone back to is kept.
+    # Steps are counted on, and the policy gone back to, the best so far, is kept.
     assert [row["step"] for row in measured] == sorted({row["step"] for row in measured})
-    assert (tmp_path / "checkpoints" / "step-00000000").exists()
+    trusted = [re.search(r"back to step (\d+)$", row["plan/next_reason"]) for row in measured]
+    first, *_, last = [int(found[1]) for found in trusted if found] * 2
+    assert first == 0
+    assert (tmp_path / "checkpoints" / f"step-{last:08d}").exists()
 
 
 def test_two_ranks_ask_the_prompts_of_one_and_draw_the_same_samples(finished, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import io
 import logging
 import math
@@ -44,16 +43,8 @@ def init_distributed(device: torch.device, deadline_seconds: float) -> None:
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     backend = "gloo" if device.type == "cpu" else "nccl"
     if not dist.is_initialized():
-        if backend == "gloo":
-            # Left to the end of the interpreter, gloo's threads abort it now and then.
-            atexit.register(_leave)
         dist.init_process_group(backend, timeout=timedelta(seconds=deadline_seconds), **own)
     deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False)
-
-
-def _leave() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def deepspeed_config(learner: LearnerConfig) -> dict[str, Any]:

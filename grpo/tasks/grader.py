@@ -12,6 +12,7 @@ import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,9 @@ workers were stopped."""
 
 FRUITLESS = 32
 """After so many answers in succession that all failed or timed out, the reward is at fault."""
+
+MAX_BREAKS = 3
+"""A worker that dies before it has said what it was given breaks the pool: so often the unanswered are asked again."""
 
 MAX_MESSAGE, MAX_EXCERPT = 200, 60
 
@@ -57,6 +61,9 @@ class _Failure:
     message: str = ""
     by_reward: bool = False
     outcome: str = "failed"
+
+
+_BROKEN = _Failure("grading ended its process before it began")
 
 
 class GraderPool:
@@ -97,24 +104,38 @@ class GraderPool:
     def _results(self, items: Sequence[Item]) -> list[RawGrade | _Failure]:
         """What became of each item. Workers that no longer report are killed and replaced once."""
         found: dict[int, RawGrade | _Failure] = {}
-        for _ in range(2):
-            futures = {
-                index: self._pool.schedule(_grade, args=item, timeout=self._reward.timeout_seconds)
-                for index, item in enumerate(items)
-                if index not in found
-            }
+        stalls = breaks = 0
+        while True:
+            futures = {index: self._schedule(item) for index, item in enumerate(items) if index not in found}
             self._wait(list(futures.values()))
-            found |= {index: self._result(future) for index, future in futures.items() if future.done()}
+            done = {index: self._result(future) for index, future in futures.items() if future.done()}
+            found |= {index: result for index, result in done.items() if result is not _BROKEN or breaks == MAX_BREAKS}
             if len(found) == len(items):
                 return [found[index] for index in range(len(items))]
-            logger.warning(
-                "no grading worker has reported for %g s, as if they were stopped: they are killed and started again",
-                self._reward.timeout_seconds + MARGIN_SECONDS,
-            )
+            if len(done) == len(futures):
+                breaks += 1
+            else:
+                stalls += 1
+                self._tell_of_stall(stalls, len(items) - len(found), len(items))
             self._restart()
-        raise UserError(
-            f"grading {len(items) - len(found)} of {len(items)} answers has stalled twice: see what stops the worker "
-            "processes, or change task.reward.workers"
+
+    def _schedule(self, item: Item) -> Future[RawGrade | _Failure]:
+        try:
+            return self._pool.schedule(_grade, args=item, timeout=self._reward.timeout_seconds)
+        except RuntimeError as error:  # the pool is broken by an earlier item
+            future: Future[RawGrade | _Failure] = Future()
+            future.set_exception(BrokenProcessPool(str(error)))
+            return future
+
+    def _tell_of_stall(self, stalls: int, num_missing: int, num_items: int) -> None:
+        if stalls > 1:
+            raise UserError(
+                f"grading {num_missing} of {num_items} answers has stalled twice: see what stops the worker "
+                "processes, or change task.reward.workers"
+            )
+        logger.warning(
+            "no grading worker has reported for %g s, as if they were stopped: they are killed and started again",
+            self._reward.timeout_seconds + MARGIN_SECONDS,
         )
 
     def _wait(self, futures: Sequence[Future[RawGrade | _Failure]]) -> None:
@@ -168,6 +189,8 @@ class GraderPool:
             return _Failure(limit, outcome="timed_out")
         except ProcessExpired as error:
             return _Failure(f"grading ended its process ({_end(error.exitcode)})")
+        except BrokenProcessPool:
+            return _BROKEN
         except Exception as error:
             return _Failure(f"grading ended in {type(error).__name__}", str(error))
 

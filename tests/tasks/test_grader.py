@@ -166,3 +166,19 @@ def test_importing_the_package_stays_light():
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_worker_that_dies_before_it_says_what_it_was_given_costs_nobody_else_a_grade(obeying, monkeypatch):
+    pool, _ = obeying
+    broken = iter([True])
+    schedule = pool._schedule
+
+    def breaking(item):
+        # As pebble does where the only worker is gone and no task is known to be its.
+        if item[0] == "die" and next(broken, False):
+            pool._pool.stop()
+        return schedule(item)
+
+    monkeypatch.setattr(pool, "_schedule", breaking)
+    grades = pool.grade([(text, "5", {}) for text in ("5", "die", "6")])
+    assert outcomes(grades) == ["graded", "failed", "graded"]
