@@ -91,11 +91,12 @@ def checksums(weights: Iterable[tuple[str, Tensor]]) -> Counter[str]:
 
 
 def plain_name(name: str) -> str:
+    """A weight's name without what wraps the model, and with one word for attention.
+
+    >>> plain_name("model.language_model.layers.0.self_attn.q_proj.weight")
+    'layers.0.attn.q_proj.weight'
     """
-    >>> plain_name("model.language_model.layers.0.mlp.up_proj.weight")
-    'layers.0.mlp.up_proj.weight'
-    """
-    parts = name.split(".")
+    parts = name.replace(".self_attn.", ".attn.").split(".")
     while len(parts) > 1 and parts[0] in _WRAPPERS:
         parts = parts[1:]
     return ".".join(parts)

@@ -136,8 +136,8 @@ def test_fused_and_padded_weights_have_the_checksums_of_those_that_were_sent():
     assert ours == theirs
     CHANGES["k with v"](tensors)
     assert differing(ours, checksums(named_weights(Engine(tensors)))) == [
-        "layers.1.self_attn.k_proj.weight [8, 16]",
-        "layers.1.self_attn.v_proj.weight [8, 16]",
+        "layers.1.attn.k_proj.weight [8, 16]",
+        "layers.1.attn.v_proj.weight [8, 16]",
     ]
 
 
