@@ -13,6 +13,8 @@ def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The weights of a vLLM model under the names that learners send: fused ones cut apart, rows that fill up the
     vocabulary cut off. What is stored under another name or in another shape comes as it is stored."""
     fused = getattr(model, "packed_modules_mapping", {})
+    # GPT-2 is trained with matrices that lie the other way round than in everybody's linear layers.
+    lying = ("c_attn", "c_proj", "c_fc") if getattr(getattr(model, "config", None), "model_type", "") == "gpt2" else ()
     modules = dict(model.named_modules())
     for name, parameter in model.named_parameters():
         prefix, _, kind = name.rpartition(".")
@@ -20,7 +22,9 @@ def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         sizes = getattr(module, "output_partition_sizes", [])
         parts = fused.get(leaf, [])
         rows = parameter.shape[0] if parameter.dim() else 0
-        if len(parts) == len(sizes) > 1 and sum(sizes) == rows:
+        if leaf in lying and kind == "weight":
+            yield name, parameter.detach().t()
+        elif len(parts) == len(sizes) > 1 and sum(sizes) == rows:
             pieces = parameter.detach().split(list(sizes))
             yield from ((f"{parent}{dot}{part}.{kind}", piece) for part, piece in zip(parts, pieces, strict=True))
         else:

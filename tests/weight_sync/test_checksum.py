@@ -149,6 +149,16 @@ def test_a_tensor_that_is_stored_otherwise_is_compared_by_its_groups_sum():
     assert differing(checksums(sent.items()), checksums(stored.items())) == ["layer 0"]
 
 
+def test_the_matrices_of_gpt2_lie_the_other_way_round_in_vllm():
+    engine = nn.Module()
+    engine.config, engine.h = SimpleNamespace(model_type="gpt2"), nn.ModuleDict({"c_proj": nn.Linear(4, 4)})
+    sent = {"transformer.h.c_proj.weight": engine.h.c_proj.weight.detach().t().contiguous()}
+    sent["transformer.h.c_proj.bias"] = engine.h.c_proj.bias.detach()
+    assert checksums(sent.items()) == checksums(named_weights(engine))
+    engine.config.model_type = "starcoder2"
+    assert differing(checksums(sent.items()), checksums(named_weights(engine))) == ["h.c_proj.weight [4, 4]"]
+
+
 class Experts(nn.Module):
     """Experts whose engine keeps them in reverse, and arranges them anew when it is told to."""
 
