@@ -83,11 +83,14 @@ def candidate(config: TrainConfig) -> Candidate:
     if launch_check.world_size() > 1:
         init_distributed(device, config.learner.deadline_seconds)
     collective = TorchCollective(device)
+    learner = None
     if trained:
         require_whole(trained, collective)
+        # Before the sampler, as in training: vLLM changes the classes of some models for itself.
+        learner = load_checkpoint(config, path, trained, device)
     sampler = build_sampler(config, path, tokenizer, device, collective)
-    if trained:
-        load_checkpoint(config, path, trained, sampler, device)
+    if learner:
+        CheckedSync(config.weight_sync.max_mismatch).refresh(learner, sampler)
 
     def load(task: TaskConfig) -> VerifiableTask:
         return load_task(replace(config, task=task), tokenizer, collective.rank, collective.world_size)
@@ -103,12 +106,12 @@ def saved_parts(config: TrainConfig, saved: TrainConfig) -> tuple[ModelConfig, L
     return model, replace(saved.learner, **here)
 
 
-def load_checkpoint(config: TrainConfig, path: Path, checkpoint: Path, sampler: Sampler, device: torch.device) -> None:
-    """Puts a checkpoint's weights into a sampler, by way of a learner that reads its shards."""
+def load_checkpoint(config: TrainConfig, path: Path, checkpoint: Path, device: torch.device) -> DeepSpeedLearner:
+    """A learner that has read a checkpoint's shards."""
     init_distributed(device, config.learner.deadline_seconds)
     learner = DeepSpeedLearner(config, path, device)
     learner.load(str(checkpoint))
-    CheckedSync(config.weight_sync.max_mismatch).refresh(learner, sampler)
+    return learner
 
 
 def build_sampler(
