@@ -23,8 +23,8 @@ environment.prepare()
 def main(head: str, precision: str = "bfloat16") -> None:
     import torch
 
+    from benchmarks.sampler_agreement import gaps
     from grpo import models
-    from grpo.algorithm.packing import Row, Seedling, pack
     from grpo.config import ModelConfig, SamplingConfig, TrainConfig
     from grpo.learner.loading import load_policy
     from grpo.rollout.vllm_sampler import VllmSampler
@@ -45,13 +45,7 @@ def main(head: str, precision: str = "bfloat16") -> None:
     begun = time.perf_counter()
     groups = sampler.generate(prompts, 8)
     seconds = time.perf_counter() - begun
-    gaps = []
-    for group in groups:
-        rows = tuple(Row(completion, 0.0, 0.0) for completion in group.completions)
-        micro = pack([Seedling(group.prompt.token_ids, rows)])
-        with torch.no_grad():
-            gaps.append((policy(micro, 1.0)[0] - micro.sampler_logprobs).abs())
-    gap = torch.cat(gaps)
+    gap = gaps(policy, groups)
     print(
         f"{precision}, head {head}: {len(gap)} tokens, mean {gap.mean():.4f}, largest {gap.max():.3f} nats; "
         f"{len(gap) / seconds:.0f} tokens/s"

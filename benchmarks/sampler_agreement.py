@@ -28,14 +28,48 @@ WIDE = {"hidden_size": 128, "intermediate_size": 128, "moe_intermediate_size": 6
 WIDE |= dict.fromkeys(("head_dim", "linear_key_head_dim", "linear_value_head_dim"), 32)
 
 
+def random_model(name: str) -> Path:
+    """A folder with a model of this architecture, of weights that make it sure of what it writes."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from tests.learner.architectures import ARCHITECTURES, SMALL
+    from tests.learner.models import tiny_tokenizer
+
+    model_type, special, _ = ARCHITECTURES[name]
+    wide = {key: value for key, value in WIDE.items() if key in {**SMALL, **special}}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **{**SMALL, **special, **wide}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3) if parameter.dim() > 1 else parameter.add_(torch.randn_like(parameter) * 0.1)
+    folder = Path(tempfile.mkdtemp())
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def gaps(policy, groups):
+    """|sampler − learner| in nats of every token of `groups` [tokens]."""
+    import torch
+
+    from grpo.algorithm.packing import Row, Seedling, pack
+
+    found = []
+    for group in groups:
+        rows = tuple(Row(completion, 0.0, 0.0) for completion in group.completions)
+        micro = pack([Seedling(group.prompt.token_ids, rows)])
+        with torch.no_grad():
+            found.append((policy(micro, 1.0)[0] - micro.sampler_logprobs).abs())
+    return torch.cat(found)
+
+
 def measure(name: str) -> dict:
     """One row, in a process of its own: vLLM does not give back what it has taken."""
     from collections import Counter
 
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
 
-    from grpo.algorithm.packing import Row, Seedling, pack
     from grpo.config import ModelConfig, SamplingConfig, TrainConfig
     from grpo.learner.loading import load_policy
     from grpo.learner.weights import weight_buckets
@@ -43,29 +77,17 @@ def measure(name: str) -> dict:
     from grpo.types import Problem, Prompt
     from grpo.weight_sync.checksum import IN_ORDER, checksums
     from grpo.weight_sync.refresh import CheckedSync
-    from tests.learner.architectures import ARCHITECTURES, SMALL
     from tests.learner.models import tiny_tokenizer
 
-    model_type, special, _ = ARCHITECTURES[name]
-    wide = {key: value for key, value in WIDE.items() if key in {**SMALL, **special}}
-    config = AutoConfig.for_model(model_type, **{**SMALL, **special, **wide})
-    folder = Path(tempfile.mkdtemp())
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(3) if parameter.dim() > 1 else parameter.add_(torch.randn_like(parameter) * 0.1)
-    model.save_pretrained(folder)
-    tokenizer = tiny_tokenizer()
-    tokenizer.save_pretrained(folder)
-
+    folder = random_model(name)
     settings = TrainConfig()
     settings.model = ModelConfig(path=str(folder), max_length=96)
     settings.rollout.precision = settings.learner.precision = "float32"
     settings.rollout.kv_cache_gib, settings.rollout.max_concurrent = 0.25, 16
     settings.rollout.sampling = SamplingConfig(max_tokens=40)
-    sampler = VllmSampler(settings, folder, tokenizer, torch.device("cpu"))
+    # First, as in training: vLLM changes the classes of some models for itself.
     policy = load_policy(folder, settings.model, "float32", 512)
+    sampler = VllmSampler(settings, folder, tiny_tokenizer(), torch.device("cpu"))
     prompts = [Prompt(Problem(f"p{i}", "", ""), tuple(range(3 + i, 15 + i))) for i in range(4)]
 
     class Learner:
@@ -77,15 +99,8 @@ def measure(name: str) -> dict:
             return weight_buckets(policy, 2**24, torch.float32, form)
 
     def difference() -> list[float]:
-        groups = sampler.generate(prompts, 4)
-        gaps = []
-        for group in groups:
-            rows = tuple(Row(completion, 0.0, 0.0) for completion in group.completions)
-            micro = pack([Seedling(group.prompt.token_ids, rows)])
-            with torch.no_grad():
-                gaps.append((policy(micro, 1.0)[0] - micro.sampler_logprobs).abs())
-        whole = torch.cat(gaps)
-        return [float(whole.mean()), float(whole.max())]
+        gap = gaps(policy, sampler.generate(prompts, 4))
+        return [float(gap.mean()), float(gap.max())]
 
     row = {"way": "trees" if policy.in_trees else "one by one", "loaded": difference()}
     sync = CheckedSync(0.5)
@@ -95,9 +110,8 @@ def measure(name: str) -> dict:
     sent = Counter()
     for bucket in Learner().weight_buckets("merged"):
         sent.update(checksums(bucket))
-    row["compared in order"] = (
-        f"{sum(n in stored for n in sent if IN_ORDER in n)} of {sum(IN_ORDER in n for n in sent)}"
-    )
+    in_order = [key for key in sent if key.startswith(IN_ORDER)]
+    row["compared in order"] = f"{sum(key in stored for key in in_order)} of {len(in_order)}"
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05 * parameter.std().nan_to_num(0.0))

@@ -15,7 +15,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class LogitRule:
-    """How a model makes logits of the product z of hidden states and output embedding: softcap·tanh(scale·z/softcap).
+    """A model's rule for making logits of z, the product of hidden states and output embedding:
+    softcap·tanh(scale·z/softcap).
 
     scale     Cohere's logit_scale, or one over Granite's logits_scaling
     softcap   Gemma's final_logit_softcapping; None leaves scale·z as it is
