@@ -19,8 +19,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from grpo.evaluation.pass_rates import geometric_ratio
 from grpo.report.runs import load
-from grpo.statistics import geometric_ratio
 from grpo.types import Interval
 from tests.runs import grpo, rows
 

@@ -21,17 +21,19 @@ from rich.progress import track
 from rich.table import Table
 from scipy import stats
 
-from grpo import environment
+from grpo.host import environment
 
 environment.prepare()
 
-from grpo import launch_check, models
+from grpo import models
 from grpo.algorithm.batches import BatchMaker
 from grpo.config.hydra import compose_config
+from grpo.host import ranks
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
-from grpo.parts import build_sampler, load_task
+from grpo.run import preflight
+from grpo.run.parts import build_sampler, load_task
 from grpo.types import RoundPlan
 
 # Of pass rates, by their posterior means.
@@ -40,10 +42,10 @@ BINS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.7, 1.0)
 
 def measure(rates: Path, count: int, size: int) -> list[dict]:
     words = ["experiment=bigmath_small", f"task.data.path={rates}", "task.data.held_out_fraction=0"]
-    config = launch_check.with_precision(
+    config = preflight.with_precision(
         compose_config([*words, "task.curriculum.name=uniform", "objective.aggregation.level=sequence_mean"])
     )
-    device = launch_check.device(config)
+    device = ranks.device(config)
     path = models.resolve(config.model, list)
     tokenizer = models.load_tokenizer(path, config.model)
     init_distributed(device, config.learner.deadline_seconds)

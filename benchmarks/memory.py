@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from grpo import environment
+from grpo.host import environment
 
 environment.prepare()
 
@@ -24,12 +24,14 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
-from grpo import launch_check, models
+from grpo import models
 from grpo.algorithm.batches import BatchMaker
 from grpo.config.estimate import memory_estimate
 from grpo.config.hydra import compose_config
+from grpo.host import ranks
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
+from grpo.run import preflight
 from grpo.types import RoundPlan
 
 GROUPS, GROUP_SIZE, PROMPT_TOKENS, COMPLETION_TOKENS = SIZES = 2, 8, 100, 240
@@ -68,8 +70,8 @@ def measure(overrides):
         *(f"rollout.sampling.max_tokens={COMPLETION_TOKENS}", f"task.prompt.max_tokens={PROMPT_TOKENS}"),
         *("learner.micro_batch_tokens=2048", "rollout=vllm_server"),
     ]
-    config = launch_check.with_precision(compose_config(["experiment=quickstart", *sizes, *overrides]))
-    device, path = launch_check.device(config), models.resolve(config.model, list)
+    config = preflight.with_precision(compose_config(["experiment=quickstart", *sizes, *overrides]))
+    device, path = ranks.device(config), models.resolve(config.model, list)
     init_distributed(device, 600)
     before = resident("VmRSS")
     learner = DeepSpeedLearner(config, path, device)
@@ -82,7 +84,7 @@ def measure(overrides):
         tensors = torch.cuda.max_memory_allocated() / 2**30
     else:
         tensors = peak_of_tensors(lambda: learner.step(batch))
-    estimated = memory_estimate(config, launch_check.model_shape(path), 1)[-1][1]
+    estimated = memory_estimate(config, preflight.model_shape(path), 1)[-1][1]
     print(f"GiB {estimated} {tensors} {resident('VmHWM') - before}")
 
 

@@ -10,18 +10,20 @@ import random
 import sys
 import time
 
-from grpo import environment
+from grpo.host import environment
 
 environment.prepare()
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from grpo import launch_check, models
+from grpo import models
 from grpo.algorithm.batches import BatchMaker
 from grpo.config.hydra import compose_config
+from grpo.host import ranks
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
+from grpo.run import preflight
 from grpo.telemetry import peak_memory
 from grpo.types import Batch, Completion, Grade, Problem, Prompt, RolloutGroup, RoundPlan, ScoredGroup
 
@@ -52,8 +54,8 @@ def timed(learner: DeepSpeedLearner, batch: Batch) -> None:
 
 def main(chunk: str = "512") -> None:
     overrides = ["experiment=quickstart", f"learner.logit_chunk_tokens={chunk}"]
-    config = launch_check.with_precision(compose_config(overrides))
-    device = launch_check.device(config)
+    config = preflight.with_precision(compose_config(overrides))
+    device = ranks.device(config)
     init_distributed(device, 600)
     learner = DeepSpeedLearner(config, models.resolve(config.model, list), device)
     plan = RoundPlan(GROUP_SIZE, 1, GROUPS)

@@ -56,7 +56,9 @@ def once(chance, folder):
     assert launcher.poll() is None, f"{' '.join(words)} ended by itself with {launcher.returncode}"
     # Not its tether, which leaves Ctrl-C to the launcher.
     words = [(each, {*each.cmdline()}) for each in started(mark)]
-    learners = [each for each, its in words if {"train", f"output_dir={output}"} <= its and "grpo.tether" not in its]
+    learners = [
+        each for each, its in words if {"train", f"output_dir={output}"} <= its and "grpo.host.tether" not in its
+    ]
     victim = learners[0].pid if who == "learner" and learners else launcher.pid
     reached = rows(output / "metrics.jsonl")[-1]["step"] if rows(output / "metrics.jsonl") else 0
     os.kill(victim, getattr(signal, number))

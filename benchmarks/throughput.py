@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from grpo import environment
+from grpo.host import environment
 
 environment.prepare()
 
@@ -28,8 +28,10 @@ from rich.console import Console
 from rich.table import Table
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from grpo import launch_check, models
+from grpo import models
 from grpo.config.hydra import compose_config
+from grpo.host import ranks
+from grpo.run import preflight
 from grpo.telemetry import peak_tflops, write_code
 from tests.runs import command, rows
 
@@ -110,15 +112,15 @@ def main(folder, name="small", *overrides):
         *("checkpoint.export=false", f"num_steps={ROUNDS + WARM_UP}", f"rollout.max_concurrent={group_size * prompts}"),
         *("dynamics.refresh_interval=1", f"output_dir={folder / 'run'}", *overrides),
     ]
-    config = launch_check.with_precision(compose_config(settings))
-    device = launch_check.device(config)
+    config = preflight.with_precision(compose_config(settings))
+    device = ranks.device(config)
     measured, walls = rounds_of(settings, folder / "run")
     measured, walls = measured[WARM_UP - 1 :], walls[WARM_UP - 1 :]
 
     def middle(key):
         return median(row.get(key, 0.0) for row in measured)
 
-    known = launch_check.model_shape(folder / name)
+    known = preflight.model_shape(folder / name)
     size = {"bfloat16": 2, "float32": 4}[config.rollout.precision]
     at_once, speed = group_size * prompts, bandwidth(device)
     length = middle("prompts/length_mean") + middle("completions/length_mean") / 2

@@ -14,7 +14,7 @@ import resource
 import sys
 import time
 
-from grpo import environment
+from grpo.host import environment
 
 environment.prepare()
 
@@ -23,12 +23,13 @@ import trl
 from datasets import Dataset
 from transformers import TrainerCallback
 
-from grpo import launch_check, models
+from grpo import models
 from grpo.config.hydra import compose_config
+from grpo.run import preflight
 from grpo.tasks import load_problems, split
 from grpo.tasks.prompts import PromptEncoder
 
-config = launch_check.with_precision(compose_config(["experiment=quickstart"]))
+config = preflight.with_precision(compose_config(["experiment=quickstart"]))
 STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 10
 
 

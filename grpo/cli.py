@@ -1,25 +1,25 @@
-"""The command line: `grpo train|launch|serve|eval|solve-rates|sweep|report|dynamics|reproduce|doctor`."""
+"""The command line: `grpo COMMAND` calls `run` of `grpo/commands/COMMAND.py`."""
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 
-from grpo import environment
 from grpo.config.errors import EndedElsewhere, UserError
-from grpo.terminal import protect, say
-from grpo.tether import end_with_parent
+from grpo.host import environment
+from grpo.host.terminal import protect, say
 
 USAGE = """usage: grpo COMMAND [key=value ...]
 
   train    train a model:        grpo train experiment=quickstart num_steps=60
+  launch   train over several processes or machines:
+           grpo launch hardware=two_nodes hardware.hosts=[a,b] experiment=...
+  serve    vLLM servers on this machine, for a learner on another one
   eval     pass@1 and pass@k:    grpo eval model.path=runs/default/model task=arithmetic
   solve-rates  how often a model solves each problem, as a column for training:
            grpo solve-rates model.path=DIR task=file task.data.path=FILE evaluation.samples_per_problem=16
-  launch   the same over several machines: grpo launch hardware=two_nodes hardware.hosts=[a,b] experiment=...
-  serve    vLLM servers on this machine, for a learner on another one
   sweep    variants × seeds, resumable: grpo sweep help
   report   runs or a sweep compared:  grpo report runs/a runs/b
   dynamics laws, forecast, diagnosis, decisions of a run, or a plan before it: grpo dynamics help
@@ -28,14 +28,17 @@ USAGE = """usage: grpo COMMAND [key=value ...]
 
 Keys are Hydra overrides of configs/train.yaml; `grpo train --help` shows all of them."""
 
+HELP = ("help", "-h", "--help")
 WRONG_USE = 2
+# Commands whose words are overrides of a run's configuration; the others read their words themselves.
+CONFIGURED = ("train", "serve", "eval", "solve-rates")
+COMMANDS = (*CONFIGURED, "launch", "sweep", "report", "dynamics", "reproduce", "doctor")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; its exit code. A UserError is printed as the one line it is."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    command = arguments.pop(0) if arguments else "help"
-    if command in ("help", "-h", "--help"):
+    command, *words = list(sys.argv[1:] if arguments is None else arguments) or ["help"]
+    if command in HELP:
         print(USAGE)
         return 0
     if command not in COMMANDS:
@@ -46,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # As `python -m` does: a reward function may stand in a module of the folder that one works in.
     sys.path.insert(0, os.getcwd())
     try:
-        return COMMANDS[command](arguments)
+        return _run(command, words)
     except EndedElsewhere:
         return WRONG_USE
     except UserError as error:
@@ -54,98 +57,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return WRONG_USE
 
 
-def _train(overrides: list[str]) -> int:
+def _run(command: str, words: list[str]) -> int:
+    if command not in CONFIGURED:
+        return _module(command).run(words)
     from grpo.config.hydra import compose_config, print_help
 
-    if {"-h", "--help"} & set(overrides):
+    if {*HELP} & {*words}:
         print_help()
         return 0
-    if {"-m", "--multirun"} & set(overrides):
-        raise UserError("grpo train starts one run at a time; grpo sweep starts several (grpo sweep help)")
-    config = compose_config(overrides)
-    if "LOCAL_RANK" in os.environ:
-        # A rank whose launcher is killed saves and ends; nothing else would end it.
-        end_with_parent(signal.SIGTERM)
-    from grpo.train import train
-
-    return train(config)
+    if {"-m", "--multirun"} & {*words}:
+        raise UserError(f"grpo {command} starts one run at a time; grpo sweep starts several (grpo sweep help)")
+    # Before the command's module and all that it imports: a wrong key is answered at once.
+    config = compose_config(words)
+    return _module(command).run(config)
 
 
-def _launch(overrides: list[str]) -> int:
-    from grpo.launch.run import launch
-
-    return launch(overrides)
-
-
-def _serve(overrides: list[str]) -> int:
-    from grpo.config.hydra import compose_config
-
-    config = compose_config(overrides)
-    from grpo.serve import serve
-
-    return serve(config)
-
-
-def _eval(overrides: list[str]) -> int:
-    from grpo.config.hydra import compose_config
-
-    config = compose_config(overrides)
-    from grpo.eval import evaluate_model
-
-    return evaluate_model(config)
-
-
-def _solve_rates(overrides: list[str]) -> int:
-    from grpo.config.hydra import compose_config
-
-    config = compose_config(overrides)
-    from grpo.solve_rates import measure_solve_rates
-
-    return measure_solve_rates(config)
-
-
-def _sweep(words: list[str]) -> int:
-    from grpo.sweep.run import sweep
-
-    return sweep(words)
-
-
-def _report(words: list[str]) -> int:
-    from grpo.report_command import report
-
-    return report(words)
-
-
-def _dynamics(arguments: list[str]) -> int:
-    from grpo.dynamics_command import dynamics
-
-    return dynamics(arguments)
-
-
-def _reproduce(arguments: list[str]) -> int:
-    from grpo.reproduce.command import reproduce
-
-    return reproduce(arguments)
-
-
-def _doctor(arguments: list[str]) -> int:
-    from grpo.doctor import examine
-
-    return examine()
-
-
-COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    "train": _train,
-    "eval": _eval,
-    "solve-rates": _solve_rates,
-    "launch": _launch,
-    "serve": _serve,
-    "sweep": _sweep,
-    "report": _report,
-    "dynamics": _dynamics,
-    "reproduce": _reproduce,
-    "doctor": _doctor,
-}
+def _module(command: str):
+    return import_module(f"grpo.commands.{command.replace('-', '_')}")
 
 
 if __name__ == "__main__":

@@ -228,7 +228,7 @@ class Tracker(Protocol):
         """Numbers of one optimizer step count."""
 
     def evaluation(self, result: Mapping[str, Any], step: int) -> None:
-        """A held-out evaluation, as `grpo.evaluation.evaluate` returns it."""
+        """A held-out evaluation, as `grpo.evaluation.held_out.evaluate` returns it."""
 
     def samples(self, rows: Iterable[Mapping[str, Any]], step: int) -> None:
         """Completions with prompt, text and reward."""

@@ -15,7 +15,7 @@ MakeBatches = Callable[[Sequence[EvaluatedGroup], RoundPlan], list[Batch]]
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """Everything that a run is made of, put together in `grpo.train`."""
+    """Everything that a run is made of, put together in `grpo.run.session`."""
 
     task: Task
     sampler: Sampler

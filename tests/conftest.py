@@ -2,7 +2,7 @@
 
 import os
 
-from grpo import environment
+from grpo.host import environment
 
 environment.prepare()
 os.environ.setdefault("OMP_NUM_THREADS", "2")

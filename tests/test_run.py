@@ -272,9 +272,9 @@ def test_seconds_are_told_once_and_belong_to_what_took_them(tmp_path):
 
 HANG = """
 import sys, time
-from grpo import environment
+from grpo.host import environment
 environment.prepare()
-import grpo.train
+import grpo.run.session
 from grpo.config.hydra import compose_config
 
 def hang(*args, **kwargs):
@@ -286,8 +286,8 @@ if __name__ == "__main__":
         from grpo.rollout.transformers_sampler import TransformersSampler
         TransformersSampler.generate = hang
     else:
-        grpo.pipeline.CheckedSync.refresh = hang
-    sys.exit(grpo.train.train(compose_config(sys.argv[2:])))
+        grpo.run.pipeline.CheckedSync.refresh = hang
+    sys.exit(grpo.run.session.train(compose_config(sys.argv[2:])))
 """
 
 

@@ -49,7 +49,7 @@ def servers_of(output):
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if "grpo.tether" in words and any(str(output) in opened for opened in logs(process)):
+        if "grpo.host.tether" in words and any(str(output) in opened for opened in logs(process)):
             found += [process, *process.children(recursive=True)]
     return found
 
@@ -109,7 +109,8 @@ def test_a_server_answers_nobody_without_the_key(served):
 
 TROUBLED_CHANNEL = """
 import sys
-from grpo import cli, environment
+from grpo import cli
+from grpo.host import environment
 environment.prepare()
 from grpo.weight_sync.channel import Channel
 
@@ -187,7 +188,7 @@ def test_when_the_last_server_is_killed_the_last_round_is_saved(tmp_path, served
     wait_for_step(output, 3, process)
     port = served[-1].rpartition(":")[2].strip("/]")
     for each in psutil.process_iter(["cmdline"]):
-        if {"--port", port} <= {*(each.info["cmdline"] or [])} and "grpo.tether" not in each.info["cmdline"]:
+        if {"--port", port} <= {*(each.info["cmdline"] or [])} and "grpo.host.tether" not in each.info["cmdline"]:
             each.kill()
     *_, said = process.communicate(timeout=120)[1].strip().splitlines()
     assert process.returncode == 2 and said.startswith("grpo: no vLLM server is left"), said
@@ -222,7 +223,7 @@ class Launched:
 
     def engine(self, number):
         """Server `number`'s wrapper, and the process that computes."""
-        wrappers = {each for each in servers_of(self.output) if {"grpo.tether", "--port"} <= {*each.cmdline()}}
+        wrappers = {each for each in servers_of(self.output) if {"grpo.host.tether", "--port"} <= {*each.cmdline()}}
         wrapper = sorted(wrappers, key=lambda each: each.cmdline()[each.cmdline().index("--port") + 1])[number]
         below = wrapper.children(recursive=True)
         return next(each for each in below if "EngineCore" in each.name() or "EngineCore" in " ".join(each.cmdline()))
@@ -318,7 +319,7 @@ def test_no_server_outlives_its_run(troubled):
 HOLDER = """
 import subprocess, sys, time
 server = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "0"]
-child = subprocess.Popen([sys.executable, "-m", "grpo.tether", "5", "0", *server], stdin=subprocess.PIPE)
+child = subprocess.Popen([sys.executable, "-m", "grpo.host.tether", "5", "0", *server], stdin=subprocess.PIPE)
 child.stdin.write(b"{}\\n")
 child.stdin.flush()
 print(child.pid, flush=True)

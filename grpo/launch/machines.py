@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo.config import UserError
-from grpo.network import LOOPBACK, interface_of, own_address
+from grpo.host.network import LOOPBACK, interface_of, own_address
 
 
 @dataclass(frozen=True, slots=True)

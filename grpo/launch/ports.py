@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from grpo.config import TrainConfig, UserError
+from grpo.host.terminal import say
 from grpo.launch.machines import Machine
 from grpo.launch.seats import SERVER_PORTS
-from grpo.terminal import say
 
 LAST_PORT = 32_000
 """Higher ones are those that connections take for themselves, see /proc/sys/net/ipv4/ip_local_port_range."""

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from grpo.host.tether import KILL, STOP
 from grpo.launch.seats import Seat
-from grpo.tether import KILL, STOP
 
 SHOW_SECONDS = 0.1
 # A seat that hears nothing for so long ends: this process, its machine or the way to it is gone.
@@ -30,7 +30,14 @@ class Held:
         self.seat, self.log = seat, log
         # Nobody needs to log in where they are.
         own = shell == "ssh" and seat.machine.is_here
-        tethered = [sys.executable, "-m", "grpo.tether", str(seat.grace_seconds), str(SILENT_SECONDS), *seat.command]
+        tethered = [
+            sys.executable,
+            "-m",
+            "grpo.host.tether",
+            str(seat.grace_seconds),
+            str(SILENT_SECONDS),
+            *seat.command,
+        ]
         # A file, not a pipe to this process: a learner that ends because this one was killed can still say so.
         with log.open("ab") as file:
             before = file.tell()

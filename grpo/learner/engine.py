@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from grpo.config import LearnerConfig
-from grpo.network import LOOPBACK, free_port, interface_of, own_address
+from grpo.host.network import LOOPBACK, free_port, interface_of, own_address
 
 
 def init_distributed(device: torch.device, deadline_seconds: float) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from grpo.host.terminal import Terminal
 from grpo.report.curves import STYLE
-from grpo.terminal import Terminal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,9 +16,9 @@ from grpo.dynamics.difficulty import Difficulty, fit_difficulty
 from grpo.dynamics.findings import NOTE
 from grpo.dynamics.identify import FEWEST_POINTS, identify
 from grpo.dynamics.identity import gradient_mass, silent_rate
+from grpo.evaluation.pass_rates import crossed_difference, geometric_ratio, holm
 from grpo.report.logs import counts_of, read_log
 from grpo.report.runs import Run
-from grpo.statistics import crossed_difference, geometric_ratio, holm
 from grpo.types import Interval
 
 Array = NDArray[np.float64]

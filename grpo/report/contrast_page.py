@@ -9,13 +9,13 @@ from typing import Any
 
 from rich.table import Table
 
+from grpo.evaluation.pass_rates import ENOUGH_SEEDS
+from grpo.host.terminal import Terminal
 from grpo.report import page
 from grpo.report.contrast import QUARTERS, Contrast, Variant
 from grpo.report.contrast_panels import PANELS
 from grpo.report.curves import STYLE
 from grpo.report.runs import Run, differing_keys
-from grpo.statistics import ENOUGH_SEEDS
-from grpo.terminal import Terminal
 from grpo.types import Interval
 
 PAGE_FILE, PLOT_FILE, MARKDOWN_FILE = "report.html", "report.png", "report.md"

@@ -18,6 +18,7 @@ from grpo.dynamics.planning import PlanRequest, propose
 from grpo.dynamics.replay import agreement, replay, statistics_of
 from grpo.dynamics.run_log import RunLog
 from grpo.dynamics.scheduler import SCHEDULERS
+from grpo.host.terminal import Terminal
 from grpo.report import page
 from grpo.report.curves import STYLE
 from grpo.report.dynamics_panels import Dynamics, draw_reward, panels
@@ -32,7 +33,6 @@ from grpo.report.dynamics_tables import (
     summary_lines,
 )
 from grpo.report.logs import counts_of, read_log, read_run, run_config
-from grpo.terminal import Terminal
 
 PLOT_FILE, PAGE_FILE = "dynamics.png", "dynamics.html"
 # Of a row of metrics, for the scheduler to decide on.

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.identify import FEWEST_POINTS
+from grpo.host.terminal import Terminal
 from grpo.report.curves import plot_run
 from grpo.report.dynamics import analysed, print_findings, write_page
 from grpo.report.logs import read_log
 from grpo.report.summary import samples_table, summary_table, write_markdown
 from grpo.telemetry import read_metrics
-from grpo.terminal import Terminal
 
 PLOT_FILE = "curves.png"
 MARKDOWN_FILE = "report.md"

@@ -14,9 +14,9 @@ from rich.table import Table
 from grpo.dynamics.difficulty import Difficulty, fit_difficulty
 from grpo.dynamics.identity import gradient_mass, silent_rate, smallest_group_size
 from grpo.dynamics.planning import EXPONENTS, FAIR_SHARE, balanced_exponent, speaking_band
+from grpo.host.terminal import Terminal
 from grpo.report import page
 from grpo.report.curves import BLACK, BLUE, GREEN, ORANGE
-from grpo.terminal import Terminal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

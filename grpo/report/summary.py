@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo.config import UserError
-from grpo.statistics import Interval, paired_difference, pass_at_k
-from grpo.terminal import clean
+from grpo.evaluation.pass_rates import Interval, paired_difference, pass_at_k
+from grpo.host.terminal import clean
 
 Evaluation = Mapping[str, Any]
 

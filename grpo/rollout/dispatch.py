@@ -19,8 +19,8 @@ from typing import Any
 import aiohttp
 
 from grpo.config.errors import NOBODY_LEFT, SamplerLost, UserError
+from grpo.host.terminal import say
 from grpo.rollout.replica import Replica, ReplicaLost, RequestRefused
-from grpo.terminal import say
 
 ROUTE = "/inference/v1/generate"
 Requests = Mapping[int, Mapping[str, Any]]

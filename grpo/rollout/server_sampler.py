@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from grpo.config import SamplingConfig, TrainConfig
 from grpo.config.errors import NOBODY_LEFT, SamplerLost, UserError
 from grpo.config.placement import KEY_VARIABLE
+from grpo.host.terminal import say
 from grpo.interfaces import ADAPTERS, BASE, MERGED, Bucket, Collective
 from grpo.rollout.dispatch import Answers, Dispatcher
 from grpo.rollout.engine_arguments import sampling_arguments
@@ -26,7 +27,6 @@ from grpo.rollout.replica import Replica
 from grpo.rollout.seeds import sample_numbers, sample_seed
 from grpo.rollout.servers import MODEL, start_servers
 from grpo.rollout.stopping import stop_token_ids
-from grpo.terminal import say
 from grpo.types import Completion, Prompt, RolloutGroup
 from grpo.weight_sync.channel import manifest_of, packed
 from grpo.weight_sync.server_link import Post, ServerLink

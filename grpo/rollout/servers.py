@@ -10,10 +10,10 @@ import torch
 
 from grpo.config import TrainConfig
 from grpo.config.placement import KEY_VARIABLE, LOG_FOLDER, server_gpus
-from grpo.network import free_port
+from grpo.host.network import free_port
+from grpo.host.tether import PRIVATE
 from grpo.rollout.engine_arguments import command_line, engine_arguments
 from grpo.rollout.replica import ServerProcess
-from grpo.tether import PRIVATE
 
 # The policy's name at every server.
 MODEL = "policy"

@@ -12,23 +12,23 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from rich.table import Table
 
-from grpo import evaluation
 from grpo.config import UserError
 from grpo.config.hydra import Range, launch_all, plain, ranges
 from grpo.config.sweep import SweepConfig
+from grpo.evaluation import held_out
+from grpo.host.terminal import Terminal
+from grpo.sweep.cell_process import run_cell
 from grpo.sweep.cells import cells_of
 from grpo.sweep.ledger import DONE, FAILED, Ledger, begin_ledger
-from grpo.sweep.run import run_cell
 from grpo.telemetry import EVALUATIONS_FILE, read_metrics
-from grpo.terminal import Terminal
 
 DIGITS = 4
 """Significant digits of a value that is tried."""
 
 
 def search(config: SweepConfig, words: Sequence[str], hydra: Sequence[str], command: Sequence[str]) -> int:
-    """Maximizes the last score (`grpo.evaluation.score`, the mean over seeds) of the first variant over `ranges(words)`
-    by Optuna's TPE, `config.batch` trials at a time; 0 when all trials have ended. A run that fails scores 0.
+    """Maximizes the last score (`held_out.score`, the mean over seeds) of the first variant over `ranges(words)` by
+    Optuna's TPE, `config.batch` trials at a time; 0 when all trials have ended. A run that fails scores 0.
 
     The trials are cells of a ledger, and the sampler's seed is fixed: the same command again asks for the same trials,
     so one that was killed goes on with the first that is not done.
@@ -91,9 +91,7 @@ def _score(ledger: Ledger, variant: str) -> float | None:
         state = ledger.state(cell).state
         if state not in (DONE, FAILED):
             return None
-        scores.append(
-            evaluation.score(read_metrics(ledger.path(cell) / EVALUATIONS_FILE)[-1]) if state == DONE else 0.0
-        )
+        scores.append(held_out.score(read_metrics(ledger.path(cell) / EVALUATIONS_FILE)[-1]) if state == DONE else 0.0)
     return sum(scores) / len(scores)
 
 

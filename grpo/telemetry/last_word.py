@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from grpo.terminal import clean
+from grpo.host.terminal import clean
 
 LONGEST = 200
 

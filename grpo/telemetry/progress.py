@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
 from rich.text import Text
 
-from grpo.terminal import Terminal
+from grpo.host.terminal import Terminal
 
 # Label, metric, format: in the order of a line. What a round did not measure is left out.
 _FIELDS = (

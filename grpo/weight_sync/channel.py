@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import BroadcastOptions
 
+from grpo.host.network import own_address
 from grpo.interfaces import Bucket
-from grpo.network import own_address
 
 # Bytes; the largest that a view asks for.
 ALIGNMENT = 16

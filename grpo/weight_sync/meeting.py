@@ -15,7 +15,7 @@ from ipaddress import ip_address
 
 import torch.distributed as dist
 
-from grpo.network import listen
+from grpo.host.network import listen
 
 
 @dataclass(frozen=True, slots=True)

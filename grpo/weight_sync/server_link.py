@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo.network import LOOPBACK
+from grpo.host.network import LOOPBACK
 from grpo.weight_sync.channel import Channel, Manifest, open_end
 from grpo.weight_sync.meeting import Host
 

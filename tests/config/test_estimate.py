@@ -3,8 +3,8 @@ import torch
 
 from grpo.config import ModelConfig, TrainConfig
 from grpo.config.estimate import BYTES, ModelShape, activation_bytes, batch_table, memory_estimate
-from grpo.launch_check import model_shape
 from grpo.learner.loading import load_policy
+from grpo.run.preflight import model_shape
 from grpo.types import Tree
 from tests.learner.models import tiny_llama
 

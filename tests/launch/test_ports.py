@@ -6,10 +6,10 @@ import pytest
 
 from grpo.config import UserError
 from grpo.config.hydra import compose_config
+from grpo.host.network import LOOPBACK
 from grpo.launch.machines import Machine
 from grpo.launch.ports import with_free_ports
 from grpo.launch.seats import SERVER_PORTS, seats_of
-from grpo.network import LOOPBACK
 
 HERE, THERE = Machine("a", LOOPBACK), Machine("b", "192.0.2.7")
 WORDS = ["experiment=gsm8k_qwen2_5_7b", "hardware=two_nodes", "rollout.servers.replicas=2"]

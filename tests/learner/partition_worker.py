@@ -10,7 +10,7 @@ import tempfile
 
 import torch
 
-from grpo import environment
+from grpo.host import environment
 
 environment.prepare()
 

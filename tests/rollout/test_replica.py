@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from grpo.config import TrainConfig, UserError
-from grpo.network import free_port
+from grpo.host.network import free_port
 from grpo.rollout.engine_arguments import command_line, engine_arguments
 from grpo.rollout.replica import Replica, ServerProcess
 

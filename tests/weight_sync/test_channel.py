@@ -9,7 +9,7 @@ import psutil
 import pytest
 import torch
 
-from grpo.network import own_address
+from grpo.host.network import own_address
 from grpo.weight_sync.channel import Manifest, manifest_of, open_end, packed
 from grpo.weight_sync.meeting import Host
 

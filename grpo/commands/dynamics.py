@@ -1,0 +1,72 @@
+"""`grpo dynamics`: from the words of the command line to the reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from grpo.commands.words import typed
+from grpo.config import UserError
+from grpo.dynamics.planning import PlanRequest
+from grpo.report.dynamics import write_diagnosis, write_fit, write_forecast, write_plan, write_replay
+from grpo.tasks.solve_rates import COLUMN, SAMPLES, read_solve_rates
+
+USAGE = """usage: grpo dynamics WHAT PATH [key=value ...]
+
+  fit       laws of the reward curve, forecast and diagnosis, as a table, a picture and a page
+  forecast  where the run goes
+  diagnose  what is wrong, by which evidence, and what answers it
+  replay    what dynamics=adaptive would have decided:  grpo dynamics replay runs/x dynamics.adaptive.max_shortfall=0.1
+  plan      G, τ and steps from pass rates, before a run:  grpo dynamics plan rates.jsonl completion_tokens=600
+
+PATH is a run's folder, TRL's trainer_state.json, verl's file log, or JSON Lines or CSV with a row a step.
+fit and forecast: last_step=N. fit, forecast and diagnose: column=NAME of the pass rate in others' logs.
+plan: column=NAME of the pass rates and tried=N samples behind each (llama8b_solve_rate, 64), and
+""" + "\n".join(f"  {each.name}={each.default}" for each in fields(PlanRequest))
+
+
+def run(words: Sequence[str]) -> int:
+    """Runs one of `COMMANDS`; its exit code."""
+    if not words or words[0] in ("help", "-h", "--help"):
+        print(USAGE)
+        return 0
+    name, *rest = words
+    if name not in COMMANDS:
+        raise UserError(f"grpo dynamics {name}: there are {', '.join(COMMANDS)} (grpo dynamics help)")
+    if not rest or "=" in rest[0]:
+        raise UserError(f"grpo dynamics {name} needs a path (grpo dynamics help)")
+    COMMANDS[name](Path(rest[0]), rest[1:])
+    return 0
+
+
+def _fit(path: Path, settings: list[str]) -> None:
+    write_fit(path, **typed(settings, last_step=int, column=str))
+
+
+def _forecast(path: Path, settings: list[str]) -> None:
+    write_forecast(path, **typed(settings, last_step=int, column=str))
+
+
+def _diagnose(path: Path, settings: list[str]) -> None:
+    write_diagnosis(path, **typed(settings, column=str))
+
+
+def _replay(path: Path, settings: list[str]) -> None:
+    write_replay(path, settings)
+
+
+def _plan(path: Path, settings: list[str]) -> None:
+    kinds = {each.name: type(each.default) for each in fields(PlanRequest)}
+    given = typed(settings, column=str, tried=int, **kinds)
+    rates, missing = read_solve_rates(path, given.pop("column", COLUMN))
+    write_plan(rates, missing, given.pop("tried", SAMPLES), PlanRequest(**given))
+
+
+COMMANDS: dict[str, Callable[[Path, list[str]], None]] = {
+    "fit": _fit,
+    "forecast": _forecast,
+    "diagnose": _diagnose,
+    "replay": _replay,
+    "plan": _plan,
+}

@@ -1,0 +1,89 @@
+"""`grpo eval`: pass@1, pass@k and maj@k of a model, on any task or a suite of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from grpo.config import TrainConfig
+from grpo.config.validate import validate_evaluation
+from grpo.evaluation import held_out
+from grpo.host.terminal import Terminal
+from grpo.interfaces import Task
+from grpo.run.parts import candidate, load_suite
+from grpo.tasks import load_problems
+
+Result = Mapping[str, Any]
+
+
+def run(config: TrainConfig) -> int:
+    """Evaluates `model.path`: a Hugging Face directory, a hub name, or a checkpoint folder of a run.
+
+    Asks `evaluation.num_problems` held-out problems, or the first of all where `task.data.held_out_fraction`
+    is 0; of each set of `evaluation.suite`, all. Prints tables, and writes `evaluation.json` into `output_dir`, or a
+    file for each set.
+    """
+    suite = load_suite(config)
+    if not suite:
+        validate_evaluation(config)
+        load_problems(config.task.data)
+    model = candidate(config)
+    output = Path(config.output_dir)
+    output.mkdir(parents=True, exist_ok=True)
+
+    def ask(task: Task, count: int) -> dict[str, Any]:
+        asked = replace(config.evaluation, num_problems=count)
+        return held_out.evaluate(task, model.sampler, asked, config.rollout.sampling, model.collective)
+
+    if suite:
+        results = held_out.evaluate_suite(suite, model.load_task, ask)
+    else:
+        with model.load_task(config.task) as task:
+            results = {config.task.name: ask(task, config.evaluation.num_problems)}
+    if model.collective.rank:
+        return 0
+    for name, result in results.items():
+        file = output / (f"{name}.json" if suite else "evaluation.json")
+        file.write_text(json.dumps(result, indent=1, ensure_ascii=False), "utf-8", "backslashreplace")
+    for name, result in results.items():
+        Terminal().print(result_table(name, result))
+    if len(results) > 1:
+        Terminal().print(suite_table(results))
+    return 0
+
+
+def result_table(name: str, result: Result) -> Table:
+    """One evaluation."""
+    table = Table("measure", "value", "95 % interval")
+    rows = {f"pass@{k}": interval for k, interval in result["pass@k"].items()}
+    if result["samples_per_problem"] > 2:
+        rows[f"maj@{result['samples_per_problem']}"] = result["maj@k"]
+    if "greedy" in result:
+        rows["greedy"] = result["greedy"]
+    for measure, interval in rows.items():
+        table.add_row(measure, f"{interval['value']:.3f}", f"{interval['low']:.3f} – {interval['high']:.3f}")
+    table.add_row("mean length, tokens", f"{result['mean_length']:.1f}", "")
+    table.add_row("truncated", f"{result['truncated_fraction']:.1%}", "")
+    drawn = f"× {result['samples_per_problem']}, T = {result['temperature']}"
+    if result["top_p"] < 1 or result["top_k"]:
+        drawn += f", top_p = {result['top_p']}, top_k = {result['top_k']}"
+    table.title = f"{name}: {result['problems']} problems {drawn}"
+    return table
+
+
+def suite_table(results: Mapping[str, Result]) -> Table:
+    """pass@1 of every set, and their mean, every set weighing the same."""
+    table = Table("set", "problems", "pass@1", "95 % interval")
+    for name, result in results.items():
+        rate = result["pass@1"]
+        interval = f"{rate['low']:.3f} – {rate['high']:.3f}"
+        table.add_row(name, str(result["problems"]), f"{rate['value']:.3f}", interval)
+    mean = sum(result["pass@1"]["value"] for result in results.values()) / len(results)
+    table.add_section()
+    table.add_row("mean of sets", "", f"{mean:.3f}", "")
+    return table

@@ -1,0 +1,70 @@
+"""`grpo launch`: starts every machine's part of a run, waits, and ends all of them together."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from grpo.config import TrainConfig, UserError
+from grpo.config.folder import CHECKPOINTS, checkpoints_in
+from grpo.config.hydra import compose_config
+from grpo.config.placement import KEY_VARIABLE, LOG_FOLDER
+from grpo.config.validate import validate
+from grpo.host.folder_lock import refuse_held
+from grpo.host.stop import StopRequest
+from grpo.launch.machines import machines_of
+from grpo.launch.ports import with_free_ports
+from grpo.launch.seats import LEARNER, seat_table, seats_of
+from grpo.launch.shells import Held
+from grpo.launch.supervise import wait
+from grpo.report.summary import facts_table
+
+PID_FILE = "launcher.pid"
+
+
+def run(words: Sequence[str]) -> int:
+    """Runs `words`, overrides of `grpo train`, over the machines of `hardware`; the learners' exit code, 143 when it
+    was asked to stop and all of them saved, or it was asked twice. Every seat writes into `logs/` in the run's folder,
+    the first learner to the terminal too."""
+    words = [*words, *_resumed(compose_config([*words]))]
+    config = compose_config(words)
+    hardware = config.hardware
+    validate(config, hardware.learner_nodes * hardware.ranks_per_node)
+    if hardware.shell != "here" and shutil.which(hardware.shell) is None:
+        raise UserError(f"hardware.shell={hardware.shell}, and there is no {hardware.shell} on this machine")
+    machines = machines_of(list(hardware.hosts), hardware.shell, hardware.learner_nodes + hardware.server_nodes)
+    config = config if config.dry_run else with_free_ports(config, machines)
+    seats = seats_of(config, words, machines)
+    Console().print(facts_table("Machines", ("machine", "what it does"), seat_table(config, seats)))
+    if config.dry_run:
+        return 0
+    refuse_held(Path(config.output_dir))
+    logs = Path(config.output_dir) / LOG_FOLDER
+    logs.mkdir(parents=True, exist_ok=True)
+    (logs.parent / PID_FILE).write_text(f"{os.getpid()} {socket.gethostname()}\n")
+    environment = {KEY_VARIABLE: os.environ.get(KEY_VARIABLE) or secrets.token_urlsafe(24)}
+    stop, held = StopRequest(), []
+    try:
+        for seat in seats:
+            shown = seat.role == LEARNER and seat.index == 0
+            held.append(Held(seat, hardware.shell, environment, logs / f"{seat.name}.log", shown))
+        return wait(held, stop)
+    finally:
+        for each in held:
+            each.close()
+        for each in held:
+            each.wait()
+        (logs.parent / PID_FILE).unlink(missing_ok=True)
+
+
+def _resumed(config: TrainConfig) -> list[str]:
+    """A job that Slurm has put back into the queue goes on from its checkpoint."""
+    again = int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
+    there = checkpoints_in(Path(config.output_dir) / CHECKPOINTS)
+    return ["checkpoint.resume=true"] if again and there else []

@@ -1,0 +1,62 @@
+"""`grpo report`: runs, or the runs of a sweep, compared."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from grpo.commands.words import typed
+from grpo.config import UserError
+from grpo.report.contrast import contrast
+from grpo.report.contrast_page import write_contrast
+from grpo.report.runs import Run, load
+from grpo.sweep.ledger import DONE, FAILED, SWEEP_FILE, open_ledger
+
+USAGE = """usage: grpo report SWEEP | RUN RUN ... [output=DIR] [watch=SECONDS]
+
+Compares the variants of a sweep, or runs (those named alike up to -seedN are seeds of one variant). The first is what
+the others are compared with. Writes report.html, report.png and report.md into the sweep's folder, or into DIR.
+watch=60 writes them anew every minute until all runs of the sweep are done."""
+
+
+def run(words: Sequence[str]) -> int:
+    """Writes the report; its exit code."""
+    paths = [Path(word) for word in words if "=" not in word]
+    if not paths or words[0] in ("help", "-h", "--help"):
+        print(USAGE)
+        return 0
+    given = typed([word for word in words if "=" in word], output=Path, watch=float)
+    is_sweep = len(paths) == 1 and (paths[0] / SWEEP_FILE).exists()
+    if not is_sweep and len(paths) < 2:
+        raise UserError(f"{paths[0]} is no sweep's folder: give two or more runs to compare (grpo report help)")
+    output = given.get("output", paths[0] if is_sweep else Path("."))
+    output.mkdir(parents=True, exist_ok=True)
+    if not is_sweep:
+        write_contrast(contrast([load(path, _variant(path)) for path in paths]), output)
+        return 0
+    while True:
+        runs, notes, unfinished = of_sweep(paths[0])
+        if runs:
+            write_contrast(contrast(runs), output, notes)
+        elif "watch" not in given:
+            raise UserError(f"{paths[0]}: no run is done yet; {' '.join(notes)}")
+        if "watch" not in given or not unfinished:
+            return 0
+        time.sleep(given["watch"])
+
+
+def of_sweep(folder: Path) -> tuple[list[Run], list[str], int]:
+    """The runs that are done, what is to be said of the others, and how many of those may still come."""
+    ledger = open_ledger(folder)
+    states = {cell: ledger.state(cell) for cell in ledger.cells}
+    done = [cell for cell, state in states.items() if state.state == DONE]
+    failed = [f"{cell.name} failed: {state.why}." for cell, state in states.items() if state.state == FAILED]
+    unfinished = len(states) - len(done) - len(failed)
+    notes = failed + ([f"{unfinished} of {len(states)} runs are not done."] if unfinished else [])
+    return [load(ledger.path(cell), cell.variant, cell.seed) for cell in done], notes, unfinished
+
+
+def _variant(path: Path) -> str:
+    return re.sub(r"-?(seed)?\d+$", "", path.resolve().name) or path.resolve().name

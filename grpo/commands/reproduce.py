@@ -1,0 +1,76 @@
+"""`grpo reproduce NAME`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from grpo.commands.words import integers, typed
+from grpo.config import UserError
+from grpo.report.comparison import Reproduction, present
+from grpo.reproduce import bandit, deep_threshold, identity, invariance, slow_start
+from grpo.reproduce.deep_threshold import Sweep
+from grpo.tasks.solve_rates import COLUMN, read_solve_rates
+
+USAGE = """usage: grpo reproduce WHAT [output_dir=runs/reproduce]
+
+  identity    laws of σ and the 6,000-prompt run, arXiv:2607.00152   [rates=FILE] [column=llama8b_solve_rate]
+  bandit      oscillation and the refresh-interval threshold, arXiv:2606.30789
+  invariance  what the group size changes of the mean curve, and of its noise
+  slow-start  inertia against gating
+  deep-threshold  the threshold in a small transformer that this framework trains   [rate=1e-3] [steps=96]
+              [intervals=1,4,8,16,32] [seeds=0,1] [objective=clip]; about a minute a run, finished runs are kept
+
+Each takes up to a few minutes on a CPU and ends with a table of what is printed and what came out."""
+
+OUTPUT = "runs/reproduce"
+KEYS = {
+    "output_dir": str,
+    "rates": Path,
+    "column": str,
+    "rate": float,
+    "steps": int,
+    "intervals": integers,
+    "seeds": integers,
+    "objective": str,
+}
+
+
+def run(words: Sequence[str]) -> int:
+    """Runs one of `PAPERS`; its exit code."""
+    if not words or words[0] in ("help", "-h", "--help"):
+        print(USAGE)
+        return 0
+    name, *rest = words
+    if name not in PAPERS:
+        raise UserError(f"grpo reproduce {name}: there are {', '.join(PAPERS)}")
+    settings = typed(rest, **KEYS)
+    present(PAPERS[name](settings), Path(settings.get("output_dir", OUTPUT)))
+    return 0
+
+
+def _identity(settings: dict[str, Any]) -> Reproduction:
+    if "rates" not in settings:
+        return identity.reproduce()
+    rates, _ = read_solve_rates(settings["rates"], settings.get("column", COLUMN))
+    return identity.reproduce(np.array(rates))
+
+
+def _deep_threshold(settings: dict[str, Any]) -> Reproduction:
+    given = {name: settings[name] for name in ("rate", "steps", "objective", "intervals", "seeds") if name in settings}
+    sweep = Sweep(Path(settings.get("output_dir", OUTPUT)), **given)
+    if 1 not in sweep.intervals:
+        raise UserError("deep-threshold needs τ = 1 among its intervals: the stiffness is measured there")
+    return deep_threshold.reproduce(sweep)
+
+
+PAPERS: dict[str, Callable[[dict[str, Any]], Reproduction]] = {
+    "identity": _identity,
+    "bandit": lambda settings: bandit.reproduce(),
+    "invariance": lambda settings: invariance.reproduce(),
+    "slow-start": lambda settings: slow_start.reproduce(),
+    "deep-threshold": _deep_threshold,
+}

@@ -1,0 +1,86 @@
+"""`grpo serve`: vLLM servers on this machine, for a learner on another one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from grpo import models
+from grpo.config import TrainConfig, UserError
+from grpo.config.placement import KEY_VARIABLE
+from grpo.host import ranks
+from grpo.run import preflight
+from grpo.run.parts import warm_start_examples
+
+if TYPE_CHECKING:
+    from grpo.rollout.replica import Replica
+
+POLL_SECONDS = 1.0
+# A server whose engine does not answer for so long is started again: one whose engine has died may never end.
+UNRESPONSIVE_SECONDS = 30.0
+
+
+def run(config: TrainConfig) -> int:
+    """Starts `rollout.servers.replicas` servers at `rollout.servers.host` from `rollout.servers.port` on, and starts
+    again what ends or answers no more, until it is asked to stop. The learner gives them weights before it asks them.
+
+    Raises `UserError` when a server does not start.
+    """
+    from grpo.rollout.replica import Replica
+    from grpo.rollout.servers import start_servers
+
+    if not config.rollout.servers.port:
+        raise UserError("grpo serve needs rollout.servers.port: the learner is told where the servers are")
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    device = ranks.device(config)
+    config = preflight.with_precision(config)
+    path = models.resolve(config.model, lambda: warm_start_examples(config))
+    processes = start_servers(config, str(path), device)
+    key = os.environ[KEY_VARIABLE]
+    replicas = [Replica(index, url, key, 0.0, process) for index, (url, process) in enumerate(processes.items())]
+    try:
+        for replica in replicas:
+            if not asyncio.run(_started(replica, stop, config.rollout.servers.start_seconds)):
+                return 0
+            print(f"serving at {replica.url}", flush=True)
+        keep(replicas, stop, config.rollout.servers.start_seconds)
+    finally:
+        for process in processes.values():
+            process.ask_to_end()
+        for process in processes.values():
+            process.stop()
+    return 0
+
+
+async def _started(replica: Replica, stop: threading.Event, seconds: float) -> bool:
+    """Once it answers; False when `stop` was set before."""
+    waiting = asyncio.create_task(replica.wait(seconds))
+    while not stop.is_set():
+        if (await asyncio.wait([waiting], timeout=POLL_SECONDS))[0]:
+            waiting.result()
+            return True
+    return False
+
+
+def keep(replicas: Sequence[Replica], stop: threading.Event, start_seconds: float) -> None:
+    """Starts again what ends or hangs, until `stop` is set."""
+    answered = {replica.index: time.monotonic() for replica in replicas}
+    while not stop.wait(POLL_SECONDS):
+        for replica, healthy in zip(replicas, asyncio.run(_health(replicas)), strict=True):
+            if healthy:
+                answered[replica.index] = time.monotonic()
+            elif replica.process.ended or time.monotonic() > answered[replica.index] + UNRESPONSIVE_SECONDS:
+                print(f"the server at {replica.url} does not answer: starting it again", flush=True)
+                replica.process.restart()
+                answered[replica.index] = time.monotonic() + start_seconds
+
+
+async def _health(replicas: Sequence[Replica]) -> list[bool]:
+    return await asyncio.gather(*(each.healthy() for each in replicas))

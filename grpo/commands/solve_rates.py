@@ -1,0 +1,117 @@
+"""`grpo solve-rates`: how often a model solves each problem, as a column of the data set."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from scipy import stats
+
+from grpo.config import TrainConfig, UserError
+from grpo.config.resume import differences
+from grpo.config.saved import from_dict
+from grpo.config.validate import validate_evaluation
+from grpo.host import ranks
+from grpo.interfaces import Collective, Sampler
+from grpo.report.solve_rates import write_solve_rates
+from grpo.run.parts import candidate
+from grpo.tasks import VerifiableTask
+from grpo.tasks.sources import load_problems, read_rows
+from grpo.types import ScoredGroup
+
+RATES_FILE, SETTINGS_FILE = "solve_rates.jsonl", "solve_rates.json"
+COLUMN = "solve_rate"
+# Problems sampled, graded and written at a time: what a kill can lose.
+CHUNK = 64
+# What rates depend on; the rest of a configuration may change between two parts of the work.
+DECISIVE = (
+    "model.", "seed", "task.data.", "task.prompt.", "task.reward.", "rollout.sampling.",
+    "evaluation.samples_per_problem", "evaluation.temperature",
+)  # fmt: skip
+
+
+def run(config: TrainConfig) -> int:
+    """Asks every selected problem `evaluation.samples_per_problem` times; its exit code.
+
+    Writes `solve_rates.jsonl` into `output_dir`, a row a problem in Big-Math's schema with the columns `solve_rate`,
+    its counts and its 95 % interval, and a page about what the rates mean for training. Begun again, it goes on where
+    it was stopped. Raises `UserError` when the folder holds rates of another model or other settings.
+    """
+    config.task.data.held_out_fraction = 0.0
+    config.task.curriculum.name = "uniform"
+    validate_evaluation(config)
+    output = Path(config.output_dir)
+    done = _begun(output, config)
+    load_problems(config.task.data)  # what is wrong with the data shows before the engine starts
+    model = candidate(config)
+    with model.load_task(config.task) as task:
+        _measure(task, model.sampler, model.collective, config, done)
+    if model.collective.rank:
+        return 0
+    rows = read_rows(output / RATES_FILE, "the file of solve rates")
+    write_solve_rates(rows, output / RATES_FILE, COLUMN, config.normalization.exponent)
+    return 0
+
+
+def _measure(task: VerifiableTask, sampler: Sampler, collective: Collective, config: TrainConfig, done: int) -> None:
+    sampling = config.rollout.sampling
+    sampling.temperature = config.evaluation.temperature
+    task.cursor = collective.gather(done)[0]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    first = collective.rank == 0
+    with Progress(*columns, disable=not first) as progress:
+        bar = progress.add_task("problems", total=task.num_problems, completed=task.cursor)
+        while task.cursor < task.num_problems:
+            turn = task.cursor % collective.world_size
+            prompts = task.next_prompts(min(CHUNK, task.num_problems - task.cursor))
+            scored = task.grade(sampler.generate(prompts, config.evaluation.samples_per_problem, sampling))
+            shares = collective.gather([_row(each) for each in scored])
+            # In the stream's order, so that a file that is cut off is a beginning: ranks take turns in it.
+            in_turn = zip_longest(*shares[turn:], *shares[:turn])
+            rows = [row for each in in_turn for row in each if row is not None]
+            if first:
+                with Path(config.output_dir, RATES_FILE).open("a", encoding="utf-8", errors="backslashreplace") as file:
+                    file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            progress.update(bar, completed=task.cursor)
+
+
+def _row(scored: ScoredGroup) -> dict[str, Any]:
+    prompt, (correct, tried) = scored.group.prompt, scored.count
+    interval = stats.binomtest(correct, tried).proportion_ci(method="wilson")
+    lengths = [len(completion.token_ids) for completion in scored.group.completions]
+    return {
+        "problem_id": prompt.problem.problem_id,
+        "problem": prompt.problem.question,
+        "answer": prompt.problem.answer,
+        **prompt.problem.metadata,
+        COLUMN: correct / tried,
+        f"{COLUMN}_correct": correct,
+        f"{COLUMN}_samples": tried,
+        f"{COLUMN}_low": round(interval.low, 4),
+        f"{COLUMN}_high": round(interval.high, 4),
+        "prompt_tokens": len(prompt.token_ids),
+        "completion_tokens": sum(lengths) / tried,
+    }
+
+
+def _begun(output: Path, config: TrainConfig) -> int:
+    """How many problems are done already; what a kill left of a line is cut off. On the first rank's disk."""
+    if ranks.rank():
+        return 0
+    output.mkdir(parents=True, exist_ok=True)
+    rates, settings = output / RATES_FILE, output / SETTINGS_FILE
+    if not rates.exists():
+        settings.write_text(json.dumps(asdict(config), indent=1))
+        return 0
+    before = from_dict(json.loads(settings.read_text()) if settings.exists() else {})
+    for name, old, new in differences(before, config):
+        if name.startswith(DECISIVE):
+            raise UserError(f"{rates} was begun with {name}={old!r}, now it is {new!r}: choose another output_dir")
+    whole = rates.read_bytes().rpartition(b"\n")
+    if whole[2]:
+        rates.write_bytes(whole[0] + whole[1])
+    return whole[0].count(b"\n") + bool(whole[1])

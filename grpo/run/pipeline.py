@@ -1,0 +1,70 @@
+"""How sampling and learning overlap: `pipeline=off | one_round | continuous`. The loop is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from grpo.config import TrainConfig
+from grpo.dynamics.budget import further_tries
+from grpo.interfaces import Collective, Collector, Learner, Sampler, Task, WeightSync
+from grpo.rollout.ahead import AheadCollector
+from grpo.rollout.collect import BudgetedCollector, PlainCollector, RefillingCollector
+from grpo.rollout.source import Asking, AskingAhead, Source
+from grpo.run.clocks import Beside, Clocks, Timed
+from grpo.weight_sync.refresh import CheckedSync, Probe
+
+# Of one rank, after each refresh.
+PROBED_PROMPTS, PROBED_TOKENS = 2, 16
+
+
+def build_pipeline(
+    config: TrainConfig, task: Task, sampler: Sampler, collective: Collective, clocks: Clocks
+) -> tuple[Collector, WeightSync]:
+    """What fills a round, and what refreshes the sampler after it; `clocks` times both."""
+    task, thread_seconds = clocks.task(task), clocks.phases.take
+    probe = None if config.pipeline == "off" else _probe(config, task, collective)
+    sync = clocks.weight_sync(CheckedSync(config.weight_sync.max_mismatch, probe))
+    if config.pipeline == "off":
+        return _build_collector(config, task, clocks.sampler(sampler), collective), sync
+    if config.pipeline == "one_round":
+        apart = collective.apart(config.rollout.deadline_seconds)
+        inner = _build_collector(config, task, clocks.sampler(sampler), apart)
+        collector = AheadCollector(Beside(inner, thread_seconds), task)
+        sync = Timed(sync, refresh=partial(_settled, clocks.waited(collector.settle), sync.refresh))
+    else:
+        ahead = AskingAhead(task, clocks.asked(sampler), collective, config.rollout.max_staleness, thread_seconds)
+        collector = Beside(_filled(config, ahead, collective), ahead.take_seconds)
+    return Timed(collector, collect=clocks.waited(collector.collect)), sync
+
+
+def _probe(config: TrainConfig, task: Task, collective: Collective) -> Probe:
+    """A few short completions of the stream's first prompts: what was sampled ahead is of an older policy by design."""
+    cursor = task.cursor
+    prompts = task.next_prompts(PROBED_PROMPTS * collective.world_size)
+    task.cursor = cursor
+    sampling = config.rollout.sampling
+    return Probe(prompts, replace(sampling, max_tokens=min(PROBED_TOKENS, sampling.max_tokens)), collective)
+
+
+def _settled(
+    settle: Callable[[], None], refresh: Callable[[Learner, Sampler], None], learner: Learner, sampler: Sampler
+) -> None:
+    """Weights change once nothing is being sampled."""
+    settle()
+    refresh(learner, sampler)
+
+
+def _build_collector(config: TrainConfig, task: Task, sampler: Sampler, collective: Collective) -> Collector:
+    """How rounds are filled: as asked, refilled, or spread by a budget."""
+    budget = config.rollout.budget
+    if budget.enabled:
+        spread = partial(further_tries, largest=budget.largest, exponent=config.normalization.exponent)
+        return BudgetedCollector(task, sampler, budget, collective, spread)
+    return _filled(config, Asking(task, sampler), collective)
+
+
+def _filled(config: TrainConfig, source: Source, collective: Collective) -> Collector:
+    refill = config.rollout.refill
+    return RefillingCollector(source, refill, collective) if refill.enabled else PlainCollector(source)

@@ -1,0 +1,93 @@
+"""Before anything starts: the precision of this machine, the batch table and the memory estimate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from grpo.config import TrainConfig
+from grpo.config.estimate import ModelShape, batch_table, memory_estimate
+from grpo.config.placement import placement_table
+from grpo.host import ranks
+from grpo.host.terminal import Terminal
+from grpo.report.summary import facts_table
+
+
+def with_precision(config: TrainConfig) -> TrainConfig:
+    """The config with "auto" precisions replaced by what this machine is quick in."""
+    on_gpu = ranks.device(config).type == "cuda"
+    native = on_gpu or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    chosen = "bfloat16" if native else "float32"
+    changed = {
+        name: replace(engine, precision=chosen)
+        for name in ("learner", "rollout")
+        if (engine := getattr(config, name)).precision == "auto"
+    }
+    if config.model.head_precision == "auto":
+        changed["model"] = replace(config.model, head_precision="float32" if on_gpu else "model")
+    return replace(config, **changed)
+
+
+def model_shape(path: Path, trust_remote_code: bool = False) -> ModelShape:
+    """Sizes of the model at `path`, from its config alone: no weights are read."""
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return ModelShape(
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        layers=config.num_hidden_layers,
+        width=config.hidden_size,
+        inner_width=inner_width(config),
+        vocabulary=config.vocab_size,
+        query_width=config.num_attention_heads * width,
+        key_value_width=heads * width,
+    )
+
+
+def inner_width(config: PretrainedConfig) -> int:
+    """Width of the layers between attentions. GPT-2 and its kin call it n_inner, and leave it out where it is four
+    times the model's width."""
+    named = (getattr(config, name, None) for name in ("intermediate_size", "n_inner"))
+    return next((width for width in named if width), 4 * config.hidden_size)
+
+
+def print_tables(config: TrainConfig, path: Path) -> None:
+    """What runs where, the batch table and the memory estimate, on rank 0, and a warning where memory will not do.
+    Raises UserError where the GPUs do not suffice."""
+    num_gpus = torch.cuda.device_count() if ranks.device(config).type == "cuda" else 0
+    places = placement_table(config, ranks.local_world_size(), num_gpus)
+    if ranks.rank():
+        return
+    console, count = Terminal(), ranks.world_size()
+    console.print(facts_table("Placement", ("what", "where, on this node"), places))
+    shape = model_shape(path, config.model.trust_remote_code)
+    header = ("per optimizer step and round", "per rank", f"on {count} rank{'s' * (count > 1)}")
+    console.print(facts_table("Batches", header, batch_table(config, count)))
+    rows = memory_estimate(config, shape, count)
+    title = f"Memory, {shape.parameters / 1e6:,.1f} M parameters, {config.learner.precision}"
+    console.print(facts_table(title, ("estimate", "on one rank"), [(name, _size(amount)) for name, amount in rows]))
+    needed, there = rows[-1][1], available_gib(config)
+    if needed > there:
+        console.print(
+            f"the estimate of {needed:.1f} GiB a rank exceeds the {there:.1f} GiB that are there: lower "
+            "learner.micro_batch_tokens, set learner.gradient_checkpointing=true, or use more ranks with "
+            "learner.zero_stage=3",
+            style="yellow",
+        )
+
+
+def _size(gib: float) -> str:
+    return f"{gib:.1f} GiB" if gib >= 1 else f"{gib * 1024:.0f} MiB"
+
+
+def available_gib(config: TrainConfig) -> float:
+    """Memory of this rank's device, free now, in GiB."""
+    if ranks.device(config).type == "cuda":
+        return torch.cuda.mem_get_info()[0] / 2**30
+    return psutil.virtual_memory().available / 2**30

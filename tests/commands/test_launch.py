@@ -1,0 +1,151 @@
+"""How a launched run ends, whatever ends it. The seats are stand-ins, held as real ones are."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+LAUNCH = """
+import sys
+import grpo.commands.launch as command
+from grpo.launch.machines import Machine
+from grpo.launch.seats import LEARNER, SERVER, Seat
+
+def stand_ins(config, words, machines):
+    programs = {SERVER: [%(server)r], LEARNER: [%(learner)r, %(other)r]}
+    return [
+        Seat(role, index, Machine("127.0.0.1", "127.0.0.1"), (sys.executable, "-c", program), 5.0)
+        for role, each in programs.items() for index, program in enumerate(each)
+    ]
+
+command.seats_of = stand_ins
+sys.exit(command.run(["experiment=tiny", "output_dir=" + sys.argv[1]]))
+"""
+SERVE = "import time; time.sleep(600)"
+SAVE = (
+    "import signal, sys, time\nsignal.signal(15, lambda *_: (print('saved', flush=True), sys.exit(143)))\n"
+    "print('round 1', flush=True); time.sleep(600)"
+)
+FULL = SAVE.replace("'saved'", "'grpo: step 7 could not be written'").replace("143", "2")
+DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print('round 1', flush=True); time.sleep(600)"
+DONE = "print('round 1')"
+FAIL = "import time; time.sleep(1); print('grpo: the disk is full'); print('noise'); raise SystemExit(3)"
+
+
+def launch(folder, learner, other=None, server=SERVE):
+    script = folder / "launch.py"
+    script.write_text(LAUNCH % {"server": server, "learner": learner, "other": other or learner})
+    command = [sys.executable, str(script), str(folder / "run")]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def started(process, seats=3):
+    """Every process of the launched run, once all are there and the first learner has said something."""
+    while "round 1" not in process.stdout.readline():
+        assert process.poll() is None, process.stderr.read()
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        found = psutil.Process(process.pid).children(recursive=True)
+        if len(found) == 2 * seats:  # a tether and its command each
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"{len(found)} processes instead of {2 * seats}")
+
+
+def gone(processes):
+    return not psutil.wait_procs(processes, timeout=20)[1]
+
+
+def test_when_the_learners_are_done_the_servers_end(tmp_path):
+    process = launch(tmp_path, DONE)
+    printed, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert "learner ranks" in printed and "round 1" in printed
+    assert "round 1" in (tmp_path / "run" / "logs" / "learner-1.log").read_text()
+    assert not (tmp_path / "run" / "launcher.pid").exists()
+
+
+def test_what_failed_is_said_last_and_ends_the_others_at_once(tmp_path):
+    process = launch(tmp_path, DEAF, FAIL)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert said.splitlines()[-1] == "grpo: learner-1 on 127.0.0.1 ended with 3: the disk is full"
+
+
+def test_without_a_server_left_the_learners_are_asked_to_stop(tmp_path):
+    process = launch(tmp_path, SAVE, server="import time; time.sleep(3); " + FAIL)
+    printed, said = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert "saved" in printed
+    # At once, and after whatever else was said.
+    assert said.splitlines() == ["grpo: servers-0 on 127.0.0.1 ended with 3: the disk is full"] * 2
+
+
+def test_asked_to_stop_it_lets_the_learners_save(tmp_path):
+    process = launch(tmp_path, SAVE)
+    processes = started(process)
+    process.send_signal(signal.SIGTERM)
+    printed, said = process.communicate(timeout=60)
+    assert process.returncode == 143, said
+    assert "saved" in printed
+    assert gone(processes)
+
+
+def test_asked_to_stop_it_tells_of_a_learner_that_could_not_save(tmp_path):
+    process = launch(tmp_path, SAVE, FULL)
+    started(process)
+    process.send_signal(signal.SIGTERM)
+    printed, said = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "saved" in printed
+    assert said.splitlines()[-1] == "grpo: learner-1 on 127.0.0.1 ended with 2: step 7 could not be written"
+
+
+def code_of_ranks(folder, program):
+    """How many of two ranks have saved, and the exit code, where torchrun is asked to stop once both are under way."""
+    (folder / "rank.py").write_text("import os, time\n" + program)
+    torchrun = ["grpo.launch.ranks", "--standalone", "--nproc-per-node=2", "--shutdown-timeout=30"]
+    command = [sys.executable, "-m", *torchrun, str(folder / "rank.py")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    # Both write into one pipe, and a line's end may come after the other's line.
+    under_way = 0
+    while under_way < 2:
+        under_way += process.stdout.readline().count("round 1")
+    process.terminate()
+    return process.communicate(timeout=60)[0].count("saved"), process.returncode
+
+
+@pytest.mark.parametrize("code", [143, 2])
+def test_ranks_that_are_asked_to_stop_end_with_the_code_of_one_that_could_not_save(code, tmp_path):
+    program = SAVE.replace("143", f"{code} if os.environ['RANK'] == '1' else 143")
+    assert code_of_ranks(tmp_path, program) == (2, code)
+
+
+def test_ranks_that_are_asked_to_stop_while_they_start_have_nothing_to_save(tmp_path):
+    starting = "if os.environ['RANK'] == '1': print('round 1', flush=True); time.sleep(600)\n"
+    assert code_of_ranks(tmp_path, starting + SAVE.replace("143", "1")) == (1, 143)
+
+
+def test_asked_twice_it_does_not_wait_for_them(tmp_path):
+    process = launch(tmp_path, DEAF)
+    processes = started(process)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert gone(processes)
+
+
+@pytest.mark.parametrize("learner", [SAVE, DEAF])
+def test_killed_it_leaves_nothing_and_learners_save(tmp_path, learner):
+    process = launch(tmp_path, learner)
+    processes = started(process)
+    process.kill()
+    assert gone(processes)
+    log = (tmp_path / "run" / "logs" / "learner-0.log").read_text()
+    assert log == ("round 1\nsaved\n" if learner == SAVE else "round 1\n")

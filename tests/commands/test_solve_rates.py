@@ -1,0 +1,126 @@
+"""`grpo solve-rates` on the tiny model, and what follows from measured rates."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from grpo.commands.solve_rates import _measure
+from grpo.config import TrainConfig, UserError
+from grpo.dynamics.difficulty import Difficulty
+from grpo.dynamics.planning import balanced_exponent, speaking_band
+from grpo.report.solve_rates import analysed, mass, silent_share, write_solve_rates
+from tests.fakes import ScriptedSampler, ScriptedTask, on_ranks
+from tests.runs import grpo, rows
+
+# Sums of 0 to 13.
+WORDS = ["experiment=tiny", "evaluation.samples_per_problem=4", "task.data.options.max=13"]
+
+
+@pytest.mark.parametrize("done", [0, 1, 2, 4])
+def test_rows_are_in_the_streams_order_wherever_three_ranks_begin(tmp_path, done):
+    config = TrainConfig(output_dir=str(tmp_path))
+    config.evaluation.samples_per_problem = 2
+
+    def measure(collective):
+        task = ScriptedTask([(1, 0)] * 9, collective.rank, collective.world_size)
+        task.num_problems = 9
+        _measure(task, ScriptedSampler(), collective, config, done)
+
+    on_ranks(3, measure)
+    assert [row["problem_id"] for row in rows(tmp_path / "solve_rates.jsonl")] == [f"p{i}" for i in range(done, 9)]
+
+
+@pytest.mark.slow
+def test_rates_are_written_row_by_row_and_a_stopped_run_goes_on(tmp_path):
+    output = tmp_path / "rates"
+    done = grpo("solve-rates", *WORDS, f"output_dir={output}", timeout=500)
+    assert done.returncode == 0, done.stderr
+    path = output / "solve_rates.jsonl"
+    whole = path.read_text()
+    found = rows(path)
+    assert len({row["problem_id"] for row in found}) == len(found) == 196
+    assert all(row["solve_rate"] == row["solve_rate_correct"] / 4 for row in found)
+    assert all(row["solve_rate_low"] <= row["solve_rate"] <= row["solve_rate_high"] for row in found)
+    assert 0.1 < np.mean([row["solve_rate"] for row in found]) < 0.6, "the tiny model starts at about a third"
+    assert "<img" in (output / "solve_rates.html").read_text()
+
+    lines = whole.splitlines(keepends=True)
+    path.write_text("".join(lines[:128]) + lines[128][:40])
+    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "grpo.cli"]
+    again = subprocess.run(
+        [*ranks, "solve-rates", *WORDS, f"output_dir={output}"],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert path.read_text() == whole, "the same samples in the same order, whether stopped or not, on one rank or two"
+
+    other = grpo("solve-rates", *WORDS, "evaluation.temperature=0.5", f"output_dir={output}")
+    assert other.returncode == 2
+    assert "was begun with evaluation.temperature=1.0, now it is 0.5: choose another output_dir" in other.stderr
+
+
+def two_kinds(hard, easy, share=0.5):
+    return Difficulty(np.array([hard, easy]), np.array([share, 1 - share]))
+
+
+def test_the_band_is_where_half_of_the_groups_speak():
+    low, high = speaking_band(8)
+    assert low**8 + (1 - low) ** 8 == pytest.approx(0.5, abs=0.005)
+    assert low == pytest.approx(0.083, abs=0.001)
+    assert high == 1 - low
+
+
+def test_the_exponent_rises_until_hard_problems_get_their_share():
+    # α = 0: .1·.9 = .09 against .25: 26 % for the hard half. α = 1: .3 against .5: 37.5 %, at G = 64 nearly so.
+    assert balanced_exponent(two_kinds(0.1, 0.5), 64) == 1.5
+    assert balanced_exponent(two_kinds(0.3, 0.5), 64) == 0.0
+    assert balanced_exponent(two_kinds(0.5, 0.5), 64) == 0.0
+
+
+def test_silence_and_gradient_are_those_of_the_difficulties_behind_the_counts():
+    random = np.random.default_rng(0)
+    rates = random.choice([0.05, 0.5, 0.95], 4000)
+    found = analysed([(int(k), 16) for k in random.binomial(16, rates)], exponent=1.0)
+    # (.05⁸ + .95⁸ + .5⁷ + .95⁸ + .05⁸) / 3 = .4449
+    assert silent_share(found, 8) == pytest.approx(0.445, abs=0.02)
+    shares = mass(found, 0.0, 64)
+    # p(1−p): .0475 at both ends, .25 in the middle.
+    assert shares[2:4].sum() == pytest.approx(0.25 / 0.345, abs=0.05)
+    assert shares.sum() == pytest.approx(1.0)
+
+
+def test_the_page_says_what_to_do_with_the_rates(tmp_path, capsys):
+    counts = Counter({0: 10, 3: 20, 6: 15, 8: 5})
+    table = [
+        {"problem": f"q {k}", "answer": "1", "solve_rate": k / 8, "solve_rate_correct": k, "solve_rate_samples": 8}
+        for k, number in counts.items()
+        for _ in range(number)
+    ]
+    path = tmp_path / "solve_rates.jsonl"
+    path.write_text("\n".join(map(json.dumps, table)))
+    write_solve_rates(table, path, "solve_rate", 1.0)
+    printed = capsys.readouterr().out
+    assert "50 problems × 8 samples: mean pass rate 0.475, 20.0% never and 10.0% always solved" in printed
+    assert "recommended: dynamics.group_size=" in printed
+    page = (tmp_path / "solve_rates.html").read_text()
+    assert page.count("<img") == 3 and "q 3" in page and "http" not in page.replace("http://www.w3.org", "")
+
+
+def test_weighted_training_reads_the_column(tmp_path):
+    from grpo.config import SelectionConfig
+    from grpo.tasks.selection import select
+    from grpo.types import Problem
+
+    problems = [Problem(f"p-{k}", f"q {k}", "1", {"solve_rate": k / 8}) for k in range(9)]
+    kept, _ = select(problems, SelectionConfig(solve_rate_column="solve_rate", solve_rate=[0.25, 0.75]))
+    assert [each.problem_id for each in kept] == ["p-2", "p-3", "p-4", "p-5", "p-6"]
+    with pytest.raises(UserError, match="needs a column 'rates'"):
+        select(problems, SelectionConfig(solve_rate_column="rates", solve_rate=[0.25, 0.75]))

@@ -1,0 +1,138 @@
+"""What an evaluation reports, and which sets a suite has."""
+
+import json
+
+import pytest
+
+from grpo.commands.eval import result_table
+from grpo.config import EvaluationConfig, SamplingConfig
+from grpo.config.hydra import compose_config, compose_suite
+from grpo.evaluation.held_out import evaluate, majority, score, summarize
+from grpo.tasks.curriculum import uniform
+from grpo.tasks.prompts import PromptStream
+from grpo.types import Problem
+from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank
+
+SETS = ["gsm8k_test", "math500", "aime24", "aime25", "amc23", "minerva", "olympiadbench", "svamp"]
+
+
+@pytest.mark.parametrize(
+    ("answers", "correct", "right"),
+    [
+        (["4", "5", "4"], [True, False, True], True),
+        (["5", "4", "5", "4"], [False, True, False, True], False),  # as frequent: the first
+        ([None, None, "4"], [False, False, True], True),  # no answer, no vote
+        ([None, None], [False, False], False),
+        (["4"], [True], True),
+    ],
+)
+def test_the_majority_is_right_when_the_most_frequent_answer_is(answers, correct, right):
+    assert majority(answers, correct) is right
+
+
+def test_pass_and_majority_are_counted_over_problems():
+    def row(correct, voted):
+        return {"correct": correct, "total": 4, "majority": voted, "tokens": 40, "truncated": 1}
+
+    found = summarize([row(3, True), row(1, False), row(0, False), row(4, True)], [1, 4])
+    assert found["pass@1"]["value"] == 0.5
+    assert found["pass@k"]["4"]["value"] == 0.75
+    assert found["maj@k"]["value"] == 0.5
+    assert (found["mean_length"], found["truncated_fraction"]) == (10.0, 0.25)
+
+
+def test_the_usual_sets_are_known_by_name_and_asked_whole():
+    config = compose_config([f"evaluation.suite=[{','.join(SETS)}]"])
+    tasks = {task.name: task for task in compose_suite(config)}
+    assert [*tasks] == SETS
+    assert all(task.data.source == "hub" and task.data.held_out_fraction == 0 for task in tasks.values())
+    assert all(task.reward.extract == "boxed" and task.reward.parts[0].name == "math" for task in tasks.values())
+    assert tasks["gsm8k_test"].data.answer_pattern == "#### (.*)"
+
+
+def test_a_local_copy_of_a_set_is_read_instead_of_the_hub(tmp_path):
+    (tmp_path / "aime24.jsonl").write_text(json.dumps({"problem": "q", "answer": "7"}))
+    config = compose_config(["evaluation.suite=[aime24,aime25]", f"evaluation.suite_folder={tmp_path}"])
+    first, second = compose_suite(config)
+    assert (first.data.source, first.data.path) == ("file", str(tmp_path / "aime24.jsonl"))
+    assert (second.data.source, second.data.path) == ("hub", "math-ai/aime25")
+
+
+class Streamed:
+    """Nothing is held out: this rank's share of a stream of nine problems; all are solved."""
+
+    def __init__(self, rank, world_size):
+        problems = [Problem(f"p{index}", "q", "a") for index in range(9)]
+        self.stream = PromptStream(problems, lambda problem: (1,), uniform(9, 0), rank=rank, world_size=world_size)
+        self.next_prompts = self.stream.next_prompts
+        self.grade = ScriptedTask([[1]] * 9).grade
+
+    @property
+    def cursor(self):
+        return self.stream.cursor
+
+    @cursor.setter
+    def cursor(self, value):
+        self.stream.cursor = value
+
+    def held_out_prompts(self, count):
+        return []
+
+    def answer_of(self, text):
+        return text
+
+
+def asked(rank, world_size, cursor=4):
+    task, collective = Streamed(rank, world_size), SingleRank()
+    collective.rank, collective.world_size = rank, world_size
+    task.cursor = cursor
+    found = evaluate(task, ScriptedSampler(), EvaluationConfig(num_problems=6), SamplingConfig(), collective)
+    assert task.cursor == cursor, "the stream goes on where it stood"
+    return [row["problem_id"] for row in found["per_problem"]]
+
+
+def test_without_held_out_problems_the_ranks_share_the_first_of_the_stream():
+    whole = asked(0, 1)
+    shares = [asked(rank, 2) for rank in range(2)]
+    assert len(whole) == 6
+    assert [len(share) for share in shares] == [3, 3]
+    assert sorted(shares[0] + shares[1]) == whole
+    assert asked(0, 1, cursor=0) == whole, "the same problems whenever they are asked"
+
+
+class Noting(ScriptedSampler):
+    """Notes how it is asked to draw, and how often."""
+
+    def __init__(self):
+        super().__init__()
+        self.drawn = []
+
+    def generate(self, prompts, group_size, sampling=None, first_sample=0):
+        self.drawn.append((sampling.temperature, sampling.top_p, sampling.top_k, group_size))
+        return super().generate(prompts, group_size, sampling, first_sample)
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_greedy_is_one_more_completion_at_temperature_0(greedy):
+    sampler = Noting()
+    asked = EvaluationConfig(num_problems=4, samples_per_problem=1, temperature=0.7, greedy=greedy)
+    found = evaluate(Streamed(0, 1), sampler, asked, SamplingConfig(), SingleRank())
+    assert sampler.drawn == [(0.7, 1.0, 0, 1), (0.0, 1.0, 0, 1)][: 1 + greedy]
+    assert found.get("greedy", {"value": None})["value"] == (1.0 if greedy else None)
+
+
+def test_completions_are_drawn_as_configured_at_the_evaluations_temperature_and_the_report_says_how():
+    sampler, sampling = Noting(), SamplingConfig(temperature=1.0, top_p=0.8, top_k=20)
+    asked = EvaluationConfig(num_problems=4, samples_per_problem=1, temperature=0.7)
+    found = evaluate(Streamed(0, 1), sampler, asked, sampling, SingleRank())
+    assert sampler.drawn == [(0.7, 0.8, 20, 1)]
+    assert [found[name] for name in ("temperature", "top_p", "top_k")] == [0.7, 0.8, 20]
+    assert result_table("sums", found).title == "sums: 4 problems × 1, T = 0.7, top_p = 0.8, top_k = 20"
+    plain = evaluate(Streamed(0, 1), sampler, asked, SamplingConfig(), SingleRank())
+    assert result_table("sums", plain).title == "sums: 4 problems × 1, T = 0.7"
+
+
+def test_a_checkpoint_is_kept_for_the_mean_of_the_suite_or_for_the_held_out_problems():
+    half, all_right = {"pass@1": {"value": 0.5}}, {"pass@1": {"value": 1.0}}
+    assert score(half) == 0.5
+    assert score(half | {"suite": {"a": all_right, "b": half}}) == 0.75

@@ -1,0 +1,75 @@
+"""A run's folder has one run at a time."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from grpo.commands import launch
+from grpo.commands.launch import PID_FILE
+from grpo.config import UserError
+from grpo.host.folder_lock import held, refuse_held
+from tests.fakes import SingleRank, on_ranks
+
+# Holds a folder, and starts a child that outlives it.
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from grpo.host.folder_lock import held
+from tests.fakes import SingleRank
+with held(Path(sys.argv[1]), SingleRank()):
+    child = os.fork()
+    if child:
+        print(child, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    child = int(process.stdout.readline())
+    yield process
+    process.kill()
+    os.kill(child, signal.SIGKILL)
+
+
+def test_a_second_run_is_refused_on_every_rank_and_told_who_is_there(holder, tmp_path):
+    def begin(collective):
+        with held(tmp_path, collective):
+            return "begun"
+
+    expected = (
+        f"{tmp_path} is the folder of a run that still goes on (process {holder.pid} on {socket.gethostname()}): "
+        "wait for its end, stop it, or choose another output_dir"
+    )
+    assert [str(error) for error in on_ranks(2, begin)] == [expected] * 2
+    with pytest.raises(UserError, match="still goes on"):
+        refuse_held(tmp_path)
+    # Who only reads is not kept out.
+    assert (tmp_path / "run.lock").read_text() == f"process {holder.pid} on {socket.gethostname()}\n"
+
+
+def test_a_launcher_starts_nothing_there_and_leaves_the_pid_of_the_other(holder, tmp_path):
+    (tmp_path / PID_FILE).write_text("7")
+    with pytest.raises(UserError, match=f"process {holder.pid} on"):
+        launch.run(["experiment=tiny", f"output_dir={tmp_path}"])
+    assert {path.name: path.read_text() for path in tmp_path.glob("*.pid")} == {PID_FILE: "7"}
+    assert not (tmp_path / "logs").exists()
+
+
+def test_the_lock_ends_with_its_process_however_that_ends(holder, tmp_path):
+    holder.kill()
+    holder.wait()
+    refuse_held(tmp_path)
+    with held(tmp_path, SingleRank()):
+        assert str(os.getpid()) in (tmp_path / "run.lock").read_text()
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written to"):
+        refuse_held(tmp_path / "file" / "run")

@@ -1,0 +1,148 @@
+"""A tethered command: its environment, its end when it is asked to stop, and when whoever started it is gone."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from grpo.host.tether import PRIVATE
+
+SHOW = "import os; print(os.environ['SECRET'], flush=True)"
+WAIT = "import time; print('here', flush=True); time.sleep(600)"
+SAVE = "import signal, sys, time\nsignal.signal(15, lambda *_: (print('saved', flush=True), sys.exit(143)))\n" + WAIT
+DEAF = "import signal; signal.signal(15, signal.SIG_IGN)\n" + WAIT
+
+
+def tethered(program, grace=20, silent=0):
+    command = [sys.executable, "-m", "grpo.host.tether", str(grace), str(silent), sys.executable, "-c", program]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process.stdin.write(json.dumps({"SECRET": "s3cret"}).encode() + b"\n")
+    process.stdin.flush()
+    return process
+
+
+def test_the_command_gets_the_environment_and_its_exit_code_is_the_tethers():
+    process = tethered(SHOW + "; raise SystemExit(7)")
+    assert process.stdout.read() == b"s3cret\n"
+    assert process.wait(20) == 7
+    assert "s3cret" not in " ".join(process.args)
+
+
+def test_asked_to_stop_the_command_may_take_its_time():
+    process = tethered(SAVE)
+    assert process.stdout.readline() == b"here\n"
+    process.stdin.write(b"stop\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == b"saved\n"
+    assert process.wait(20) == 143
+
+
+@pytest.mark.parametrize("order", [b"kill\n", None])
+def test_with_the_command_goes_what_it_started_elsewhere(order):
+    """A child in a session of its own that does not listen; the command itself is killed too, or not asked."""
+    start = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {DEAF!r}], start_new_session=True)\n"
+    process = tethered(start + WAIT if order else start, grace=1 if order is None else 600)
+    assert process.stdout.readline() == b"here\n"
+    if order:
+        process.stdin.write(order)
+        process.stdin.flush()
+    assert process.wait(20) == (128 + signal.SIGKILL if order else 0)
+    # Nobody holds the pipe that they all wrote to.
+    assert process.stdout.read() in (b"", b"here\n")
+
+
+def test_told_to_kill_it_does_not_wait():
+    process = tethered(DEAF, grace=600)
+    assert process.stdout.readline() == b"here\n"
+    process.stdin.write(b"kill\n")
+    process.stdin.flush()
+    assert process.wait(20) == 128 + signal.SIGKILL
+
+
+@pytest.mark.parametrize("program", [SAVE, DEAF])
+def test_with_the_pipe_goes_the_command_by_force_if_need_be(program):
+    process = tethered(program, grace=1)
+    assert process.stdout.readline() == b"here\n"
+    process.stdin.close()
+    assert process.wait(20) == (143 if program == SAVE else 128 + signal.SIGKILL)
+
+
+def test_a_starter_that_says_nothing_any_more_is_gone():
+    process = tethered(SAVE, silent=2)
+    assert process.stdout.readline() == b"here\n"
+    for _ in range(4):
+        time.sleep(1)
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    assert process.poll() is None
+    assert process.wait(20) == 143
+
+
+QUICK = "import sys; from grpo.host import tether; tether.LOOK_SECONDS = 0.2; sys.exit(tether.main(sys.argv[1:]))"
+
+
+def test_what_is_stopped_is_told_once_and_again_when_it_is_stopped_again():
+    start = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {WAIT!r}]); print(p.pid); " + WAIT
+    command = [sys.executable, "-c", QUICK, "1", "0", sys.executable, "-u", "-c", start]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        process.stdin.write("{}\n")
+        process.stdin.flush()
+        said = [process.stdout.readline() for _ in range(3)]
+        child = psutil.Process(int(next(line for line in said if line != "here\n")))
+        for _ in range(2):
+            child.suspend()
+            assert process.stdout.readline() == (
+                f"grpo: process {child.pid} is stopped, and what waits for it hangs: kill -CONT {child.pid}\n"
+            )
+            time.sleep(1)
+            child.resume()
+            time.sleep(1)
+        process.stdin.close()
+        assert process.stdout.read() == ""
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_private_folder_is_nobody_elses_and_is_removed(killed):
+    program = "import os; print(os.environ['FOLDER'], oct(os.stat(os.environ['FOLDER']).st_mode), flush=True)\n"
+    command = [sys.executable, "-m", "grpo.host.tether", "1", "0", sys.executable, "-c"]
+    command.append(program + ("open(os.environ['FOLDER'] + '/socket', 'w')\n" + WAIT if killed else ""))
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        process.stdin.write(json.dumps({"FOLDER": PRIVATE}) + "\n")
+        process.stdin.flush()
+        folder, mode = process.stdout.readline().split()
+        assert mode == "0o40700"
+        if killed:
+            assert process.stdout.readline() == "here\n" and Path(folder).exists()
+            psutil.Process(process.pid).children()[0].kill()
+        process.wait(20)
+    assert process.returncode == (128 + signal.SIGKILL if killed else 0)
+    assert not Path(folder).exists()
+
+
+def test_killed_itself_it_leaves_nothing():
+    process = tethered(DEAF)
+    process.stdout.readline()
+    children = psutil.Process(process.pid).children()
+    process.kill()
+    assert len(children) == 1
+    assert not psutil.wait_procs(children, timeout=20)[1]
+
+
+def test_a_starter_that_is_killed_takes_the_command_along():
+    starter = subprocess.Popen(
+        [sys.executable, "-c", f"from tests.host.test_tether import *; import os; p = tethered({WAIT!r}, 1); "
+         "print(p.pid, flush=True); p.stdout.readline(); time.sleep(600)"],
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    tether = psutil.Process(int(starter.stdout.readline()))
+    deadline = time.monotonic() + 20
+    while not (children := tether.children()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    starter.kill()
+    assert len(children) == 1
+    assert not psutil.wait_procs([tether, *children], timeout=20)[1]

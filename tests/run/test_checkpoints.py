@@ -1,0 +1,217 @@
+"""Checkpoints appear whole or not at all, damage to them is noticed, and the best one outlives the last few."""
+
+import errno
+import os
+import shutil
+import subprocess
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from grpo.config import UserError
+from grpo.run.checkpoints import CheckpointStore, plain_progress, read_progress, read_state, require_whole
+from grpo.types import Progress, RoundPlan
+from tests.fakes import SingleRank, on_ranks
+
+
+@pytest.fixture
+def store(tmp_path):
+    return CheckpointStore(tmp_path / "checkpoints", keep_last=2, collective=SingleRank())
+
+
+def names(tmp_path):
+    return sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+
+
+def write(text):
+    def into(folder):
+        with open(f"{folder}/weights", "w") as file:
+            file.write(text)
+
+    return into
+
+
+def test_the_last_few_are_kept_and_the_newest_is_found(store, tmp_path):
+    assert store.latest() is None
+    for step in (5, 10, 15):
+        store.save(step, write(str(step)), {"step": step})
+    assert names(tmp_path) == ["step-00000010", "step-00000015"]
+    assert read_state(store.latest()) == {"step": 15, "score": None}
+
+
+def test_the_best_evaluated_checkpoint_is_kept_besides(store, tmp_path):
+    for step, score in ((5, 0.2), (10, 0.9), (15, 0.5), (20, None), (25, 0.6)):
+        store.save(step, write("x"), {}, score)
+    assert names(tmp_path) == ["step-00000010", "step-00000020", "step-00000025"]
+
+
+def test_the_newest_up_to_the_good_step_is_kept_besides(store, tmp_path):
+    for step, good in ((0, 0), (5, 3), (10, 3), (15, 3), (20, 12)):
+        store.save(step, write("x"), {}, good_step=good)
+        assert store.latest(up_to=good) is not None
+    # Step 0 was kept while 3 was the good one, 10 since 12 is.
+    assert names(tmp_path) == ["step-00000010", "step-00000015", "step-00000020"]
+    assert store.latest(up_to=14).name == "step-00000010"
+    assert store.latest(up_to=9) is None
+
+
+def test_a_full_disk_leaves_the_last_good_checkpoint_and_says_so(store, tmp_path):
+    store.save(5, write("good"), {})
+
+    def full(folder):
+        write("half")(folder)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(UserError, match=r"checkpoint of step 10 could not be written .*No space left.*make room"):
+        store.save(10, full, {})
+    assert names(tmp_path) == ["step-00000005"]
+    assert (store.latest() / "weights").read_text() == "good"
+
+
+def test_a_half_written_checkpoint_of_a_killed_run_is_not_taken_for_one(store, tmp_path):
+    store.save(5, write("good"), {})
+    half = tmp_path / "checkpoints" / ".writing-00000010"
+    half.mkdir()
+    (half / "weights").write_text("half")
+    assert store.latest().name == "step-00000005"
+    store.save(10, write("whole"), {})
+    assert (store.latest() / "weights").read_text() == "whole"
+
+
+@pytest.mark.parametrize("file", ["weights", "state.json", "rng-0.pt", "SHA256SUMS"])
+def test_one_flipped_bit_is_noticed_and_the_checkpoint_before_is_taken(store, capsys, file):
+    store.save(5, write("good"), {})
+    newest = store.save(10, write("better"), {})
+    assert store.whole() == newest and capsys.readouterr().err == ""
+    content = bytearray((newest / file).read_bytes())
+    content[len(content) // 2] ^= 1
+    (newest / file).write_bytes(content)
+    assert store.whole().name == "step-00000005"
+    [line] = capsys.readouterr().err.splitlines()
+    assert "step-00000010" in line and "damaged" in line and "the one before it is looked for" in line
+    with pytest.raises(UserError, match="damaged"):
+        require_whole(newest, SingleRank())
+
+
+def test_files_that_are_cut_off_or_gone_are_noticed_and_none_may_be_left(tmp_path, capsys):
+    store = CheckpointStore(tmp_path, 3, SingleRank())
+    for step, file in ((5, "weights"), (10, "state.json")):
+        checkpoint = store.save(step, write("x"), {})
+        (checkpoint / file).unlink()
+    cut = store.save(15, write("a longer text"), {})
+    os.truncate(cut / "weights", 3)
+    assert store.whole() is None
+    assert len(capsys.readouterr().err.splitlines()) == 3
+
+
+def test_a_file_outside_the_checkpoint_is_none_of_its_own(store, tmp_path):
+    checkpoint = store.save(5, write("x"), {})
+    (tmp_path / "elsewhere").write_text("")
+    empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    with (checkpoint / "SHA256SUMS").open("a") as file:
+        file.write(f"{empty}  ../../elsewhere\n")
+    with pytest.raises(UserError, match="elsewhere is damaged"):
+        require_whole(checkpoint, SingleRank())
+
+
+def test_other_tools_can_check_a_checkpoint(store):
+    checkpoint = store.save(5, write("x"), {})
+    subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=checkpoint, check=True)
+
+
+def test_a_checkpoint_without_checksums_is_taken_and_told(store, capsys):
+    checkpoint = store.save(5, write("x"), {})
+    (checkpoint / "SHA256SUMS").unlink()
+    assert store.whole() == checkpoint
+    assert "has no SHA256SUMS: its files are loaded as they are" in capsys.readouterr().err
+
+
+def test_ranks_share_the_checksums_and_agree_on_what_is_damaged(tmp_path):
+    def save(collective):
+        def into(folder):
+            for part in "abc":
+                with open(f"{folder}/shard-{part}-{collective.rank}", "w") as file:
+                    file.write(part)
+
+        store = CheckpointStore(tmp_path / "checkpoints", 2, collective)
+        store.save(5, into, {})
+        return store.save(10, into, {}), store.whole()
+
+    [(newest, whole), other] = on_ranks(2, save)
+    assert whole == newest == other[1]
+    # Of each rank three shards and a generator, and the state.
+    assert len((newest / "SHA256SUMS").read_text().splitlines()) == 2 * 4 + 1
+    (newest / "shard-b-1").write_text("B")
+    found = on_ranks(2, lambda collective: CheckpointStore(tmp_path / "checkpoints", 2, collective).whole())
+    assert [path.name for path in found] == ["step-00000005"] * 2
+
+
+def test_what_one_rank_cannot_write_is_told_on_all(tmp_path):
+    def save(collective):
+        def into(folder):
+            if collective.rank == 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        CheckpointStore(tmp_path / "checkpoints", 2, collective).save(5, into, {})
+
+    assert [str(error).count("No space left") for error in on_ranks(2, save)] == [1, 1]
+    assert names(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_written_is_one_line_on_all(tmp_path):
+    (tmp_path / "checkpoints").write_text("a file where the folder should be")
+    errors = on_ranks(2, lambda ranks: CheckpointStore(tmp_path / "checkpoints", 2, ranks).save(5, write("x"), {}))
+    for error in errors:
+        assert isinstance(error, UserError) and "make it writable" in str(error) and "\n" not in str(error)
+
+
+def test_memory_that_runs_out_is_not_told_as_a_full_disk(store):
+    def gather(folder):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(UserError, match=r"no memory left .* lower learner.micro_batch_tokens"):
+        store.save(5, gather, {})
+
+
+def test_odd_names_in_the_folder_are_left_alone(store, tmp_path):
+    folder = tmp_path / "checkpoints"
+    store.save(4, write("x"), {})
+    shutil.copytree(folder / "step-00000004", folder / "step-00000004-backup")
+    (folder / "step-notes.txt").write_text("")
+    # A run killed while it wrote one, and while it removed one, in this version and in those before.
+    (folder / ".writing-00000005").mkdir()
+    (folder / ".removing-step-00000002").mkdir()
+    (folder / "step-00000003").mkdir()
+    (folder / "step-00000005").mkdir()
+    (folder / "step-00000005" / "state.json").write_text("")
+    assert store.whole().name == "step-00000004"
+    for step in (6, 7):
+        store.save(step, write("x"), {})
+    assert names(tmp_path) == ["step-00000004-backup", "step-00000006", "step-00000007", "step-notes.txt"]
+
+
+def test_a_damaged_checkpoint_of_a_later_step_makes_none_go(store, tmp_path):
+    for step in (5, 10):
+        store.save(step, write("x"), {})
+    (tmp_path / "checkpoints" / "step-00000010" / "weights").write_text("y")
+    assert store.whole().name == "step-00000005"
+    for step in (6, 7):
+        store.save(step, write("x"), {})
+    assert names(tmp_path) == ["step-00000006", "step-00000007", "step-00000010"]
+    # What is saved again takes the place of the damaged one.
+    store.save(10, write("z"), {})
+    assert store.whole().name == "step-00000010"
+
+
+def test_that_a_run_is_to_stop_is_no_part_of_its_checkpoint():
+    plan = RoundPlan(8, 2, 4, learning_rate_factor=0.5, rollback=True, good_step=3)
+    progress = Progress(3, 6, 24, plan, {"spent": {"samples": 64.0}})
+    assert read_progress(plain_progress(progress)) == progress
+    ended = Progress(3, 6, 24, RoundPlan(8, 2, 4, "the budget is spent", stop=True), {})
+    assert read_progress(plain_progress(ended)) == Progress(3, 6, 24, RoundPlan(8, 2, 4, "as before"), {})
+    # Of a version that knew less of a plan, and more.
+    values = asdict(progress)
+    del values["plan"]["good_step"]
+    values["plan"]["forgotten"] = 1
+    assert read_progress(values).plan == RoundPlan(8, 2, 4, learning_rate_factor=0.5, rollback=True)

@@ -1,0 +1,190 @@
+"""What a round takes, by a clock that each thread has of its own and that passes only while something works."""
+
+import threading
+
+import pytest
+import torch
+
+from grpo.config import EvaluationConfig, TrainConfig
+from grpo.dynamics.scheduler import build_scheduler
+from grpo.interfaces import MERGED
+from grpo.loop import Engines, run
+from grpo.run.clocks import EVALUATION, Clocks, Timed
+from grpo.run.observers import Evaluator
+from grpo.run.pipeline import build_pipeline
+from grpo.telemetry import Phases, flatten
+from grpo.types import Batch, Mean, Progress, StepReport
+from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank
+
+ROUNDS = 3
+
+
+class ThreadTime(threading.local):
+    """Seconds of this thread."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def work(self, seconds):
+        self.now += seconds
+
+
+class SlowTask(ScriptedTask):
+    """A quarter of a second for each group."""
+
+    def __init__(self, time):
+        super().__init__([(1, 0)] * 99)
+        self.time = time
+
+    def grade(self, groups):
+        self.time.work(0.25 * len(groups))
+        return super().grade(groups)
+
+
+class Answer:
+    """One prompt's completions, which take two seconds to wait for."""
+
+    def __init__(self, time, group):
+        self.time, self.group = time, group
+
+    def result(self):
+        self.time.work(2.0)
+        return self.group
+
+
+class SlowSampler(ScriptedSampler):
+    """Two seconds for each prompt, half a second for a refresh without any weights."""
+
+    def __init__(self, time):
+        self.time = time
+
+    def generate(self, prompts, group_size, sampling=None, first_sample=0):
+        self.time.work(2.0 * len(prompts))
+        return super().generate(prompts, group_size, sampling, first_sample)
+
+    def ask(self, prompts, group_size, sampling=None, first_sample=0):
+        return [Answer(self.time, group) for group in super().generate(prompts, group_size)]
+
+    def finish_weights(self, policy_version):
+        self.time.work(0.5)
+        self.policy_version = policy_version
+
+    def weights_form(self):
+        return MERGED
+
+    def checksums(self):
+        return [{}]
+
+    wake = ScriptedSampler.sleep
+
+
+class SlowLearner:
+    """Ten seconds a step, a hundred to save."""
+
+    def __init__(self, time):
+        self.time, self.num_steps = time, 0
+
+    def evaluate(self, scored, plan):
+        return list(scored)
+
+    def step(self, batch):
+        self.time.work(10.0)
+        self.num_steps += 1
+        return StepReport(self.num_steps, True, 1.0, 1e-3, 0.0, {"mismatch/mean_abs": Mean(0.0, 1.0)})
+
+    def logprobs(self, groups):
+        """Those of the sampler."""
+        return [[torch.tensor(each.sampler_logprobs) for each in group.completions] for group in groups]
+
+    def weight_buckets(self, form):
+        return []
+
+    def save(self, directory):
+        self.time.work(100.0)
+
+    rewind = save
+
+
+class Saver:
+    """Saves after every round."""
+
+    def __init__(self, learner):
+        self.learner = learner
+
+    def after_round(self, statistics, collected, progress):
+        self.learner.save("somewhere")
+
+
+class Noter:
+    """Keeps what is measured, and the seconds that the run says it has spent."""
+
+    def __init__(self):
+        self.rounds, self.spent = [], []
+
+    def after_round(self, statistics, collected, progress):
+        self.rounds.append(statistics)
+        self.spent.append(progress.scheduler["spent"]["seconds"])
+
+
+class Apart(SingleRank):
+    def apart(self, deadline_seconds):
+        return self
+
+
+@pytest.fixture
+def trained(request):
+    """Rounds of two prompts and one step, each followed by an evaluation of twenty prompts and a checkpoint."""
+    time, config = ThreadTime(), TrainConfig()
+    config.pipeline, config.num_steps, config.limits.seconds = request.param, ROUNDS, 1e9
+    config.dynamics.group_size, config.dynamics.prompts_per_step = 2, 2
+    task, sampler, clocks = SlowTask(time), SlowSampler(time), Clocks(config, Phases(clock=time))
+    learner = clocks.learner(SlowLearner(time))
+    collector, sync = build_pipeline(config, task, sampler, Apart(), clocks)
+    scheduler = build_scheduler(config, 1)
+    engines = Engines(
+        task, sampler, collector, learner, lambda groups, plan: [Batch(())], sync, scheduler, Apart(), clocks.phases
+    )
+
+    def evaluate():
+        asked = ScriptedTask([(1, 0)] * 99).next_prompts(20)
+        clocks.task(task, EVALUATION).grade(clocks.sampler(sampler, EVALUATION).generate(asked, 2))
+        return {"step": learner.num_steps}
+
+    noter = Noter()
+    evaluator = Evaluator(EvaluationConfig(every_rounds=1), evaluate, lambda result: None)
+    run(engines, Progress(0, 0, 0, *scheduler.init()), ROUNDS, [noter, evaluator, Saver(learner)], lambda: False)
+    return noter
+
+
+@pytest.mark.parametrize("trained", ["off"], indirect=True)
+def test_evaluations_and_checkpoints_are_told_and_belong_to_no_round(trained):
+    round_seconds = {"round": 15.0, "sample": 4.0, "grade": 0.5, "evaluate": 0.0, "learn": 10.0, "sync": 0.5}
+    between = {"evaluation": 45.0, "save": 100.0}
+    assert [each.seconds for each in trained.rounds] == [round_seconds] + [round_seconds | between] * 2
+    assert trained.spent == [15.0, 30.0, 45.0]
+    # Eight tokens in four seconds.
+    rates = [flatten(each)["throughput/sample_tokens_per_second"] for each in trained.rounds]
+    assert rates == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("trained", ["one_round", "continuous"], indirect=True)
+def test_sampling_beside_the_loop_belongs_to_the_round_whose_tokens_it_made_and_counts_once(trained):
+    # Nothing passes for the loop while it waits: its time is its own thread's. A refresh asks two prompts as a test.
+    round_seconds = {"round": 14.5, "wait": 0.0, "evaluate": 0.0, "learn": 10.0, "sync": 4.5}
+    for index, statistics in enumerate(trained.rounds):
+        between = {"evaluation": 45.0, "save": 100.0} if index else {}
+        assert statistics.seconds == round_seconds | {"sample": 4.0, "grade": 0.5} | between
+        assert flatten(statistics)["throughput/sample_tokens_per_second"] == 2.0
+        assert flatten(statistics)["time/round_seconds"] == 14.5
+    assert trained.spent == [14.5, 29.0, 43.5]
+
+
+def test_what_is_not_timed_is_asked_of_the_part_and_set_in_it():
+    task = ScriptedTask([(1, 0)] * 9)
+    timed = Timed(task, grade=lambda groups: "timed")
+    assert timed.grade([]) == "timed" and task.grade([]) == []
+    timed.cursor = 5
+    assert task.cursor == 5 and [each.prompt_id for each in timed.next_prompts(1)] == ["p5@0"]
+    assert timed.cursor == 6

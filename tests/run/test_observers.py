@@ -1,0 +1,171 @@
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from grpo.config import CheckpointConfig, EvaluationConfig
+from grpo.config.folder import checkpoints_in
+from grpo.dynamics.findings import Finding
+from grpo.rollout.collect import PlainCollector
+from grpo.rollout.source import Asking
+from grpo.run.checkpoints import CheckpointStore, read_state
+from grpo.run.observers import Checkpointer, Evaluator, Feedback, Recorder, RecordFiles, Rewinder, Watch
+from grpo.types import Collected, Mean, Progress, RoundPlan, RoundStatistics
+from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank
+
+
+def test_findings_are_looked_for_every_so_often_and_told_once():
+    told, looked = [], []
+    found = [Finding("truncated", "warning", "80% cut off", "rollout.sampling.max_tokens=64")]
+
+    def findings():
+        looked.append(True)
+        return found
+
+    watch = Watch(5, findings, told.append)
+    for index in range(1, 21):
+        if index == 15:
+            found.append(Finding("unstable", "critical", "fell by 0.4", "dynamics.refresh_interval=1"))
+        watch.after_round(None, None, Progress(index, 2 * index, 0, RoundPlan(8, 2, 8), {}))
+    assert len(looked) == 4
+    assert told == [
+        "step 10: warning: truncated: 80% cut off ⇒ rollout.sampling.max_tokens=64",
+        "step 30: critical: unstable: fell by 0.4 ⇒ dynamics.refresh_interval=1",
+    ]
+
+
+def test_never_looks_when_told_so():
+    looked = []
+    watch = Watch(0, lambda: looked.append(True) or [], print)
+    for index in range(1, 5):
+        watch.after_round(None, None, Progress(index, index, 0, RoundPlan(8, 1, 8), {}))
+    assert looked == []
+
+
+class Calls:
+    """A learner and a weight sync that note what is asked of them."""
+
+    def __init__(self):
+        self.made = []
+
+    def rewind(self, directory):
+        self.made.append(directory.rsplit("/", 1)[1])
+
+    def refresh(self, learner, sampler):
+        self.made.append("refresh")
+
+
+def test_a_rollback_takes_the_newest_checkpoint_that_is_trusted_and_refreshes_the_sampler(tmp_path, capsys):
+    store, calls = CheckpointStore(tmp_path, 5, SingleRank()), Calls()
+    for step in (4, 8, 12):
+        store.save(step, lambda folder: None, {})
+    rewinder = Rewinder(store, calls, None, calls)
+
+    def after(**plan):
+        rewinder.after_round(None, None, Progress(3, 14, 0, RoundPlan(8, 1, 8, **plan), {}))
+
+    after(good_step=9)
+    assert calls.made == []
+    after(good_step=9, rollback=True)
+    assert calls.made == ["step-00000008", "refresh"]
+    after(good_step=3, rollback=True)
+    assert calls.made == ["step-00000008", "refresh"]
+    assert "no checkpoint up to step 3: the policy stays" in capsys.readouterr().err
+
+
+class Noted:
+    """A tracker, a file and a display that keep what they are given."""
+
+    def __init__(self):
+        self.rows, self.notes = [], []
+
+    def note(self, text):
+        self.notes.append(text)
+
+    def write(self, row, step):
+        self.rows.append({"step": step, **row})
+
+    def log(self, values, step):
+        """Not looked at here."""
+
+    samples = round = log
+
+
+class Lessons:
+    """A task that notes what it learns."""
+
+    def __init__(self):
+        self.learned = []
+
+    def learn(self, outcomes, cursor):
+        self.learned.append((outcomes, cursor))
+
+
+def test_what_a_resumed_run_reads_back_is_what_the_task_was_told():
+    # The second round asks p2 twice, as a curriculum may.
+    scripted = ScriptedTask([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 1]])
+    collector = PlainCollector(Asking(scripted, ScriptedSampler()))
+    told, read, noted = Lessons(), Lessons(), Noted()
+    feedback = Feedback(told, SingleRank())
+    recorder = Recorder(SingleRank(), RecordFiles(noted, noted, noted), samples_per_round=0)
+    for index in range(2):
+        plan = RoundPlan(4, 1, 2)
+        collected = collector.collect(plan, 10)
+        if index == 1:
+            collected = replace(collected, sampled=(collected.sampled[0],) * 2)
+        means = {"completions/length_mean": Mean(2.0, 1.0)}
+        statistics = RoundStatistics(index, index + 1, plan, means, {}, {}, ())
+        progress = Progress(index + 1, index + 1, collected.cursor, plan, {})
+        for observer in (recorder, feedback):
+            observer.after_round(statistics, collected, progress)
+    assert told.learned == [({"p0": (3, 4), "p1": (0, 4)}, 2), ({"p2": (4, 8)}, 4)]
+    Feedback(read, SingleRank()).replay(noted.rows)
+    assert read.learned == told.learned
+
+
+def test_the_last_checkpoint_has_the_score_of_its_policy(tmp_path):
+    config, store, written = EvaluationConfig(num_problems=4), CheckpointStore(tmp_path, 5, SingleRank()), []
+    evaluator = Evaluator(config, lambda: {"pass@1": {"value": 0.25}}, lambda result: None, (), lambda at: at.step == 6)
+    learner = SimpleNamespace(save=written.append)
+    checkpointer = Checkpointer(CheckpointConfig(every_rounds=1), store, learner, {}, evaluator)
+    for index in (1, 2, 3):
+        progress = Progress(index, 2 * index, 0, RoundPlan(8, 2, 8), {})
+        for observer in (evaluator, checkpointer):
+            observer.after_round(None, None, progress)
+    checkpointer.save(progress)
+    assert [read_state(path)["score"] for path in checkpoints_in(tmp_path)] == [None, None, 0.25]
+    assert len(written) == 3
+
+
+def remarks_of(*rounds):
+    """The notes of a run whose rounds have these means."""
+    noted = Noted()
+    recorder = Recorder(SingleRank(), RecordFiles(noted, noted, noted), samples_per_round=0)
+    plan = RoundPlan(4, 1, 2)
+    for index, values in enumerate(rounds):
+        means = {name: Mean(value, 1.0) for name, value in values.items()}
+        statistics = RoundStatistics(index, index + 1, plan, means, {}, {}, ())
+        recorder.after_round(statistics, Collected((), (), plan, 0), Progress(index + 1, index + 1, 0, plan, {}))
+    return noted.notes
+
+
+HEALTHY = {
+    "completions/truncated_fraction": 0.5,
+    "completions/length_mean": 20.0,
+    "reward/mean": 0.0,
+    "reward/square": 0.25,
+}
+
+
+@pytest.mark.parametrize(
+    ("odd", "key"),
+    [
+        ({"completions/truncated_fraction": 1.0}, "rollout.sampling.max_tokens"),
+        ({"completions/length_mean": 1.0}, "task.prompt.chat"),
+        ({"reward/square": 0.0}, "task.reward.parts"),
+    ],
+)
+def test_a_round_that_is_useless_is_told_the_first_time(odd, key):
+    assert remarks_of(HEALTHY) == []
+    [note] = remarks_of(HEALTHY, HEALTHY | odd, HEALTHY | odd)
+    assert note.startswith("step 2: every ") and key in note
