@@ -15,7 +15,8 @@ from grpo.config.validate import validate_evaluation
 from grpo.evaluation import held_out
 from grpo.host.terminal import Terminal
 from grpo.interfaces import Task
-from grpo.run.parts import candidate, load_suite
+from grpo.run.candidate import candidate
+from grpo.run.parts import load_suite
 from grpo.tasks import load_problems
 
 Result = Mapping[str, Any]

@@ -12,9 +12,9 @@ from pathlib import Path
 from rich.console import Console
 
 from grpo.config import TrainConfig, UserError
-from grpo.config.folder import CHECKPOINTS, checkpoints_in
+from grpo.config.folder import CHECKPOINTS, LAUNCHER_FILE, LOG_FOLDER, checkpoints_in
 from grpo.config.hydra import compose_config
-from grpo.config.placement import KEY_VARIABLE, LOG_FOLDER
+from grpo.config.placement import KEY_VARIABLE
 from grpo.config.validate import validate
 from grpo.host.folder_lock import refuse_held
 from grpo.host.stop import StopRequest
@@ -24,8 +24,6 @@ from grpo.launch.seats import LEARNER, seat_table, seats_of
 from grpo.launch.shells import Held
 from grpo.launch.supervise import wait
 from grpo.report.summary import facts_table
-
-PID_FILE = "launcher.pid"
 
 
 def run(words: Sequence[str]) -> int:
@@ -47,7 +45,7 @@ def run(words: Sequence[str]) -> int:
     refuse_held(Path(config.output_dir))
     logs = Path(config.output_dir) / LOG_FOLDER
     logs.mkdir(parents=True, exist_ok=True)
-    (logs.parent / PID_FILE).write_text(f"{os.getpid()} {socket.gethostname()}\n")
+    (logs.parent / LAUNCHER_FILE).write_text(f"{os.getpid()} {socket.gethostname()}\n")
     environment = {KEY_VARIABLE: os.environ.get(KEY_VARIABLE) or secrets.token_urlsafe(24)}
     stop, held = StopRequest(), []
     try:
@@ -60,7 +58,7 @@ def run(words: Sequence[str]) -> int:
             each.close()
         for each in held:
             each.wait()
-        (logs.parent / PID_FILE).unlink(missing_ok=True)
+        (logs.parent / LAUNCHER_FILE).unlink(missing_ok=True)
 
 
 def _resumed(config: TrainConfig) -> list[str]:

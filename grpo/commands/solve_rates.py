@@ -18,7 +18,7 @@ from grpo.config.validate import validate_evaluation
 from grpo.host import ranks
 from grpo.interfaces import Collective, Sampler
 from grpo.report.solve_rates import write_solve_rates
-from grpo.run.parts import candidate
+from grpo.run.candidate import candidate
 from grpo.tasks import VerifiableTask
 from grpo.tasks.sources import load_problems, read_rows
 from grpo.types import ScoredGroup

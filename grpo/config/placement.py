@@ -5,8 +5,8 @@ from __future__ import annotations
 from grpo.config.errors import UserError
 from grpo.config.run import TrainConfig
 
-# The environment variable with the servers' key, and the folder of logs in a run's own.
-KEY_VARIABLE, LOG_FOLDER = "GRPO_SERVER_KEY", "logs"
+# The environment variable with the servers' key.
+KEY_VARIABLE = "GRPO_SERVER_KEY"
 
 
 def server_gpus(config: TrainConfig, index: int) -> range:

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TextIO
 
 from grpo.config.errors import UserError
+from grpo.config.folder import LOCK_FILE
 from grpo.interfaces import Collective
-
-LOCK_FILE = "run.lock"
 
 
 @contextmanager

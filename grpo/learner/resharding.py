@@ -16,9 +16,8 @@ from deepspeed import DeepSpeedEngine
 from deepspeed.checkpoint.ds_to_universal import main as convert
 
 from grpo.config.errors import UserError
+from grpo.config.folder import LAYOUT_FILE
 from grpo.learner.collective import TorchCollective
-
-LAYOUT_FILE = "layout.json"
 
 
 @dataclass(frozen=True, slots=True)

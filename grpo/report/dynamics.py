@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from grpo.config import UserError
+from grpo.config.folder import DYNAMICS_PAGE_FILE, DYNAMICS_PLOT_FILE
 from grpo.config.saved import from_dict
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.difficulty import fit_difficulty
@@ -34,7 +35,6 @@ from grpo.report.dynamics_tables import (
 )
 from grpo.report.logs import counts_of, read_log, read_run, run_config
 
-PLOT_FILE, PAGE_FILE = "dynamics.png", "dynamics.html"
 # Of a row of metrics, for the scheduler to decide on.
 NEEDED_MEANS = ("prompts/length_mean", "completions/length_mean")
 DOTS_PER_INCH = 160
@@ -125,10 +125,10 @@ def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:
 
 def write_page(shown: Dynamics, findings: Sequence[Finding], folder: Path, console: Terminal) -> None:
     """The picture and the page, into `folder`."""
-    draw(shown, folder / PLOT_FILE)
+    draw(shown, folder / DYNAMICS_PLOT_FILE)
     page.write_page(
         "dynamics.html",
-        folder / PAGE_FILE,
+        folder / DYNAMICS_PAGE_FILE,
         name=folder.resolve().name,
         log=shown.log,
         rounds=len(shown.log.history),
@@ -138,7 +138,7 @@ def write_page(shown: Dynamics, findings: Sequence[Finding], folder: Path, conso
         law_columns=LAW_COLUMNS,
         laws=law_rows(shown.found),
     )
-    console.print(f"picture {folder / PLOT_FILE}\npage    {folder / PAGE_FILE}", soft_wrap=True)
+    console.print(f"picture {folder / DYNAMICS_PLOT_FILE}\npage    {folder / DYNAMICS_PAGE_FILE}", soft_wrap=True)
 
 
 def print_findings(findings: Sequence[Finding], console: Terminal) -> None:

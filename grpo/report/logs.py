@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 
 from grpo.config import UserError
+from grpo.config.folder import CONFIG_FILE, EVALUATIONS_FILE, METRICS_FILE
 from grpo.dynamics.history import history_of, history_of_values, lag
 from grpo.dynamics.run_log import NOTHING, RunLog, Series
 from grpo.telemetry import COUNTS, REASON, read_metrics
 
 Row = Mapping[str, Any]
 
-OURS = "metrics.jsonl"
 TRL_STATE = "trainer_state.json"
 # Their names → ours. verl counts a token as clipped on either side under one name; it is the high side that binds.
 TRL_NAMES = {
@@ -66,7 +66,7 @@ def read_log(path: Path, column: str | None = None) -> RunLog:
 
     `UserError` when there is nothing to read, no column of pass rates, or fewer than three rows.
     """
-    if (path / OURS).exists() or path.name == OURS:
+    if (path / METRICS_FILE).exists() or path.name == METRICS_FILE:
         return _read_ours(path if path.is_dir() else path.parent)
     rows = list(_rows(path))
     if not rows:
@@ -76,7 +76,7 @@ def read_log(path: Path, column: str | None = None) -> RunLog:
 
 def run_config(folder: Path) -> Mapping[str, Any]:
     """The configuration that a run wrote beside its metrics."""
-    path = folder / "config.json"
+    path = folder / CONFIG_FILE
     if not path.exists():
         raise UserError(f"there is no {path}: give the output_dir of a run")
     return json.loads(path.read_text())
@@ -84,7 +84,7 @@ def run_config(folder: Path) -> Mapping[str, Any]:
 
 def read_run(folder: Path) -> list[Row]:
     """The rows of a run of ours that have counts."""
-    path = folder / OURS
+    path = folder / METRICS_FILE
     rows = [row for row in read_metrics(path) if row.get(COUNTS)]
     if not rows:
         raise UserError(f"{path} has no {COUNTS}: nothing to fit")
@@ -139,7 +139,7 @@ def columns(rows: Iterable[Row]) -> dict[str, Series]:
 
 
 def _read_ours(folder: Path) -> RunLog:
-    path = folder / "evaluations.jsonl"
+    path = folder / EVALUATIONS_FILE
     found = [(row["step"], row["pass@1"]["value"]) for row in read_metrics(path)] if path.exists() else []
     held_out = Series(*np.array(found, float).T) if found else NOTHING
     return log_of(read_run(folder), run_config(folder), held_out)
@@ -169,7 +169,7 @@ def _rows(path: Path) -> Iterable[Row]:
     if path.is_dir():
         states = sorted(path.glob(f"**/{TRL_STATE}"), key=lambda each: each.stat().st_mtime)
         if not states:
-            raise UserError(f"{path} has neither {OURS} nor {TRL_STATE}")
+            raise UserError(f"{path} has neither {METRICS_FILE} nor {TRL_STATE}")
         path = states[-1]
     if not path.exists():
         raise UserError(f"there is no {path}")

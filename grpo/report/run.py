@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from grpo.config.folder import CURVES_FILE, EVALUATIONS_FILE, METRICS_FILE, REPORT_FILE
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.identify import FEWEST_POINTS
 from grpo.host.terminal import Terminal
@@ -13,8 +14,6 @@ from grpo.report.logs import read_log
 from grpo.report.summary import samples_table, summary_table, write_markdown
 from grpo.telemetry import read_metrics
 
-PLOT_FILE = "curves.png"
-MARKDOWN_FILE = "report.md"
 NUM_SAMPLES = 4
 
 
@@ -22,17 +21,17 @@ def write_report(output: Path, exported: Path | None, console: Terminal | None =
     """Draws the run in `output` into a PNG, compares its first and last evaluation, diagnoses it, prints and writes
     all of it."""
     console = console or Terminal()
-    metrics = read_metrics(output / "metrics.jsonl")
-    found = output / "evaluations.jsonl"
+    metrics = read_metrics(output / METRICS_FILE)
+    found = output / EVALUATIONS_FILE
     evaluations = read_metrics(found) if found.exists() else []
-    plot_run(metrics, evaluations, output / PLOT_FILE)
+    plot_run(metrics, evaluations, output / CURVES_FILE)
     if len(evaluations) > 1:
         before, after = evaluations[0], evaluations[-1]
         console.print(samples_table(before["per_problem"][:NUM_SAMPLES], after["per_problem"]))
         console.print(summary_table(before, after))
-        write_markdown(output / MARKDOWN_FILE, before, after, output / PLOT_FILE, NUM_SAMPLES)
-        console.print(f"report  {output / MARKDOWN_FILE}", soft_wrap=True)
-    console.print(f"curves  {output / PLOT_FILE}", soft_wrap=True)
+        write_markdown(output / REPORT_FILE, before, after, output / CURVES_FILE, NUM_SAMPLES)
+        console.print(f"report  {output / REPORT_FILE}", soft_wrap=True)
+    console.print(f"curves  {output / CURVES_FILE}", soft_wrap=True)
     if len(metrics) >= FEWEST_POINTS:
         log = read_log(output)
         findings = diagnose(log)

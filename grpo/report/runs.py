@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
 from grpo.config import UserError
+from grpo.config.folder import EVALUATIONS_FILE
 from grpo.config.saved import flat
 from grpo.dynamics.replay import round_seconds
 from grpo.report.logs import Row, counts_of, read_run, run_config
@@ -75,7 +76,7 @@ class Run:
 def load(folder: Path, variant: str, seed: int | None = None) -> Run:
     """The run in `folder`. Raises `UserError` where there is none, or none that was evaluated before and after."""
     config = run_config(folder)
-    path = folder / "evaluations.jsonl"
+    path = folder / EVALUATIONS_FILE
     evaluations = read_metrics(path) if path.exists() else []
     if len(evaluations) < 2:
         raise UserError(f"{folder} has {len(evaluations)} held-out evaluations; a comparison needs a first and a last")

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from grpo.config import TrainConfig
-from grpo.config.placement import KEY_VARIABLE, LOG_FOLDER, server_gpus
+from grpo.config.folder import LOG_FOLDER
+from grpo.config.placement import KEY_VARIABLE, server_gpus
 from grpo.host.network import free_port
 from grpo.host.tether import PRIVATE
 from grpo.rollout.engine_arguments import command_line, engine_arguments

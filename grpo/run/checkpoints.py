@@ -21,13 +21,12 @@ import torch
 from safetensors import SafetensorError
 
 from grpo.config.errors import UserError
-from grpo.config.folder import checkpoints_in, step_of
+from grpo.config.folder import CHECKSUMS_FILE, STATE_FILE, checkpoints_in, step_of
 from grpo.interfaces import Collective
 from grpo.learner.plain_data import only_plain_data
-from grpo.run.checksums import CHECKSUMS_FILE, damaged_file, write_checksums
+from grpo.run.checksums import damaged_file, write_checksums
 from grpo.types import Progress, RoundPlan
 
-STATE_FILE = "state.json"
 # How torch calls a file that it could not write, in a RuntimeError.
 WRITER = "PytorchStreamWriter"
 

@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from grpo.config.folder import CHECKSUMS_FILE
 from grpo.interfaces import Collective
-
-CHECKSUMS_FILE = "SHA256SUMS"
 
 
 def write_checksums(folder: Path, collective: Collective) -> None:

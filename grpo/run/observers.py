@@ -17,8 +17,6 @@ from grpo.run.first_rank import on_first
 from grpo.telemetry import COUNTS, REASON, JsonLines, RunDisplay, flatten, peak_memory, remarks
 from grpo.types import Collected, Progress, RoundPlan, RoundStatistics
 
-PROMPTS_FILE = "prompts.jsonl"
-
 
 @dataclass(frozen=True, slots=True)
 class RecordFiles:

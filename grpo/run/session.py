@@ -15,6 +15,7 @@ from grpo import models
 from grpo.algorithm.batches import BatchMaker
 from grpo.config import TaskConfig, TrainConfig
 from grpo.config.errors import SamplerLost
+from grpo.config.folder import CONFIG_FILE, EVALUATIONS_FILE, MODEL_FOLDER, PROMPTS_FILE
 from grpo.config.validate import validate
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.findings import Finding
@@ -35,7 +36,6 @@ from grpo.run import preflight
 from grpo.run.clocks import EVALUATION, Clocks
 from grpo.run.first_rank import from_first, on_first
 from grpo.run.observers import (
-    PROMPTS_FILE,
     Checkpointer,
     Evaluator,
     Feedback,
@@ -50,7 +50,6 @@ from grpo.run.pipeline import build_pipeline
 from grpo.run.resume import Saved, checkpoint_store, saved_run
 from grpo.tasks import VerifiableTask
 from grpo.telemetry import (
-    EVALUATIONS_FILE,
     JsonLines,
     JsonlTracker,
     Phases,
@@ -63,7 +62,6 @@ from grpo.telemetry import (
 )
 from grpo.types import Progress
 
-CONFIG_FILE = "config.json"
 STOPPING = "stopping after this round, with a checkpoint; again to stop at once"
 
 
@@ -194,7 +192,7 @@ class Session:
         exported = None
         if self._config.checkpoint.export:
             learner = self._engines.learner
-            exported = export(learner, self._tokenizer, self._output / "model", self._config.learner.precision)
+            exported = export(learner, self._tokenizer, self._output / MODEL_FOLDER, self._config.learner.precision)
         if self._first:
             write_report(self._output, exported)
 

@@ -13,6 +13,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from rich.table import Table
 
 from grpo.config import UserError
+from grpo.config.folder import EVALUATIONS_FILE
 from grpo.config.hydra import Range, launch_all, plain, ranges
 from grpo.config.sweep import SweepConfig
 from grpo.evaluation import held_out
@@ -20,7 +21,7 @@ from grpo.host.terminal import Terminal
 from grpo.sweep.cell_process import run_cell
 from grpo.sweep.cells import cells_of
 from grpo.sweep.ledger import DONE, FAILED, Ledger, begin_ledger
-from grpo.telemetry import EVALUATIONS_FILE, read_metrics
+from grpo.telemetry import read_metrics
 
 DIGITS = 4
 """Significant digits of a value that is tried."""

@@ -2,7 +2,7 @@
 
 from grpo.telemetry.code import write_code
 from grpo.telemetry.hardware import peak_tflops
-from grpo.telemetry.lines import EVALUATIONS_FILE, JsonLines, JsonlTracker, read_metrics
+from grpo.telemetry.lines import JsonLines, JsonlTracker, read_metrics
 from grpo.telemetry.memory import peak_memory
 from grpo.telemetry.metrics import COUNTS, REASON, flatten
 from grpo.telemetry.phases import Phases
@@ -12,7 +12,6 @@ from grpo.telemetry.trackers import Trackers, service_trackers
 
 __all__ = [
     "COUNTS",
-    "EVALUATIONS_FILE",
     "REASON",
     "JsonLines",
     "JsonlTracker",

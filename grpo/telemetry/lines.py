@@ -10,10 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo.config import UserError
-
-METRICS_FILE = "metrics.jsonl"
-SAMPLES_FILE = "samples.jsonl"
-EVALUATIONS_FILE = "evaluations.jsonl"
+from grpo.config.folder import EVALUATIONS_FILE, METRICS_FILE, SAMPLES_FILE
 
 
 class JsonLines:

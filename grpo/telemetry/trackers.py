@@ -13,9 +13,9 @@ from types import ModuleType
 from typing import Any
 
 from grpo.config import TrackingConfig, UserError
+from grpo.config.folder import CODE_FILE, PATCH_FILE
 from grpo.config.saved import flat
 from grpo.interfaces import Tracker
-from grpo.telemetry.code import CODE_FILE, PATCH_FILE
 from grpo.telemetry.metrics import evaluation_numbers
 
 RUN_ID_FILE = "run-id"

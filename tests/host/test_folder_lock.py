@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from grpo.commands import launch
-from grpo.commands.launch import PID_FILE
 from grpo.config import UserError
+from grpo.config.folder import LAUNCHER_FILE
 from grpo.host.folder_lock import held, refuse_held
 from tests.fakes import SingleRank, on_ranks
 
@@ -54,10 +54,10 @@ def test_a_second_run_is_refused_on_every_rank_and_told_who_is_there(holder, tmp
 
 
 def test_a_launcher_starts_nothing_there_and_leaves_the_pid_of_the_other(holder, tmp_path):
-    (tmp_path / PID_FILE).write_text("7")
+    (tmp_path / LAUNCHER_FILE).write_text("7")
     with pytest.raises(UserError, match=f"process {holder.pid} on"):
         launch.run(["experiment=tiny", f"output_dir={tmp_path}"])
-    assert {path.name: path.read_text() for path in tmp_path.glob("*.pid")} == {PID_FILE: "7"}
+    assert {path.name: path.read_text() for path in tmp_path.glob("*.pid")} == {LAUNCHER_FILE: "7"}
     assert not (tmp_path / "logs").exists()
 
 

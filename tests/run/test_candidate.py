@@ -1,5 +1,5 @@
 from grpo.config import TrainConfig
-from grpo.run.parts import saved_parts
+from grpo.run.candidate import saved_parts
 
 
 def test_a_checkpoint_says_what_the_model_is_and_this_command_how_it_is_run():

@@ -1,0 +1,79 @@
+"""A model that is asked and not trained: what `grpo eval` and `grpo solve-rates` measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from grpo import models
+from grpo.config import LearnerConfig, ModelConfig, TaskConfig, TrainConfig
+from grpo.config.folder import STATE_FILE
+from grpo.config.saved import from_dict
+from grpo.host import ranks
+from grpo.interfaces import Collective, Sampler
+from grpo.learner.collective import TorchCollective
+from grpo.learner.engine import init_distributed
+from grpo.learner.learner import DeepSpeedLearner
+from grpo.run import preflight
+from grpo.run.checkpoints import read_state, require_whole
+from grpo.run.parts import build_sampler, load_task, warm_start_examples
+from grpo.tasks import VerifiableTask
+from grpo.weight_sync.refresh import CheckedSync
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A model that is asked and not trained. `load_task` gives this rank its share of a task."""
+
+    sampler: Sampler
+    collective: Collective
+    load_task: Callable[[TaskConfig], VerifiableTask]
+
+
+def candidate(config: TrainConfig) -> Candidate:
+    """The model at `model.path`: a Hugging Face directory, a hub name, or a checkpoint folder of a run."""
+    checkpoint = Path(config.model.path)
+    trained = checkpoint if (checkpoint / STATE_FILE).exists() else None
+    if trained:
+        config.model, config.learner = saved_parts(config, from_dict(read_state(trained)["config"]))
+    elif config.model.path:
+        config.model.source = "huggingface"
+    device = ranks.device(config)
+    config = preflight.with_precision(config)
+    path = models.resolve(config.model, lambda: warm_start_examples(config))
+    tokenizer = models.load_tokenizer(path, config.model)
+    if ranks.world_size() > 1:
+        init_distributed(device, config.learner.deadline_seconds)
+    collective = TorchCollective(device)
+    learner = None
+    if trained:
+        require_whole(trained, collective)
+        # Before the sampler, as in training: vLLM changes the classes of some models for itself.
+        learner = load_checkpoint(config, path, trained, device)
+    sampler = build_sampler(config, path, tokenizer, device, collective)
+    if learner:
+        CheckedSync(config.weight_sync.max_mismatch).refresh(learner, sampler)
+
+    def load(task: TaskConfig) -> VerifiableTask:
+        return load_task(replace(config, task=task), tokenizer, collective.rank, collective.world_size)
+
+    return Candidate(sampler, collective, load)
+
+
+def saved_parts(config: TrainConfig, saved: TrainConfig) -> tuple[ModelConfig, LearnerConfig]:
+    """The model and the learner of a checkpoint. How ranks share the work, and whether code that comes with a model may
+    run, is this command's to say, not the checkpoint's."""
+    here = {name: getattr(config.learner, name) for name in ("sequence_parallel", "hpz_partition_size")}
+    model = replace(saved.model, trust_remote_code=config.model.trust_remote_code)
+    return model, replace(saved.learner, **here)
+
+
+def load_checkpoint(config: TrainConfig, path: Path, checkpoint: Path, device: torch.device) -> DeepSpeedLearner:
+    """A learner that has read a checkpoint's shards."""
+    init_distributed(device, config.learner.deadline_seconds)
+    learner = DeepSpeedLearner(config, path, device)
+    learner.load(str(checkpoint))
+    return learner
