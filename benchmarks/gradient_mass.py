@@ -68,7 +68,7 @@ def measure(rates: Path, count: int, size: int) -> list[dict]:
         row = {"correct": correct, "tried": tried, "prior": [told["solve_rate_correct"], told["solve_rate_samples"]]}
         for alpha, make in makers.items():
             silent = correct in (0, tried)
-            reports = [] if silent else [learner.step(batch) for batch in make(learner.evaluate([group], plan), plan)]
+            reports = [] if silent else [learner.step(batch) for batch in make(learner.add_logprobs([[group]]), plan)]
             row[f"norm_{alpha:g}"] = reports[0].gradient_norm if reports else 0.0
         rows.append(row)
     return rows

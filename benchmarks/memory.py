@@ -77,7 +77,7 @@ def measure(overrides):
     learner = DeepSpeedLearner(config, path, device)
     plan = RoundPlan(GROUP_SIZE, 1, GROUPS)
     make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
-    [batch] = make(learner.evaluate(made_up_groups(*SIZES), plan), plan)
+    [batch] = make(learner.add_logprobs([made_up_groups(*SIZES)]), plan)
     learner.step(batch)
     if device.type == "cuda":
         learner.step(batch)

@@ -60,7 +60,7 @@ def main(chunk: str = "512") -> None:
     learner = DeepSpeedLearner(config, models.resolve(config.model, list), device)
     plan = RoundPlan(GROUP_SIZE, 1, GROUPS)
     make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
-    [batch] = make(learner.evaluate(made_up_groups(*SIZES), plan), plan)
+    [batch] = make(learner.add_logprobs([made_up_groups(*SIZES)]), plan)
     for _ in range(3):
         timed(learner, batch)
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()

@@ -53,12 +53,12 @@ def gaps(policy, groups):
     """|sampler − learner| in nats of every token of `groups` [tokens]."""
     import torch
 
-    from grpo.algorithm.packing import Row, Seedling, pack
+    from grpo.algorithm.packing import Branch, LooseTree, pack
 
     found = []
     for group in groups:
-        rows = tuple(Row(completion, 0.0, 0.0) for completion in group.completions)
-        micro = pack([Seedling(group.prompt.token_ids, rows)])
+        branches = tuple(Branch(completion, 0.0, 0.0) for completion in group.completions)
+        micro = pack([LooseTree(group.prompt.token_ids, branches)])
         with torch.no_grad():
             found.append((policy(micro, 1.0)[0] - micro.sampler_logprobs).abs())
     return torch.cat(found)

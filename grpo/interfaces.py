@@ -1,7 +1,8 @@
 """What the loop needs of its parts, and in which order it calls them.
 
-One round calls, in this order: `Collector.collect` (which uses `Task` and `Sampler`), `Learner.evaluate`,
-`Learner.step` once per batch, `WeightSync.refresh`, `Scheduler.next`.
+One round calls, in this order: `Collector.collect` (which uses `Task` and `Sampler`), `Learner.add_logprobs`,
+`Learner.step` once per batch, `WeightSync.check` and `refresh`, `Task.learn`, `Scheduler.next`. Where the verdict is to
+go back, `Collector.forget`, `Learner.rewind` and `WeightSync.refresh` follow.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 from grpo.types import (
     Batch,
     Collected,
-    EvaluatedGroup,
+    Decision,
+    GroupWithLogprobs,
     Prompt,
     RolloutGroup,
     RoundPlan,
     RoundStatistics,
     ScoredGroup,
     StepReport,
+    Verdict,
 )
 
 if TYPE_CHECKING:
@@ -83,15 +86,15 @@ class Sampler(Protocol):
         `sampling` (the run's own by default). They are its samples number `first_sample` and following: a sample is
         the same whichever others are drawn with it."""
 
-    def weights_form(self) -> str:
-        """Begins a refresh: the form in which weights are wanted, one of `MERGED`, `BASE` and `ADAPTERS`. Called
-        between two calls of `generate`, never during one."""
+    def begin_refresh(self) -> str:
+        """Begins a refresh, and returns the form in which weights are wanted: `MERGED`, `BASE` or `ADAPTERS`. Called
+        between two calls of `generate`, never during one. `load_weights` and `finish_weights` follow."""
 
     def load_weights(self, bucket: Bucket) -> None:
-        """Replace these tensors. Called after `weights_form`."""
+        """Replaces these tensors. Called for each bucket, after `begin_refresh`."""
 
     def finish_weights(self, policy_version: int) -> None:
-        """All buckets are in: forget cached activations, stamp the version."""
+        """Ends a refresh: forgets cached activations and stamps the version. Called after the last bucket."""
 
     def checksums(self) -> Sequence[Mapping[str, int]]:
         """Of each copy of the weights: one number per tensor group (see `grpo.weight_sync.checksum`)."""
@@ -130,7 +133,10 @@ class Collector(Protocol):
     """Fills a round with scored groups."""
 
     def collect(self, plan: RoundPlan, steps_left: int) -> Collected:
-        """This rank's groups of a round; `steps_left` optimizer steps remain, this round's included."""
+        """Returns this rank's groups of a round. `steps_left` optimizer steps remain, this round's included."""
+
+    def forget(self) -> None:
+        """Drops what was sampled ahead. Its prompts come again, in their order."""
 
 
 class Learner(Protocol):
@@ -138,8 +144,9 @@ class Learner(Protocol):
 
     num_steps: int
 
-    def evaluate(self, scored: Sequence[ScoredGroup], plan: RoundPlan) -> list[EvaluatedGroup]:
-        """Adds old and reference log-probabilities where the loss needs them. Before the round's first step."""
+    def add_logprobs(self, steps: Sequence[Sequence[ScoredGroup]]) -> list[list[GroupWithLogprobs]]:
+        """Adds old and reference log-probabilities to the groups of each step, where the loss needs them. Called before
+        the round's first step."""
 
     def logprobs(self, groups: Sequence[RolloutGroup]) -> list[tuple[Tensor, ...]]:
         """log π of the current weights: one float32 tensor [completion tokens] per completion of each group."""
@@ -171,19 +178,22 @@ class WeightSync(Protocol):
 
 
 class Scheduler(Protocol):
-    """Chooses each round's plan from measured facts. Pure: every rank computes the same plan."""
+    """Chooses each round's plan from measured facts, and says whether the run goes on. Its methods are pure: every rank
+    computes the same decision. Its state is a frozen dataclass of plain values, or None."""
 
-    def init(self) -> tuple[RoundPlan, Mapping[str, Any]]:
-        """The first round's plan and the scheduler's first state."""
+    def init(self) -> tuple[RoundPlan, Any]:
+        """Returns the first round's plan and the scheduler's first state."""
 
-    def next(
-        self, plan: RoundPlan, statistics: RoundStatistics, state: Mapping[str, Any]
-    ) -> tuple[RoundPlan, Mapping[str, Any]]:
-        """The next plan and state, from this round's."""
+    def next(self, plan: RoundPlan, statistics: RoundStatistics, state: Any) -> Decision:
+        """Decides after a round under `plan`, from its statistics and the state before it."""
 
-    def resume(self, plan: RoundPlan, step: int, state: Mapping[str, Any]) -> RoundPlan:
-        """The next plan of a run that goes on after optimizer step `step`: whether it is to stop is judged anew, under
-        the settings of now."""
+    def judge(self, step: int, state: Any) -> Verdict:
+        """Returns the verdict on a run that is resumed after optimizer step `step`. It is made anew, under the settings
+        of now, since a limit may have been raised."""
+
+    def restore(self, values: Mapping[str, Any]) -> Any:
+        """Returns the state that `dataclasses.asdict` made these values of, once they have been through JSON. Without
+        any values it is the first state."""
 
 
 class Collective(Protocol):

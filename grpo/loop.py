@@ -7,15 +7,27 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from grpo.interfaces import Clock, Collective, Collector, Learner, Sampler, Scheduler, Task, WeightSync
-from grpo.measure import measure_round
-from grpo.types import Batch, Collected, EvaluatedGroup, Progress, RoundPlan, RoundStatistics
+from grpo.measure import measure_round, outcomes
+from grpo.types import (
+    Batch,
+    Collected,
+    FinishedRound,
+    GroupWithLogprobs,
+    Progress,
+    RoundPlan,
+    RoundStatistics,
+    Verdict,
+)
 
-MakeBatches = Callable[[Sequence[EvaluatedGroup], RoundPlan], list[Batch]]
+MakeBatches = Callable[[Sequence[Sequence[GroupWithLogprobs]], RoundPlan], list[Batch]]
 
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """Everything that a run is made of, put together in `grpo.run.session`."""
+    """The parts of a run, put together in `grpo.run.session`.
+
+    `go_back` returns learner and sampler to the newest checkpoint of a step up to the one that it is given.
+    """
 
     task: Task
     sampler: Sampler
@@ -24,46 +36,62 @@ class Engines:
     make_batches: MakeBatches
     weight_sync: WeightSync
     scheduler: Scheduler
+    go_back: Callable[[int], None]
     collective: Collective
     clock: Clock
 
 
 class Observer(Protocol):
-    """Called on every rank after every round, in the order given. Some only look on (logs, evaluations, checkpoints);
-    a `Rewinder` takes learner and sampler back, and `Feedback` tells the task what was answered."""
+    """Looks on: it logs, evaluates or saves after a round. Called on every rank."""
 
-    def after_round(self, statistics: RoundStatistics, collected: Collected, progress: Progress) -> None:
-        """`progress` is where a resumed run would go on."""
+    def after_round(self, finished: FinishedRound) -> None:
+        """Called once the round is over and the verdict on the run is carried out."""
 
 
-def run(
-    engines: Engines,
-    progress: Progress,
-    num_steps: int,
-    observers: Sequence[Observer],
-    stop_requested: Callable[[], bool],
-) -> Progress:
-    """Rounds until `num_steps` optimizer steps are taken, the plan says stop, or a stop is requested on any rank."""
-    while progress.step < num_steps and not progress.plan.stop and not engines.collective.maximum(stop_requested()):
-        left = num_steps - progress.step
-        plan = replace(progress.plan, refresh_interval=min(progress.plan.refresh_interval, left))
-        statistics, collected = one_round(engines, plan, progress.round_index, left)
-        next_plan, state = engines.scheduler.next(progress.plan, statistics, progress.scheduler)
-        progress = Progress(progress.round_index + 1, statistics.step, collected.cursor, next_plan, state)
-        for observer in observers:
-            observer.after_round(statistics, collected, progress)
-    return progress
+class Loop:
+    """Runs rounds one after another. `progress` and `verdict` are those of the last finished round, at any time."""
+
+    def __init__(
+        self, engines: Engines, progress: Progress, verdict: Verdict, record: Observer, observers: Sequence[Observer]
+    ):
+        """`record` is called first, before the run goes back where it has to; `observers` after that, in order."""
+        self._engines = engines
+        self.progress, self.verdict = progress, verdict
+        self._record, self._observers = record, observers
+
+    def run(self, num_steps: int, stop_requested: Callable[[], bool]) -> None:
+        """Returns after `num_steps` optimizer steps, on the verdict to stop, or on a request to stop on any rank."""
+        collective = self._engines.collective
+        while self.progress.step < num_steps and not self.verdict.stop and not collective.maximum(stop_requested()):
+            self._run_round(num_steps - self.progress.step)
+
+    def _run_round(self, steps_left: int) -> None:
+        engines, before = self._engines, self.progress
+        plan = replace(before.plan, refresh_interval=min(before.plan.refresh_interval, steps_left))
+        statistics, collected = one_round(engines, plan, before.round_index, steps_left)
+        engines.task.learn(outcomes(collected, engines.collective), collected.cursor)
+        decision = engines.scheduler.next(before.plan, statistics, before.scheduler)
+        self.verdict = decision.verdict
+        self.progress = Progress(
+            before.round_index + 1, statistics.step, collected.cursor, decision.plan, decision.state
+        )
+        finished = FinishedRound(statistics, collected, self.progress, self.verdict)
+        self._record.after_round(finished)
+        if self.verdict.go_back:
+            engines.go_back(self.verdict.good_step)
+        for observer in self._observers:
+            observer.after_round(finished)
 
 
 def one_round(
     engines: Engines, plan: RoundPlan, round_index: int, steps_left: int
 ) -> tuple[RoundStatistics, Collected]:
-    """Sample, grade, learn for τ steps, refresh the sampler, measure. Sampled ahead, a round has the plan that was
-    known then."""
+    """Samples, grades, learns for τ steps, refreshes the sampler, and measures. A round that was sampled ahead has the
+    plan that was known then."""
     engines.clock.begin_round()
     collected = engines.collector.collect(plan, steps_left)
-    evaluated = engines.learner.evaluate(collected.groups, collected.plan)
-    batches = engines.make_batches(evaluated, collected.plan)
+    steps = engines.learner.add_logprobs(collected.steps)
+    batches = engines.make_batches(steps, collected.plan)
     reports = [engines.learner.step(batch) for batch in batches]
     engines.weight_sync.check(reports[0])
     engines.weight_sync.refresh(engines.learner, engines.sampler)

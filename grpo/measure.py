@@ -1,13 +1,14 @@
-"""Facts of a round, as sums and counts over all ranks. No judgement is made here."""
+"""The facts of a round, as sums and counts over all ranks. No judgement is made here."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
+from itertools import chain
 
 from grpo.interfaces import Collective
-from grpo.types import Collected, Mean, RoundStatistics, ScoredGroup, StepReport, split_steps
+from grpo.types import Collected, Mean, RoundStatistics, ScoredGroup, StepReport
 
 
 def measure_round(
@@ -49,9 +50,29 @@ def staleness(collected: Collected, reports: Sequence[StepReport]) -> list[int]:
     newest policy."""
     return [
         report.step - 1 - scored.group.oldest_version
-        for report, groups in zip(reports, split_steps(collected.groups, collected.plan), strict=True)
+        for report, groups in zip(reports, collected.steps, strict=True)
         for scored in groups
     ]
+
+
+def outcomes(collected: Collected, collective: Collective) -> dict[str, tuple[int, int]]:
+    """Counts (correct, tried) completions of each problem of the round, over all ranks. Collective."""
+    own = [(scored.group.prompt.prompt_id, scored.count) for scored in collected.sampled]
+    return by_problem(chain(*collective.gather(own)))
+
+
+def by_problem(groups: Iterable[tuple[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:
+    """Adds up (correct, tried) of prompts by their problem.
+
+    >>> by_problem([("mawps-17@0", (1, 4)), ("mawps-17@1", (2, 4)), ("mawps-3@0", (0, 4))])
+    {'mawps-17': (3, 8), 'mawps-3': (0, 4)}
+    """
+    counts: dict[str, tuple[int, int]] = {}
+    for prompt_id, (correct, tried) in groups:
+        problem_id = prompt_id.rpartition("@")[0]
+        before = counts.get(problem_id, (0, 0))
+        counts[problem_id] = (before[0] + correct, before[1] + tried)
+    return counts
 
 
 def mean_seconds(seconds: Mapping[str, float], collective: Collective) -> dict[str, float]:

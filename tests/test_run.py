@@ -181,7 +181,7 @@ def test_a_run_that_loses_what_it_knew_goes_back_and_slows_down(tmp_path):
     done = grpo("train", *overrides, f"output_dir={tmp_path}")
     assert done.returncode == 0, done.stderr[-3000:]
     measured = rows(tmp_path / "metrics.jsonl")
-    [back] = [index for index, row in enumerate(measured) if row["plan/rollback"]][:1]
+    back = 1 + next(index for index, row in enumerate(measured) if row["run/went_back"])
     start, fallen, restored = (measured[index]["pass_rate"] for index in (0, back - 1, back))
     assert fallen < start / 2 < restored
     assert measured[back - 1]["plan/next_reason"].startswith("damping lost (pass rate fell from")

@@ -15,9 +15,9 @@ import torch
 from grpo.algorithm.aggregation import AGGREGATIONS, Totals
 from grpo.algorithm.kl import ESTIMATORS
 from grpo.algorithm.normalization import advantages
-from grpo.algorithm.packing import Row, Seedling, bins, pack, pad, plant
+from grpo.algorithm.packing import Branch, LooseTree, lay_out, pack, trees_of
 from grpo.interfaces import Collective
-from grpo.types import Batch, EvaluatedGroup, RoundPlan, split_steps
+from grpo.types import Batch, GroupWithLogprobs, RoundPlan
 
 if TYPE_CHECKING:
     from grpo.config import LearnerConfig, NormalizationConfig, ObjectiveConfig
@@ -38,34 +38,29 @@ class BatchMaker:
         self._learner = learner
         self._collective = collective
 
-    def __call__(self, groups: Sequence[EvaluatedGroup], plan: RoundPlan) -> list[Batch]:
-        """One batch per optimizer step of the plan; equally many micro-batches on every rank."""
-        steps = enumerate(split_steps(groups, plan))
-        return [self._batch(step, plan.learning_rate_factor, first=index == 0) for index, step in steps]
+    def __call__(self, steps: Sequence[Sequence[GroupWithLogprobs]], plan: RoundPlan) -> list[Batch]:
+        """Makes one batch for each optimizer step, with equally many micro-batches on every rank. Collective."""
+        return [self._batch(groups, plan.learning_rate_factor, first=index == 0) for index, groups in enumerate(steps)]
 
-    def _batch(self, groups: Sequence[EvaluatedGroup], learning_rate_factor: float, first: bool) -> Batch:
+    def _batch(self, groups: Sequence[GroupWithLogprobs], learning_rate_factor: float, first: bool) -> Batch:
         rewards = [self._rewards(group) for group in groups]
         if first:
             # The current log-probabilities are the old ones to the last bit, which another forward pass need not hit.
             groups = [replace(group, old_logprobs=()) for group in groups]
         totals = self._step_totals(groups)
         advantage = advantages(rewards, self._normalization, self._batch_std(rewards))
-        seedlings = [
-            seedling
+        trees = [
+            tree
             for group, values in zip(groups, advantage, strict=True)
             # The task's rewards decide what is silent: a KL in the reward must not wake a group by its noise.
-            for seedling in self._seedlings(group, values * (not group.scored.silent), totals)
+            for tree in self._trees(group, values * (not group.scored.silent), totals)
         ]
-        seedlings, _ = self._collective.pool(seedlings)
-        if self._learner.layout == "padded":
-            seedlings = pad(seedlings)
-        packs = bins(seedlings, self._learner.micro_batch_tokens)
-        count = max(1, self._collective.maximum(len(packs)))
-        packs.extend([] for _ in range(count - len(packs)))
+        rows, _ = lay_out(trees, self._collective, self._learner.layout, self._learner.micro_batch_tokens)
         old_known = first or self._objective.old_logprobs == "learner" or self._objective.kl.in_reward
-        return Batch(tuple(pack(items) for items in packs), learning_rate_factor, old_known)
+        # A step without anything to learn from is taken all the same: it has one row that holds nothing.
+        return Batch(tuple(pack(row) for row in rows or [[]]), learning_rate_factor, old_known)
 
-    def _rewards(self, group: EvaluatedGroup) -> torch.Tensor:
+    def _rewards(self, group: GroupWithLogprobs) -> torch.Tensor:
         """[completions] float64; minus β·ΣKL(learner ‖ reference), as of the start of the round, where the KL stands in
         the reward."""
         rewards = torch.tensor(group.scored.rewards, dtype=torch.float64)
@@ -77,7 +72,7 @@ class BatchMaker:
             rewards = rewards - kl.coefficient * torch.stack(penalties)
         return rewards
 
-    def _step_totals(self, groups: Sequence[EvaluatedGroup]) -> Totals:
+    def _step_totals(self, groups: Sequence[GroupWithLogprobs]) -> Totals:
         lengths = [_included_lengths(group) for group in groups]
         tokens, sequences, filled = self._collective.sum(
             [
@@ -98,14 +93,14 @@ class BatchMaker:
         [squares] = self._collective.sum([float((every - total / max(count, 1)).square().sum())])
         return torch.tensor(squares / max(count - self._normalization.ddof, 1), dtype=torch.float64).sqrt()
 
-    def _seedlings(self, group: EvaluatedGroup, advantage: torch.Tensor, totals: Totals) -> list[Seedling]:
+    def _trees(self, group: GroupWithLogprobs, advantage: torch.Tensor, totals: Totals) -> list[LooseTree]:
         if self._learner.skip_silent_groups and not self._every_token_counts and not bool(advantage.any()):
             return []
         lengths = _included_lengths(group)
         aggregation = self._objective.aggregation
         weigh = AGGREGATIONS[aggregation.level]
-        rows = [
-            Row(
+        branches = [
+            Branch(
                 completion,
                 float(advantage[index]),
                 weigh(length, sum(lengths), totals, aggregation.constant_length),
@@ -116,7 +111,7 @@ class BatchMaker:
             if length
         ]
         prompt = group.scored.group.prompt.token_ids
-        return plant(prompt, rows, self._learner.layout, self._learner.micro_batch_tokens)
+        return trees_of(prompt, branches, self._learner.layout, self._learner.micro_batch_tokens)
 
     @property
     def _every_token_counts(self) -> bool:
@@ -124,7 +119,7 @@ class BatchMaker:
         return self._objective.kl.in_loss or bool(self._objective.entropy_coefficient)
 
 
-def _included_lengths(group: EvaluatedGroup) -> list[int]:
+def _included_lengths(group: GroupWithLogprobs) -> list[int]:
     """Tokens of each completion, 0 where it is not learned from."""
     scored = group.scored
     return [

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from grpo.values import alike
+from grpo.types import alike
 
 if TYPE_CHECKING:
     from grpo.config import NormalizationConfig

@@ -1,6 +1,6 @@
-"""From groups to packed rows: the one place that lays tokens out.
+"""Packing: the one place that lays tokens out.
 
-A row holds trees. A tree is a prompt followed by completions that continue it; position ids restart at
+A packed row holds trees. A tree is a prompt followed by completions that continue it; position ids restart at
 the end of the prompt for each of them, and a completion attends to the prompt and to itself. So a prompt
 is computed once for all its completions, with exactly the same log-probabilities and gradients as if each
 had been computed alone.
@@ -13,15 +13,16 @@ from dataclasses import dataclass
 
 import torch
 
+from grpo.interfaces import Collective
 from grpo.types import Completion, MicroBatch, Tree
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Branch:
     """One completion to learn from, with what each of its tokens carries.
 
-    `weight` is the share of each token in the step's loss; `old_logprobs` and `reference_logprobs` are
-    float32 tensors [completion tokens], or None where the loss does not need them.
+    `weight` is the share of each token in the step's loss. `old_logprobs` and `reference_logprobs` are float32 tensors
+    [completion tokens], or None where the loss does not need them.
     """
 
     completion: Completion
@@ -36,94 +37,120 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Seedling:
-    """A prompt's token ids and the rows that continue it: a tree before it has a place."""
+class LooseTree:
+    """A prompt's token ids and the completions that continue it, before the tree has a place in a packed row.
+
+    >>> from grpo.types import Completion
+    >>> branch = Branch(Completion((1, 2, 3), (-1.0, -1.0, -1.0), "", False), advantage=0.5, weight=0.2)
+    >>> tree = LooseTree((10, 11), (branch, branch))
+    >>> tree.lengths, tree.length
+    ((2, 2), 6)
+    """
 
     prompt: tuple[int, ...]
-    rows: tuple[Row, ...]
+    branches: tuple[Branch, ...]
     padded_length: int = 0
 
     @property
-    def branches(self) -> tuple[int, ...]:
-        return tuple(max(row.input_length, self.padded_length) for row in self.rows)
+    def lengths(self) -> tuple[int, ...]:
+        """The input tokens of each branch, padding included."""
+        return tuple(max(branch.input_length, self.padded_length) for branch in self.branches)
 
     @property
     def length(self) -> int:
-        return len(self.prompt) + sum(self.branches)
+        return len(self.prompt) + sum(self.lengths)
 
 
-def plant(prompt: tuple[int, ...], rows: Sequence[Row], layout: str, budget: int) -> list[Seedling]:
-    """The trees of one group under `layout`, each within `budget` tokens where it can be.
+def trees_of(prompt: tuple[int, ...], branches: Sequence[Branch], layout: str, row_tokens: int) -> list[LooseTree]:
+    """Builds the trees of one group under `layout`, each within `row_tokens` tokens where it can be.
 
-    "shared" fills a tree with completions until the budget is reached, then repeats the prompt in the
-    next one. "packed" and "padded" give every completion a tree of its own.
+    "shared" fills a tree with completions until the row would be full, then repeats the prompt in the next tree.
+    "packed" and "padded" give every completion a tree of its own.
     """
     if layout != "shared":
-        return [Seedling(prompt, (row,)) for row in rows]
-    seedlings: list[Seedling] = []
-    current: list[Row] = []
+        return [LooseTree(prompt, (branch,)) for branch in branches]
+    trees: list[LooseTree] = []
+    current: list[Branch] = []
     length = len(prompt)
-    for row in rows:
-        if current and length + row.input_length > budget:
-            seedlings.append(Seedling(prompt, tuple(current)))
+    for branch in branches:
+        if current and length + branch.input_length > row_tokens:
+            trees.append(LooseTree(prompt, tuple(current)))
             current, length = [], len(prompt)
-        current.append(row)
-        length += row.input_length
-    return [*seedlings, Seedling(prompt, tuple(current))] if current else seedlings
+        current.append(branch)
+        length += branch.input_length
+    return [*trees, LooseTree(prompt, tuple(current))] if current else trees
 
 
-def bins(seedlings: Sequence[Seedling], budget: int) -> list[list[Seedling]]:
-    """First-fit decreasing: trees into rows of at most `budget` tokens. A larger tree has a row alone."""
-    result: list[list[Seedling]] = []
+def rows_of(trees: Sequence[LooseTree], row_tokens: int) -> list[list[LooseTree]]:
+    """Puts trees into rows of at most `row_tokens` tokens, by first-fit decreasing. A larger tree has a row alone."""
+    rows: list[list[LooseTree]] = []
     lengths: list[int] = []
-    for seedling in sorted(seedlings, key=lambda item: -item.length):
+    for tree in sorted(trees, key=lambda tree: -tree.length):
         for index, length in enumerate(lengths):
-            if length + seedling.length <= budget:
-                result[index].append(seedling)
-                lengths[index] += seedling.length
+            if length + tree.length <= row_tokens:
+                rows[index].append(tree)
+                lengths[index] += tree.length
                 break
         else:
-            result.append([seedling])
-            lengths.append(seedling.length)
-    return result
+            rows.append([tree])
+            lengths.append(tree.length)
+    return rows
 
 
-def pad(seedlings: Sequence[Seedling]) -> list[Seedling]:
-    """Every completion stretched to the longest of them, as rectangular batches do."""
-    longest = max((row.input_length for seedling in seedlings for row in seedling.rows), default=0)
-    return [Seedling(seedling.prompt, seedling.rows, longest) for seedling in seedlings]
+def pad(trees: Sequence[LooseTree]) -> list[LooseTree]:
+    """Stretches every completion to the longest of them, as rectangular batches do."""
+    longest = max((branch.input_length for tree in trees for branch in tree.branches), default=0)
+    return [LooseTree(tree.prompt, tree.branches, longest) for tree in trees]
 
 
-def pack(seedlings: Sequence[Seedling]) -> MicroBatch:
-    """One micro-batch of these trees, in order. Without any it is a single token that nothing learns
-    from: what a rank computes when it has no work left and others have."""
+def lay_out(
+    trees: Sequence[LooseTree], collective: Collective, layout: str, row_tokens: int
+) -> tuple[list[list[LooseTree]], list[LooseTree]]:
+    """Lays this rank's trees out in rows, equally many on every rank: a rank with less work gets empty rows.
+
+    Ranks that compute each row together pool their trees first. Returns the rows, and this rank's own trees as they
+    stand in the rows. Collective.
+    """
+    pooled, own = collective.pool(trees)
+    if layout == "padded":
+        pooled = pad(pooled)
+    rows = rows_of(pooled, row_tokens)
+    return rows + [[] for _ in range(collective.maximum(len(rows)) - len(rows))], pooled[own]
+
+
+def pack(trees: Sequence[LooseTree]) -> MicroBatch:
+    """Packs these trees, in order, into one micro-batch.
+
+    Without any tree it is a single token that nothing learns from. A rank computes that when it has no work left and
+    others have.
+    """
     tokens: list[int] = []
     positions: list[int] = []
-    trees: list[Tree] = []
+    placed: list[Tree] = []
     predictors: list[int] = []
-    rows: list[Row] = []
-    for seedling in seedlings:
-        start, prompt_length = len(tokens), len(seedling.prompt)
-        trees.append(Tree(start, prompt_length, seedling.branches))
-        tokens.extend(seedling.prompt)
+    branches: list[Branch] = []
+    for tree in trees:
+        start, prompt_length = len(tokens), len(tree.prompt)
+        placed.append(Tree(start, prompt_length, tree.lengths))
+        tokens.extend(tree.prompt)
         positions.extend(range(prompt_length))
-        for row, branch in zip(seedling.rows, seedling.branches, strict=True):
+        for branch, length in zip(tree.branches, tree.lengths, strict=True):
             here = len(tokens)
             predictors.append(start + prompt_length - 1)
-            predictors.extend(range(here, here + row.input_length))
-            tokens.extend(row.completion.token_ids[:-1])
-            tokens.extend([0] * (branch - row.input_length))
-            positions.extend(range(prompt_length, prompt_length + branch))
-            rows.append(row)
-    if not trees:
-        tokens, positions, trees = [0], [0], [Tree(0, 1, ())]
-    return _micro_batch(tokens, positions, tuple(trees), predictors, rows)
+            predictors.extend(range(here, here + branch.input_length))
+            tokens.extend(branch.completion.token_ids[:-1])
+            tokens.extend([0] * (length - branch.input_length))
+            positions.extend(range(prompt_length, prompt_length + length))
+            branches.append(branch)
+    if not placed:
+        tokens, positions, placed = [0], [0], [Tree(0, 1, ())]
+    return _micro_batch(tokens, positions, tuple(placed), predictors, branches)
 
 
 def _micro_batch(
-    tokens: list[int], positions: list[int], trees: tuple[Tree, ...], predictors: list[int], rows: list[Row]
+    tokens: list[int], positions: list[int], trees: tuple[Tree, ...], predictors: list[int], branches: list[Branch]
 ) -> MicroBatch:
-    lengths = torch.tensor([len(row.completion.token_ids) for row in rows], dtype=torch.long)
+    lengths = torch.tensor([len(branch.completion.token_ids) for branch in branches], dtype=torch.long)
 
     def spread(values: list[float]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float32).repeat_interleave(lengths)
@@ -136,15 +163,15 @@ def _micro_batch(
         position_ids=torch.tensor(positions, dtype=torch.long),
         trees=trees,
         predictors=torch.tensor(predictors, dtype=torch.long),
-        targets=torch.tensor([token for row in rows for token in row.completion.token_ids], dtype=torch.long),
-        sequence_index=torch.arange(len(rows)).repeat_interleave(lengths),
-        advantages=spread([row.advantage for row in rows]),
-        weights=spread([row.weight for row in rows]),
+        targets=torch.tensor([token for branch in branches for token in branch.completion.token_ids], dtype=torch.long),
+        sequence_index=torch.arange(len(branches)).repeat_interleave(lengths),
+        advantages=spread([branch.advantage for branch in branches]),
+        weights=spread([branch.weight for branch in branches]),
         sampler_logprobs=torch.tensor(
-            [value for row in rows for value in row.completion.sampler_logprobs], dtype=torch.float32
+            [value for branch in branches for value in branch.completion.sampler_logprobs], dtype=torch.float32
         ),
-        old_logprobs=joined([row.old_logprobs for row in rows]),
-        reference_logprobs=joined([row.reference_logprobs for row in rows]),
+        old_logprobs=joined([branch.old_logprobs for branch in branches]),
+        reference_logprobs=joined([branch.reference_logprobs for branch in branches]),
     )
 
 

@@ -6,9 +6,7 @@ approximation: its interval holds what is unknown of the parameters and of the l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,14 +73,12 @@ class StopRule:
     patience: int
     fewest_steps: int
 
-    def init(self) -> Mapping[str, Any]:
-        return {"rounds_below": 0}
-
-    def next(self, found: Forecast | None, step: int, state: Mapping[str, Any]) -> tuple[bool, Mapping[str, Any]]:
-        """Whether to stop now, and the next state. `found` None (nothing identified) starts the count anew."""
-        below = self.least_gain > 0 and found is not None and found.gain.high < self.least_gain
-        count = state["rounds_below"] + 1 if below else 0
-        return count >= self.patience and step >= self.fewest_steps, {"rounds_below": count}
+    def next(self, ahead: Forecast | None, step: int, rounds_below: int) -> tuple[bool, int]:
+        """Returns whether to stop now, and the number of rounds in a row below the bound. The count starts anew where
+        there is no forecast because nothing is identified."""
+        below = self.least_gain > 0 and ahead is not None and ahead.gain.high < self.least_gain
+        count = rounds_below + 1 if below else 0
+        return count >= self.patience and step >= self.fewest_steps, count
 
 
 @dataclass(frozen=True, slots=True)

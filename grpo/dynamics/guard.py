@@ -9,9 +9,7 @@ went back has nothing to recover from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +23,7 @@ class GuardRule:
     rounds          bad rounds in a row before it acts
     recovery        rounds after an action in which it does not act again
     rate_cuts       halvings of the learning rate before it stops the run
-    rollback        a fallen run goes back to the best policy: there are checkpoints
+    may_go_back     a fallen run goes back to the best policy: there are checkpoints
     """
 
     fall: float = 4.0
@@ -35,7 +33,7 @@ class GuardRule:
     rounds: int = 2
     recovery: int = 5
     rate_cuts: int = 3
-    rollback: bool = False
+    may_go_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ class GuardAction:
     interval: int
     rate_factor: float
     stop: bool
-    rollback: bool
+    go_back: bool
     reason: str
 
 
@@ -64,16 +62,30 @@ class RoundFacts:
     rate_factor: float
 
 
-def init() -> dict[str, Any]:
-    """Best smoothed pass rate so far with its error and step, the smoothed one, bad rounds in a row, rounds since the
-    last action, cuts made."""
-    return {"best": None, "error": 0.0, "best_step": 0, "smooth": None, "bad": 0, "since": None, "cuts": 0}
+@dataclass(frozen=True, slots=True)
+class GuardState:
+    """What the guard remembers.
+
+    best        highest smoothed pass rate so far, with its standard `error` and its `best_step`
+    smooth      smoothed pass rate now
+    bad         bad rounds in a row
+    since       rounds since the last action
+    cuts        halvings of the learning rate so far
+    """
+
+    best: float | None = None
+    error: float = 0.0
+    best_step: int = 0
+    smooth: float | None = None
+    bad: int = 0
+    since: int | None = None
+    cuts: int = 0
 
 
-def look(rule: GuardRule, state: Mapping[str, Any], facts: RoundFacts) -> tuple[GuardAction | None, dict[str, Any]]:
-    """An action where one is due, and the next state."""
-    smooth = facts.pass_rate if state["smooth"] is None else 0.5 * (state["smooth"] + facts.pass_rate)
-    best, best_error, best_step = state["best"], state["error"], state["best_step"]
+def look(rule: GuardRule, state: GuardState, facts: RoundFacts) -> tuple[GuardAction | None, GuardState]:
+    """Returns an action where one is due, and the next state."""
+    smooth = facts.pass_rate if state.smooth is None else 0.5 * (state.smooth + facts.pass_rate)
+    best, best_error, best_step = state.best, state.error, state.best_step
     noise = (facts.error**2 + best_error**2) ** 0.5
     fallen = best is not None and best - smooth > max(rule.fall * noise, rule.least_fall, rule.least_share * best)
     causes = []
@@ -83,23 +95,22 @@ def look(rule: GuardRule, state: Mapping[str, Any], facts: RoundFacts) -> tuple[
         causes.append(f"{facts.skipped_steps} steps had gradients that were NaN or Inf")
     if facts.ess < rule.least_ess:
         causes.append(f"ESS {facts.ess:.2f}")
-    bad = state["bad"] + 1 if causes else 0
-    since = None if state["since"] is None else state["since"] + 1
+    bad = state.bad + 1 if causes else 0
+    since = None if state.since is None else state.since + 1
     if best is None or smooth > best:
         best, best_error, best_step = smooth, facts.error, facts.step
-    after = {**state, "best": best, "error": best_error, "best_step": best_step, "smooth": smooth}
-    after |= {"bad": bad, "since": since}
+    after = GuardState(best, best_error, best_step, smooth, bad, since, state.cuts)
     if bad < rule.rounds or (since is not None and since <= rule.recovery):
         return None, after
     # A new start for the count; what was best stays the measure.
-    rollback = rule.rollback and fallen
-    after |= {"bad": 0, "smooth": None, "since": None} if rollback else {"bad": 0, "since": 0}
-    lost, back = f"damping lost ({'; '.join(causes)})", f", back to step {best_step}" if rollback else ""
+    go_back = rule.may_go_back and fallen
+    after = replace(after, bad=0, smooth=None, since=None) if go_back else replace(after, bad=0, since=0)
+    lost, back = f"damping lost ({'; '.join(causes)})", f", back to step {best_step}" if go_back else ""
     interval, factor = facts.interval, facts.rate_factor
     if interval > 1:
         shorter = interval // 2
-        return GuardAction(shorter, factor, False, rollback, f"{lost}: τ {interval}→{shorter}{back}"), after
-    if state["cuts"] < rule.rate_cuts:
-        after["cuts"] = state["cuts"] + 1
-        return GuardAction(1, factor / 2, False, rollback, f"{lost}: learning rate halved{back}"), after
-    return GuardAction(1, factor, True, rollback, f"{lost} at τ 1 and {factor:g} of the rate: stop{back}"), after
+        return GuardAction(shorter, factor, False, go_back, f"{lost}: τ {interval}→{shorter}{back}"), after
+    if state.cuts < rule.rate_cuts:
+        action = GuardAction(1, factor / 2, False, go_back, f"{lost}: learning rate halved{back}")
+        return action, replace(after, cuts=state.cuts + 1)
+    return GuardAction(1, factor, True, go_back, f"{lost} at τ 1 and {factor:g} of the rate: stop{back}"), after

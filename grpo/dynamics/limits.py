@@ -1,52 +1,63 @@
-"""A run that ends when it has spent its samples, tokens or seconds, whatever its scheduler decides."""
+"""A run ends when it has spent its samples, tokens or seconds, whatever its scheduler decides."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from grpo.interfaces import ROUND
-from grpo.types import RoundPlan, RoundStatistics
+from grpo.types import Decision, RoundPlan, RoundStatistics, Verdict
 
 if TYPE_CHECKING:
     from grpo.interfaces import Scheduler
 
-SPENT = "spent"
+
+@dataclass(frozen=True, slots=True)
+class LimitedState:
+    """What the run has spent, by unit, and the state of the scheduler inside."""
+
+    spent: Mapping[str, float]
+    inner: Any
 
 
 class LimitedScheduler:
-    """`scheduler`, until one of `limits` (samples, tokens, seconds → how many) is spent. What is spent is kept beside
-    the scheduler's own state, so a resumed run counts on. Seconds are those of rounds, by the clock on the wall."""
+    """Follows `scheduler` until one of `limits` is spent.
+
+    `limits` maps a unit (samples, tokens, seconds) to how many of it the run may spend. All units are counted, so a
+    limit that is set when a run is resumed knows what was spent before. Seconds are those of rounds, by the clock on
+    the wall.
+    """
 
     def __init__(self, scheduler: Scheduler, limits: Mapping[str, float]):
         self._scheduler = scheduler
         self._limits = limits
 
-    def init(self) -> tuple[RoundPlan, Mapping[str, Any]]:
-        plan, state = self._scheduler.init()
-        return plan, {**state, SPENT: dict.fromkeys(self._limits, 0.0)}
+    def init(self) -> tuple[RoundPlan, LimitedState]:
+        plan, inner = self._scheduler.init()
+        return plan, LimitedState({}, inner)
 
-    def next(
-        self, plan: RoundPlan, statistics: RoundStatistics, state: Mapping[str, Any]
-    ) -> tuple[RoundPlan, Mapping[str, Any]]:
-        following, inner = self._scheduler.next(plan, statistics, state)
-        before = state.get(SPENT, {})
-        now = _of_round(statistics)
-        spent = {name: before.get(name, 0.0) + now[name] for name in self._limits}
-        return self._within(following, spent), {**inner, SPENT: spent}
+    def next(self, plan: RoundPlan, statistics: RoundStatistics, state: LimitedState) -> Decision:
+        decision = self._scheduler.next(plan, statistics, state.inner)
+        spent = {unit: state.spent.get(unit, 0.0) + amount for unit, amount in _spent_in(statistics).items()}
+        return Decision(decision.plan, self._within(decision.verdict, spent), LimitedState(spent, decision.state))
 
-    def resume(self, plan: RoundPlan, step: int, state: Mapping[str, Any]) -> RoundPlan:
-        return self._within(self._scheduler.resume(plan, step, state), state.get(SPENT, {}))
+    def judge(self, step: int, state: LimitedState) -> Verdict:
+        return self._within(self._scheduler.judge(step, state.inner), state.spent)
 
-    def _within(self, plan: RoundPlan, spent: Mapping[str, float]) -> RoundPlan:
-        for name, limit in self._limits.items():
-            if spent.get(name, 0.0) >= limit:
-                plan = replace(plan, stop=True, reason=f"the budget of {limit:,.0f} {name} is spent")
-        return plan
+    def restore(self, values: Mapping[str, Any]) -> LimitedState:
+        # Older checkpoints hold the inner state beside what was spent.
+        inner = values.get("inner", {name: value for name, value in values.items() if name != "spent"})
+        return LimitedState(values.get("spent", {}), self._scheduler.restore(inner or {}))
+
+    def _within(self, verdict: Verdict, spent: Mapping[str, float]) -> Verdict:
+        for unit, limit in self._limits.items():
+            if spent.get(unit, 0.0) >= limit:
+                verdict = replace(verdict, stop=True, reason=f"the limit of {limit:,.0f} {unit} is reached")
+        return verdict
 
 
-def _of_round(statistics: RoundStatistics) -> dict[str, float]:
+def _spent_in(statistics: RoundStatistics) -> dict[str, float]:
     return {
         "samples": float(sum(size * groups for (_, size), groups in statistics.reward_counts.items())),
         "tokens": statistics.means["completions/length_mean"].total,

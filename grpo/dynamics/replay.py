@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from grpo.interfaces import ROUND
-from grpo.types import Mean, RoundPlan, RoundStatistics, StepReport
+from grpo.types import Mean, RoundPlan, RoundStatistics, StepReport, Verdict
 
 if TYPE_CHECKING:
     from grpo.dynamics.history import Counts
@@ -20,35 +20,37 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """After optimizer step `step`, under plan `done`, the scheduler wants `proposed` for the next round."""
+class Proposal:
+    """After optimizer step `step`, under plan `done`, the scheduler proposes the plan `proposed` for the next round."""
 
     step: int
     done: RoundPlan
     proposed: RoundPlan
+    verdict: Verdict
 
     @property
     def changes(self) -> bool:
-        return self.proposed.settings != self.done.settings
+        return self.proposed != self.done or self.verdict.stop or self.verdict.go_back
 
 
-def replay(scheduler: Scheduler, rounds: Iterable[RoundStatistics]) -> list[Decision]:
-    """One decision a round."""
+def replay(scheduler: Scheduler, rounds: Iterable[RoundStatistics]) -> list[Proposal]:
+    """Returns one proposal for each round."""
     _, state = scheduler.init()
-    decisions = []
+    proposals = []
     for statistics in rounds:
-        proposed, state = scheduler.next(statistics.plan, statistics, state)
-        decisions.append(Decision(statistics.step, statistics.plan, proposed))
-    return decisions
+        decision = scheduler.next(statistics.plan, statistics, state)
+        state = decision.state
+        proposals.append(Proposal(statistics.step, statistics.plan, decision.plan, decision.verdict))
+    return proposals
 
 
-def agreement(decisions: list[Decision]) -> tuple[int, int]:
-    """How many of the proposals were what the next round did, and of how many; the cut of a last round by the
-    run's end does not count against it."""
-    pairs = list(pairwise(decisions))
+def agreement(proposals: list[Proposal]) -> tuple[int, int]:
+    """Counts the proposals that the next round followed, and how many there are. A last round that the run's end cut
+    short counts as followed."""
+    pairs = list(pairwise(proposals))
     # The last round takes the steps that are left.
     same = sum(
-        before.proposed.settings == after.done.settings
+        before.proposed == after.done
         or (index == len(pairs) - 1 and _but_interval(before.proposed) == _but_interval(after.done))
         for index, (before, after) in enumerate(pairs)
     )
@@ -56,7 +58,7 @@ def agreement(decisions: list[Decision]) -> tuple[int, int]:
 
 
 def _but_interval(plan: RoundPlan) -> RoundPlan:
-    return replace(plan, refresh_interval=1).settings
+    return replace(plan, refresh_interval=1)
 
 
 def statistics_of(row: Mapping[str, Any], counts: Counts, round_index: int) -> RoundStatistics:
@@ -67,7 +69,6 @@ def statistics_of(row: Mapping[str, Any], counts: Counts, round_index: int) -> R
         refresh_interval=interval,
         prompts_per_step=round(row["plan/prompts_per_step"]),
         learning_rate_factor=row.get("plan/learning_rate_factor", 1.0),
-        rollback=bool(row.get("plan/rollback", 0.0)),
     )
     skipped = round(row.get("learner/skipped_steps", 0))
     reports = tuple(

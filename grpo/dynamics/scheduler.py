@@ -1,4 +1,4 @@
-"""Schedulers: what the next round's plan is."""
+"""Schedulers choose the next round's plan, and say whether the run goes on."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from grpo.dynamics.adaptive import AdaptiveScheduler, Setting
 from grpo.dynamics.forecast import StopRule
 from grpo.dynamics.group_size import GroupSizeRule
 from grpo.dynamics.guard import GuardRule
-from grpo.dynamics.limits import SPENT, LimitedScheduler
+from grpo.dynamics.limits import LimitedScheduler
 from grpo.dynamics.refresh import RefreshRule
-from grpo.types import Progress, RoundPlan, RoundStatistics
+from grpo.types import Decision, Progress, RoundPlan, RoundStatistics, Verdict
 
 if TYPE_CHECKING:
     from grpo.config import TrainConfig
@@ -20,25 +20,26 @@ if TYPE_CHECKING:
 
 
 class FixedScheduler:
-    """The configured group size and refresh interval, round after round."""
+    """`dynamics=fixed` keeps the configured group size and refresh interval, round after round."""
 
     def __init__(self, plan: RoundPlan):
         self._plan = plan
 
-    def init(self) -> tuple[RoundPlan, Mapping[str, Any]]:
-        return self._plan, {}
+    def init(self) -> tuple[RoundPlan, None]:
+        return self._plan, None
 
-    def next(
-        self, plan: RoundPlan, statistics: RoundStatistics, state: Mapping[str, Any]
-    ) -> tuple[RoundPlan, Mapping[str, Any]]:
-        return plan, state
+    def next(self, plan: RoundPlan, statistics: RoundStatistics, state: None) -> Decision:
+        return Decision(plan, Verdict(), None)
 
-    def resume(self, plan: RoundPlan, step: int, state: Mapping[str, Any]) -> RoundPlan:
-        return replace(plan, stop=False)
+    def judge(self, step: int, state: None) -> Verdict:
+        return Verdict()
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """It remembers nothing."""
 
 
 def first_plan(config: TrainConfig) -> RoundPlan:
-    """What the first round does."""
+    """Returns the plan of the first round."""
     dynamics = config.dynamics
     return RoundPlan(dynamics.group_size, dynamics.refresh_interval, dynamics.prompts_per_step)
 
@@ -46,16 +47,17 @@ def first_plan(config: TrainConfig) -> RoundPlan:
 def replanned(
     progress: Progress, old: TrainConfig, new: TrainConfig, scheduler: Scheduler, world_size: int = 1
 ) -> Progress:
-    """Where a run goes on that was configured as `old` and is resumed as `new` on `world_size` ranks: the plan stays
-    as it was, unless the first plan or the scheduler is another. What the limits had spent stays spent."""
-    plan, state = progress.plan, progress.scheduler
-    first, fresh = scheduler.init()
+    """Returns where a run goes on that was configured as `old` and is resumed as `new` on `world_size` ranks.
+
+    `progress` holds the scheduler's state as it was saved. The plan stays as it was, unless the first plan or the
+    scheduler is another. What the limits had spent stays spent.
+    """
+    plan, saved = progress.plan, progress.scheduler
     if old.dynamics.name != new.dynamics.name:
-        plan, state = first, {**fresh, **{name: state[name] for name in (SPENT,) if name in state}}
-    elif first_plan(old) != first_plan(new):
-        plan = first
-    plan = scheduler.resume(divisible(plan, world_size), progress.step, state)
-    return replace(progress, plan=plan, scheduler=state)
+        saved = {"spent": saved.get("spent", {}), "inner": {}}
+    if (old.dynamics.name, first_plan(old)) != (new.dynamics.name, first_plan(new)):
+        plan = first_plan(new)
+    return replace(progress, plan=divisible(plan, world_size), scheduler=scheduler.restore(saved))
 
 
 def divisible(plan: RoundPlan, world_size: int) -> RoundPlan:
@@ -63,8 +65,8 @@ def divisible(plan: RoundPlan, world_size: int) -> RoundPlan:
     return replace(plan, prompts_per_step=-(-plan.prompts_per_step // world_size) * world_size)
 
 
-def may_roll_back(config: TrainConfig) -> bool:
-    """Whether the scheduler may send the learner back to a checkpoint: there has to be one from the start on."""
+def may_go_back(config: TrainConfig) -> bool:
+    """Says whether the scheduler may send the learner back to a checkpoint: there has to be one from the start on."""
     return config.dynamics.name == "adaptive" and config.checkpoint.every_rounds > 0
 
 
@@ -95,7 +97,7 @@ def adaptive(config: TrainConfig, world_size: int) -> AdaptiveScheduler:
             most_clipped=rules.max_clip_fraction,
             least_saving=rules.min_saving,
         ),
-        guard=GuardRule(rollback=may_roll_back(config)),
+        guard=GuardRule(may_go_back=may_go_back(config)),
         stop=StopRule(rules.stop_gain, rules.stop_patience, rules.stop_min_steps),
         momentum=config.learner.betas[0],
         num_steps=config.num_steps,
@@ -112,5 +114,4 @@ SCHEDULERS: dict[str, Callable[[TrainConfig, int], Scheduler]] = {"fixed": fixed
 def build_scheduler(config: TrainConfig, world_size: int) -> Scheduler:
     """The configured scheduler, within the run's limits."""
     scheduler = SCHEDULERS[config.dynamics.name](config, world_size)
-    limits = {name: limit for name, limit in asdict(config.limits).items() if limit}
-    return LimitedScheduler(scheduler, limits) if limits else scheduler
+    return LimitedScheduler(scheduler, {unit: limit for unit, limit in asdict(config.limits).items() if limit})

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from grpo.algorithm.loss import METRICS, policy_loss
-from grpo.algorithm.packing import Row, bins, pack, plant
+from grpo.algorithm.packing import Branch, lay_out, pack, trees_of
 from grpo.config import TrainConfig
 from grpo.config.errors import UserError
 from grpo.interfaces import MERGED, Bucket
@@ -27,14 +27,12 @@ from grpo.learner.sequence_parallel import SequenceGroup
 from grpo.learner.weights import MergeLoss, weight_buckets
 from grpo.types import (
     Batch,
-    EvaluatedGroup,
+    GroupWithLogprobs,
     Mean,
     MicroBatch,
     RolloutGroup,
-    RoundPlan,
     ScoredGroup,
     StepReport,
-    split_steps,
 )
 
 # In a checkpoint's folder.
@@ -87,20 +85,21 @@ class DeepSpeedLearner:
 
     # --- log-probabilities ---------------------------------------------------------------------
 
-    def evaluate(self, scored: Sequence[ScoredGroup], plan: RoundPlan) -> list[EvaluatedGroup]:
-        """Old log-probabilities for every step but the first (whose old ones are the current ones), for all steps where
-        the KL stands in the reward; and reference log-probabilities where there is a KL term."""
-        first, *later = split_steps(scored, plan)
-        groups = [each.group for each in scored]
-        old = [() for _ in scored]
+    def add_logprobs(self, steps: Sequence[Sequence[ScoredGroup]]) -> list[list[GroupWithLogprobs]]:
+        """Adds old log-probabilities for every step but the first, whose old ones are the current ones, or for all
+        steps where the KL stands in the reward. Adds reference log-probabilities where there is a KL term."""
+        groups = [scored.group for step in steps for scored in step]
+        num_first = len(steps[0])
+        old = [() for _ in groups]
         if self._config.objective.kl.in_reward:
             old = self._logprobs(groups, self._current)
-        elif later and self._config.objective.old_logprobs == "learner":
-            old[len(first) :] = self._logprobs(groups[len(first) :], self._current)
-        reference = [() for _ in scored]
+        elif len(steps) > 1 and self._config.objective.old_logprobs == "learner":
+            old[num_first:] = self._logprobs(groups[num_first:], self._current)
+        reference = [() for _ in groups]
         if self.reference is not None:
             reference = self._logprobs(groups, self._from_reference)
-        return [EvaluatedGroup(*each) for each in zip(scored, old, reference, strict=True)]
+        logprobs = iter(zip(old, reference, strict=True))
+        return [[GroupWithLogprobs(scored, *next(logprobs)) for scored in step] for step in steps]
 
     def logprobs(self, groups: Sequence[RolloutGroup]) -> list[tuple[torch.Tensor, ...]]:
         """log π of the current weights: one float32 CPU tensor [completion tokens] per completion of each group."""
@@ -116,23 +115,21 @@ class DeepSpeedLearner:
     def _logprobs(self, groups: Sequence[RolloutGroup], forward) -> list[tuple[torch.Tensor, ...]]:
         """One float32 CPU tensor per completion of each group, in order."""
         learner = self._config.learner
-        rows = [[Row(completion, 0.0, 0.0) for completion in group.completions] for group in groups]
-        planted = [
-            seedling
-            for group, own in zip(groups, rows, strict=True)
-            for seedling in plant(group.prompt.token_ids, own, self.layout, learner.micro_batch_tokens)
+        branches = [[Branch(completion, 0.0, 0.0) for completion in group.completions] for group in groups]
+        trees = [
+            tree
+            for group, own in zip(groups, branches, strict=True)
+            for tree in trees_of(group.prompt.token_ids, own, self.layout, learner.micro_batch_tokens)
         ]
-        seedlings, mine = self.collective.pool(planted)
-        packs = bins(seedlings, learner.micro_batch_tokens)
-        packs += [[] for _ in range(self.collective.maximum(len(packs)) - len(packs))]
-        found: dict[int, tuple[torch.Tensor, ...]] = {}
-        for items in packs:
-            values = forward(to_device(pack(items), self._device)).cpu()
-            lengths = [len(row.completion.token_ids) for item in items for row in item.rows]
+        rows, own_trees = lay_out(trees, self.collective, self.layout, learner.micro_batch_tokens)
+        by_tree: dict[int, tuple[torch.Tensor, ...]] = {}
+        for row in rows:
+            values = forward(to_device(pack(row), self._device)).cpu()
+            lengths = [len(branch.completion.token_ids) for tree in row for branch in tree.branches]
             pieces = iter(values.split(lengths) if lengths else ())
-            found |= {id(item): tuple(next(pieces) for _ in item.rows) for item in items}
-        in_order = chain.from_iterable(found[id(seedling)] for seedling in seedlings[mine])
-        return [tuple(next(in_order) for _ in own) for own in rows]
+            by_tree |= {id(tree): tuple(next(pieces) for _ in tree.branches) for tree in row}
+        in_order = chain.from_iterable(by_tree[id(tree)] for tree in own_trees)
+        return [tuple(next(in_order) for _ in own) for own in branches]
 
     # --- one step ------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from grpo.algorithm.logprobs import LogitRule
-from grpo.algorithm.packing import Row, Seedling, pack
+from grpo.algorithm.packing import Branch, LooseTree, pack
 from grpo.config import UserError
 from grpo.learner.attention import NAME
 from grpo.learner.policy import Policy
@@ -131,17 +131,17 @@ def example_row() -> tuple[MicroBatch, list[tuple[list[int], list[int]]]]:
     def draw(count: int) -> list[int]:
         return torch.randint(VOCABULARY, (count,), generator=generator).tolist()
 
-    seedlings, sequences = [], []
+    trees, sequences = [], []
     for prompt_length, lengths in TREES:
         prompt = draw(prompt_length)
         completions = [draw(length) for length in lengths]
         sequences += [(prompt, completion) for completion in completions]
-        rows = [
-            Row(Completion(tuple(completion), (0.0,) * len(completion), "", False), 0.0, 0.0)
+        branches = [
+            Branch(Completion(tuple(completion), (0.0,) * len(completion), "", False), 0.0, 0.0)
             for completion in completions
         ]
-        seedlings.append(Seedling(tuple(prompt), tuple(rows)))
-    return pack(seedlings), sequences
+        trees.append(LooseTree(tuple(prompt), tuple(branches)))
+    return pack(trees), sequences
 
 
 def own_results(

@@ -10,7 +10,7 @@ from grpo.dynamics.findings import CRITICAL, NOTE, WARNING, Finding
 from grpo.dynamics.forecast import Forecast, phases
 from grpo.dynamics.identify import Identification, LawFit
 from grpo.dynamics.planning import RunProposal
-from grpo.dynamics.replay import Decision
+from grpo.dynamics.replay import Proposal
 
 LAW_COLUMNS = ("law", "constants", "χ²/n", "R²", "misfit", "pattern", "weight")
 """Misfit and pattern are p values, of χ² and of the residuals' correlation; weight is Akaike's."""
@@ -69,21 +69,21 @@ def findings_table(findings: Sequence[Finding]) -> Table:
     return table
 
 
-def decisions_table(decisions: Sequence[Decision]) -> Table:
+def decisions_table(proposals: Sequence[Proposal]) -> Table:
     """The rounds after which a change is wanted."""
     table = Table(title="Decisions", title_justify="left")
     for name in ("after step", "G", "τ", "prompts", "rate ×", "why"):
         table.add_column(name, justify="left" if name == "why" else "right", overflow="fold")
-    for each in decisions:
-        if each.changes:
-            done, new = each.done, each.proposed
+    for proposal in proposals:
+        if proposal.changes:
+            done, new = proposal.done, proposal.proposed
             table.add_row(
-                str(each.step),
+                str(proposal.step),
                 _arrow(done.group_size, new.group_size),
                 _arrow(done.refresh_interval, new.refresh_interval),
                 _arrow(done.prompts_per_step, new.prompts_per_step),
                 _arrow(done.learning_rate_factor, new.learning_rate_factor),
-                new.reason,
+                proposal.verdict.reason,
             )
     return table
 

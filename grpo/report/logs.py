@@ -23,7 +23,7 @@ from grpo.config import UserError
 from grpo.config.folder import CONFIG_FILE, EVALUATIONS_FILE, METRICS_FILE
 from grpo.dynamics.history import history_of, history_of_values, lag
 from grpo.dynamics.run_log import NOTHING, RunLog, Series
-from grpo.telemetry import COUNTS, REASON, read_metrics
+from grpo.telemetry import COUNTS, REASON, WENT_BACK, read_metrics
 
 Row = Mapping[str, Any]
 
@@ -114,8 +114,10 @@ def log_of(rows: Sequence[Row], config: Mapping[str, Any], held_out: Series = NO
 
 def since_rollback(rows: Sequence[Row]) -> Sequence[Row]:
     """The rows from the last time on that the learner went back to an earlier policy: one curve, without a jump."""
-    last = max((index for index, row in enumerate(rows) if row.get("plan/rollback")), default=0)
-    return rows[last:]
+    # Older logs mark the first round after it, not the last one before.
+    firsts = [index + 1 for index, row in enumerate(rows[:-1]) if row.get(WENT_BACK)]
+    firsts += [index for index, row in enumerate(rows) if row.get("plan/rollback")]
+    return rows[max(firsts, default=0) :]
 
 
 def decisions_of(rows: Sequence[Row]) -> list[tuple[int, str]]:

@@ -26,19 +26,20 @@ class AheadCollector:
         self._taken_cursor = 0
 
     def collect(self, plan: RoundPlan, steps_left: int) -> Collected:
-        if plan.rollback and self._ahead:
-            # The policy that was left behind wrote these: nothing is learned from them, and their prompts come again.
-            self.settle()
-            self._ahead, self._task.cursor = None, self._taken_cursor
         collected = (self._ahead or self._start(plan, steps_left)).result()
         self._taken_cursor = collected.cursor
         # A guard that slows learning down means this round, whenever its samples were asked.
         learned = replace(collected.plan, learning_rate_factor=plan.learning_rate_factor)
         left = steps_left - collected.plan.refresh_interval
         # The next plan is not known yet; as far as can be told now it is this one, cut by the run's end.
-        following = replace(plan, refresh_interval=min(plan.refresh_interval, left), rollback=False)
-        self._ahead = self._start(following, left) if left > 0 and not plan.stop else None
+        following = replace(plan, refresh_interval=min(plan.refresh_interval, left))
+        self._ahead = self._start(following, left) if left > 0 else None
         return replace(collected, plan=learned)
+
+    def forget(self) -> None:
+        if self._ahead is not None:
+            self.settle()
+            self._ahead, self._task.cursor = None, self._taken_cursor
 
     def settle(self) -> None:
         """Returns when nothing is being sampled. An error of sampling shows when its round is collected."""

@@ -90,8 +90,8 @@ class CheckedSampler:
         pending = self._sampler.ask(prompts, group_size, sampling, first_sample)
         return [CheckedPending(*each, self._vocabulary) for each in zip(prompts, pending, strict=True)]
 
-    def weights_form(self) -> str:
-        return self._sampler.weights_form()
+    def begin_refresh(self) -> str:
+        return self._sampler.begin_refresh()
 
     def load_weights(self, bucket: Bucket) -> None:
         self._sampler.load_weights(bucket)

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from typing import TypeVar
 
 from grpo.config import BudgetConfig, RefillConfig
 from grpo.interfaces import Collective, Sampler, Task
 from grpo.rollout.source import Source
-from grpo.types import Collected, RoundPlan, ScoredGroup, split_steps
+from grpo.types import Collected, RoundPlan, ScoredGroup
+
+Item = TypeVar("Item")
 
 Spread = Callable[[Mapping[tuple[int, int], int], Sequence[tuple[int, int]], int], list[int]]
 """(correct, tried) → prompts of all ranks; (correct, tried) of this rank's; completions to spread → more for each."""
@@ -25,7 +29,10 @@ class PlainCollector:
         self._source.begin(plan, steps_left)
         scored = tuple(self._source.take(plan.prompts_per_round))
         self._source.rest()
-        return Collected(scored, scored, plan, self._source.cursor)
+        return Collected(in_steps(scored, plan.refresh_interval), scored, plan, self._source.cursor)
+
+    def forget(self) -> None:
+        self._source.forget()
 
 
 class RefillingCollector:
@@ -56,8 +63,11 @@ class RefillingCollector:
                 silent |= share
         self._source.rest()
         kept = self._kept(silent, plan.prompts_per_round)
-        steps = split_steps(kept, plan)
+        steps = in_steps(kept, plan.refresh_interval)
         return Collected(self._shared_out(steps, sampled), tuple(sampled.values()), plan, self._source.cursor)
+
+    def forget(self) -> None:
+        self._source.forget()
 
     def _wave(self, num_prompts: int) -> dict[int, ScoredGroup]:
         """This rank's groups of the next prompts, by position."""
@@ -76,7 +86,7 @@ class RefillingCollector:
 
     def _shared_out(
         self, steps: Sequence[Sequence[int]], sampled: Mapping[int, ScoredGroup]
-    ) -> tuple[ScoredGroup, ...]:
+    ) -> tuple[tuple[ScoredGroup, ...], ...]:
         """This rank's groups of each step: equally many on every rank, its own as far as they go."""
         ranks, rank = self._collective.world_size, self._collective.rank
         learners = {place: learner for step in steps for place, learner in dealt(step, ranks).items()}
@@ -84,7 +94,17 @@ class RefillingCollector:
         at_hand = dict(sampled)
         for share in self._collective.gather(leaving):
             at_hand |= share
-        return tuple(at_hand[place] for step in steps for place in step if learners[place] == rank)
+        return tuple(tuple(at_hand[place] for place in step if learners[place] == rank) for step in steps)
+
+
+def in_steps(groups: Sequence[Item], num_steps: int) -> tuple[tuple[Item, ...], ...]:
+    """Cuts a round's groups into its optimizer steps, in order and as evenly as they allow.
+
+    >>> in_steps(list("abcdefg"), 3)
+    (('a', 'b'), ('c', 'd', 'e'), ('f', 'g'))
+    """
+    edges = [round(index * len(groups) / num_steps) for index in range(num_steps + 1)]
+    return tuple(tuple(groups[start:end]) for start, end in pairwise(edges))
 
 
 def dealt(places: Sequence[int], ranks: int) -> dict[int, int]:
@@ -128,7 +148,10 @@ class BudgetedCollector:
         self._sampler.sleep()
         for index, group in zip(again, self._task.grade(asked), strict=True):
             looked[index] = _joined(looked[index], group)
-        return Collected(tuple(looked), tuple(looked), plan, self._task.cursor)
+        return Collected(in_steps(looked, plan.refresh_interval), tuple(looked), plan, self._task.cursor)
+
+    def forget(self) -> None:
+        """Nothing is sampled ahead."""
 
 
 def _joined(first: ScoredGroup, second: ScoredGroup) -> ScoredGroup:

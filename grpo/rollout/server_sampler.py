@@ -153,7 +153,7 @@ class ServerSampler:
 
     # --- weights -------------------------------------------------------------------------------
 
-    def weights_form(self) -> str:
+    def begin_refresh(self) -> str:
         self._begin_update()
         if not self._config.model.lora.rank:
             return MERGED

@@ -30,7 +30,10 @@ class Source(Protocol):
         none. Collective."""
 
     def rest(self) -> None:
-        """Nothing more is wanted of this round."""
+        """Ends a round: nothing more is wanted of it."""
+
+    def forget(self) -> None:
+        """Drops what was asked ahead. Its prompts come again, in their order."""
 
 
 class Asking:
@@ -52,6 +55,9 @@ class Asking:
 
     def rest(self) -> None:
         self._sampler.sleep()
+
+    def forget(self) -> None:
+        """Nothing is asked ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +105,6 @@ class AskingAhead:
         return self._task.cursor if self._taken_cursor is None else self._taken_cursor
 
     def begin(self, plan: RoundPlan, steps_left: int) -> None:
-        if plan.rollback:
-            # The policy that was left behind wrote these: nothing is learned from them, and their prompts come again.
-            self._forget()
         self._plan = plan
         # From here on the stream may run ahead of what is taken.
         self._taken_cursor = self.cursor
@@ -181,7 +184,7 @@ class AskingAhead:
         before the round is full. The sampler holds the policy that the round begins with."""
         return self._sampler.policy_version + self._plan.refresh_interval - 1 - group.group.oldest_version
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         for asked in self._under_way:
             asked.pending.cancel()
             asked.scored.cancel()

@@ -126,7 +126,7 @@ class TransformersSampler:
         text = self._tokenizer.decode(kept, skip_special_tokens=True)
         return Completion(kept, tuple(logprobs[:length]), text, not ends, ((self.policy_version, length),))
 
-    def weights_form(self) -> str:
+    def begin_refresh(self) -> str:
         return MERGED
 
     def load_weights(self, bucket: Bucket) -> None:

@@ -88,7 +88,7 @@ class VllmSampler:
         versions = ((self.policy_version, len(token_ids)),)
         return Completion(token_ids, logprobs, text, output.finish_reason == "length", versions)
 
-    def weights_form(self) -> str:
+    def begin_refresh(self) -> str:
         self._llm.collective_rpc("begin_refresh")
         return MERGED
 

@@ -13,7 +13,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -182,14 +182,9 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     return state
 
 
-def plain_progress(progress: Progress) -> dict[str, Any]:
-    """What is saved of where a run stands. That it is to stop is no part of it: this is judged anew on resume."""
-    ended = replace(progress.plan, stop=False, reason="as before") if progress.plan.stop else progress.plan
-    return asdict(replace(progress, plan=ended))
-
-
 def read_progress(values: Mapping[str, Any]) -> Progress:
-    """What `plain_progress` gave, of this version or another one."""
+    """Returns where the run stood, from the `progress` of this version's `state.json` or an older one's. The
+    scheduler's state is left as it was saved: `Scheduler.restore` reads it."""
     plan = {field.name: values["plan"][field.name] for field in fields(RoundPlan) if field.name in values["plan"]}
     return Progress(**{**values, "plan": RoundPlan(**plan)})
 

@@ -51,7 +51,7 @@ class Clocks:
         return Timed(sampler, ask=ask)
 
     def learner(self, learner: Learner) -> Learner:
-        phases = {"evaluate": "evaluate", "step": "learn", "save": "save", "rewind": "load"}
+        phases = {"add_logprobs": "logprobs", "step": "learn", "save": "save", "rewind": "load"}
         deadline, key = self._config.learner.deadline_seconds, "learner.deadline_seconds"
         timed = {
             method: self.phases.timed(phase, getattr(learner, method), deadline, key)
@@ -81,3 +81,6 @@ class Beside:
     def collect(self, plan: RoundPlan, steps_left: int) -> Collected:
         collected = self._collector.collect(plan, steps_left)
         return replace(collected, seconds=self._take_seconds())
+
+    def forget(self) -> None:
+        self._collector.forget()

@@ -1,21 +1,20 @@
-"""What happens after each round, besides learning: logs, held-out evaluations, checkpoints."""
+"""What happens after each round besides learning: logs, held-out evaluations, checkpoints, diagnoses."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any
 
 from grpo.config import CheckpointConfig, EvaluationConfig
 from grpo.dynamics.findings import Finding
 from grpo.evaluation.held_out import score
-from grpo.host.terminal import say
-from grpo.interfaces import Collective, Learner, Sampler, Task, Tracker, WeightSync
-from grpo.run.checkpoints import CheckpointStore, plain_progress
+from grpo.interfaces import Collective, Learner, Tracker
+from grpo.run.checkpoints import CheckpointStore
 from grpo.run.first_rank import on_first
-from grpo.telemetry import COUNTS, REASON, JsonLines, RunDisplay, flatten, peak_memory, remarks
-from grpo.types import Collected, Progress, RoundPlan, RoundStatistics
+from grpo.telemetry import COUNTS, REASON, WENT_BACK, JsonLines, RunDisplay, flatten, peak_memory, remarks
+from grpo.types import FinishedRound, Progress, RoundPlan, ScoredGroup, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +52,23 @@ class Recorder:
         self._remarked: set[str] = set()
         self._peak_tflops = peak_tflops and peak_tflops * collective.world_size
 
-    def after_round(self, statistics: RoundStatistics, collected: Collected, progress: Progress) -> None:
-        ids = [scored.group.prompt.prompt_id for scored in collected.sampled]
-        correct = [scored.count for scored in collected.sampled]
-        versions = [(scored.group.oldest_version, scored.group.newest_version) for scored in collected.sampled]
-        samples = _samples(collected, self._samples_per_round)
+    def after_round(self, finished: FinishedRound) -> None:
+        sampled = finished.collected.sampled
+        ids = [scored.group.prompt.prompt_id for scored in sampled]
+        correct = [scored.count for scored in sampled]
+        versions = [(scored.group.oldest_version, scored.group.newest_version) for scored in sampled]
+        samples = _samples(sampled[: self._samples_per_round])
         shares = self._collective.gather((ids, correct, versions, samples, peak_memory()))
-        on_first(self._collective, lambda: self._write(statistics, progress, shares))
+        on_first(self._collective, lambda: self._write(finished, shares))
 
-    def _write(self, statistics: RoundStatistics, progress: Progress, shares: Sequence[tuple]) -> None:
+    def _write(self, finished: FinishedRound, shares: Sequence[tuple]) -> None:
+        statistics, progress, verdict = finished.statistics, finished.progress, finished.verdict
         every_id, every_count, every_version, samples, memory = zip(*shares, strict=True)
         metrics = flatten(statistics, self._peak_tflops) | {
             name: max(each[name] for each in memory) for name in memory[0]
         }
         counts = [[*pair, groups] for pair, groups in sorted(statistics.reward_counts.items())]
-        row = metrics | {COUNTS: counts, REASON: progress.plan.reason}
+        row = metrics | {COUNTS: counts, REASON: verdict.reason, WENT_BACK: float(verdict.go_back)}
         self._files.tracker.log(row, statistics.step)
         self._files.tracker.samples(list(chain(*samples))[: self._samples_per_round], statistics.step)
         row = {
@@ -83,14 +84,14 @@ class Recorder:
             if name not in self._remarked:
                 self._remarked.add(name)
                 self._files.display.note(f"step {statistics.step}: {sentence}")
-        if progress.plan.settings != (self._plan or statistics.plan).settings:
-            self._files.display.note(f"step {statistics.step}: {progress.plan.reason}")
+        if progress.plan != (self._plan or statistics.plan) or verdict.go_back:
+            self._files.display.note(f"step {statistics.step}: {verdict.reason}")
         self._plan = progress.plan
 
 
-def _samples(collected: Collected, count: int) -> list[dict[str, Any]]:
+def _samples(groups: Sequence[ScoredGroup]) -> list[dict[str, Any]]:
     rows = []
-    for scored in collected.sampled[:count]:
+    for scored in groups:
         completion, grade, problem = scored.group.completions[0], scored.grades[0], scored.group.prompt.problem
         rows.append(
             {
@@ -108,31 +109,6 @@ def _samples(collected: Collected, count: int) -> list[dict[str, Any]]:
     return rows
 
 
-class Feedback:
-    """Tells the task how many completions of each prompt were correct, for a curriculum that goes by it."""
-
-    def __init__(self, task: Task, collective: Collective):
-        self._task = task
-        self._collective = collective
-
-    def after_round(self, statistics: RoundStatistics, collected: Collected, progress: Progress) -> None:
-        mine = [(scored.group.prompt.prompt_id, scored.count) for scored in collected.sampled]
-        self._learn(chain(*self._collective.gather(mine)), progress.cursor)
-
-    def replay(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """The rounds that a resumed run has in its `prompts.jsonl`."""
-        for row in rows:
-            self._learn(zip(row["prompt_ids"], row["correct"], strict=True), row["cursor"])
-
-    def _learn(self, groups: Iterable[tuple[str, tuple[int, int]]], cursor: int) -> None:
-        outcomes: dict[str, tuple[int, int]] = {}
-        for prompt_id, (correct, tried) in groups:
-            name = prompt_id.rpartition("@")[0]
-            before = outcomes.get(name, (0, 0))
-            outcomes[name] = (before[0] + correct, before[1] + tried)
-        self._task.learn(outcomes, cursor)
-
-
 class Evaluator:
     """Evaluates every so many rounds and keeps the results, in the run's files and in `results` by step."""
 
@@ -142,7 +118,7 @@ class Evaluator:
         evaluate: Callable[[], dict[str, Any]],
         record: Callable[[dict[str, Any]], None],
         earlier: Iterable[Mapping[str, Any]] = (),
-        is_over: Callable[[Progress], bool] = lambda progress: False,
+        is_over: Callable[[Progress, Verdict], bool] = lambda progress, verdict: False,
     ):
         """`earlier` are the results of a run that is resumed. After its last round a run is evaluated too: `is_over`
         tells which that is."""
@@ -152,9 +128,10 @@ class Evaluator:
         self._is_over = is_over
         self.results: dict[int, Mapping[str, Any]] = {result["step"]: result for result in earlier}
 
-    def after_round(self, statistics: RoundStatistics, collected: Collected, progress: Progress) -> None:
+    def after_round(self, finished: FinishedRound) -> None:
+        progress = finished.progress
         due = bool(self._config.every_rounds) and progress.round_index % self._config.every_rounds == 0
-        if due or self._is_over(progress):
+        if due or self._is_over(progress, finished.verdict):
             self.at(progress.step)
 
     def at(self, step: int) -> Mapping[str, Any] | None:
@@ -184,46 +161,19 @@ class Watch:
         self._tell = tell
         self._told: set[tuple[str, str]] = set()
 
-    def after_round(self, statistics: RoundStatistics, collected: Collected, progress: Progress) -> None:
+    def after_round(self, finished: FinishedRound) -> None:
+        progress = finished.progress
         if not self._every or progress.round_index % self._every:
             return
-        for each in self._findings():
-            if (each.name, each.severity) not in self._told:
-                self._told.add((each.name, each.severity))
-                self._tell(f"step {progress.step}: {each.severity}: {each.name}: {each.evidence} ⇒ {each.remedy}")
-
-
-class Rewinder:
-    """Where the plan says so, takes learner and sampler back to the checkpoint that it trusts. Before the
-    Checkpointer, which saves what was restored."""
-
-    def __init__(self, store: CheckpointStore, learner: Learner, sampler: Sampler, weight_sync: WeightSync):
-        self._store = store
-        self._learner, self._sampler, self._weight_sync = learner, sampler, weight_sync
-
-    def after_round(self, statistics: RoundStatistics, collected: Collected, progress: Progress) -> None:
-        if not progress.plan.rollback:
-            return
-        checkpoint = self._store.whole(progress.plan.good_step)
-        if checkpoint is None:
-            # Only where the run was resumed from one that kept none, or where all are damaged.
-            say(f"grpo: no checkpoint up to step {progress.plan.good_step}: the policy stays")
-            return
-        self._learner.rewind(str(checkpoint))
-        self._weight_sync.refresh(self._learner, self._sampler)
-
-
-class LastRound:
-    """What there is to save when the sampler is lost. Before all who may need the sampler."""
-
-    progress: Progress | None = None
-
-    def after_round(self, statistics: RoundStatistics, collected: Collected, progress: Progress) -> None:
-        self.progress = progress
+        for finding in self._findings():
+            if (finding.name, finding.severity) not in self._told:
+                self._told.add((finding.name, finding.severity))
+                told = f"{finding.severity}: {finding.name}: {finding.evidence} ⇒ {finding.remedy}"
+                self._tell(f"step {progress.step}: {told}")
 
 
 class Checkpointer:
-    """Saves every so many rounds, after an evaluation better than all before it, and what was restored."""
+    """Saves every so many rounds, after an evaluation better than all before it, and once the run has gone back."""
 
     def __init__(
         self,
@@ -240,18 +190,19 @@ class Checkpointer:
         self._evaluator = evaluator
         self._saved_step = -1
 
-    def after_round(self, statistics: RoundStatistics, collected: Collected, progress: Progress) -> None:
+    def after_round(self, finished: FinishedRound) -> None:
+        progress, verdict = finished.progress, finished.verdict
         score = self._evaluator.score(progress.step)
         improved = score is not None and score > self._evaluator.best_before(progress.step)
         due = bool(self._config.every_rounds) and progress.round_index % self._config.every_rounds == 0
-        if due or progress.plan.rollback or (improved and self._config.every_rounds):
-            self.save(progress)
+        if due or verdict.go_back or (improved and self._config.every_rounds):
+            self.save(progress, verdict)
 
-    def save(self, progress: Progress) -> None:
-        """A checkpoint of `progress`, unless there is one."""
+    def save(self, progress: Progress, verdict: Verdict) -> None:
+        """Saves a checkpoint of `progress`, unless there is one. That of the verdict's good step is kept."""
         if self._saved_step == progress.step:
             return
         score = self._evaluator.score(progress.step)
-        state = {"progress": plain_progress(progress), "config": self._run_config}
-        self._store.save(progress.step, self._learner.save, state, score, progress.plan.good_step)
+        state = {"progress": asdict(progress), "config": self._run_config}
+        self._store.save(progress.step, self._learner.save, state, score, verdict.good_step)
         self._saved_step = progress.step

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.folder import CHECKPOINTS
 from grpo.config.resume import check_resumed, differences
 from grpo.config.saved import from_dict
-from grpo.interfaces import Collective
+from grpo.interfaces import Collective, Task
+from grpo.measure import by_problem
 from grpo.run.checkpoints import CheckpointStore, read_progress, read_state
 from grpo.types import Progress
 
@@ -46,3 +49,10 @@ def saved_run(config: TrainConfig, collective: Collective) -> Saved:
                 print(f"  changed since: {name}: {before!r} → {after!r}")
     check_resumed(old, config)
     return Saved(checkpoint, old, read_progress(state["progress"]))
+
+
+def relearn(task: Task, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Tells the task the outcomes of the rounds before, from the rows of `prompts.jsonl`: an online curriculum goes on
+    as it stood."""
+    for row in rows:
+        task.learn(by_problem(zip(row["prompt_ids"], row["correct"], strict=True)), row["cursor"])

@@ -19,7 +19,7 @@ from grpo.config.folder import CONFIG_FILE, EVALUATIONS_FILE, MODEL_FOLDER, PROM
 from grpo.config.validate import validate
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.findings import Finding
-from grpo.dynamics.scheduler import build_scheduler, may_roll_back, replanned
+from grpo.dynamics.scheduler import build_scheduler, may_go_back, replanned
 from grpo.evaluation import held_out
 from grpo.host import ranks
 from grpo.host.folder_lock import held
@@ -29,25 +29,23 @@ from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import init_distributed
 from grpo.learner.export import export
 from grpo.learner.learner import DeepSpeedLearner
-from grpo.loop import Engines, run
+from grpo.loop import Engines, Loop
 from grpo.report.logs import read_log
 from grpo.report.run import write_report
 from grpo.run import preflight
 from grpo.run.clocks import EVALUATION, Clocks
 from grpo.run.first_rank import from_first, on_first
+from grpo.run.going_back import GoingBack
 from grpo.run.observers import (
     Checkpointer,
     Evaluator,
-    Feedback,
-    LastRound,
     Recorder,
     RecordFiles,
-    Rewinder,
     Watch,
 )
 from grpo.run.parts import build_sampler, load_suite, load_task, warm_start_examples
 from grpo.run.pipeline import build_pipeline
-from grpo.run.resume import Saved, checkpoint_store, saved_run
+from grpo.run.resume import Saved, checkpoint_store, relearn, saved_run
 from grpo.tasks import VerifiableTask
 from grpo.telemetry import (
     JsonLines,
@@ -60,7 +58,7 @@ from grpo.telemetry import (
     service_trackers,
     write_code,
 )
-from grpo.types import Progress
+from grpo.types import Progress, Verdict
 
 STOPPING = "stopping after this round, with a checkpoint; again to stop at once"
 
@@ -121,36 +119,38 @@ class Session:
         self._first = self._collective.rank == 0
         sampler = build_sampler(config, path, tokenizer, device, self._collective)
         self._clocks = Clocks(config, Phases(self._collective.rank))
-        self._engines = self._assemble(sampler, learner)
         self._store = checkpoint_store(config, self._collective)
+        self._engines = self._assemble(sampler, learner)
         self._stop = StopRequest(STOPPING)
 
     def _assemble(self, sampler: Sampler, learner: DeepSpeedLearner) -> Engines:
         config, task, collective = self._config, self._task, learner.collective
         collector, sync = build_pipeline(config, task, sampler, collective, self._clocks)
         laid_out = replace(config.learner, layout=learner.layout)
+        timed = self._clocks.learner(learner)
         return Engines(
             task=task,
             sampler=sampler,
             collector=collector,
-            learner=self._clocks.learner(learner),
+            learner=timed,
             make_batches=BatchMaker(config.normalization, config.objective, laid_out, collective),
             weight_sync=sync,
             scheduler=build_scheduler(config, collective.world_size),
+            go_back=GoingBack(self._store, collector, timed, sampler, sync),
             collective=collective,
             clock=self._clocks.phases,
         )
 
     def run(self) -> int:
-        """Evaluate, train, evaluate, export, report."""
-        progress = self._resumed(self._saved) if self._saved else self._fresh()
+        """Evaluates, trains, evaluates, exports, reports. Returns the exit code."""
+        progress, verdict = self._resumed(self._saved) if self._saved else self._fresh()
         self._engines.weight_sync.refresh(self._engines.learner, self._engines.sampler)
         files = on_first(self._collective, lambda: self._files(progress.step))
         with files or nullcontext():
-            progress = self._train(progress, files)
-        if self._first and progress.plan.stop:
-            print(f"step {progress.step}: {progress.plan.reason}")
-        if not self._is_over(progress):
+            progress, verdict = self._train(progress, verdict, files)
+        if self._first and verdict.stop:
+            print(f"step {progress.step}: {verdict.reason}")
+        if not self._is_over(progress, verdict):
             if self._first:
                 steps = f"step {progress.step} of {self._config.num_steps}"
                 print(f"stopped at {steps}; continue with checkpoint.resume=true")
@@ -158,34 +158,33 @@ class Session:
         self._leave()
         return 0
 
-    def _train(self, progress: Progress, files: RecordFiles | None) -> Progress:
-        """Rounds, with what goes on around them. Returns where they ended."""
+    def _train(self, progress: Progress, verdict: Verdict, files: RecordFiles | None) -> tuple[Progress, Verdict]:
+        """Runs the rounds, with what goes on around them. Returns where they ended."""
         config, engines = self._config, self._engines
         evaluator = self._evaluator(files)
         checkpointer = Checkpointer(config.checkpoint, self._store, engines.learner, asdict(config), evaluator)
-        last, samples = LastRound(), config.tracking.samples_per_round
-        recorder = Recorder(self._collective, files, samples, peak_tflops(self._device))
-        rewinder = Rewinder(self._store, engines.learner, engines.sampler, engines.weight_sync)
-        observers = [last, recorder, self._feedback(), rewinder, evaluator, checkpointer, self._watch(files)]
+        recorder = Recorder(self._collective, files, config.tracking.samples_per_round, peak_tflops(self._device))
+        loop = Loop(engines, progress, verdict, recorder, [evaluator, checkpointer, self._watch(files)])
         try:
             if not config.checkpoint.resume:
                 evaluator.at(progress.step)
-                if may_roll_back(config):
-                    checkpointer.save(progress)
+                if may_go_back(config):
+                    checkpointer.save(progress, verdict)
             if files:
                 files.display.begin()
-            progress = run(engines, progress, config.num_steps, observers, self._stop)
-            if self._is_over(progress):
-                evaluator.at(progress.step)
-            checkpointer.save(progress)
+            loop.run(config.num_steps, self._stop)
+            if self._is_over(loop.progress, loop.verdict):
+                evaluator.at(loop.progress.step)
+            checkpointer.save(loop.progress, loop.verdict)
         except SamplerLost:
-            if last.progress is not None and engines.learner.num_steps == last.progress.step:
-                checkpointer.save(last.progress)
+            # The learner may be in the middle of a round, which is then sampled again.
+            if loop.progress.step > progress.step and engines.learner.num_steps == loop.progress.step:
+                checkpointer.save(loop.progress, loop.verdict)
             raise
-        return progress
+        return loop.progress, loop.verdict
 
-    def _is_over(self, progress: Progress) -> bool:
-        return progress.plan.stop or progress.step >= self._config.num_steps
+    def _is_over(self, progress: Progress, verdict: Verdict) -> bool:
+        return verdict.stop or progress.step >= self._config.num_steps
 
     def _leave(self) -> None:
         """The trained model and the report."""
@@ -196,11 +195,11 @@ class Session:
         if self._first:
             write_report(self._output, exported)
 
-    def _fresh(self) -> Progress:
+    def _fresh(self) -> tuple[Progress, Verdict]:
         plan, state = self._engines.scheduler.init()
-        return Progress(0, 0, 0, plan, state)
+        return Progress(0, 0, 0, plan, state), Verdict()
 
-    def _resumed(self, saved: Saved) -> Progress:
+    def _resumed(self, saved: Saved) -> tuple[Progress, Verdict]:
         engines, config = self._engines, self._config
         engines.learner.load(str(saved.checkpoint))
         self._store.restore_rng(saved.checkpoint)
@@ -209,7 +208,9 @@ class Session:
         before, now = saved.progress.plan.prompts_per_step, progress.plan.prompts_per_step
         if self._first and before != now:
             print(f"  prompts per step: {before} → {now} on {self._collective.world_size} ranks")
-        return progress
+        # Every rank reads the rounds before from the log that the first one has.
+        relearn(engines.task, from_first(self._collective, lambda: read_metrics(self._output / PROMPTS_FILE)))
+        return progress, engines.scheduler.judge(progress.step, progress.scheduler)
 
     def _resume_step(self, step: int) -> int | None:
         return step if self._config.checkpoint.resume else None
@@ -226,13 +227,6 @@ class Session:
             return on_first(self._collective, lambda: diagnose(read_log(self._output))) or ()
 
         return Watch(self._config.dynamics.diagnose_every, findings, files.display.note if files else print)
-
-    def _feedback(self) -> Feedback:
-        """Of a resumed run, as it stood: every rank reads the rounds before from the log that the first one has."""
-        feedback = Feedback(self._task, self._engines.collective)
-        if self._config.checkpoint.resume:
-            feedback.replay(from_first(self._collective, lambda: read_metrics(self._output / PROMPTS_FILE)))
-        return feedback
 
     def _evaluator(self, files: RecordFiles | None) -> Evaluator:
         config, engines, clocks = self._config, self._engines, self._clocks

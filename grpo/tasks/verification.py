@@ -85,7 +85,7 @@ def bare(text: str) -> str:
     r"""An answer without what is typesetting only.
 
     >>> bare(r"\(\mathbf{1.8}\)."), bare(r"\dfrac{1}{2}"), bare("12.5\\%"), bare(r"x \in [0, 1)")
-    ('1.8', '\\dfrac{1}{2}', '12.5', ' [0, 1)')
+    ('1.8', '1/2', '12.5', ' [0, 1)')
     """
     for old, new in _TYPESETTING:
         text = old.sub(new, text)

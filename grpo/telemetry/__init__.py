@@ -4,7 +4,7 @@ from grpo.telemetry.code import write_code
 from grpo.telemetry.hardware import peak_tflops
 from grpo.telemetry.lines import JsonLines, JsonlTracker, read_metrics
 from grpo.telemetry.memory import peak_memory
-from grpo.telemetry.metrics import COUNTS, REASON, flatten
+from grpo.telemetry.metrics import COUNTS, REASON, WENT_BACK, flatten
 from grpo.telemetry.phases import Phases
 from grpo.telemetry.progress import RunDisplay
 from grpo.telemetry.remarks import remarks
@@ -13,6 +13,7 @@ from grpo.telemetry.trackers import Trackers, service_trackers
 __all__ = [
     "COUNTS",
     "REASON",
+    "WENT_BACK",
     "JsonLines",
     "JsonlTracker",
     "Phases",

@@ -34,6 +34,8 @@ from grpo.types import Mean, RoundStatistics
 COUNTS = "groups/counts"
 # Of a round: why the next one's plan is what it is.
 REASON = "plan/next_reason"
+# Of a round: 1 where the run went back to an earlier policy after it.
+WENT_BACK = "run/went_back"
 # Metric → the phase whose seconds divide the round's completion tokens.
 _THROUGHPUT = {
     "throughput/sample_tokens_per_second": "sample",
@@ -128,5 +130,4 @@ def _plan(statistics: RoundStatistics) -> dict[str, float]:
         "plan/refresh_interval": plan.refresh_interval,
         "plan/prompts_per_step": plan.prompts_per_step,
         "plan/learning_rate_factor": plan.learning_rate_factor,
-        "plan/rollback": plan.rollback,
     }

@@ -42,7 +42,7 @@ class CheckedSync:
         """
         sampler.wake()
         sent: Counter[str] = Counter()
-        for bucket in learner.weight_buckets(sampler.weights_form()):
+        for bucket in learner.weight_buckets(sampler.begin_refresh()):
             sampler.load_weights(bucket)
             sent.update(checksums(bucket))
         sampler.finish_weights(learner.num_steps)

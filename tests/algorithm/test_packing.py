@@ -2,29 +2,28 @@ import pytest
 import torch
 
 from grpo.algorithm.batches import BatchMaker
-from grpo.algorithm.packing import Row, Seedling, attention_mask, bins, pack, pad, plant
+from grpo.algorithm.packing import Branch, LooseTree, attention_mask, pack, pad, rows_of, trees_of
 from grpo.config import TrainConfig
 from grpo.types import (
     Completion,
-    EvaluatedGroup,
     Grade,
+    GroupWithLogprobs,
     Problem,
     Prompt,
     RolloutGroup,
     RoundPlan,
     ScoredGroup,
     Tree,
-    split_steps,
 )
 from tests.fakes import SingleRank, on_ranks
 
 
-def row(*tokens, advantage=0.0, weight=1.0):
-    return Row(Completion(tokens, tuple(-0.1 * token for token in tokens), "", False), advantage, weight)
+def branch(*tokens, advantage=0.0, weight=1.0):
+    return Branch(Completion(tokens, tuple(-0.1 * token for token in tokens), "", False), advantage, weight)
 
 
 def test_a_shared_prompt_is_laid_out_once_and_positions_restart_after_it():
-    micro = pack([Seedling((10, 11, 12), (row(1, 2, 3), row(4), row(5, 6)))])
+    micro = pack([LooseTree((10, 11, 12), (branch(1, 2, 3), branch(4), branch(5, 6)))])
     # A completion's last token predicts nothing, so it is a target and no input.
     assert micro.token_ids.tolist() == [10, 11, 12, 1, 2, 5]
     assert micro.position_ids.tolist() == [0, 1, 2, 3, 4, 3]
@@ -47,7 +46,7 @@ def test_a_completion_sees_the_prompt_and_itself_and_never_its_siblings():
 
 
 def test_padding_adds_positions_and_no_targets():
-    padded = pad([Seedling((10,), (row(1, 2, 3),)), Seedling((11,), (row(4),))])
+    padded = pad([LooseTree((10,), (branch(1, 2, 3),)), LooseTree((11,), (branch(4),))])
     micro = pack(padded)
     assert micro.token_ids.tolist() == [10, 1, 2, 11, 0, 0]
     assert micro.targets.tolist() == [1, 2, 3, 4]
@@ -55,16 +54,16 @@ def test_padding_adds_positions_and_no_targets():
 
 
 def test_trees_split_at_the_budget_and_repeat_their_prompt():
-    rows = [row(1, 2, 3), row(4, 5, 6), row(7, 8, 9)]
-    trees = plant((10, 11), rows, "shared", budget=6)
-    assert [len(tree.rows) for tree in trees] == [2, 1]
+    branches = [branch(1, 2, 3), branch(4, 5, 6), branch(7, 8, 9)]
+    trees = trees_of((10, 11), branches, "shared", row_tokens=6)
+    assert [len(tree.branches) for tree in trees] == [2, 1]
     assert [tree.length for tree in trees] == [6, 4]
-    assert [len(tree.rows) for tree in plant((10, 11), rows, "packed", budget=6)] == [1, 1, 1]
+    assert [len(tree.branches) for tree in trees_of((10, 11), branches, "packed", row_tokens=6)] == [1, 1, 1]
 
 
 def test_rows_are_filled_first_fit_decreasing_and_a_large_tree_stands_alone():
-    trees = [Seedling((0,) * length, (row(1),)) for length in (3, 12, 5, 4, 2)]
-    assert [[tree.length for tree in each] for each in bins(trees, 8)] == [[12], [5, 3], [4, 2]]
+    trees = [LooseTree((0,) * length, (branch(1),)) for length in (3, 12, 5, 4, 2)]
+    assert [[tree.length for tree in each] for each in rows_of(trees, 8)] == [[12], [5, 3], [4, 2]]
 
 
 def test_a_rank_without_work_computes_one_token_that_nothing_learns_from():
@@ -77,7 +76,7 @@ def group(rewards, lengths, included=None, sampler_logprob=-1.0):
     completions = tuple(Completion(tuple(range(3, 3 + n)), (sampler_logprob,) * n, "", False) for n in lengths)
     rollout = RolloutGroup(Prompt(Problem("p", "q", "a"), (1, 2)), completions, 0, 0)
     grades = tuple(Grade(reward, reward == 1, {}) for reward in rewards)
-    return EvaluatedGroup(ScoredGroup(rollout, grades, tuple(included or [True] * len(rewards))))
+    return GroupWithLogprobs(ScoredGroup(rollout, grades, tuple(included or [True] * len(rewards))))
 
 
 def make_batch(groups, collective=None, **changes):
@@ -86,7 +85,7 @@ def make_batch(groups, collective=None, **changes):
         room, name = path.split("__")
         setattr(getattr(config, room), name, value)
     make = BatchMaker(config.normalization, config.objective, config.learner, collective or SingleRank())
-    [batch] = make(groups, RoundPlan(2, 1, len(groups)))
+    [batch] = make([groups], RoundPlan(2, 1, len(groups)))
     return batch
 
 
@@ -111,18 +110,20 @@ def test_silent_groups_are_computed_when_an_entropy_term_needs_them():
     assert micro.targets.numel() == 8
 
 
-def kl_in_reward(groups, plan, exponent=0.0):
+def kl_in_reward(steps, plan, exponent=0.0):
     config = TrainConfig()
     config.objective.kl.coefficient, config.objective.kl.place, config.objective.kl.estimator = 0.5, "reward", "k1"
     config.normalization.exponent = exponent
-    return BatchMaker(config.normalization, config.objective, config.learner, SingleRank())(groups, plan)
+    return BatchMaker(config.normalization, config.objective, config.learner, SingleRank())(steps, plan)
 
 
 def test_kl_in_the_reward_is_the_learners_and_subtracted_before_normalization():
     old = (torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -1.0]))
     references = (torch.tensor([-1.5, -1.0]), torch.tensor([-1.0, -2.0]))
-    groups = [EvaluatedGroup(group([1.0, 0.0], [2, 2], sampler_logprob=-3.0).scored, old, references) for _ in range(2)]
-    first, second = kl_in_reward(groups, RoundPlan(2, 2, 1))
+    groups = [
+        GroupWithLogprobs(group([1.0, 0.0], [2, 2], sampler_logprob=-3.0).scored, old, references) for _ in range(2)
+    ]
+    first, second = kl_in_reward([groups[:1], groups[1:]], RoundPlan(2, 2, 1))
     # k1 sums: (−1 + 1.5) + 0 = 0.5 and 0 + 1 = 1: rewards 0.75 and −0.5, mean 0.125
     for batch in (first, second):
         assert batch.micro_batches[0].advantages.tolist() == [0.625, 0.625, -0.625, -0.625]
@@ -134,14 +135,9 @@ def test_kl_in_the_reward_is_the_learners_and_subtracted_before_normalization():
 @pytest.mark.parametrize("exponent", [0.0, 1.0, 2.0])
 def test_a_kl_in_the_reward_leaves_silent_groups_silent(exponent):
     noise = (torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -1.0 + 1e-6]))
-    silent = EvaluatedGroup(group([0.3, 0.1 + 0.2], [2, 2]).scored, noise, (noise[0], noise[0]))
-    [batch] = kl_in_reward([silent], RoundPlan(2, 1, 1), exponent)
+    silent = GroupWithLogprobs(group([0.3, 0.1 + 0.2], [2, 2]).scored, noise, (noise[0], noise[0]))
+    [batch] = kl_in_reward([[silent]], RoundPlan(2, 1, 1), exponent)
     assert batch.micro_batches[0].targets.numel() == 0
-
-
-def test_steps_share_a_round_evenly_and_in_order():
-    assert split_steps(list(range(7)), RoundPlan(2, 3, 3)) == [[0, 1], [2, 3, 4], [5, 6]]
-    assert split_steps([0], RoundPlan(2, 2, 1)) == [[], [0]]
 
 
 def test_a_group_that_is_silent_but_for_rounding_is_counted_and_not_computed():

@@ -2,18 +2,19 @@
 
 import json
 from collections import Counter
-from dataclasses import replace
-from itertools import pairwise
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 
 from grpo.config import TrainConfig
-from grpo.dynamics.adaptive import merged, process_variance
+from grpo.dynamics.adaptive import process_variance
+from grpo.dynamics.adaptive_state import AdaptiveState, PastRound, merged
+from grpo.dynamics.guard import GuardState
 from grpo.dynamics.identify import identify
 from grpo.dynamics.laws import History
 from grpo.dynamics.scheduler import SCHEDULERS, replanned
-from grpo.types import Mean, Progress, RoundPlan, RoundStatistics, StepReport
+from grpo.types import Mean, Progress, RoundPlan, RoundStatistics, StepReport, Verdict
 from tests.dynamics.synthetic import measured
 
 
@@ -55,8 +56,8 @@ def test_the_time_of_a_round_is_its_own_clocks_whatever_its_phases_add_up_to():
     plan, state = scheduler.init()
     statistics = SimulatedRun().round(plan)
     beside = {"round": 7.0, "wait": 1.0, "learn": 5.5, "sync": 0.5, "sample": 6.0, "save": 30.0}
-    _, state = scheduler.next(plan, replace(statistics, seconds=beside), state)
-    assert (state["rounds"][0]["seconds"], state["rounds"][0]["fixed_seconds"]) == (7.0, 0.5)
+    [past] = scheduler.next(plan, replace(statistics, seconds=beside), state).state.rounds
+    assert (past.seconds, past.fixed_seconds) == (7.0, 0.5)
 
 
 def config(**adaptive):
@@ -68,24 +69,32 @@ def config(**adaptive):
 
 
 def trained(scheduler, rounds=40, **run):
+    """The run after these rounds, the plan of each and what was decided after it."""
     plan, state = scheduler.init()
-    world, plans = SimulatedRun(**run), []
+    world, plans, decisions = SimulatedRun(**run), [], []
     for _ in range(rounds):
         plans.append(plan)
-        plan, state = scheduler.next(plan, world.round(plan), state)
-        if plan.stop:
+        decision = scheduler.next(plan, world.round(plan), state)
+        plan, state = decision.plan, decision.state
+        decisions.append(decision)
+        if decision.verdict.stop:
             break
-    return world, [*plans, plan], state
+    return world, [*plans, plan], decisions
 
 
 def test_groups_shrink_where_difficulty_allows_and_every_change_has_a_reason():
     scheduler = SCHEDULERS["adaptive"](config(), 1)
-    world, plans, _ = trained(scheduler)
+    world, plans, decisions = trained(scheduler)
     sizes = [plan.group_size for plan in plans]
     assert sizes[0] == 16 and min(sizes) < 12
     assert all(4 <= size <= 64 for size in sizes)
-    changes = [after for before, after in pairwise(plans) if before.group_size != after.group_size]
-    assert all(f"→{plan.group_size}: fidelity asks for" in plan.reason and "silent" in plan.reason for plan in changes)
+    reasons = {
+        decision.plan.group_size: decision.verdict.reason
+        for before, decision in zip(plans, decisions, strict=False)
+        if before.group_size != decision.plan.group_size
+    }
+    assert reasons
+    assert all(f"→{size}: fidelity asks for" in why and "silent" in why for size, why in reasons.items())
     assert np.mean(1 / (1 + np.exp(-world.logits))) > 0.6
 
 
@@ -98,8 +107,12 @@ def test_the_same_facts_give_the_same_plans_also_after_a_resume():
         plans.append(plan)
         if index == 17:
             # A checkpoint is JSON; another scheduler goes on from it.
-            state, scheduler = json.loads(json.dumps(state)), SCHEDULERS["adaptive"](config(), 1)
-        plan, state = scheduler.next(plan, world.round(plan), state)
+            scheduler = SCHEDULERS["adaptive"](config(), 1)
+            restored = scheduler.restore(json.loads(json.dumps(asdict(state))))
+            assert restored == state
+            state = restored
+        decision = scheduler.next(plan, world.round(plan), state)
+        plan, state = decision.plan, decision.state
     assert [*plans, plan] == straight
 
 
@@ -112,9 +125,9 @@ def test_samples_per_step_are_held_when_asked_for():
 
 def test_a_run_with_nothing_left_to_gain_is_stopped_with_its_reason():
     rules = config(stop_gain=0.02, stop_min_steps=30)
-    _, plans, _ = trained(SCHEDULERS["adaptive"](rules, 1), rounds=150)
-    assert plans[-1].stop and plans[-1].reason.startswith("stop: at most 0.0")
-    assert len(plans) < 150
+    _, _, decisions = trained(SCHEDULERS["adaptive"](rules, 1), rounds=150)
+    assert decisions[-1].verdict.stop and decisions[-1].verdict.reason.startswith("stop: at most 0.0")
+    assert len(decisions) < 149
 
 
 def test_what_was_lost_is_gone_back_for_and_what_lost_it_is_not_tried_again():
@@ -122,26 +135,28 @@ def test_what_was_lost_is_gone_back_for_and_what_lost_it_is_not_tried_again():
     made.dynamics.refresh_interval = 4
     scheduler = SCHEDULERS["adaptive"](made, 1)
     plan, state = scheduler.init()
-    world, plans = SimulatedRun(rate=0.02), []
+    world, decisions = SimulatedRun(rate=0.02), []
     for index in range(60):
         statistics = world.round(plan)
         if index in (12, 13):
             statistics = replace(statistics, reward_counts={(0, plan.group_size): plan.prompts_per_round})
-        plan, state = scheduler.next(plan, statistics, state)
-        plans.append(plan)
-    [back] = [index for index, plan in enumerate(plans) if plan.rollback]
+        decision = scheduler.next(plan, statistics, state)
+        plan, state = decision.plan, decision.state
+        decisions.append(decision)
+    plans = [decision.plan for decision in decisions]
+    [back] = [index for index, decision in enumerate(decisions) if decision.verdict.go_back]
     assert back == 13
-    assert plans[back].good_step <= sum(plan.refresh_interval for plan in plans[:12]) + 4
+    assert decisions[back].verdict.good_step <= sum(plan.refresh_interval for plan in plans[:12]) + 4
     assert (plans[back - 1].refresh_interval, plans[back].refresh_interval) == (4, 2)
     # The curve is that of the policy gone back to, alone.
-    assert len(state["rounds"]) == 60 - back - 1
-    assert state["longest"] == max(plan.refresh_interval for plan in plans[back:]) == 2
+    assert len(state.rounds) == 60 - back - 1
+    assert state.longest == max(plan.refresh_interval for plan in plans[back:]) == 2
 
 
 def test_fixed_stays_as_configured():
-    _, plans, state = trained(SCHEDULERS["fixed"](config(), 1), rounds=5)
-    assert {(plan.group_size, plan.refresh_interval, plan.stop) for plan in plans} == {(16, 1, False)}
-    assert state == {}
+    _, plans, decisions = trained(SCHEDULERS["fixed"](config(), 1), rounds=5)
+    assert {(plan.group_size, plan.refresh_interval) for plan in plans} == {(16, 1)}
+    assert {decision.verdict for decision in decisions} == {Verdict()}
 
 
 def test_merging_keeps_the_information_of_a_curve():
@@ -166,39 +181,43 @@ def test_fluctuation_beyond_sampling_error_is_noticed():
 def test_a_resumed_run_keeps_its_plan_unless_it_is_configured_with_another():
     made = config()
     scheduler = SCHEDULERS["adaptive"](made, 1)
-    later = RoundPlan(group_size=5, refresh_interval=2, prompts_per_step=16, reason="chosen at step 40")
-    measured = {"rounds": ["as measured"], "stop": {"rounds_below": 0}}
-    progress = Progress(40, 40, 640, later, measured)
-    assert replanned(progress, config(), made, scheduler) == progress
+    later = RoundPlan(group_size=5, refresh_interval=2, prompts_per_step=16)
+    state = AdaptiveState(32, (PastRound(38, 0.5, 0.1, 64, 2, 2, 3.0, 0.5),), ((3, 5, 1.6),), GuardState(0.5, 0.1, 38))
+    progress = Progress(40, 40, 640, later, state)
+    saved = replace(progress, scheduler=json.loads(json.dumps(asdict(state))))
+    assert replanned(saved, config(), made, scheduler) == progress
+    # An older checkpoint nests the count of decisions.
+    older = {**saved.scheduler, "stop": {"rounds_below": 2}}
+    del older["rounds_below"]
+    assert scheduler.restore(older) == replace(state, rounds_below=2)
     # Six prompts a step from now on, and what was measured is kept.
     fewer = config()
     fewer.dynamics.prompts_per_step = 6
-    changed = replanned(progress, made, fewer, SCHEDULERS["adaptive"](fewer, 1))
+    changed = replanned(saved, made, fewer, SCHEDULERS["adaptive"](fewer, 1))
     assert changed == replace(progress, plan=RoundPlan(16, 1, 6))
     # Another scheduler begins with its own state.
     fixed = config()
     fixed.dynamics.name = "fixed"
-    assert replanned(progress, made, fixed, SCHEDULERS["fixed"](fixed, 1)) == replace(
-        progress, plan=RoundPlan(16, 1, 16), scheduler={}
+    assert replanned(saved, made, fixed, SCHEDULERS["fixed"](fixed, 1)) == replace(
+        progress, plan=RoundPlan(16, 1, 16), scheduler=None
     )
 
 
 def test_a_run_that_its_forecast_ended_goes_on_when_there_is_more_to_reach_and_only_then():
     rules = config(stop_gain=0.02, stop_min_steps=30)
-    world, plans, state = trained(SCHEDULERS["adaptive"](rules, 1), rounds=150)
-    ended = Progress(len(plans) - 1, world.step, 0, plans[-1], json.loads(json.dumps(state)))
-    again = replanned(ended, rules, rules, SCHEDULERS["adaptive"](rules, 1))
-    assert again.plan == plans[-1] and again.plan.stop
+    world, _, decisions = trained(SCHEDULERS["adaptive"](rules, 1), rounds=150)
+    last = decisions[-1]
+    assert SCHEDULERS["adaptive"](rules, 1).judge(world.step, last.state) == last.verdict
     # Nothing counts as little enough now.
     asking_more = config(stop_gain=1e-9, stop_min_steps=30)
-    on = replanned(ended, rules, asking_more, SCHEDULERS["adaptive"](asking_more, 1))
-    assert on == replace(ended, plan=replace(plans[-1], stop=False))
+    verdict = SCHEDULERS["adaptive"](asking_more, 1).judge(world.step, last.state)
+    assert verdict == Verdict(good_step=last.verdict.good_step, reason="as before")
 
 
 def test_a_saved_plan_is_rounded_up_to_what_the_ranks_can_share():
     made = config(hold="samples")
     plan = RoundPlan(group_size=64, refresh_interval=1, prompts_per_step=2)
     scheduler = SCHEDULERS["adaptive"](made, 4)
-    progress = Progress(3, 3, 6, plan, scheduler.init()[1])
+    progress = Progress(3, 3, 6, plan, asdict(scheduler.init()[1]))
     shared = {ranks: replanned(progress, made, made, scheduler, ranks).plan.prompts_per_step for ranks in (1, 2, 3, 4)}
     assert shared == {1: 2, 2: 2, 3: 3, 4: 4}

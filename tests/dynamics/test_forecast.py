@@ -29,9 +29,8 @@ def test_stopping_waits_for_the_fewest_steps_and_for_patience():
     done = forecast(identify(history, 0.9), 400)
     going = forecast(identify(history.until(60), 0.9), 400)
     rule = StopRule(least_gain=0.02, patience=2, fewest_steps=100)
-    state = rule.init()
-    verdicts = []
-    for found, step in (
+    rounds_below, verdicts = 0, []
+    for ahead, step in (
         (done, 90),
         (done, 95),
         (done, 100),
@@ -41,7 +40,7 @@ def test_stopping_waits_for_the_fewest_steps_and_for_patience():
         (done, 120),
         (done, 125),
     ):
-        stop, state = rule.next(found, step, state)
+        stop, rounds_below = rule.next(ahead, step, rounds_below)
         verdicts.append(stop)
     assert verdicts == [False, False, True, False, False, False, False, True]
 

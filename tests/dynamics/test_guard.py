@@ -7,7 +7,7 @@ RULE = guard.GuardRule(fall=4.0, least_fall=0.1, least_ess=0.3, rounds=2, recove
 
 def watch(rounds, interval=4, rule=RULE):
     """Actions over rounds of (pass rate, ESS, skipped steps), each obeyed."""
-    state, factor, actions, step = guard.init(), 1.0, [], 0
+    state, factor, actions, step = guard.GuardState(), 1.0, [], 0
     for rate, ess, skipped in rounds:
         action, state = guard.look(rule, state, guard.RoundFacts(step, rate, 0.01, ess, skipped, interval, factor))
         actions.append(action)
@@ -50,14 +50,14 @@ def test_steps_that_were_skipped_are_a_reason():
     assert "NaN or Inf" in acted[1].reason
 
 
-BACK = replace(RULE, rollback=True)
+BACK = replace(RULE, may_go_back=True)
 
 
 def test_a_fallen_run_goes_back_to_its_best_policy_and_needs_no_recovery():
     # Best after rounds at steps 0, 4 and 8; what the third round measured is the policy of step 8.
     actions = watch([(0.3, 0.9, 0), (0.5, 0.9, 0), (0.7, 0.9, 0)] + [(0.05, 0.9, 0)] * 5, rule=BACK)
     acted = {index: action for index, action in enumerate(actions) if action}
-    assert {index: (action.interval, action.rollback) for index, action in acted.items()} == {
+    assert {index: (action.interval, action.go_back) for index, action in acted.items()} == {
         4: (2, True),
         6: (1, True),
     }
@@ -66,10 +66,10 @@ def test_a_fallen_run_goes_back_to_its_best_policy_and_needs_no_recovery():
 
 def test_only_what_was_lost_is_gone_back_for():
     acted = [action for action in watch([(0.5, 0.9, 0), (0.5, 0.1, 0), (0.5, 0.1, 0)], rule=BACK) if action]
-    assert [action.rollback for action in acted] == [False]
+    assert [action.go_back for action in acted] == [False]
 
 
 def test_a_run_that_is_given_up_ends_with_its_best_policy():
     rounds = [(0.5, 0.9, 0)] * 3 + [(0.1, 0.9, 0)] * 8
     last = [action for action in watch(rounds, interval=1, rule=BACK) if action][1]
-    assert last.stop and last.rollback and last.reason.endswith("stop, back to step 0")
+    assert last.stop and last.go_back and last.reason.endswith("stop, back to step 0")

@@ -1,10 +1,12 @@
-"""Runs that end when their budget is spent."""
+"""Runs that end when a limit is reached."""
 
+import json
 from copy import deepcopy
+from dataclasses import asdict, replace
 
 from grpo.config import TrainConfig
 from grpo.dynamics.scheduler import build_scheduler, replanned
-from grpo.types import Mean, Progress, RoundPlan, RoundStatistics
+from grpo.types import Mean, Progress, RoundStatistics
 
 
 def statistics(plan, step):
@@ -22,77 +24,85 @@ def rounds_until_stop(**limits):
     scheduler = build_scheduler(config, 1)
     plan, state = scheduler.init()
     for step in range(1, 100):
-        plan, state = scheduler.next(plan, statistics(plan, step), state)
-        if plan.stop:
-            return step, plan.reason
+        decision = scheduler.next(plan, statistics(plan, step), state)
+        plan, state = decision.plan, decision.state
+        if decision.verdict.stop:
+            return step, decision.verdict.reason
     return None
 
 
-def test_a_run_ends_in_the_round_in_which_a_budget_is_spent():
-    assert rounds_until_stop(samples=100) == (4, "the budget of 100 samples is spent")
+def test_a_run_ends_in_the_round_in_which_a_limit_is_reached():
+    assert rounds_until_stop(samples=100) == (4, "the limit of 100 samples is reached")
     assert rounds_until_stop(samples=96)[0] == 3
     assert rounds_until_stop(tokens=1600)[0] == 5
-    assert rounds_until_stop(seconds=7.0) == (3, "the budget of 7 seconds is spent")
+    assert rounds_until_stop(seconds=7.0) == (3, "the limit of 7 seconds is reached")
     assert rounds_until_stop(samples=1000, tokens=640)[0] == 2
 
 
-def test_without_limits_a_run_goes_on_and_its_state_is_the_schedulers_own():
+def test_without_limits_a_run_goes_on():
     assert rounds_until_stop() is None
-    assert build_scheduler(TrainConfig(), 1).init()[1] == {}
 
 
-def test_a_resumed_run_counts_on():
-    config = TrainConfig()
-    config.limits.samples = 96
+def after_rounds(config, rounds):
+    """Where a run stands after so many rounds, and the verdict on it."""
     plan, state = build_scheduler(config, 1).init()
-    for step in (1, 2):
-        plan, state = build_scheduler(config, 1).next(plan, statistics(plan, step), state)
-    assert not plan.stop
-    assert build_scheduler(config, 1).next(plan, statistics(plan, 3), state)[0].stop
+    for step in range(1, rounds + 1):
+        decision = build_scheduler(config, 1).next(plan, statistics(plan, step), state)
+        plan, state = decision.plan, decision.state
+    return Progress(rounds, rounds, 8 * rounds, plan, state), decision.verdict
 
 
-def test_a_limit_that_is_set_when_a_run_is_resumed_counts_from_there():
-    config = TrainConfig()
-    config.limits.samples = 32
-    plan = RoundPlan(8, 1, 4)
-    assert build_scheduler(config, 1).next(plan, statistics(plan, 1), {})[0].stop
-
-
-def ended(**limits):
-    """A run of 3 rounds that ended by its limits: its configuration, and where it stood."""
+def limited(**limits):
     config = TrainConfig()
     for name, value in limits.items():
         setattr(config.limits, name, value)
-    plan, state = build_scheduler(config, 1).init()
-    for step in (1, 2, 3):
-        plan, state = build_scheduler(config, 1).next(plan, statistics(plan, step), state)
-    assert plan.stop
-    return config, Progress(3, 3, 24, plan, state)
+    return config
 
 
 def resumed(progress, old, new):
-    return replanned(progress, old, new, build_scheduler(new, 1))
+    """Where a run goes on from its checkpoint, which is JSON, and the verdict on it."""
+    scheduler = build_scheduler(new, 1)
+    saved = replace(progress, scheduler=json.loads(json.dumps(asdict(progress)))["scheduler"])
+    on = replanned(saved, old, new, scheduler)
+    return on, scheduler.judge(on.step, on.scheduler)
+
+
+def test_a_limit_that_is_set_when_a_run_is_resumed_knows_what_was_spent_before():
+    progress, verdict = after_rounds(TrainConfig(), 3)
+    assert not verdict.stop
+    assert resumed(progress, TrainConfig(), limited(samples=96))[1].stop
+    assert not resumed(progress, TrainConfig(), limited(samples=128))[1].stop
+
+
+def test_the_state_of_an_older_checkpoint_is_read():
+    config = limited(samples=96)
+    scheduler = build_scheduler(config, 1)
+    plan, first = scheduler.init()
+    older = scheduler.restore({"spent": {"samples": 64.0}})
+    assert older == replace(first, spent={"samples": 64.0})
+    assert scheduler.next(plan, statistics(plan, 3), older).verdict.stop
 
 
 def test_a_run_that_ended_by_its_limit_goes_on_when_the_limit_is_raised_and_only_then():
-    old, progress = ended(samples=96)
-    assert resumed(progress, old, old) == progress
-    raised = deepcopy(old)
-    raised.limits.samples = 128
-    on = resumed(progress, old, raised)
-    assert not on.plan.stop and on.scheduler == progress.scheduler
-    plan, _ = build_scheduler(raised, 1).next(on.plan, statistics(on.plan, 4), on.scheduler)
-    assert plan.stop
-    lifted = deepcopy(old)
-    lifted.limits.samples = 0
-    assert not resumed(progress, old, lifted).plan.stop
+    old = limited(samples=96)
+    progress, verdict = after_rounds(old, 3)
+    assert verdict.stop
+    assert resumed(progress, old, old) == (progress, verdict)
+    raised = limited(samples=128)
+    on, verdict = resumed(progress, old, raised)
+    assert not verdict.stop and on.scheduler == progress.scheduler
+    assert build_scheduler(raised, 1).next(on.plan, statistics(on.plan, 4), on.scheduler).verdict.stop
+    assert not resumed(progress, old, limited(samples=0))[1].stop
 
 
 def test_another_scheduler_keeps_what_the_limits_had_spent():
-    old, progress = ended(samples=96)
+    old = limited(samples=96)
+    progress, _ = after_rounds(old, 3)
     new = deepcopy(old)
     new.dynamics.name, new.limits.samples = "adaptive", 128
-    on = resumed(progress, old, new)
-    assert on.scheduler == build_scheduler(new, 1).init()[1] | {"spent": {"samples": 96.0}}
+    on, verdict = resumed(progress, old, new)
+    assert on.scheduler == replace(build_scheduler(new, 1).init()[1], spent=progress.scheduler.spent)
+    assert progress.scheduler.spent == {"samples": 96.0, "tokens": 960.0, "seconds": 9.0}
+    assert not verdict.stop
     new.limits.samples = 96
-    assert resumed(progress, old, new).plan.stop
+    assert resumed(progress, old, new)[1].stop

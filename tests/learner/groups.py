@@ -2,7 +2,7 @@
 
 import torch
 
-from grpo.types import Completion, EvaluatedGroup, Grade, Problem, Prompt, RolloutGroup, ScoredGroup
+from grpo.types import Completion, Grade, GroupWithLogprobs, Problem, Prompt, RolloutGroup, ScoredGroup
 
 LEVELS = ("token_mean", "sequence_mean", "constant", "prompt_mean")
 VOCABULARY = 64
@@ -13,7 +13,7 @@ REWARDS = [[1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0], [0.0, 0.5, 1.0], [0.0, 0.
 MASKED = {(2, 1)}
 
 
-def evaluated_groups() -> list[EvaluatedGroup]:
+def uneven_groups() -> list[GroupWithLogprobs]:
     generator = torch.Generator().manual_seed(7)
 
     def draw(count: int) -> tuple[int, ...]:
@@ -29,5 +29,5 @@ def evaluated_groups() -> list[EvaluatedGroup]:
         group = RolloutGroup(prompt, tuple(completions), 0, 0)
         grades = tuple(Grade(reward, reward == 1, {}) for reward in rewards)
         included = tuple((index, position) not in MASKED for position in range(len(lengths)))
-        groups.append(EvaluatedGroup(ScoredGroup(group, grades, included)))
+        groups.append(GroupWithLogprobs(ScoredGroup(group, grades, included)))
     return groups

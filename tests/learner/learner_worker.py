@@ -20,9 +20,10 @@ from grpo.config import TrainConfig, UserError
 from grpo.interfaces import ADAPTERS, BASE
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
+from grpo.rollout.collect import in_steps
 from grpo.types import RoundPlan
 from grpo.weight_sync.adapters import AdaptedWeights
-from tests.learner.groups import evaluated_groups
+from tests.learner.groups import uneven_groups
 
 DEVICE = torch.device("cpu")
 
@@ -42,7 +43,7 @@ def config_for(stage, precision="float32", **changes):
 
 
 def scored(learner):
-    return [group.scored for group in evaluated_groups()][learner.collective.rank :: learner.collective.world_size]
+    return [group.scored for group in uneven_groups()][learner.collective.rank :: learner.collective.world_size]
 
 
 PLAN = RoundPlan(4, 1, 4)
@@ -50,7 +51,8 @@ PLAN = RoundPlan(4, 1, 4)
 
 def take_step(learner, config, plan=PLAN):
     make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
-    reports = [learner.step(batch) for batch in make(learner.evaluate(scored(learner), plan), plan)]
+    steps = in_steps(scored(learner), plan.refresh_interval)
+    reports = [learner.step(batch) for batch in make(learner.add_logprobs(steps), plan)]
     return reports[-1]
 
 

@@ -19,7 +19,7 @@ from grpo.config import TrainConfig
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.types import RoundPlan
-from tests.learner.groups import LEVELS, evaluated_groups
+from tests.learner.groups import LEVELS, uneven_groups
 
 # (stage, ranks that compute each row together): with two ranks also both together.
 ALONE, TOGETHER = ((1, 1), (2, 1), (3, 1)), ((1, 2), (3, 2))
@@ -51,7 +51,7 @@ def resharded(learner: DeepSpeedLearner, config: TrainConfig, folder: str) -> di
     config.learner.learning_rate, config.learner.adam_epsilon = 1e-3, 1e-4
     rank, world = learner.collective.rank, learner.collective.world_size
     make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
-    [batch] = make(evaluated_groups()[rank::world], RoundPlan(4, 1, 4))
+    [batch] = make([uneven_groups()[rank::world]], RoundPlan(4, 1, 4))
     if world == 1:
         learner.step(batch)
         learner.save(folder)
@@ -64,9 +64,7 @@ def resharded(learner: DeepSpeedLearner, config: TrainConfig, folder: str) -> di
 
 def differing(learner: DeepSpeedLearner) -> float:
     """Largest difference between the log-probabilities of two ranks that compute together and of one alone."""
-    groups = [group.scored.group for group in evaluated_groups()][
-        learner.collective.rank :: learner.collective.world_size
-    ]
+    groups = [group.scored.group for group in uneven_groups()][learner.collective.rank :: learner.collective.world_size]
     policy, together = learner.policy, learner.policy._together
     joint = learner._logprobs(groups, learner._current)
     policy._together, learner.collective._together = None, None
@@ -91,9 +89,9 @@ def main(model: str, output: str) -> None:
             learner.load(folder)
             config.learner.layout, config.learner.micro_batch_tokens = layout, budget
             config.objective.aggregation.level, config.objective.aggregation.constant_length = level, 20
-            groups = evaluated_groups()[rank::world]
+            groups = uneven_groups()[rank::world]
             make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
-            [batch] = make(groups, RoundPlan(4, 1, 4))
+            [batch] = make([groups], RoundPlan(4, 1, 4))
             learner.step(batch)
             case = f"{world}/{together}/{stage}/{layout}/{budget}/{level}"
             changes[case] = {name: (tensor - before[name]) / -SCALE for name, tensor in weights(learner).items()}

@@ -2,7 +2,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, Mamba2Config
 
-from grpo.algorithm.packing import Row, Seedling, pack
+from grpo.algorithm.packing import Branch, LooseTree, pack
 from grpo.config import ModelConfig
 from grpo.learner.flops import flop_count
 from grpo.learner.loading import load_policy
@@ -13,8 +13,8 @@ from tests.learner.models import tiny_llama
 def test_matrix_products_are_those_that_torch_counts(tmp_path):
     policy = load_policy(tiny_llama(tmp_path / "model", tied=False), ModelConfig(), "float32", 64)
     count = flop_count(policy.language_model, policy.head.weight)
-    rows = tuple(Row(Completion((5,) * length, (-1.0,) * length, "", False), 1.0, 1.0) for length in (6, 4))
-    micro = pack([Seedling((3, 4, 5), rows)])
+    branches = tuple(Branch(Completion((5,) * length, (-1.0,) * length, "", False), 1.0, 1.0) for length in (6, 4))
+    micro = pack([LooseTree((3, 4, 5), branches)])
     with FlopCounterMode(display=False) as counter:
         logprobs, _ = policy(micro, 1.0)
         logprobs.sum().backward()

@@ -3,7 +3,7 @@
 import torch
 from transformers import AutoModelForCausalLM
 
-from grpo.algorithm.packing import Row, Seedling, pack
+from grpo.algorithm.packing import Branch, LooseTree, pack
 from grpo.config import ModelConfig, SamplingConfig, TrainConfig
 from grpo.learner.loading import load_policy
 from grpo.learner.policy import base_model
@@ -65,6 +65,6 @@ def test_transformers_samples_with_the_soft_caps_of_the_learner(tmp_path):
     sampler = TransformersSampler(config, tmp_path, tiny_tokenizer(), torch.device("cpu"))
     group = sampler.generate([Prompt(Problem("p", "q", "a"), tuple(range(3, 15)))], 2)[0]
     policy = load_policy(tmp_path, config.model, "float32", 64)
-    rows = tuple(Row(completion, 0.0, 0.0) for completion in group.completions)
-    micro = pack([Seedling(group.prompt.token_ids, rows)])
+    branches = tuple(Branch(completion, 0.0, 0.0) for completion in group.completions)
+    micro = pack([LooseTree(group.prompt.token_ids, branches)])
     torch.testing.assert_close(policy(micro, 1.0)[0].detach(), micro.sampler_logprobs, rtol=0, atol=1e-5)

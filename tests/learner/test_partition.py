@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from grpo.config import LearnerConfig
 from grpo.learner.engine import deepspeed_config
-from tests.learner.groups import LEVELS, MASKED, evaluated_groups
+from tests.learner.groups import LEVELS, MASKED, uneven_groups
 from tests.learner.models import tiny_llama
 
 TOLERANCE = 1e-5
@@ -36,7 +36,7 @@ def reference_gradient(model: str, level: str) -> dict[str, torch.Tensor]:
     """Every completion alone, in float64, by transformers' eager attention and the formulas as printed."""
     eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
     language_model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64, **eager)
-    groups = [group.scored for group in evaluated_groups()]
+    groups = [group.scored for group in uneven_groups()]
     kept = [[i for i in range(len(g.grades)) if (index, i) not in MASKED] for index, g in enumerate(groups)]
     sizes = [[len(g.group.completions[i].token_ids) for i in keep] for g, keep in zip(groups, kept, strict=True)]
     tokens, sequences = sum(map(sum, sizes)), sum(map(len, sizes))

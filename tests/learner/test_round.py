@@ -8,8 +8,9 @@ import torch
 
 from grpo.algorithm.batches import BatchMaker
 from grpo.config import TrainConfig
+from grpo.rollout.collect import in_steps
 from grpo.types import RolloutGroup, RoundPlan, ScoredGroup
-from tests.learner.groups import evaluated_groups
+from tests.learner.groups import uneven_groups
 from tests.learner.models import tiny_llama
 
 DEVICE = torch.device("cpu")
@@ -43,7 +44,7 @@ def config_of(**objective):
 
 def scored():
     """Groups whose sampler was another policy than the learner."""
-    return [group.scored for group in evaluated_groups()]
+    return [group.scored for group in uneven_groups()]
 
 
 def sampled_by(learner):
@@ -61,7 +62,7 @@ def sampled_by(learner):
 
 def batches_of(learner, config, groups):
     make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
-    return make(learner.evaluate(groups, PLAN), PLAN)
+    return make(learner.add_logprobs(in_steps(groups, PLAN.refresh_interval)), PLAN)
 
 
 def test_a_kl_in_the_reward_is_nothing_while_the_learner_is_its_reference(start):

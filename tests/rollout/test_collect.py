@@ -6,7 +6,7 @@ import pytest
 from grpo.config import BudgetConfig, RefillConfig
 from grpo.rollout.collect import BudgetedCollector, PlainCollector, RefillingCollector
 from grpo.rollout.source import Asking
-from grpo.types import RoundPlan, split_steps
+from grpo.types import RoundPlan
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, ids, on_ranks
 
 MIXED, RIGHT, WRONG = (1, 0), (1, 1), (0, 0)
@@ -73,13 +73,13 @@ FOUR_STEPS = RoundPlan(group_size=2, refresh_interval=4, prompts_per_step=8)
 @pytest.mark.parametrize("rewards", [HARD, [MIXED] * 8 + [WRONG] * 200, [WRONG] * 200])
 def test_the_prompts_asked_and_the_groups_of_each_step_are_those_of_one_rank(rewards, fallback):
     [(alone, cursor)] = on_so_many_ranks(1, rewards, FOUR_STEPS, fallback=fallback)
-    steps = split_steps(alone.groups, FOUR_STEPS)
+    steps = alone.steps
     for ranks in (2, 4, 8):
         found = on_so_many_ranks(ranks, rewards, FOUR_STEPS, fallback=fallback)
         assert [stands for _, stands in found] == [cursor] * ranks
         assert {each.cursor for each, _ in found} == {cursor}
         assert sorted(name for each, _ in found for name in ids(each.sampled)) == sorted(ids(alone.sampled))
-        shares = [split_steps(each.groups, FOUR_STEPS) for each, _ in found]
+        shares = [each.steps for each, _ in found]
         if fallback == "silent":
             # Equally many of each step on every rank.
             assert {len(step) for share in shares for step in share} == {8 // ranks}
@@ -92,9 +92,8 @@ def test_the_prompts_asked_and_the_groups_of_each_step_are_those_of_one_rank(rew
 @pytest.mark.parametrize("rewards", [HARD, [MIXED] * 8 + [WRONG] * 200, [WRONG] * 90 + [MIXED] * 90])
 def test_silent_groups_that_fill_up_are_spread_evenly_over_the_steps(rewards):
     [(collected, _)] = on_so_many_ranks(1, rewards, FOUR_STEPS)
-    steps = split_steps(collected.groups, FOUR_STEPS)
-    counts = [informative(step) for step in steps]
-    assert [len(step) for step in steps] == [8] * 4
+    counts = [informative(step) for step in collected.steps]
+    assert [len(step) for step in collected.steps] == [8] * 4
     assert sum(counts) == informative(collected.sampled) and max(counts) - min(counts) <= 1
     order = [name for name in ids(collected.sampled) if name in ids(collected.groups)]
     assert sorted(order) == sorted(ids(collected.groups)), "each group once"

@@ -96,7 +96,7 @@ def test_sampler_and_learner_logprobs_agree_before_and_after_a_step(config, lear
     assert largest_mismatch(learner, groups) < 1e-4
     make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
     plan = RoundPlan(4, 1, 5)
-    report = learner.step(make(learner.evaluate(scored(groups), plan), plan)[0])
+    report = learner.step(make(learner.add_logprobs([scored(groups)]), plan)[0])
     sync.check(report)
     assert report.means["mismatch/mean_abs"].value < 1e-5
     assert largest_mismatch(learner, groups) > 1e-2, "the step did not change the policy: the test shows nothing"
@@ -178,10 +178,10 @@ def test_a_sampler_that_drifted_away_stops_the_run(config, learner, transformers
     def report():
         sync.refresh(learner, sampler)
         if drifts:
-            for bucket in learner.weight_buckets(sampler.weights_form()):
+            for bucket in learner.weight_buckets(sampler.begin_refresh()):
                 sampler.load_weights([(name, 3.0 * tensor) for name, tensor in bucket])
         groups = sampler.generate(prompts(), 4)
-        return learner.step(make(learner.evaluate(scored(groups), plan), plan)[0])
+        return learner.step(make(learner.add_logprobs([scored(groups)]), plan)[0])
 
     drifts = False
     sync.check(report())

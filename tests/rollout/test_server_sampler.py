@@ -104,7 +104,7 @@ def model(tmp_path_factory):
 
 
 def refresh(sampler, version):
-    sampler.weights_form()
+    sampler.begin_refresh()
     for bucket in BUCKETS:
         sampler.load_weights(bucket)
     sampler.finish_weights(version)

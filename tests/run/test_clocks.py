@@ -8,12 +8,12 @@ import torch
 from grpo.config import EvaluationConfig, TrainConfig
 from grpo.dynamics.scheduler import build_scheduler
 from grpo.interfaces import MERGED
-from grpo.loop import Engines, run
+from grpo.loop import Engines, Loop
 from grpo.run.clocks import EVALUATION, Clocks, Timed
 from grpo.run.observers import Evaluator
 from grpo.run.pipeline import build_pipeline
 from grpo.telemetry import Phases, flatten
-from grpo.types import Batch, Mean, Progress, StepReport
+from grpo.types import Batch, Mean, Progress, StepReport, Verdict
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank
 
 ROUNDS = 3
@@ -71,7 +71,7 @@ class SlowSampler(ScriptedSampler):
         self.time.work(0.5)
         self.policy_version = policy_version
 
-    def weights_form(self):
+    def begin_refresh(self):
         return MERGED
 
     def checksums(self):
@@ -86,8 +86,8 @@ class SlowLearner:
     def __init__(self, time):
         self.time, self.num_steps = time, 0
 
-    def evaluate(self, scored, plan):
-        return list(scored)
+    def add_logprobs(self, steps):
+        return [[*step] for step in steps]
 
     def step(self, batch):
         self.time.work(10.0)
@@ -113,7 +113,7 @@ class Saver:
     def __init__(self, learner):
         self.learner = learner
 
-    def after_round(self, statistics, collected, progress):
+    def after_round(self, finished):
         self.learner.save("somewhere")
 
 
@@ -123,9 +123,9 @@ class Noter:
     def __init__(self):
         self.rounds, self.spent = [], []
 
-    def after_round(self, statistics, collected, progress):
-        self.rounds.append(statistics)
-        self.spent.append(progress.scheduler["spent"]["seconds"])
+    def after_round(self, finished):
+        self.rounds.append(finished.statistics)
+        self.spent.append(finished.progress.scheduler.spent["seconds"])
 
 
 class Apart(SingleRank):
@@ -144,7 +144,16 @@ def trained(request):
     collector, sync = build_pipeline(config, task, sampler, Apart(), clocks)
     scheduler = build_scheduler(config, 1)
     engines = Engines(
-        task, sampler, collector, learner, lambda groups, plan: [Batch(())], sync, scheduler, Apart(), clocks.phases
+        task=task,
+        sampler=sampler,
+        collector=collector,
+        learner=learner,
+        make_batches=lambda steps, plan: [Batch(())],
+        weight_sync=sync,
+        scheduler=scheduler,
+        go_back=None,
+        collective=Apart(),
+        clock=clocks.phases,
     )
 
     def evaluate():
@@ -154,13 +163,14 @@ def trained(request):
 
     noter = Noter()
     evaluator = Evaluator(EvaluationConfig(every_rounds=1), evaluate, lambda result: None)
-    run(engines, Progress(0, 0, 0, *scheduler.init()), ROUNDS, [noter, evaluator, Saver(learner)], lambda: False)
+    loop = Loop(engines, Progress(0, 0, 0, *scheduler.init()), Verdict(), noter, [evaluator, Saver(learner)])
+    loop.run(ROUNDS, lambda: False)
     return noter
 
 
 @pytest.mark.parametrize("trained", ["off"], indirect=True)
 def test_evaluations_and_checkpoints_are_told_and_belong_to_no_round(trained):
-    round_seconds = {"round": 15.0, "sample": 4.0, "grade": 0.5, "evaluate": 0.0, "learn": 10.0, "sync": 0.5}
+    round_seconds = {"round": 15.0, "sample": 4.0, "grade": 0.5, "logprobs": 0.0, "learn": 10.0, "sync": 0.5}
     between = {"evaluation": 45.0, "save": 100.0}
     assert [each.seconds for each in trained.rounds] == [round_seconds] + [round_seconds | between] * 2
     assert trained.spent == [15.0, 30.0, 45.0]
@@ -172,7 +182,7 @@ def test_evaluations_and_checkpoints_are_told_and_belong_to_no_round(trained):
 @pytest.mark.parametrize("trained", ["one_round", "continuous"], indirect=True)
 def test_sampling_beside_the_loop_belongs_to_the_round_whose_tokens_it_made_and_counts_once(trained):
     # Nothing passes for the loop while it waits: its time is its own thread's. A refresh asks two prompts as a test.
-    round_seconds = {"round": 14.5, "wait": 0.0, "evaluate": 0.0, "learn": 10.0, "sync": 4.5}
+    round_seconds = {"round": 14.5, "wait": 0.0, "logprobs": 0.0, "learn": 10.0, "sync": 4.5}
     for index, statistics in enumerate(trained.rounds):
         between = {"evaluation": 45.0, "save": 100.0} if index else {}
         assert statistics.seconds == round_seconds | {"sample": 4.0, "grade": 0.5} | between

@@ -6,11 +6,14 @@ import pytest
 from grpo.config import CheckpointConfig, EvaluationConfig
 from grpo.config.folder import checkpoints_in
 from grpo.dynamics.findings import Finding
+from grpo.measure import outcomes
 from grpo.rollout.collect import PlainCollector
 from grpo.rollout.source import Asking
 from grpo.run.checkpoints import CheckpointStore, read_state
-from grpo.run.observers import Checkpointer, Evaluator, Feedback, Recorder, RecordFiles, Rewinder, Watch
-from grpo.types import Collected, Mean, Progress, RoundPlan, RoundStatistics
+from grpo.run.going_back import GoingBack
+from grpo.run.observers import Checkpointer, Evaluator, Recorder, RecordFiles, Watch
+from grpo.run.resume import relearn
+from grpo.types import Collected, FinishedRound, Mean, Progress, RoundPlan, RoundStatistics, Verdict
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank
 
 
@@ -26,7 +29,7 @@ def test_findings_are_looked_for_every_so_often_and_told_once():
     for index in range(1, 21):
         if index == 15:
             found.append(Finding("unstable", "critical", "fell by 0.4", "dynamics.refresh_interval=1"))
-        watch.after_round(None, None, Progress(index, 2 * index, 0, RoundPlan(8, 2, 8), {}))
+        watch.after_round(FinishedRound(None, None, Progress(index, 2 * index, 0, RoundPlan(8, 2, 8), None), Verdict()))
     assert len(looked) == 4
     assert told == [
         "step 10: warning: truncated: 80% cut off ⇒ rollout.sampling.max_tokens=64",
@@ -38,15 +41,18 @@ def test_never_looks_when_told_so():
     looked = []
     watch = Watch(0, lambda: looked.append(True) or [], print)
     for index in range(1, 5):
-        watch.after_round(None, None, Progress(index, index, 0, RoundPlan(8, 1, 8), {}))
+        watch.after_round(FinishedRound(None, None, Progress(index, index, 0, RoundPlan(8, 1, 8), None), Verdict()))
     assert looked == []
 
 
 class Calls:
-    """A learner and a weight sync that note what is asked of them."""
+    """A collector, a learner and a weight sync that note what is asked of them."""
 
     def __init__(self):
         self.made = []
+
+    def forget(self):
+        self.made.append("forget")
 
     def rewind(self, directory):
         self.made.append(directory.rsplit("/", 1)[1])
@@ -55,21 +61,15 @@ class Calls:
         self.made.append("refresh")
 
 
-def test_a_rollback_takes_the_newest_checkpoint_that_is_trusted_and_refreshes_the_sampler(tmp_path, capsys):
+def test_going_back_takes_the_newest_checkpoint_that_is_trusted_and_refreshes_the_sampler(tmp_path, capsys):
     store, calls = CheckpointStore(tmp_path, 5, SingleRank()), Calls()
     for step in (4, 8, 12):
         store.save(step, lambda folder: None, {})
-    rewinder = Rewinder(store, calls, None, calls)
-
-    def after(**plan):
-        rewinder.after_round(None, None, Progress(3, 14, 0, RoundPlan(8, 1, 8, **plan), {}))
-
-    after(good_step=9)
-    assert calls.made == []
-    after(good_step=9, rollback=True)
-    assert calls.made == ["step-00000008", "refresh"]
-    after(good_step=3, rollback=True)
-    assert calls.made == ["step-00000008", "refresh"]
+    go_back = GoingBack(store, calls, calls, None, calls)
+    go_back(9)
+    assert calls.made == ["forget", "step-00000008", "refresh"]
+    go_back(3)
+    assert calls.made == ["forget", "step-00000008", "refresh", "forget"]
     assert "no checkpoint up to step 3: the policy stays" in capsys.readouterr().err
 
 
@@ -106,7 +106,6 @@ def test_what_a_resumed_run_reads_back_is_what_the_task_was_told():
     scripted = ScriptedTask([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 1]])
     collector = PlainCollector(Asking(scripted, ScriptedSampler()))
     told, read, noted = Lessons(), Lessons(), Noted()
-    feedback = Feedback(told, SingleRank())
     recorder = Recorder(SingleRank(), RecordFiles(noted, noted, noted), samples_per_round=0)
     for index in range(2):
         plan = RoundPlan(4, 1, 2)
@@ -115,24 +114,25 @@ def test_what_a_resumed_run_reads_back_is_what_the_task_was_told():
             collected = replace(collected, sampled=(collected.sampled[0],) * 2)
         means = {"completions/length_mean": Mean(2.0, 1.0)}
         statistics = RoundStatistics(index, index + 1, plan, means, {}, {}, ())
-        progress = Progress(index + 1, index + 1, collected.cursor, plan, {})
-        for observer in (recorder, feedback):
-            observer.after_round(statistics, collected, progress)
+        progress = Progress(index + 1, index + 1, collected.cursor, plan, None)
+        recorder.after_round(FinishedRound(statistics, collected, progress, Verdict()))
+        told.learn(outcomes(collected, SingleRank()), collected.cursor)
     assert told.learned == [({"p0": (3, 4), "p1": (0, 4)}, 2), ({"p2": (4, 8)}, 4)]
-    Feedback(read, SingleRank()).replay(noted.rows)
+    relearn(read, noted.rows)
     assert read.learned == told.learned
 
 
 def test_the_last_checkpoint_has_the_score_of_its_policy(tmp_path):
     config, store, written = EvaluationConfig(num_problems=4), CheckpointStore(tmp_path, 5, SingleRank()), []
-    evaluator = Evaluator(config, lambda: {"pass@1": {"value": 0.25}}, lambda result: None, (), lambda at: at.step == 6)
+    scored = {"pass@1": {"value": 0.25}}
+    evaluator = Evaluator(config, lambda: scored, lambda result: None, (), lambda at, verdict: at.step == 6)
     learner = SimpleNamespace(save=written.append)
     checkpointer = Checkpointer(CheckpointConfig(every_rounds=1), store, learner, {}, evaluator)
     for index in (1, 2, 3):
-        progress = Progress(index, 2 * index, 0, RoundPlan(8, 2, 8), {})
+        progress = Progress(index, 2 * index, 0, RoundPlan(8, 2, 8), None)
         for observer in (evaluator, checkpointer):
-            observer.after_round(None, None, progress)
-    checkpointer.save(progress)
+            observer.after_round(FinishedRound(None, None, progress, Verdict()))
+    checkpointer.save(progress, Verdict())
     assert [read_state(path)["score"] for path in checkpoints_in(tmp_path)] == [None, None, 0.25]
     assert len(written) == 3
 
@@ -145,7 +145,8 @@ def remarks_of(*rounds):
     for index, values in enumerate(rounds):
         means = {name: Mean(value, 1.0) for name, value in values.items()}
         statistics = RoundStatistics(index, index + 1, plan, means, {}, {}, ())
-        recorder.after_round(statistics, Collected((), (), plan, 0), Progress(index + 1, index + 1, 0, plan, {}))
+        progress = Progress(index + 1, index + 1, 0, plan, None)
+        recorder.after_round(FinishedRound(statistics, Collected((), (), plan, 0), progress, Verdict()))
     return noted.notes
 
 

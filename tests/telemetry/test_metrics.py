@@ -43,7 +43,6 @@ def test_a_round_becomes_exactly_these_numbers():
             "plan/refresh_interval": 2.0,
             "plan/prompts_per_step": 2.0,
             "plan/learning_rate_factor": 1.0,
-            "plan/rollback": 0.0,
             "time/sample_seconds": 4.0,
             "time/learn_seconds": 2.0,
             "throughput/sample_tokens_per_second": 200.0,

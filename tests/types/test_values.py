@@ -2,8 +2,7 @@
 
 import pytest
 
-from grpo.types import Grade, Problem, Prompt, RolloutGroup, ScoredGroup
-from grpo.values import alike
+from grpo.types import Grade, Problem, Prompt, RolloutGroup, ScoredGroup, alike
 
 
 @pytest.mark.parametrize(

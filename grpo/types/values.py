@@ -1,4 +1,4 @@
-"""Numbers that stand for many, and when two numbers count as the same."""
+"""A mean, an interval, and when two numbers count as equal."""
 
 from __future__ import annotations
 
@@ -44,3 +44,15 @@ class Mean:
         `squares` is the mean of the squared weights. Equal weights leave 1.
         """
         return self.value**2 / squares.value if squares.total else float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A point estimate and its confidence interval, in the estimate's own unit."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"

@@ -1,0 +1,103 @@
+"""The nouns of learning: a tree in a packed row, a micro-batch, the batch of one optimizer step, its report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from grpo.types.values import Mean
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A prompt and the completions that continue it, laid out one after another in a packed row.
+
+    `start` is the position of the prompt's first token in the row. `branches` are the input lengths of the completions:
+    one less than their number of tokens, because a last token predicts nothing. Each branch sees the prompt and itself,
+    never its siblings.
+
+    A prompt of 3 tokens at the beginning of a row, with completions of 3, 1 and 2 tokens, takes 6 positions:
+
+    >>> tree = Tree(start=0, prompt_length=3, branches=(2, 0, 1))
+    >>> tree.end
+    6
+    """
+
+    start: int
+    prompt_length: int
+    branches: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        return self.start + self.prompt_length + sum(self.branches)
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One packed row, ready for one forward and backward pass.
+
+    token_ids, position_ids   [tokens] int64
+    trees                     which tokens see which
+    predictors                [targets] position whose hidden state predicts the target
+    targets                   [targets] int64 completion tokens
+    sequence_index            [targets] which completion of this micro-batch a target belongs to
+    advantages                [targets] the completion's advantage at each of its tokens
+    weights                   [targets] share of each token in the step's loss: the step's add up to the aggregation's
+    sampler_logprobs          [targets]
+    old_logprobs              [targets] the learner's at the start of the round, or None where the current ones are
+                              the old ones or the sampler's are taken for them
+    reference_logprobs        [targets], or None without a KL term
+
+    The prompt [10, 11, 12] with the completions [1, 2, 3] and [4, 5] makes this row. The prompt stands there once, the
+    last token of each completion is a target and no input, and positions restart after the prompt:
+
+    >>> from grpo.algorithm.packing import Branch, LooseTree, pack
+    >>> from grpo.types import Completion
+    >>> completions = [Completion(ids, (-1.0,) * len(ids), "", False) for ids in ((1, 2, 3), (4, 5))]
+    >>> row = pack([LooseTree((10, 11, 12), tuple(Branch(each, 0.5, 0.2) for each in completions))])
+    >>> row.token_ids.tolist(), row.position_ids.tolist()
+    ([10, 11, 12, 1, 2, 4], [0, 1, 2, 3, 4, 3])
+    >>> row.targets.tolist(), row.predictors.tolist(), row.sequence_index.tolist()
+    ([1, 2, 3, 4, 5], [2, 3, 4, 2, 5], [0, 0, 0, 1, 1])
+    """
+
+    token_ids: Tensor
+    position_ids: Tensor
+    trees: tuple[Tree, ...]
+    predictors: Tensor
+    targets: Tensor
+    sequence_index: Tensor
+    advantages: Tensor
+    weights: Tensor
+    sampler_logprobs: Tensor
+    old_logprobs: Tensor | None = None
+    reference_logprobs: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """This rank's share of one optimizer step. Every rank holds equally many micro-batches.
+    `learning_rate_factor` is the plan's. `old_known` says whether the learner's log-probabilities at the start of the
+    round are known: with objective.old_logprobs=sampler they are in the first step only."""
+
+    micro_batches: tuple[MicroBatch, ...]
+    learning_rate_factor: float = 1.0
+    old_known: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """Facts of one optimizer step, already summed over ranks. `applied` is False when non-finite
+    gradients made the learner skip the update. `flops` are the operations that the model's forward and
+    backward passes ask for (see `grpo.learner.flops`)."""
+
+    step: int
+    applied: bool
+    gradient_norm: float
+    learning_rate: float
+    flops: float
+    means: Mapping[str, Mean]

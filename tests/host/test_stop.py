@@ -1,0 +1,32 @@
+"""What a request to stop does to the process that gets it."""
+
+import signal
+import subprocess
+import sys
+
+COUNTING = """
+import os, signal
+from grpo.host.stop import StopRequest
+stop = StopRequest({message!r})
+print(stop(), stop.count, flush=True)
+os.kill(os.getpid(), signal.SIGTERM)
+print(stop(), stop.count, flush=True)
+os.kill(os.getpid(), signal.SIGTERM)
+print(stop(), stop.count, flush=True)
+"""
+
+
+def stopped(message):
+    code = COUNTING.format(message=message)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout.split("\n")[:-1], done.stderr
+
+
+def test_requests_are_counted_and_end_nothing():
+    assert stopped("") == (0, ["False 0", "True 1", "True 2"], "")
+
+
+def test_with_a_message_the_first_is_answered_and_the_second_ends_the_process():
+    code, printed, said = stopped("stopping after this round")
+    assert (code, said) == (-signal.SIGTERM, "stopping after this round\n")
+    assert printed == ["False 0", "True 1"]
