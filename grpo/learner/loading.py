@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def _proof(path: str, trust: bool) -> Proof:
 
 def prove_config(path: str, config: PretrainedConfig, trust: bool = False) -> Proof:
     """How models of `config` are computed exactly, see `grpo.learner.proof`. Raises UserError where they are not."""
-    return prove(path, config, builder(trust), logit_rule(config))
+    return prove(path, config, builder(trust), logit_rule(config), without_dropout)
 
 
 def builder(trust: bool) -> Build:
@@ -72,8 +73,8 @@ def builder(trust: bool) -> Build:
         named = {"experts_implementation": "eager"}
         if implementation:
             named["attn_implementation"] = implementation
-        calm = without_dropout(config)
-        return AutoModelForCausalLM.from_config(calm, dtype=torch.float64, trust_remote_code=trust, **named)
+        # A copy, for transformers notes in a config what it was built with.
+        return AutoModelForCausalLM.from_config(deepcopy(config), dtype=torch.float64, trust_remote_code=trust, **named)
 
     return build
 

@@ -6,13 +6,13 @@ import sys
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, PretrainedConfig
 
 from grpo.algorithm.logprobs import LogitRule
 from grpo.config import ModelConfig, UserError
 from grpo.learner import attention, loading, proof
 from grpo.learner.policy import Policy
-from tests.learner.architectures import ALONE, ARCHITECTURES, TREES, config_of
+from tests.learner.architectures import ALONE, ARCHITECTURES, SMALL, SPARSE, TREES, config_of
 from tests.learner.test_partition import reference_gradient, relative_difference
 
 TOLERANCE = 1e-5
@@ -74,6 +74,19 @@ def test_a_model_that_looks_ahead_is_refused(monkeypatch):
 
     with pytest.raises(UserError, match="is not computed exactly here, so it is not trained"):
         proof.prove("a model", config_of("Llama"), build, LogitRule())
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_a_model_that_chooses_what_it_attends_is_tried_beyond_what_it_chooses(name):
+    with pytest.raises(UserError, match=rf"{name} is not computed exactly here.*one completion a row off by"):
+        proven(AutoConfig.for_model(name, **{**SMALL, **SPARSE[name]}))
+
+
+def test_what_is_switched_off_for_learning_may_not_change_the_model():
+    # Its noise is a threshold, too, by which experts are chosen when nothing is random.
+    special = {"num_local_experts": 4, "num_experts_per_tok": 2, "router_jitter_noise": 0.1}
+    with pytest.raises(UserError, match="phimoe is not computed exactly here"):
+        proven(AutoConfig.for_model("phimoe", **{**SMALL, **special}))
 
 
 @pytest.mark.parametrize(
