@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from grpo.algorithm.logprobs import LogitRule
 from grpo.config import ModelConfig, UserError
-from grpo.learner.policy import DTYPES, Policy
+from grpo.learner.policy import DTYPES, Policy, base_model
 from grpo.learner.proof import Build, Proof, prove
 from grpo.learner.sequence_parallel import SequenceGroup
 
@@ -162,7 +162,11 @@ def with_lora(language_model: PreTrainedModel, model: ModelConfig) -> nn.Module:
 
 
 def _check_adapters(adapted: nn.Module) -> None:
-    """Raises UserError where an adapter changes anything but the weight of a linear layer: only those are merged."""
+    """Raises UserError where an adapter changes anything but the weight of a linear layer: only those are merged. The
+    output layer's would not be learned: its weight is multiplied apart from it, see `grpo.learner.policy.LogprobHead`.
+    """
+    if hasattr(base_model(adapted).get_output_embeddings(), "lora_A"):
+        raise UserError("model.lora.target_modules adapts the output layer, whose adapter is not trained: leave it out")
     linear = {
         id(parameter)
         for module in adapted.modules()

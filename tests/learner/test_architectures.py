@@ -131,6 +131,14 @@ def test_adapters_on_fused_experts_are_refused(tmp_path):
         loading.load_policy(tmp_path, model, "float32", 64, lora_seed=0)
 
 
+def test_an_adapter_that_no_gradient_would_reach_is_refused(tmp_path):
+    AutoModelForCausalLM.from_config(config_of("Llama")).save_pretrained(tmp_path)
+    model = ModelConfig(max_length=64)
+    model.lora.rank, model.lora.target_modules = 2, "q_proj,lm_head"
+    with pytest.raises(UserError, match="model.lora.target_modules adapts the output layer"):
+        loading.load_policy(tmp_path, model, "float32", 64, lora_seed=0)
+
+
 @pytest.mark.parametrize("name", ["Gemma 2", "gpt-oss", "LFM2"])
 def test_adapters_have_the_gradient_of_the_models_own_forward_pass(name):
     config = proof.small_config(config_of(name), 4, narrow=True)
