@@ -59,7 +59,7 @@ class BatchMaker:
         seedlings, _ = self._collective.pool(seedlings)
         if self._learner.layout == "padded":
             seedlings = pad(seedlings)
-        packs = bins(seedlings, self._learner.micro_batch_tokens)
+        packs = bins(seedlings, self._learner.micro_batch_tokens, self._learner.layout)
         count = max(1, self._collective.maximum(len(packs)))
         packs.extend([] for _ in range(count - len(packs)))
         old_known = first or self._objective.old_logprobs == "learner" or self._objective.kl.in_reward

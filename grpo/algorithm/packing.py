@@ -52,11 +52,15 @@ class Seedling:
         return len(self.prompt) + sum(self.branches)
 
 
+ONE_A_ROW = "one a row"
+"""Layout of models that compute every completion in a row of its own, and all of a micro-batch at once."""
+
+
 def plant(prompt: tuple[int, ...], rows: Sequence[Row], layout: str, budget: int) -> list[Seedling]:
     """The trees of one group under `layout`, each within `budget` tokens where it can be.
 
     "shared" fills a tree with completions until the budget is reached, then repeats the prompt in the
-    next one. "packed" and "padded" give every completion a tree of its own.
+    next one. The others give every completion a tree of its own.
     """
     if layout != "shared":
         return [Seedling(prompt, (row,)) for row in rows]
@@ -72,15 +76,20 @@ def plant(prompt: tuple[int, ...], rows: Sequence[Row], layout: str, budget: int
     return [*seedlings, Seedling(prompt, tuple(current))] if current else seedlings
 
 
-def bins(seedlings: Sequence[Seedling], budget: int) -> list[list[Seedling]]:
-    """First-fit decreasing: trees into rows of at most `budget` tokens. A larger tree has a row alone."""
+def bins(seedlings: Sequence[Seedling], budget: int, layout: str = "shared") -> list[list[Seedling]]:
+    """First-fit decreasing: trees into rows of at most `budget` tokens. A larger tree has a row alone.
+
+    Under `ONE_A_ROW` every tree counts as many tokens as the longest beside it, which is the first: it is filled up to
+    that when they are computed.
+    """
     result: list[list[Seedling]] = []
     lengths: list[int] = []
     for seedling in sorted(seedlings, key=lambda item: -item.length):
         for index, length in enumerate(lengths):
-            if length + seedling.length <= budget:
+            counted = result[index][0].length if layout == ONE_A_ROW else seedling.length
+            if length + counted <= budget:
                 result[index].append(seedling)
-                lengths[index] += seedling.length
+                lengths[index] += counted
                 break
         else:
             result.append([seedling])

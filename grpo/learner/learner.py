@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from grpo.algorithm.loss import METRICS, policy_loss
-from grpo.algorithm.packing import Row, bins, pack, plant
+from grpo.algorithm.packing import ONE_A_ROW, Row, bins, pack, plant
 from grpo.config import TrainConfig
 from grpo.config.errors import UserError
 from grpo.interfaces import MERGED, Bucket
@@ -70,9 +70,9 @@ class DeepSpeedLearner:
 
     @property
     def layout(self) -> str:
-        """The configured layout; "packed" for "shared" where every completion needs a prompt of its own."""
+        """The configured layout, or `ONE_A_ROW` where every completion needs a row of its own."""
         configured = self._config.learner.layout
-        return "packed" if configured == "shared" and not self.policy.in_trees else configured
+        return configured if self.policy.in_trees or configured == "padded" else ONE_A_ROW
 
     def _reference(self, model_path: str | Path) -> AdapterReference | CopyReference | None:
         kl, learner = self._config.objective.kl, self._config.learner
@@ -123,7 +123,7 @@ class DeepSpeedLearner:
             for seedling in plant(group.prompt.token_ids, own, self.layout, learner.micro_batch_tokens)
         ]
         seedlings, mine = self.collective.pool(planted)
-        packs = bins(seedlings, learner.micro_batch_tokens)
+        packs = bins(seedlings, learner.micro_batch_tokens, self.layout)
         packs += [[] for _ in range(self.collective.maximum(len(packs)) - len(packs))]
         found: dict[int, tuple[torch.Tensor, ...]] = {}
         for items in packs:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,8 +10,10 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, PretrainedConfig
 
 from grpo.algorithm.logprobs import LogitRule
+from grpo.algorithm.packing import ONE_A_ROW
 from grpo.config import ModelConfig, UserError
 from grpo.learner import attention, loading, proof
+from grpo.learner.learner import DeepSpeedLearner
 from grpo.learner.policy import Policy
 from tests.learner.architectures import ALONE, ARCHITECTURES, SMALL, SPARSE, TREES, config_of
 from tests.learner.test_partition import reference_gradient, relative_difference
@@ -158,6 +161,21 @@ def test_adapters_have_the_gradient_of_the_models_own_forward_pass(name):
     expected = proof.own_results(own.eval(), sequences, coefficients)
     assert proof.difference(packed, expected) <= TOLERANCE
     assert packed[1] and all("lora_" in gradient for gradient in packed[1])
+
+
+@pytest.mark.parametrize(
+    ("in_trees", "configured", "layout"),
+    [
+        (True, "shared", "shared"),
+        (False, "shared", ONE_A_ROW),
+        (False, "packed", ONE_A_ROW),
+        (False, "padded", "padded"),
+    ],
+)
+def test_micro_batches_are_counted_as_the_model_computes_them(in_trees, configured, layout):
+    config = SimpleNamespace(learner=SimpleNamespace(layout=configured))
+    learner = SimpleNamespace(policy=SimpleNamespace(in_trees=in_trees), _config=config)
+    assert DeepSpeedLearner.layout.fget(learner) == layout
 
 
 # --- the whole learner, on two ranks ---------------------------------------------------------------------------------
