@@ -32,9 +32,17 @@ def test_a_model_is_computed_exactly_in_trees_or_one_completion_a_row(name):
     assert found.difference <= proof.TOLERANCE == TOLERANCE
 
 
-@pytest.mark.parametrize("lost", ["sliding_window", "softcap", "s_aux"])
-def test_a_part_of_attention_that_is_left_out_is_noticed(lost, monkeypatch):
-    name = {"sliding_window": "Mistral, window", "softcap": "Gemma 2", "s_aux": "gpt-oss"}[lost]
+@pytest.mark.parametrize(
+    ("name", "lost"),
+    [
+        ("Mistral, window", "sliding_window"),
+        # Its third layer is the first with a window.
+        ("Qwen2, windows on", "sliding_window"),
+        ("Gemma 2", "softcap"),
+        ("gpt-oss", "s_aux"),
+    ],
+)
+def test_a_part_of_attention_that_is_left_out_is_noticed(name, lost, monkeypatch):
 
     def deaf(*arguments, **options):
         return attention.tree_attention(*arguments, **(options | {lost: None}))
@@ -113,6 +121,19 @@ def test_learned_positions_end_where_their_table_ends():
     loading.check_positions("gpt2", config_of("GPT-2"), 256)
     with pytest.raises(UserError, match="gpt2 has 256 positions: set model.max_length=256 or less, not 257"):
         loading.check_positions("gpt2", config_of("GPT-2"), 257)
+
+
+def test_a_model_is_loaded_the_way_that_was_proved_or_not_at_all(tmp_path):
+    for name in ("Llama", "LFM2", "GPT-2"):
+        AutoModelForCausalLM.from_config(config_of(name)).save_pretrained(tmp_path / name)
+    ways = [loading.load_policy(tmp_path / name, ModelConfig(max_length=256), "float32", 64).in_trees
+            for name in ("Llama", "LFM2")]  # fmt: skip
+    assert ways == [True, False]
+    with pytest.raises(UserError, match="has 256 positions"):
+        loading.load_policy(tmp_path / "GPT-2", ModelConfig(max_length=257), "float32", 64)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("doge", **SMALL)).save_pretrained(tmp_path / "Doge")
+    with pytest.raises(UserError, match="doge is not computed exactly here"):
+        loading.load_policy(tmp_path / "Doge", ModelConfig(max_length=256), "float32", 64)
 
 
 def test_nothing_random_is_left_in_a_model_that_learns(tmp_path):
