@@ -115,6 +115,11 @@ def check_positions(path: str | Path, config: PretrainedConfig, max_length: int)
     else:
         tables = {"": tables}
     longest = getattr(text, "max_position_embeddings", None)
+    if (chosen := getattr(text, "index_topk", None)) and max_length > chosen:
+        raise UserError(
+            f"{path}: above {chosen} tokens every token chooses those that it attends, and others when it is "
+            f"computed another way: set model.max_length={chosen} or less"
+        )
     for table in tables.values():
         if table.get("rope_type") in LENGTH_DEPENDENT:
             known = table.get("original_max_position_embeddings") or longest

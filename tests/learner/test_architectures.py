@@ -88,9 +88,12 @@ def test_a_model_that_looks_ahead_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("name", SPARSE)
-def test_a_model_that_chooses_what_it_attends_is_tried_beyond_what_it_chooses(name):
-    with pytest.raises(UserError, match=rf"{name} is not computed exactly here.*one completion a row off by"):
-        proven(AutoConfig.for_model(name, **{**SMALL, **SPARSE[name]}))
+def test_a_model_that_chooses_what_it_attends_is_refused_where_it_would_choose(name):
+    config = AutoConfig.for_model(name, **{**SMALL, **SPARSE[name]})
+    assert proven(config).way is None
+    loading.check_positions("a model", config, 64)
+    with pytest.raises(UserError, match="above 64 tokens every token chooses .* set model.max_length=64 or less"):
+        loading.check_positions("a model", config, 65)
 
 
 def test_what_is_switched_off_for_learning_may_not_change_the_model():
