@@ -1,11 +1,13 @@
 import math
 
+import pytest
+
 from grpo.measure import mean_seconds, measure_round, sampling_means
 from grpo.rollout.collect import PlainCollector
 from grpo.rollout.source import Asking
 from grpo.telemetry import flatten
 from grpo.types import Collected, Mean, RoundPlan, StepReport
-from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank
+from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, on_ranks
 
 PLAN = RoundPlan(group_size=2, refresh_interval=2, prompts_per_step=2)
 
@@ -35,6 +37,19 @@ def test_a_rank_without_groups_leaves_the_means_as_they_are():
     reports = [StepReport(step, True, 2.0, 1e-3, 1e12, {}) for step in (7, 8)]
     alone, beside = (measure_round(3, collected, reports, {}, each) for each in (SingleRank(), BesideNothing()))
     assert beside.means == alone.means and alone.means["reward/part/exact"] == Mean(4.0, 8.0)
+
+
+@pytest.mark.parametrize("busy", [0, 1])
+def test_whichever_rank_has_the_groups_all_ranks_have_the_same_facts(busy):
+    collected = PlainCollector(Asking(ScriptedTask([(1, 0)] * 4), ScriptedSampler())).collect(PLAN, 9)
+    reports = [StepReport(step, True, 2.0, 1e-3, 1e12, {}) for step in (7, 8)]
+    nothing = Collected(((), ()), (), PLAN, collected.cursor)
+
+    def measured(ranks):
+        return measure_round(3, collected if ranks.rank == busy else nothing, reports, {}, ranks)
+
+    alone = measure_round(3, collected, reports, {}, SingleRank())
+    assert [each.means for each in on_ranks(2, measured)] == [alone.means] * 2
 
 
 def test_seconds_are_the_mean_over_ranks():

@@ -61,11 +61,15 @@ class LooseTree:
         return len(self.prompt) + sum(self.lengths)
 
 
+ONE_A_ROW = "one a row"
+"""The layout of models that compute every completion in a row of its own, and all of a micro-batch at once."""
+
+
 def trees_of(prompt: tuple[int, ...], branches: Sequence[Branch], layout: str, row_tokens: int) -> list[LooseTree]:
     """Builds the trees of one group under `layout`, each within `row_tokens` tokens where it can be.
 
     "shared" fills a tree with completions until the row would be full, then repeats the prompt in the next tree.
-    "packed" and "padded" give every completion a tree of its own.
+    The others give every completion a tree of its own.
     """
     if layout != "shared":
         return [LooseTree(prompt, (branch,)) for branch in branches]
@@ -81,15 +85,20 @@ def trees_of(prompt: tuple[int, ...], branches: Sequence[Branch], layout: str, r
     return [*trees, LooseTree(prompt, tuple(current))] if current else trees
 
 
-def rows_of(trees: Sequence[LooseTree], row_tokens: int) -> list[list[LooseTree]]:
-    """Puts trees into rows of at most `row_tokens` tokens, by first-fit decreasing. A larger tree has a row alone."""
+def rows_of(trees: Sequence[LooseTree], row_tokens: int, layout: str = "shared") -> list[list[LooseTree]]:
+    """Puts trees into rows of at most `row_tokens` tokens, by first-fit decreasing. A larger tree has a row alone.
+
+    Under `ONE_A_ROW` every tree counts as many tokens as the longest beside it, which is the first: it is filled up to
+    that when they are computed.
+    """
     rows: list[list[LooseTree]] = []
     lengths: list[int] = []
     for tree in sorted(trees, key=lambda tree: -tree.length):
         for index, length in enumerate(lengths):
-            if length + tree.length <= row_tokens:
+            counted = rows[index][0].length if layout == ONE_A_ROW else tree.length
+            if length + counted <= row_tokens:
                 rows[index].append(tree)
-                lengths[index] += tree.length
+                lengths[index] += counted
                 break
         else:
             rows.append([tree])
@@ -114,7 +123,7 @@ def lay_out(
     pooled, own = collective.pool(trees)
     if layout == "padded":
         pooled = pad(pooled)
-    rows = rows_of(pooled, row_tokens)
+    rows = rows_of(pooled, row_tokens, layout)
     return rows + [[] for _ in range(collective.maximum(len(rows)) - len(rows))], pooled[own]
 
 

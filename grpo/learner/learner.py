@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from grpo.algorithm.loss import METRICS, policy_loss
-from grpo.algorithm.packing import Branch, lay_out, pack, trees_of
+from grpo.algorithm.packing import ONE_A_ROW, Branch, lay_out, pack, trees_of
 from grpo.config import TrainConfig
 from grpo.config.errors import UserError
 from grpo.interfaces import MERGED, Bucket
@@ -68,9 +68,9 @@ class DeepSpeedLearner:
 
     @property
     def layout(self) -> str:
-        """The configured layout; "packed" for "shared" where every completion needs a prompt of its own."""
+        """The configured layout, or `ONE_A_ROW` where every completion needs a row of its own."""
         configured = self._config.learner.layout
-        return "packed" if configured == "shared" and not self.policy.in_trees else configured
+        return configured if self.policy.in_trees or configured == "padded" else ONE_A_ROW
 
     def _reference(self, model_path: str | Path) -> AdapterReference | CopyReference | None:
         kl, learner = self._config.objective.kl, self._config.learner

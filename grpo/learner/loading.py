@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from grpo.algorithm.logprobs import LogitRule
 from grpo.config import ModelConfig, UserError
-from grpo.learner.policy import DTYPES, Policy
+from grpo.learner.policy import DTYPES, Policy, base_model
 from grpo.learner.proof import Build, Proof, prove
 from grpo.learner.sequence_parallel import SequenceGroup
 
@@ -61,7 +62,7 @@ def _proof(path: str, trust: bool) -> Proof:
 
 def prove_config(path: str, config: PretrainedConfig, trust: bool = False) -> Proof:
     """How models of `config` are computed exactly, see `grpo.learner.proof`. Raises UserError where they are not."""
-    return prove(path, config, builder(trust), logit_rule(config))
+    return prove(path, config, builder(trust), logit_rule(config), without_dropout)
 
 
 def builder(trust: bool) -> Build:
@@ -72,8 +73,8 @@ def builder(trust: bool) -> Build:
         named = {"experts_implementation": "eager"}
         if implementation:
             named["attn_implementation"] = implementation
-        calm = without_dropout(config)
-        return AutoModelForCausalLM.from_config(calm, dtype=torch.float64, trust_remote_code=trust, **named)
+        # A copy, for transformers notes in a config what it was built with.
+        return AutoModelForCausalLM.from_config(deepcopy(config), dtype=torch.float64, trust_remote_code=trust, **named)
 
     return build
 
@@ -114,6 +115,11 @@ def check_positions(path: str | Path, config: PretrainedConfig, max_length: int)
     else:
         tables = {"": tables}
     longest = getattr(text, "max_position_embeddings", None)
+    if (chosen := getattr(text, "index_topk", None)) and max_length > chosen:
+        raise UserError(
+            f"{path}: above {chosen} tokens every token chooses those that it attends, and others when it is "
+            f"computed another way: set model.max_length={chosen} or less"
+        )
     for table in tables.values():
         if table.get("rope_type") in LENGTH_DEPENDENT:
             known = table.get("original_max_position_embeddings") or longest
@@ -161,7 +167,11 @@ def with_lora(language_model: PreTrainedModel, model: ModelConfig) -> nn.Module:
 
 
 def _check_adapters(adapted: nn.Module) -> None:
-    """Raises UserError where an adapter changes anything but the weight of a linear layer: only those are merged."""
+    """Raises UserError where an adapter changes anything but the weight of a linear layer: only those are merged. The
+    output layer's would not be learned: its weight is multiplied apart from it, see `grpo.learner.policy.LogprobHead`.
+    """
+    if hasattr(base_model(adapted).get_output_embeddings(), "lora_A"):
+        raise UserError("model.lora.target_modules adapts the output layer, whose adapter is not trained: leave it out")
     linear = {
         id(parameter)
         for module in adapted.modules()

@@ -39,6 +39,9 @@ TREES = ((11, (14, 5, 1, 10)), (3, (6, 12)))
 Build = Callable[[PretrainedConfig, str | None], PreTrainedModel]
 """A model of random weights in float64 from its config and the name of an attention implementation (None: its own)."""
 
+Calm = Callable[[PretrainedConfig], PretrainedConfig]
+"""A config without what is random in it."""
+
 
 WAYS: dict[str | None, str] = {NAME: "packed in trees", None: "one completion a row", "eager": "the same in eager mode"}
 """Attention implementations by which a policy may be computed, the quickest first, and what to call each."""
@@ -58,18 +61,21 @@ class Proof:
         return self.way == NAME
 
 
-def prove(path: str, config: PretrainedConfig, build: Build, rule: LogitRule) -> Proof:
-    """Compares ways to compute a small copy of the model of `config`. Raises UserError where none is exact."""
+def prove(
+    path: str, config: PretrainedConfig, build: Build, rule: LogitRule, calm: Calm = lambda config: config
+) -> Proof:
+    """Compares ways to compute a small copy of the model of `config`, changed by `calm` as it is before it learns, with
+    the copy as it is. Raises UserError where none is exact."""
     verbosity = logging.getLogger("transformers").level
     logging.getLogger("transformers").setLevel(logging.ERROR)
     try:
         with torch.random.fork_rng(devices=[]):
-            return _prove(path, config, build, rule)
+            return _prove(path, config, build, rule, calm)
     finally:
         logging.getLogger("transformers").setLevel(verbosity)
 
 
-def _prove(path: str, config: PretrainedConfig, build: Build, rule: LogitRule) -> Proof:
+def _prove(path: str, config: PretrainedConfig, build: Build, rule: LogitRule, calm: Calm) -> Proof:
     torch.manual_seed(0)
     micro, sequences = example_row()
     own, small = _own_model(path, config, build)
@@ -78,7 +84,7 @@ def _prove(path: str, config: PretrainedConfig, build: Build, rule: LogitRule) -
     outcomes: list[str] = []
     for way, called in WAYS.items():
         try:
-            language_model = build(small, way)
+            language_model = build(calm(small), way)
             language_model.load_state_dict(own.state_dict())
             policy = Policy(language_model.train(), len(micro.targets), rule, way == NAME)
             measured = difference(packed_results(policy, micro, coefficients), expected)

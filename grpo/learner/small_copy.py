@@ -16,6 +16,8 @@ _STANDARD = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key
 _INNER = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "ffn_dim", "n_inner")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _LINEAR_HEADS = ("linear_num_key_heads", "linear_num_value_heads")
+# How many positions a query sees where it chooses blocks of them (MiniMax-M3): of a copy fewer than it has tokens.
+_CHOSEN = {"index_block_size": 4, "index_topk_blocks": 2}
 # Numbers of layers of the parts that see pictures or hear, which no text goes through.
 _TOWER_LAYERS = ("num_hidden_layers", "depth")
 
@@ -34,8 +36,8 @@ def small_config(config: PretrainedConfig, num_layers: int, narrow: bool) -> Pre
             continue
         elif name.endswith("_token_id"):
             own[name] = min(value, VOCABULARY - 1)
-        elif _is_window(name):
-            own[name] = min(value, WINDOW)
+        elif _is_window(name) or name in _CHOSEN:
+            own[name] = min(value, _CHOSEN.get(name, WINDOW))
     for tower in settings.values():
         if tower is not own and isinstance(tower, dict):
             tower.update({name: 1 for name in _TOWER_LAYERS if name in tower})

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from grpo.algorithm.batches import BatchMaker
-from grpo.algorithm.packing import Branch, LooseTree, attention_mask, pack, pad, rows_of, trees_of
+from grpo.algorithm.packing import ONE_A_ROW, Branch, LooseTree, attention_mask, pack, pad, rows_of, trees_of
 from grpo.config import TrainConfig
 from grpo.types import (
     Completion,
@@ -64,6 +64,13 @@ def test_trees_split_at_the_budget_and_repeat_their_prompt():
 def test_rows_are_filled_first_fit_decreasing_and_a_large_tree_stands_alone():
     trees = [LooseTree((0,) * length, (branch(1),)) for length in (3, 12, 5, 4, 2)]
     assert [[tree.length for tree in each] for each in rows_of(trees, 8)] == [[12], [5, 3], [4, 2]]
+
+
+def test_rows_of_their_own_are_within_the_budget_once_they_are_as_long_as_the_longest_beside_them():
+    trees = [LooseTree((0,) * length, (branch(1),)) for length in (12, 6, 2, 2, 1, 1, 1, 1, 1, 1)]
+    filled = rows_of(trees, 8, ONE_A_ROW)
+    assert [[tree.length for tree in each] for each in filled] == [[12], [6], [2, 2, 1, 1], [1, 1, 1, 1]]
+    assert sum(map(len, filled)) == len(trees)
 
 
 def test_a_rank_without_work_computes_one_token_that_nothing_learns_from():

@@ -73,6 +73,13 @@ ARCHITECTURES: dict[str, tuple[str, dict, str]] = {
     "MPT (ALiBi)": ("mpt", {"n_layers": 2, "n_heads": 4, "d_model": 64}, ALONE),
 }  # fmt: skip
 
+# Models in which every token chooses the positions that it sees.
+_LATENT = {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16,
+           "qk_rope_head_dim": 8, "v_head_dim": 16, "head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2,
+           "moe_intermediate_size": 48, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+           "index_topk": 64, "index_n_heads": 2, "index_head_dim": 16}  # fmt: skip
+SPARSE = dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), _LATENT)
+
 
 def config_of(name: str) -> PretrainedConfig:
     model_type, special, _ = ARCHITECTURES[name]

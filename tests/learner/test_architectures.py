@@ -2,17 +2,20 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, PretrainedConfig
 
 from grpo.algorithm.logprobs import LogitRule
+from grpo.algorithm.packing import ONE_A_ROW
 from grpo.config import ModelConfig, UserError
 from grpo.learner import attention, loading, proof
+from grpo.learner.learner import DeepSpeedLearner
 from grpo.learner.policy import Policy
-from tests.learner.architectures import ALONE, ARCHITECTURES, TREES, config_of
+from tests.learner.architectures import ALONE, ARCHITECTURES, SMALL, SPARSE, TREES, config_of
 from tests.learner.test_partition import reference_gradient, relative_difference
 
 TOLERANCE = 1e-5
@@ -29,9 +32,17 @@ def test_a_model_is_computed_exactly_in_trees_or_one_completion_a_row(name):
     assert found.difference <= proof.TOLERANCE == TOLERANCE
 
 
-@pytest.mark.parametrize("lost", ["sliding_window", "softcap", "s_aux"])
-def test_a_part_of_attention_that_is_left_out_is_noticed(lost, monkeypatch):
-    name = {"sliding_window": "Mistral, window", "softcap": "Gemma 2", "s_aux": "gpt-oss"}[lost]
+@pytest.mark.parametrize(
+    ("name", "lost"),
+    [
+        ("Mistral, window", "sliding_window"),
+        # Its third layer is the first with a window.
+        ("Qwen2, windows on", "sliding_window"),
+        ("Gemma 2", "softcap"),
+        ("gpt-oss", "s_aux"),
+    ],
+)
+def test_a_part_of_attention_that_is_left_out_is_noticed(name, lost, monkeypatch):
 
     def deaf(*arguments, **options):
         return attention.tree_attention(*arguments, **(options | {lost: None}))
@@ -76,6 +87,22 @@ def test_a_model_that_looks_ahead_is_refused(monkeypatch):
         proof.prove("a model", config_of("Llama"), build, LogitRule())
 
 
+@pytest.mark.parametrize("name", SPARSE)
+def test_a_model_that_chooses_what_it_attends_is_refused_where_it_would_choose(name):
+    config = AutoConfig.for_model(name, **{**SMALL, **SPARSE[name]})
+    assert proven(config).way is None
+    loading.check_positions("a model", config, 64)
+    with pytest.raises(UserError, match="above 64 tokens every token chooses .* set model.max_length=64 or less"):
+        loading.check_positions("a model", config, 65)
+
+
+def test_what_is_switched_off_for_learning_may_not_change_the_model():
+    # Its noise is a threshold, too, by which experts are chosen when nothing is random.
+    special = {"num_local_experts": 4, "num_experts_per_tok": 2, "router_jitter_noise": 0.1}
+    with pytest.raises(UserError, match="phimoe is not computed exactly here"):
+        proven(AutoConfig.for_model("phimoe", **{**SMALL, **special}))
+
+
 @pytest.mark.parametrize(
     ("rope", "length", "refused"),
     [("dynamic", 256, False), ("dynamic", 257, True), ("longrope", 64, False), ("longrope", 65, True)],
@@ -99,6 +126,19 @@ def test_learned_positions_end_where_their_table_ends():
         loading.check_positions("gpt2", config_of("GPT-2"), 257)
 
 
+def test_a_model_is_loaded_the_way_that_was_proved_or_not_at_all(tmp_path):
+    for name in ("Llama", "LFM2", "GPT-2"):
+        AutoModelForCausalLM.from_config(config_of(name)).save_pretrained(tmp_path / name)
+    ways = [loading.load_policy(tmp_path / name, ModelConfig(max_length=256), "float32", 64).in_trees
+            for name in ("Llama", "LFM2")]  # fmt: skip
+    assert ways == [True, False]
+    with pytest.raises(UserError, match="has 256 positions"):
+        loading.load_policy(tmp_path / "GPT-2", ModelConfig(max_length=257), "float32", 64)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("doge", **SMALL)).save_pretrained(tmp_path / "Doge")
+    with pytest.raises(UserError, match="doge is not computed exactly here"):
+        loading.load_policy(tmp_path / "Doge", ModelConfig(max_length=256), "float32", 64)
+
+
 def test_nothing_random_is_left_in_a_model_that_learns(tmp_path):
     AutoModelForCausalLM.from_config(config_of("Phi-3, window")).save_pretrained(tmp_path)
     policy = loading.load_policy(tmp_path, ModelConfig(max_length=64), "float32", 64).train()
@@ -115,6 +155,14 @@ def test_adapters_on_fused_experts_are_refused(tmp_path):
     loading.load_policy(tmp_path, model, "float32", 64, lora_seed=0)
     model.lora.target_modules = "all-linear"
     with pytest.raises(UserError, match="model.lora.target_modules adapts .*experts.* no linear layer"):
+        loading.load_policy(tmp_path, model, "float32", 64, lora_seed=0)
+
+
+def test_an_adapter_that_no_gradient_would_reach_is_refused(tmp_path):
+    AutoModelForCausalLM.from_config(config_of("Llama")).save_pretrained(tmp_path)
+    model = ModelConfig(max_length=64)
+    model.lora.rank, model.lora.target_modules = 2, "q_proj,lm_head"
+    with pytest.raises(UserError, match="model.lora.target_modules adapts the output layer"):
         loading.load_policy(tmp_path, model, "float32", 64, lora_seed=0)
 
 
@@ -137,6 +185,21 @@ def test_adapters_have_the_gradient_of_the_models_own_forward_pass(name):
     expected = proof.own_results(own.eval(), sequences, coefficients)
     assert proof.difference(packed, expected) <= TOLERANCE
     assert packed[1] and all("lora_" in gradient for gradient in packed[1])
+
+
+@pytest.mark.parametrize(
+    ("in_trees", "configured", "layout"),
+    [
+        (True, "shared", "shared"),
+        (False, "shared", ONE_A_ROW),
+        (False, "packed", ONE_A_ROW),
+        (False, "padded", "padded"),
+    ],
+)
+def test_micro_batches_are_counted_as_the_model_computes_them(in_trees, configured, layout):
+    config = SimpleNamespace(learner=SimpleNamespace(layout=configured))
+    learner = SimpleNamespace(policy=SimpleNamespace(in_trees=in_trees), _config=config)
+    assert DeepSpeedLearner.layout.fget(learner) == layout
 
 
 # --- the whole learner, on two ranks ---------------------------------------------------------------------------------

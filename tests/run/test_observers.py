@@ -1,3 +1,4 @@
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -170,3 +171,12 @@ def test_a_round_that_is_useless_is_told_the_first_time(odd, key):
     assert remarks_of(HEALTHY) == []
     [note] = remarks_of(HEALTHY, HEALTHY | odd, HEALTHY | odd)
     assert note.startswith("step 2: every ") and key in note
+
+
+@pytest.mark.parametrize("crash", [True, False])
+def test_trackers_are_told_whether_a_run_crashed(crash):
+    told = []
+    tracker, other = SimpleNamespace(close=lambda failed: told.append(failed)), SimpleNamespace(close=lambda: None)
+    with suppress(ZeroDivisionError), RecordFiles(tracker, other, other):
+        _ = 1 / (0 if crash else 1)
+    assert told == [crash]

@@ -31,3 +31,12 @@ def test_adapters_keep_their_precision_over_a_coarser_base():
     ((_, whole),) = adapted.merge([("w.lora_A", torch.tensor([[1e-4, 0.0]])), ("w.lora_B", torch.tensor([[1.0], [0]]))])
     assert whole.dtype == torch.float32
     assert abs(whole[0, 0].item() - 1.0001) < 1e-7
+
+
+def test_the_product_of_coarse_adapters_is_not_rounded_to_their_precision():
+    adapted = AdaptedWeights()
+    adapted.merge([("w.base", torch.zeros(1, 1))])
+    # 1 + 2⁻⁷ in two adapters each: their product, 1 + 2⁻⁶ + 2⁻¹⁴, has no place in bfloat16.
+    coarse = torch.tensor([[1 + 2**-7]], dtype=torch.bfloat16)
+    ((_, whole),) = adapted.merge([("w.lora_A", coarse), ("w.lora_B", coarse)])
+    assert whole.item() == (1 + 2**-7) ** 2
