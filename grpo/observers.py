@@ -176,8 +176,14 @@ class Evaluator:
         return max((self.score(each) for each in self.results if each < step), default=float("-inf"))
 
 
+# A diagnosis reads the whole log: as a share of the rounds so far, those between two of them, or a long run would
+# end in nothing but diagnoses.
+WATCH_FRACTION = 0.02
+
+
 class Watch:
-    """Every so many rounds: what the log shows to be wrong, told once each."""
+    """Every so many rounds: what the log shows to be wrong, told once each. In a long run the rounds between grow with
+    it."""
 
     def __init__(self, every: int, findings: Callable[[], Iterable[Finding]], tell: Callable[[str], None]):
         """`findings` diagnoses the log as it is by now, on the first rank; `every` 0 never looks."""
@@ -185,10 +191,13 @@ class Watch:
         self._findings = findings
         self._tell = tell
         self._told: set[tuple[str, str]] = set()
+        self._not_before = 0
 
     def after_round(self, statistics: RoundStatistics, collected: Collected, progress: Progress) -> None:
-        if not self._every or progress.round_index % self._every:
+        index = progress.round_index
+        if not self._every or index % self._every or index < self._not_before:
             return
+        self._not_before = index * (1 + WATCH_FRACTION)
         for each in self._findings():
             if (each.name, each.severity) not in self._told:
                 self._told.add((each.name, each.severity))
