@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from grpo.rollout.replica import Replica
 
 POLL_SECONDS = 1.0
-# A server whose engine does not answer for so long is started again: one whose engine has died may never end.
+# A server whose engine does not answer for so long is started again.
 UNRESPONSIVE_SECONDS = 30.0
+# One whose engine has died says so, and may never end: it is started again after so many such answers in a row.
+DEAD_ANSWERS = 3
 
 
 def serve(config: TrainConfig) -> int:
@@ -68,17 +70,21 @@ async def _started(replica: Replica, stop: threading.Event, seconds: float) -> b
 
 
 def keep(replicas: Sequence[Replica], stop: threading.Event, start_seconds: float) -> None:
-    """Starts again what ends or hangs, until `stop` is set."""
+    """Starts again what ends, hangs or has lost its engine, until `stop` is set."""
     answered = {replica.index: time.monotonic() for replica in replicas}
+    dead = dict.fromkeys(answered, 0)
     while not stop.wait(POLL_SECONDS):
-        for replica, healthy in zip(replicas, asyncio.run(_health(replicas)), strict=True):
-            if healthy:
-                answered[replica.index] = time.monotonic()
-            elif replica.process.ended or time.monotonic() > answered[replica.index] + UNRESPONSIVE_SECONDS:
+        for replica, status in zip(replicas, asyncio.run(_statuses(replicas)), strict=True):
+            index = replica.index
+            dead[index] = dead[index] + 1 if (status or 0) >= 500 else 0
+            silent = time.monotonic() > answered[index] + UNRESPONSIVE_SECONDS
+            if status == 200:
+                answered[index] = time.monotonic()
+            elif replica.process.ended or silent or dead[index] >= DEAD_ANSWERS:
                 print(f"the server at {replica.url} does not answer: starting it again", flush=True)
                 replica.process.restart()
-                answered[replica.index] = time.monotonic() + start_seconds
+                answered[index], dead[index] = time.monotonic() + start_seconds, 0
 
 
-async def _health(replicas: Sequence[Replica]) -> list[bool]:
-    return await asyncio.gather(*(each.healthy() for each in replicas))
+async def _statuses(replicas: Sequence[Replica]) -> list[int | None]:
+    return await asyncio.gather(*(each.status() for each in replicas))
