@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -14,6 +12,7 @@ from grpo import models
 from grpo.config import TrainConfig, UserError
 from grpo.config.placement import KEY_VARIABLE
 from grpo.host import ranks
+from grpo.host.stop import StopRequest
 from grpo.run import preflight
 from grpo.run.parts import warm_start_examples
 
@@ -21,8 +20,10 @@ if TYPE_CHECKING:
     from grpo.rollout.replica import Replica
 
 POLL_SECONDS = 1.0
-# A server whose engine does not answer for so long is started again: one whose engine has died may never end.
+# A server whose engine does not answer for so long is started again.
 UNRESPONSIVE_SECONDS = 30.0
+# One whose engine has died says so, and may never end: it is started again after so many such answers in a row.
+DEAD_ANSWERS = 3
 
 
 def run(config: TrainConfig) -> int:
@@ -36,9 +37,7 @@ def run(config: TrainConfig) -> int:
 
     if not config.rollout.servers.port:
         raise UserError("grpo serve needs rollout.servers.port: the learner is told where the servers are")
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = StopRequest()
     device = ranks.device(config)
     config = preflight.with_precision(config)
     path = models.resolve(config.model, lambda: warm_start_examples(config))
@@ -59,28 +58,32 @@ def run(config: TrainConfig) -> int:
     return 0
 
 
-async def _started(replica: Replica, stop: threading.Event, seconds: float) -> bool:
-    """Once it answers; False when `stop` was set before."""
+async def _started(replica: Replica, stop: StopRequest, seconds: float) -> bool:
+    """Once it answers; False when it was asked to stop before."""
     waiting = asyncio.create_task(replica.wait(seconds))
-    while not stop.is_set():
+    while not stop():
         if (await asyncio.wait([waiting], timeout=POLL_SECONDS))[0]:
             waiting.result()
             return True
     return False
 
 
-def keep(replicas: Sequence[Replica], stop: threading.Event, start_seconds: float) -> None:
-    """Starts again what ends or hangs, until `stop` is set."""
+def keep(replicas: Sequence[Replica], stop: StopRequest, start_seconds: float) -> None:
+    """Starts again what ends, hangs or has lost its engine, until it is asked to stop."""
     answered = {replica.index: time.monotonic() for replica in replicas}
+    dead = dict.fromkeys(answered, 0)
     while not stop.wait(POLL_SECONDS):
-        for replica, healthy in zip(replicas, asyncio.run(_health(replicas)), strict=True):
-            if healthy:
-                answered[replica.index] = time.monotonic()
-            elif replica.process.ended or time.monotonic() > answered[replica.index] + UNRESPONSIVE_SECONDS:
+        for replica, status in zip(replicas, asyncio.run(_statuses(replicas)), strict=True):
+            index = replica.index
+            dead[index] = dead[index] + 1 if (status or 0) >= 500 else 0
+            silent = time.monotonic() > answered[index] + UNRESPONSIVE_SECONDS
+            if status == 200:
+                answered[index] = time.monotonic()
+            elif replica.process.ended or silent or dead[index] >= DEAD_ANSWERS:
                 print(f"the server at {replica.url} does not answer: starting it again", flush=True)
                 replica.process.restart()
-                answered[replica.index] = time.monotonic() + start_seconds
+                answered[index], dead[index] = time.monotonic() + start_seconds, 0
 
 
-async def _health(replicas: Sequence[Replica]) -> list[bool]:
-    return await asyncio.gather(*(each.healthy() for each in replicas))
+async def _statuses(replicas: Sequence[Replica]) -> list[int | None]:
+    return await asyncio.gather(*(each.status() for each in replicas))

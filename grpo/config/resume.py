@@ -23,7 +23,21 @@ def differences(old: Any, new: Any, path: str = "") -> Iterable[tuple[str, Any, 
 
 def check_resumed(old: TrainConfig, new: TrainConfig) -> None:
     """Raises UserError where a run that was configured as `old` cannot go on as `new`."""
-    before, after = old.learner.zero_stage, new.learner.zero_stage
+    check_stages(old.learner.zero_stage, new.learner.zero_stage)
+    adapters = [old.model.lora, new.model.lora]
+    # The rank first: without adapters the rest says nothing.
+    for field in sorted(fields(adapters[0]), key=lambda field: field.name != "rank"):
+        before, after = (getattr(each, field.name) for each in adapters)
+        if before != after and any(each.rank for each in adapters):
+            name = f"model.lora.{field.name}"
+            raise UserError(
+                f"{name}={after} does not go on from a checkpoint of {name}={before}, which trained other weights: "
+                f"continue with {name}={before}, or begin anew from a model that this run has exported"
+            )
+
+
+def check_stages(before: int, after: int) -> None:
+    """Raises UserError where a learner of one ZeRO stage cannot read the shards of the other."""
     if (before == 3) != (after == 3):
         raise UserError(
             f"learner.zero_stage={after} cannot read a checkpoint of learner.zero_stage={before}, whose weights lie "

@@ -52,7 +52,8 @@ class DynamicsConfig:
     refresh_interval: int = 1
     # Prompts in one optimizer step, over all ranks.
     prompts_per_step: int = 8
-    # Rounds between two diagnoses of the run, whose findings are printed once each. 0: only at the end.
+    # Rounds between two diagnoses of the run, whose findings are printed once each; after a thousand of them a fiftieth
+    # of the rounds so far. 0: only at the end.
     diagnose_every: int = 20
     adaptive: AdaptiveConfig = field(default_factory=AdaptiveConfig)
 

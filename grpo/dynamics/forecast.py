@@ -43,8 +43,9 @@ def forecast(identification: Identification, last_step: float, coverage: float =
     delays = np.concatenate([history.delays[:-1], np.full(points, history.delays[-1])])
     fits = identification.fits
     # Also by the straight line and the constant, as far as they are supported: it may go on as it does.
-    predicted = [fit.law.predict(free, every, delays) for fit, draws in supported(fits) for free in draws]
-    curves = np.clip(np.array(predicted)[:, len(history) - 1 :], 0.0, 1.0)
+    future = slice(len(history) - 1, None)
+    predicted = [fit.law.predict(free, every, delays)[future] for fit, draws in supported(fits) for free in draws]
+    curves = np.clip(np.array(predicted), 0.0, 1.0)
     plateaus = [plateau_of(fit.law, free) for fit, draws in supported(levelling(fits)) for free in draws]
     tail = (1 - coverage) / 2
 

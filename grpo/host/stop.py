@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 
 # The exit code of a process that was asked to stop, has saved, and can go on.
 INTERRUPTED = 128 + signal.SIGTERM
+LOOK_SECONDS = 0.2
 
 
 class StopRequest:
@@ -23,6 +25,13 @@ class StopRequest:
     def __call__(self) -> bool:
         """Whether there was a request."""
         return self.count > 0
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for a request, for so many seconds at most. Returns whether there was one."""
+        end = time.monotonic() + seconds
+        while not self() and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, LOOK_SECONDS))
+        return self()
 
     def _request(self, number: int, frame: object) -> None:
         self.count += 1

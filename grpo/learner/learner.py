@@ -18,13 +18,15 @@ from grpo.interfaces import MERGED, Bucket
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import learning_rate_factor, quiet, start_engine
 from grpo.learner.flops import flop_count
+from grpo.learner.layout import Layout, saved_layout
 from grpo.learner.loading import load_policy
 from grpo.learner.plain_data import only_plain_data
-from grpo.learner.policy import DTYPES
+from grpo.learner.policy import DTYPES, Policy
 from grpo.learner.reference import AdapterReference, CopyReference, reference_logprobs
-from grpo.learner.resharding import Layout, load_resharded, saved_layout
+from grpo.learner.resharding import load_resharded
 from grpo.learner.sequence_parallel import SequenceGroup
 from grpo.learner.weights import MergeLoss, weight_buckets
+from grpo.learner.writing import to_the_end
 from grpo.types import (
     Batch,
     GroupWithLogprobs,
@@ -42,8 +44,11 @@ REFERENCE_FILE, SHARDS = "reference.safetensors", "learner"
 class DeepSpeedLearner:
     """`interfaces.Learner` on DeepSpeed ZeRO 1–3. All methods are collective."""
 
-    def __init__(self, config: TrainConfig, model_path: str | Path, device: torch.device):
-        """Loads the model at `model_path`; `grpo.learner.engine.init_distributed` was called before."""
+    def __init__(
+        self, config: TrainConfig, model_path: str | Path, device: torch.device, checkpoint: str | Path | None = None
+    ):
+        """Loads the model at `model_path`; `grpo.learner.engine.init_distributed` was called before. Raises UserError
+        where `checkpoint`, which is to be loaded then, does not fit that model."""
         self._config = config
         self._device = device
         self._temperature = config.rollout.sampling.temperature
@@ -57,6 +62,8 @@ class DeepSpeedLearner:
         if not policy.in_trees and self.collective.rank == 0:
             print(f"{model_path} is computed one completion a row: trees do not fit what its layers do")
         policy.train()
+        if checkpoint:
+            saved_layout(checkpoint, SHARDS, self._layout(policy))
         self._flops = flop_count(policy.language_model, policy.head.weight)
         self.engine = start_engine(policy, learner)
         self.policy = self.engine.module
@@ -204,13 +211,16 @@ class DeepSpeedLearner:
         return weight_buckets(self.policy, bucket_bytes, DTYPES[precision], form, self._merge_loss)
 
     def save(self, directory: str) -> None:
-        self.engine.save_checkpoint(directory, tag=SHARDS, save_latest=False)
-        if self.collective.rank == 0:
-            self._layout().write(directory)
-        if isinstance(self.reference, CopyReference) and self._config.objective.kl.refresh_every:
-            state = self.reference.state()
-            if self.collective.rank == 0:
-                save_file(state, Path(directory, REFERENCE_FILE))
+        """Writes all that `load` reads into a folder. What a rank cannot write is raised there alone."""
+        first = self.collective.rank == 0
+        with to_the_end(self.engine) as attempt:
+            self.engine.save_checkpoint(directory, tag=SHARDS, save_latest=False)
+            if first:
+                attempt(self._layout(self.policy).write, directory)
+            if isinstance(self.reference, CopyReference) and self._config.objective.kl.refresh_every:
+                state = self.reference.state()
+                if first:
+                    attempt(save_file, state, Path(directory, REFERENCE_FILE))
 
     def rewind(self, directory: str) -> None:
         """Weights and optimizer state as `save` wrote them; the count of steps goes on."""
@@ -219,27 +229,32 @@ class DeepSpeedLearner:
         self.engine.global_steps = self.num_steps = steps
         self._skipped_in_a_row = 0
 
-    def _layout(self) -> Layout:
+    def _layout(self, policy: Policy) -> Layout:
         learner = self._config.learner
-        trained = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
+        trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
         count = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)
         return Layout(self.collective.world_size, max(1, learner.zero_stage), learner.precision, count)
 
     def load(self, directory: str) -> None:
-        if not Path(directory, SHARDS).is_dir():
-            raise UserError(f"{directory} holds no learner checkpoint")
-        own = self._layout()
+        """Takes weights and optimizer state as `save` wrote them, on other ranks or in another precision too. Raises
+        UserError where they do not fit."""
+        own = self._layout(self.policy)
         saved = saved_layout(directory, SHARDS, own)
-        if saved.parameters != own.parameters:
+        try:
+            with only_plain_data(), quiet():
+                if saved == own:
+                    self.engine.load_checkpoint(directory, tag=SHARDS)
+                else:
+                    load_resharded(self.engine, directory, SHARDS, self.collective)
+        except (UserError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            # DeepSpeed checks what it reads by assertions, or not at all.
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise UserError(
-                f"{directory} is of a model with {saved.parameters:,} trained parameters, this one has "
-                f"{own.parameters:,}: set model.path and model.lora as they were"
-            )
-        with only_plain_data(), quiet():
-            if saved == own:
-                self.engine.load_checkpoint(directory, tag=SHARDS)
-            else:
-                load_resharded(self.engine, directory, SHARDS, self.collective)
+                f"{directory} is no checkpoint of this model, or not of this version ({reason}): set model.path as it "
+                "was"
+            ) from error
         self.num_steps = self.engine.global_steps
         reference = Path(directory, REFERENCE_FILE)
         if isinstance(self.reference, CopyReference) and reference.exists():

@@ -4,72 +4,77 @@ those that are wanted now. Between stage 3 and the others DeepSpeed has no way."
 from __future__ import annotations
 
 import io
-import json
-import os
 import shutil
+import tempfile
 from argparse import Namespace
+from collections.abc import Iterator, Mapping
 from contextlib import redirect_stderr
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import torch
 from deepspeed import DeepSpeedEngine
+from deepspeed.checkpoint.constants import (
+    AUTOEP_LAYERS_KEY,
+    AUTOEP_LAYERS_KEY_LEGACY,
+    OPTIMIZER_STATE_DICT,
+    PARAM_SHAPES,
+    PARAM_SLICE_MAPPINGS,
+)
 from deepspeed.checkpoint.ds_to_universal import main as convert
 
 from grpo.config.errors import UserError
-from grpo.config.folder import LAYOUT_FILE
 from grpo.learner.collective import TorchCollective
 
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How a learner's state lies in its shards: only a learner of the same layout reads them as they are.
-    `parameters` are the numbers that are trained."""
-
-    ranks: int
-    zero_stage: int
-    precision: str
-    parameters: int
-
-    def write(self, directory: str | Path) -> None:
-        Path(directory, LAYOUT_FILE).write_text(json.dumps(asdict(self)))
-
-
-def saved_layout(directory: str | Path, tag: str, own: Layout) -> Layout:
-    """The layout of a checkpoint. One that an older version saved tells its number of ranks alone; in the rest it is
-    taken to be like `own`."""
-    file = Path(directory, LAYOUT_FILE)
-    if file.exists():
-        try:
-            return Layout(**json.loads(file.read_text()))
-        except (ValueError, TypeError) as error:
-            raise UserError(f"{file} is damaged ({error})") from error
-    return replace(own, ranks=len(list(Path(directory, tag).glob("*optim_states.pt"))))
+# Within a folder of its own: DeepSpeed also writes beside it.
+WHOLE = "whole"
 
 
 def load_resharded(engine: DeepSpeedEngine, directory: str | Path, tag: str, collective: TorchCollective) -> None:
     """Loads weights and optimizer state by way of DeepSpeed's universal checkpoint, which the first rank makes of the
-    shards and removes afterwards. Collective."""
-    # Of its own for each process: others may read the same checkpoint now.
-    universal = collective.gather(f".universal-{os.getpid()}")[0]
-    whole, failure = Path(directory, universal), ""
+    shards and removes afterwards. To be called within `only_plain_data`. Collective."""
+    universal, failure = "", ""
     if collective.rank == 0:
         try:
-            shutil.rmtree(whole, ignore_errors=True)
-            _convert(Path(directory, tag), whole)
+            # Of its own for each process: others may read the same checkpoint now.
+            universal = tempfile.mkdtemp(prefix=".universal-", dir=directory)
+            _check_names(Path(directory, tag))
+            _convert(Path(directory, tag), Path(universal, WHOLE))
         except Exception as error:
             # Whatever it is, the other ranks wait for this one.
             failure = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            shutil.rmtree(whole, ignore_errors=True)
-    if failure := collective.gather(failure)[0]:
+            shutil.rmtree(universal, ignore_errors=True)
+    universal, failure = collective.gather((universal, failure))[0]
+    if failure:
         raise UserError(f"{directory} cannot be made to fit: {failure}")
     engine._config.load_universal_checkpoint = True
     try:
-        engine.load_checkpoint(str(directory), tag=universal)
+        engine.load_checkpoint(universal, tag=WHOLE)
     finally:
         engine._config.load_universal_checkpoint = False
     collective.barrier()
     if collective.rank == 0:
-        shutil.rmtree(whole)
+        shutil.rmtree(universal)
+
+
+def _check_names(shards: Path) -> None:
+    """Raises UserError where a parameter has a name that leads elsewhere: DeepSpeed makes folders of these names."""
+    for file in sorted(shards.glob("*_states.pt")):
+        for name in _names(torch.load(file, map_location="cpu", mmap=True)):
+            if not isinstance(name, str) or name in ("", ".", "..") or {"/", "\\", "\0"} & set(name):
+                raise UserError(f"{file} names a parameter {str(name)!r}, which is a path and no name: it is not read")
+
+
+def _names(state: Mapping[str, Any]) -> Iterator[Any]:
+    """All names of parameters in a shard, of weights or of an optimizer."""
+    if state.get(AUTOEP_LAYERS_KEY) or state.get(AUTOEP_LAYERS_KEY_LEGACY):
+        raise UserError("it holds experts that DeepSpeed has spread over ranks, which this version does not save")
+    yield from state.get("module") or ()
+    shapes = state.get(PARAM_SHAPES) or ()
+    for group in [shapes] if isinstance(shapes, Mapping) else shapes:
+        yield from group
+    for group in state.get(OPTIMIZER_STATE_DICT, {}).get(PARAM_SLICE_MAPPINGS) or ():
+        yield from group
 
 
 def _convert(shards: Path, whole: Path) -> None:

@@ -29,6 +29,8 @@ STYLE = {
 }
 _SIZE_INCHES = (7.0, 5.0)
 _DOTS_PER_INCH = 200
+# More are drawn on top of each other, and make a page of many megabytes.
+MOST_POINTS = 2000
 # Share of a run's points that one point of a smoothed line averages.
 _WINDOW_FRACTION = 0.1
 # Metric, title: the small panels, in order. Fractions are drawn from 0 to 1.
@@ -77,8 +79,21 @@ def smooth(values: Sequence[float], window: int) -> np.ndarray:
     >>> smooth([0.0, 3.0, 6.0, 0.0], 3).tolist()
     [1.5, 3.0, 3.0, 3.0]
     """
-    kernel = np.ones(min(window, len(values)))
-    return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
+    count, width = len(values), min(window, len(values))
+    # Differences of running sums: the window grows with the run, and a convolution with its square.
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    last = np.arange(count) + (width - 1) // 2 + 1
+    high, low = np.minimum(last, count), np.maximum(last - width, 0)
+    return (sums[high] - sums[low]) / (high - low)
+
+
+def drawn(count: int) -> slice:
+    """Which of `count` points are drawn one by one: all, or of a long run every so many.
+
+    >>> drawn(2000), drawn(100_000)
+    (slice(None, None, 1), slice(None, None, 50))
+    """
+    return slice(None, None, -(-count // MOST_POINTS) or 1)
 
 
 def _draw_rewards(axes: Axes, metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]) -> None:
@@ -113,7 +128,8 @@ def _draw_curve(axes: Axes, metrics: Sequence[Mapping[str, Any]], name: str, col
     if steps:
         # Odd, or a mean would not be centred.
         window = 2 * round(_WINDOW_FRACTION * len(values) / 2) + 1
-        axes.plot(steps, values, ".", color=color, alpha=0.4, markersize=4, markeredgewidth=0)
+        some = drawn(len(steps))
+        axes.plot(steps[some], values[some], ".", color=color, alpha=0.4, markersize=4, markeredgewidth=0)
         axes.plot(steps, smooth(values, window), color=color, linewidth=1.8, label=label or None)
 
 

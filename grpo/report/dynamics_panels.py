@@ -16,7 +16,7 @@ from grpo.dynamics.identify import Identification
 from grpo.dynamics.identity import gradient_mass, silent_rate
 from grpo.dynamics.run_log import RunLog
 from grpo.dynamics.thresholds import PRINTED_BOUND, critical_gain, gain
-from grpo.report.curves import BLACK, BLUE, GREEN, ORANGE
+from grpo.report.curves import BLACK, BLUE, GREEN, ORANGE, drawn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,9 +40,9 @@ def draw_reward(axes: Axes, shown: Dynamics) -> None:
     """Pass rate of each round with its error, the best law, the forecast with its interval."""
     best, ahead = shown.found.fits[0], shown.ahead
     history = best.history
-    axes.errorbar(
-        history.steps, history.values, yerr=history.errors, fmt=".", color="0.55", linewidth=0.6, label="measured"
-    )
+    measured = {"fmt": ".", "color": "0.55", "linewidth": 0.6, "label": "measured"}
+    some = drawn(len(history))
+    axes.errorbar(history.steps[some], history.values[some], yerr=history.errors[some], **measured)
     steps = np.linspace(history.steps[0], history.steps[-1], 300)
     delays = np.round(np.interp(steps, history.steps, history.delays))
     axes.plot(steps, best.predict(steps, delays), color=BLUE, label=f"{best.law.name} law")
@@ -105,7 +105,8 @@ def draw_damping(axes: Axes, shown: Dynamics) -> None:
 def draw_silent(axes: Axes, shown: Dynamics) -> None:
     """Share of silent groups against p^G + (1−p)^G over the estimated difficulty."""
     silent = shown.log["groups/silent_fraction"]
-    axes.plot(silent.steps, silent.values, ".", color="0.55", label="measured")
+    some = drawn(len(silent))
+    axes.plot(silent.steps[some], silent.values[some], ".", color="0.55", label="measured")
     steps, predicted = [], []
     for step, size, difficulty in difficulties(shown.log):
         steps.append(step)

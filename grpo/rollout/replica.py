@@ -117,9 +117,11 @@ class Replica:
 
     async def healthy(self) -> bool:
         """Whether its engine answers now: /health is also well where an engine hangs."""
-        return await self._status() == 200
+        return await self.status() == 200
 
-    async def _status(self) -> int | None:
+    async def status(self) -> int | None:
+        """The HTTP status of its engine's answer; None of no answer in time. It is 500 where the engine has died, whose
+        server may stay."""
         timeout = aiohttp.ClientTimeout(total=HEALTH_SECONDS)
         session = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
         try:
@@ -132,7 +134,7 @@ class Replica:
         """Until it answers. Raises UserError when it has exited, wants another key, or does not answer within
         `seconds`."""
         deadline = asyncio.get_running_loop().time() + seconds
-        while (status := await self._status()) != 200:
+        while (status := await self.status()) != 200:
             if status == 401:
                 raise UserError(
                     f"the vLLM server at {self.url} wants another key: set {KEY_VARIABLE} to that of its run"

@@ -74,6 +74,6 @@ def saved_parts(config: TrainConfig, saved: TrainConfig) -> tuple[ModelConfig, L
 def load_checkpoint(config: TrainConfig, path: Path, checkpoint: Path, device: torch.device) -> DeepSpeedLearner:
     """A learner that has read a checkpoint's shards."""
     init_distributed(device, config.learner.deadline_seconds)
-    learner = DeepSpeedLearner(config, path, device)
+    learner = DeepSpeedLearner(config, path, device, checkpoint)
     learner.load(str(checkpoint))
     return learner

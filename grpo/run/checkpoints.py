@@ -24,11 +24,9 @@ from grpo.config.errors import UserError
 from grpo.config.folder import CHECKSUMS_FILE, STATE_FILE, checkpoints_in, step_of
 from grpo.interfaces import Collective
 from grpo.learner.plain_data import only_plain_data
+from grpo.learner.writing import telling
 from grpo.run.checksums import damaged_file, write_checksums
 from grpo.types import Progress, RoundPlan
-
-# How torch calls a file that it could not write, in a RuntimeError.
-WRITER = "PytorchStreamWriter"
 
 
 class CheckpointStore:
@@ -63,7 +61,8 @@ class CheckpointStore:
 
         def fill() -> None:
             write(str(writing))
-            torch.save(torch.get_rng_state(), writing / f"rng-{self._collective.rank}.pt")
+            with telling():
+                torch.save(torch.get_rng_state(), writing / f"rng-{self._collective.rank}.pt")
             if first:
                 _write_json(writing / STATE_FILE, {**state, "score": score})
 
@@ -113,21 +112,21 @@ class CheckpointStore:
 
     def _failure_of(self, part: Callable[[], None], step: int) -> str:
         """Does a part of saving; what kept any rank from writing, "" where nothing did."""
-        failure = ""
+        failure, no_memory = "", False
         try:
             part()
-        except torch.OutOfMemoryError as error:
+        except torch.OutOfMemoryError:
+            no_memory = True
+        except (OSError, SafetensorError) as error:
+            failure = str(error)
+        found = self._collective.gather((failure, no_memory))
+        if any(no_memory for _, no_memory in found):
             raise UserError(
                 f"the device has no memory left to gather the checkpoint of step {step}: lower "
                 "learner.micro_batch_tokens and continue with checkpoint.resume=true from the last one"
-            ) from error
-        except (OSError, SafetensorError) as error:
-            failure = str(error)
-        except RuntimeError as error:
-            if WRITER not in str(error):
-                raise
-            failure = str(error).splitlines()[0]
-        return next(filter(None, self._collective.gather(failure)), "")
+            )
+        told = [f"rank {rank}: {failure}" for rank, (failure, _) in enumerate(found) if failure]
+        return (told[0] if len(found) > 1 else failure) if told else ""
 
     def _room(self) -> str:
         there = next(path for path in (self._directory, *self._directory.absolute().parents) if path.is_dir())

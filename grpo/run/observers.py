@@ -151,8 +151,14 @@ class Evaluator:
         return max((self.score(each) for each in self.results if each < step), default=float("-inf"))
 
 
+# A diagnosis reads the whole log: as a share of the rounds so far, those between two of them, or a long run would
+# end in nothing but diagnoses.
+WATCH_FRACTION = 0.02
+
+
 class Watch:
-    """Every so many rounds: what the log shows to be wrong, told once each."""
+    """Every so many rounds: what the log shows to be wrong, told once each. In a long run the rounds between grow with
+    it."""
 
     def __init__(self, every: int, findings: Callable[[], Iterable[Finding]], tell: Callable[[str], None]):
         """`findings` diagnoses the log as it is by now, on the first rank; `every` 0 never looks."""
@@ -160,16 +166,18 @@ class Watch:
         self._findings = findings
         self._tell = tell
         self._told: set[tuple[str, str]] = set()
+        self._not_before = 0
 
     def after_round(self, finished: FinishedRound) -> None:
-        progress = finished.progress
-        if not self._every or progress.round_index % self._every:
+        step, index = finished.progress.step, finished.progress.round_index
+        if not self._every or index % self._every or index < self._not_before:
             return
+        self._not_before = index * (1 + WATCH_FRACTION)
         for finding in self._findings():
             if (finding.name, finding.severity) not in self._told:
                 self._told.add((finding.name, finding.severity))
                 told = f"{finding.severity}: {finding.name}: {finding.evidence} ⇒ {finding.remedy}"
-                self._tell(f"step {progress.step}: {told}")
+                self._tell(f"step {step}: {told}")
 
 
 class Checkpointer:

@@ -114,7 +114,7 @@ class Session:
         device = ranks.device(config)
         self._config, self._output, self._saved, self._services = config, Path(config.output_dir), saved, services
         self._tokenizer, self._task, self._suite, self._device = tokenizer, task, suite, device
-        learner = DeepSpeedLearner(config, path, device)
+        learner = DeepSpeedLearner(config, path, device, saved.checkpoint if saved else None)
         self._collective = learner.collective
         self._first = self._collective.rank == 0
         sampler = build_sampler(config, path, tokenizer, device, self._collective)

@@ -4,7 +4,7 @@ from matplotlib.image import imread
 
 from grpo.config import UserError
 from grpo.report import plot_run
-from grpo.report.curves import smooth
+from grpo.report.curves import drawn, smooth
 
 ROUNDS = [
     {"step": step, "reward/mean": step / 20, "pass_rate": step / 25, "policy/entropy": 1 / step}
@@ -21,6 +21,20 @@ def num_pixels(path, color) -> int:
 
 def test_smoothing_averages_what_there_is_near_the_ends():
     assert smooth([0.0, 3.0, 6.0, 0.0], 3).tolist() == [1.5, 3.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 6, 40])
+def test_smoothing_is_the_mean_of_each_window(window):
+    values = np.random.default_rng(0).normal(size=23)
+    behind, ahead = window // 2, (window - 1) // 2
+    if window > len(values):
+        behind = ahead = 11
+    means = [values[max(0, at - behind) : at + ahead + 1].mean() for at in range(23)]
+    assert smooth(values, window) == pytest.approx(means, abs=1e-12)
+
+
+def test_a_long_run_is_drawn_by_some_of_its_points():
+    assert [len(range(count)[drawn(count)]) for count in (0, 1, 2000, 2001, 100_000)] == [0, 1, 2000, 1001, 2000]
 
 
 def test_smoothing_keeps_a_constant_however_wide():

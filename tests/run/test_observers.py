@@ -1,5 +1,6 @@
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -36,6 +37,17 @@ def test_findings_are_looked_for_every_so_often_and_told_once():
         "step 10: warning: truncated: 80% cut off ⇒ rollout.sampling.max_tokens=64",
         "step 30: critical: unstable: fell by 0.4 ⇒ dynamics.refresh_interval=1",
     ]
+
+
+def test_a_long_run_is_looked_at_seldom_enough_for_the_looking_to_take_no_more_than_the_run():
+    looked, now = [], 0
+    watch = Watch(20, lambda: looked.append(now) or [], print)
+    for now in range(1, 100_001):
+        watch.after_round(FinishedRound(None, None, Progress(now, now, 0, RoundPlan(8, 1, 8), None), Verdict()))
+    assert looked[:50] == list(range(20, 1001, 20))
+    # Each reads all rounds so far: five thousand would read 250 million of them.
+    assert len(looked) < 300 and sum(looked) < 60 * 100_000
+    assert max(after - before for before, after in pairwise(looked)) <= 0.02 * 100_000 + 20
 
 
 def test_never_looks_when_told_so():

@@ -1,0 +1,67 @@
+"""How a learner's state lies in the shards of a checkpoint, and whether a learner can read it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from grpo.config.errors import UserError
+from grpo.config.folder import LAYOUT_FILE
+from grpo.config.resume import check_stages
+
+# How DeepSpeed names shards of an optimizer for bfloat16, and weights that are not sharded.
+OF_BFLOAT16, WHOLE_WEIGHTS = "bf16_", "mp_rank_*_model_states.pt"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a learner's state lies in its shards: only a learner of the same layout reads them as they are.
+    `parameters` are the numbers that are trained."""
+
+    ranks: int
+    zero_stage: int
+    precision: str
+    parameters: int
+
+    def write(self, directory: str | Path) -> None:
+        Path(directory, LAYOUT_FILE).write_text(json.dumps(asdict(self)))
+
+
+def saved_layout(directory: str | Path, tag: str, own: Layout) -> Layout:
+    """The layout of a checkpoint whose shards are in its folder `tag`. Raises UserError where a learner of layout `own`
+    cannot read it, in this form or another."""
+    file, shards = Path(directory, LAYOUT_FILE), Path(directory, tag)
+    if not shards.is_dir():
+        raise UserError(f"{directory} holds no learner checkpoint")
+    if file.exists():
+        try:
+            saved = Layout(**json.loads(file.read_text()))
+            alike = {name: type(value) for name, value in asdict(saved).items()}
+            if alike != {name: type(value) for name, value in asdict(own).items()}:
+                raise ValueError("a value of another kind")
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(f"{file} is damaged ({error})") from error
+    else:
+        saved = _told_by_names(shards, own)
+    if saved.parameters != own.parameters:
+        raise UserError(
+            f"{directory} is of a model with {saved.parameters:,} trained parameters, this one has "
+            f"{own.parameters:,}: set model.path and model.lora as they were"
+        )
+    check_stages(saved.zero_stage, own.zero_stage)
+    return saved
+
+
+def _told_by_names(shards: Path, own: Layout) -> Layout:
+    """The layout of a checkpoint that an older version saved, as the names of its files tell it. They do not tell
+    stage 1 from 2, which read each other, nor the number of parameters."""
+    names = [path.name for path in shards.glob("*optim_states.pt")]
+    if not names:
+        raise UserError(
+            f"{shards} has no shards of an optimizer, as older versions saved them with learner.zero_stage=0: "
+            "continue with the version that saved it"
+        )
+    precision = "bfloat16" if names[0].startswith(OF_BFLOAT16) else "float32"
+    stage = min(own.zero_stage, 2) if any(shards.glob(WHOLE_WEIGHTS)) else 3
+    return replace(own, ranks=len(names), zero_stage=stage, precision=precision)

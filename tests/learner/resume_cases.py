@@ -1,0 +1,45 @@
+"""What test_resume.py tries, as plain values that it and its worker share."""
+
+LORA = {"model__lora__rank": 4}
+BFLOAT16 = {"precision": "bfloat16"}
+TOGETHER, COPIES = {"learner__sequence_parallel": 2}, {"learner__hpz_partition_size": 2}
+
+# How a checkpoint was saved, how it is read, and whether it has a layout.json.
+CHANGES = [
+    ({"stage": 1}, {"stage": 2}, True),
+    ({"stage": 2}, {"stage": 1}, True),
+    ({"stage": 1}, {"stage": 1, **TOGETHER}, True),
+    ({"stage": 3, **TOGETHER}, {"stage": 3}, True),
+    ({"stage": 3}, {"stage": 3, **COPIES}, True),
+    ({"stage": 3, **COPIES}, {"stage": 3}, True),
+    ({"stage": 1}, {"stage": 1, "learner__offload_optimizer": True}, True),
+    ({"stage": 2, **BFLOAT16}, {"stage": 1}, True),
+    ({"stage": 3, **BFLOAT16}, {"stage": 3, **COPIES}, True),
+    ({"stage": 1, **LORA}, {"stage": 2, **LORA, **BFLOAT16}, True),
+    ({"stage": 3, **LORA, **BFLOAT16}, {"stage": 3, **LORA}, True),
+    ({"stage": 1}, {"stage": 2}, False),
+    ({"stage": 1}, {"stage": 1, **BFLOAT16}, False),
+    ({"stage": 2, **BFLOAT16}, {"stage": 1}, False),
+    ({"stage": 3}, {"stage": 3, **BFLOAT16}, False),
+]
+
+# How a checkpoint was saved, how it is read, what was done to it, and what is said.
+REFUSED = [
+    ({"stage": 1}, {"stage": 3}, "", "continue with learner.zero_stage=1"),
+    ({"stage": 3}, {"stage": 2}, "", "continue with learner.zero_stage=3"),
+    ({"stage": 1}, {"stage": 1, **LORA}, "", "90,432 trained parameters, this one has 8,960: set model.path"),
+    ({"stage": 3, **LORA}, {"stage": 3}, "", "8,960 trained parameters, this one has 90,432: set model.path"),
+    ({"stage": 1}, {"stage": 1}, "damaged layout", "layout.json is damaged"),
+    ({"stage": 1}, {"stage": 1}, "no shards", "no shards of an optimizer"),
+]
+
+# Stage, the shards in which a parameter gets another name, and the name.
+CRAFTED = [
+    (1, "*optim_states.pt", "../../../../escaped-1"),
+    (1, "mp_rank*", "../../../../escaped-2"),
+    (3, "*model_states.pt", "../../../../escaped-3"),
+    (3, "*model_states.pt", ".."),
+]
+
+# Stage, a rank whose files are limited, and to how many bytes: its shard, its first file, the last of all.
+LATER = [(1, 1, 100_000), (2, 0, 1_000), (3, 1, 100_000), (3, 0, 300_000)]

@@ -1,0 +1,169 @@
+"""Run by torchrun on two ranks in test_resume.py: what a learner makes of a checkpoint of another one.
+
+Usage: resume_worker.py MODEL_DIRECTORY OUTPUT_FILE. Rank 0 writes a JSON object of facts.
+"""
+
+import json
+import resource
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from grpo import environment
+
+environment.prepare()
+
+from grpo.config import UserError
+from grpo.learner.engine import init_distributed
+from grpo.learner.learner import DeepSpeedLearner
+from grpo.run.checkpoints import CheckpointStore
+from tests.learner.learner_worker import DEVICE, config_for, take_step, weights
+from tests.learner.resume_cases import CHANGES, CRAFTED, LATER, REFUSED
+
+
+def saved(learner, config, layout=True):
+    """A folder with a checkpoint after one step; without `layout` as older versions wrote it."""
+    take_step(learner, config)
+    folder = learner.collective.gather(tempfile.mkdtemp())[0]
+    learner.save(folder)
+    if learner.collective.rank == 0 and not layout:
+        Path(folder, "layout.json").unlink()
+    learner.collective.barrier()
+    return folder
+
+
+def change_facts(model, before, after, layout):
+    """Largest difference of a weight once loaded; step and gradient norm of the next step, with and without."""
+    first, then = config_for(**before), config_for(**after)
+    learner = DeepSpeedLearner(first, model, DEVICE)
+    folder = saved(learner, first, layout)
+    there = sorted(path.name for path in Path(folder).iterdir())
+    start, straight = weights(learner), take_step(learner, first)
+    learner.engine.destroy()
+    learner = DeepSpeedLearner(then, model, DEVICE, folder)
+    learner.load(folder)
+    away = (weights(learner) - start).abs().max().item()
+    report = take_step(learner, then)
+    learner.engine.destroy()
+    left = sorted(path.name for path in Path(folder).iterdir())
+    return {
+        "away": away,
+        "steps": [straight.step, report.step],
+        "norms": [straight.gradient_norm, report.gradient_norm],
+        "left": left == there,
+    }
+
+
+def said(action):
+    """What a UserError says; "" of none. Any other ends this worker."""
+    try:
+        action()
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def refused_facts(model, before, after, edit):
+    """What is said of a checkpoint that does not fit, and whether before an engine was started."""
+    first, then = config_for(**before), config_for(**after)
+    learner = DeepSpeedLearner(first, model, DEVICE)
+    folder = saved(learner, first)
+    learner.engine.destroy()
+    if edit and learner.collective.rank == 0:
+        edit(Path(folder))
+    learner.collective.barrier()
+    made = []
+    line = said(lambda: made.append(DeepSpeedLearner(then, model, DEVICE, folder)))
+    early = bool(line)
+    if made:
+        line = said(lambda: made[0].load(folder))
+        made[0].engine.destroy()
+    # Whatever a name leads to.
+    escaped = [path.name for path in Path(folder).parent.glob("escaped*")]
+    left = sorted(path.name for path in Path(folder).iterdir() if path.name.startswith((".", "latest")))
+    return {"line": line, "early": early, "escaped": escaped, "left": left}
+
+
+def full_facts(model, stage, rank, limit):
+    """What each rank says when files of one rank may not grow beyond `limit` bytes, after how many seconds; which
+    checkpoints are left, and whether the learner goes on from the older one as before."""
+    config = config_for(stage, objective__kl__coefficient=0.1, objective__kl__refresh_every=1)
+    learner = DeepSpeedLearner(config, model, DEVICE)
+    collective = learner.collective
+    folder = Path(collective.gather(tempfile.mkdtemp())[0])
+    store = CheckpointStore(folder, 2, collective)
+    take_step(learner, config)
+    store.save(1, learner.save, {})
+    straight = take_step(learner, config).gradient_norm
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if collective.rank == rank:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, usual[1]))
+    began = time.monotonic()
+    line = said(lambda: store.save(2, learner.save, {}))
+    lines, seconds = collective.gather(line), max(collective.gather(time.monotonic() - began))
+    resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    left = sorted(path.name for path in folder.iterdir())
+    learner.load(str(store.whole()))
+    again = take_step(learner, config).gradient_norm
+    # And once there is room, what is saved is whole.
+    later = store.save(3, learner.save, {}) == store.whole()
+    learner.engine.destroy()
+    return {"lines": lines, "seconds": seconds, "left": left, "norms": [straight, again], "later": later}
+
+
+def renamed(states, name):
+    """Gives one parameter of a checkpoint's shards another name, in each place where it stands."""
+
+    def edit(folder):
+        for file in folder.glob(f"learner/{states}"):
+            state = torch.load(file, weights_only=False)
+            groups = state.get("param_shapes", [])
+            slices = state.get("optimizer_state_dict", {}).get("param_slice_mappings", [])
+            for named in [state.get("module"), *([groups] if isinstance(groups, dict) else groups), *slices]:
+                if named:
+                    named[name] = named.pop(next(iter(named)))
+            torch.save(state, file)
+
+    return edit
+
+
+def edited_layout(**values):
+    def edit(folder):
+        layout = json.loads((folder / "layout.json").read_text()) | values
+        (folder / "layout.json").write_text(json.dumps(layout))
+
+    return edit
+
+
+def without_shards(folder):
+    """As older versions saved it with learner.zero_stage=0."""
+    (folder / "layout.json").unlink()
+    for file in folder.glob("learner/*optim_states.pt"):
+        file.unlink()
+
+
+EDITS = {"damaged layout": edited_layout(ranks="two"), "no shards": without_shards, "": None}
+
+
+def main(model, output):
+    init_distributed(DEVICE, 60)
+    facts = {
+        "changes": [change_facts(model, *each) for each in CHANGES],
+        "refused": [refused_facts(model, before, after, EDITS[edit]) for before, after, edit, _ in REFUSED],
+        "crafted": [
+            refused_facts(model, {"stage": stage}, {"stage": stage, "precision": "bfloat16"}, renamed(*where))
+            for stage, *where in CRAFTED
+        ],
+        "full": [full_facts(model, *each) for each in LATER],
+    }
+    if torch.distributed.get_rank() == 0:
+        Path(output).write_text(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,99 @@
+"""A checkpoint goes on as it was under other settings, or is refused in one line before an engine starts; a rank that
+cannot write one is told by all; what is somebody else's writes nowhere but in its folder."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from grpo.config import TrainConfig, UserError
+from grpo.config.resume import check_resumed
+from tests.learner.models import tiny_llama
+from tests.learner.resume_cases import CHANGES, CRAFTED, LATER, REFUSED
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("resume")
+    model = tiny_llama(folder / "model")
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tests.learner.resume_worker"]
+    done = subprocess.run(
+        [sys.executable, "-m", *launcher, str(model), str(folder / "facts.json")],
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads((folder / "facts.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", range(len(CHANGES)), ids=lambda index: f"{CHANGES[index]}")
+def test_a_checkpoint_goes_on_as_it_was_under_other_settings(facts, index):
+    found = facts["changes"][index]
+    before, after, _ = CHANGES[index]
+    same = before.get("precision") == after.get("precision")
+    assert found["steps"] == [2, 2]
+    # Weights of the tiny model are below 1, of which bfloat16 keeps eight bits.
+    assert found["away"] == 0 if same else 0 < found["away"] < 2**-8
+    straight, resumed = found["norms"]
+    assert resumed == pytest.approx(straight, rel=1e-5 if same else 1e-2)
+    assert found["left"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", range(len(REFUSED)), ids=lambda index: f"{REFUSED[index]}")
+def test_what_does_not_fit_is_one_line_before_an_engine_starts(facts, index):
+    found = facts["refused"][index]
+    assert REFUSED[index][-1] in found["line"] and "\n" not in found["line"]
+    assert found["early"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", range(len(CRAFTED)), ids=lambda index: f"{CRAFTED[index]}")
+def test_a_parameter_whose_name_leads_elsewhere_is_refused_before_anything_is_written(facts, index):
+    found = facts["crafted"][index]
+    assert f"names a parameter {CRAFTED[index][-1]!r}, which is a path and no name" in found["line"]
+    assert "\n" not in found["line"]
+    assert found["escaped"] == found["left"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", range(len(LATER)), ids=lambda index: f"{LATER[index]}")
+def test_a_rank_that_cannot_write_its_shard_ends_all_at_once_and_loses_nothing(facts, index):
+    found = facts["full"][index]
+    first, second = found["lines"]
+    assert first.startswith(f"the checkpoint of step 2 could not be written (rank {LATER[index][1]}: ")
+    assert second[:60] == first[:60] and "\n" not in first + second
+    # Of a deadline of sixty.
+    assert found["seconds"] < 20
+    assert found["left"] == ["step-00000001"]
+    straight, again = found["norms"]
+    assert again == straight and found["later"]
+
+
+def lora(**values):
+    config = TrainConfig()
+    for name, value in values.items():
+        setattr(config.model.lora, name, value)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ({}, {"rank": 4}, "model.lora.rank=4 does not go on from a checkpoint of model.lora.rank=0"),
+        ({"rank": 4}, {}, "model.lora.rank=0 does not go on from a checkpoint of model.lora.rank=4"),
+        ({"rank": 4}, {"rank": 8, "alpha": 8.0}, "continue with model.lora.rank=4"),
+        ({"rank": 4}, {"rank": 4, "alpha": 8.0}, "continue with model.lora.alpha=32.0"),
+        ({"rank": 4}, {"rank": 4, "target_modules": "q_proj"}, "continue with model.lora.target_modules=all-linear"),
+    ],
+)
+def test_other_adapters_are_refused_before_anything_is_loaded(before, after, said):
+    with pytest.raises(UserError, match=said):
+        check_resumed(lora(**before), lora(**after))
+
+
+def test_what_adapters_would_be_does_not_matter_without_any():
+    check_resumed(lora(), lora(alpha=8.0, target_modules="q_proj"))
