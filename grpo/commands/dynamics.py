@@ -10,7 +10,7 @@ from grpo.commands.words import typed
 from grpo.config import UserError
 from grpo.dynamics.planning import PlanRequest
 from grpo.report.dynamics import write_diagnosis, write_fit, write_forecast, write_plan, write_replay
-from grpo.tasks.solve_rates import COLUMN, SAMPLES, read_solve_rates
+from grpo.tasks.solve_rates import LLAMA_COLUMN, LLAMA_SAMPLES, read_solve_rates
 
 USAGE = """usage: grpo dynamics WHAT PATH [key=value ...]
 
@@ -59,8 +59,8 @@ def _replay(path: Path, settings: list[str]) -> None:
 def _plan(path: Path, settings: list[str]) -> None:
     kinds = {each.name: type(each.default) for each in fields(PlanRequest)}
     given = typed(settings, column=str, tried=int, **kinds)
-    rates, missing = read_solve_rates(path, given.pop("column", COLUMN))
-    write_plan(rates, missing, given.pop("tried", SAMPLES), PlanRequest(**given))
+    rates, missing = read_solve_rates(path, given.pop("column", LLAMA_COLUMN))
+    write_plan(rates, missing, given.pop("tried", LLAMA_SAMPLES), PlanRequest(**given))
 
 
 COMMANDS: dict[str, Callable[[Path, list[str]], None]] = {

@@ -13,7 +13,7 @@ from grpo.config import UserError
 from grpo.report.comparison import Reproduction, present
 from grpo.reproduce import bandit, deep_threshold, identity, invariance, slow_start
 from grpo.reproduce.deep_threshold import Sweep
-from grpo.tasks.solve_rates import COLUMN, read_solve_rates
+from grpo.tasks.solve_rates import LLAMA_COLUMN, read_solve_rates
 
 USAGE = """usage: grpo reproduce WHAT [output_dir=runs/reproduce]
 
@@ -55,7 +55,7 @@ def run(words: Sequence[str]) -> int:
 def _identity(settings: dict[str, Any]) -> Reproduction:
     if "rates" not in settings:
         return identity.reproduce()
-    rates, _ = read_solve_rates(settings["rates"], settings.get("column", COLUMN))
+    rates, _ = read_solve_rates(settings["rates"], settings.get("column", LLAMA_COLUMN))
     return identity.reproduce(np.array(rates))
 
 

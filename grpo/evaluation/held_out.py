@@ -1,4 +1,4 @@
-"""Held-out evaluation: pass@1 and unbiased pass@k of the policy that the sampler holds."""
+"""This module measures pass@1 and unbiased pass@k on held-out problems, for the policy that the sampler holds."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from grpo.types import Prompt, ScoredGroup
 def evaluate(
     task: Task, sampler: Sampler, evaluation: EvaluationConfig, sampling: SamplingConfig, collective: Collective
 ) -> dict[str, Any]:
-    """Asks the first `num_problems` held-out problems (of all, where none are held out),
-    `samples_per_problem` times each, as `sampling` says but at the evaluation's temperature. Collective.
+    """Samples `samples_per_problem` completions of each of the first `num_problems` held-out problems and grades them.
 
-    Returns a JSON object: how completions were drawn, `pass@1`, `pass@k`, `maj@k` and, where asked for, `greedy` as
-    {value, low, high} with 95 % intervals over problems, mean length in tokens, truncated fraction, and a row per
-    problem with its first completion.
+    When no problems are held out, it takes the first training problems. It samples as `sampling` says, but at the
+    evaluation's temperature. Called by all ranks together.
+
+    Returns a JSON object with the sampling settings; `pass@1`, `pass@k`, `maj@k` and, if configured, `greedy` as
+    {value, low, high} with 95 % intervals over problems; the mean length in tokens; the truncated fraction; and a row
+    per problem with its first completion.
     """
     share = _share(task, evaluation.num_problems, collective)
     drawn = replace(sampling, temperature=evaluation.temperature)
@@ -30,7 +32,7 @@ def evaluate(
     mine = [_row(group, task.answer_of) for group in scored]
     if evaluation.greedy:
         likeliest = task.grade(sampler.generate(share, 1, replace(drawn, temperature=0.0)))
-        mine = [row | {"greedy": each.grades[0].correct} for row, each in zip(mine, likeliest, strict=True)]
+        mine = [row | {"greedy": group.grades[0].correct} for row, group in zip(mine, likeliest, strict=True)]
     rows = [row for part in collective.gather(mine) for row in part]
     rows.sort(key=lambda row: row["problem_id"])
     asked = {"temperature": drawn.temperature, "top_p": drawn.top_p, "top_k": drawn.top_k}
@@ -42,8 +44,11 @@ def evaluate_suite(
     load: Callable[[TaskConfig], AbstractContextManager[Task]],
     ask: Callable[[Task, int], dict[str, Any]],
 ) -> dict[str, dict[str, Any]]:
-    """Name → evaluation of each set, whole: `ask` is given the task and the number of its problems. A set is loaded,
-    and its graders run, only while it is asked."""
+    """Evaluates all problems of each set of a suite. Returns the evaluations by the sets' names.
+
+    `ask` is called with the task and its number of problems. A set is loaded, and its graders run, only while it is
+    being evaluated.
+    """
     results = {}
     for config in suite:
         with load(config) as task:
@@ -52,8 +57,10 @@ def evaluate_suite(
 
 
 def _share(task: Task, count: int, collective: Collective) -> list[Prompt]:
-    """This rank's part of the held-out problems; where none are held out, of the stream's first ones. The stream
-    itself goes on where it stood."""
+    """Returns this rank's part of the held-out problems, or of the stream's first ones when none are held out.
+
+    The stream's cursor is put back, so that training goes on where it was.
+    """
     if held_out := task.held_out_prompts(count):
         return held_out[collective.rank :: collective.world_size]
     cursor, task.cursor = task.cursor, 0
@@ -63,7 +70,7 @@ def _share(task: Task, count: int, collective: Collective) -> list[Prompt]:
 
 
 def summarize(rows: Sequence[Mapping[str, Any]], pass_at: Sequence[int]) -> dict[str, Any]:
-    """Statistics of evaluated problems; `rows` as in the result's `per_problem`."""
+    """Computes the statistics of evaluated problems from `rows`, which are those of the result's `per_problem`."""
     correct, totals = [row["correct"] for row in rows], [row["total"] for row in rows]
     samples = sum(totals)
     return {
@@ -80,22 +87,25 @@ def summarize(rows: Sequence[Mapping[str, Any]], pass_at: Sequence[int]) -> dict
 
 
 def _greedy(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    found = [row["greedy"] for row in rows if "greedy" in row]
-    return {"greedy": asdict(mean_interval(found, [1] * len(found)))} if found else {}
+    outcomes = [row["greedy"] for row in rows if "greedy" in row]
+    return {"greedy": asdict(mean_interval(outcomes, [1] * len(outcomes)))} if outcomes else {}
 
 
 def score(result: Mapping[str, Any]) -> float:
-    """What a checkpoint is kept for: the mean pass@1 of the suite's sets, or that of the held-out problems where there
-    is no suite."""
-    sets = [each["pass@1"]["value"] for each in result.get("suite", {}).values()]
+    """Returns the score by which the best checkpoint is chosen.
+
+    It is the mean pass@1 of the suite's sets, or the pass@1 of the held-out problems when there is no suite.
+    """
+    sets = [evaluation["pass@1"]["value"] for evaluation in result.get("suite", {}).values()]
     return sum(sets) / len(sets) if sets else result["pass@1"]["value"]
 
 
 def told(result: Mapping[str, Any]) -> list[str]:
-    """An evaluation in a line for people, and one for its suite."""
+    """Describes an evaluation in one line for the terminal, and its suite, if any, in another."""
     lines = [f"held-out pass@1 {_spelled(result['pass@1'])} on {result['problems']} problems"]
     if suite := result.get("suite"):
-        lines.append("pass@1 of " + ", ".join(f"{name} {_spelled(each['pass@1'])}" for name, each in suite.items()))
+        sets = (f"{name} {_spelled(evaluation['pass@1'])}" for name, evaluation in suite.items())
+        lines.append("pass@1 of " + ", ".join(sets))
     return lines
 
 
@@ -104,8 +114,10 @@ def _spelled(interval: Mapping[str, float]) -> str:
 
 
 def majority(answers: Sequence[str | None], correct: Sequence[bool]) -> bool:
-    """Whether the answer that most completions give is right (maj@k, arXiv:2203.11171); of equally frequent ones the
-    first. Completions without an answer do not vote."""
+    """Tells whether the answer that most completions give is correct (maj@k, arXiv:2203.11171).
+
+    Of equally frequent answers the first one counts. Completions without an answer do not vote.
+    """
     votes = Counter(answer for answer in answers if answer is not None)
     if not votes:
         return False
@@ -114,6 +126,7 @@ def majority(answers: Sequence[str | None], correct: Sequence[bool]) -> bool:
 
 
 def _row(scored: ScoredGroup, answer_of: Callable[[str], str | None]) -> dict[str, Any]:
+    """Makes a problem's row of the result's `per_problem`."""
     completions, problem = scored.group.completions, scored.group.prompt.problem
     return {
         "problem_id": problem.problem_id,

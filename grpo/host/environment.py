@@ -1,6 +1,7 @@
-"""Process environment: what must be set before torch, vLLM or DeepSpeed is imported.
+"""This module sets the environment variables that torch, vLLM and DeepSpeed read when they are imported.
 
-Called first thing by the command line and by the tests. Nothing that a person has set is overridden.
+The command line and the tests call `prepare` before they import anything heavy. It overrides nothing that the user
+has set.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ DEFAULTS = {
     # anything else runs on a core (measured: 16 against 503 GFLOPS).
     "OMP_WAIT_POLICY": "passive",
     "GOMP_SPINCOUNT": "0",
-    # Huge pages for torch's CPU tensors: otherwise a seventh of a learner step is the kernel zeroing pages.
+    # Torch's CPU tensors use huge pages, since otherwise the kernel spends a seventh of a learner step zeroing pages.
     "THP_MEM_ALLOC_ENABLE": "1",
-    # The engine lives in this process, so weights are handed over by reference.
+    # The engine runs in this process, so that weights are passed by reference.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
@@ -33,13 +34,16 @@ DEFAULTS = {
 
 
 def prepare() -> None:
-    """Sets the defaults above, and puts this interpreter's folder on PATH (DeepSpeed looks for ninja there)."""
+    """Sets the defaults above, and adds this interpreter's folder to PATH, where DeepSpeed looks for ninja.
+
+    Called before torch, vLLM or DeepSpeed is imported.
+    """
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     if not Path("/dev/nvidiactl").exists():
         # Otherwise DeepSpeed warns on every start that it found no GPU.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    # Of other packages' sources, shown when they are first compiled; for this process and its workers.
+    # Other packages' sources cause SyntaxWarnings when Python first compiles them, here or in a worker process.
     os.environ.setdefault("PYTHONWARNINGS", "ignore::SyntaxWarning")
     for category in (FutureWarning, SyntaxWarning):
         warnings.filterwarnings("ignore", category=category)

@@ -1,7 +1,7 @@
-"""A lock on a run's folder: two runs in one would destroy each other's files.
+"""This module locks a run's folder, because two runs in one folder would destroy each other's files.
 
-It is a record lock of the operating system, which ends with the process that holds it, however that ends, and is not
-inherited by the processes that this one starts. What only reads the folder takes no notice of it.
+It uses a record lock of the operating system. The lock ends with the process that holds it, even if that is killed,
+and child processes do not inherit it. Programs that only read the folder ignore the lock.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from grpo.interfaces import Collective
 
 @contextmanager
 def held(folder: Path, collective: Collective) -> Iterator[None]:
-    """Holds the folder for the first rank's process. Raises UserError on every rank where another run holds it.
-    Collective."""
+    """Locks the folder for the duration of the context; the first rank's process holds the lock.
+
+    Called by all ranks together. Raises `UserError` on every rank when another run holds the lock.
+    """
     file, refusal = None, ""
     if collective.rank == 0:
         try:
@@ -40,12 +42,15 @@ def held(folder: Path, collective: Collective) -> Iterator[None]:
 
 
 def refuse_held(folder: Path) -> None:
-    """Raises UserError where a run holds the folder."""
+    """Raises `UserError` when a run holds the folder's lock."""
     _taken(folder).close()
 
 
 def _taken(folder: Path) -> TextIO:
-    """The open lock file: whoever closes it, or opens and closes it once more in this process, gives the lock back."""
+    """Takes the lock and returns the open lock file. Raises `UserError` when another process holds it.
+
+    Closing the file releases the lock. So does opening and closing the same file once more in this process.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / LOCK_FILE).open("a+", encoding="utf-8")
@@ -58,11 +63,11 @@ def _taken(folder: Path) -> TextIO:
         holder = file.read().strip() or "another process"
         file.close()
         raise UserError(
-            f"{folder} is the folder of a run that still goes on ({holder}): wait for its end, stop it, or choose "
+            f"{folder} is in use by a run that still goes on ({holder}): wait until it ends, stop it, or choose "
             "another output_dir"
         ) from None
     except OSError as error:
-        print(f"grpo: {folder} cannot be locked ({error}): nothing keeps a second run out of it", file=sys.stderr)
+        print(f"grpo: cannot lock {folder} ({error}), so do not start a second run in it", file=sys.stderr)
     with suppress(OSError):
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")

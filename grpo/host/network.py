@@ -1,4 +1,4 @@
-"""This machine's ports, addresses and interfaces."""
+"""This module finds ports, addresses and interfaces of this machine."""
 
 from __future__ import annotations
 
@@ -7,46 +7,51 @@ import socket
 import psutil
 
 LOOPBACK = "127.0.0.1"
-# A machine that answers nothing for so long, not even that a packet came, is gone.
+# A machine that acknowledges no packet for this many seconds is lost.
 GONE_SECONDS = 60
 
 
 def listen(host: str = LOOPBACK) -> socket.socket:
-    """A socket that listens on a free port of `host`'s interface."""
-    found = socket.socket(_family(host))
-    found.bind((host, 0))
-    found.listen()
-    return found
+    """Opens a socket that listens on a free port of `host`'s interface."""
+    listener = socket.socket(_family(host))
+    listener.bind((host, 0))
+    listener.listen()
+    return listener
 
 
 def free_port(host: str = LOOPBACK) -> int:
-    """A port of `host`'s interface that nothing listens on."""
-    with listen(host) as found:
-        return found.getsockname()[1]
+    """Returns a port of `host`'s interface that nothing listens on."""
+    with listen(host) as listener:
+        return listener.getsockname()[1]
 
 
 def watchful(info: tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple]) -> socket.socket:
-    """A socket for a connection to what `socket.getaddrinfo` found, which fails when the machine there is gone."""
+    """Makes a socket whose connection fails within `GONE_SECONDS` when the other machine is lost.
+
+    `info` is an entry of what `socket.getaddrinfo` returns for the other machine.
+    """
     family, kind, protocol, *_ = info
-    found = socket.socket(family, kind, protocol)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, GONE_SECONDS // 3)
-    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, GONE_SECONDS // 6)
-    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GONE_SECONDS * 1000)
-    return found
+    connection = socket.socket(family, kind, protocol)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, GONE_SECONDS // 3)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, GONE_SECONDS // 6)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GONE_SECONDS * 1000)
+    return connection
 
 
 def own_address(towards: str) -> str:
-    """The address under which the machine `towards` knows this one. Raises OSError where no way leads there."""
+    """Returns the address from which this machine reaches the machine `towards`. Raises `OSError` without a route."""
     with socket.socket(_family(towards), socket.SOCK_DGRAM) as probe:
-        # Chooses the interface; a datagram socket sends nothing by it. The port does not matter.
+        # Connecting a datagram socket chooses the interface but sends nothing. The port does not matter.
         probe.connect((towards, 9))
         return probe.getsockname()[0]
 
 
 def interface_of(address: str) -> str:
-    """The name of the interface that has `address`; "" for none of this machine."""
-    owners = (name for name, own in psutil.net_if_addrs().items() if any(each.address == address for each in own))
+    """Returns the name of the interface that has `address`, or "" when no interface of this machine has it."""
+    owners = (
+        name for name, entries in psutil.net_if_addrs().items() if any(entry.address == address for entry in entries)
+    )
     return next(owners, "")
 
 

@@ -1,4 +1,4 @@
-"""Requests to stop: SIGTERM from a scheduler, a launcher or a person, and Ctrl-C."""
+"""This module handles requests to stop: Ctrl-C, and SIGTERM from a scheduler, a launcher or a person."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import signal
 import sys
 import time
 
-# The exit code of a process that was asked to stop, has saved, and can go on.
+# A process that was asked to stop, and that saved so that it can be resumed, has this exit code.
 INTERRUPTED = 128 + signal.SIGTERM
 LOOK_SECONDS = 0.2
 
 
 class StopRequest:
-    """Counts the requests to stop that this process gets, from when it is made. They no longer end the process.
+    """A stop request counts the SIGTERM and Ctrl-C signals that this process gets from now on.
 
-    With `message`, the first one prints it, and a second one ends the process as it would without this class.
+    These signals no longer end the process. With a `message`, the first signal prints it and a second one ends the
+    process at once.
     """
 
     def __init__(self, message: str = ""):
@@ -23,7 +24,7 @@ class StopRequest:
         self._handle(self._request)
 
     def __call__(self) -> bool:
-        """Whether there was a request."""
+        """Tells whether there was a signal."""
         return self.count > 0
 
     def wait(self, seconds: float) -> bool:

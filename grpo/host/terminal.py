@@ -1,4 +1,4 @@
-"""What reaches a person's terminal: text that cannot steer it."""
+"""This module cleans text before it is printed, so that a model's completion cannot control the user's terminal."""
 
 from __future__ import annotations
 
@@ -12,37 +12,40 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-# Characters that move the cursor, begin an escape sequence or turn the order of letters, and lone surrogates, which no
-# encoding has. Tabs and line feeds stay.
+# These characters move the cursor, begin an escape sequence or reverse the order of letters, or are lone surrogates,
+# which cannot be encoded. Tabs and line feeds are allowed.
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def clean(text: str) -> str:
-    """`text` with every character that would steer a terminal spelled out.
+    """Returns `text` with every character that would control a terminal replaced by its escape.
 
     >>> print(clean("title: \\x1b]0;owned\\x07"))
     title: \\x1b]0;owned\\x07
     """
-    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _STEERING.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def say(text: str) -> None:
-    """Writes a line to stderr, cleaned."""
+    """Cleans a line and writes it to stderr."""
     print(clean(text), file=sys.stderr, flush=True)
 
 
 class Terminal(Console):
-    """A console whose texts and tables are cleaned. Square brackets are text, since a completion may hold them."""
+    """A terminal is a rich console that cleans all texts and tables.
+
+    It prints square brackets as they are and not as rich's markup, since a completion may contain them.
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(markup=False, emoji=False, **settings)
 
     def render_str(self, text: str, **settings: Any) -> Text:
-        # Before a table measures its cells.
+        # Cleaning happens before a table measures its cells.
         return super().render_str(clean(text), **settings)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        # Segments with a `control` are rich's own: the live bar's.
+        # Segments with a `control` come from rich's live bar and must stay as they are.
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(clean(segment.text), segment.style)
 
@@ -53,7 +56,10 @@ class _CleanFormatter(logging.Formatter):
 
 
 def protect() -> None:
-    """Called first by every command: warnings are cleaned, and no character makes a write to the terminal fail."""
+    """Cleans logged warnings, and makes writes to the terminal escape characters that its encoding lacks.
+
+    Every command calls this first. Without it, such a character would raise an error.
+    """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

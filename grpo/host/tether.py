@@ -1,17 +1,21 @@
-"""Runs a command that does not outlive who started it, here or on another machine.
+"""This program runs a command that ends when its starter ends, on this machine or another one.
 
     python -m grpo.host.tether GRACE_SECONDS SILENT_SECONDS COMMAND...
 
-Standard input is a pipe that the starter holds open. Its first line is a JSON object of further environment variables
-(secrets stay off the command line). A line "stop" sends SIGTERM to the command, a line "kill" SIGKILL to it and what it
-started. The end of the pipe, which comes however the starter ends, kill -9 included, ends the command too: SIGTERM, and
-after GRACE_SECONDS SIGKILL. So do SILENT_SECONDS (0: any number) without a line, an empty one at least: a machine that
-loses its power or its network ends no pipe.
+The starter holds this program's standard input open as a pipe. The pipe's first line is a JSON object of further
+environment variables, which keeps secrets off the command line. A later line "stop" sends SIGTERM to the command. A
+line "kill" sends SIGKILL to the command and to all processes below it.
 
-What the command has started, in sessions of its own too, has GRACE_SECONDS to end after it, and less after a success.
-A variable whose value is `PRIVATE` becomes the path of a folder that only this user can open, and that is removed then.
+The pipe ends when the starter ends, even by kill -9. This program then sends the command SIGTERM and, after
+GRACE_SECONDS, SIGKILL. It does the same after SILENT_SECONDS without a line (0 means never), because a machine that
+loses its power or its network ends no pipe. A starter that is alive therefore sends empty lines.
 
-A process below that is stopped (SIGSTOP) is told: nothing else would say so, and whoever waits for it waits in silence.
+After the command has ended, processes that it started have GRACE_SECONDS to end too, even those in sessions of their
+own, and less time if the command succeeded. A variable whose value is `PRIVATE` becomes the path of a folder that only
+this user can open; the folder is removed at the end.
+
+This program prints a line when a process below it is suspended (SIGSTOP), because the processes that wait for it would
+hang without any message.
 """
 
 from __future__ import annotations
@@ -36,19 +40,19 @@ import psutil
 STOP, KILL = b"stop\n", b"kill\n"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 IDLE_SECONDS = 10.0
-# What is stopped at two looks in succession is told.
+# A process that is suspended at two checks in succession is reported; the checks are this far apart.
 LOOK_SECONDS = 10.0
 PRIVATE = "a private folder"
 
 
 def main(arguments: list[str]) -> int:
-    """The command's exit code."""
+    """Runs the command until it ends and returns its exit code."""
     grace, silent, command = float(arguments[0]), float(arguments[1]), arguments[2:]
-    # Unbuffered: a thread that waits in a buffered read would be in the way of this process's end.
+    # The pipe is unbuffered, because a thread that waits in a buffered read would keep this process from ending.
     orders = open(0, "rb", buffering=0)  # noqa: SIM115
     environment = json.loads(orders.readline() or b"{}")
     folders = {name: tempfile.mkdtemp(prefix="grpo-") for name, value in environment.items() if value == PRIVATE}
-    # What is left behind becomes this process's child, whoever started it.
+    # Orphaned processes below the command become children of this process, so that it can find and end them.
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     child = subprocess.Popen(
         command,
@@ -58,12 +62,12 @@ def main(arguments: list[str]) -> int:
         preexec_fn=lambda: end_with_parent(signal.SIGKILL),
     )
     signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-    # Ctrl-C is for the starter, which says what is to end.
+    # Only the starter reacts to Ctrl-C; it then says by the pipe what should end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_obey, args=(orders, child, grace, silent), daemon=True).start()
     threading.Thread(target=_look, daemon=True).start()
     code = child.wait()
-    # Ranks whose torchrun was killed may be saving; after a success nobody has anything left to do.
+    # Ranks whose torchrun was killed may still be saving. After a success no process has anything left to do.
     _kill(psutil.wait_procs(_started(), timeout=grace if code else min(grace, IDLE_SECONDS))[1])
     for folder in folders.values():
         shutil.rmtree(folder, ignore_errors=True)
@@ -71,7 +75,7 @@ def main(arguments: list[str]) -> int:
 
 
 def end_with_parent(number: int) -> None:
-    """The kernel sends this process a signal when its parent ends, however it ends."""
+    """Makes the kernel send signal `number` to this process when its parent ends, even if that is killed."""
     _prctl(PR_SET_PDEATHSIG, number)
 
 
@@ -80,6 +84,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _obey(orders: RawIOBase, child: subprocess.Popen, grace: float, silent: float) -> None:
+    """Follows the orders in the pipe; ends the command when the pipe ends or is silent for too long."""
     while select.select([orders], [], [], silent or None)[0] and (order := orders.readline()):
         if order == STOP:
             child.terminate()
@@ -93,6 +98,7 @@ def _obey(orders: RawIOBase, child: subprocess.Popen, grace: float, silent: floa
 
 
 def _look() -> None:
+    """Watches the processes below this one for ever, and reports each one that is suspended, once until it resumes."""
     before: set[psutil.Process] = set()
     told: set[psutil.Process] = set()
     while True:
@@ -101,7 +107,11 @@ def _look() -> None:
         told &= stopped
         for process in (stopped & before) - told:
             pid = process.pid
-            print(f"grpo: process {pid} is stopped, and what waits for it hangs: kill -CONT {pid}", flush=True)
+            print(
+                f"grpo: process {pid} is suspended, and the processes that wait for it hang: resume it by "
+                f"kill -CONT {pid}",
+                flush=True,
+            )
             told.add(process)
         before = stopped
 
@@ -114,7 +124,7 @@ def _is_stopped(process: psutil.Process) -> bool:
 
 
 def _started() -> list[psutil.Process]:
-    """The command, and everything that it has started and that lives."""
+    """Returns all living processes below this one: the command and everything that it has started."""
     return psutil.Process().children(recursive=True)
 
 

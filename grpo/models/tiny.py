@@ -1,8 +1,8 @@
-"""A model of half a million parameters, built here in seconds: for tests and for a first look.
+"""This module builds a model of half a million parameters in seconds, for tests and for a first look.
 
-A standard Llama (tied embeddings, grouped-query attention, head size 32, which vLLM's CPU build wants)
-with one token per printable ASCII character. It learns the caller's examples, and then its logits are
-flattened until it is right about a third of the time: reinforcement learning has something to sharpen.
+It is a standard Llama (tied embeddings, grouped-query attention, head size 32, which vLLM's CPU build needs)
+with one token per printable ASCII character. It is trained on the caller's examples, and then its logits are
+scaled down until it is right about a third of the time, so that reinforcement learning has something to improve.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 FORMAT_VERSION = 2
-"""Counts changes of what `build_tiny` writes: caches of an older one are not used."""
+"""This number rises whenever `build_tiny` writes something else, so that older cache entries are not used."""
 
 NUM_STEPS = 600
-"""Supervised steps at most; about a hundred suffice for single-digit sums."""
+"""The warm start takes at most this many supervised steps. About a hundred suffice for single-digit sums."""
 
 PASS_RATE = 0.35
-"""Mean probability of a right answer at temperature 1, where the warm start ends."""
+"""The warm start ends at this mean probability of a right answer at temperature 1."""
 
 PAD, EOS, UNKNOWN = "<|pad|>", "<|eos|>", "<|unknown|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
@@ -39,7 +39,7 @@ CHAT_TEMPLATE = (
 )
 
 Example = tuple[str, str]
-"""A prompt's text and the answer to it, for example ``("3 + 4 =", "7")``."""
+"""An example is a prompt's text and the answer to it, such as ``("3 + 4 =", "7")``."""
 
 _IGNORED = -100
 _BATCH_SIZE = 64
@@ -51,21 +51,23 @@ _log = logging.getLogger(__name__)
 
 
 def cache_entry(examples: Sequence[Example], seed: int = 0, num_steps: int = NUM_STEPS) -> str:
-    """Name of the cache entry for what `build_tiny` writes, given the same arguments."""
+    """Returns the name of the cache entry for what `build_tiny` writes when given the same arguments."""
     key = json.dumps([FORMAT_VERSION, list(examples), seed, num_steps])
     return f"tiny-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 
 
 def build_tiny(directory: Path, examples: Sequence[Example], seed: int = 0, num_steps: int = NUM_STEPS) -> None:
-    """Writes the warm-started model and its tokenizer, as a Hugging Face directory in float32.
+    """Writes the warm-started model and its tokenizer as a Hugging Face directory in float32.
 
     The warm start is supervised learning of the answers, each after its prompt in the chat template,
-    for `num_steps` at most; then the logits are scaled down to `PASS_RATE` (on examples too hard to
-    get there, the pass rate stays below it). The result depends on the examples and the seed alone; the
-    caller's random numbers are left as they were. Raises UserError without examples.
+    for at most `num_steps`. Then the logits are scaled down until the pass rate is `PASS_RATE`. On examples
+    that are too hard to get there, the pass rate stays below it. The result depends on the examples and the seed
+    alone, and the caller's random state is unchanged. Raises `UserError` without examples.
     """
     if not examples:
-        raise UserError("model.source=tiny learns to walk on the task's problems, and there are none: check task.data")
+        raise UserError(
+            "model.source=tiny is first trained on the task's problems, but there are none: check task.data"
+        )
 
     import torch
 
@@ -123,7 +125,7 @@ def _model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 def _encode(tokenizer: PreTrainedTokenizerFast, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
-    """Token ids, padded on the right, and the targets among them; both [examples, positions]."""
+    """Returns the token ids, padded on the right, and the targets among them, both [examples, positions]."""
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
@@ -142,7 +144,7 @@ def _encode(tokenizer: PreTrainedTokenizerFast, examples: Sequence[Example]) -> 
 
 
 def _learn(model: LlamaForCausalLM, token_ids: Tensor, labels: Tensor, num_steps: int) -> None:
-    """Supervised steps until the answers of a batch have probability `_MASTERY` on average."""
+    """Takes supervised steps until the answers of a batch have probability `_MASTERY` on average."""
     import torch
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0)
@@ -157,10 +159,11 @@ def _learn(model: LlamaForCausalLM, token_ids: Tensor, labels: Tensor, num_steps
 
 
 def _flatten(model: LlamaForCausalLM, token_ids: Tensor, labels: Tensor) -> None:
-    """Scales all logits, through the last norm, down to `PASS_RATE`; a model below it stays as it is.
+    """Scales all logits down, by the weight of the last norm, until the pass rate is `PASS_RATE`.
 
-    Stopping at that pass rate would leave a model that has not found the rule yet: on single-digit sums
-    200 steps of policy gradient took it from 0.36 to 0.49 only, and the flattened one to 0.9.
+    A model below that pass rate stays as it is. Ending supervised learning at that pass rate instead would leave a
+    model that has not found the rule yet. On single-digit sums, 200 steps of policy gradient took such a model from
+    0.36 to 0.49 only, and the flattened one to 0.9.
     """
     import torch
 
@@ -179,17 +182,17 @@ def _flatten(model: LlamaForCausalLM, token_ids: Tensor, labels: Tensor) -> None
 
 
 def _logits(model: LlamaForCausalLM, token_ids: Tensor) -> Tensor:
-    # Padding needs no mask: it comes after everything that is scored, and attention is causal.
+    # Padding needs no mask, since it follows everything that is scored and attention is causal.
     return model(input_ids=token_ids, use_cache=False).logits
 
 
 def _losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Minus the log-probability of each target, [examples, positions - 1]; zero where there is none."""
+    """Returns minus the log-probability of each target, [examples, positions - 1], and zero where there is none."""
     from torch.nn.functional import cross_entropy
 
     return cross_entropy(logits[:, :-1].transpose(1, 2), labels[:, 1:], ignore_index=_IGNORED, reduction="none")
 
 
 def _pass_rate(losses: Tensor) -> float:
-    """Mean probability of a whole answer when sampling at temperature 1."""
+    """Returns the mean probability of a whole answer when sampling at temperature 1."""
     return (-losses.detach().sum(dim=1)).exp().mean().item()

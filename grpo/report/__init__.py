@@ -1,4 +1,4 @@
-"""What a run leaves for people: its curves as a picture, its evaluations before and after as tables."""
+"""This package reports runs to people: curves as pictures, evaluations as tables, and comparisons as web pages."""
 
 from grpo.report.curves import plot_run
 from grpo.report.summary import facts_table, samples_table, summary_table, write_markdown

@@ -1,4 +1,4 @@
-"""What a reproduction of a paper ends with: a table "printed | ours" and a picture."""
+"""This module presents the reproduction of a paper: tables of "printed | ours" and a picture."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One number: what it is, what the paper (or a derivation from it) says, what came out here."""
+    """A row compares one quantity: the paper's number (or one derived from it), and ours."""
 
     quantity: str
     expected: str
@@ -27,7 +27,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One table. `expected` heads its middle column: "printed", "derived", "predicted"."""
+    """A comparison is one table. `expected` is the heading of its middle column, such as "printed" or "derived"."""
 
     title: str
     expected: str
@@ -36,7 +36,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """Tables, remarks, and what draws the picture."""
+    """A reproduction has tables, remarks, and a function that draws its picture."""
 
     name: str
     comparisons: Sequence[Comparison]
@@ -45,29 +45,29 @@ class Reproduction:
     size_inches: tuple[float, float] = (9.0, 3.6)
 
 
-def present(found: Reproduction, output: Path) -> None:
-    """Prints the tables, writes them as Markdown, and draws the picture, into `output`."""
+def present(reproduction: Reproduction, output: Path) -> None:
+    """Prints the tables, and writes them as Markdown and the picture as PNG into `output`."""
     import matplotlib
     from matplotlib.figure import Figure
 
     output.mkdir(parents=True, exist_ok=True)
-    console, lines = Terminal(), [f"# {found.name}"]
-    for each in found.comparisons:
-        table = Table(title=each.title, title_justify="left")
-        for name, side in (("", "left"), (each.expected, "right"), ("ours", "right")):
+    console, lines = Terminal(), [f"# {reproduction.name}"]
+    for comparison in reproduction.comparisons:
+        table = Table(title=comparison.title, title_justify="left")
+        for name, side in (("", "left"), (comparison.expected, "right"), ("ours", "right")):
             table.add_column(name, justify=side)
-        lines += [f"\n{each.title}\n", f"| | {each.expected} | ours |", "|---|---|---|"]
-        for row in each.rows:
+        lines += [f"\n{comparison.title}\n", f"| | {comparison.expected} | ours |", "|---|---|---|"]
+        for row in comparison.rows:
             table.add_row(row.quantity, row.expected, row.ours)
             lines.append(f"| {row.quantity} | {row.expected} | {row.ours} |")
         console.print(table)
-    for remark in found.remarks:
+    for remark in reproduction.remarks:
         console.print(remark, soft_wrap=True)
         lines.append(f"\n{remark}")
-    picture, text = output / f"{found.name}.png", output / f"{found.name}.md"
+    picture, text = output / f"{reproduction.name}.png", output / f"{reproduction.name}.md"
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=found.size_inches, dpi=160, layout="constrained")
-        found.draw(figure)
+        figure = Figure(figsize=reproduction.size_inches, dpi=160, layout="constrained")
+        reproduction.draw(figure)
         figure.savefig(picture)
-    text.write_text("\n".join([*lines, f"\n![{found.name}]({picture.name})\n"]))
+    text.write_text("\n".join([*lines, f"\n![{reproduction.name}]({picture.name})\n"]))
     console.print(f"picture {picture}\ntable   {text}", soft_wrap=True)

@@ -1,4 +1,7 @@
-"""Variants of a run against the first of them: paired by seed and problem, with the luck of both in the intervals."""
+"""This module compares variants of a run with the first of them.
+
+Differences are paired by seed and problem, and their intervals include the chance variation of both.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +27,19 @@ from grpo.types import Interval
 Array = NDArray[np.float64]
 
 QUARTERS = ("hardest", "second", "third", "easiest")
-# Of the gain that the first variant makes: what "reaching its level" means.
+# A run has reached the level when it has made this share of the first variant's gain.
 LEVEL_SHARE = 0.75
 EXTREMES = (0.0, 0.1, 0.9, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """A variant against the first, on the seeds that both have. `p` is corrected for the number of variants.
+    """This compares a variant with the first one, on the seeds that both have.
 
-    difference   of last held-out pass@1, of the same problems
-    tokens       ratio of tokens until the level; `arrived` of its runs got there, the others count with all they spent
-    quarters     difference of the change, for the problems of each quarter of difficulty
+    difference   the difference of the last held-out pass@1, paired by problem
+    p            the p-value of no difference, corrected for the number of variants
+    tokens       the ratio of tokens until the level; runs that never reached it count with all tokens they spent
+    quarters     the difference in what was learned, for the problems of each quarter of difficulty
     """
 
     difference: Interval
@@ -46,12 +50,17 @@ class Against:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What the runs of one variant came to. Intervals are over seeds (95 %, t); of one run, none.
+    """A variant holds the results of its runs. Intervals are over seeds (95 %, t); for a single run they have no width.
 
-    silent, law   silent share of groups, observed and p^G + (1−p)^G by the difficulties behind the same counts
-    extreme       share of the gradient from prompts below .1 and above .9, by α and those difficulties
-    laws          which law of the reward curve was best, how often
-    findings      what the diagnosis found, in how many runs
+    first, last   held-out pass@1 before and after training; `pass_at` holds the other pass@k after training
+    arrived       the number of runs that reached the level
+    quarters      the change of the pass rate, for the problems of each quarter of difficulty
+    silent, law   the share of silent groups: observed, and p^G + (1−p)^G for difficulties estimated from the same
+                  counts
+    extreme       the share of the gradient from prompts with pass rates below .1 or above .9, by α and those
+                  difficulties
+    laws          how many runs each law of the reward curve fitted best
+    findings      in how many runs the diagnosis found each problem
     """
 
     name: str
@@ -71,7 +80,10 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """All variants, the first the one that the others are compared with; `level` is of held-out pass@1."""
+    """A contrast holds all variants. The others are compared with the first.
+
+    `level` is the held-out pass@1 whose cost is compared; `problems` counts the held-out problems.
+    """
 
     variants: tuple[Variant, ...]
     level: float
@@ -79,6 +91,7 @@ class Contrast:
 
     @property
     def base(self) -> Variant:
+        """The variant that the others are compared with."""
         return self.variants[0]
 
 
@@ -90,28 +103,36 @@ def contrast(runs: Sequence[Run]) -> Contrast:
     problems = sorted(runs[0].rates(-1))
     for run in runs:
         if sorted(run.rates(-1)) != problems or sorted(run.rates(0)) != problems:
-            raise UserError(f"{run.folder} was evaluated on other problems than {runs[0].folder}: not comparable")
+            raise UserError(
+                f"{run.folder} and {runs[0].folder} were evaluated on other problems, so they cannot be compared: give "
+                "runs with the same task.data and evaluation settings"
+            )
     quarters = _quarters(runs, problems)
     base = next(iter(groups.values()))
     start, end = (float(np.mean([run.held_out[index] for run in base])) for index in (0, -1))
     level = start + LEVEL_SHARE * (end - start)
     variants = [_variant(name, members, quarters, level) for name, members in groups.items()]
     compared = [_against(base, members, problems, quarters, level) for members in [*groups.values()][1:]]
-    corrected = holm([each.p for each in compared]) if compared else []
-    against = [replace(each, p=p) for each, p in zip(compared, corrected, strict=True)]
-    others = [replace(variant, against=each) for variant, each in zip(variants[1:], against, strict=True)]
+    corrected = holm([against.p for against in compared]) if compared else []
+    others = [
+        replace(variant, against=replace(against, p=p))
+        for variant, against, p in zip(variants[1:], compared, corrected, strict=True)
+    ]
     return Contrast((variants[0], *others), level, len(problems))
 
 
 def over_seeds(values: Sequence[float]) -> Interval:
-    """Mean with its 95 % interval (t); of one value, that value."""
+    """Returns the mean over seeds with its 95 % interval (Student's t). For one seed the interval has no width."""
     mean = float(np.mean(values))
     half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)) if len(values) > 1 else 0.0
     return Interval(mean, mean - half, mean + half)
 
 
 def _quarters(runs: Sequence[Run], problems: Sequence[str]) -> list[list[str]]:
-    """Problems by their pass rate before training, in all runs together: ties by their name."""
+    """Divides the problems into four parts by their pass rate before training, averaged over all runs.
+
+    Ties are ordered by the problem's id.
+    """
     before = {name: np.mean([run.rates(0)[name] for run in runs]) for name in problems}
     ranked = sorted(problems, key=lambda name: (before[name], name))
     return [[str(name) for name in part] for part in np.array_split(ranked, 4)]
@@ -127,9 +148,10 @@ def _variant(name: str, runs: tuple[Run, ...], quarters: Sequence[Sequence[str]]
     exponent = runs[0].config["normalization"]["exponent"]
     mass = gradient_mass(difficulty.pass_rates, difficulty.weights, EXTREMES, exponent)
     logs = [read_log(run.folder) for run in runs]
-    found = [identify(log.history, log.momentum, log.exponent) for log in logs if len(log.history) >= FEWEST_POINTS]
+    long_enough = [log for log in logs if len(log.history) >= FEWEST_POINTS]
+    fitted = [identify(log.history, log.momentum, log.exponent) for log in long_enough]
     findings = Counter(
-        each for log in logs for each in {finding.name for finding in diagnose(log) if finding.severity != NOTE}
+        name for log in logs for name in {finding.name for finding in diagnose(log) if finding.severity != NOTE}
     )
     ks = runs[0].evaluations[-1]["pass@k"]
     return Variant(
@@ -143,14 +165,17 @@ def _variant(name: str, runs: tuple[Run, ...], quarters: Sequence[Sequence[str]]
         silent=silent,
         law=law,
         extreme=float(mass[0] + mass[-1]),
-        laws=Counter(each.fits[0].law.name for each in found),
+        laws=Counter(identification.fits[0].law.name for identification in fitted),
         findings=findings,
     )
 
 
 def _silence(runs: Sequence[Run]) -> tuple[Difficulty, float, float]:
-    """The difficulties behind the counts of all rounds; silent share of groups, observed and by them. The law is for
-    the difficulties of the whole run, as if drawn anew in each round."""
+    """Estimates the prompts' difficulties from the counts of all rounds. Returns them, and the share of silent groups:
+    observed, and predicted from the difficulties.
+
+    The prediction is an approximation, as it uses the difficulties of the whole run for every round.
+    """
     counts: Counter[tuple[int, int]] = Counter()
     for run in runs:
         for row in run.rows:
@@ -172,7 +197,10 @@ def _against(
 ) -> Against:
     pairs = [(old, new) for old in base for new in ours if old.seed == new.seed]
     if not pairs:
-        raise UserError(f"{base[0].variant} and {ours[0].variant} have no seed in common: nothing is paired")
+        raise UserError(
+            f"the variants {base[0].variant} and {ours[0].variant} have no seed in common, so no runs can be paired: "
+            "run both with the same seeds"
+        )
     last = [[new.rates(-1)[name] - old.rates(-1)[name] for name in problems] for old, new in pairs]
     difference, p = crossed_difference(last)
     by_quarter = tuple(

@@ -1,4 +1,4 @@
-"""A comparison of variants as a page, a picture, Markdown and a table on the terminal."""
+"""This module writes a comparison of variants as a web page, a picture, Markdown and a table on the terminal."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ PAGE_FILE, PLOT_FILE, MARKDOWN_FILE = "report.html", "report.png", "report.md"
 SURE = 0.05
 NUM_SAMPLES = 3
 EXCERPT = 400
-# Columns of the results that a terminal has room for: variant, after, difference, p, tokens.
+# A terminal has room for these columns of the results only: variant, after, difference, p, tokens.
 NARROW = (0, 3, 4, 5, -1)
 
 
 def write_contrast(shown: Contrast, folder: Path, notes: Sequence[str] = (), console: Terminal | None = None) -> None:
-    """Page, picture and Markdown into `folder`, the table and the conclusion to the terminal. `notes` are what a
-    reader has to know besides, for example runs that failed."""
+    """Writes page, picture and Markdown into `folder`, and prints the table and the conclusion.
+
+    `notes` are further sentences for the reader, for example about runs that failed.
+    """
     console = console or Terminal()
     tables = {
         "Results": results(shown),
@@ -61,42 +63,52 @@ def write_contrast(shown: Contrast, folder: Path, notes: Sequence[str] = (), con
 
 
 def conclusion(shown: Contrast) -> list[str]:
-    """Which variant is best, by how much, how sure."""
+    """Says in sentences which variants differ from the first, by how much, and how certain that is."""
     base, others = shown.base, [variant for variant in shown.variants if variant.against]
     if not others:
-        return [f"{base.name} went from {base.first:.1%} to {_percent(base.last)} held-out pass@1; nothing to compare."]
+        return [
+            f"Held-out pass@1 of {base.name} went from {base.first:.1%} to {_percent(base.last)}. There is no other "
+            "variant to compare it with."
+        ]
     seeds = len(base.runs)
     said = []
     for word, better in (("higher", 1), ("lower", -1)):
-        clear = [each for each in others if each.against.p < SURE and each.against.difference.value * better > 0]
+        clear = [
+            variant for variant in others if variant.against.p < SURE and variant.against.difference.value * better > 0
+        ]
         if clear:
             named = ", ".join(
-                f"{each.name} by {100 * abs(each.against.difference.value):.1f} points (p = {each.against.p:.2g})"
-                for each in clear
+                f"{variant.name} by {100 * abs(variant.against.difference.value):.1f} points "
+                f"(p = {variant.against.p:.2g})"
+                for variant in clear
             )
-            said.append(f"Ends clearly {word} than {base.name}: {named}.")
-    unclear = [each for each in others if each.against.p >= SURE]
+            said.append(f"These variants end clearly {word} than {base.name}: {named}.")
+    unclear = [variant for variant in others if variant.against.p >= SURE]
     if unclear:
-        named = ", ".join(f"{each.name} {_points(each.against.difference)}" for each in unclear)
-        said.append(f"Not told apart from {base.name}: {named}.")
-    reached = [each for each in others if each.arrived == len(each.runs) and seeds > 1 and each.against.tokens.high < 1]
-    if reached and base.arrived == len(base.runs):
-        named = ", ".join(f"{each.name} with {_ratio(each.against.tokens)} of its tokens" for each in reached)
-        said.append(f"Reach {shown.level:.1%} with fewer sampled tokens than {base.name}: {named}.")
+        named = ", ".join(f"{variant.name} {_points(variant.against.difference)}" for variant in unclear)
+        said.append(f"No clear difference from {base.name} (in points): {named}.")
+    cheaper = [
+        variant
+        for variant in others
+        if variant.arrived == len(variant.runs) and seeds > 1 and variant.against.tokens.high < 1
+    ]
+    if cheaper and base.arrived == len(base.runs):
+        named = ", ".join(f"{variant.name} with {_ratio(variant.against.tokens)} of its tokens" for variant in cheaper)
+        said.append(f"These variants reach {shown.level:.1%} with fewer sampled tokens than {base.name}: {named}.")
     said.append(
-        f"{shown.problems} held-out problems, {seeds} seed{'s' if seeds > 1 else ''}; intervals of 95 % over seeds and "
-        "problems, p-values corrected for the number of variants (Holm)."
-        + (f" With fewer than {ENOUGH_SEEDS} seeds they are too sure of themselves." if seeds < ENOUGH_SEEDS else "")
+        f"The comparison has {shown.problems} held-out problems and {seeds} seed{'s' if seeds > 1 else ''}. Intervals "
+        "are 95 % over seeds and problems; p-values are corrected for the number of variants (Holm)."
+        + (f" With fewer than {ENOUGH_SEEDS} seeds, both overstate the certainty." if seeds < ENOUGH_SEEDS else "")
     )
     said.append(
-        "Quarters of difficulty go by the first evaluation: by chance alone the hardest rises and the easiest falls, "
-        "alike in all variants; only differences between variants tell."
+        "Quarters of difficulty are formed by the first evaluation. By chance alone the hardest quarter rises and the "
+        "easiest falls, equally in all variants, so compare the variants with each other."
     )
     return said
 
 
 def results(shown: Contrast) -> list[tuple[str, ...]]:
-    """Header and a row a variant."""
+    """Returns the table of results: a header, and a row per variant."""
     ks = sorted({int(k) for variant in shown.variants for k in variant.pass_at if int(k) > 1})
     rows = [
         (
@@ -124,7 +136,8 @@ def results(shown: Contrast) -> list[tuple[str, ...]]:
 
 
 def by_quarter(shown: Contrast) -> list[tuple[str, ...]]:
-    """What each variant learned on the problems of each quarter, and how that differs from the first."""
+    """Returns the table of what each variant learned on each quarter of the problems, and its difference from the
+    first."""
     rows = [("variant", *QUARTERS, *(f"{name}, minus {shown.base.name}" for name in QUARTERS))]
     for variant in shown.variants:
         against = variant.against.quarters if variant.against else ()
@@ -139,11 +152,12 @@ def by_quarter(shown: Contrast) -> list[tuple[str, ...]]:
 
 
 def health(shown: Contrast) -> list[tuple[str, ...]]:
-    """Silence against its law, gradient on extreme prompts, entropy, length, law of the curve, diagnosis."""
+    """Returns the table of how training went: silent groups observed and predicted, the gradient on extreme prompts,
+    entropy, length, the best law of the reward curve, and the diagnosis."""
     rows = [
         (
-            *("variant", "silent groups", "by p^G + (1−p)^G", "gradient on p < .1 or > .9"),
-            *("entropy, late", "length, late", "law of the curve", "diagnosis"),
+            *("variant", "silent groups", "predicted by p^G + (1−p)^G", "gradient on p < .1 or > .9"),
+            *("entropy, last quarter", "length, last quarter", "best law of the reward curve", "diagnosis"),
         )
     ]
     for variant in shown.variants:
@@ -163,15 +177,17 @@ def health(shown: Contrast) -> list[tuple[str, ...]]:
 
 
 def settings(shown: Contrast) -> list[tuple[str, ...]]:
-    """The keys in which the variants' configurations differ."""
+    """Returns the table of the keys in which the variants' configurations differ."""
     configs = {variant.name: variant.runs[0].config for variant in shown.variants}
     differing = differing_keys(configs)
     return [("key", *configs), *((key, *map(str, values)) for key, values in differing.items())]
 
 
 def samples(shown: Contrast) -> list[dict[str, Any]]:
-    """A few problems with the first completion of each variant after training, and of the first before it. Those that
-    the variants answer most differently."""
+    """Returns the few problems whose pass rates after training differ most between the variants.
+
+    Each has the first completion of each variant after training, and one of the first variant before training.
+    """
     rates = [variant.runs[0].rates(-1) for variant in shown.variants]
     spread = {name: max(r[name] for r in rates) - min(r[name] for r in rates) for name in rates[0]}
     chosen = sorted(spread, key=lambda name: (-spread[name], name))[:NUM_SAMPLES]
@@ -180,7 +196,7 @@ def samples(shown: Contrast) -> list[dict[str, Any]]:
 
 def _sample(shown: Contrast, name: str) -> dict[str, Any]:
     def row(run: Run, index: int) -> dict[str, Any]:
-        return next(each for each in run.evaluations[index]["per_problem"] if each["problem_id"] == name)
+        return next(row for row in run.evaluations[index]["per_problem"] if row["problem_id"] == name)
 
     before = row(shown.base.runs[0], 0)
     written = [("before training", before)]
@@ -189,8 +205,8 @@ def _sample(shown: Contrast, name: str) -> dict[str, Any]:
         "question": before["question"],
         "answer": before["answer"],
         "completions": [
-            {"who": who, "score": f"{each['correct']} of {each['total']}", "text": each["completion"][:EXCERPT]}
-            for who, each in written
+            {"who": who, "score": f"{row['correct']} of {row['total']}", "text": row["completion"][:EXCERPT]}
+            for who, row in written
         ],
     }
 
@@ -213,7 +229,7 @@ def _late(variant: Variant, name: str, digits: int) -> str:
 
 
 def _counted(names: Any) -> str:
-    return ", ".join(f"{name} ({number})" for name, number in sorted(names.items(), key=lambda each: -each[1]))
+    return ", ".join(f"{name} ({number})" for name, number in sorted(names.items(), key=lambda item: -item[1]))
 
 
 def _percent(interval: Interval) -> str:
@@ -223,14 +239,14 @@ def _percent(interval: Interval) -> str:
 
 
 def _points(interval: Interval) -> str:
-    """In points of a percent."""
+    """Formats a difference in percentage points."""
     if interval.low == interval.high:
         return f"{100 * interval.value:+.1f}"
     return f"{100 * interval.value:+.1f} [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
 
 
 def _tokens(variant: Variant) -> str:
-    """Over the first variant's; at least that, where not all runs came so far."""
+    """Formats the ratio of tokens to the first variant's; "≥" when not all runs reached the level."""
     if variant.against is None:
         return "1"
     return ("" if variant.arrived == len(variant.runs) else "≥ ") + _ratio(variant.against.tokens)

@@ -1,4 +1,4 @@
-"""Variants side by side, one function a panel."""
+"""This module draws the comparison of variants, one function per panel."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from grpo.report.contrast import QUARTERS, Contrast, Variant
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's colours, then the same with dashes.
+# These are Okabe and Ito's colours. When they are used up, they are used again with dashes.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 NAMED_UNITS = {"steps": "optimizer steps", "tokens": "sampled tokens", "seconds": "seconds of rounds"}
 
 
 def look(shown: Contrast) -> Mapping[str, dict[str, str]]:
-    """Colour and dashes of each variant."""
+    """Returns the colour and dashes of each variant."""
     dashes = ("-", "--", ":")
     return {
         variant.name: {"color": COLORS[index % len(COLORS)], "linestyle": dashes[index // len(COLORS) % len(dashes)]}
@@ -27,7 +27,7 @@ def look(shown: Contrast) -> Mapping[str, dict[str, str]]:
 
 
 def learning(unit: str) -> Callable[[Axes, Contrast], None]:
-    """Held-out pass@1 over what was spent: means over seeds, and bands of one standard error."""
+    """Returns a function that draws held-out pass@1 over `unit`: means over seeds, with bands of one standard error."""
 
     def draw(axes: Axes, shown: Contrast) -> None:
         for variant in shown.variants:
@@ -51,13 +51,13 @@ def learning(unit: str) -> Callable[[Axes, Contrast], None]:
 
 
 def differences(axes: Axes, shown: Contrast) -> None:
-    """Last held-out pass@1 against the first variant's, with 95 % intervals."""
+    """Draws the differences of the last held-out pass@1 from the first variant's, with 95 % intervals."""
     others = [variant for variant in shown.variants if variant.against]
     for place, variant in enumerate(others):
-        found = variant.against.difference
-        reach = [[found.value - found.low], [found.high - found.value]]
+        difference = variant.against.difference
+        reach = [[difference.value - difference.low], [difference.high - difference.value]]
         color = look(shown)[variant.name]["color"]
-        axes.errorbar(found.value, place, xerr=reach, fmt="o", color=color, capsize=3)
+        axes.errorbar(difference.value, place, xerr=reach, fmt="o", color=color, capsize=3)
     axes.axvline(0, color="0.4", linewidth=0.8)
     axes.set_yticks(range(len(others)), [variant.name for variant in others])
     axes.set_ylim(-0.6, len(others) - 0.4)
@@ -67,11 +67,11 @@ def differences(axes: Axes, shown: Contrast) -> None:
 
 
 def quarters(axes: Axes, shown: Contrast) -> None:
-    """Change of the pass rate for the problems of each quarter of difficulty before training."""
+    """Draws the change of the pass rate, for the problems of each quarter of difficulty before training."""
     places, width = np.arange(len(QUARTERS)), 0.8 / len(shown.variants)
     for index, variant in enumerate(shown.variants):
-        values = np.array([each.value for each in variant.quarters])
-        reach = np.array([[each.value - each.low, each.high - each.value] for each in variant.quarters]).T
+        values = np.array([change.value for change in variant.quarters])
+        reach = np.array([[change.value - change.low, change.high - change.value] for change in variant.quarters]).T
         where = places + (index - (len(shown.variants) - 1) / 2) * width
         color = look(shown)[variant.name]["color"]
         axes.bar(where, values, width * 0.9, yerr=reach, color=color, label=variant.name, error_kw={"linewidth": 0.8})
@@ -82,7 +82,8 @@ def quarters(axes: Axes, shown: Contrast) -> None:
 
 
 def rounds(name: str, title: str) -> Callable[[Axes, Contrast], None]:
-    """A metric of the rounds, mean over seeds, smoothed over a twentieth of the run."""
+    """Returns a function that draws a metric of the rounds: the mean over seeds, smoothed over a twentieth of the
+    run."""
 
     def draw(axes: Axes, shown: Contrast) -> None:
         for variant in shown.variants:

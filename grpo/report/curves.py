@@ -1,4 +1,4 @@
-"""A run as one picture."""
+"""This module draws a run's curves as one picture."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from grpo.config import UserError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's palette: told apart with every kind of colour vision, and in grey.
+# Okabe and Ito's palette can be told apart with every kind of colour vision, and in grey.
 BLUE, ORANGE, GREEN, BLACK = "#0072B2", "#D55E00", "#009E73", "#000000"
 STYLE = {
     "font.size": 9,
@@ -29,11 +29,11 @@ STYLE = {
 }
 _SIZE_INCHES = (7.0, 5.0)
 _DOTS_PER_INCH = 200
-# More are drawn on top of each other, and make a page of many megabytes.
+# More points would be drawn on top of each other, and make a page of many megabytes.
 MOST_POINTS = 2000
-# Share of a run's points that one point of a smoothed line averages.
+# Each point of a smoothed line is the mean of this share of the run's points.
 _WINDOW_FRACTION = 0.1
-# Metric, title: the small panels, in order. Fractions are drawn from 0 to 1.
+# The small panels in order, as (metric, title). Fractions are drawn from 0 to 1.
 _PANELS = (
     ("groups/silent_fraction", "silent groups (fraction)"),
     ("policy/entropy", "entropy (nats per token)"),
@@ -42,14 +42,14 @@ _PANELS = (
 
 
 def plot_run(metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]], path: str | Path) -> None:
-    """Draws reward and pass rate over optimizer steps with the held-out evaluations, and below them silent
-    groups, entropy and length, into the PNG `path`.
+    """Draws reward and pass rate over optimizer steps, with the held-out evaluations, into the PNG `path`.
 
-    `metrics` and `evaluations` are the rows of metrics.jsonl and evaluations.jsonl. Dots are rounds; lines
-    are centred means over a tenth of them. What was not measured is left out. `UserError` without a round.
+    Small panels below show silent groups, entropy and length. `metrics` and `evaluations` are the rows of
+    metrics.jsonl and evaluations.jsonl. Dots are rounds; lines are centred means over a tenth of them. Metrics that
+    were not measured are left out. Raises `UserError` when the run has no finished round.
     """
     if not metrics:
-        raise UserError("there is nothing to plot: the run has not finished its first round")
+        raise UserError("there is nothing to plot, because the run has not finished its first round")
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -74,7 +74,7 @@ def plot_run(metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping
 
 
 def smooth(values: Sequence[float], window: int) -> np.ndarray:
-    """Centred mean of `window` values, of as many as there are near the ends.
+    """Returns the centred means of `window` values. Near the ends, a mean has only as many values as there are.
 
     >>> smooth([0.0, 3.0, 6.0, 0.0], 3).tolist()
     [1.5, 3.0, 3.0, 3.0]
@@ -98,7 +98,7 @@ def drawn(count: int) -> slice:
 
 def _draw_rewards(axes: Axes, metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]) -> None:
     _draw_curve(axes, metrics, "pass_rate", BLUE, "pass rate of the round")
-    # With the plain 0/1 reward the two are one curve.
+    # With the plain 0/1 reward both curves are the same.
     if _series(metrics, "reward/mean") != _series(metrics, "pass_rate"):
         _draw_curve(axes, metrics, "reward/mean", ORANGE, "mean reward of the round")
     if evaluations:
@@ -126,7 +126,7 @@ def _draw_rewards(axes: Axes, metrics: Sequence[Mapping[str, Any]], evaluations:
 def _draw_curve(axes: Axes, metrics: Sequence[Mapping[str, Any]], name: str, color: str, label: str = "") -> None:
     steps, values = _series(metrics, name)
     if steps:
-        # Odd, or a mean would not be centred.
+        # The window must be odd for the mean to be centred.
         window = 2 * round(_WINDOW_FRACTION * len(values) / 2) + 1
         some = drawn(len(steps))
         axes.plot(steps[some], values[some], ".", color=color, alpha=0.4, markersize=4, markeredgewidth=0)

@@ -1,4 +1,4 @@
-"""`grpo dynamics fit|forecast|diagnose|replay|plan`: what a run's curve says, in the terminal and as a page."""
+"""This module writes what `grpo dynamics fit|forecast|diagnose|replay|plan` shows, in the terminal and as a page."""
 
 from __future__ import annotations
 
@@ -35,64 +35,80 @@ from grpo.report.dynamics_tables import (
 )
 from grpo.report.logs import counts_of, read_log, read_run, run_config
 
-# Of a row of metrics, for the scheduler to decide on.
+# The scheduler's decisions need these metrics of a round.
 NEEDED_MEANS = ("prompts/length_mean", "completions/length_mean")
 DOTS_PER_INCH = 160
 
 
 def write_fit(path: Path, last_step: int | None = None, column: str | None = None) -> None:
-    """Every law fitted to the log at `path`, the forecast until `last_step` (the run's own end by default), the
-    diagnosis; printed, and drawn into a picture and a page beside the log."""
+    """Fits the laws of the reward curve to the log at `path`, and reports the fits, the forecast and the diagnosis.
+
+    The forecast goes to `last_step`, which is by default the run's own end. The report is printed, and drawn as a
+    picture and a page beside the log.
+    """
     console = Terminal()
     shown = analysed(read_log(path, column), path, last_step)
     findings = diagnose(shown.log)
-    console.print(laws_table(shown.found))
-    for line in summary_lines(shown.found, shown.ahead):
+    console.print(laws_table(shown.identification))
+    for line in summary_lines(shown.identification, shown.ahead):
         console.print(line, soft_wrap=True)
     print_findings(findings, console)
     write_page(shown, findings, path if path.is_dir() else path.parent, console)
 
 
 def write_forecast(path: Path, last_step: int | None = None, column: str | None = None) -> None:
-    """Where the run goes, in words."""
+    """Prints the forecast in words."""
     console = Terminal()
     shown = analysed(read_log(path, column), path, last_step)
-    for line in summary_lines(shown.found, shown.ahead):
+    for line in summary_lines(shown.identification, shown.ahead):
         console.print(line, soft_wrap=True)
     for share in (0.5, 0.1):
         steps = steps_to_plateau(shown.ahead, share)
-        when = "not before this forecast ends" if steps is None else f"in {steps:.0f} steps"
-        console.print(f"{1 - share:.0%} of the way to the plateau: {when}", soft_wrap=True)
+        reached = "is not reached within this forecast" if steps is None else f"is reached in {steps:.0f} steps"
+        console.print(f"{1 - share:.0%} of the way to the plateau {reached}", soft_wrap=True)
 
 
 def write_diagnosis(path: Path, column: str | None = None) -> None:
-    """What is wrong, by which evidence, and what answers it."""
+    """Prints the diagnosis: each problem found, the evidence for it, and what to do."""
     print_findings(diagnose(read_log(path, column)), Terminal())
 
 
 def write_replay(folder: Path, overrides: Sequence[str]) -> None:
-    """What `dynamics=adaptive` would have decided on this run's facts, with its rules changed by `overrides`; as on
-    one rank, so that prompts per step need not divide among several."""
+    """Prints what `dynamics=adaptive` would have decided after each round of a finished run.
+
+    `overrides` change its rules. It decides as on one rank, so that prompts per step need not divide among several.
+    """
     console = Terminal()
     config = from_dict(run_config(folder), overrides)
     was_adaptive = config.dynamics.name == "adaptive" and not overrides
     rows = read_run(folder)
     missing = [name for name in NEEDED_MEANS if name not in rows[0]]
     if missing:
-        raise UserError(f"{folder} has no {missing[0]}, which decisions need: an earlier version wrote it")
+        raise UserError(
+            f"the metrics of {folder} lack {missing[0]}, which the decisions need: they were written by an earlier "
+            "version, so a replay is not possible"
+        )
     rounds = [statistics_of(row, counts_of(row), index) for index, row in enumerate(rows)]
     decisions = replay(SCHEDULERS["adaptive"](config, 1), rounds)
     console.print(decisions_table(decisions))
     if was_adaptive:
-        same, of = agreement(decisions)
-        console.print(f"the run's own scheduler, replayed: {same} of {of} plans are those that the run followed")
+        same, total = agreement(decisions)
+        console.print(
+            f"the run's own scheduler was replayed: {same} of {total} plans are those that the run followed",
+            soft_wrap=True,
+        )
     else:
-        console.print("the facts are those of the run: a decision is shown, not followed")
+        console.print(
+            "each decision is made on what the run measured, so no round shows the effect of an earlier decision",
+            soft_wrap=True,
+        )
 
 
 def write_plan(rates: Sequence[float], missing: int, tried: int, request: PlanRequest) -> None:
-    """Group size, refresh interval and steps for problems with these pass rates, each from `tried` samples;
-    `missing` further problems have none."""
+    """Prints a proposal of group size, refresh interval and steps for problems with the pass rates `rates`.
+
+    Each rate was measured with `tried` samples. `missing` counts the problems without a pass rate.
+    """
     console = Terminal()
     counts = Counter((round(rate * tried), tried) for rate in rates)
     difficulty = fit_difficulty(counts)
@@ -113,18 +129,18 @@ def write_plan(rates: Sequence[float], missing: int, tried: int, request: PlanRe
 
 
 def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:
-    """The log with its laws and forecast. `UserError` with too few rounds."""
-    found = identify(log.history, log.momentum, log.exponent)
-    if found is None:
+    """Fits the laws of the reward curve to a log, and forecasts the curve. Raises `UserError` for too few rounds."""
+    identification = identify(log.history, log.momentum, log.exponent)
+    if identification is None:
         raise UserError(
             f"{path} has {len(log.history)} rounds; the dynamics need at least {FEWEST_POINTS} "
-            "(of one curve: a run that went back to a checkpoint began another)"
+            "(after a run went back to a checkpoint, only the rounds since then count)"
         )
-    return Dynamics(log, found, forecast(found, last_step or log.num_steps))
+    return Dynamics(log, identification, forecast(identification, last_step or log.num_steps))
 
 
 def write_page(shown: Dynamics, findings: Sequence[Finding], folder: Path, console: Terminal) -> None:
-    """The picture and the page, into `folder`."""
+    """Writes the picture and the page into `folder`, and prints their paths."""
     draw(shown, folder / DYNAMICS_PLOT_FILE)
     page.write_page(
         "dynamics.html",
@@ -132,22 +148,22 @@ def write_page(shown: Dynamics, findings: Sequence[Finding], folder: Path, conso
         name=folder.resolve().name,
         log=shown.log,
         rounds=len(shown.log.history),
-        summary=summary_lines(shown.found, shown.ahead),
+        summary=summary_lines(shown.identification, shown.ahead),
         findings=findings,
         pictures=[page.picture(partial(panel, shown=shown)) for panel in panels(shown.log)],
         law_columns=LAW_COLUMNS,
-        laws=law_rows(shown.found),
+        laws=law_rows(shown.identification),
     )
     console.print(f"picture {folder / DYNAMICS_PLOT_FILE}\npage    {folder / DYNAMICS_PAGE_FILE}", soft_wrap=True)
 
 
 def print_findings(findings: Sequence[Finding], console: Terminal) -> None:
-    """The table, or that there is nothing."""
-    console.print(findings_table(findings) if findings else "diagnosis: nothing is wrong that these checks can see")
+    """Prints the table of findings, or a line that there are none."""
+    console.print(findings_table(findings) if findings else "diagnosis: the checks found no problem")
 
 
 def draw(shown: Dynamics, path: Path) -> None:
-    """All panels in one PNG: the reward curve on top, the others below in pairs."""
+    """Draws all panels into one PNG, the reward curve on top and the others below in pairs."""
     import matplotlib
     from matplotlib.figure import Figure
 

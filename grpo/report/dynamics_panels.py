@@ -1,4 +1,7 @@
-"""The dynamics of a run as pictures: one function a panel, drawn together into a PNG or one by one into a page."""
+"""This module draws the dynamics of a run, one function per panel.
+
+The panels are drawn together into a PNG, or one by one into a page.
+"""
 
 from __future__ import annotations
 
@@ -21,24 +24,24 @@ from grpo.report.curves import BLACK, BLUE, GREEN, ORANGE, drawn
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Pass rates that part easy from hard prompts.
+# These pass rates divide the prompts from hard to easy.
 BINS = (0.0, 0.1, 0.25, 0.4, 0.6, 0.75, 0.9, 1.0)
-# Rounds whose counts are fitted together, as a share of the run.
+# A run is divided into this many parts; the counts of a part's rounds are fitted together.
 EPOCHS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Dynamics:
-    """What the panels show: a log, the laws fitted to it, where it goes."""
+    """This class holds what the panels show: a log, the laws fitted to it, and the forecast."""
 
     log: RunLog
-    found: Identification
+    identification: Identification
     ahead: Forecast
 
 
 def draw_reward(axes: Axes, shown: Dynamics) -> None:
-    """Pass rate of each round with its error, the best law, the forecast with its interval."""
-    best, ahead = shown.found.fits[0], shown.ahead
+    """Draws each round's pass rate with its error, the best law, and the forecast with its interval."""
+    best, ahead = shown.identification.fits[0], shown.ahead
     history = best.history
     measured = {"fmt": ".", "color": "0.55", "linewidth": 0.6, "label": "measured"}
     some = drawn(len(history))
@@ -50,7 +53,7 @@ def draw_reward(axes: Axes, shown: Dynamics) -> None:
     axes.plot(ahead.steps, ahead.value, "--", color=ORANGE, label="forecast, 90 % interval")
     if len(shown.log.held_out):
         axes.plot(shown.log.held_out.steps, shown.log.held_out.values, "D", color=BLACK, markersize=4, label="held out")
-    parts = phases(shown.found)
+    parts = phases(shown.identification)
     for step in (parts.rise, parts.plateau) if parts else ():
         axes.axvline(step, color="0.7", linewidth=0.8, linestyle=":")
     highest = max(np.max(history.values + history.errors), np.max(ahead.high))
@@ -61,7 +64,7 @@ def draw_reward(axes: Axes, shown: Dynamics) -> None:
 
 
 def draw_plan(axes: Axes, shown: Dynamics) -> None:
-    """Group size and refresh interval, round by round."""
+    """Draws group size and refresh interval, round by round."""
     size, interval = shown.log["plan/group_size"], shown.log["plan/refresh_interval"]
     axes.step(size.steps, size.values, where="post", color=BLUE, label="group size G")
     axes.step(interval.steps, interval.values, where="post", color=ORANGE, label="refresh interval τ")
@@ -70,24 +73,26 @@ def draw_plan(axes: Axes, shown: Dynamics) -> None:
     axes.set_ylim(0.8, None)
     axes.legend()
     axes.set_xlabel("optimizer step")
-    axes.set_title("plan")
+    axes.set_title("plan: group size and refresh interval")
 
 
 def draw_damping(axes: Axes, shown: Dynamics) -> None:
-    """c = κ(τ + lag)/(1−μ) at every interval against its thresholds, and where the run is; the lag is the last
-    round's."""
-    log, stiffness = shown.log, shown.found.stiffness
+    """Draws the gain c for every refresh interval τ, the thresholds above which training is unstable, and the run.
+
+    c = κ(τ + lag)/(1−μ), with the stiffness κ measured from the reward curve, the last round's lag, and momentum μ.
+    """
+    log, stiffness = shown.log, shown.identification.stiffness
     intervals = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32])
     delay = int(log.history.delays[-1])
     now = int(log["plan/refresh_interval"].values[-1]) if len(log["plan/refresh_interval"]) else delay
     late = delay - now
-    exact = [critical_gain(log.staleness, log.momentum, int(each), late) for each in intervals]
+    exact = [critical_gain(log.staleness, log.momentum, int(interval), late) for interval in intervals]
     if np.isfinite(exact).all():
         axes.plot(intervals, exact, color=BLACK, label=f"threshold, {log.staleness.replace('_', ' ')}")
-    axes.axhline(PRINTED_BOUND, color="0.6", linestyle="--", label="printed bound")
-    if shown.found.identified:
+    axes.axhline(PRINTED_BOUND, color="0.6", linestyle="--", label="bound in arXiv:2606.30789")
+    if shown.identification.identified:
         low, value, high = (
-            gain(log.momentum, each, intervals + late) for each in (stiffness.low, stiffness.value, stiffness.high)
+            gain(log.momentum, kappa, intervals + late) for kappa in (stiffness.low, stiffness.value, stiffness.high)
         )
         axes.fill_between(intervals, low, high, color=BLUE, alpha=0.2, linewidth=0)
         axes.plot(intervals, value, color=BLUE, label="this run, 95 % interval")
@@ -97,13 +102,21 @@ def draw_damping(axes: Axes, shown: Dynamics) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlabel("refresh interval τ")
     axes.legend()
-    known = f"ζ = {shown.found.damping_ratio.value:.2g}" if shown.found.identified else "not identified yet"
+    known = (
+        f"damping ratio ζ = {shown.identification.damping_ratio.value:.2g}"
+        if shown.identification.identified
+        else "not identified yet"
+    )
     formula = f"κ(τ + {late})/(1−μ)" if late else "κτ/(1−μ)"
     axes.set_title(f"stability: c = {formula}, {known}")
 
 
 def draw_silent(axes: Axes, shown: Dynamics) -> None:
-    """Share of silent groups against p^G + (1−p)^G over the estimated difficulty."""
+    """Draws the share of silent groups, as measured and as predicted from the estimated difficulties.
+
+    A group of G completions is silent (all correct or all wrong) with probability p^G + (1−p)^G, where p is the
+    prompt's pass rate.
+    """
     silent = shown.log["groups/silent_fraction"]
     some = drawn(len(silent))
     axes.plot(silent.steps[some], silent.values[some], ".", color="0.55", label="measured")
@@ -111,7 +124,7 @@ def draw_silent(axes: Axes, shown: Dynamics) -> None:
     for step, size, difficulty in difficulties(shown.log):
         steps.append(step)
         predicted.append(float(difficulty.weights @ silent_rate(difficulty.pass_rates, size)))
-    axes.plot(steps, predicted, "o-", color=GREEN, label="law, estimated difficulty")
+    axes.plot(steps, predicted, "o-", color=GREEN, label="p^G + (1−p)^G, estimated p")
     axes.set_ylim(0, 1)
     axes.legend()
     axes.set_xlabel("optimizer step")
@@ -119,23 +132,23 @@ def draw_silent(axes: Axes, shown: Dynamics) -> None:
 
 
 def draw_gradient_mass(axes: Axes, shown: Dynamics) -> None:
-    """Where the gradient comes from: share of each bin of pass rates, early and late in the run."""
-    found = difficulties(shown.log)
+    """Draws the share of the gradient from each bin of pass rates, early and late in the run."""
+    parts = difficulties(shown.log)
     middles = np.arange(len(BINS) - 1)
     for offset, color, name, (_, size, difficulty) in (
-        (-0.2, BLUE, "first sixth", found[0]),
-        (0.2, ORANGE, "last sixth", found[-1]),
+        (-0.2, BLUE, "first sixth of the run", parts[0]),
+        (0.2, ORANGE, "last sixth of the run", parts[-1]),
     ):
         mass = gradient_mass(difficulty.pass_rates, difficulty.weights, BINS, shown.log.exponent, size)
         axes.bar(middles + offset, mass, width=0.4, color=color, label=name)
     axes.set_xticks(middles, [f"{a:g}–{b:g}" for a, b in pairwise(BINS)], fontsize=7)
     axes.set_xlabel("pass rate of a prompt")
     axes.legend()
-    axes.set_title("gradient mass by difficulty")
+    axes.set_title("share of the gradient by difficulty")
 
 
 def draw_policy(axes: Axes, shown: Dynamics) -> None:
-    """Entropy, and how many tokens answers take, both as shares of their start."""
+    """Draws entropy, completion length and gradient norm, each relative to its mean at the start."""
     for name, color, label in (
         ("policy/entropy", BLUE, "entropy"),
         ("completions/length_mean", GREEN, "completion length"),
@@ -148,23 +161,23 @@ def draw_policy(axes: Axes, shown: Dynamics) -> None:
     axes.axhline(1, color="0.7", linewidth=0.8)
     axes.legend()
     axes.set_xlabel("optimizer step")
-    axes.set_title("as shares of their start")
+    axes.set_title("policy, relative to its start")
 
 
 def difficulties(log: RunLog) -> list[tuple[float, int, Difficulty]]:
-    """(middle step, commonest group size, estimated difficulty) of each sixth of the run."""
-    found = []
+    """Returns (middle step, most frequent group size, estimated difficulty) of each sixth of the run."""
+    parts = []
     for rows in np.array_split(np.arange(len(log.counts)), min(EPOCHS, len(log.counts))):
         counts = merge([log.counts[row] for row in rows])
         sizes: dict[int, float] = {}
         for (_, size), groups in counts.items():
             sizes[size] = sizes.get(size, 0) + groups
-        found.append((float(log.history.steps[rows].mean()), max(sizes, key=sizes.get), fit_difficulty(counts)))
-    return found
+        parts.append((float(log.history.steps[rows].mean()), max(sizes, key=sizes.get), fit_difficulty(counts)))
+    return parts
 
 
 def merge(rounds: list[Counts]) -> dict[tuple[int, int], float]:
-    """Counts of several rounds together."""
+    """Adds up the counts of several rounds."""
     total: dict[tuple[int, int], float] = {}
     for counts in rounds:
         for pair, groups in counts.items():
@@ -173,7 +186,7 @@ def merge(rounds: list[Counts]) -> dict[tuple[int, int], float]:
 
 
 def panels(log: RunLog) -> tuple[Callable[[Axes, Dynamics], None], ...]:
-    """Those that this log has the numbers for."""
+    """Returns the panels for which this log has the numbers."""
     chosen: list[Callable[[Axes, Dynamics], None]] = [draw_reward]
     if len(log["plan/group_size"]):
         chosen.append(draw_plan)

@@ -1,4 +1,4 @@
-"""The dynamics of a run in words and tables."""
+"""This module describes the dynamics of a run in words and tables."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from grpo.dynamics.planning import RunProposal
 from grpo.dynamics.replay import Proposal
 
 LAW_COLUMNS = ("law", "constants", "χ²/n", "R²", "misfit", "pattern", "weight")
-"""Misfit and pattern are p values, of χ² and of the residuals' correlation; weight is Akaike's."""
+"""These are the columns of `laws_table`. Misfit is the p-value of χ², pattern that of the residuals' correlation, and
+weight is Akaike's."""
 COLORS = {CRITICAL: "bold red", WARNING: "yellow", NOTE: "cyan"}
 
 
-def laws_table(found: Identification) -> Table:
-    """One row a law, best first: its constants, how well it fits, how much it is supported."""
+def laws_table(identification: Identification) -> Table:
+    """Returns a table with a row per law, the best first: its constants, how well it fits, and its weight."""
     table = Table(title="Laws of the reward curve", title_justify="left")
     for name in LAW_COLUMNS:
         words = name == "constants"
         left = words or name == "law"
         table.add_column(name, justify="left" if left else "right", overflow="fold", no_wrap=not words)
-    for row in law_rows(found):
+    for row in law_rows(identification):
         table.add_row(*row)
     return table
 
 
-def law_rows(found: Identification) -> list[tuple[str, ...]]:
-    """The cells of `laws_table`."""
-    return [(*_law_row(fit), f"{found.weights[fit.law.name]:.2f}") for fit in found.fits]
+def law_rows(identification: Identification) -> list[tuple[str, ...]]:
+    """Returns the cells of `laws_table`."""
+    return [(*_law_row(fit), f"{identification.weights[fit.law.name]:.2f}") for fit in identification.fits]
 
 
 def _law_row(fit: LawFit) -> tuple[str, ...]:
@@ -40,37 +41,40 @@ def _law_row(fit: LawFit) -> tuple[str, ...]:
     return fit.law.name, constants, ratio, f"{fit.r_squared:.2f}", f"{fit.misfit_p:.1g}", f"{fit.pattern_p:.1g}"
 
 
-def summary_lines(found: Identification, ahead: Forecast) -> list[str]:
-    """What it comes to, in words."""
-    lines = [found.reason]
-    if found.identified:
-        lines.append(f"damping ratio ζ {found.damping_ratio}, stiffness κ {found.stiffness} per step (95 %)")
+def summary_lines(identification: Identification, ahead: Forecast) -> list[str]:
+    """Summarizes the fit and the forecast in sentences."""
+    lines = [identification.reason]
+    if identification.identified:
+        lines.append(
+            f"damping ratio ζ {identification.damping_ratio}, stiffness κ {identification.stiffness} per step (95 %)"
+        )
     lines.append(
         f"forecast for step {ahead.steps[-1]:.0f}: pass rate {ahead.value[-1]:.2f} "
         f"[{ahead.low[-1]:.2f}, {ahead.high[-1]:.2f}], gain from now {ahead.gain.value:+.2f} "
         f"[{ahead.gain.low:+.2f}, {ahead.gain.high:+.2f}] (90 %)"
     )
-    parts = phases(found)
+    parts = phases(identification)
     lines.append(
         f"phases: slow start until step {parts.rise:.0f}, plateau from step {parts.plateau:.0f}"
         if parts
-        else "phases not identified"
+        else "phases: slow start and plateau are not identified"
     )
     return lines
 
 
 def findings_table(findings: Sequence[Finding]) -> Table:
-    """One row a finding, the gravest first."""
+    """Returns a table with a row per finding, the gravest first."""
     table = Table(title="Diagnosis", title_justify="left")
-    for name in ("", "finding", "evidence", "what answers it"):
+    for name in ("", "finding", "evidence", "what to do"):
         table.add_column(name, overflow="fold")
-    for each in findings:
-        table.add_row(f"[{COLORS[each.severity]}]{each.severity}[/]", each.name, each.evidence, each.remedy)
+    for finding in findings:
+        severity = f"[{COLORS[finding.severity]}]{finding.severity}[/]"
+        table.add_row(severity, finding.name, finding.evidence, finding.remedy)
     return table
 
 
 def decisions_table(proposals: Sequence[Proposal]) -> Table:
-    """The rounds after which a change is wanted."""
+    """Returns a table of the rounds after which the scheduler decided on a change."""
     table = Table(title="Decisions", title_justify="left")
     for name in ("after step", "G", "τ", "prompts", "rate ×", "why"):
         table.add_column(name, justify="left" if name == "why" else "right", overflow="fold")
@@ -93,31 +97,30 @@ def _arrow(before: float, after: float) -> str:
 
 
 def size_table(proposal: RunProposal) -> Table:
-    """What each group size costs and gives."""
+    """Returns a table of what each group size costs and gains."""
     table = Table(title="Group size G", title_justify="left")
     for name in ("G", "silent", "fidelity", "tokens per non-silent group", "steps", "progress", ""):
         table.add_column(name, justify="right")
-    for each in proposal.sizes:
+    for candidate in proposal.sizes:
         table.add_row(
-            str(each.size),
-            f"{each.silent:.0%}",
-            f"{each.fidelity:.1%}",
-            f"{each.group_tokens:,.0f}",
-            f"{each.steps:,}",
-            f"{each.progress:.0%}",
-            "← proposed" if each == proposal.size else "",
+            str(candidate.size),
+            f"{candidate.silent:.0%}",
+            f"{candidate.fidelity:.1%}",
+            f"{candidate.group_tokens:,.0f}",
+            f"{candidate.steps:,}",
+            f"{candidate.progress:.0%}",
+            "← proposed" if candidate == proposal.size else "",
         )
     return table
 
 
 def interval_table(proposal: RunProposal) -> Table:
-    """How far each refresh interval is from losing its damping."""
+    """Returns a table of how far each refresh interval is from its stability threshold."""
     table = Table(title="Refresh interval τ", title_justify="left")
     for name in ("τ", "c = κτ/(1−μ)", "threshold", "ζ", ""):
         table.add_column(name, justify="right")
-    for each in proposal.intervals:
-        mark = "← proposed" if each == proposal.interval else "" if each.allowed else "too close"
-        table.add_row(
-            str(each.interval), f"{each.gain:.2f}", f"{each.threshold:.2f}", f"{each.damping_ratio:.2f}", mark
-        )
+    for candidate in proposal.intervals:
+        mark = "← proposed" if candidate == proposal.interval else "" if candidate.allowed else "too close"
+        numbers = (candidate.gain, candidate.threshold, candidate.damping_ratio)
+        table.add_row(str(candidate.interval), *(f"{number:.2f}" for number in numbers), mark)
     return table

@@ -1,4 +1,4 @@
-"""Pages: one HTML file that needs nothing else."""
+"""This module writes web pages, each a single HTML file that needs nothing else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PANEL_INCHES = (5.6, 3.4)
 
 
 def picture(draw: Callable[[Axes], None], inches: tuple[float, float] = PANEL_INCHES) -> dict[str, str]:
-    """A panel as SVG within the page; its title is that of the axes."""
+    """Draws a panel as SVG for embedding in a page. The picture's title is that of the axes."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -31,7 +31,7 @@ def picture(draw: Callable[[Axes], None], inches: tuple[float, float] = PANEL_IN
 
 
 def write_page(template: str, path: Path, **values: Any) -> None:
-    """The template, a file of `templates/`, filled in and written to `path`."""
+    """Fills in a template, which is a file of `templates/`, and writes it to `path`."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(loader=PackageLoader("grpo.report"), autoescape=True, undefined=StrictUndefined)

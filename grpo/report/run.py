@@ -1,4 +1,4 @@
-"""The end of a run: table, plot, samples, and where everything is."""
+"""This module writes the report at the end of a run: tables, curves, samples, and where the files are."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ NUM_SAMPLES = 4
 
 
 def write_report(output: Path, exported: Path | None, console: Terminal | None = None) -> None:
-    """Draws the run in `output` into a PNG, compares its first and last evaluation, diagnoses it, prints and writes
-    all of it."""
+    """Reports on the run in `output`: draws its curves, compares its first and last evaluation, and diagnoses it.
+
+    Everything is printed, and written into `output`. `exported` is the folder of the exported model, if any.
+    """
     console = console or Terminal()
     metrics = read_metrics(output / METRICS_FILE)
-    found = output / EVALUATIONS_FILE
-    evaluations = read_metrics(found) if found.exists() else []
+    evaluations_path = output / EVALUATIONS_FILE
+    evaluations = read_metrics(evaluations_path) if evaluations_path.exists() else []
     plot_run(metrics, evaluations, output / CURVES_FILE)
     if len(evaluations) > 1:
         before, after = evaluations[0], evaluations[-1]
@@ -36,7 +38,7 @@ def write_report(output: Path, exported: Path | None, console: Terminal | None =
         log = read_log(output)
         findings = diagnose(log)
         print_findings(findings, console)
-        # A run that went back to an earlier policy has a new curve since.
+        # A run that went back to an earlier policy has a new and shorter curve since then.
         if len(log.history) >= FEWEST_POINTS:
             write_page(analysed(log, output), findings, output, console)
     if exported:

@@ -1,4 +1,4 @@
-"""Finished runs, as they are compared: what was spent, what was reached, problem by problem."""
+"""This module loads finished runs for comparison: what they spent, and their pass rate on each problem."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a variant. `rows` are its rounds, `evaluations` its held-out evaluations, first and last included."""
+    """This is one run of a variant. `rows` are its rounds; `evaluations` are its held-out evaluations, at least two."""
 
     folder: Path
     variant: str
@@ -35,8 +35,8 @@ class Run:
 
     @cached_property
     def spent(self) -> dict[str, Array]:
-        """At each evaluation: optimizer steps, sampled completions, their tokens, seconds of rounds."""
-        steps = np.array([each["step"] for each in self.evaluations], float)
+        """What the run had spent at each evaluation: steps, sampled completions, their tokens, seconds of rounds."""
+        steps = np.array([evaluation["step"] for evaluation in self.evaluations], float)
         samples = np.array([sum(size * groups for (_, size), groups in counts_of(row).items()) for row in self.rows])
         tokens = np.array([row["completions/length_mean"] for row in self.rows]) * samples
         seconds = [round_seconds(row) for row in self.rows]
@@ -48,21 +48,23 @@ class Run:
 
     @cached_property
     def held_out(self) -> Array:
-        """Held-out pass@1 at each evaluation."""
-        return np.array([each["pass@1"]["value"] for each in self.evaluations])
+        """The held-out pass@1 at each evaluation."""
+        return np.array([evaluation["pass@1"]["value"] for evaluation in self.evaluations])
 
     def rates(self, index: int) -> dict[str, float]:
-        """Pass rate of each held-out problem at an evaluation: 0 the first, −1 the last."""
+        """Returns the pass rate of each held-out problem at an evaluation (0 is the first, −1 the last)."""
         return {row["problem_id"]: row["correct"] / row["total"] for row in self.evaluations[index]["per_problem"]}
 
     def late(self, name: str) -> float:
-        """Mean of a metric over the last quarter of the rounds; NaN where it was not logged."""
+        """Returns the mean of a metric over the last quarter of the rounds, or NaN when it was not logged."""
         values = [row[name] for row in self.rows[-max(1, len(self.rows) // 4) :] if name in row]
         return float(np.mean(values)) if values else float("nan")
 
     def cost(self, level: float, unit: str) -> tuple[float, bool]:
-        """What had been spent when held-out pass@1 reached `level`, its curve made monotone; all that was spent, and
-        False, where it never did."""
+        """Returns what the run had spent, in `unit`, when held-out pass@1 reached `level`, and whether it did.
+
+        The curve is first made monotone. If it never reaches the level, the run counts with all that it spent.
+        """
         smooth, spent = isotonic_regression(self.held_out).x, self.spent[unit]
         if smooth[-1] < level:
             return float(spent[-1]), False
@@ -74,7 +76,7 @@ class Run:
 
 
 def load(folder: Path, variant: str, seed: int | None = None) -> Run:
-    """The run in `folder`. Raises `UserError` where there is none, or none that was evaluated before and after."""
+    """Loads the run in `folder`. Raises `UserError` when there is none, or it has fewer than two evaluations."""
     config = run_config(folder)
     path = folder / EVALUATIONS_FILE
     evaluations = read_metrics(path) if path.exists() else []
@@ -84,12 +86,12 @@ def load(folder: Path, variant: str, seed: int | None = None) -> Run:
 
 
 OF_ONE_RUN = ("output_dir", "seed", "checkpoint.resume")
-"""Keys in which runs with the same settings differ."""
+"""Runs with the same settings still differ in these keys."""
 
 
 def differing_keys(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Dotted key → its value in each configuration, for the keys in which they differ, but for OF_ONE_RUN."""
+    """Returns the dotted keys in which configurations differ, with the value in each. Leaves out `OF_ONE_RUN`."""
     leaves = [dict(flat(config)) for config in configs.values()]
-    keys = dict.fromkeys(key for each in leaves for key in each)
-    rows = {key: [each.get(key) for each in leaves] for key in keys if key not in OF_ONE_RUN}
+    keys = dict.fromkeys(key for config in leaves for key in config)
+    rows = {key: [config.get(key) for config in leaves] for key in keys if key not in OF_ONE_RUN}
     return {key: values for key, values in rows.items() if any(value != values[0] for value in values)}

@@ -1,4 +1,8 @@
-"""What measured solve rates say about training: which problems can speak at which group size, and to whom they do."""
+"""This module reports what measured solve rates mean for training.
+
+It shows how many groups would be silent at each group size, which problems the gradient would come from, and the
+recommended settings.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +29,21 @@ if TYPE_CHECKING:
 
 PAGE_FILE = "solve_rates.html"
 SIZES = (4, 8, 16, 32, 64)
-# Pass rates that part hard from easy problems.
+# These pass rates divide the problems from hard to easy.
 BINS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 MAX_SHORTFALL = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class SolveRates:
-    """Correct and tried completions of each problem, the distribution of pass rates behind them, and what is
-    recommended: a band, the smallest G that keeps nine tenths of the gradient's limit within it, and an exponent."""
+    """This class holds measured solve rates and the settings recommended for them.
+
+    correct, tried  completions of each problem
+    difficulty      the estimated distribution of pass rates behind them
+    band            the recommended range of pass rates
+    group_size      the smallest G that keeps nine tenths of the gradient's limit on problems between 2 and 98 %
+    exponent        the recommended α
+    """
 
     correct: np.ndarray
     tried: np.ndarray
@@ -44,20 +54,23 @@ class SolveRates:
 
     @property
     def within(self) -> float:
-        """Share of the problems in the band, by their measured rates."""
+        """The share of the problems whose measured rates are in the recommended band."""
         rates = self.correct / self.tried
         return float(np.mean((rates >= self.band[0]) & (rates <= self.band[1])))
 
 
 def write_solve_rates(rows: Sequence[Mapping[str, Any]], path: Path, column: str, exponent: float) -> None:
-    """A page beside the file of rates at `path`, whose rows these are, and the same in short on the terminal.
-    `exponent` is the configured α."""
+    """Writes a page beside the file of solve rates at `path`, and prints a summary.
+
+    `rows` are the rows of that file, and `column` is the name of their rates. `exponent` is the configured exponent α
+    of the advantage's normalization.
+    """
     pairs = [(row[f"{column}_correct"], row[f"{column}_samples"]) for row in rows]
-    found = analysed(pairs, exponent)
+    analysis = analysed(pairs, exponent)
     console = Terminal()
-    console.print(silence_table(found))
-    console.print(mass_table(found))
-    lines = summary(found, column)
+    console.print(silence_table(analysis))
+    console.print(mass_table(analysis))
+    lines = summary(analysis, column)
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False)
     page.write_page(
@@ -65,14 +78,17 @@ def write_solve_rates(rows: Sequence[Mapping[str, Any]], path: Path, column: str
         path.with_name(PAGE_FILE),
         name=path.resolve().parent.name,
         summary=lines,
-        pictures=[page.picture(draw) for draw in (_rates(found), _silence(found), _mass(found))],
+        pictures=[page.picture(draw) for draw in (_rates(analysis), _silence(analysis), _mass(analysis))],
         examples=_examples(rows, column),
     )
     console.print(f"rates   {path}\npage    {path.with_name(PAGE_FILE)}", soft_wrap=True)
 
 
 def analysed(pairs: Sequence[tuple[int, int]], exponent: float) -> SolveRates:
-    """(correct, tried) of each problem → what follows for training with the dial at `exponent`."""
+    """Works out the recommended settings from (correct, tried) of each problem.
+
+    `exponent` is the configured exponent α of the advantage's normalization.
+    """
     correct, tried = np.array(pairs).T
     counts: dict[tuple[int, int], float] = {}
     for pair in pairs:
@@ -81,56 +97,60 @@ def analysed(pairs: Sequence[tuple[int, int]], exponent: float) -> SolveRates:
     inside = (difficulty.pass_rates > 0.02) & (difficulty.pass_rates < 0.98)
     rates, shares = difficulty.pass_rates[inside], difficulty.weights[inside]
     size = smallest_group_size(rates, shares, MAX_SHORTFALL, exponent, largest=SIZES[-1]) or SIZES[-1]
-    size = next(each for each in SIZES if each >= size)
+    size = next(candidate for candidate in SIZES if candidate >= size)
     return SolveRates(correct, tried, difficulty, speaking_band(size), size, balanced_exponent(difficulty, size))
 
 
-def silent_share(found: SolveRates, size: int) -> float:
-    """Expected share of silent groups among groups of `size`, over all problems."""
-    return float(found.difficulty.weights @ silent_rate(found.difficulty.pass_rates, size))
+def silent_share(analysis: SolveRates, size: int) -> float:
+    """Returns the expected share of silent groups among groups of `size`, over all problems."""
+    return float(analysis.difficulty.weights @ silent_rate(analysis.difficulty.pass_rates, size))
 
 
-def mass(found: SolveRates, exponent: float, size: int) -> np.ndarray:
-    """Share of the gradient from each of `BINS`."""
-    rates, shares = found.difficulty.pass_rates, found.difficulty.weights
+def mass(analysis: SolveRates, exponent: float, size: int) -> np.ndarray:
+    """Returns the share of the gradient from the problems in each bin of pass rates (`BINS`)."""
+    rates, shares = analysis.difficulty.pass_rates, analysis.difficulty.weights
     return gradient_mass(rates, shares, BINS, exponent, size)
 
 
-def summary(found: SolveRates, column: str) -> list[str]:
-    """In words, with the settings to be copied."""
-    rates = found.correct / found.tried
+def summary(analysis: SolveRates, column: str) -> list[str]:
+    """Summarizes the solve rates in sentences, with settings to be copied."""
+    rates = analysis.correct / analysis.tried
     never, always = float(np.mean(rates == 0)), float(np.mean(rates == 1))
-    low, high = found.band
-    samples = np.unique(found.tried)
-    each = f"{samples[0]}" if len(samples) == 1 else f"{samples[0]} to {samples[-1]}"
+    low, high = analysis.band
+    samples = np.unique(analysis.tried)
+    per_problem = f"{samples[0]}" if len(samples) == 1 else f"{samples[0]} to {samples[-1]}"
     return [
-        f"{len(rates):,} problems × {each} samples: mean pass rate {rates.mean():.3f}, "
+        f"{len(rates):,} problems × {per_problem} samples: mean pass rate {rates.mean():.3f}, "
         f"{never:.1%} never and {always:.1%} always solved",
-        f"recommended: dynamics.group_size={found.group_size} normalization=dial "
-        f"normalization.exponent={found.exponent:g} task.data.selection.solve_rate_column={column} "
+        f"recommended: dynamics.group_size={analysis.group_size} normalization=dial "
+        f"normalization.exponent={analysis.exponent:g} task.data.selection.solve_rate_column={column} "
         f"'task.data.selection.solve_rate=[{low:.3f},{high:.3f}]'",
-        f"G = {found.group_size} keeps at least {1 - MAX_SHORTFALL:.0%} of the gradient's limit on problems between 2 "
-        f"and 98 % (of {', '.join(map(str, SIZES))}); in the band, {found.within:.0%} of the problems, at most half of "
-        f"its groups are silent; α = {found.exponent:g} "
-        f"is the least of {', '.join(f'{each:g}' for each in EXPONENTS)} that gives the harder half of the problems at "
-        f"least {FAIR_SHARE:.0%} of the gradient, or 1",
+        f"G = {analysis.group_size} is the smallest of {', '.join(map(str, SIZES))} that keeps at least "
+        f"{1 - MAX_SHORTFALL:.0%} of the gradient's limit for large groups, on problems with pass rates between 2 and "
+        f"98 %, or the largest if none does. The band holds {analysis.within:.0%} of the problems; there, at most half "
+        f"of the groups are silent. α = {analysis.exponent:g} is the smallest of "
+        f"{', '.join(f'{exponent:g}' for exponent in EXPONENTS)} that gives the harder half of the problems at least "
+        f"{FAIR_SHARE:.0%} of the gradient, or 1 if none does.",
     ]
 
 
-def silence_table(found: SolveRates) -> Table:
-    table = Table("G", "silent groups, all problems", title="Silence", title_justify="left")
+def silence_table(analysis: SolveRates) -> Table:
+    """Returns a table of the expected share of silent groups at each group size."""
+    table = Table("G", "silent groups, all problems", title="Silent groups by group size", title_justify="left")
     for size in SIZES:
-        table.add_row(str(size), f"{silent_share(found, size):.1%}")
+        table.add_row(str(size), f"{silent_share(analysis, size):.1%}")
     return table
 
 
-def mass_table(found: SolveRates) -> Table:
-    title = f"Share of the gradient by pass rate, G = {found.group_size}"
-    table = Table("pass rate", "problems", *(f"α = {each:g}" for each in EXPONENTS), title=title, title_justify="left")
-    columns = [mass(found, each, found.group_size) for each in EXPONENTS]
+def mass_table(analysis: SolveRates) -> Table:
+    """Returns a table of the share of the gradient by pass rate, for each exponent α of the normalization."""
+    title = f"Share of the gradient by pass rate, G = {analysis.group_size}"
+    headings = (f"α = {exponent:g}" for exponent in EXPONENTS)
+    table = Table("pass rate", "problems", *headings, title=title, title_justify="left")
+    columns = [mass(analysis, exponent, analysis.group_size) for exponent in EXPONENTS]
     for index, (low, high) in enumerate(_bins()):
         cells = [f"{column[index]:.1%}" for column in columns]
-        table.add_row(f"{low:g} – {high:g}", f"{_share(found, index):.1%}", *cells)
+        table.add_row(f"{low:g} – {high:g}", f"{_share(analysis, index):.1%}", *cells)
     return table
 
 
@@ -138,19 +158,21 @@ def _bins() -> list[tuple[float, float]]:
     return list(pairwise(BINS))
 
 
-def _share(found: SolveRates, index: int) -> float:
-    return float(np.histogram(found.difficulty.pass_rates, BINS, weights=found.difficulty.weights)[0][index])
+def _share(analysis: SolveRates, index: int) -> float:
+    return float(np.histogram(analysis.difficulty.pass_rates, BINS, weights=analysis.difficulty.weights)[0][index])
 
 
-def _rates(found: SolveRates) -> Draw:
+def _rates(analysis: SolveRates) -> Draw:
     def draw(axes: Axes) -> None:
-        # A bin for each k/n, or twenty.
-        parts = min(int(found.tried.max()), 20)
+        # There is a bin for each possible k/n, but at most twenty.
+        parts = min(int(analysis.tried.max()), 20)
         edges = (np.arange(parts + 2) - 0.5) / parts
-        axes.hist(found.correct / found.tried, bins=edges, color=BLUE, alpha=0.5, label="measured k/n")
-        counted = np.histogram(found.difficulty.pass_rates, edges, weights=found.difficulty.weights)
-        axes.stairs(counted[0] * len(found.correct), counted[1], color=BLACK, label="behind it (mixture fit)")
-        axes.axvspan(*found.band, color=GREEN, alpha=0.08, linewidth=0, label="recommended band")
+        axes.hist(analysis.correct / analysis.tried, bins=edges, color=BLUE, alpha=0.5, label="measured k/n")
+        counted = np.histogram(analysis.difficulty.pass_rates, edges, weights=analysis.difficulty.weights)
+        axes.stairs(
+            counted[0] * len(analysis.correct), counted[1], color=BLACK, label="estimated true rates (mixture fit)"
+        )
+        axes.axvspan(*analysis.band, color=GREEN, alpha=0.08, linewidth=0, label="recommended band")
         axes.set_xlim(edges[0], edges[-1])
         axes.set_xlabel("pass rate")
         axes.set_ylabel("problems")
@@ -160,11 +182,11 @@ def _rates(found: SolveRates) -> Draw:
     return draw
 
 
-def _silence(found: SolveRates) -> Draw:
+def _silence(analysis: SolveRates) -> Draw:
     def draw(axes: Axes) -> None:
         sizes = np.arange(2, SIZES[-1] + 1)
-        axes.plot(sizes, [silent_share(found, int(each)) for each in sizes], color=BLUE)
-        axes.axvline(found.group_size, color=GREEN, linestyle=":", label="recommended")
+        axes.plot(sizes, [silent_share(analysis, int(size)) for size in sizes], color=BLUE)
+        axes.axvline(analysis.group_size, color=GREEN, linestyle=":", label="recommended")
         axes.set_ylim(0, 1)
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -175,22 +197,22 @@ def _silence(found: SolveRates) -> Draw:
     return draw
 
 
-def _mass(found: SolveRates) -> Draw:
+def _mass(analysis: SolveRates) -> Draw:
     def draw(axes: Axes) -> None:
         places = np.arange(len(BINS) - 1)
         drawn = ((0.0, BLUE, "α = 0 (Dr. GRPO)"), (1.0, ORANGE, "α = 1 (GRPO)"), (2.0, GREEN, "α = 2"))
         for offset, (exponent, color, label) in zip((-0.27, 0, 0.27), drawn, strict=True):
-            axes.bar(places + offset, mass(found, exponent, found.group_size), 0.25, color=color, label=label)
+            axes.bar(places + offset, mass(analysis, exponent, analysis.group_size), 0.25, color=color, label=label)
         axes.set_xticks(places, [f"{low:g}–{high:g}" for low, high in _bins()])
         axes.set_xlabel("pass rate")
         axes.legend()
-        axes.set_title(f"share of the gradient, G = {found.group_size}")
+        axes.set_title(f"share of the gradient, G = {analysis.group_size}")
 
     return draw
 
 
 def _examples(rows: Sequence[Mapping[str, Any]], column: str) -> list[dict[str, str]]:
-    """The hardest, a middling and an easy problem that were solved at least once and not always."""
+    """Returns the hardest, a middling and the easiest of the problems that were solved at least once but not always."""
     mixed = sorted((row for row in rows if 0 < row[column] < 1), key=lambda row: row[column])
     chosen = [mixed[index] for index in (0, len(mixed) // 2, -1)] if mixed else []
     return [

@@ -1,4 +1,4 @@
-"""Evaluations before and after, as tables for the terminal and for Markdown.
+"""This module compares the evaluations before and after training, in tables for the terminal and for Markdown.
 
 An evaluation is one row of evaluations.jsonl, see `grpo.config.EvaluationConfig`.
 """
@@ -19,16 +19,16 @@ from grpo.host.terminal import clean
 
 Evaluation = Mapping[str, Any]
 
-# Characters shown of a long completion: its answer stands at its end.
+# A long completion is shown by this many characters of its head and tail, since the answer stands at the end.
 _HEAD, _TAIL = 240, 160
-# Comparable evaluations agree in these.
+# Two evaluations can be compared only when they agree in these.
 _CONDITIONS = ("problems", "samples_per_problem", "temperature")
 
 
 def summary_table(before: Evaluation, after: Evaluation) -> Table:
-    """pass@k before and after with 95 % intervals, and the paired change, in percent and percentage points.
+    """Returns a table of pass@k before and after with 95 % intervals, and of the paired change in percentage points.
 
-    `UserError` when the evaluations differ in their problems, samples or temperature.
+    Raises `UserError` when the evaluations differ in their problems, samples or temperature.
     """
     table = Table(title=_conditions(after), title_justify="left")
     header, *rows = _summary_rows(before, after)
@@ -41,25 +41,25 @@ def summary_table(before: Evaluation, after: Evaluation) -> Table:
 
 
 def samples_table(rows_before: Sequence[Mapping[str, Any]], rows_after: Sequence[Mapping[str, Any]]) -> Table:
-    """Completions of the same problems before and after, in the order of `rows_before`.
+    """Returns a table of completions of the same problems before and after, in the order of `rows_before`.
 
-    Rows are those of `per_problem`; problems without a partner are left out. Long completions lose their
-    middle. How many samples of the problem were correct stands above each.
+    The rows are those of `per_problem`. Problems that only one side has are left out. Long completions are shown
+    without their middle. Above each completion stands how many samples of the problem were correct.
     """
     table = Table(show_lines=True)
     for name in ("problem", "before", "after"):
         table.add_column(name, ratio=1, overflow="fold")
     for old, new in _pairs(rows_before, rows_after):
-        # Text, not str: square brackets of a completion are not rich's markup.
+        # A str would be read as rich's markup, but the square brackets of a completion are none.
         question = Text(f"{_excerpt(old['question'])}\n→ {_excerpt(old['answer'])}")
         table.add_row(question, *(Text(f"{_score(row)}\n{_excerpt(row['completion'])}") for row in (old, new)))
     return table
 
 
 def facts_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str | int | float]]) -> Table:
-    """A small table of numbers, like the batch table or the memory estimate: names left, numbers right.
+    """Returns a small table of facts, such as the batch table or the memory estimate: names left, numbers right.
 
-    `header` names the columns; whole numbers get thousands separators, others two decimals.
+    `header` names the columns. Whole numbers get thousands separators, other numbers two decimals.
     """
     table = Table(title=title, title_justify="left")
     for index, name in enumerate(header):
@@ -72,8 +72,11 @@ def facts_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str |
 def write_markdown(
     path: str | Path, before: Evaluation, after: Evaluation, image: str | Path, num_samples: int = 4
 ) -> None:
-    """Writes the summary, the picture `image` (linked relative to `path`) and the first `num_samples`
-    problems' completions before and after. `UserError` as in `summary_table`."""
+    """Writes the summary, the picture `image` (linked relative to `path`) and the completions of the first
+    `num_samples` problems before and after.
+
+    Raises `UserError` as `summary_table` does.
+    """
     header, *rows = _summary_rows(before, after)
     lines = ["# Held-out evaluation", "", _conditions(after), ""]
     lines += [_markdown_row(header), _markdown_row(["---"] + ["---:"] * (len(header) - 1))]
@@ -142,13 +145,13 @@ def _score(row: Mapping[str, Any]) -> str:
 
 
 def _excerpt(text: str) -> str:
-    """At most `_HEAD` + `_TAIL` characters, without those that would steer a terminal."""
+    """Shortens a text to `_HEAD` + `_TAIL` characters, and replaces characters that would control a terminal."""
     shown = text if len(text) <= _HEAD + _TAIL else f"{text[:_HEAD]} … {text[-_TAIL:]}"
     return "".join(letter if letter == "\n" or letter.isprintable() else "�" for letter in shown)
 
 
 def _quoted(text: str) -> list[str]:
-    # Indented, not fenced: no completion can end an indented block.
+    # The block is indented and not fenced, since a completion could contain the fence that ends it.
     return [f"    {line}" for line in _excerpt(text).split("\n")]
 
 

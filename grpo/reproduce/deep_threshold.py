@@ -1,9 +1,9 @@
-"""The refresh-interval threshold in a deep network, which arXiv:2606.30789 left to future work.
+"""This module tests from which refresh interval the training of a deep network is unstable.
 
-A small transformer is trained by this framework's own loop at refresh intervals on both sides of the predicted
-threshold. The stiffness is measured from the early curve of the runs at τ = 1; the threshold follows from it. A run
-counts as lost when it ends with less than half of the improvement that τ = 1 made. Runs are kept: what has finished is
-not run again.
+The paper (arXiv:2606.30789), which predicts such a threshold, left this to future work. Here a small transformer is
+trained by this framework's own loop, at refresh intervals on both sides of the predicted threshold. The threshold
+follows from the stiffness, which is measured from the early curves at τ = 1. A run counts as lost when it ends with
+less than half of the improvement that the runs at τ = 1 made. A finished run is kept and not run again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ DONE = "finished"
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What is run: the tiny experiment at each interval and seed, by `objective` (clip, unclipped)."""
+    """This sweep runs the tiny experiment at each refresh interval with each seed.
+
+    `objective` is clip or unclipped, and `rate` is the learning rate.
+    """
 
     output: Path
     intervals: tuple[int, ...] = (1, 4, 8, 16, 32)
@@ -48,27 +51,29 @@ class Sweep:
     objective: str = "clip"
 
     def folder(self, interval: int, seed: int) -> Path:
+        """Returns the folder of one run."""
         return self.output / f"deep-{self.objective}-{self.rate:g}-{self.steps}" / f"tau{interval}-seed{seed}"
 
 
 def reproduce(sweep: Sweep) -> Reproduction:
-    """Runs what has not finished, then compares where training is lost with where it was predicted to be."""
+    """Trains all runs that have not finished, and compares where training is lost with the prediction."""
     for interval in track(sweep.intervals, "refresh intervals", transient=True):
         for seed in sweep.seeds:
             _train(sweep, interval, seed)
     logs = {(tau, seed): read_log(sweep.folder(tau, seed)) for tau in sweep.intervals for seed in sweep.seeds}
     fresh = [identify(logs[1, seed].history, MOMENTUM) for seed in sweep.seeds]
-    found = [each for each in fresh if each is not None and each.identified and known(each.stiffness)]
+    usable = [fit for fit in fresh if fit is not None and fit.identified and known(fit.stiffness)]
     ends = {key: _gain(log) for key, log in logs.items()}
     return Reproduction(
         name="deep-threshold",
-        comparisons=(*([_predictions(found)] if found else []), _outcomes(sweep, ends)),
-        remarks=_remarks(sweep, found, ends),
+        comparisons=(*([_predictions(usable)] if usable else []), _outcomes(sweep, ends)),
+        remarks=_remarks(sweep, usable, ends),
         draw=lambda figure: _draw(figure, sweep, logs),
     )
 
 
 def _train(sweep: Sweep, interval: int, seed: int) -> None:
+    """Trains one run in a process of its own, unless it has already finished."""
     folder = sweep.folder(interval, seed)
     if (folder / DONE).exists():
         return
@@ -93,26 +98,29 @@ def _train(sweep: Sweep, interval: int, seed: int) -> None:
 
 
 def _gain(log: RunLog) -> tuple[float, float]:
-    """(pass rate of the first round, mean of the last quarter of the run's rounds)."""
+    """Returns the pass rate of the first round, and the mean pass rate of the last quarter of the rounds."""
     values = log["pass_rate"].values
     return float(values[0]), float(values[-max(len(values) // 4, 1) :].mean())
 
 
 def known(stiffness: Interval) -> bool:
-    """Whether it is known to a factor of `KNOWN_TO`: a curve may show its plateau and not its pace."""
+    """Tells whether the stiffness is known to a factor of `KNOWN_TO`. A curve may show its plateau but not its pace."""
     return 0 < stiffness.high <= KNOWN_TO * stiffness.low
 
 
 def critical_interval(kind: str, stiffness: float) -> int | None:
-    """The smallest τ whose iteration grows at this stiffness; None up to `LARGEST_INTERVAL`."""
+    """Returns the smallest refresh interval τ at which training is predicted to be unstable at this stiffness.
+
+    Unstable means that deviations grow from round to round. Returns None when there is none up to `LARGEST_INTERVAL`.
+    """
     ladder = np.unique(np.round(np.geomspace(1, LARGEST_INTERVAL, 200)).astype(int))
     return next((int(tau) for tau in ladder if RADII[kind](MOMENTUM, stiffness, int(tau)) > 1), None)
 
 
-def _predictions(found: Sequence[Identification]) -> Comparison:
+def _predictions(fits: Sequence[Identification]) -> Comparison:
     rows = []
-    for index, each in enumerate(found):
-        kappa = each.stiffness
+    for index, fit in enumerate(fits):
+        kappa = fit.stiffness
         printed = [(1 - MOMENTUM) / value for value in (kappa.value, kappa.high, kappa.low)]
         held = [critical_interval("sample_and_hold", value) for value in (kappa.value, kappa.high, kappa.low)]
         rows.append(Row(f"seed {index}: stiffness κ", "measured", str(kappa)))
@@ -122,7 +130,7 @@ def _predictions(found: Sequence[Identification]) -> Comparison:
 
 
 def _between(values: Sequence[float | None]) -> str:
-    value, low, high = ("none" if each is None else f"{each:.0f}" for each in values)
+    value, low, high = ("none" if number is None else f"{number:.0f}" for number in values)
     return f"{value} [{low}, {high}]"
 
 
@@ -136,18 +144,18 @@ def _outcomes(sweep: Sweep, ends: dict[tuple[int, int], tuple[float, float]]) ->
 
 
 def _lost(sweep: Sweep, ends: dict[tuple[int, int], tuple[float, float]], tau: int, seed: int) -> bool:
-    gained = np.mean([ends[1, each][1] - ends[1, each][0] for each in sweep.seeds])
+    gained = np.mean([ends[1, other][1] - ends[1, other][0] for other in sweep.seeds])
     start, end = ends[tau, seed]
     return bool(end - start < gained / 2)
 
 
-def _remarks(sweep: Sweep, found: Sequence[Identification], ends: dict) -> tuple[str, ...]:
+def _remarks(sweep: Sweep, fits: Sequence[Identification], ends: dict) -> tuple[str, ...]:
     lost = [tau for tau in sweep.intervals if all(_lost(sweep, ends, tau, seed) for seed in sweep.seeds)]
     kept = [tau for tau in sweep.intervals if not any(_lost(sweep, ends, tau, seed) for seed in sweep.seeds)]
     boundary = f"every seed learns up to τ = {max(kept)}" if kept else "no interval keeps every seed"
     boundary += f", every seed is lost from τ = {min(lost)}" if lost else "; no interval loses every seed"
-    if not found:
-        return (boundary, "the curves at τ = 1 do not identify a stiffness: no threshold is predicted")
+    if not fits:
+        return (boundary, "the curves at τ = 1 do not identify a stiffness, so no threshold is predicted")
     return (boundary,)
 
 

@@ -1,4 +1,4 @@
-"""Laws of σ and the 6,000-prompt run of arXiv:2607.00152."""
+"""This module reproduces the laws of σ, and the run with 6,000 prompts, of arXiv:2607.00152."""
 
 from __future__ import annotations
 
@@ -20,22 +20,25 @@ PRINTED_FIDELITY = ((8, 0.5, 0.9278), (8, 0.05, 0.5390))
 SMALLEST = {0.5: (7, 11, 51), 0.3: (9, 14, 61), 0.1: (22, 36, 144), 0.05: (42, 69, 273)}
 SILENT = {4: 0.59, 8: 0.44, 16: 0.32, 32: 0.23, 64: 0.17}
 SUBSAMPLED = {4: 0.59, 8: 0.43, 16: 0.30}
-# Pass rates of the "extreme" prompts, without 0 and 1, and of the "medium" ones.
+# "Extreme" prompts have pass rates outside the first range, "medium" ones within the second.
 EXTREME, MEDIUM = (0.1, 0.9), (0.4, 0.6)
 HARDEST_QUARTER = {"GRPO": 0.99, "Dr. GRPO": 0.88}
 
 
 def reproduce(rates: Array | None = None) -> Reproduction:
-    """`rates` are k/64 of a solve-rate column; None takes the stand-in of `bernoulli.big_math_like`."""
+    """Compares the paper's numbers with ours.
+
+    `rates` are pass rates k/64 from a column of solve rates. None takes the stand-in of `bernoulli.big_math_like`.
+    """
     stand_in = rates is None
     rates = bernoulli.big_math_like(200_000) if rates is None else rates
     start = np.random.default_rng(0).choice(rates, PROMPTS)
     runs = {name: bernoulli.run(arm, start) for name, arm in bernoulli.ARMS.items()}
     source = (
-        "Pass rates are a stand-in whose shape was fitted to the printed silent fractions: those agree by "
-        "construction, gradient mass and the runs do not."
+        "The pass rates are a stand-in whose shape was fitted to the printed silent fractions. These therefore agree "
+        "by construction, but gradient mass and the runs do not."
         if stand_in
-        else f"Pass rates are the {len(rates):,} given."
+        else f"The pass rates are the {len(rates):,} given ones."
     )
     return Reproduction(
         name="identity",
@@ -94,7 +97,10 @@ def _runs(runs: dict[str, bernoulli.BernoulliRun], start: Array) -> Comparison:
 def _cost(runs: dict[str, bernoulli.BernoulliRun]) -> str:
     base = runs["GRPO"].samples
     shares = ", ".join(f"{name} {run.samples / base:.2f}" for name, run in runs.items())
-    return f"Samples drawn, of GRPO's: {shares}. The paper's DAPO redraws the same prompt; the published one refills."
+    return (
+        f"Samples drawn, relative to GRPO: {shares}. DAPO in the paper redraws the same prompt; the published DAPO "
+        "fills up with other prompts."
+    )
 
 
 def _draw(figure: Figure, runs: dict[str, bernoulli.BernoulliRun], start: Array) -> None:

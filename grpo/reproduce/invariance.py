@@ -1,5 +1,8 @@
-"""What the group size changes: little of the mean curve (arXiv:2606.30789), by the drift's own residue
-(arXiv:2607.00152), and the fluctuation as 1/G."""
+"""This module reproduces how the group size G changes the reward curve.
+
+The mean curve changes little (arXiv:2606.30789), by the drift's residual dependence on G (arXiv:2607.00152). The
+fluctuation about it falls as 1/G.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ REPLICAS = 20_000
 
 
 def reproduce() -> Reproduction:
-    """Means over many replicas of one simulated policy; the drift against its exact enumeration."""
+    """Compares the drift, mean curves and fluctuations of many replicas of a simulated policy with theory."""
     curves = {
         (optimizer, size): pass_rates(_policy(optimizer, size), 400, 2000).mean(axis=1)
         for optimizer in ("sgd", "adam")
@@ -33,8 +36,8 @@ def reproduce() -> Reproduction:
         name="invariance",
         comparisons=(_residue(), _curves(curves), _noise(variances)),
         remarks=(
-            "The mean curve is not invariant under plain SGD: a small group's drift is the share of its limit that "
-            "the identity says. Adam divides by the size of the gradient and takes most of the difference away.",
+            "The mean curve is not invariant under plain SGD, since a small group's drift is the share of its limit "
+            "that the identity predicts. Adam divides by the gradient's size, which removes most of the difference.",
         ),
         draw=lambda figure: _draw(figure, curves, variances),
     )
@@ -51,7 +54,7 @@ def _residue() -> Comparison:
     for rate in (0.5, 0.3, 0.1, 0.05):
         for exponent, name in ((1.0, "GRPO"), (0.0, "Dr. GRPO")):
             law = float(drift(rate, 4, exponent) / drift(rate, 16, exponent))
-            # The first step of many replicas, in logits.
+            # The drift is measured as the mean first step of many replicas.
             moved = [_first_move(rate, size, exponent) for size in (4, 16)]
             rows.append(Row(f"drift G = 4 : G = 16 at p = {rate}, {name}", f"{law:.2f}", f"{moved[0] / moved[1]:.2f}"))
     return Comparison("Residual dependence of the drift under SGD", "derived", rows)
@@ -83,7 +86,10 @@ def _curves(curves: dict[tuple[str, int], Array]) -> Comparison:
 
 
 def _fluctuation(size: int) -> float:
-    """Variance of the pass rate about its plateau; Dr. GRPO's drift, whose plateau moves least with G."""
+    """Returns the variance of the pass rate about its plateau.
+
+    It uses the drift of Dr. GRPO, whose plateau depends least on G.
+    """
     policy = Policy(size, exponent=0.0, start=0.7, penalty=0.25, step_size=0.05)
     return float(pass_rates(policy, 1500, 1000)[500:].var(axis=1).mean())
 
@@ -91,7 +97,7 @@ def _fluctuation(size: int) -> float:
 def _noise(variances: dict[int, float]) -> Comparison:
     slope = np.polyfit(np.log(list(variances)), np.log(list(variances.values())), 1)[0]
     rows = [Row("exponent of G in the variance", "−1", f"{slope:.2f}")]
-    rows += [Row(f"variance × G at G = {size}", "constant", f"{size * each:.2e}") for size, each in variances.items()]
+    rows += [Row(f"variance × G at G = {size}", "constant", f"{size * value:.2e}") for size, value in variances.items()]
     return Comparison("Fluctuation about the plateau", "printed", rows)
 
 

@@ -1,7 +1,10 @@
-"""Where a slow start comes from: momentum's inertia (arXiv:2606.30789) or the gating of σ (arXiv:2607.00152).
+"""This module tests whether a slow start comes from momentum's inertia (arXiv:2606.30789) or from the gating by σ
+(arXiv:2607.00152).
 
-β₁ is swept with the drift matched, η(β₁) = η(1−β₁). Inertia's delay, M/C = (1+β₁)/(2(1−β₁)) steps, grows with β₁; the
-gating's does not know of it. Where both are there, the delays tell which is the longer.
+Gating means that a group's gradient is small while σ, the standard deviation of its rewards, is small.
+
+It sweeps β₁ at equal drift, η(β₁) = η(1−β₁). The delay of inertia, M/C = (1+β₁)/(2(1−β₁)) steps, grows with β₁. The
+delay of gating does not depend on it. When both are at work, the measured delay shows which is longer.
 """
 
 from __future__ import annotations
@@ -28,17 +31,17 @@ RATE = 0.15
 
 
 def reproduce() -> Reproduction:
-    """One simulated policy under the dial's GRPO drift, from a hard and from a middling start."""
+    """Compares how long learning is delayed for a simulated policy under GRPO, from a low and a middling pass rate."""
     curves = {(start, momentum): _curve(start, momentum) for start in STARTS for momentum in MOMENTA}
     tables = [_delays(curves, start) for start in STARTS]
     return Reproduction(
         name="slow-start",
         comparisons=(*tables, _laws(curves)),
         remarks=(
-            "Both are real, and they add: the delay of a hard start is the gating's without momentum, and momentum "
-            "lengthens it.",
-            "At small β₁ the gating law fits best, as it should. Where both are at work neither law is true, and one "
-            "that is neither, the sigmoid, may fit best (AICc, one noisy replica each).",
+            "Both causes are real, and their delays add up. From a hard start without momentum the delay comes from "
+            "gating, and momentum lengthens it.",
+            "At small β₁ the gating law fits best, as it should. When both causes are at work neither law is true, and "
+            "a third law, the sigmoid, may fit best (AICc, one noisy replica each).",
         ),
         draw=lambda figure: _draw(figure, curves),
     )
@@ -53,7 +56,7 @@ def _curve(start: float, momentum: float) -> Array:
 
 
 def delay(curve: Array) -> float:
-    """Steps until the curve's slope reaches half of its steepest."""
+    """Returns the number of steps until the curve's slope reaches half of its steepest."""
     slope = np.gradient(curve)
     return float(np.argmax(slope >= slope.max() / 2))
 
@@ -63,9 +66,9 @@ def _delays(curves: dict[tuple[float, float], Array], start: float) -> Compariso
     rows = []
     for momentum in MOMENTA:
         inertia = (1 + momentum) / (2 * (1 - momentum))
-        found = delay(curves[start, momentum])
+        measured = delay(curves[start, momentum])
         expected = f"inertia {inertia:.1f}, gating {gated:.0f}"
-        rows.append(Row(f"steps to half of the steepest slope, β₁ = {momentum}", expected, f"{found:.0f}"))
+        rows.append(Row(f"steps to half of the steepest slope, β₁ = {momentum}", expected, f"{measured:.0f}"))
     return Comparison(f"Slow start from p = {start}, GRPO, matched drift", "predicted, each alone", rows)
 
 
@@ -77,8 +80,12 @@ def _laws(curves: dict[tuple[float, float], Array]) -> Comparison:
         tried = SIZE * PROMPTS
         values = generator.binomial(tried, rates) / tried
         errors = np.sqrt(np.maximum(rates * (1 - rates), 1 / tried) / tried)
-        found = identify(History(np.arange(len(rates), dtype=float), values, errors, np.ones(len(rates))), momentum)
-        order = ", ".join(f"{fit.law.name} {found.weights[fit.law.name]:.2f}" for fit in found.fits[:2])
+        identification = identify(
+            History(np.arange(len(rates), dtype=float), values, errors, np.ones(len(rates))), momentum
+        )
+        order = ", ".join(
+            f"{fit.law.name} {identification.weights[fit.law.name]:.2f}" for fit in identification.fits[:2]
+        )
         rows.append(Row(f"p = {start}, β₁ = {momentum}", "gating" if momentum == 0 else "–", order))
     return Comparison("Laws by AICc weight", "true law", rows)
 

@@ -1,4 +1,4 @@
-"""Sweeps: variants × seeds, each a run of its own.
+"""A sweep runs every variant with every seed. Each such run is a cell.
 
-words of the command line → cells → ledger → Hydra's launchers, a process for each cell → report
+arguments of the command line → cells → ledger → Hydra's launchers, one process per cell → report
 """

@@ -1,4 +1,4 @@
-"""One run of a sweep, in a process of its own."""
+"""This module executes one run of a sweep in its own process."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ STOPPED = (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.S
 
 
 def run_cell(job: Any) -> None:
-    """One run, in a process of its own that ends with this one. Whatever becomes of it is written down, not raised:
-    the other cells go on. Called by Hydra's launchers, wherever they run."""
+    """Executes one run in a child process and records how it ended.
+
+    Called by Hydra's launchers, wherever they run. The child ends when this process ends. A failed run raises nothing,
+    so that the other cells go on. Raises `KeyboardInterrupt` when the run was interrupted.
+    """
     ledger = open_ledger(Path(job.folder))
     cell = ledger.cells[job.cell]
     if os.getppid() == job.launcher:
-        end_with_parent(signal.SIGTERM)  # a worker of a launcher on this machine, which would survive the sweep
+        end_with_parent(signal.SIGTERM)  # this is a local launcher's worker, which would otherwise outlive the sweep
     try:
         with ledger.lock(cell) as held:
             state = _run(ledger, cell, held)
     except BlockingIOError:
         return
-    done = sum(ledger.state(each).state == DONE for each in ledger.cells)
+    done = sum(ledger.state(other).state == DONE for other in ledger.cells)
     why = f": {state.why}" if state.why else ""
     print(
         f"{done} of {len(ledger.cells)} done · {cell.name} {state.state} after {state.seconds:.0f} s{why}", flush=True
@@ -40,6 +43,7 @@ def run_cell(job: Any) -> None:
 
 
 def _run(ledger: Ledger, cell: Cell, held: int) -> State:
+    """Runs the cell until it ends. Records and returns its state. The child inherits the lock's descriptor `held`."""
     folder, before, start = ledger.path(cell), ledger.state(cell).seconds, time.monotonic()
     ledger.record(cell, State(RUNNING, seconds=before))
     resumed = bool(checkpoints_in(folder / CHECKPOINTS))
@@ -52,7 +56,7 @@ def _run(ledger: Ledger, cell: Cell, held: int) -> State:
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             pass_fds=(held,),
-            # A run saves first, and until it has it holds the cell.
+            # SIGTERM makes the run save before it ends. Until then it holds the cell's lock.
             preexec_fn=lambda: end_with_parent(signal.SIGTERM),
         )
         code = _wait(process)
@@ -68,7 +72,10 @@ def _run(ledger: Ledger, cell: Cell, held: int) -> State:
 
 
 def _wait(process: subprocess.Popen) -> int:
-    """The exit code. Ctrl-C reaches the run too, which finishes its round and saves; it is waited for."""
+    """Waits for the run and returns its exit code.
+
+    Ctrl-C reaches the run too. It then finishes its round and saves, so this keeps waiting.
+    """
     while True:
         try:
             return process.wait()

@@ -1,4 +1,4 @@
-"""From a preset and the words of the command line to the runs of a sweep."""
+"""This module turns a preset and the arguments of the command line into the runs of a sweep."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BUDGETS = ("steps", "samples", "tokens", "seconds")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run: a seed of a variant. `name` is its folder's."""
+    """A cell is one run of a sweep: a variant with a seed. `name` is the name of the run's folder."""
 
     name: str
     variant: str
@@ -25,10 +25,10 @@ class Cell:
 
 
 def cells_of(sweep: SweepConfig, words: Sequence[str]) -> list[Cell]:
-    """All runs, seed by seed, so that a sweep that is stopped has whole pairs. `words` are overrides of every run;
-    those in Hydra's sweep syntax multiply the variants.
+    """Returns all runs of a sweep, seed by seed, so that a stopped sweep has complete pairs to compare.
 
-    Raises `UserError` for a variant that cannot be trained, before any is.
+    `words` are overrides of every run. If some use Hydra's sweep syntax (`key=1,2`), there is a variant for each value.
+    Raises `UserError` for a variant whose configuration is invalid, before any run starts.
     """
     _check(sweep)
     common = plain([*words])
@@ -51,30 +51,30 @@ def cells_of(sweep: SweepConfig, words: Sequence[str]) -> list[Cell]:
 
 def _check(sweep: SweepConfig) -> None:
     if not sweep.variants:
-        raise UserError("a sweep needs variants: name → overrides")
+        raise UserError("a sweep needs `variants`, which map a name to a list of overrides")
     if sweep.seeds < 1:
         raise UserError(f"seeds={sweep.seeds} must be above 0")
     if sweep.budget not in BUDGETS:
-        raise UserError(f"budget={sweep.budget!r} is none of {' | '.join(BUDGETS)}")
+        raise UserError(f"budget={sweep.budget!r} is unknown: choose one of {' | '.join(BUDGETS)}")
     if sweep.budget in ("tokens", "seconds") and sweep.amount <= 0:
         raise UserError(f"budget={sweep.budget} needs an amount, e.g. amount=100000")
 
 
 def _composed(variants: Mapping[str, Sequence[str]]) -> TrainConfig:
-    """The first variant's configuration; every one is composed and validated."""
+    """Composes and validates the configuration of every variant, and returns the first."""
     configs = []
     for name, overrides in variants.items():
         try:
             config = compose_config([*overrides])
             validate(config)
         except UserError as error:
-            raise UserError(f"variant {name}: {error}") from error
+            raise UserError(f"the variant {name}: {error}") from error
         configs.append(config)
     return configs[0]
 
 
 def _budget(sweep: SweepConfig, first: TrainConfig) -> list[str]:
-    """Overrides that make all runs spend alike."""
+    """Returns the overrides that give all runs the same budget."""
     if sweep.budget == "steps":
         return [f"num_steps={sweep.amount}"] if sweep.amount else []
     dynamics = first.dynamics
@@ -83,5 +83,5 @@ def _budget(sweep: SweepConfig, first: TrainConfig) -> list[str]:
 
 
 def _folder(name: str) -> str:
-    """Without the characters that Hydra's grammar or a file system reads."""
+    """Replaces the characters of a name that mean something to Hydra's grammar or to a file system."""
     return re.sub(r"[^\w.-]+", "-", name)

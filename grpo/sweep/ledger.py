@@ -1,9 +1,9 @@
-"""What became of each run of a sweep: files in its folder, so that a killed sweep loses none of it.
+"""The ledger records the state of each run of a sweep in files, so that a killed sweep loses nothing.
 
 FOLDER/sweep.json               the cells, and the command that runs one
-FOLDER/cells/NAME/              a run's own folder
-FOLDER/cells/NAME/state.json    running, done, or failed and why; waiting where there is none
-FOLDER/cells/NAME/log.txt       what it printed
+FOLDER/cells/NAME/              the folder of a run
+FOLDER/cells/NAME/state.json    the run's state, and why it failed; a run without this file is waiting
+FOLDER/cells/NAME/log.txt       the output of the run
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WAITING, RUNNING, DONE, FAILED, INTERRUPTED = "waiting", "running", "done", "fai
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Of one cell: how it stands, why it failed, and the seconds that it has run."""
+    """A state says whether a cell is waiting, running, done, failed (and `why`) or interrupted, and how long it ran."""
 
     state: str = WAITING
     why: str = ""
@@ -33,17 +33,18 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The cells of a sweep and how they stand."""
+    """A ledger holds the cells of a sweep and reads and writes their states in `folder`."""
 
     folder: Path
     cells: tuple[Cell, ...]
     command: tuple[str, ...]
 
     def path(self, cell: Cell) -> Path:
+        """Returns the folder of the cell's run."""
         return self.folder / "cells" / cell.name
 
     def state(self, cell: Cell) -> State:
-        """A run that says it is running but whose process is gone was interrupted."""
+        """Reads the cell's state. A cell recorded as running counts as interrupted when its process is gone."""
         file = self.path(cell) / STATE_FILE
         if not file.exists():
             return State()
@@ -51,21 +52,25 @@ class Ledger:
         return State(INTERRUPTED, seconds=state.seconds) if state.state == RUNNING and self._free(cell) else state
 
     def record(self, cell: Cell, state: State) -> None:
+        """Writes the cell's state. The file is replaced as a whole, so that no reader sees half of it."""
         file = self.path(cell) / STATE_FILE
-        beside = file.with_suffix(".new")
-        beside.write_text(json.dumps(asdict(state)))
-        beside.replace(file)
+        new_file = file.with_suffix(".new")
+        new_file.write_text(json.dumps(asdict(state)))
+        new_file.replace(file)
 
     @contextmanager
     def lock(self, cell: Cell) -> Iterator[int]:
-        """Holds the cell; yields a file descriptor with which a child process holds it too, until both have ended.
-        Raises BlockingIOError where another process holds it."""
+        """Locks the cell for the duration of the context, and yields the lock's file descriptor.
+
+        A child process that inherits the descriptor holds the lock too, until both processes have ended.
+        Raises `BlockingIOError` when another process holds the lock.
+        """
         with (self.path(cell) / LOCK_FILE).open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield file.fileno()
 
     def pending(self) -> list[int]:
-        """Indices of the cells that are neither done nor running elsewhere."""
+        """Returns the indices of the cells that are neither done nor running elsewhere."""
         return [index for index, cell in enumerate(self.cells) if self.state(cell).state not in (DONE, RUNNING)]
 
     def _free(self, cell: Cell) -> bool:
@@ -77,19 +82,19 @@ class Ledger:
 
 
 def open_ledger(folder: Path) -> Ledger:
-    """The ledger of an existing sweep. Raises `UserError` where there is none."""
+    """Opens the ledger of an existing sweep. Raises `UserError` when `folder` holds none."""
     file = folder / SWEEP_FILE
     if not file.exists():
-        raise UserError(f"{folder} is no folder of a sweep: it has no {SWEEP_FILE}")
+        raise UserError(f"{folder} is not the folder of a sweep: it has no {SWEEP_FILE}")
     saved = json.loads(file.read_text())
     cells = (Cell(**{**row, "overrides": tuple(row["overrides"])}) for row in saved["cells"])
     return Ledger(folder, tuple(cells), tuple(saved["command"]))
 
 
 def begin_ledger(folder: Path, cells: Sequence[Cell], command: Sequence[str]) -> Ledger:
-    """A new sweep, or one to go on with: then further cells may join, and those there must mean the same.
+    """Begins a sweep in `folder`, or continues the one that is there.
 
-    Raises `UserError` when a cell's overrides are not what they were.
+    A continued sweep may have further cells. Raises `UserError` when a cell's overrides differ from what they were.
     """
     if (folder / SWEEP_FILE).exists():
         before = {cell.name: cell for cell in open_ledger(folder).cells}
@@ -98,7 +103,8 @@ def begin_ledger(folder: Path, cells: Sequence[Cell], command: Sequence[str]) ->
             if old.overrides != cell.overrides:
                 changed = [word for word in cell.overrides if word not in old.overrides] or [*old.overrides]
                 raise UserError(
-                    f"{folder} holds a sweep whose {cell.name} differs ({changed[0]}): choose another output_dir"
+                    f"{folder} holds a sweep whose run {cell.name} has other settings ({changed[0]} differs): choose "
+                    "another output_dir"
                 )
         cells = [*before.values(), *(cell for cell in cells if cell.name not in before)]
     ledger = Ledger(folder, tuple(cells), tuple(command))

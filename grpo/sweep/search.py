@@ -1,4 +1,4 @@
-"""`grpo sweep ... trials=N`: Optuna chooses the values of `key=interval(a,b)` words, one trial after another."""
+"""This module implements `grpo sweep ... trials=N`: Optuna chooses values for arguments like `key=interval(a,b)`."""
 
 from __future__ import annotations
 
@@ -24,19 +24,26 @@ from grpo.sweep.ledger import DONE, FAILED, Ledger, begin_ledger
 from grpo.telemetry import read_metrics
 
 DIGITS = 4
-"""Significant digits of a value that is tried."""
+"""A value that is tried has this many significant digits."""
 
 
 def search(config: SweepConfig, words: Sequence[str], hydra: Sequence[str], command: Sequence[str]) -> int:
-    """Maximizes the last score (`held_out.score`, the mean over seeds) of the first variant over `ranges(words)` by
-    Optuna's TPE, `config.batch` trials at a time; 0 when all trials have ended. A run that fails scores 0.
+    """Searches the ranges in `words` for the settings with the best final score, by Optuna's TPE.
 
-    The trials are cells of a ledger, and the sampler's seed is fixed: the same command again asks for the same trials,
-    so one that was killed goes on with the first that is not done.
+    It runs `config.batch` trials at a time.
+
+    A trial runs the first variant with each seed. Its score is the mean of `held_out.score` over the seeds, and a run
+    that fails scores 0. Returns 0 when all trials have ended, and 1 when the search was stopped.
+
+    The trials are cells of a ledger, and the sampler's seed is fixed. The same command therefore asks for the same
+    trials again, and continues a killed search with the first trial that is not done.
     """
-    space = {key: _distribution(each) for key, each in ranges([*words]).items()}
+    space = {key: _distribution(key_range) for key, key_range in ranges([*words]).items()}
     if not space:
-        raise UserError("a search needs a range: key=interval(1e-6,1e-4), tag(log,interval(...)), range(...) or a,b,c")
+        raise UserError(
+            "a search needs a range: give key=interval(1e-6,1e-4), key=tag(log,interval(...)), key=range(...) or "
+            "key=a,b,c"
+        )
     fixed = plain([*words])
     optuna.logging.set_verbosity(logging.WARNING)
     study = optuna.create_study(
@@ -44,9 +51,9 @@ def search(config: SweepConfig, words: Sequence[str], hydra: Sequence[str], comm
     )
     folder, preset = Path(config.output_dir).absolute(), next(iter(config.variants.values()), [])
     print(f"{config.trials} trials of {config.seeds} runs over {', '.join(space)}, in {folder}", flush=True)
-    found: dict[str, float] = {}
-    while len(found) < config.trials:
-        asked = [study.ask(space) for _ in range(min(config.batch, config.trials - len(found)))]
+    scores: dict[str, float] = {}
+    while len(scores) < config.trials:
+        asked = [study.ask(space) for _ in range(min(config.batch, config.trials - len(scores)))]
         variants = {_name(trial): [*preset, *_overrides(trial.params)] for trial in asked}
         ledger = begin_ledger(folder, cells_of(replace(config, variants=variants), fixed), command)
         pending = [index for index in ledger.pending() if ledger.cells[index].variant in variants]
@@ -55,21 +62,23 @@ def search(config: SweepConfig, words: Sequence[str], hydra: Sequence[str], comm
         for trial, name in zip(asked, variants, strict=True):
             value = _score(ledger, name)
             if value is None:
-                print("stopped; the same command goes on", flush=True)
+                print("the search was stopped; the same command continues it", flush=True)
                 return 1
             study.tell(trial, value)
-            found[name] = value
-    Terminal().print(search_table(found))
-    best = max(found, key=lambda name: found[name])
-    print(f"best: {' '.join(_overrides(study.best_params))} ({found[best]:.3f}, {best}); grpo report {folder}")
+            scores[name] = value
+    Terminal().print(search_table(scores))
+    best = max(scores, key=lambda name: scores[name])
+    print(f"best: {' '.join(_overrides(study.best_params))} (score {scores[best]:.3f}, {best})")
+    print(f"compare the trials with: grpo report {folder}")
     return 0
 
 
-def _distribution(each: Range) -> BaseDistribution:
-    if each.choices:
-        return CategoricalDistribution(each.choices)
-    kind = IntDistribution if each.whole else FloatDistribution
-    return kind(each.low, each.high, log=each.log, **({"step": each.step} if each.step and not each.log else {}))
+def _distribution(values: Range) -> BaseDistribution:
+    if values.choices:
+        return CategoricalDistribution(values.choices)
+    kind = IntDistribution if values.whole else FloatDistribution
+    step = {"step": values.step} if values.step and not values.log else {}
+    return kind(values.low, values.high, log=values.log, **step)
 
 
 def _name(trial: optuna.trial.Trial) -> str:
@@ -84,7 +93,7 @@ def _overrides(values: Mapping[str, Any]) -> list[str]:
 
 
 def _score(ledger: Ledger, variant: str) -> float | None:
-    """None where a run was stopped."""
+    """Returns the mean score of a variant's runs, or None when one of them was stopped."""
     scores = []
     for cell in ledger.cells:
         if cell.variant != variant:
@@ -96,9 +105,9 @@ def _score(ledger: Ledger, variant: str) -> float | None:
     return sum(scores) / len(scores)
 
 
-def search_table(found: Mapping[str, float]) -> Table:
-    """The trials, the best first."""
+def search_table(scores: Mapping[str, float]) -> Table:
+    """Returns a table of the trials and their scores, the best first."""
     table = Table("trial", "score")
-    for name, value in sorted(found.items(), key=lambda item: -item[1]):
+    for name, value in sorted(scores.items(), key=lambda item: -item[1]):
         table.add_row(name, f"{value:.3f}")
     return table

@@ -1,9 +1,9 @@
-"""What is asked, and how the answers are graded.
+"""This package turns data sets into prompts and grades the completions.
 
     sources (arithmetic, procedural) → selection → split → curriculum → prompts → … completions …
     → grader (rewards, extraction)
 
-Importing this package is light: grading workers are spawned processes and import it too.
+Importing it must stay light, since every grading worker is a spawned process that imports it too.
 """
 
 from grpo.tasks.grader import GraderPool, RawGrade

@@ -1,4 +1,4 @@
-"""Sums and products of small integers: a problem set that needs neither files nor a network."""
+"""This module generates sums and products of small integers: a data set that needs neither files nor a network."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ MAX_ENUMERATED = 1_000_000
 
 @dataclass(frozen=True)
 class ArithmeticOptions:
-    """`task.data.options` of this source: `num_terms` operands from [min, max], joined by `operators`
-    (out of "+", "-", "*")."""
+    """These are the `task.data.options` of the arithmetic source.
+
+    A question has `num_terms` operands from [min, max], joined by `operators` (out of "+", "-", "*").
+    """
 
     min: int = 0
     max: int = 9
@@ -24,7 +26,7 @@ class ArithmeticOptions:
 
     def __post_init__(self) -> None:
         if self.min > self.max:
-            raise UserError(f"task.data.options: min {self.min} is above max {self.max}; exchange them.")
+            raise UserError(f"task.data.options: min {self.min} is above max {self.max}; swap them.")
         if self.num_terms < 2:
             raise UserError(f"task.data.options: num_terms is {self.num_terms}; a question needs at least 2.")
         if not self.operators or set(self.operators) - {"+", "-", "*"}:
@@ -34,16 +36,16 @@ class ArithmeticOptions:
 
     @property
     def num_questions(self) -> int:
-        """Distinct questions there are. One digit, two terms, "+": 100."""
+        """The number of distinct questions. One digit, two terms and "+" give 100."""
         return (self.max - self.min + 1) ** self.num_terms * len(self.operators) ** (self.num_terms - 1)
 
 
 def arithmetic_problems(options: dict[str, Any], size: int, seed: int) -> list[Problem]:
-    """`size` distinct questions such as ``"7 + 5 ="``, drawn by `seed`; all of them, in order, for size 0.
+    """Returns `size` distinct questions such as ``"7 + 5 ="``, drawn by `seed`. Size 0 returns all of them in order.
 
     A question's id depends on the options only: ``"arithmetic-75"`` is ``"7 + 5 ="`` in every draw.
 
-    Raises `UserError` for unknown options and for more questions than there are.
+    Raises `UserError` for unknown options, and when `size` exceeds the number of distinct questions.
     """
     known = [field.name for field in fields(ArithmeticOptions)]
     unknown = sorted(set(options) - set(known))
@@ -52,15 +54,21 @@ def arithmetic_problems(options: dict[str, Any], size: int, seed: int) -> list[P
     chosen = ArithmeticOptions(**{**options, "operators": tuple(options.get("operators", ("+",)))})
     available = chosen.num_questions
     if size > available:
-        raise UserError(f"task.data.size is {size}, but the options allow {available} distinct questions; 0 takes all.")
+        raise UserError(
+            f"task.data.size is {size}, but task.data.options allow {available} distinct questions; lower it, or set "
+            "it to 0 to take all."
+        )
     if size == 0 and available > MAX_ENUMERATED:
-        raise UserError(f"the options allow {available} distinct questions; set task.data.size to draw some.")
+        raise UserError(
+            f"task.data.options allow {available} distinct questions, too many to take all; set task.data.size."
+        )
     indices = random.Random(seed).sample(range(available), size) if size else range(available)
     return [_problem(index, chosen) for index in indices]
 
 
 def _problem(index: int, options: ArithmeticOptions) -> Problem:
-    """Question number `index`: its digits, in mixed radix, are the operators and (last) the operands."""
+    """Returns question number `index`. The digits of `index`, in mixed radix, are the operators and (last) the
+    operands."""
     rest, operands = index, []
     for _ in range(options.num_terms):
         rest, digit = divmod(rest, options.max - options.min + 1)
@@ -76,7 +84,7 @@ def _problem(index: int, options: ArithmeticOptions) -> Problem:
 
 
 def _value(operands: list[int], operators: list[str]) -> int:
-    """Products first, then sums from left to right."""
+    """Evaluates the expression: products first, then sums from left to right."""
     summands = [operands[0]]
     for operator, operand in zip(operators, operands[1:], strict=True):
         if operator == "*":

@@ -1,7 +1,7 @@
-"""Which problem is asked at which position of the stream of prompts.
+"""A curriculum decides which problem is asked at which position of the stream of prompts.
 
-An order is a function of (seed, position), so a cursor resumes it at once; `Online` also depends on what was measured
-(its `learn`), which a resumed run reads back from its own log.
+An order is a function of (seed, position), so setting the cursor is enough to resume it. `Online` also depends on the
+measured pass rates (see `Online.learn`); a resumed run reads those back from its own log.
 """
 
 from __future__ import annotations
@@ -21,23 +21,29 @@ if TYPE_CHECKING:
     Indices = NDArray["int"]
 
 JEFFREYS = 0.5
-"""Added to right and to wrong completions (the Jeffreys prior): a rate of 0/64 is not 0 for sure."""
+"""This is added to the counts of correct and of wrong completions (the Jeffreys prior), since a measured rate of 0/64
+does not prove a pass rate of 0."""
 
 
 class Order(Protocol):
+    """An order says which problem (by its index) stands at each position of the stream."""
+
     def indices(self, start: int, count: int) -> Indices:
-        """The problems at positions start … start + count − 1 of the stream."""
+        """Returns the problems at positions start … start + count − 1 of the stream."""
 
     def visit(self, position: int) -> int:
-        """A number that tells apart the times that one problem is asked."""
+        """Returns a number that differs each time the same problem is asked."""
 
     def learn(self, outcomes: Sequence[tuple[int, int, int]], cursor: int) -> None:
-        """(problem, correct, tried) of a round's prompts; afterwards the stream stands at `cursor`."""
+        """Takes the outcomes of a round, (problem, correct, tried) for each prompt. The stream is then at `cursor`."""
 
 
 class Blocks:
-    """Blocks of positions, each filled by `draw(number of the block)`: a function of seed and position only. Where a
-    block holds a problem once at most (`once`), as an epoch does, the visit is the block, else the position."""
+    """This order divides the stream into blocks of positions and fills each one by `draw(number of the block)`.
+
+    It depends on seed and position only. With `once`, a block holds each problem at most once, as an epoch does; the
+    visit is then the block's number. Otherwise the visit is the position.
+    """
 
     def __init__(self, draw: Callable[[int], Indices], block: int, once: bool = False) -> None:
         self._draw = functools.lru_cache(maxsize=4)(draw)
@@ -54,28 +60,35 @@ class Blocks:
         return position // self._block if self._once else position
 
     def learn(self, outcomes: Sequence[tuple[int, int, int]], cursor: int) -> None:
-        """Nothing that is measured changes this order."""
+        """Does nothing, since measured pass rates do not change this order."""
 
 
 def uniform(size: int, seed: int) -> Blocks:
-    """Every epoch asks each problem once, in an order drawn from (seed, epoch)."""
+    """Returns an order that asks each problem once per epoch, shuffled by (seed, epoch)."""
     import numpy as np
 
     return Blocks(lambda epoch: np.random.default_rng((seed, epoch)).permutation(size), size, once=True)
 
 
 def weighted(weights: Callable[[int], Floats], block: int, seed: int) -> Blocks:
-    """Every block asks a problem in proportion to its weight, to within one time. `weights(position)` are those of the
-    block that begins there."""
+    """Returns an order in which each block asks a problem in proportion to its weight, to within one time.
+
+    `weights(position)` returns the weights for the block that begins at `position`.
+    """
     return Blocks(lambda number: resampled(weights(number * block), block, (seed, number)), block)
 
 
 class Online:
-    """Problems drawn by the gradient that is expected of them, E[σ^(2−α)] under the posterior of each pass rate.
+    """This order draws problems in proportion to the gradient expected of them.
 
-    The prior is Beta(prior·p + ½, prior·(1 − p) + ½) with the pass rate p of the data set; what a round measured is
-    added by `learn` and fades with `half_life`, since the policy changes. A problem that was asked rests, longer when
-    its group was silent. Where not enough are rested, those of longest rest are taken. The visit is the position.
+    The expected gradient is E[σ^(2−α)] under the posterior of each pass rate. Here σ is the standard deviation of a
+    group's rewards, and α is the exponent of the advantage's normalization. The prior is
+    Beta(prior·p + ½, prior·(1 − p) + ½), with the pass rate p given in the data set. `learn` adds the outcomes of each
+    round; they fade with `half_life`, since the policy changes.
+
+    A problem that was asked rests for some positions, and longer when its group was silent (all correct or all wrong).
+    When too few problems have rested enough, those closest to the end of their rest are taken. The visit is the
+    position.
     """
 
     def __init__(self, rates: Floats, config: CurriculumConfig, exponent: float, seed: int) -> None:
@@ -86,17 +99,17 @@ class Online:
         self._seen = np.zeros_like(self._prior)  # [right or wrong, problem], as of `_asked_at`
         self._asked_at = np.zeros(len(rates))
         self._rests_until = np.zeros(len(rates))
-        self._out: set[int] = set()  # given out since the last `learn`
+        self._out: set[int] = set()  # problems given out since the last `learn`
 
     def indices(self, start: int, count: int) -> Indices:
         import numpy as np
 
-        found: list[int] = []
-        while len(found) < count:
-            drawn = self._draw(start + len(found), count - len(found))
-            found += drawn
+        chosen: list[int] = []
+        while len(chosen) < count:
+            drawn = self._draw(start + len(chosen), count - len(chosen))
+            chosen += drawn
             self._out = set() if len(self._out) + len(drawn) >= self._prior.shape[1] else self._out | {*drawn}
-        return np.array(found, int)
+        return np.array(chosen, int)
 
     def visit(self, position: int) -> int:
         return position
@@ -111,14 +124,14 @@ class Online:
         self._out = set()
 
     def weights(self, cursor: int) -> Floats:
-        """Expected σ^(2−α) of each problem."""
+        """Returns the expected gradient of each problem, E[σ^(2−α)]."""
         return expected_gradient(*(self._prior + self._faded(cursor)), self._exponent)
 
     def _faded(self, cursor: int) -> Floats:
         return self._seen * 0.5 ** ((cursor - self._asked_at) / self._config.half_life)
 
     def _draw(self, cursor: int, count: int) -> list[int]:
-        """At most `count` different problems (Efraimidis & Spirakis: the largest keys log(u)/w)."""
+        """Draws at most `count` different problems (Efraimidis & Spirakis: the largest keys log(u)/w)."""
         import numpy as np
 
         uniform = np.random.default_rng((self._seed, cursor)).random(self._prior.shape[1])
@@ -131,8 +144,11 @@ class Online:
 
 
 def expected_gradient(right: Floats, wrong: Floats, exponent: float) -> Floats:
-    """E[(p(1 − p))^((2 − α)/2)] for p ~ Beta(right, wrong): of a group's σ^(2−α), the factor that the dial leaves of
-    its gradient (arXiv:2607.00152), in the limit of large groups."""
+    """Returns E[(p(1 − p))^((2 − α)/2)] for p ~ Beta(right, wrong), in the limit of large groups.
+
+    This is the expectation of σ^(2−α), the factor by which normalization with exponent α scales the gradient of a
+    group (arXiv:2607.00152).
+    """
     import numpy as np
     from scipy.special import betaln
 
@@ -141,8 +157,8 @@ def expected_gradient(right: Floats, wrong: Floats, exponent: float) -> Floats:
 
 
 def resampled(weights: Floats, count: int, seed: tuple[int, int]) -> Indices:
-    """`count` indices, each as often as its share of the weights to within one (systematic resampling), in random
-    order."""
+    """Draws `count` indices in random order, each as often as its share of the weights to within one (systematic
+    resampling)."""
     import numpy as np
 
     random = np.random.default_rng(seed)
@@ -152,8 +168,10 @@ def resampled(weights: Floats, count: int, seed: tuple[int, int]) -> Indices:
 
 
 def build_order(problems: Sequence[Problem], config: CurriculumConfig, exponent: float, seed: int) -> Order:
-    """The configured order; `exponent` is the dial's α. Raises `UserError` for a column of pass rates that holds
-    something else."""
+    """Builds the configured order; `exponent` is α, the exponent of the advantage's normalization.
+
+    Raises `UserError` when the column of pass rates holds anything that is not a pass rate.
+    """
     import numpy as np
 
     if config.name == "uniform":

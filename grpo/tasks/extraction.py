@@ -1,4 +1,4 @@
-"""Where the answer stands in a completion. Every function is linear in the length of the text."""
+"""These functions find the answer in a completion. Each takes time linear in the length of the text."""
 
 from __future__ import annotations
 
@@ -26,12 +26,15 @@ _BOLD = re.compile(r"\*\*([^*\n]+)\*\*[.\s]*$")
 
 
 def extract(text: str, how: str) -> str | None:
-    """The answer's part of a completion, stripped, or None where there is none. `how` is a key of EXTRACTORS."""
+    """Returns the part of a completion that is the answer, stripped, or None when there is none.
+
+    `how` is a key of EXTRACTORS.
+    """
     return EXTRACTORS[how](text)
 
 
 def boxed(text: str) -> str | None:
-    r"""Content of the last ``\boxed{…}`` whose braces balance; of nested ones, the innermost.
+    r"""Returns the content of the last ``\boxed{…}`` whose braces balance. Of nested boxes it takes the innermost.
 
     >>> boxed(r"\boxed{1} so \boxed{\frac{1}{2}} and \boxed{3")
     '\\frac{1}{2}'
@@ -52,45 +55,48 @@ def boxed(text: str) -> str | None:
 
 
 def tag(text: str) -> str | None:
-    """Content of the last ``<answer>…</answer>``."""
+    """Returns the content of the last ``<answer>…</answer>``."""
     end = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, max(end, 0))
     return text[start + len("<answer>") : end].strip() if start >= 0 else None
 
 
 def last_number(text: str) -> str | None:
-    """The last number, without its ``$`` and thousands commas: ``"-1,234.5"`` gives ``"-1234.5"``.
+    """Returns the last number, without its ``$`` and thousands commas: ``"-1,234.5"`` gives ``"-1234.5"``.
 
     A minus is a sign when it touches the number and follows neither a letter, digit or closing bracket,
     nor a digit or closing bracket and a space: "is -3" and "= -3" give -3; "5 - 3", "5 -3", "5-3",
     "x-3" and the list item "- 3" give 3. ``"1/2"`` is one number; LaTeX fractions are not (use boxed).
     """
-    found = deque(_NUMBER.finditer(text), maxlen=1)
-    if not found:
+    last_match = deque(_NUMBER.finditer(text), maxlen=1)
+    if not last_match:
         return None
-    return found[0].group().replace("$", "").replace(",", "").replace("\u2212", "-")
+    return last_match[0].group().replace("$", "").replace(",", "").replace("\u2212", "-")
 
 
 def last_line(text: str) -> str | None:
-    """The last line that is not blank."""
+    """Returns the last line that is not blank."""
     stripped = text.strip()
     return stripped[stripped.rfind("\n") + 1 :].strip() or None
 
 
 def whole(text: str) -> str | None:
+    """Returns the whole completion, stripped."""
     return text.strip() or None
 
 
 def final(text: str) -> str | None:
-    r"""What the completion gives as its answer, however it says so: the last ``\boxed``, else the last ``<answer>``,
-    else what the last "answer is", "answer:" or "####" states, else what stands bold at the end, else an only line.
+    r"""Returns the completion's final answer, whichever of several forms it is written in.
+
+    It is the last ``\boxed``, else the last ``<answer>``, else what follows the last "answer is", "answer:" or "####",
+    else the bold text at the end, else the completion itself if it has only one line.
 
     >>> final("The answer is 41. No: the correct answer is **42**."), final("Answer: 1/2"), final("x = 5")
     ('42', '1/2', 'x = 5')
     """
-    found = boxed(text) or tag(text)
-    if found is not None:
-        return found
+    marked = boxed(text) or tag(text)
+    if marked is not None:
+        return marked
     stated = deque(_STATED.finditer(text), maxlen=1)
     if stated:
         return stated[0][1].strip().strip("*") or None

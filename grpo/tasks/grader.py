@@ -1,4 +1,4 @@
-"""Grading in worker processes: what a model wrote is never evaluated, nor waited for, in the trainer's process."""
+"""A pool of worker processes grades completions, so that a model's text can neither hang nor crash the trainer."""
 
 from __future__ import annotations
 
@@ -23,29 +23,32 @@ from grpo.tasks.verification import UnparsableAnswer
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 300.0
-"""A worker may take this long to start and to import what its parts need."""
+"""A worker may take this long to start and to import what the reward parts need."""
 
 MARGIN_SECONDS = 60.0
-"""No answer takes longer than its limit and this much for a worker that is killed and replaced: after that, the
-workers were stopped."""
+"""Replacing a killed worker takes less than this. When no answer is finished within its time limit plus this margin,
+the workers have been suspended from outside (SIGSTOP)."""
 
 FRUITLESS = 32
-"""After so many answers in succession that all failed or timed out, the reward is at fault."""
+"""When this many answers in succession have failed or timed out, the reward itself is at fault."""
 
 MAX_BREAKS = 3
-"""A worker that dies before it has said what it was given breaks the pool: so often the unanswered are asked again."""
+"""A worker that dies before it reports which item it took breaks the pool. The unfinished items are then graded again,
+at most this many times."""
 
 MAX_MESSAGE, MAX_EXCERPT = 200, 60
 
 Item = tuple[str, str, Mapping[str, Any]]
-"""(completion's text, problem's answer, problem's metadata)."""
+"""An item to grade is (completion's text, problem's answer, problem's metadata)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RawGrade:
-    """Value of each reward part, before weights. All are 0 unless `outcome` is ``"graded"``; the others are
-    ``"timed_out"`` (worker killed), ``"failed"`` (exception, or not enough memory) and ``"unparsable"`` (the
-    problem's own answer cannot be read)."""
+    """A raw grade holds the value of each reward part, before weights.
+
+    All values are 0 unless `outcome` is ``"graded"``. The other outcomes are ``"timed_out"`` (worker killed),
+    ``"failed"`` (exception, or not enough memory) and ``"unparsable"`` (the problem's own answer cannot be read).
+    """
 
     parts: Mapping[str, float]
     outcome: str = "graded"
@@ -53,9 +56,12 @@ class RawGrade:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """An answer without a grade, as text (exceptions of foreign code need not survive pickling): what happened, in
-    words that repeat, and a message, which may quote a completion. `by_reward` is False when the worker died, lacked
-    memory or stack, or took too long: that is the answer's fault rather than the reward's."""
+    """A failure describes, as text, why an answer has no grade. (A user's exception may not survive pickling.)
+
+    `what` says what happened, in the same words for each failure of a kind, so that the kinds can be counted.
+    `message` may quote a completion. `by_reward` is False when the worker died, lacked memory or stack, or took too
+    long, since that is the answer's fault rather than the reward's.
+    """
 
     what: str
     message: str = ""
@@ -67,10 +73,10 @@ _BROKEN = _Failure("grading ended its process before it began")
 
 
 class GraderPool:
-    """Worker processes that grade answers one by one, each under a wall-clock limit and a memory cap.
+    """This pool of worker processes grades answers one by one, each under a wall-clock limit and a memory cap.
 
-    A worker that exceeds its time is killed and replaced, with nothing else lost. Workers are spawned,
-    never forked (the parent has threads), and are killed with the process that made the pool; make it in
+    A worker that exceeds its time is killed and replaced, and no other grade is lost. Workers are spawned and
+    never forked, since the parent has threads. They are killed with the process that made the pool, so make it in
     a thread that lives as long as the process. Each worker imports the program's main module, which must
     therefore be guarded by ``if __name__ == "__main__"``.
 
@@ -85,38 +91,39 @@ class GraderPool:
         self._start()
 
     def grade(self, items: Sequence[Item]) -> list[RawGrade]:
-        """One grade per item, in order. Whatever an item holds, it costs at most its own grade.
+        """Returns one grade per item, in order. An item that kills or blocks its worker loses only its own grade.
 
-        Raises `UserError` when every item failed with an exception, and when none of the last `FRUITLESS` answers got
-        a grade: then the reward is at fault.
+        Raises `UserError` when the reward is at fault: every item failed with an exception, or none of the last
+        `FRUITLESS` answers got a grade.
         """
         if not self._pool.active:  # a worker was killed from outside while it was idle
             self._restart()
         results = self._results(items)
-        failures = [(item, each) for item, each in zip(items, results, strict=True) if isinstance(each, _Failure)]
+        failures = [(item, result) for item, result in zip(items, results, strict=True) if isinstance(result, _Failure)]
         if failures:
             self._judge(failures, len(items))
         if len(failures) < len(items):
             self._fruitless = 0
         nothing = dict.fromkeys(self._reward.weights, 0.0)
-        return [RawGrade(nothing, each.outcome) if isinstance(each, _Failure) else each for each in results]
+        return [RawGrade(nothing, result.outcome) if isinstance(result, _Failure) else result for result in results]
 
     def _results(self, items: Sequence[Item]) -> list[RawGrade | _Failure]:
-        """What became of each item. Workers that no longer report are killed and replaced once."""
-        found: dict[int, RawGrade | _Failure] = {}
+        """Returns the grade or failure of each item. Workers that no longer report are killed and replaced once."""
+        results: dict[int, RawGrade | _Failure] = {}
         stalls = breaks = 0
         while True:
-            futures = {index: self._schedule(item) for index, item in enumerate(items) if index not in found}
+            futures = {index: self._schedule(item) for index, item in enumerate(items) if index not in results}
             self._wait(list(futures.values()))
             done = {index: self._result(future) for index, future in futures.items() if future.done()}
-            found |= {index: result for index, result in done.items() if result is not _BROKEN or breaks == MAX_BREAKS}
-            if len(found) == len(items):
-                return [found[index] for index in range(len(items))]
+            last_try = breaks == MAX_BREAKS
+            results |= {index: result for index, result in done.items() if result is not _BROKEN or last_try}
+            if len(results) == len(items):
+                return [results[index] for index in range(len(items))]
             if len(done) == len(futures):
                 breaks += 1
             else:
                 stalls += 1
-                self._tell_of_stall(stalls, len(items) - len(found), len(items))
+                self._tell_of_stall(stalls, len(items) - len(results), len(items))
             self._restart()
 
     def _schedule(self, item: Item) -> Future[RawGrade | _Failure]:
@@ -130,16 +137,16 @@ class GraderPool:
     def _tell_of_stall(self, stalls: int, num_missing: int, num_items: int) -> None:
         if stalls > 1:
             raise UserError(
-                f"grading {num_missing} of {num_items} answers has stalled twice: see what stops the worker "
-                "processes, or change task.reward.workers"
+                f"grading has stalled twice, with {num_missing} of {num_items} answers not graded: find out what stops "
+                "the worker processes, or change task.reward.workers"
             )
         logger.warning(
-            "no grading worker has reported for %g s, as if they were stopped: they are killed and started again",
+            "no grading worker has reported for %g s, so they may be suspended; killing and restarting them",
             self._reward.timeout_seconds + MARGIN_SECONDS,
         )
 
     def _wait(self, futures: Sequence[Future[RawGrade | _Failure]]) -> None:
-        """Returns when all are done, or when none has been for longer than any can take."""
+        """Returns when all futures are done, or when none was done for longer than one answer can take."""
         waiting = set(futures)
         while waiting:
             done, waiting = wait(waiting, timeout=self._reward.timeout_seconds + MARGIN_SECONDS)
@@ -147,7 +154,7 @@ class GraderPool:
                 return
 
     def close(self) -> None:
-        """Ends the workers."""
+        """Stops the workers and waits until they have ended."""
         self._pool.stop()
         self._pool.join()
 
@@ -175,7 +182,7 @@ class GraderPool:
         except Exception as error:
             self.close()
             raise UserError(
-                f"grading workers do not start ({type(error).__name__}): see their output above; "
+                f"the grading workers do not start ({type(error).__name__}): see their output above; "
                 "is task.reward.memory_gib too small?"
             ) from error
 
@@ -195,23 +202,23 @@ class GraderPool:
             return _Failure(f"grading ended in {type(error).__name__}", str(error))
 
     def _judge(self, failures: Sequence[tuple[Item, _Failure]], num_items: int) -> None:
-        """Tells each kind of failure once, with an example. Raises UserError where the reward is at fault."""
+        """Warns once of each kind of failure, with an example. Raises `UserError` when the reward is at fault."""
         item, first = failures[0]
-        if len(failures) == num_items and all(each.by_reward for _, each in failures):
-            raise UserError(f"{first.what} for all {num_items} answers: {_example(item, first)}; mend task.reward.")
+        if len(failures) == num_items and all(failure.by_reward for _, failure in failures):
+            raise UserError(f"{first.what} for all {num_items} answers: {_example(item, first)}; correct task.reward.")
         self._fruitless += len(failures)
         if len(failures) == num_items and self._fruitless >= FRUITLESS:
             raise UserError(
                 f"none of the last {self._fruitless} answers could be graded; {first.what}, for example "
-                f"{_example(item, first)}; mend task.reward."
+                f"{_example(item, first)}; correct task.reward."
             )
-        counts = Counter(each.what for _, each in failures)
-        for item, each in failures:
-            if each.what not in self._warned:
-                self._warned.add(each.what)
+        counts = Counter(failure.what for _, failure in failures)
+        for item, failure in failures:
+            if failure.what not in self._warned:
+                self._warned.add(failure.what)
                 logger.warning(
                     "%s for %d answers, for example %s; they get no reward",
-                    each.what, counts[each.what], _example(item, each),
+                    failure.what, counts[failure.what], _example(item, failure),
                 )  # fmt: skip
 
 
@@ -221,7 +228,7 @@ def _example(item: Item, failure: _Failure) -> str:
 
 
 def _end(code: int) -> str:
-    """Of a process, in words.
+    """Spells out how a process ended, given its exit code.
 
     >>> _end(3), _end(-11)
     ('exit code 3', 'SIGSEGV')
@@ -230,14 +237,15 @@ def _end(code: int) -> str:
 
 
 _parts: dict[str, RewardPart] = {}
-"""Worker process only: the reward's parts, set when it starts."""
+"""The reward's parts, in a worker process only. `_start_worker` sets them."""
 
 
 def _start_worker(reward: RewardConfig, parent: int) -> None:
-    # pebble's own handler waits for the interpreter, which a long computation may not give back.
+    """Runs first in each worker: limits its memory, ties its life to the trainer's and builds the reward's parts."""
+    # pebble's own SIGTERM handler needs the interpreter, which a long computation in C may never give back.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _die_with(parent)
-    # Thread pools reserve address space per core: on a large node, more than the cap.
+    # Thread pools reserve address space for every core, which on a large node exceeds the memory cap.
     os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
     limit = int(reward.memory_gib * 2**30)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -245,13 +253,14 @@ def _start_worker(reward: RewardConfig, parent: int) -> None:
 
 
 def _die_with(parent: int) -> None:
-    """Asks the kernel for SIGKILL at the parent's death (Linux's prctl, option 1: PR_SET_PDEATHSIG)."""
+    """Asks the kernel to send SIGKILL when the parent dies (Linux's prctl, option 1: PR_SET_PDEATHSIG)."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def _grade(completion: str, answer: str, metadata: Mapping[str, Any]) -> RawGrade | _Failure:
+    """Grades one answer in a worker process."""
     values = {}
     for name, part in _parts.items():
         try:
@@ -262,7 +271,7 @@ def _grade(completion: str, answer: str, metadata: Mapping[str, Any]) -> RawGrad
             raise
         except UnparsableAnswer:
             return RawGrade(dict.fromkeys(_parts, 0.0), "unparsable")
-        # SystemExit too: passed on, it would end the trainer.
+        # BaseException includes SystemExit, which would end the trainer if it were passed on.
         except BaseException as error:
             message = " ".join(str(error).split())[:MAX_MESSAGE]
             return _Failure(f"reward part {name!r} raised {type(error).__name__}", message, by_reward=True)

@@ -1,4 +1,4 @@
-"""Problems from reasoning_gym's generators, and their own scoring functions."""
+"""This module draws problems from reasoning_gym's generators and scores answers by the generators' own functions."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from grpo.config import UserError
 from grpo.types import Problem
 
 ENTRY = "reasoning_gym"
-"""Key of a problem's metadata under which `score` finds the generator's own entry."""
+"""This key of a problem's metadata holds the generator's own entry, which `score` needs."""
 
 
 def procedural_problems(
     name: str, options: dict[str, Any], size: int, seed: int
 ) -> tuple[list[Problem], tuple[str, ...]]:
-    """`size` draws of the generator `name`, without repeated questions, and the ids of the repeated ones.
+    """Draws `size` problems from the generator `name`. Returns the distinct ones, and the ids of repeated questions.
 
-    Ids are ``"<name>-<draw>"``. The metadata hold what `score` needs. An answer may be "": some
+    Ids are ``"<name>-<draw>"``. The metadata hold what `score` needs. An answer may be "", since some
     generators accept any solution that their scoring function finds right.
 
     Raises `UserError` for an unknown generator or unknown options.
@@ -43,9 +43,9 @@ def procedural_problems(
 
 
 def score(answer: str, metadata: Mapping[str, Any]) -> float:
-    """The generator's own score of an answer, in [0, 1]; some give parts of a point.
+    """Returns the generator's own score of an answer, in [0, 1]. Some generators give partial credit.
 
-    The scoring functions raise on text that they cannot parse: that is a wrong answer, 0.
+    A scoring function raises on text that it cannot parse; such an answer counts as wrong and scores 0.
     Raises `KeyError` when the problem does not come from reasoning_gym.
     """
     source = metadata[ENTRY]
@@ -58,7 +58,7 @@ def score(answer: str, metadata: Mapping[str, Any]) -> float:
 
 @functools.lru_cache(maxsize=16)
 def _scorer(name: str, options: str) -> Any:
-    """Options travel as JSON because a cache needs hashable arguments."""
+    """Returns the generator's scoring object. `options` are JSON text because a cache needs hashable arguments."""
     return _dataset(name, json.loads(options))
 
 
@@ -74,4 +74,4 @@ def _dataset(name: str, options: dict[str, Any]) -> Any:
         return reasoning_gym.create_dataset(name, **options)
     except (TypeError, ValueError, AssertionError) as error:
         cause = str(error) or type(error).__name__
-        raise UserError(f"task.data.options of generator {name!r}: {cause}; mend the option.") from error
+        raise UserError(f"task.data.options of generator {name!r}: {cause}; correct the option.") from error

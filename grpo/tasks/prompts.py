@@ -1,4 +1,4 @@
-"""How a problem becomes token ids, and in which order problems are asked."""
+"""This module encodes problems as token ids and gives them out as an endless stream of prompts."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from grpo.types import Problem, Prompt
 QUESTION = "{question}"
 
 MAX_ADDED_TOKENS = 8
-"""Tokenizers add fewer special tokens than this to a text."""
+"""A tokenizer adds fewer special tokens than this to a text."""
 
 BATCH = 4096
-"""Prompts tokenized in one call."""
+"""This many prompts are tokenized in one call."""
 
-# What a template changes when it escapes, strips or reads what is asked.
+# A template that escapes, strips or interprets the question would change this text.
 _TELLTALE = """ q<&>"'\\ {{1}} {%2%}\n """.strip()
 
 _MARK = "SYSTEM-TEXT-GOES-HERE"
 
 
 class PromptEncoder:
-    """Problem → token ids, through the tokenizer's chat template or (``chat=False``) as plain text.
+    """An encoder turns a problem into token ids, by the tokenizer's chat template or (``chat=False``) as plain text.
 
-    Examples become earlier user and assistant turns; as plain text each is the filled template, the
-    example's answer as it stands, and a blank line. Plain text gets the tokenizer's own special tokens.
+    Examples become earlier user and assistant turns. In plain text, each example is the filled template, the
+    example's answer unchanged, and a blank line. Plain text gets the tokenizer's own special tokens.
 
-    `system` null leaves the template alone, with the default system text that some write when none is
-    given. A text is sent as the system message. "" means no system text at all: where the template
-    writes a default, that part is cut out; a template that cannot do without is refused.
+    `system` null leaves the template as it is, including the default system text that some templates write.
+    A non-empty `system` is sent as the system message. "" means no system text at all: a default is cut out, and a
+    template from which it cannot be cut is refused.
 
     Raises `UserError` for prompt settings that contradict each other or that the template refuses.
     """
 
     def __init__(self, tokenizer: Any, config: PromptConfig) -> None:
         if QUESTION not in config.template:
-            raise UserError(f"task.prompt.template {config.template!r} lacks {QUESTION}, the problem's place.")
+            raise UserError(f"task.prompt.template {config.template!r} lacks {QUESTION}, where the problem is put.")
         if any(len(example) != 2 for example in config.examples):
-            raise UserError("task.prompt.examples: each must be a [question, answer] pair.")
+            raise UserError("task.prompt.examples: each example must be a [question, answer] pair.")
         if config.chat and not getattr(tokenizer, "chat_template", None):
             raise UserError("this tokenizer has no chat template; set task.prompt.chat=false.")
         if config.system and not config.chat:
@@ -52,15 +52,14 @@ class PromptEncoder:
         self._default_system = _default_system(tokenizer) if config.chat and config.system == "" else ""
 
     def __call__(self, problem: Problem) -> tuple[int, ...]:
-        """Token ids up to where the model's answer begins."""
+        """Returns the token ids up to where the model's answer begins."""
         return self._tokens(self.text(problem))
 
     def fitting(self, problems: Sequence[Problem]) -> tuple[list[Problem], tuple[str, ...]]:
-        """The problems whose prompts have at most `config.max_tokens` tokens, and the ids of the others.
+        """Returns the problems whose prompts have at most `config.max_tokens` tokens, and the ids of the others.
 
-        Done for all before training, so that the stream depends on seed and cursor alone.
-
-        Raises `UserError` for a longer prompt when `config.too_long` is ``"refuse"``, and when none fits.
+        Called for all problems before training, so that the stream depends on seed and cursor alone.
+        Raises `UserError` for a longer prompt when `config.too_long` is ``"refuse"``, and when no prompt fits.
         """
         unsure = [problem for problem in problems if not self._surely_fits(problem)]
         longer = {
@@ -79,7 +78,7 @@ class PromptEncoder:
         return kept, tuple(problem.problem_id for problem in dropped)
 
     def text(self, problem: Problem) -> str:
-        """The prompt before tokenization."""
+        """Returns the prompt as text, before tokenization."""
         config = self._config
         question = config.template.replace(QUESTION, problem.question)
         solved = [(config.template.replace(QUESTION, example[0]), example[1]) for example in config.examples]
@@ -92,19 +91,25 @@ class PromptEncoder:
         return rendered.replace(self._default_system, "", 1) if self._default_system else rendered
 
     def _surely_fits(self, problem: Problem) -> bool:
-        """Every token spells at least a character of ASCII text, so most prompts need no tokenizer to tell."""
+        """Tells whether a prompt certainly fits, without tokenizing it, which would be slow.
+
+        A token of ASCII text spells at least one character, so the number of characters is an upper bound.
+        """
         question = problem.question
         return question.isascii() and len(question) + self._frame <= self._config.max_tokens
 
     @functools.cached_property
     def _frame(self) -> float:
-        """Tokens at most around a question in ASCII; infinite where what is put around may depend on it."""
+        """An upper bound of the tokens that the template puts around an ASCII question.
+
+        It is infinite when the template may treat the question's own text specially.
+        """
         text = self.text(Problem("", _TELLTALE, ""))
         around = text.replace(_TELLTALE, "", 1)
         return len(around) + MAX_ADDED_TOKENS if text.count(_TELLTALE) == 1 and around.isascii() else math.inf
 
     def _lengths(self, problems: Sequence[Problem]) -> Iterator[tuple[Problem, int]]:
-        """Each problem and its prompt's tokens; one call, for which a fast tokenizer takes all cores."""
+        """Pairs each problem with its prompt's number of tokens. One call lets a fast tokenizer use all cores."""
         special = not self._config.chat
         encoded = self._tokenizer([self.text(problem) for problem in problems], add_special_tokens=special)
         return zip(problems, map(len, encoded["input_ids"]), strict=True)
@@ -120,23 +125,25 @@ def _message(role: str, content: str) -> dict[str, str]:
 def _render(tokenizer: Any, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
-    except Exception as error:  # a template is foreign code, and raises what it likes
+    except Exception as error:  # a template is code of the model's author and may raise anything
         raise UserError(
-            f"the tokenizer's chat template refuses the prompt: {error}; change task.prompt.system or examples."
+            f"the tokenizer's chat template refuses the prompt: {error}; change task.prompt.system or "
+            "task.prompt.examples."
         ) from error
 
 
 def _default_system(tokenizer: Any) -> str:
-    """What the template writes on its own account when no system message is given; "" for most.
+    """Returns the system text that the template writes when none is given. It is "" for most templates.
 
-    It is found by comparing a prompt without system message to one with a known system text.
+    The text is found by comparing a prompt without a system message to one with a known system text.
+    Raises `UserError` when the template writes one that cannot be cut out.
     """
     asked = [_message("user", "question")]
     plain = _render(tokenizer, asked, True)
     try:
         marked = _render(tokenizer, [_message("system", _MARK), *asked], True)
     except UserError:
-        return ""  # a template that knows no system message writes none
+        return ""  # a template that accepts no system message writes none
     before, mark, after = marked.partition(_MARK)
     if not mark or not plain.startswith(before) or not plain.endswith(after):
         return ""
@@ -148,17 +155,17 @@ def _default_system(tokenizer: Any) -> str:
         raise UserError("this chat template always writes a system text; set task.prompt.system to null or a text.")
     body = marked[len(alone) :]
     default = plain.removesuffix(body)
-    # A first token that opens every turn (ChatML) goes with the part; one that opens the prompt stays.
+    # A first token that opens every turn (ChatML) belongs to the system part; one that opens the whole prompt does not.
     bos = tokenizer.bos_token or ""
     return default if bos and body.startswith(bos) else default.removeprefix(bos)
 
 
 class PromptStream:
-    """Prompts without end, in an order that a curriculum gives.
+    """A prompt stream gives out prompts without end, in the order of a curriculum.
 
     `cursor` counts the prompts given out over all ranks. The prompt at a position depends on the order and the position
-    only, so setting the cursor resumes at once. A position belongs to the rank that is left when it is divided by
-    `world_size`: however many prompts are taken at a time, the ranks' shares make the same stream.
+    only, so setting the cursor is enough to resume. A position belongs to rank `position % world_size`, so the ranks'
+    shares always make up the same stream, however many prompts are taken at a time.
 
     Raises `UserError` when there are no problems.
     """
@@ -182,11 +189,11 @@ class PromptStream:
         self.cursor = 0
 
     def __len__(self) -> int:
-        """Problems of one epoch."""
+        """The number of problems in one epoch."""
         return len(self._problems)
 
     def next_prompts(self, count: int) -> list[Prompt]:
-        """Moves the cursor by `count`; returns the prompts at this rank's positions of those."""
+        """Moves the cursor by `count` positions, and returns the prompts at those that belong to this rank."""
         first = self.cursor
         indices = self._order.indices(first, count)
         self.cursor += count
@@ -197,8 +204,10 @@ class PromptStream:
         ]
 
     def learn(self, outcomes: Mapping[str, tuple[int, int]], cursor: int) -> None:
-        """Tells the order how many completions of each problem (by id), over all ranks, were correct of how many
-        tried, in the round after which the stream stood at `cursor`."""
+        """Passes the outcomes of a round to the order: problem id → (correct, tried) completions, over all ranks.
+
+        `cursor` is where the stream stood after that round.
+        """
         counts = [(self._places[name], *outcome) for name, outcome in outcomes.items() if name in self._places]
         self._order.learn(counts, cursor)
 

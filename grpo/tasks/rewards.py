@@ -1,4 +1,7 @@
-"""The parts of a reward. Each is a pure function of (completion, answer, metadata), built once per worker."""
+"""This module builds the parts of a reward, once per worker.
+
+Each part is a pure function of (completion, answer, metadata).
+"""
 
 from __future__ import annotations
 
@@ -12,22 +15,28 @@ from grpo.tasks.extraction import EXTRACTORS, extract
 from grpo.tasks.verification import exact, mathematics, number, value
 
 RewardPart = Callable[[str, str, Mapping[str, Any]], float]
-"""(completion, answer, metadata) → float. The completion is the whole text; the answer the problem's own."""
+"""A reward part maps (completion, answer, metadata) to a float. The completion is the model's whole text; the answer is
+the problem's own."""
 
 
 def readable(answer: str, config: RewardConfig) -> bool:
-    """Whether the answer suits the reward, as far as can be told at once: LaTeX is left to the grading workers."""
+    """Tells whether the reward can read a problem's answer, as far as a quick check shows.
+
+    Parsing LaTeX is slow and is left to the grading workers.
+    """
     return "number" not in config.weights or value(answer) is not None
 
 
 def _math(config: RewardConfig) -> RewardPart:
-    """Same mathematics; where whole lines are extracted, the answer is searched in them."""
+    """Builds the part that compares answers as mathematics. Where whole lines are extracted, it searches the answer in
+    them."""
     return _of_extracted(mathematics(prose=config.extract in ("last_line", "all")))(config)
 
 
 def _reasoning_gym(config: RewardConfig) -> RewardPart:
-    """The generator's own scoring function."""
-    import reasoning_gym  # noqa: F401  (seconds; here it does not count against an answer's time limit)
+    """Builds the part that calls the generator's own scoring function."""
+    # This import takes seconds; done here, it does not count against an answer's time limit.
+    import reasoning_gym  # noqa: F401
 
     from grpo.tasks.procedural import score
 
@@ -39,20 +48,23 @@ def _reasoning_gym(config: RewardConfig) -> RewardPart:
 
 
 def _format(config: RewardConfig) -> RewardPart:
-    """1 when `format_pattern` is found in the completion."""
+    """Builds the part that is 1 when `format_pattern` occurs in the completion, else 0."""
     if not config.format_pattern:
         raise UserError("the reward part 'format' needs task.reward.format_pattern.")
     try:
         pattern = re.compile(config.format_pattern)
     except re.error as error:
         raise UserError(
-            f"task.reward.format_pattern {config.format_pattern!r} is no regular expression: {error}."
+            f"task.reward.format_pattern {config.format_pattern!r} is not a valid regular expression: {error}."
         ) from error
     return lambda completion, answer, metadata: float(pattern.search(completion) is not None)
 
 
 def _of_extracted(compare: Callable[[str, str], float]) -> Callable[[RewardConfig], RewardPart]:
-    """A part that compares the extracted answer with the problem's; 0 where nothing can be extracted."""
+    """Makes a builder of a part that extracts the answer and compares it with the problem's own.
+
+    The part is 0 where nothing can be extracted.
+    """
 
     def build(config: RewardConfig) -> RewardPart:
         def part(completion: str, answer: str, metadata: Mapping[str, Any]) -> float:
@@ -74,10 +86,10 @@ REWARDS: dict[str, Callable[[RewardConfig], RewardPart]] = {
 
 
 def build_parts(config: RewardConfig) -> dict[str, RewardPart]:
-    """The functions that `config.weights` names, in its order; imports what they need.
+    """Builds the parts that `config.weights` names, in its order, and imports what they need.
 
     Raises `UserError` for an unknown name, an import path that leads to nothing callable, an unknown
-    way to extract, and a missing or wrong `format_pattern`.
+    `extract`, and a missing or invalid `format_pattern`.
     """
     if not config.weights:
         raise UserError("task.reward.parts is empty; name at least one part, e.g. [{name: math}].")
@@ -87,6 +99,7 @@ def build_parts(config: RewardConfig) -> dict[str, RewardPart]:
 
 
 def _imported(path: str) -> RewardPart:
+    """Imports a user's own reward part, given as ``"package.module:function"``."""
     module_name, colon, function_name = path.partition(":")
     if not (module_name and colon and function_name):
         raise UserError(

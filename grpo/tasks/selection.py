@@ -1,5 +1,7 @@
-"""Which problems of a source are asked: by pass rate, source, domain, kind of answer and length; each once; and none
-that an evaluation asks."""
+"""This module selects problems by pass rate, source, domain, kind of answer and length.
+
+It can also drop repeated questions, and questions that an evaluation set contains.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ ANSWER_TYPES = (*_KINDS, OTHER)
 
 
 def answer_type(answer: str) -> str:
-    r"""What an answer looks like, one of `ANSWER_TYPES`. Tuples count as intervals: they look alike.
+    r"""Returns what kind an answer looks like, one of `ANSWER_TYPES`. Tuples count as intervals, as they look alike.
 
     >>> answer_type("1,250"), answer_type(r"\frac{3}{4}"), answer_type("$2\\sqrt{3}$"), answer_type("(0, 1]")
     ('integer', 'fraction', 'expression', 'interval')
@@ -44,16 +46,21 @@ def answer_type(answer: str) -> str:
 
 
 def normalized(text: str) -> str:
-    """A question's words in lower case, with single spaces, without punctuation and LaTeX's spacing: what two copies
-    of a question share."""
+    """Returns a question's words in lower case, with single spaces, without punctuation and LaTeX's spacing.
+
+    Two copies of a question have the same normalized text.
+    """
     folded = unicodedata.normalize("NFKC", text).casefold()
     return " ".join(re.findall(r"\w+|[-+*/^=<>]", folded))
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Why problems were not taken: reason → their ids, in the order of the checks. `overlaps` pairs an id with the
-    evaluation's file and question that it repeats."""
+    """This report says which problems a selection left out, and why.
+
+    `considered` counts all problems. `reasons` maps each reason to the problems' ids, in the order of the checks.
+    `overlaps` maps a problem's id to the evaluation file and row whose question it repeats.
+    """
 
     considered: int
     reasons: dict[str, tuple[str, ...]]
@@ -61,17 +68,18 @@ class LeftOut:
 
     @property
     def total(self) -> int:
+        """The number of problems left out."""
         return sum(map(len, self.reasons.values()))
 
     def __str__(self) -> str:
-        each = ", ".join(f"{len(ids):,} {reason}" for reason, ids in self.reasons.items())
-        return f"{self.considered - self.total:,} of {self.considered:,} problems taken; left out: {each or 'none'}"
+        counts = ", ".join(f"{len(ids):,} {reason}" for reason, ids in self.reasons.items())
+        return f"{self.considered - self.total:,} of {self.considered:,} problems taken; left out: {counts or 'none'}"
 
 
 def select(problems: Sequence[Problem], config: SelectionConfig) -> tuple[list[Problem], LeftOut]:
-    """The problems that every check lets through, in their order, and what was left out by which.
+    """Returns the problems that pass every check, in their order, and a report of those left out.
 
-    Raises `UserError` for a setting that cannot be meant, and when nothing is left.
+    Raises `UserError` for a setting that does not suit the data set, and when no problem is left.
     """
     remaining, reasons = list(problems), {}
     overlaps: dict[str, str] = {}
@@ -89,7 +97,10 @@ def select(problems: Sequence[Problem], config: SelectionConfig) -> tuple[list[P
 
 
 def solve_rate(problem: Problem, column: str) -> float | None:
-    """The problem's pass rate in that column, or None. Raises `UserError` for what is no share between 0 and 1."""
+    """Returns the problem's pass rate in `column`, or None when it has none.
+
+    Raises `UserError` for a value that is not between 0 and 1.
+    """
     value = problem.metadata.get(column)
     if value is None or value == "":
         return None
@@ -98,14 +109,14 @@ def solve_rate(problem: Problem, column: str) -> float | None:
     except (TypeError, ValueError):
         rate = -1.0
     if not 0.0 <= rate <= 1.0:
-        raise UserError(f"{problem.problem_id}: {column} is {value!r}, no pass rate between 0 and 1")
+        raise UserError(f"{problem.problem_id}: {column} is {value!r}, which is not a pass rate between 0 and 1")
     return rate
 
 
 def _checks(
     config: SelectionConfig, problems: Sequence[Problem], overlaps: dict[str, str]
 ) -> Iterator[tuple[str, Callable[[Problem], bool]]]:
-    """(reason, whether a problem passes), the cheap ones first."""
+    """Yields pairs (reason to leave a problem out, whether a problem passes), the cheap checks first."""
     low, high = config.solve_rate
     column = config.solve_rate_column
     if (low, high) != (0.0, 1.0) or config.without_solve_rate == "drop":
@@ -119,27 +130,27 @@ def _checks(
     if config.sources:
         _there(problems, "source", "sources")
         _known(config.sources, (problem.metadata.get("source") for problem in problems), "sources")
-        yield "of other sources", lambda problem: problem.metadata.get("source") in config.sources
+        yield "from other sources", lambda problem: problem.metadata.get("source") in config.sources
     if config.domains:
         _there(problems, "domain", "domains")
-        yield "of other domains", lambda problem: any(map(_within(config.domains), _domains(problem)))
+        yield "from other domains", lambda problem: any(map(_within(config.domains), _domains(problem)))
     if config.answer_types:
         _known(config.answer_types, ANSWER_TYPES, "answer_types")
         yield "with other kinds of answers", lambda problem: answer_type(problem.answer) in config.answer_types
     if config.max_characters:
         yield (
-            f"of more than {config.max_characters} characters",
+            f"longer than {config.max_characters} characters",
             lambda problem: len(problem.question) <= config.max_characters,
         )
     if config.deduplicate:
-        yield "asked before", _first_time()
+        yield "with a repeated question", _first_time()
     if config.evaluation_sets:
         find = _overlap(config)
-        yield "asked by an evaluation set", lambda problem: _clean(problem, find, overlaps)
+        yield "with a question of an evaluation set", lambda problem: _clean(problem, find, overlaps)
 
 
 def _first_time() -> Callable[[Problem], bool]:
-    """Whether a question has not been seen by it before."""
+    """Returns a check that lets each question pass once: it remembers the questions it has seen."""
     seen: set[str] = set()
 
     def new(problem: Problem) -> bool:
@@ -153,16 +164,18 @@ def _first_time() -> Callable[[Problem], bool]:
 
 
 def _there(problems: Sequence[Problem], column: str, key: str) -> None:
+    """Raises `UserError` unless some problem has `column`, which the setting `key` needs."""
     if problems and not any(column in problem.metadata for problem in problems):
         has = ", ".join(problems[0].metadata) or "no further column"
         raise UserError(f"task.data.selection.{key} needs a column {column!r}; the data set has {has}.")
 
 
-def _known(asked: Iterable[str], there: Iterable[Any], key: str) -> None:
-    known = set(there)
-    if unknown := [each for each in asked if each not in known]:
+def _known(wanted: Iterable[str], available: Iterable[Any], key: str) -> None:
+    """Raises `UserError` when the setting `key` wants a value that is not available."""
+    known = set(available)
+    if unknown := [value for value in wanted if value not in known]:
         listed = ", ".join(sorted(map(str, known)))
-        raise UserError(f"task.data.selection.{key}: there is no {unknown[0]!r}; there are {listed}.")
+        raise UserError(f"task.data.selection.{key}: {unknown[0]!r} is unknown; choose from {listed}.")
 
 
 def _domains(problem: Problem) -> list[str]:
@@ -171,7 +184,10 @@ def _domains(problem: Problem) -> list[str]:
 
 
 def _within(wanted: Sequence[str]) -> Callable[[str], bool]:
-    """Whether a path such as "Mathematics -> Algebra -> Prealgebra" has one of these as a part, or begins with it."""
+    """Returns a check of a domain's path, such as "Mathematics -> Algebra -> Prealgebra".
+
+    A path passes when one of the `wanted` names is a part of it, or the beginning of it.
+    """
 
     def part_of(domain: str) -> bool:
         parts = [part.strip().casefold() for part in domain.split("->")]
@@ -181,6 +197,7 @@ def _within(wanted: Sequence[str]) -> Callable[[str], bool]:
 
 
 def _clean(problem: Problem, find: Callable[[str], str | None], overlaps: dict[str, str]) -> bool:
+    """Tells whether no evaluation set contains the problem; an overlap is added to `overlaps`."""
     where = find(normalized(problem.question))
     if where is not None:
         overlaps[problem.problem_id] = where
@@ -188,8 +205,11 @@ def _clean(problem: Problem, find: Callable[[str], str | None], overlaps: dict[s
 
 
 def _overlap(config: SelectionConfig) -> Callable[[str], str | None]:
-    """Where an evaluation asks a normalized question, or shares `ngram` words in a row with it: the file and the
-    row's number."""
+    """Returns a function that finds a normalized question in the evaluation sets.
+
+    A question matches when it is the same or shares `ngram` words in a row. The result is the evaluation's file and
+    row number, or None.
+    """
     from grpo.tasks.sources import read_rows
 
     whole: dict[str, str] = {}
@@ -216,6 +236,6 @@ QUESTION_COLUMNS = ("problem", "question", "prompt")
 
 
 def _grams(text: str, length: int) -> set[tuple[str, ...]]:
-    """Every run of `length` words; none where 0."""
+    """Returns every run of `length` successive words. A `length` of 0 returns none."""
     words = text.split()
     return set(zip(*(words[start:] for start in range(length)), strict=False)) if length else set()

@@ -1,4 +1,4 @@
-"""Where problems come from: a file, the hub, a reasoning_gym generator, or plain arithmetic."""
+"""This module loads problems from a file, the hub, a reasoning_gym generator, or plain arithmetic."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ NUM_LISTED = 5
 
 @dataclass(frozen=True, slots=True)
 class SourceReport:
-    """What became of a source's rows: ids of rows without a usable question or answer, and of
-    repeated questions of a generator. Neither are among the problems."""
+    """This report lists the rows of a source that did not become problems.
+
+    `unusable` holds the ids of rows without a usable question or answer; `repeated` those of repeated questions of a
+    generator.
+    """
 
     num_rows: int
     unusable: tuple[str, ...] = ()
@@ -40,30 +43,33 @@ class SourceReport:
 
 
 def load_problems(data: DataConfig) -> tuple[list[Problem], SourceReport]:
-    """All problems of a source in its own order, and what was left out.
+    """Loads all problems of a source in its own order. Returns them and a report of the rows left out.
 
-    Every column that is neither question nor answer goes into a problem's metadata. Ids are those of
-    `id_column`, or ``"<file or data set>-<row>"``, rows counted from 0.
+    Every column that is neither question nor answer goes into a problem's metadata. Ids come from
+    `id_column`; without one they are ``"<file or data set>-<row>"``, with rows counted from 0.
 
-    Raises `UserError` for a source that is missing, unreadable or empty, and for ids that repeat.
+    Raises `UserError` for a source that is missing, unreadable or empty, and for an id that occurs twice.
     """
     if data.source not in SOURCES:
         raise UserError(f"task.data.source is {data.source!r}; choose one of {', '.join(SOURCES)}.")
     problems, report = SOURCES[data.source](data)
     if not problems:
-        raise UserError(f"no usable problem in {data.path or data.source}: {report}; check task.data's columns.")
+        raise UserError(
+            f"no usable problem in {data.path or data.source}: {report}; check task.data.question_column and "
+            "task.data.answer_column."
+        )
     if report.unusable and data.bad_rows == "refuse":
-        raise UserError(f"{data.path}: {report}; mend them or set task.data.bad_rows=skip.")
+        raise UserError(f"{data.path}: {report}; correct them or set task.data.bad_rows=skip.")
     seen = set()
     for problem in problems:
         if problem.problem_id in seen:
-            raise UserError(f"{data.path}: the id {problem.problem_id!r} stands twice; ids must be unique.")
+            raise UserError(f"{data.path}: the id {problem.problem_id!r} occurs twice; ids must be unique.")
         seen.add(problem.problem_id)
     return problems, report
 
 
 def listed(ids: tuple[str, ...]) -> str:
-    """The first few ids, for a message."""
+    """Joins the first few ids with commas, for a message."""
     return ", ".join(ids[:NUM_LISTED]) + (", …" if len(ids) > NUM_LISTED else "")
 
 
@@ -73,7 +79,10 @@ def _from_file(data: DataConfig) -> tuple[list[Problem], SourceReport]:
 
 
 def read_rows(path: Path, key: str) -> list[dict[str, Any]]:
-    """The rows of a JSON Lines, JSON, CSV or Parquet file; `key` is what a message calls it. Raises `UserError`."""
+    """Reads the rows of a JSON Lines, JSON, CSV or Parquet file.
+
+    Raises `UserError` when it cannot be read. `key` is the setting that names the file, for that message.
+    """
     if path.suffix not in READERS:
         raise UserError(f"{key} {str(path)!r} must end in one of {', '.join(READERS)}.")
     if not path.is_file():
@@ -81,7 +90,7 @@ def read_rows(path: Path, key: str) -> list[dict[str, Any]]:
     try:
         rows = READERS[path.suffix](path)
     except (ValueError, csv.Error, OSError) as error:
-        raise UserError(f"cannot read {path}: {str(error).splitlines()[0]}; mend the file.") from error
+        raise UserError(f"cannot read {path}: {str(error).splitlines()[0]}; correct the file.") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise UserError(f"{path} must hold one JSON object per row, each with a question and an answer.")
     return rows
@@ -94,13 +103,14 @@ def _from_hub(data: DataConfig) -> tuple[list[Problem], SourceReport]:
         raise UserError('task.data.source=hub needs task.data.path ("owner/name") and task.data.split.')
     try:
         dataset = load_dataset(data.path, data.subset or None, split=data.split)
-    except Exception as error:  # a dozen kinds, over several packages: all mean that the set cannot be had
+    except Exception as error:  # several packages raise a dozen kinds, all of which mean that the set cannot be loaded
         raise UserError(f"data set {data.path!r} {_hub_failure(error)}") from error
     dataset = dataset.select(range(min(data.limit or len(dataset), len(dataset))))
     return _problems_of_rows(dataset.to_list(), Path(data.path).name, data)
 
 
 def _hub_failure(error: Exception) -> str:
+    """Says in words why the hub's data set cannot be loaded, and what to do."""
     from datasets.exceptions import DatasetNotFoundError
 
     text = str(error)
@@ -109,7 +119,10 @@ def _hub_failure(error: Exception) -> str:
     if isinstance(error, DatasetNotFoundError):
         return "was not found on the hub: check task.data.path, or log in if it is private."
     if isinstance(error, ConnectionError):
-        return "cannot be reached: no network or HF_HUB_OFFLINE=1, and not in the cache; try task.data.source=file."
+        return (
+            "is not in the cache, and the hub cannot be reached (no network, or HF_HUB_OFFLINE=1): go online once, or "
+            "use a local file with task.data.source=file."
+        )
     cause = (text.splitlines() or [type(error).__name__])[0]
     return f"cannot be loaded: {cause} Check task.data.subset and task.data.split."
 
@@ -133,6 +146,7 @@ SOURCES: dict[str, Callable[[DataConfig], tuple[list[Problem], SourceReport]]] =
 
 
 def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -> tuple[list[Problem], SourceReport]:
+    """Makes a problem of each row by the configured columns; rows without an id are named after `stem`."""
     if not rows:
         raise UserError(f"{data.path} has no rows.")
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -160,14 +174,15 @@ def _answer_pattern(text: str) -> re.Pattern[str]:
     try:
         pattern = re.compile(text or r"(?s)(.*)")
     except re.error as error:
-        raise UserError(f"task.data.answer_pattern {text!r} is no regular expression: {error}.") from error
+        raise UserError(f"task.data.answer_pattern {text!r} is not a valid regular expression: {error}.") from error
     if pattern.groups != 1:
-        raise UserError(f"task.data.answer_pattern {text!r} has {pattern.groups} groups; it needs one.")
+        raise UserError(f"task.data.answer_pattern {text!r} has {pattern.groups} groups; it needs exactly one.")
     return pattern
 
 
 def _text(value: Any) -> str:
-    """A cell as text; "" for what is no text or number. Of a list with one entry, that."""
+    """Returns a cell as text, or "" when it is neither text nor a number. A list with one entry counts as that
+    entry."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if isinstance(value, str):
@@ -185,7 +200,7 @@ def _read_jsonl(path: Path) -> list[Any]:
                 try:
                     rows.append(json.loads(line))
                 except ValueError as error:
-                    raise ValueError(f"line {number} is no JSON ({error})") from error
+                    raise ValueError(f"line {number} is not JSON ({error})") from error
     return rows
 
 

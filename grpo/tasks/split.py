@@ -1,4 +1,4 @@
-"""Held-out problems, chosen by what they ask."""
+"""This module splits problems into training and held-out ones by a hash of their questions."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from grpo.types import Problem
 
 
 def question_hash(question: str) -> float:
-    """A number in [0, 1) that depends on the question's words only, not on case, spacing or Unicode form."""
+    """Returns a number in [0, 1) that depends on the question's words only, not on case, spacing or Unicode form."""
     normalized = " ".join(unicodedata.normalize("NFKC", question).casefold().split())
     digest = hashlib.blake2b(normalized.encode("utf-8", "surrogatepass"), digest_size=6).digest()
     return int.from_bytes(digest, "big") / 2**48
 
 
 def split(problems: Sequence[Problem], held_out_fraction: float) -> tuple[list[Problem], list[Problem]]:
-    """(train, held out): a problem is held out when its question's hash lies below the fraction.
+    """Returns (train, held out). A problem is held out when its question's hash lies below the fraction.
 
-    No seed enters, and a question stands on one side only, in whichever data set and however often it
-    occurs. Training problems keep their order; held-out ones are in the order of their hash, so the
-    first n of them are the same for every fraction that holds out at least n.
+    No seed is involved, so a question is always on the same side, in every data set and however often it
+    occurs. Training problems keep their order. Held-out ones are sorted by their hash, so the first n of
+    them are the same for every fraction that holds out at least n.
 
-    Raises `UserError` when the fraction is not in [0, 1) or a side that was asked for is empty.
+    Raises `UserError` when the fraction is not in [0, 1), or when a side that was asked for is empty.
     """
     if not 0.0 <= held_out_fraction < 1.0:
         raise UserError(f"task.data.held_out_fraction is {held_out_fraction}; it must be at least 0 and below 1.")

@@ -1,4 +1,4 @@
-"""A task: a stream of prompts and a grader, behind the interface that the loop knows."""
+"""A task is a stream of prompts and a grader. This module implements the `Task` interface that the loop uses."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ logger = logging.getLogger(__name__)
 
 
 class VerifiableTask:
-    """Problems with answers that a program can check. `max_tokens` is the limit of a completion; `bad_rows` says
-    what becomes of answers that only the graders find unparsable: "skip" (no reward, told once) or "refuse"."""
+    """A verifiable task has problems whose answers a program can check.
+
+    `max_tokens` is the limit of a completion. `bad_rows` says what to do with problems whose own answer a grader
+    cannot parse: "skip" (their completions get no reward, with one warning) or "refuse" (an error).
+    """
 
     def __init__(
         self,
@@ -48,7 +51,7 @@ class VerifiableTask:
 
     @property
     def cursor(self) -> int:
-        """Prompts given out over all ranks; set it to resume."""
+        """The number of prompts given out over all ranks. Set it to resume."""
         return self._stream.cursor
 
     @cursor.setter
@@ -57,30 +60,36 @@ class VerifiableTask:
 
     @property
     def num_problems(self) -> int:
-        """Problems trained on, the prompts of one epoch."""
+        """The number of problems trained on, which is the number of prompts in one epoch."""
         return len(self._stream)
 
     def next_prompts(self, count: int) -> list[Prompt]:
-        """The next `count` prompts of the stream over all ranks: this rank's share of them."""
+        """Returns this rank's share of the stream's next `count` prompts over all ranks."""
         return self._stream.next_prompts(count)
 
     def learn(self, outcomes: Mapping[str, tuple[int, int]], cursor: int) -> None:
-        """(correct, tried) of a round's problems by id, over all ranks, and where the stream then stood: what an
-        online curriculum goes by."""
+        """Passes the outcomes of a round to an online curriculum: problem id → (correct, tried), over all ranks.
+
+        `cursor` is where the stream stood after that round.
+        """
         self._stream.learn(outcomes, cursor)
 
     def held_out_prompts(self, count: int) -> list[Prompt]:
-        """The first `count` held-out prompts in the order of their question's hash, or all there are."""
+        """Returns the first `count` held-out prompts in the order of their question's hash, or all if there are
+        fewer."""
         return [Prompt(problem, self._encode(problem)) for problem in self._held_out[:count]]
 
     def answer_of(self, text: str) -> str | None:
-        """The answer in a completion without its typesetting; None where there is none."""
-        found = extract(text, self._reward.extract)
-        return None if found is None else bare(found)
+        """Returns the answer in a completion without its typesetting, or None when there is none."""
+        answer = extract(text, self._reward.extract)
+        return None if answer is None else bare(answer)
 
     def grade(self, groups: Sequence[RolloutGroup]) -> list[ScoredGroup]:
-        """One grade per completion, in order. Raises `UserError` when the reward itself is at fault, and for an
-        unparsable answer where those are refused."""
+        """Returns one grade per completion, in order.
+
+        Raises `UserError` when the reward itself is at fault, and for an unparsable answer where `bad_rows` is
+        "refuse".
+        """
         items = [
             (completion.text, group.prompt.problem.answer, group.prompt.problem.metadata)
             for group in groups
@@ -92,7 +101,7 @@ class VerifiableTask:
         return scored
 
     def close(self) -> None:
-        """Ends the grading workers."""
+        """Stops the grading workers."""
         self._pool.close()
 
     def __enter__(self) -> VerifiableTask:
@@ -102,12 +111,12 @@ class VerifiableTask:
         self.close()
 
     def _tell_unparsable(self, scored: Sequence[ScoredGroup]) -> None:
-        problems = [
-            each.group.prompt.problem for each in scored if each.grades and each.grades[0].outcome == "unparsable"
-        ]
+        """Warns once of each problem whose own answer the graders cannot parse, or refuses it."""
+        refused = [graded for graded in scored if graded.grades and graded.grades[0].outcome == "unparsable"]
+        problems = [graded.group.prompt.problem for graded in refused]
         new = {problem.problem_id: problem.answer for problem in problems if problem.problem_id not in self._told}
         if new and self._bad_rows == "refuse":
-            raise UserError(f"{unparsable(new)}; mend them or set task.data.bad_rows=skip.")
+            raise UserError(f"{unparsable(new)}; correct them or set task.data.bad_rows=skip.")
         if new:
             self._told |= new.keys()
             logger.warning("%s; nothing is learned from them", unparsable(new))
@@ -119,7 +128,10 @@ class VerifiableTask:
         return ScoredGroup(group, grades, included)
 
     def _grade(self, completion: Completion, raw: RawGrade) -> Grade:
-        """The penalty comes after the sign: in DAPO it lowers a reward that is −1 or 1 already."""
+        """Combines the values of the parts into a reward.
+
+        The overlong penalty is added after the sign, since in DAPO it lowers a reward that is already −1 or 1.
+        """
         config = self._reward
         terms = [weight * raw.parts[name] for name, weight in config.weights.items()]
         if config.signed:
@@ -134,7 +146,7 @@ class VerifiableTask:
 
 
 def unparsable(answers: Mapping[str, str]) -> str:
-    """A message about problems (by id) whose own answers cannot be read."""
+    """Returns a message about problems whose own answers cannot be parsed; `answers` maps their ids to the answers."""
     examples = listed(tuple(f"{name}: {answer!r}" for name, answer in answers.items()))
     return f"{len(answers)} answers cannot be parsed ({examples})"
 
@@ -149,13 +161,13 @@ def build_task(
     rank: int = 0,
     world_size: int = 1,
 ) -> VerifiableTask:
-    """Loads, selects, splits and encodes the problems, and starts the graders. Logs what was left out.
+    """Loads, selects, splits and encodes the problems, and starts the graders. Logs the problems left out.
 
-    `seed` orders the prompts; `max_tokens` is the sampler's limit of a completion; `exponent` is the dial's α, for
-    curricula that weigh problems by their gradient.
+    `seed` orders the prompts. `max_tokens` is the sampler's limit of a completion. `exponent` is α, the exponent of the
+    advantage's normalization, for curricula that weigh problems by their gradient.
 
-    Raises `UserError` for data, prompts and rewards that cannot be had; choices among words are
-    `grpo.config.validate`'s to check.
+    Called after `grpo.config.validate`, which checks the settings that are a choice among words. Raises `UserError`
+    for data that cannot be loaded, and for prompts and rewards that cannot be built.
     """
     encode = PromptEncoder(tokenizer, config.prompt)
     fitting, too_long = encode.fitting(_usable(config))
@@ -173,7 +185,7 @@ def build_task(
 
 
 def _usable(config: TaskConfig) -> list[Problem]:
-    """The source's problems that are selected and whose answers can be read."""
+    """Returns the source's problems that are selected and whose answers the reward can read."""
     problems, report = load_problems(config.data)
     if report.unusable or report.repeated:
         logger.warning("task %s: left out of %s", config.name, report)
@@ -182,10 +194,12 @@ def _usable(config: TaskConfig) -> list[Problem]:
         logger.warning("task %s: %s", config.name, left_out)
     if left_out.overlaps:
         pairs = tuple(f"{name} is {where}" for name, where in left_out.overlaps.items())
-        logger.warning("task %s: asked by evaluation sets: %s", config.name, listed(pairs))
-    unreadable = {each.problem_id: each.answer for each in problems if not readable(each.answer, config.reward)}
+        logger.warning("task %s: questions of evaluation sets: %s", config.name, listed(pairs))
+    unreadable = {
+        problem.problem_id: problem.answer for problem in problems if not readable(problem.answer, config.reward)
+    }
     if len(unreadable) == len(problems) or (unreadable and config.data.bad_rows == "refuse"):
-        raise UserError(f"{unparsable(unreadable)}; mend them, or choose another task.reward.parts.")
+        raise UserError(f"{unparsable(unreadable)}; correct them, or choose other task.reward.parts.")
     if unreadable:
         logger.warning("task %s: left out %s", config.name, unparsable(unreadable))
     return [problem for problem in problems if problem.problem_id not in unreadable]

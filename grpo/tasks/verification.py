@@ -1,8 +1,8 @@
-r"""Whether a written answer says the same as the right one.
+r"""These functions decide whether an extracted answer is equal to the problem's own answer.
 
-Three comparisons, from narrow to wide: the same text (`exact`), the same number (`number`), the same mathematics
-(`mathematics`: numbers exactly, words as words, all else by math_verify's symbolic equality). What they misjudge on
-rewritten and on nearly right answers is measured by benchmarks/verification.py.
+There are three comparisons, from narrow to wide: the same text (`exact`), the same number (`number`), and the same
+mathematics (`mathematics`: numbers exactly, words as words, all else by math_verify's symbolic equality).
+benchmarks/verification.py measures how often they misjudge rewritten answers and nearly right ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class UnparsableAnswer(ValueError):
-    """A problem's own answer cannot be read, so nothing can be compared with it."""
+    """This error says that a problem's own answer cannot be read, so nothing can be compared with it."""
 
 
 _PLAIN_NUMBER = re.compile(r"([-+]?(?:\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})(?:e[-+]?\d{1,3})?)(?:/(\d{1,400}))?")
@@ -23,14 +23,18 @@ _MIXED_NUMBER = re.compile(r"([-+]?)(\d{1,400}) (\d{1,400})/(\d{1,400})")
 
 
 def exact(extracted: str, answer: str) -> float:
-    """Same text, apart from ``$``, thousands commas and spaces that do not part two words or numbers."""
+    """Returns 1.0 when both texts are the same, else 0.0.
+
+    It ignores ``$``, thousands commas, and spaces that do not separate two words or numbers.
+    """
     return float(_squeeze(extracted) == _squeeze(answer))
 
 
 def number(extracted: str, answer: str) -> float:
-    """Same value: "1,000", "$1000.0" and "1e3" are equal, "1 1/2" and "1.5" too; 50% counts as 50.
+    """Returns 1.0 when both texts are the same number, else 0.0.
 
-    0 when what was extracted is not one plain number; raises UnparsableAnswer when the answer is none.
+    "1,000", "$1000.0" and "1e3" are equal, and so are "1 1/2" and "1.5"; 50% counts as 50. Returns 0.0 when
+    `extracted` is not one plain number. Raises `UnparsableAnswer` when `answer` is not one.
     """
     wanted = value(answer)
     if wanted is None:
@@ -39,7 +43,7 @@ def number(extracted: str, answer: str) -> float:
 
 
 def value(text: str) -> Fraction | None:
-    """The plain number that the text is, or None."""
+    """Returns the value of a text that is one plain number, else None."""
     plain = re.sub(r"[\\%]", "", _squeeze(text)).removesuffix(".").lower()
     mixed = _MIXED_NUMBER.fullmatch(plain)
     if mixed and int(mixed[3]) < int(mixed[4]):
@@ -56,11 +60,11 @@ def _squeeze(text: str) -> str:
 
 
 LONGEST_FORMULA = 4096
-"""Characters. What is longer is no answer, and takes for ever to read."""
+"""A formula of more characters than this counts as wrong without being parsed, which would take very long."""
 
 _FONT = r"\\(?:text|math)(?:bf|rm|it|normal)?\s*\{"
 _WORDS = re.compile(rf"(?:{_FONT})?[\s(]*(?:(?:[Tt]he|[Aa]n?) +(?=[A-Za-z]))?([A-Za-z]+(?:[ -][A-Za-z]+)*)[\s).]*\}}?")
-# sympy opens the interval there, so that it would equal the right one.
+# sympy opens an interval at infinity, so the wrong "[0, ∞]" would equal the right "[0, ∞)".
 _CLOSED_AT_INFINITY = re.compile(r"\\infty\s*(?:\\right)?\]|\[\s*-\s*\\infty")
 _TYPESETTING = tuple(
     (re.compile(old), new)
@@ -74,15 +78,15 @@ _TYPESETTING = tuple(
         (r"\^\s*\{?\\circ\}?|°", ""),
         (r"^\w+\s*\\in\b", ""),  # x \in [0, 1)
         (r"^(-?)\\[dt]?frac\{(\d+)\}\{(\d+)\}$", r"\1\2/\3"),
-        (r"(?<=[\d}])\s+([A-Za-z]{3,})$", r"\\text{ \1}"),  # a word after a number is its unit, which does not count
-        # A number with its base, which math_verify would drop, becomes a word.
+        (r"(?<=[\d}])\s+([A-Za-z]{3,})$", r"\\text{ \1}"),  # a word after a number is a unit, which does not count
+        # A number with its base becomes a word, because math_verify would drop the base.
         (r"^\(?(\w+)\)?[\\,\s]*_\s*\{?(?:\\text\{)?\(?(\d+)\)?\}*$", r"\\text{\1base\2}"),
     )
 )
 
 
 def bare(text: str) -> str:
-    r"""An answer without what is typesetting only.
+    r"""Strips an answer of everything that is only typesetting.
 
     >>> bare(r"\(\mathbf{1.8}\)."), bare(r"\dfrac{1}{2}"), bare("12.5\\%"), bare(r"x \in [0, 1)")
     ('1.8', '1/2', '12.5', ' [0, 1)')
@@ -93,18 +97,20 @@ def bare(text: str) -> str:
 
 
 def mathematics(prose: bool = False) -> Callable[[str, str], float]:
-    """(extracted, answer) → 1.0 where they are the same number, word or formula; in `prose` the answer is searched in
-    what was extracted, as math_verify does. The function raises UnparsableAnswer for an answer that is none of these.
+    """Returns a function (extracted, answer) → 1.0 when both are the same number, word or formula, else 0.0.
+
+    With `prose`, it searches the answer within the extracted text, as math_verify does. The returned function raises
+    `UnparsableAnswer` for an answer that is neither number, word nor formula.
     """
     import logging
 
     from math_verify import LatexExtractionConfig, parse, verify
 
-    # It warns, in every worker, that it keeps no time limit; the pool does.
+    # math_verify warns in every worker that it enforces no time limit; the pool of workers enforces one.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
 
-    # Its own limits use signal.alarm, which works in main threads only. Its search for plain numbers is left out: it
-    # finds the 2 in a formula that it cannot read, and takes it for the answer.
+    # math_verify's own time limits use signal.alarm, which works in main threads only. Its search for plain numbers is
+    # left out, because in a formula that it cannot read it would find some 2 and take that for the answer.
     def formula(text: str) -> list[Any]:
         return parse(f"${text}$", [LatexExtractionConfig()], parsing_timeout=None)
 
@@ -112,7 +118,7 @@ def mathematics(prose: bool = False) -> Callable[[str, str], float]:
 
     def same(extracted: str, answer: str) -> float:
         wanted = bare(answer)
-        # What it cannot read comes back as the text alone.
+        # math_verify returns what it cannot read as plain text.
         if value(wanted) is None and all(isinstance(reading, str) for reading in gold(wanted)):
             raise UnparsableAnswer(answer)
         if exact(extracted, answer):

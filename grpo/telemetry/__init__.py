@@ -1,4 +1,4 @@
-"""What a run says while it runs: metric names, trackers, phases with deadlines, the terminal, memory, hardware."""
+"""This package reports a run while it runs: metrics, trackers, timed phases, the terminal, memory and hardware."""
 
 from grpo.telemetry.code import write_code
 from grpo.telemetry.hardware import peak_tflops

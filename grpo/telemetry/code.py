@@ -1,4 +1,4 @@
-"""Which code a run runs: versions, the commit, and what was changed since."""
+"""This module records which code a run uses: package versions, the commit, and uncommitted changes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ SOURCES = Path(__file__).resolve().parent.parent
 
 
 def write_code(directory: Path) -> None:
-    """`code.json` into a run's folder: the versions of the packages that matter and, in a git checkout, the commit and
-    whether the sources differ from it; then `code.patch` too, the difference."""
-    found: dict[str, object] = {"versions": {name: _version(name) for name in PACKAGES if _version(name)}}
-    (directory / PATCH_FILE).unlink(missing_ok=True)  # of the code that a resumed run ran before
+    """Writes `code.json` into a run's folder: the versions of the packages in `PACKAGES`.
+
+    In a git checkout it also holds the commit and whether the sources differ from it. If they do, `code.patch`
+    holds the difference.
+    """
+    code: dict[str, object] = {"versions": {name: _version(name) for name in PACKAGES if _version(name)}}
+    (directory / PATCH_FILE).unlink(missing_ok=True)  # a resumed run may have used other code before
     commit = _git("rev-parse", "HEAD")
     if commit is not None:
         patch = _git("diff", "HEAD", "--", ".") or ""
-        found |= {"commit": commit.strip(), "changed": bool(patch)}
+        code |= {"commit": commit.strip(), "changed": bool(patch)}
         if patch:
             (directory / PATCH_FILE).write_text(patch, encoding="utf-8")
-    (directory / CODE_FILE).write_text(json.dumps(found, indent=1), encoding="utf-8")
+    (directory / CODE_FILE).write_text(json.dumps(code, indent=1), encoding="utf-8")
 
 
 def _version(name: str) -> str | None:
@@ -35,7 +38,7 @@ def _version(name: str) -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git says in the folder of the sources; None outside of a checkout, and without git."""
+    """Returns what a git command prints in the folder of the sources, or None without a checkout or without git."""
     try:
         return subprocess.run(
             ["git", "-C", str(SOURCES), *arguments], capture_output=True, text=True, check=True, timeout=10

@@ -1,4 +1,4 @@
-"""What a device could do at most."""
+"""This module knows the peak compute of NVIDIA's GPUs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-# Dense bfloat16 TFLOP/s of NVIDIA's data sheets, by the part of the device's name that tells.
+# Dense bfloat16 TFLOP/s of NVIDIA's data sheets, by the part of the device's name that identifies the GPU.
 _PEAK_TFLOPS = {
     "B200": 2250.0,
     "H200": 989.0,
@@ -27,7 +27,7 @@ _PEAK_TFLOPS = {
 
 
 def peak_tflops(device: torch.device) -> float | None:
-    """Dense bfloat16 TFLOP/s of a GPU that the table knows; None for others and for CPUs."""
+    """Returns the dense bfloat16 TFLOP/s of a GPU in the table, and None for other GPUs and for CPUs."""
     if device.type != "cuda":
         return None
     import torch
@@ -36,7 +36,7 @@ def peak_tflops(device: torch.device) -> float | None:
 
 
 def peak_of(name: str) -> float | None:
-    """The same by the name that torch gives, e.g. ``"NVIDIA H100 80GB HBM3"``."""
+    """Returns the dense bfloat16 TFLOP/s for a name that torch reports, such as ``"NVIDIA H100 80GB HBM3"``."""
     words = f"{name} ".replace("-", " ")
     known = [(len(part), peak) for part, peak in _PEAK_TFLOPS.items() if f"{part} " in words]
     return max(known)[1] if known else None

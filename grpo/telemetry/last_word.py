@@ -1,4 +1,4 @@
-"""Why a process ended, in its own words."""
+"""This module finds in a process's log why the process ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LONGEST = 200
 
 
 def last_word(log: Path) -> str:
-    """Of a log: what it says of itself (its last line that begins with "grpo: "), or its last line."""
+    """Returns the last line of a log that begins with "grpo: ", or simply the last line if there is none."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    own = [line for line in lines if line.startswith("grpo: ")]
-    return clean(re.sub(r"^grpo: ", "", (own or lines or ["it printed nothing"])[-1]))[:LONGEST]
+    messages = [line for line in lines if line.startswith("grpo: ")]
+    return clean(re.sub(r"^grpo: ", "", (messages or lines or ["it printed nothing"])[-1]))[:LONGEST]

@@ -1,4 +1,7 @@
-"""A run's own files: one JSON object a line, readable while the run goes on and after any kill."""
+"""This module writes and reads a run's metrics: files of one JSON object per line.
+
+They can be read while the run goes on, and after it was killed at any time.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from grpo.config.folder import EVALUATIONS_FILE, METRICS_FILE, SAMPLES_FILE
 
 
 class JsonLines:
-    """A file of one JSON object a line, ``{"step": 12, ...}``, begun anew or cut back to `resume_step`.
+    """This file holds one JSON object per line, ``{"step": 12, ...}``. It is begun anew or cut back to `resume_step`.
 
     Each line reaches the operating system at once, so a killed process loses at most the line it was writing.
     """
@@ -27,7 +30,7 @@ class JsonLines:
             self._file = path.open("w", encoding="utf-8")
             return
         kept = list(takewhile(lambda line: line.row["step"] <= resume_step, _lines(path)))
-        # Cut, not written anew: a full disk and a kill in between leave all that is kept.
+        # The file is truncated, not rewritten, so that neither a full disk nor a kill loses the lines that are kept.
         os.truncate(path, sum(line.size for line in kept))
         self._file = path.open("a", encoding="utf-8")
         if kept and not kept[-1].whole:
@@ -42,9 +45,9 @@ class JsonLines:
 
 
 class JsonlTracker:
-    """`metrics.jsonl`, `evaluations.jsonl` and `samples.jsonl` in `directory`.
+    """This tracker writes `metrics.jsonl`, `evaluations.jsonl` and `samples.jsonl` in `directory`.
 
-    `resume_step` None begins new files in place of old ones; a number keeps the lines up to that step and
+    With `resume_step` None, new files replace old ones. A number keeps the lines up to that step and
     drops the later ones, which the resumed run will write again.
     """
 
@@ -70,15 +73,15 @@ class JsonlTracker:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a JSON lines file, in order, without a last line that a killed process left unfinished.
+    """Reads the rows of a JSON Lines file in order, without a last line that a killed process left unfinished.
 
-    `UserError` when there is no such file, or when another line is damaged.
+    Raises `UserError` when there is no such file, or when any other line is damaged.
     """
     return [line.row for line in _lines(Path(path))]
 
 
 class _Line(NamedTuple):
-    """A row, the bytes of its line, and whether it ends as lines do."""
+    """A line has a row and a size in bytes; `whole` tells whether it ends in a line feed."""
 
     row: dict[str, Any]
     size: int
@@ -89,28 +92,28 @@ def _lines(path: Path) -> list[_Line]:
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
-        raise UserError(f"there is no {path}: give the output_dir of a run") from None
-    found = []
+        raise UserError(f"there is no file {path}: give the output_dir of a run") from None
+    parsed = []
     with _uncollected():
         for number, line in enumerate(lines, start=1):
             try:
-                found.append(_Line(json.loads(line), len(line), line.endswith(b"\n")))
+                parsed.append(_Line(json.loads(line), len(line), line.endswith(b"\n")))
             except ValueError:
                 if number < len(lines):
                     raise UserError(f"line {number} of {path} is not JSON: delete that line") from None
-    return found
+    return parsed
 
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Inside, Python does not look for garbage in circles: among millions of new objects that stay it would look
-    through all of them time and again, for longer than the reading takes."""
-    was = gc.isenabled()
+    """Keeps Python from looking for garbage meanwhile. Among millions of new objects that stay, it would look through
+    all of them time and again, for longer than the reading takes."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was:
+        if was_enabled:
             gc.enable()
 
 

@@ -1,4 +1,4 @@
-"""Peak memory of this process."""
+"""This module measures the peak memory of this process."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _BYTES_PER_GIB = 2**30
 
 
 def peak_memory() -> dict[str, float]:
-    """Largest memory since the process began, in GiB.
+    """Returns the peak memory since the process began, in GiB.
 
-    ``memory/peak_rss_gib`` is what was resident; ``memory/peak_cuda_gib`` what PyTorch's allocator held of
-    the current GPU, its cache included, and is there only once the process uses CUDA.
+    ``memory/peak_rss_gib`` is the resident memory. ``memory/peak_cuda_gib`` is what PyTorch's allocator held on
+    the current GPU, including its cache; it is present only once the process uses CUDA.
     """
-    # getrusage's ru_maxrss is no substitute: a child process inherits its parent's through fork and exec.
+    # getrusage's ru_maxrss is no substitute, since a child process inherits its parent's through fork and exec.
     status = Path("/proc/self/status").read_text()
     peaks = {"memory/peak_rss_gib": int(re.search(r"VmHWM:\s*(\d+) kB", status)[1]) / _KIB_PER_GIB}
-    # Asking must not be what imports PyTorch or creates a CUDA context (hundreds of MiB).
+    # This must neither import PyTorch nor create a CUDA context, which takes hundreds of MiB.
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         peaks["memory/peak_cuda_gib"] = torch.cuda.max_memory_reserved() / _BYTES_PER_GIB

@@ -1,25 +1,25 @@
-"""From the facts of one round to flat, named numbers.
+"""This module turns the statistics of one round into flat, named numbers.
 
-Names are `group/name`; a `_fraction` is in [0, 1], lengths are in tokens, `_seconds` in seconds, log-probabilities,
-entropy and KL in nats. Where a name comes from:
+Names are `group/name`. A `_fraction` is in [0, 1]. Lengths are in tokens, `_seconds` in seconds, and log-probabilities,
+entropy and KL in nats. This table says which field of `RoundStatistics` a name comes from:
 
     pass_rate, groups/all_correct_fraction, groups/all_wrong_fraction    `reward_counts`
-    plan/…                                                               the round's plan
-    learner/…                                                            its optimizer steps
-    time/round_seconds                                                   `seconds`: a round by the clock on the wall
-    time/<phase>_seconds, throughput/…                                   `seconds` of its phases
+    plan/…                                                               `plan`
+    learner/…                                                            `reports`, one per optimizer step
+    time/round_seconds                                                   `seconds`, the wall-clock time of the round
+    time/<phase>_seconds, throughput/…                                   `seconds` of the round's phases
     reward/…, groups/silent_fraction, completions/…, policy/…,
     mismatch/…, correction/…, staleness/…                                `means` of the round and its steps
 
-`mismatch/…` holds the sampler's log-probabilities against the learner's of the round's start. Where a round is sampled
-by the newest weights, that is the engines' difference; where it is sampled ahead (`pipeline`), what was learned in
-between is in it too. With objective.old_logprobs=sampler only the round's first step is measured. `correction/…` holds
-the shares of tokens whose importance weight was outside the bounds of `objective.correction`, and of tokens whose
-completion has a veto.
+`mismatch/…` compares the sampler's log-probabilities with the learner's at the start of the round. When the round was
+sampled by the newest weights, this is the difference between the two engines. When it was sampled ahead (`pipeline`),
+it also includes what was learned in between. With objective.old_logprobs=sampler only the round's first step is
+measured. `correction/…` holds the share of tokens whose importance weight was outside the bounds of
+`objective.correction`, and the share of tokens whose completion was vetoed.
 
-Where rounds are sampled ahead, sampling and grading run beside the loop and belong to the round whose tokens they made:
-the round's own seconds are then less than those of its phases. Evaluation, saving and loading come between two rounds;
-they are told with the second one and are no part of its seconds.
+When rounds are sampled ahead, sampling and grading run in parallel with the loop. Their seconds belong to the round
+whose tokens they made, so the phases of a round can add up to more than the round. Evaluation, saving and loading
+happen between two rounds. They are reported with the second round but are not part of its seconds.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from typing import Any
 
 from grpo.types import Mean, RoundStatistics
 
-# Of a round: [correct completions, group size, how many groups]. With it a run's dynamics can be replayed.
+# A round's list of [correct completions, group size, number of such groups], from which `grpo dynamics replay` can
+# reconstruct what happened.
 COUNTS = "groups/counts"
-# Of a round: why the next one's plan is what it is.
+# A round's text that says why the next round's plan is what it is.
 REASON = "plan/next_reason"
 # Of a round: 1 where the run went back to an earlier policy after it.
 WENT_BACK = "run/went_back"
@@ -44,12 +45,12 @@ _THROUGHPUT = {
 
 
 def flatten(statistics: RoundStatistics, peak_tflops: float | None = None) -> dict[str, float]:
-    """All numbers of one round under stable names. What is not finite (the mean of nothing) is left out.
+    """Returns all numbers of one round under stable names. Values that are not finite (the mean of nothing) are left
+    out.
 
     Throughput is the round's completion tokens (the sum behind ``"completions/length_mean"``) ÷ the phase's
-    seconds. Means of optimizer steps, like `learner/…`, are over the applied ones only. ``"throughput/mfu"``
-    (model FLOPs utilization) is the share of `peak_tflops`, that of all devices together, which the learner's
-    optimizer steps made use of.
+    seconds. Means over optimizer steps, like `learner/…`, include the applied steps only. ``"throughput/mfu"``
+    (model FLOPs utilization) is the learner's FLOP/s divided by `peak_tflops`, the peak of all devices together.
     """
     means = statistics.means
     values = {name: mean.value for name, mean in means.items()}
@@ -68,10 +69,13 @@ def flatten(statistics: RoundStatistics, peak_tflops: float | None = None) -> di
 
 
 def evaluation_numbers(result: Mapping[str, Any]) -> dict[str, float]:
-    """All numbers of a held-out evaluation as `evaluation/…`: pass@k, maj@k and greedy with the ends of their 95 %
-    intervals, length and truncation; those of a suite's sets as `evaluation/<set>/…`."""
+    """Returns all numbers of a held-out evaluation as `evaluation/…`, and those of a suite's sets as
+    `evaluation/<set>/…`.
+
+    They are pass@k, maj@k and greedy with the ends of their 95 % intervals, length and truncation.
+    """
     values: dict[str, float] = {}
-    intervals = {f"pass@{k}": each for k, each in result["pass@k"].items()} | {"pass@1": result["pass@1"]}
+    intervals = {f"pass@{k}": interval for k, interval in result["pass@k"].items()} | {"pass@1": result["pass@1"]}
     if result["samples_per_problem"] > 2:
         intervals[f"maj@{result['samples_per_problem']}"] = result["maj@k"]
     if "greedy" in result:
@@ -80,19 +84,20 @@ def evaluation_numbers(result: Mapping[str, Any]) -> dict[str, float]:
         values[name] = interval["value"]
         values |= {f"{name}_{end}": interval[end] for end in ("low", "high")}
     values |= {"length_mean": result["mean_length"], "truncated_fraction": result["truncated_fraction"]}
-    for name, each in result.get("suite", {}).items():
-        inner = evaluation_numbers(each).items()
+    for name, set_result in result.get("suite", {}).items():
+        inner = evaluation_numbers(set_result).items()
         values |= {f"{name}/{key.removeprefix('evaluation/')}": value for key, value in inner}
     return {f"evaluation/{name}": value for name, value in values.items()}
 
 
 def _spreads(means: Mapping[str, Mean]) -> dict[str, float]:
-    """What second moments are for: the rewards' standard deviation, and the share of samples that importance
-    weights leave effective."""
+    """Returns the numbers that need second moments: the rewards' standard deviation, and the fraction of the samples
+    that remains effective under importance weights (ESS)."""
     spreads = {}
     if (square := means.get("reward/square")) and square.count:
         spreads["reward/std"] = math.sqrt(max(0.0, square.value - means["reward/mean"].value ** 2))
-    # The learner at the round's start against the sampler, and the policy against the round's first.
+    # "mismatch" weighs the learner at the round's start against the sampler; "policy" weighs the current policy against
+    # the one at the round's start.
     for group, weight in (("mismatch", "weight"), ("policy", "ratio")):
         if (square := means.get(f"{group}/{weight}_squared")) and square.total:
             spreads[f"{group}/ess_fraction"] = means[f"{group}/{weight}"].effective_fraction(square)

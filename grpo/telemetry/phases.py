@@ -1,4 +1,4 @@
-"""Seconds of each phase, those of a whole round, and the deadline of every wait."""
+"""This module measures the seconds of each phase and round, and ends a process whose phase exceeds its deadline."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from typing import ParamSpec, TypeVar
 
 from grpo.interfaces import ROUND
 
-# EX_TEMPFAIL of sysexits.h: a later try may succeed. A launcher tells it from a crash (1) and a user error (2).
+# This is EX_TEMPFAIL of sysexits.h: a later try may succeed. A launcher can tell it from a crash (1) and a user
+# error (2).
 HUNG_EXIT_CODE = 75
-# The deadline's own thread gets this long to end the process before faulthandler does.
+# The timer thread has this long to end the process before faulthandler does.
 GRACE_SECONDS = 10.0
-# Phases between two rounds that are told beside those of the second one. No round's total has them.
+# These phases happen between two rounds. They are reported with the second round but not part of its total.
 BETWEEN_ROUNDS = ("evaluation", "save", "load")
 
 Parameters = ParamSpec("Parameters")
@@ -27,10 +28,10 @@ Result = TypeVar("Result")
 
 
 class Phases:
-    """Accumulates the seconds of named phases and ends the process when one outlasts its deadline.
+    """This clock accumulates the seconds of named phases and ends the process when one exceeds its deadline.
 
-    Phases may nest; each counts only the time outside the phases within it, so they add up to the wall clock once.
-    Every thread has seconds of its own: what samples ahead does not mix with the loop, beside which it runs.
+    Phases may nest. Each counts only the time outside the phases within it, so that no second counts twice.
+    Every thread has its own seconds, so a thread that samples ahead does not mix with the loop.
     """
 
     def __init__(self, rank: int = 0, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -47,12 +48,12 @@ class Phases:
         deadline_seconds: float,
         config_key: str,
     ) -> Callable[Parameters, Result]:
-        """`function` as the phase `name`, for example ``timed("sample", sampler.generate, 1800.0,
-        "rollout.deadline_seconds")``.
+        """Wraps `function` so that its calls are measured as the phase `name`, with a deadline.
 
-        A call that takes longer prints one line naming phase, function, rank and `config_key`, dumps the stacks
-        of all threads to stderr and exits the process with `HUNG_EXIT_CODE`: a rank that hangs in a collective
-        cannot be unwound by an exception.
+        An example is ``timed("sample", sampler.generate, 1800.0, "rollout.deadline_seconds")``. A call that takes
+        longer prints one line naming phase, function, rank and `config_key`, dumps the stacks of all threads to
+        stderr and exits the process with `HUNG_EXIT_CODE`. It exits because an exception cannot unwind a rank that
+        hangs in a collective.
         """
         complaint = (
             f"grpo: rank {self._rank}: phase '{name}' ({getattr(function, '__qualname__', repr(function))}) "
@@ -68,27 +69,28 @@ class Phases:
         return phase
 
     def take(self) -> dict[str, float]:
-        """The calling thread's seconds by phase since its last call, which are forgotten here."""
+        """Returns the calling thread's seconds by phase since its last call, and resets them."""
         return dict(self._local.__dict__.pop("seconds", {}))
 
     def begin_round(self) -> None:
-        """A round begins. It does not pay for the evaluation and the checkpoint that came before it."""
+        """Marks the beginning of a round, so that an evaluation or a checkpoint before it does not count for it."""
         before = self.take()
         self._between = {name: before[name] for name in BETWEEN_ROUNDS if name in before}
         self._begun = self._clock()
 
     def end_round(self) -> dict[str, float]:
-        """Seconds of the round by the clock on the wall (`ROUND`), of each of its phases, and of those before it."""
+        """Returns the wall-clock seconds of the round (`ROUND`), of each of its phases, and of the phases just before
+        it."""
         return {ROUND: self._clock() - self._begun, **self._between, **self.take()}
 
     @property
     def _seconds(self) -> dict[str, float]:
-        """Of this thread."""
+        """The seconds of this thread's phases."""
         return self._local.__dict__.setdefault("seconds", defaultdict(float))
 
     @property
     def _nested(self) -> list[float]:
-        """Of this thread: seconds spent in nested phases, one entry per phase that is running now."""
+        """The seconds spent in nested phases, one entry per phase that is running now in this thread."""
         return self._local.__dict__.setdefault("nested", [])
 
     @contextmanager
@@ -105,13 +107,14 @@ class Phases:
 
     @contextmanager
     def _guarded(self, complaint: str, deadline_seconds: float) -> Iterator[None]:
+        """Ends the process with `complaint` when the context lasts longer than the deadline."""
         timer = threading.Timer(deadline_seconds, _end_process, [complaint])
         timer.daemon = True
         timer.start()
         outermost = not self._nested and threading.current_thread() is threading.main_thread()
         if outermost:
-            # A native call that keeps the interpreter lock stops the timer as well. This watchdog needs no
-            # lock; there is one for the process, so only the outermost phase sets it. It exits with 1.
+            # A native call that keeps the interpreter lock also blocks the timer. This watchdog needs no lock.
+            # A process has only one, so only the outermost phase sets it. It exits with code 1.
             faulthandler.dump_traceback_later(deadline_seconds + GRACE_SECONDS, exit=True, file=sys.__stderr__)
         try:
             yield
@@ -122,7 +125,7 @@ class Phases:
 
 
 def _end_process(complaint: str) -> None:
-    # Not sys.stderr: a live display may have replaced it, and what is left in its buffer dies with os._exit.
+    # A live display may have replaced sys.stderr, and os._exit would lose what is left in its buffer.
     print(complaint, file=sys.__stderr__, flush=True)
     faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
     os._exit(HUNG_EXIT_CODE)

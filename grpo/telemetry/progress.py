@@ -1,4 +1,4 @@
-"""What a person sees of a run: one line a round, and on a terminal a live bar below them."""
+"""This module prints one line per round and, on a terminal, a live progress bar below the lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.text import Text
 
 from grpo.host.terminal import Terminal
 
-# Label, metric, format: in the order of a line. What a round did not measure is left out.
+# The fields of a line in order, as (label, metric, format). A metric that the round did not measure is left out.
 _FIELDS = (
     ("reward", "reward/mean", "{:.3f}"),
     ("pass", "pass_rate", "{:.0%}"),
@@ -21,15 +21,15 @@ _FIELDS = (
     ("entropy", "policy/entropy", "{:.2f}"),
     ("mismatch", "mismatch/mean_abs", "{:.1e}"),
 )
-# Phases shorter than this are left out of the line, in seconds.
+# A phase shorter than this many seconds is left out of the line.
 _SHORTEST_PHASE = 0.05
 
 
 class RunDisplay:
-    """The terminal's view of a run of `total_steps`, begun at `first_step` (above 0 when resumed).
+    """This display shows a run of `total_steps` that begins at `first_step` (above 0 when it is resumed).
 
-    Anywhere but on a terminal (a log file, CI) it prints plain lines without control characters. `clock` gives
-    seconds; the time to go is that since `begin`, scaled to the remaining steps.
+    Anywhere but on a terminal (a log file, CI) it prints plain lines without control characters. `clock` returns
+    seconds. The remaining time is the time since `begin`, scaled to the remaining steps.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class RunDisplay:
             TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True)),
             expand=True,
             console=self._console,
-            # Redrawing takes the interpreter lock from the run.
+            # Each redrawing takes the interpreter lock away from the run, so it is rare.
             refresh_per_second=2,
             transient=True,
             disable=not self._console.is_terminal,
@@ -59,15 +59,16 @@ class RunDisplay:
         self._bar.start()
 
     def begin(self) -> None:
-        """The first round starts now: what came before does not count for the time to go."""
+        """Marks the start of the first round. Time before it does not count for the estimate of the remaining time."""
         self._start = self._clock()
 
     def round(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Prints the line of a round that ended at optimizer step `step`; `metrics` as `flatten` names them."""
+        """Prints the line of a round that ended at optimizer step `step`. `metrics` have the names that `flatten`
+        gives them."""
         width = len(str(self._total))
         numbers = [f"step {step:>{width}}/{self._total}"]
         numbers += [f"{label} {form.format(metrics[name])}" for label, name, form in _FIELDS if name in metrics]
-        # First, so that a narrow terminal cuts off something else.
+        # The remaining time comes first, so that a narrow terminal cuts off something else.
         costs = [f"ETA {self._time_to_go(step)}", *_costs(metrics)]
         if self._console.is_terminal:
             self._bar.update(self._task, completed=step, description="  ".join(costs))
@@ -76,11 +77,11 @@ class RunDisplay:
             self.note("  ".join(numbers + costs))
 
     def note(self, text: str) -> None:
-        """Prints `text` as it is, above the bar."""
+        """Prints `text` unchanged above the bar."""
         self._console.print(Text(text), soft_wrap=not self._console.is_terminal)
 
     def close(self) -> None:
-        """Takes the bar away; the lines stay."""
+        """Removes the bar. The lines stay."""
         self._bar.stop()
 
     def _time_to_go(self, step: int) -> str:
@@ -92,6 +93,7 @@ class RunDisplay:
 
 
 def _costs(metrics: Mapping[str, float]) -> list[str]:
+    """Spells out the seconds of each phase and, where it is measured, its tokens per second."""
     costs = []
     for name, seconds in metrics.items():
         if name.startswith("time/") and seconds >= _SHORTEST_PHASE:

@@ -1,4 +1,7 @@
-"""What a single round's numbers already show to be useless. A diagnosis needs many rounds; this needs one."""
+"""This module warns of a run that a single round's numbers already show to be useless.
+
+The diagnosis in `grpo.dynamics` needs many rounds; these remarks need one.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,21 @@ from collections.abc import Mapping
 
 
 def remarks(metrics: Mapping[str, float]) -> dict[str, str]:
-    """Sentences about one round by what they are about; `metrics` as `flatten` names them."""
-    found = {}
+    """Returns warnings about one round, by topic. `metrics` have the names that `flatten` gives them."""
+    warnings = {}
     if metrics.get("completions/truncated_fraction") == 1.0:
-        found["truncated"] = (
-            "every completion was cut off at rollout.sampling.max_tokens before its end: raise it, or ask for "
-            "shorter answers in task.prompt"
+        warnings["truncated"] = (
+            "every completion was cut off at rollout.sampling.max_tokens: raise it, or ask for shorter answers in "
+            "task.prompt"
         )
     if metrics.get("completions/length_mean", 2.0) <= 1.0:
-        found["empty"] = (
-            "every completion is a single token, so the model ends before it answers: read samples.jsonl, and see "
+        warnings["empty"] = (
+            "every completion is a single token, so the model stops before it answers: read samples.jsonl, and check "
             "task.prompt.chat and task.prompt.template"
         )
     if metrics.get("reward/mean") == 0.0 and metrics.get("reward/std") == 0.0:
-        found["no reward"] = (
-            "every reward is 0, so nothing was learned: read samples.jsonl, and see task.reward.parts, "
-            "task.reward.extract and task.prompt, or take easier problems"
+        warnings["no reward"] = (
+            "every reward is 0, so nothing was learned: read samples.jsonl, and check task.reward.parts, "
+            "task.reward.extract and task.prompt, or choose easier problems"
         )
-    return found
+    return warnings

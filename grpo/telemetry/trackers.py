@@ -1,4 +1,4 @@
-"""Services that show a run besides its own files: Weights & Biases, TensorBoard, MLflow."""
+"""This module sends a run's metrics to Weights & Biases, TensorBoard and MLflow, besides the run's own files."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from grpo.telemetry.metrics import evaluation_numbers
 
 RUN_ID_FILE = "run-id"
 LONGEST_PARAMETER = 500
-"""Characters of a parameter's value that MLflow keeps."""
+"""MLflow keeps at most this many characters of a parameter's value."""
 
 
 def service_trackers(
     tracking: TrackingConfig, config: Mapping[str, Any], directory: Path, resume_step: int | None
 ) -> list[Tracker]:
-    """Those that `tracking` asks for, with what they keep below `directory`, a run's folder. `config` is shown beside
-    the run, and so is the code that `directory` says it runs; `resume_step` continues the run that was there."""
+    """Opens the trackers that `tracking` asks for. They keep their files in `directory`, the run's folder.
+
+    Each tracker shows `config` and the contents of `code.json` in `directory`. With a `resume_step`, it continues the
+    run that `directory` belongs to.
+    """
     resume = resume_step is not None
     trackers: list[Tracker] = []
     if tracking.wandb != "off":
@@ -40,8 +43,11 @@ def service_trackers(
 
 
 class WandbTracker:
-    """Weights & Biases. `mode` is ``"offline"`` (written below `directory`, `wandb sync` sends it later) or
-    ``"online"``. `resume` continues the run that `directory` belongs to. `UserError` when online is impossible."""
+    """This tracker logs to Weights & Biases.
+
+    `mode` is ``"online"`` or ``"offline"``; the latter writes below `directory`, and `wandb sync` sends it later.
+    `resume` continues the run that `directory` belongs to. Raises `UserError` when wandb cannot start.
+    """
 
     def __init__(
         self, config: Mapping[str, Any], mode: str, project: str, directory: str | Path, resume: bool = False
@@ -52,10 +58,10 @@ class WandbTracker:
         identity.parent.mkdir(parents=True, exist_ok=True)
         if not (resume and identity.exists()):
             identity.write_text(secrets.token_hex(4))
-        # wandb's capture of the terminal fights with the live display for it.
+        # wandb's capture of the terminal would conflict with the live display.
         settings = wandb.Settings(console="off", quiet=True)
         try:
-            # Left to itself, wandb.init asks for a key at the terminal and an unattended run waits for ever.
+            # wandb.init would ask for a key at the terminal, where an unattended run would wait for ever.
             if mode == "online" and not wandb.login(prompt=False):
                 raise UserError("wandb has no API key: run `wandb login`, or set tracking.wandb=offline")
             self._run = wandb.init(
@@ -70,9 +76,9 @@ class WandbTracker:
             )
         except wandb.Error as error:
             reason = " ".join(str(error).split())
-            raise UserError(f"wandb did not start ({reason}): mend it, or set tracking.wandb=offline") from error
+            raise UserError(f"wandb did not start ({reason}): correct that, or set tracking.wandb=offline") from error
         self._table = wandb.Table
-        # What the table of runs shows.
+        # wandb's table of runs shows this summary.
         self._run.define_metric("evaluation/pass@1", summary="max")
         if Path(directory, PATCH_FILE).exists():
             self._run.save(str(Path(directory, PATCH_FILE)), base_path=str(directory), policy="now")
@@ -95,8 +101,11 @@ class WandbTracker:
 
 
 class TensorBoardTracker:
-    """Event files in `directory`/tensorboard, for `tensorboard --logdir`. After `resume_step` what was written before a
-    kill is hidden. `UserError` without the package."""
+    """This tracker writes event files in `directory`/tensorboard, for `tensorboard --logdir`.
+
+    A resumed run hides the events after `resume_step` that were written before it was killed. Raises `UserError` when
+    the package is not installed.
+    """
 
     def __init__(self, config: Mapping[str, Any], directory: str | Path, resume_step: int | None = None) -> None:
         _package("tensorboard", "tracking.tensorboard=false")
@@ -125,15 +134,18 @@ class TensorBoardTracker:
 
 
 class MlflowTracker:
-    """A run of the experiment `project` at MLflow's tracking `uri`: a server's address, sqlite:///FILE or file:FOLDER.
-    `resume` continues the run that `directory` belongs to. `UserError` without the package, or where nobody answers."""
+    """This tracker logs a run of the experiment `project` to MLflow.
+
+    `uri` is a server's address, sqlite:///FILE or file:FOLDER. `resume` continues the run that `directory` belongs to.
+    Raises `UserError` when the package is not installed or the server does not answer.
+    """
 
     def __init__(
         self, config: Mapping[str, Any], uri: str, project: str, directory: str | Path, resume: bool = False
     ) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        # Left to itself, it asks a server that is not there for ten minutes.
+        # By default MLflow retries a server that does not answer for ten minutes.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         mlflow = _package("mlflow", 'tracking.mlflow=""')
         identity = Path(directory, f"mlflow-{RUN_ID_FILE}")
@@ -156,11 +168,13 @@ class MlflowTracker:
                     self._client.log_artifact(self._id, str(Path(directory, file)))
         except mlflow.exceptions.MlflowException as error:
             reason = str(error).splitlines()[0]
-            raise UserError(f'MLflow at {uri} did not start ({reason}): mend it, or set tracking.mlflow=""') from error
+            raise UserError(
+                f'MLflow at {uri} did not start ({reason}): correct that, or set tracking.mlflow=""'
+            ) from error
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
         now = int(time.time() * 1000)
-        # Its names have no @.
+        # MLflow does not allow @ in a metric's name.
         metrics = [
             self._metric(name.replace("@", "_at_"), value, now, step) for name, value in _numbers(values).items()
         ]
@@ -178,7 +192,10 @@ class MlflowTracker:
 
 
 class Trackers:
-    """Several trackers as one. Closes them at the end of a `with`, as those of a failed run where it raises."""
+    """This tracker passes everything on to several trackers.
+
+    It closes them at the end of a `with`. If that raises, they are closed as those of a failed run.
+    """
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = tuple(trackers)
@@ -197,7 +214,7 @@ class Trackers:
             tracker.samples(rows, step)
 
     def close(self, failed: bool = False) -> None:
-        """Also after it was closed, which then stands."""
+        """Closes all trackers. A second call does nothing, so the first call's `failed` stands."""
         trackers, self._trackers = self._trackers, ()
         for tracker in trackers:
             tracker.close(failed)
@@ -210,7 +227,7 @@ class Trackers:
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Without lists and texts, which are for programs that read the files."""
+    """Drops lists and texts, which only the run's own files hold."""
     return {name: value for name, value in values.items() if isinstance(value, int | float)}
 
 
@@ -219,11 +236,13 @@ def _fenced(text: str) -> str:
 
 
 def _code(directory: str | Path) -> Any:
+    """Returns the contents of `code.json`, or None when there is no such file."""
     file = Path(directory, CODE_FILE)
     return json.loads(file.read_text()) if file.exists() else None
 
 
 def _package(name: str, without: str) -> ModuleType:
+    """Imports a tracker's package. Raises `UserError`, with the setting `without` that does not need it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

@@ -43,8 +43,8 @@ def test_a_second_run_is_refused_on_every_rank_and_told_who_is_there(holder, tmp
             return "begun"
 
     expected = (
-        f"{tmp_path} is the folder of a run that still goes on (process {holder.pid} on {socket.gethostname()}): "
-        "wait for its end, stop it, or choose another output_dir"
+        f"{tmp_path} is in use by a run that still goes on (process {holder.pid} on {socket.gethostname()}): "
+        "wait until it ends, stop it, or choose another output_dir"
     )
     assert [str(error) for error in on_ranks(2, begin)] == [expected] * 2
     with pytest.raises(UserError, match="still goes on"):

@@ -97,7 +97,8 @@ def test_what_is_stopped_is_told_once_and_again_when_it_is_stopped_again():
         for _ in range(2):
             child.suspend()
             assert process.stdout.readline() == (
-                f"grpo: process {child.pid} is stopped, and what waits for it hangs: kill -CONT {child.pid}\n"
+                f"grpo: process {child.pid} is suspended, and the processes that wait for it hang: "
+                f"resume it by kill -CONT {child.pid}\n"
             )
             time.sleep(1)
             child.resume()

@@ -138,7 +138,8 @@ def test_processes_that_start_together_build_one_entry_once(own_cache):
 def test_a_root_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GRPO_CACHE", str(tmp_path / "file"))
-    with pytest.raises(UserError, match="cannot write to the cache .*: set GRPO_CACHE to a directory") as caught:
+    refusal = "cannot write to the cache .*: set GRPO_CACHE to a writable directory"
+    with pytest.raises(UserError, match=refusal) as caught:
         build_once("entry", write_greeting)
     assert "\n" not in str(caught.value)
 
@@ -149,5 +150,5 @@ def test_waiting_for_another_process_has_an_end(own_cache, monkeypatch):
     own_cache.mkdir()
     monkeypatch.setattr(cache, "DEADLINE_SECONDS", 0.01)
     held = FileLock(own_cache / "entry.lock", is_singleton=False)
-    with held, pytest.raises(UserError, match="another process has held .*entry.lock"):
+    with held, pytest.raises(UserError, match="another process has held the lock .*entry.lock"):
         build_once("entry", write_greeting)

@@ -92,7 +92,7 @@ def in_a_process_offline(path, hub_cache):
 
 def test_offline_a_hub_name_outside_the_hub_cache_is_one_line(tmp_path):
     line = in_a_process_offline("someone/some-model", tmp_path)
-    assert line.startswith("model.path=someone/some-model: neither a directory here nor in the hub's cache")
+    assert line.startswith("model.path=someone/some-model: it is neither a directory here nor in the hub's cache")
     assert line.count("\n") == 1
 
 

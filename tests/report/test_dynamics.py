@@ -17,7 +17,7 @@ def test_a_run_is_fitted_told_drawn_and_made_a_page(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "exponential" in printed and "damping ratio" in printed
     assert "forecast for step 200: pass rate 0.8" in printed
-    assert "phases not identified" in printed
+    assert "phases: slow start and plateau are not identified" in printed
     assert (tmp_path / "dynamics.png").stat().st_size > 10_000
     page = (tmp_path / "dynamics.html").read_text()
     assert page.count("data:image/svg+xml;base64,") == 6
@@ -29,7 +29,7 @@ def test_a_forecast_says_when_the_plateau_is_near(tmp_path, capsys):
     write_run(tmp_path, 30)
     assert main(["dynamics", "forecast", str(tmp_path), "last_step=300"]) == 0
     printed = capsys.readouterr().out
-    assert "forecast for step 300" in printed and "50% of the way to the plateau: in 1" in printed
+    assert "forecast for step 300" in printed and "50% of the way to the plateau is reached in 1" in printed
 
 
 def test_too_short_a_run_no_run_and_wrong_words_are_one_line(tmp_path, capsys):
@@ -70,7 +70,7 @@ def test_a_run_that_went_back_has_one_curve_since_and_all_its_series(tmp_path):
     assert log.history.steps.tolist() == list(range(40, 100))
     assert len(log.counts) == 60 and len(log["pass_rate"]) == 100
     # The curve begins where it begins: its start is the level of step 40, 0.8 − 0.6·e^(−2) = 0.72.
-    start = analysed(log, tmp_path).found.fit("exponential").parameters["start"]
+    start = analysed(log, tmp_path).identification.fit("exponential").parameters["start"]
     assert start == pytest.approx(0.72, abs=0.05)
 
 
@@ -78,7 +78,7 @@ def test_a_replay_shows_what_the_scheduler_would_have_done(tmp_path, capsys):
     write_run(tmp_path, 40)
     assert main(["dynamics", "replay", str(tmp_path), "dynamics.adaptive.max_shortfall=0.4"]) == 0
     printed = capsys.readouterr().out
-    assert "8→4" in printed and "a decision is shown, not followed" in printed
+    assert "8→4" in printed and "no round shows the effect of an earlier decision" in printed
 
 
 def test_a_plan_from_solve_rates(tmp_path, capsys):
@@ -93,7 +93,7 @@ def test_a_plan_from_solve_rates(tmp_path, capsys):
     # Beta(2, 2) has fidelity 90 % from G = 10 on; 128 prompts × (100 + 10 × 500) tokens fit 153 times into 1e8.
     assert "dynamics.group_size=10 dynamics.refresh_interval=8 dynamics.prompts_per_step=128 num_steps=153" in printed
     assert main(["dynamics", "plan", str(path), "column=nothing"]) == 2
-    assert "there are: llama8b_solve_rate, problem" in capsys.readouterr().err
+    assert "its columns are: llama8b_solve_rate, problem. Choose one with column=NAME" in capsys.readouterr().err
 
 
 def test_logs_of_trl_are_read(tmp_path, capsys):
@@ -126,7 +126,7 @@ def test_a_csv_with_a_column_of_its_own(tmp_path):
     assert log["pass_rate"].values.tolist() == [step / 20 for step in range(1, 11)]
     with pytest.raises(UserError, match="reward/mean of .* is not a pass rate"):
         read_log(path)
-    with pytest.raises(UserError, match="no column speed; there are: accuracy, reward/mean"):
+    with pytest.raises(UserError, match="no column speed; its columns are: accuracy, reward/mean"):
         read_log(path, "speed")
 
 

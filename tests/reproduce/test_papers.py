@@ -123,7 +123,7 @@ def test_a_reproduction_prints_writes_and_draws(tmp_path, capsys):
     rates.write_text("llama8b_solve_rate\n" + "".join(f"{k / 64}\n" for k in range(65)))
     assert main(["reproduce", "identity", f"rates={rates}", f"output_dir={tmp_path}"]) == 0
     printed = capsys.readouterr().out
-    assert "Pass rates are the 65 given." in printed and "0.9278" in printed
+    assert "The pass rates are the 65 given ones." in printed and "0.9278" in printed
     assert (tmp_path / "identity.png").stat().st_size > 10_000
     assert "| fidelity φ(8, 0.5) | 0.9278 | 0.9278 |" in (tmp_path / "identity.md").read_text()
     for words, message in ((["alchemy"], "there are identity, bandit"), (["identity", "p=1"], "unknown key 'p'")):

@@ -44,12 +44,16 @@ def test_all_spend_alike():
 @pytest.mark.parametrize(
     ("settings", "words", "message"),
     [
-        ({"variants": {}}, [], "needs variants"),
+        ({"variants": {}}, [], "needs `variants`, which map a name to a list of overrides"),
         ({"variants": TWO, "seeds": 0}, [], "seeds=0 must be above 0"),
-        ({"variants": TWO, "budget": "money"}, [], "budget='money' is none of steps"),
+        ({"variants": TWO, "budget": "money"}, [], "budget='money' is unknown: choose one of steps"),
         ({"variants": TWO, "budget": "tokens"}, [], "budget=tokens needs an amount"),
-        ({"variants": TWO}, ["learner.learning_rat=1"], "variant grpo: unknown config key learner.learning_rat; did"),
-        ({"variants": {"a": ["num_steps=0"]}}, [], "variant a: num_steps=0 must be above 0"),
+        (
+            {"variants": TWO},
+            ["learner.learning_rat=1"],
+            "the variant grpo: unknown config key learner.learning_rat; did",
+        ),
+        ({"variants": {"a": ["num_steps=0"]}}, [], "the variant a: num_steps=0 must be above 0"),
     ],
 )
 def test_what_cannot_run_is_refused_before_anything_does(settings, words, message):

@@ -42,7 +42,7 @@ def test_a_search_comes_closer_to_the_best_value_and_names_it(tmp_path, capsys):
     rates = [rate for rate, _ in runs(tmp_path).values()]
     assert len(rates) == len(set(rates)) == 8
     printed = capsys.readouterr().out
-    best, score = re.search(r"best: learner.learning_rate=(\S+) \((\S+), trial", printed).groups()
+    best, score = re.search(r"best: learner.learning_rate=(\S+) \(score (\S+), trial", printed).groups()
     assert 1e-4 < float(best) < 1e-2 and float(score) > 0.5
 
 
@@ -64,7 +64,7 @@ def test_trials_of_a_batch_run_side_by_side_and_one_that_fails_scores_nothing(tm
 def test_a_search_without_a_range_is_one_line(tmp_path, capsys):
     without = [word for word in words(tmp_path, 3) if word != RATE]
     assert main(without) == 2
-    assert "a search needs a range: key=interval(1e-6,1e-4)" in capsys.readouterr().err
+    assert "a search needs a range: give key=interval(1e-6,1e-4)" in capsys.readouterr().err
 
 
 def test_a_word_that_hydra_cannot_read_is_named():

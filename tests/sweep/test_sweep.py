@@ -116,7 +116,8 @@ def test_more_seeds_join_and_other_overrides_are_refused(words, capsys):
     assert main(["sweep", *words]) == 0
     assert len(states(words)) == 4
     assert main(["sweep", *words, "num_steps=3"]) == 2
-    assert "holds a sweep whose grpo-seed0 differs (num_steps=3): choose another output_dir" in capsys.readouterr().err
+    expected = "holds a sweep whose run grpo-seed0 has other settings (num_steps=3 differs): choose another output_dir"
+    assert expected in capsys.readouterr().err
 
 
 def test_hydras_launchers_run_cells_side_by_side(words):

@@ -41,11 +41,11 @@ def test_products_come_before_sums_and_sums_go_left_to_right():
 @pytest.mark.parametrize(
     ("options", "size", "message"),
     [
-        ({"max": 1}, 5, "allow 4 distinct questions; 0 takes all"),
-        ({"max": 10**6}, 0, "set task.data.size to draw some"),
+        ({"max": 1}, 5, "allow 4 distinct questions; lower it, or set it to 0 to take all"),
+        ({"max": 10**6}, 0, "too many to take all; set task.data.size"),
         ({"maximum": 3}, 0, "unknown maximum; known are min, max, operators, num_terms"),
         ({"operators": ["/"]}, 0, r"choose from \+ - \*"),
-        ({"min": 5, "max": 1}, 0, "exchange them"),
+        ({"min": 5, "max": 1}, 0, "swap them"),
         ({"num_terms": 1}, 0, "at least 2"),
     ],
 )

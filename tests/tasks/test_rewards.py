@@ -119,7 +119,7 @@ def test_a_function_is_imported_by_its_path(custom_rewards):
         ),
         ({"parts": [RewardPartConfig(name="os:sep")]}, "is not callable"),
         ({"parts": [RewardPartConfig(name="format")]}, "needs task.reward.format_pattern"),
-        ({"parts": [RewardPartConfig(name="format")], "format_pattern": "("}, "is no regular expression"),
+        ({"parts": [RewardPartConfig(name="format")], "format_pattern": "("}, "is not a valid regular expression"),
         (
             {"parts": [RewardPartConfig(name="exact")], "extract": "last"},
             "choose one of boxed, tag, final, last_number, last_line, all",

@@ -84,7 +84,7 @@ def test_a_question_is_asked_once_whatever_its_case_and_spacing():
     problems = [problem(0, "What is  $2+2$?"), problem(1, "what is 2 + 2"), problem(2, "What is 2 - 2?")]
     kept, left_out = taken(problems, deduplicate=True)
     assert kept == ["p-0", "p-2"]
-    assert left_out.reasons == {"asked before": ("p-1",)}
+    assert left_out.reasons == {"with a repeated question": ("p-1",)}
     assert normalized("What is  $2+2$?") == "what is 2 + 2"
 
 
@@ -120,7 +120,7 @@ def test_checks_work_one_after_another_and_count_each_problem_once():
     [
         ({"solve_rate": [0.1, 1.0], "solve_rate_column": "rate"}, "needs a column 'rate'; the data set has llama8b"),
         ({"sources": ["x"]}, "needs a column 'source'"),
-        ({"answer_types": ["number"]}, "answer_types: there is no 'number'; there are choice, decimal"),
+        ({"answer_types": ["number"]}, "answer_types: 'number' is unknown; choose from choice, decimal"),
         ({"solve_rate": [0.6, 0.7], "without_solve_rate": "drop"}, "leaves no problem: 0 of 6 problems taken"),
         ({"evaluation_sets": ["nowhere.jsonl"]}, "there is no file 'nowhere.jsonl'"),
     ],
@@ -131,10 +131,10 @@ def test_a_selection_that_cannot_be_meant_is_one_line(settings, message):
 
 
 def test_an_unknown_source_names_those_there_are():
-    with pytest.raises(UserError, match="there is no 'GSM8k'; there are gsm8k, math"):
+    with pytest.raises(UserError, match="sources: 'GSM8k' is unknown; choose from gsm8k, math"):
         taken([problem(0, source="gsm8k"), problem(1, source="math")], sources=["GSM8k"])
 
 
 def test_a_pass_rate_that_is_none_is_named():
-    with pytest.raises(UserError, match="p-0: llama8b_solve_rate is 64, no pass rate between 0 and 1"):
+    with pytest.raises(UserError, match="p-0: llama8b_solve_rate is 64, which is not a pass rate between 0 and 1"):
         taken([problem(0, llama8b_solve_rate=64)], solve_rate=[0.1, 0.9])

@@ -86,7 +86,7 @@ def test_an_id_column_names_the_problems_and_must_be_unique(write_rows):
     problems, _ = load_problems(DataConfig(path=write_rows(rows), id_column="key"))
     assert [problem.problem_id for problem in problems] == ["x", "7"]
     rows[1]["key"] = "x"
-    with pytest.raises(UserError, match="the id 'x' stands twice"):
+    with pytest.raises(UserError, match="the id 'x' occurs twice"):
         load_problems(DataConfig(path=write_rows(rows), id_column="key"))
 
 
@@ -97,8 +97,8 @@ def test_an_id_column_names_the_problems_and_must_be_unique(write_rows):
         ({"path": "rows.txt"}, "must end in one of .jsonl, .json, .csv, .parquet"),
         ({"question_column": "prompt"}, r"no column 'prompt' \(task.data.question_column\); it has problem, answer"),
         ({"id_column": "key"}, r"no column 'key' \(task.data.id_column\)"),
-        ({"answer_pattern": "(a)(b)"}, "has 2 groups; it needs one"),
-        ({"answer_pattern": "("}, "is no regular expression"),
+        ({"answer_pattern": "(a)(b)"}, "has 2 groups; it needs exactly one"),
+        ({"answer_pattern": "("}, "is not a valid regular expression"),
         ({"answer_pattern": "#(.*)"}, "no usable problem"),
         ({"source": "database"}, "choose one of file, hub, reasoning_gym, arithmetic"),
     ],
@@ -119,7 +119,7 @@ def test_broken_and_empty_files_are_one_line(tmp_path):
     fake = tmp_path / "fake.parquet"
     fake.write_text("no parquet")
     for path, message in (
-        (broken, "line 2 is no JSON"),
+        (broken, "line 2 is not JSON"),
         (empty, "has no rows"),
         (scalar, "one JSON object per row"),
         (binary, "cannot read"),

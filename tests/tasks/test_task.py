@@ -126,7 +126,8 @@ def test_latex_that_only_the_grader_can_judge_is_told_once_or_refused(tokenizer,
         assert scored.rewards == (0.0, 0.0)
     assert caplog.text.count("1 answers cannot be parsed (rows-0: '{{{')") == 1
     task_config.data.bad_rows = "refuse"
-    with build(tokenizer, task_config) as task, pytest.raises(UserError, match="mend them or set task.data.bad_rows"):
+    refusal = "correct them or set task.data.bad_rows"
+    with build(tokenizer, task_config) as task, pytest.raises(UserError, match=refusal):
         task.grade([group(prompt, completion("1"))])
 
 
@@ -190,6 +191,6 @@ def test_what_an_evaluation_asks_is_never_asked_and_told_with_where_it_stands(to
         asked = {prompt.problem.problem_id for prompt in task.next_prompts(9)}
     assert asked == {"sums-1", "sums-2"}
     assert [record.getMessage() for record in caplog.records] == [
-        "task task: 2 of 3 problems taken; left out: 1 asked by an evaluation set",
-        "task task: asked by evaluation sets: sums-0 is test.jsonl, row 0",
+        "task task: 2 of 3 problems taken; left out: 1 with a question of an evaluation set",
+        "task task: questions of evaluation sets: sums-0 is test.jsonl, row 0",
     ]
