@@ -24,15 +24,16 @@ USAGE = """usage: grpo COMMAND [key=value ...]
   report   runs or a sweep compared:  grpo report runs/a runs/b
   dynamics laws, forecast, diagnosis, decisions of a run, or a plan before it: grpo dynamics help
   reproduce  numbers and figures of the papers: grpo reproduce help
+  config   every key with its meaning: grpo config clip
   doctor   what is here, what does not fit, what to do about it
 
-Keys are Hydra overrides of configs/train.yaml; `grpo train --help` shows all of them."""
+Keys are Hydra overrides of configs/train.yaml; `grpo config` explains all of them."""
 
 HELP = ("help", "-h", "--help")
 WRONG_USE = 2
 # Commands whose words are overrides of a run's configuration; the others read their words themselves.
 CONFIGURED = ("train", "serve", "eval", "solve-rates")
-COMMANDS = (*CONFIGURED, "launch", "sweep", "report", "dynamics", "reproduce", "doctor")
+COMMANDS = (*CONFIGURED, "launch", "sweep", "report", "dynamics", "reproduce", "config", "doctor")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
