@@ -71,10 +71,10 @@ class RefillConfig:
 
 @dataclass(kw_only=True)
 class BudgetConfig:
-    """The rollout budget is one round's number of completions, prompts × group_size, and is spread unevenly.
+    """The rollout budget, once enabled, spreads a round's prompts × group_size completions unevenly over its prompts.
 
-    Every prompt is asked `pilot` times. The rest goes to the prompts from which these answers say that most can be
-    learned, so groups differ in size (see `grpo.dynamics.budget`). What a whole run may spend is set by `limits`.
+    Every prompt is asked `pilot` times. The rest goes to the prompts from which, by these answers, most can be learned,
+    so groups differ in size (see `grpo.dynamics.budget`). What a whole run may spend is set by `limits`.
     """
 
     # True turns the uneven spreading on. It excludes rollout.refill, which replaces silent groups instead.
@@ -97,7 +97,7 @@ class ServersConfig:
     # `grpo serve`; their key is read from the variable GRPO_SERVER_KEY. [] starts `replicas` servers.
     urls: list[str] = field(default_factory=list)
     # Servers and weight transfers listen on this address. Servers answer nobody without the run's key, but weights
-    # travel unguarded. On any other interface than this a firewall has to admit the run's machines only.
+    # travel unguarded. Beyond the loopback interface a firewall has to admit the run's machines only.
     host: str = "127.0.0.1"
     # The first server listens on this port, the next ones on the ports after it. 0 takes free ports.
     port: int = 0
@@ -132,8 +132,8 @@ class RolloutConfig:
     # True skips CUDA graphs and torch.compile: the start is quick, tokens are slower. A CPU always skips them.
     enforce_eager: bool = False
     # With pipeline=continuous, the policy that sampled a token is at most this many optimizer steps older than the
-    # learner. One round in turn needs dynamics.refresh_interval − 1; one round ahead needs twice the interval less 1,
-    # as pipeline=one_round has. Other pipelines do not read it.
+    # learner. Rounds in turn need dynamics.refresh_interval − 1; one round ahead needs twice the interval less 1, as
+    # pipeline=one_round has. Other pipelines do not read it.
     max_staleness: int = 3
     # Sampling one round may take this many seconds before the run is ended as hung.
     deadline_seconds: float = 1800.0
