@@ -1,4 +1,4 @@
-"""`grpo config`: every configuration key with its choices, its default and its meaning."""
+"""`grpo config` prints every configuration key with its choices, its default and its meaning."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def key_table(keys: Iterable[Key]) -> Table:
-    """Two columns, which fit into a narrow terminal: a key with its values and default, and its meaning."""
+    """Returns two columns, which fit into a narrow terminal: a key with its values and default, and its meaning."""
     table = Table("key, what it may be, default", "meaning", show_lines=True)
     for key in keys:
         facts = f"\n{key.values}\ndefault {key.default}"
@@ -70,7 +70,7 @@ def key_table(keys: Iterable[Key]) -> Table:
 
 
 def choice_table(chosen: Iterable[Choice]) -> Table:
-    """Two columns: a group's choice, and what it sets."""
+    """Returns two columns: a group's choice, and what it sets."""
     table = Table("choice of a group", "what it sets")
     for choice in chosen:
         table.add_row(Text.assemble((choice.name, "bold"), ("\ndefault" * choice.usual, "dim")), choice.meaning)
@@ -78,7 +78,7 @@ def choice_table(chosen: Iterable[Choice]) -> Table:
 
 
 def page() -> str:
-    """All of it as one page of Markdown."""
+    """Returns all keys and choices as one page of Markdown."""
     rows = [[_code(choice.name) + " *default*" * choice.usual, choice.meaning] for choice in choices()]
     groups = "\n\n".join(["## Groups", _markdown_table(["choice", "what it sets"], rows)])
     return "\n\n".join([INTRODUCTION, groups, "## Keys", *map(_markdown_section, sections())])

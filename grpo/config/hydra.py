@@ -30,7 +30,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def config_directory() -> Path:
-    """The folder of YAML groups: inside the package when installed, beside it in a checkout."""
+    """Returns the folder of YAML groups: inside the package when installed, beside it in a checkout."""
     installed = PACKAGE / "configs"
     return installed if installed.is_dir() else PACKAGE.parent / "configs"
 

@@ -1,4 +1,4 @@
-"""Every configuration key and every choice of a group, as people read them.
+"""This module lists every configuration key and every choice of a group, as people read them.
 
 Types and defaults are the dataclasses' own. Meanings are the comments above their fields and at the top of the YAML
 files, so nothing is written down twice.
@@ -23,12 +23,12 @@ from grpo.config.sweep import SweepConfig
 from grpo.config.validate import CHOICES, POSITIVE
 
 SWEEP = "grpo sweep"
-"""The section of the keys that are no run's but a sweep's."""
+"""This section holds the keys of a sweep, which no run reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key.
+    """A key is one leaf of the configuration.
 
     values    its choices or its type, e.g. "token | sequence" or "int > 0"
     default   the dataclass's; where `grpo train` alone has another one, "2048 (grpo train alone: 256)"
@@ -42,7 +42,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The keys of one dataclass under one dotted name, and the dataclass's docstring."""
+    """A section holds the keys of one dataclass under one dotted name, and the dataclass's docstring."""
 
     name: str
     meaning: str
@@ -51,7 +51,10 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One YAML file of a group, e.g. "objective=dapo", and its first line. `usual`: what `grpo train` alone takes."""
+    """A choice is one YAML file of a group, e.g. "objective=dapo", with its first line as its meaning.
+
+    `grpo train` alone takes the `usual` choices.
+    """
 
     name: str
     meaning: str
@@ -59,13 +62,13 @@ class Choice:
 
 
 def sections() -> list[Section]:
-    """Every key there is, in the order of the dataclasses."""
+    """Returns every key there is, in the order of the dataclasses."""
     run, alone, sweep = TrainConfig(), compose_config([]), SweepConfig()
     return [*_sections(run, alone), Section(SWEEP, _docstring(SweepConfig), _keys(sweep, sweep, ""))]
 
 
 def choices() -> list[Choice]:
-    """Every choice of every group, in alphabetical order."""
+    """Returns every choice of every group, in alphabetical order."""
     given = yaml.safe_load((config_directory() / "train.yaml").read_text())["defaults"]
     usual = {f"{group}={choice}" for entry in given if isinstance(entry, dict) for group, choice in entry.items()}
     files = sorted(config_directory().glob("*/*.yaml"))
@@ -74,7 +77,7 @@ def choices() -> list[Choice]:
 
 
 def comments(config_class: type) -> dict[str, str]:
-    """The comment above each field of a dataclass, as one line; "" where there is none."""
+    """Returns the comment above each field of a dataclass, as one line; "" where there is none."""
     lines = inspect.getsource(config_class).splitlines()
     meanings = {}
     for node in ast.parse("\n".join(lines)).body[0].body:
@@ -118,7 +121,7 @@ def _values(config_class: type, field: str, name: str) -> str:
 
 
 def _items(config_class: type) -> dict[str, type]:
-    """The fields that hold a list of another dataclass, and which one."""
+    """Returns the fields that hold a list of another dataclass, and which one."""
     inside = {name: get_args(hint)[:1] for name, hint in get_type_hints(config_class).items()}
     return {name: item[0] for name, item in inside.items() if item and is_dataclass(item[0])}
 
@@ -128,7 +131,7 @@ def _nested(config: Any) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """A value as it is typed on the command line."""
+    """Returns a value as it is typed on the command line."""
     return '""' if value == "" else json.dumps(value, ensure_ascii=False, default=vars).replace('"', "")
 
 

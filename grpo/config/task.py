@@ -167,7 +167,7 @@ class RewardConfig:
 
     @property
     def weights(self) -> dict[str, float]:
-        """The weight of each part by its name, in the order given."""
+        """Returns the weight of each part by its name, in the order given."""
         return {part.name: part.weight for part in self.parts}
 
 
