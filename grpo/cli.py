@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from types import ModuleType
 
 from grpo.config.errors import EndedElsewhere, UserError
 from grpo.host import environment
@@ -24,15 +25,18 @@ USAGE = """usage: grpo COMMAND [key=value ...]
   report   runs or a sweep compared:  grpo report runs/a runs/b
   dynamics laws, forecast, diagnosis, decisions of a run, or a plan before it: grpo dynamics help
   reproduce  numbers and figures of the papers: grpo reproduce help
+  config   every key with its meaning: grpo config clip
   doctor   what is here, what does not fit, what to do about it
 
-Keys are Hydra overrides of configs/train.yaml; `grpo train --help` shows all of them."""
+Keys are Hydra overrides of configs/train.yaml; `grpo config` explains all of them."""
 
 HELP = ("help", "-h", "--help")
 WRONG_USE = 2
 # Commands whose words are overrides of a run's configuration; the others read their words themselves.
 CONFIGURED = ("train", "serve", "eval", "solve-rates")
-COMMANDS = (*CONFIGURED, "launch", "sweep", "report", "dynamics", "reproduce", "doctor")
+# Commands that do nothing without a word: they print their usage.
+WORDED = ("sweep", "report", "dynamics", "reproduce")
+COMMANDS = (*CONFIGURED, "launch", *WORDED, "config", "doctor")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,7 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(command: str, words: list[str]) -> int:
     if command not in CONFIGURED:
-        return _module(command).run(words)
+        module = _module(command)
+        if (words[0] in HELP) if words else command in WORDED:
+            print(module.USAGE)
+            return 0
+        return module.run(words)
     from grpo.config.hydra import compose_config, print_help
 
     if {*HELP} & {*words}:
@@ -72,7 +80,7 @@ def _run(command: str, words: list[str]) -> int:
     return _module(command).run(config)
 
 
-def _module(command: str):
+def _module(command: str) -> ModuleType:
     return import_module(f"grpo.commands.{command.replace('-', '_')}")
 
 

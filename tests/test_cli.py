@@ -34,6 +34,7 @@ def test_help_lists_groups_and_keys(capsys):
     printed = capsys.readouterr().out
     assert "normalization: dapo, dial, dr_grpo, grpo" in printed
     assert "refresh_interval: 1" in printed
+    assert "`grpo config WORD` searches them" in printed.splitlines()[-1]
 
 
 @pytest.mark.parametrize("package", ["torch", "deepspeed", "antlr4 runtime", "vLLM", "GPUs", "memory"])

@@ -15,6 +15,10 @@ from rich.text import Text
 
 from grpo.host.terminal import Terminal
 
+USAGE = """usage: grpo doctor
+
+Prints what is here (machine, packages, GPUs, models), what does not fit a run, and what to do about it."""
+
 GIB = 2**30
 
 

@@ -28,9 +28,6 @@ plan: column=NAME of the pass rates and tried=N samples behind each (llama8b_sol
 
 def run(words: Sequence[str]) -> int:
     """Runs one of `COMMANDS`; its exit code."""
-    if not words or words[0] in ("help", "-h", "--help"):
-        print(USAGE)
-        return 0
     name, *rest = words
     if name not in COMMANDS:
         raise UserError(f"grpo dynamics {name}: there are {', '.join(COMMANDS)} (grpo dynamics help)")

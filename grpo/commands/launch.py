@@ -25,6 +25,12 @@ from grpo.launch.shells import Held
 from grpo.launch.supervise import wait
 from grpo.report.summary import facts_table
 
+USAGE = """usage: grpo launch [key=value ...]
+
+Starts grpo train on every machine that learns and grpo serve on every one that serves, and ends all of them together.
+hardware=one|node|split|two_nodes|slurm says which does what; the keys are those of grpo train (grpo config hardware).
+  grpo launch experiment=gsm8k_qwen2_5_7b hardware=two_nodes 'hardware.hosts=[a,b]'"""
+
 
 def run(words: Sequence[str]) -> int:
     """Runs `words`, overrides of `grpo train`, over the machines of `hardware`; the learners' exit code, 143 when it

@@ -24,9 +24,8 @@ watch=60 writes them anew every minute until all runs of the sweep are done."""
 def run(words: Sequence[str]) -> int:
     """Writes the report; its exit code."""
     paths = [Path(word) for word in words if "=" not in word]
-    if not paths or words[0] in ("help", "-h", "--help"):
-        print(USAGE)
-        return 0
+    if not paths:
+        raise UserError("grpo report needs the folder of a sweep, or of two or more runs (grpo report help)")
     given = typed([word for word in words if "=" in word], output=Path, watch=float)
     is_sweep = len(paths) == 1 and (paths[0] / SWEEP_FILE).exists()
     if not is_sweep and len(paths) < 2:

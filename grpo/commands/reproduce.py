@@ -41,9 +41,6 @@ KEYS = {
 
 def run(words: Sequence[str]) -> int:
     """Runs one of `PAPERS`; its exit code."""
-    if not words or words[0] in ("help", "-h", "--help"):
-        print(USAGE)
-        return 0
     name, *rest = words
     if name not in PAPERS:
         raise UserError(f"grpo reproduce {name}: there are {', '.join(PAPERS)}")

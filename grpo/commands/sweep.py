@@ -31,9 +31,6 @@ OWN_KEYS = ("seeds", "budget", "amount", "trials", "batch", "command", "output_d
 
 def run(words: Sequence[str]) -> int:
     """Runs a sweep; 0 when every cell is done, 1 otherwise."""
-    if not words or words[0] in ("help", "-h", "--help"):
-        print(USAGE)
-        return 0
     preset = [word.removeprefix("sweep=") for word in words if word.startswith("sweep=")]
     if len(preset) != 1:
         raise UserError("grpo sweep needs one sweep=NAME (grpo sweep help)")

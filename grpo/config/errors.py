@@ -1,19 +1,19 @@
-"""The one exception for what a person can mend."""
+"""UserError and its kinds tell a person what can be mended."""
 
 
 class UserError(Exception):
-    """Something that the person at the keyboard can mend. Its text is one line: what, and how to mend it.
+    """A UserError is a mistake that the person at the keyboard can mend. Its one line says what, and how.
 
     `grpo.cli` prints it without a traceback and exits with 2.
     """
 
 
 class SamplerLost(UserError):
-    """Nobody is left to sample: the run ends with a checkpoint of its last round."""
+    """No server is left that could sample: the run ends with a checkpoint of its last round."""
 
 
 class EndedElsewhere(UserError):
-    """Another rank has failed and tells why: this one ends without a word."""
+    """Another rank has failed and says why, so this rank ends in silence."""
 
 
 NOBODY_LEFT = "no vLLM server is left: see logs/ in the run's folder, and continue with checkpoint.resume=true"

@@ -1,4 +1,4 @@
-"""Derived numbers shown before anything starts: the batch table and the memory estimate."""
+"""The batch table and the memory estimate are computed from a configuration before anything starts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ BYTES = {"bfloat16": 2, "float32": 4}
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The numbers of a transformer that memory depends on. `parameters` counts every weight once; `inner_width` is
-    that between the matrices of a feed-forward layer, `query_width` and `key_value_width` those of all heads."""
+    """The shape holds the numbers of a transformer on which memory depends.
+
+    `parameters` counts every weight once. `inner_width` is the width between the matrices of a feed-forward layer, and
+    `query_width` and `key_value_width` are those of all heads together.
+    """
 
     parameters: int
     layers: int
@@ -25,14 +28,14 @@ class ModelShape:
 
 
 def batch_table(config: TrainConfig, world_size: int) -> list[tuple[str, int, int]]:
-    """Rows (quantity, per rank, in all): what one optimizer step and one round are made of."""
+    """Returns rows (quantity, per rank, in all) that say what one optimizer step and one round are made of."""
     dynamics, sampling = config.dynamics, config.rollout.sampling
     prompts = dynamics.prompts_per_step
     sequences = prompts * dynamics.group_size
     answer_tokens = sequences * sampling.max_tokens
     prompt_copies = prompts if config.learner.layout == "shared" else sequences
     tokens = answer_tokens + prompt_copies * config.task.prompt.max_tokens
-    # Ranks that compute rows together pool their tokens.
+    # Ranks that compute the same rows pool their tokens.
     micro = -(-tokens * config.learner.sequence_parallel // world_size // config.learner.micro_batch_tokens)
     rounds = -(-config.num_steps // dynamics.refresh_interval)
 
@@ -53,15 +56,17 @@ def batch_table(config: TrainConfig, world_size: int) -> list[tuple[str, int, in
 
 
 def memory_estimate(config: TrainConfig, shape: ModelShape, world_size: int) -> list[tuple[str, float]]:
-    """Rows (what, GiB on one rank); the last is their sum. Approximate: fragmentation, kernels' workspaces
-    and the runtime itself (about 1 GiB) are not in it."""
+    """Returns rows (what, GiB on one rank), of which the last is the sum.
+
+    The estimate is approximate: fragmentation, kernels' workspaces and the runtime itself (about 1 GiB) are not in it.
+    """
     learner, rollout = config.learner, config.rollout
     size = BYTES[learner.precision]
     count = shape.parameters
     weights = size * count / (world_size if learner.zero_stage == 3 else 1)
     gradients = 4 * count / (world_size if learner.zero_stage >= 2 else 1)
     optimizer = (8 + (4 if learner.precision == "bfloat16" else 0)) * count / world_size
-    # Ranks that compute a row together hold a share of it each.
+    # Of ranks that compute a row together, each holds a share of it.
     together = learner.sequence_parallel
     tokens = min(learner.micro_batch_tokens, _step_tokens(config, world_size) * together) // together
     chunk = min(learner.logit_chunk_tokens, tokens)
@@ -80,7 +85,7 @@ def memory_estimate(config: TrainConfig, shape: ModelShape, world_size: int) -> 
             size * count / (world_size if learner.zero_stage == 3 else 1) if _has_copy(config) else 0,
         ),
     ]
-    # Servers have devices of their own.
+    # Servers hold their weights and cache on other devices.
     if rollout.engine != "vllm_server":
         rows += [
             ("sampler weights", BYTES[rollout.precision] * count),
@@ -91,13 +96,13 @@ def memory_estimate(config: TrainConfig, shape: ModelShape, world_size: int) -> 
 
 
 def activation_bytes(shape: ModelShape, size: int, checkpointing: bool) -> int:
-    """What autograd keeps of one token for the backward pass, over all layers, at `size` bytes a number.
+    """Returns the bytes that autograd keeps of one token for the backward pass, over all layers.
 
-    Of a layer of Llama or Qwen2 as transformers computes it: both norms keep their input in float32, what they make of
-    it, and that scaled; attention keeps queries, keys, values, its output and a copy for the next matrix; the
-    feed-forward layer four tensors between its matrices. Norms of queries and keys (Qwen3) and the pieces of trees too
-    long for a mask come on top, up to a quarter. With `checkpointing` only every layer's input is kept, and one layer
-    at a time is computed again.
+    One number has `size` bytes. The count is that of Llama and Qwen2 in transformers. Both norms of a layer keep their
+    input in float32, the normalized input, and that scaled. Attention keeps queries, keys, values, its output and a
+    copy for the next matrix. The feed-forward layer keeps four tensors between its matrices. Norms of queries and keys
+    (Qwen3), and the pieces of trees too long for a mask, add up to a quarter. With `checkpointing` only the input of
+    each layer is kept, and one layer at a time is computed again.
     """
     norms = (8 + 4 * size) * shape.width
     layer = norms + size * (3 * shape.query_width + 2 * shape.key_value_width + 4 * shape.inner_width)

@@ -1,4 +1,4 @@
-"""Hydra: where the configs are, and the schema they are checked against."""
+"""Hydra composes the configuration from the YAML files and checks it against the dataclasses."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def config_directory() -> Path:
-    """The folder of YAML groups: inside the package when installed, beside it in a checkout."""
+    """Returns the folder of YAML groups: inside the package when installed, beside it in a checkout."""
     installed = PACKAGE / "configs"
     return installed if installed.is_dir() else PACKAGE.parent / "configs"
 
 
 def register() -> None:
-    """Makes `TrainConfig` the schema that `configs/train.yaml` starts from."""
+    """Registers `TrainConfig` as the schema that `configs/train.yaml` starts from."""
     ConfigStore.instance().store(name="schema", node=TrainConfig)
 
 
 def compose_config(overrides: list[str], config_name: str = "train") -> TrainConfig:
-    """The configuration that these Hydra overrides give. Raises UserError, in one line, for a wrong one."""
+    """Returns the configuration that these Hydra overrides give. Raises UserError, in one line, for a wrong one."""
     register()
     try:
         with initialize_config_dir(str(config_directory()), version_base="1.3"):
@@ -51,7 +51,7 @@ def compose_config(overrides: list[str], config_name: str = "train") -> TrainCon
 
 
 def compose_suite(config: TrainConfig) -> list[TaskConfig]:
-    """The tasks of `evaluation.suite`, from `evaluation.suite_folder` where that has them."""
+    """Returns the tasks of `evaluation.suite`, read from `evaluation.suite_folder` where that has their file."""
     tasks = []
     for name in config.evaluation.suite:
         task = compose_config([f"task={name}"]).task
@@ -64,12 +64,15 @@ def compose_suite(config: TrainConfig) -> list[TaskConfig]:
 
 
 def compose_sweep(preset: str, overrides: list[str]) -> SweepConfig:
-    """A file of `configs/sweep` (by name) or of one's own (by path), changed by `key=value` words."""
+    """Returns the sweep of a preset, changed by `key=value` words.
+
+    A preset is a file of `configs/sweep`, given by name, or a file of one's own, given by path.
+    """
     own = Path(preset)
     path = own if own.suffix in (".yaml", ".yml") else config_directory() / "sweep" / f"{preset}.yaml"
     if not path.is_file():
-        there = ", ".join(sorted(file.stem for file in (config_directory() / "sweep").glob("*.yaml")))
-        raise UserError(f"there is no sweep {preset!r}: choose one of {there}, or give a file that ends in .yaml")
+        presets = ", ".join(sorted(file.stem for file in (config_directory() / "sweep").glob("*.yaml")))
+        raise UserError(f"there is no sweep {preset!r}: choose one of {presets}, or give a file that ends in .yaml")
     try:
         words = OmegaConf.from_dotlist(overrides)
         merged = OmegaConf.merge(OmegaConf.structured(SweepConfig), OmegaConf.load(path), words)
@@ -79,13 +82,16 @@ def compose_sweep(preset: str, overrides: list[str]) -> SweepConfig:
 
 
 def grid(overrides: list[str]) -> list[dict[str, str]]:
-    """Hydra's sweep syntax, a=1,2 b=range(3): every combination, as key → value; of words without any, one that is
-    empty. Plain words do not count. Raises UserError for what Hydra cannot read."""
+    """Returns every combination of the words in Hydra's sweep syntax, a=1,2 b=range(3), as key → value.
+
+    Words without that syntax are passed over; when there are no others, the only combination is empty. Raises UserError
+    for what Hydra cannot read.
+    """
     try:
         swept = {
-            each.get_key_element(): list(each.sweep_string_iterator())
-            for each in _parsed(overrides)
-            if each.is_sweep_override()
+            override.get_key_element(): list(override.sweep_string_iterator())
+            for override in _parsed(overrides)
+            if override.is_sweep_override()
         }
     except HydraException as error:
         raise UserError(_one_line(error)) from error
@@ -93,13 +99,18 @@ def grid(overrides: list[str]) -> list[dict[str, str]]:
 
 
 def plain(overrides: list[str]) -> list[str]:
-    """The words that are no sweeps."""
-    return [word for word, each in zip(overrides, _parsed(overrides), strict=True) if not each.is_sweep_override()]
+    """Returns the words that are not in Hydra's sweep syntax."""
+    parsed = zip(overrides, _parsed(overrides), strict=True)
+    return [word for word, override in parsed if not override.is_sweep_override()]
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Values that a search may try: one of `choices`, or from `low` to `high`."""
+    """A range is what a search may try: one of `choices`, or a number from `low` to `high`.
+
+    `step` is the distance of two values (None: any value). `log` spreads them evenly on a logarithmic scale, and
+    `whole` allows integers only.
+    """
 
     choices: tuple[Any, ...] = ()
     low: float = 0.0
@@ -110,23 +121,25 @@ class Range:
 
 
 def ranges(overrides: list[str]) -> dict[str, Range]:
-    """Key → range of each word in Hydra's grammar of sweeps, read as Hydra's Optuna sweeper reads it. Raises UserError
-    for what Hydra cannot read."""
-    found = {}
-    for each in _parsed(overrides):
-        if not each.is_sweep_override():
-            continue
-        value = each.value()
-        if isinstance(value, IntervalSweep):
-            whole = isinstance(value.start, int) and isinstance(value.end, int)
-            found[each.get_key_element()] = Range(low=value.start, high=value.end, log="log" in value.tags, whole=whole)
-        elif isinstance(value, RangeSweep):
-            whole = all(isinstance(number, int) for number in (value.start, value.stop, value.step))
-            last = value.stop - value.step  # a range's end is not in it
-            found[each.get_key_element()] = Range(low=value.start, high=last, step=value.step, whole=whole)
-        else:
-            found[each.get_key_element()] = Range(choices=tuple(each.sweep_string_iterator()))
-    return found
+    """Returns the range of each key that is given in Hydra's sweep syntax, read as Hydra's Optuna sweeper reads it.
+
+    Raises UserError for what Hydra cannot read.
+    """
+    return {
+        override.get_key_element(): _range(override) for override in _parsed(overrides) if override.is_sweep_override()
+    }
+
+
+def _range(override: Override) -> Range:
+    value = override.value()
+    if isinstance(value, IntervalSweep):
+        whole = isinstance(value.start, int) and isinstance(value.end, int)
+        return Range(low=value.start, high=value.end, log="log" in value.tags, whole=whole)
+    if isinstance(value, RangeSweep):
+        whole = all(isinstance(number, int) for number in (value.start, value.stop, value.step))
+        last = value.stop - value.step  # a range's end is not in it
+        return Range(low=value.start, high=last, step=value.step, whole=whole)
+    return Range(choices=tuple(override.sweep_string_iterator()))
 
 
 def _parsed(overrides: list[str]) -> list[Override]:
@@ -137,8 +150,11 @@ def _parsed(overrides: list[str]) -> list[Override]:
 
 
 def launch_all(run: Callable[[DictConfig], None], indices: list[int], folder: Path, words: list[str]) -> None:
-    """Hydra's multirun: calls `run` with {folder, cell, launcher: this process} for each index, by the launcher that
-    `words` choose (hydra/launcher=joblib, submitit_slurm, …; one after another in this process without any)."""
+    """Calls `run` with {folder, cell, launcher: this process} for each index, as Hydra's multirun.
+
+    `words` choose the launcher, e.g. hydra/launcher=joblib or submitit_slurm. Without one the calls are made in this
+    process, one after another.
+    """
     job = {"folder": str(folder), "cell": 0, "launcher": os.getpid()}
     ConfigStore.instance().store(name="grpo_cell", node=job)
     outputs = [f"hydra.sweep.dir={folder}/hydra", "hydra.output_subdir=null", "hydra/job_logging=none"]
@@ -154,12 +170,12 @@ def launch_all(run: Callable[[DictConfig], None], indices: list[int], folder: Pa
 
 
 def to_config(composed: DictConfig) -> TrainConfig:
-    """The plain dataclasses of a composed config."""
+    """Returns a composed config as plain dataclasses."""
     return OmegaConf.to_object(composed)
 
 
 def _one_line(error: Exception) -> str:
-    """Hydra's message without its advice on debugging, with the nearest key there is."""
+    """Returns Hydra's message without its advice on debugging, and with the nearest key that exists."""
     if isinstance(error, OverrideParseException):
         return f"cannot read {error.override!r}: put a value with special characters in quotes, key='\"a=b\"'"
     text = str(error) if error.__cause__ is None else f"{error}: {error.__cause__}"
@@ -167,7 +183,7 @@ def _one_line(error: Exception) -> str:
     known = _paths(TrainConfig())
     if unknown and unknown.group(1) not in known:
         near = difflib.get_close_matches(unknown.group(1), known, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = f"; did you mean {near[0]}?" if near else "; `grpo config WORD` searches all keys"
         return f"unknown config key {unknown.group(1)}{hint}"
     text = text.split("Config search path")[0].split("See https")[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -181,20 +197,23 @@ def _one_line(error: Exception) -> str:
 
 
 def _paths(node: object, prefix: str = "") -> list[str]:
-    """Every dotted key of a configuration."""
-    found = []
+    """Returns every dotted key of a configuration, sections included."""
+    paths = []
     for field in fields(node):
         value = getattr(node, field.name)
-        found.append(f"{prefix}{field.name}")
+        paths.append(f"{prefix}{field.name}")
         if is_dataclass(value):
-            found += _paths(value, f"{prefix}{field.name}.")
-    return found
+            paths += _paths(value, f"{prefix}{field.name}.")
+    return paths
 
 
 def print_help() -> None:
-    """Every key with its default, and the choices of every group."""
+    """Prints the choices of every group, and every key with its default."""
     print("groups (grpo train GROUP=CHOICE):")
     for group in sorted(path for path in config_directory().iterdir() if path.is_dir()):
         print(f"  {group.name}: {', '.join(sorted(file.stem for file in group.glob('*.yaml')))}")
-    print("\nkeys (grpo train KEY=VALUE), with their defaults; meanings and units: grpo/config/*.py")
+    print("\nkeys (grpo train KEY=VALUE), with their own defaults, which the groups' choices may change:")
     print(OmegaConf.to_yaml(OmegaConf.structured(TrainConfig)))
+    print(
+        "`grpo config` explains every key and choice; `grpo config WORD` searches them, e.g. grpo config learning_rate"
+    )

@@ -1,52 +1,65 @@
-"""The loss as a composition: normalization × ratio × objective × aggregation × KL × correction."""
+"""The loss is put together from normalization, ratio, objective, aggregation, KL and correction."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(kw_only=True)
 class NormalizationConfig:
-    """The dial: Â = (r − r̄) · σ^(−exponent), see `grpo.algorithm.normalization` and arXiv:2607.00152."""
+    """The dial makes advantages of a group's rewards: Â = (r − r̄) · σ^(−exponent).
 
-    # α. 1 divides by the group's standard deviation (GRPO), 0 leaves it (Dr. GRPO); any real number.
+    See `grpo.algorithm.normalization` and arXiv:2607.00152. GRPO, Dr. GRPO and what lies between differ in the
+    exponent only.
+    """
+
+    # The exponent α says how far σ is divided out. 1 divides by the group's standard deviation (GRPO), 0 leaves it
+    # (Dr. GRPO; TRL: scale_rewards=none; verl: norm_adv_by_std_in_grpo=false). Any real number is allowed, e.g. 0.5.
     exponent: float = 1.0
-    # Groups whose σ is not above this get advantage 0. 0 silences only rewards that are equal but for rounding.
+    # A group whose σ is not above this gets advantage 0. 0 silences only rewards that are equal but for rounding.
     min_std: float = 0.0
-    # ε, kept off zero division in peers' formulas. Not needed here (silent groups are never divided).
+    # This ε is added to σ, as TRL and verl do against division by zero. Here 0 is safe: silent groups are never
+    # divided. TRL adds 1e-4, verl 1e-6.
     epsilon: float = 0.0
-    # Where ε enters: "std" gives (σ+ε)^(−α), "variance" gives (σ²+ε)^(−α/2).
+    # std adds ε to σ, which gives (σ + ε)^(−α). variance adds it to σ², which gives (σ² + ε)^(−α/2).
     epsilon_in: str = "std"
-    # 0: population σ (the identity of arXiv:2607.00152 holds exactly). 1: sample σ (verl, TRL).
+    # σ divides by G − ddof. 0 is the population σ, with which the identity of arXiv:2607.00152 holds exactly; 1 is the
+    # sample σ of verl and TRL.
     ddof: int = 0
-    # Whose σ divides: each "group"'s own, or that of the whole "batch" of one optimizer step.
+    # group divides by each group's own σ, batch by that of all rewards in one optimizer step (TRL: scale_rewards).
     scope: str = "group"
-    # Center by the mean of the *other* completions (RLOO): (r − r̄) · G/(G−1).
+    # True centers a reward by the mean of the other completions (RLOO): (r − r̄) · G/(G − 1).
     leave_one_out: bool = False
 
 
 @dataclass(kw_only=True)
 class AggregationConfig:
-    """How token losses become one number, see `grpo.algorithm.aggregation`."""
+    """Aggregation weighs token losses into one number, see `grpo.algorithm.aggregation`."""
 
-    # token_mean (DAPO) | sequence_mean (GRPO) | constant (Dr. GRPO) | prompt_mean.
+    # token_mean weighs all tokens alike (DAPO), sequence_mean all completions (GRPO), prompt_mean all prompts. constant
+    # divides token sums by constant_length (Dr. GRPO). This is TRL's loss_type and verl's loss_agg_mode.
     level: str = "token_mean"
-    # Only for "constant": each completion's token sum is divided by this; the maximum completion length.
+    # With level=constant, each completion's token sum is divided by this, usually rollout.sampling.max_tokens. Other
+    # levels do not read it.
     constant_length: int = 0
 
 
 @dataclass(kw_only=True)
 class KlConfig:
-    """Distance to a reference policy, see `grpo.algorithm.kl`. With coefficient 0 there is no reference."""
+    """The KL term keeps the policy near a reference policy, see `grpo.algorithm.kl`."""
 
-    # β. 0: no KL term and no reference model.
+    # β is the weight of the KL term, e.g. 0.04 (TRL: beta; verl: kl_loss_coef, or kl_coef for the reward). 0 means no
+    # KL term and no reference model.
     coefficient: float = 0.0
-    # k1 | k2 | k3. As a loss term k1 does nothing on average; in the reward it is the unbiased one.
+    # k1, k2 and k3 are estimators of the KL. As a loss term k1 does nothing on average; in the reward it is the
+    # unbiased one.
     estimator: str = "k3"
-    # "loss" adds β·KL to the loss; "reward" subtracts β·ΣKL, of the learner's policy at the start of the round, from
-    # each completion's reward. Groups whose own rewards are equal stay silent.
+    # loss adds β·KL to the loss. reward subtracts β·ΣKL from each completion's reward, with the learner's policy at the
+    # start of the round; groups whose own rewards are equal stay silent.
     place: str = "loss"
-    # Optimizer steps between two copies of the policy into the reference; 0 keeps the first one for ever.
+    # The policy is copied into the reference after this many optimizer steps each (TRL: ref_model_sync_steps). 0 keeps
+    # the first reference.
     refresh_every: int = 0
-    # How far a refresh moves the reference: 1 copies, 0.1 moves a tenth of the way (moving average).
+    # A refresh moves the reference by this share of the way to the policy: 1 copies it, 0.1 moves a tenth of the way
+    # (TRL: ref_model_mixup_alpha).
     refresh_rate: float = 1.0
 
     @property
@@ -60,40 +73,48 @@ class KlConfig:
 
 @dataclass(kw_only=True)
 class CorrectionConfig:
-    """Importance weights from the sampler's to the learner's distribution, within bounds, see
-    `grpo.algorithm.correction`."""
+    """The correction weighs samples by learner probability over sampler probability, within bounds.
 
-    # none | token | sequence (the product over a completion) | sequence_mean (its geometric mean).
+    Sampler and learner differ by kernels and precision, and by age when the sampler is ahead. See
+    `grpo.algorithm.correction`.
+    """
+
+    # The weight is taken per token, per completion as the product over its tokens (sequence), or as their geometric
+    # mean (sequence_mean). none leaves samples unweighted (TRL: vllm_importance_sampling_correction=false).
     level: str = "token"
-    # Largest weight. 2 is customary.
+    # No weight is above this; 2 is customary (TRL: vllm_importance_sampling_cap; verl: tis_imp_ratio_cap).
     cap: float = 2.0
-    # Smallest weight; 0: none. With mode=mask and 0.5 this is IcePop's.
+    # No weight is below this; 0 sets no lower bound. 0.5 with mode=mask is IcePop.
     floor: float = 0.0
-    # "truncate": weights outside [floor, cap] are moved to its ends. "mask": their tokens (completions) are left out.
+    # Weights outside [floor, cap] are moved to the nearer bound (truncate), or their tokens or completions are left
+    # out (mask).
     mode: str = "truncate"
-    # A completion is left out, whatever its weight, when the learner finds one of its tokens so much less probable than
-    # the sampler did: 1e-4 for a ten-thousandth. 0: none.
+    # A completion is left out when the learner gives one of its tokens less than this share of the sampler's
+    # probability. 1e-4 means a ten-thousandth; 0 leaves none out.
     veto: float = 0.0
 
 
 @dataclass(kw_only=True)
 class ObjectiveConfig:
-    """The surrogate and what surrounds it."""
+    """The objective is the loss of one token, made of its probability ratio and its advantage."""
 
-    # clip (PPO's) | cispo | unclipped, see `grpo.algorithm.objective`.
+    # clip is PPO's clipped surrogate. cispo clips the weight but not the gradient. unclipped is −ratio · advantage. See
+    # `grpo.algorithm.objective`.
     name: str = "clip"
-    # Probability ratio per "token", or per "sequence" (geometric mean over its tokens, GSPO).
+    # The probability ratio is taken per token, or per completion as its tokens' geometric mean (sequence, GSPO; TRL:
+    # importance_sampling_level).
     ratio: str = "token"
-    # The ratio is clipped to [1 − clip_low, 1 + clip_high].
+    # The ratio is clipped from below at 1 − clip_low (TRL: epsilon; verl: clip_ratio_low).
     clip_low: float = 0.2
+    # The ratio is clipped from above at 1 + clip_high; DAPO has 0.28 (TRL: epsilon_high; verl: clip_ratio_high).
     clip_high: float = 0.2
-    # Dual clip: for negative advantages the loss is at most dual_clip · |Â|. 0: off; 3 is customary.
+    # For a negative advantage the loss is at most dual_clip · |Â| (verl: clip_ratio_c). 0 turns it off; 3 is usual.
     dual_clip: float = 0.0
-    # Denominator of the ratio: the "learner"'s log-probabilities at the start of the round, or the
-    # "sampler"'s (no extra forward pass; the correction is then part of the ratio, and how far sampler and learner
-    # disagree is measured in the round's first step only).
+    # The ratio divides by the learner's probabilities at the start of the round, or by the sampler's. sampler saves a
+    # forward pass; the correction is then part of the ratio, and the mismatch of sampler and learner is measured in the
+    # round's first step only.
     old_logprobs: str = "learner"
-    # Coefficient of an entropy bonus, added to the reward of the loss; 0: none.
+    # The entropy of the policy, times this, is subtracted from the loss as a bonus (verl: entropy_coeff). 0: no bonus.
     entropy_coefficient: float = 0.0
     aggregation: AggregationConfig = field(default_factory=AggregationConfig)
     kl: KlConfig = field(default_factory=KlConfig)

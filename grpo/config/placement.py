@@ -1,16 +1,16 @@
-"""Which GPUs of a node learn and which serve, and what learner and servers agree on."""
+"""The placement says which GPUs of a node learn and which serve."""
 
 from __future__ import annotations
 
 from grpo.config.errors import UserError
 from grpo.config.run import TrainConfig
 
-# The environment variable with the servers' key.
+# This environment variable holds the servers' key, on which learner and servers agree.
 KEY_VARIABLE = "GRPO_SERVER_KEY"
 
 
 def server_gpus(config: TrainConfig, index: int) -> range:
-    """The GPUs of server `index`.
+    """Returns the GPUs of server `index`.
 
     >>> config = TrainConfig()
     >>> config.rollout.servers.first_gpu, config.rollout.servers.tensor_parallel = 4, 2
@@ -23,7 +23,10 @@ def server_gpus(config: TrainConfig, index: int) -> range:
 
 
 def placement_table(config: TrainConfig, local_ranks: int, num_gpus: int) -> list[tuple[str, str]]:
-    """Rows (who, where) of a node with `num_gpus` (0: a CPU machine). Raises UserError where it does not fit."""
+    """Returns rows (who, where) of a node with `num_gpus` (0: a CPU machine).
+
+    Raises UserError when learner and servers do not fit onto it.
+    """
     servers = config.rollout.servers
     own = config.rollout.engine == "vllm_server" and not servers.urls
     count = servers.replicas if own else 0
@@ -35,7 +38,7 @@ def placement_table(config: TrainConfig, local_ranks: int, num_gpus: int) -> lis
         raise UserError(
             f"{count} servers × rollout.servers.tensor_parallel={servers.tensor_parallel} from "
             f"rollout.servers.first_gpu={servers.first_gpu} on need GPUs up to {max(taken)}, and there are {num_gpus} "
-            f"(0 to {num_gpus - 1}): lower one of them"
+            f"(0 to {num_gpus - 1}): lower one of these numbers"
         )
     if taken and min(taken) < local_ranks:
         raise UserError(

@@ -1,4 +1,4 @@
-"""What is another than when a run was saved, and what must not be."""
+"""A resumed run is compared with its saved configuration: what has changed, and what must not change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from grpo.config.run import TrainConfig
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterable[tuple[str, Any, Any]]:
-    """(dotted path, old value, new value) of every leaf in which two configurations differ."""
+    """Yields (dotted path, old value, new value) of every leaf in which two configurations differ."""
     for field in fields(new):
         before, after = getattr(old, field.name), getattr(new, field.name)
         name = f"{path}{field.name}"
@@ -40,6 +40,6 @@ def check_stages(before: int, after: int) -> None:
     """Raises UserError where a learner of one ZeRO stage cannot read the shards of the other."""
     if (before == 3) != (after == 3):
         raise UserError(
-            f"learner.zero_stage={after} cannot read a checkpoint of learner.zero_stage={before}, whose weights lie "
-            f"otherwise: continue with learner.zero_stage={before} (1 and 2 can be exchanged)"
+            f"learner.zero_stage={after} cannot read a checkpoint of learner.zero_stage={before}, which stores weights "
+            f"differently: continue with learner.zero_stage={before} (1 and 2 can be exchanged)"
         )

@@ -1,4 +1,4 @@
-"""One run: everything above, and how long, how seeded, how watched."""
+"""One run: its length, schedule, evaluations, checkpoints, trackers and machines."""
 
 from dataclasses import dataclass, field
 
@@ -9,145 +9,170 @@ from grpo.config.task import TaskConfig
 
 @dataclass(kw_only=True)
 class AdaptiveConfig:
-    """What `dynamics=adaptive` may do, see `grpo.dynamics.adaptive`."""
+    """The adaptive schedule chooses group size and refresh interval from a model of the run (`dynamics=adaptive`).
 
-    # Rounds between two decisions, once there are enough for a fit (before that: every round). The guard looks at
-    # every round.
+    See `grpo.dynamics.adaptive`. Without `dynamics=adaptive` these keys are not read, except by `grpo dynamics`.
+    """
+
+    # Decisions are this many rounds apart once a fit is possible; before that each round has one. The guard, which acts
+    # when a run goes wrong, looks at every round.
     decide_every: int = 5
-    # Group sizes allowed.
+    # The schedule takes no smaller group size than this; at least 2.
     smallest_group: int = 4
+    # The schedule takes no larger group size than this.
     largest_group: int = 64
-    # Share of the gradient's limit G → ∞ that may be lost to small groups.
+    # Small groups may lose this share of the gradient that infinitely large groups would have.
     max_shortfall: float = 0.25
-    # Standard deviation of the curve about the plateau, as a share of the improvement that is left.
+    # The curve may fluctuate about its plateau with this standard deviation, as a share of the improvement left.
     max_fluctuation: float = 0.5
-    # What stays as configured when G changes: "prompts" or "samples" per optimizer step.
+    # When the group size changes, the number of prompts or of samples per optimizer step stays as configured.
     hold: str = "prompts"
-    # Largest refresh interval. 1: every step on-policy.
+    # The schedule takes no longer refresh interval than this, in optimizer steps. 1 keeps every step on-policy.
     longest_interval: int = 8
-    # How staleness is made, which decides the threshold: sample_and_hold | constant_lag | fresh.
+    # The stability threshold rests on this model of staleness. With sample_and_hold a round's gradients are those of
+    # the policy that sampled it; with constant_lag each is τ steps old; with fresh importance weights make each
+    # current.
     staleness: str = "sample_and_hold"
-    # c = κτ/(1−μ) may reach this share of its threshold, and the damping ratio ζ must stay at least that.
+    # The loop's gain c = κτ/(1 − μ) may reach this share of its threshold (κ: stiffness, μ: momentum).
     max_gain_share: float = 0.5
+    # The loop's damping ratio ζ has to stay at least this.
     min_damping_ratio: float = 0.7
-    # Effective share of samples under importance weights, and share of clipped tokens, at the interval chosen.
+    # The chosen interval keeps at least this effective share of samples (ESS) under importance weights.
     min_ess: float = 0.8
+    # The chosen interval has at most this share of clipped tokens.
     max_clip_fraction: float = 0.1
-    # A longer interval must save this share of the time per step.
+    # A longer interval is taken only when it saves this share of the time per step.
     min_saving: float = 0.05
-    # Stop when at most this pass rate is to be gained until num_steps, `stop_patience` decisions in a row and not
-    # before `stop_min_steps`. 0: never.
+    # The run stops when the forecast's upper bound of what is gained until num_steps falls below this pass rate. 0.01
+    # is one percentage point; 0 never stops it.
     stop_gain: float = 0.0
+    # This many decisions in a row have to find so little gain before the run stops.
     stop_patience: int = 3
+    # The run does not stop before this many optimizer steps.
     stop_min_steps: int = 50
 
 
 @dataclass(kw_only=True)
 class DynamicsConfig:
-    # fixed: group size and refresh interval as configured. adaptive: they are where a run begins.
+    """The dynamics say how many completions a prompt gets, and how many optimizer steps a round has."""
+
+    # fixed keeps group size and refresh interval as configured; adaptive begins with them and changes them.
     name: str = "fixed"
-    # Completions per prompt (G).
+    # A prompt gets this many completions, G (TRL: num_generations; verl: rollout.n).
     group_size: int = 8
-    # Optimizer steps per round (τ).
+    # A round has this many optimizer steps, τ, on samples of one policy; then the sampler gets the new weights. 1 is
+    # on-policy (TRL: steps_per_generation / gradient_accumulation_steps; verl: train_batch_size / ppo_mini_batch_size).
     refresh_interval: int = 1
-    # Prompts in one optimizer step, over all ranks.
+    # One optimizer step learns from this many prompts, over all ranks (verl: ppo_mini_batch_size).
     prompts_per_step: int = 8
-    # Rounds between two diagnoses of the run, whose findings are printed once each; after a thousand of them a fiftieth
-    # of the rounds so far. 0: only at the end.
+    # Diagnoses of the run are this many rounds apart, after a thousand rounds a fiftieth of those so far. Every finding
+    # is printed once. 0: only at the end.
     diagnose_every: int = 20
     adaptive: AdaptiveConfig = field(default_factory=AdaptiveConfig)
 
 
 @dataclass(kw_only=True)
 class EvaluationConfig:
-    """Held-out evaluation before, during and after training."""
+    """An evaluation asks held-out problems before, during and after training."""
 
-    # Held-out problems asked; 0: no evaluation.
+    # This many held-out problems are asked; 0: no evaluation.
     num_problems: int = 128
+    # Each problem gets this many completions.
     samples_per_problem: int = 1
-    # Rounds between two evaluations; 0: only before and after.
+    # Evaluations are this many rounds apart; 0: only before and after training.
     every_rounds: int = 0
+    # Completions of evaluations are drawn at this temperature.
     temperature: float = 1.0
-    # Besides, one completion a problem at temperature 0.
+    # True adds one completion a problem at temperature 0.
     greedy: bool = False
-    # k of the reported pass@k; each at most samples_per_problem.
+    # pass@k is reported for these k, e.g. [1, 4]; each is at most samples_per_problem.
     pass_at: list[int] = field(default_factory=lambda: [1])
-    # Problem sets asked whole, one after another, e.g. [math500, aime24] (files of configs/task). In training they are
-    # asked besides the held-out problems, and the best checkpoint is then the best by the mean of their pass@1; `grpo
+    # These problem sets are asked whole, one after another, e.g. [math500, aime24] (files of configs/task). In training
+    # they come besides the held-out problems, and the best checkpoint is the best by the mean of their pass@1. `grpo
     # eval` asks them instead.
     suite: list[str] = field(default_factory=list)
-    # Folder with NAME.jsonl of sets in Big-Math's row schema, which are read instead of the hub; "": none.
+    # A file NAME.jsonl in this folder, in Big-Math's row schema, is read instead of the hub. "" reads the hub.
     suite_folder: str = ""
 
 
 @dataclass(kw_only=True)
 class CheckpointConfig:
-    # Rounds between two checkpoints; 0: only at the end and on SIGTERM. Above 0, dynamics=adaptive saves one at the
-    # start too, and its guard may go back to the one of the best policy, which is kept.
+    """A checkpoint holds all that a run needs to go on."""
+
+    # Checkpoints are this many rounds apart; 0: only at the end and on SIGTERM. Above 0, dynamics=adaptive saves one at
+    # the start too, and its guard may go back to the one of the best policy, which is kept.
     every_rounds: int = 50
+    # This many newest checkpoints are kept, and the best one besides.
     keep_last: int = 2
-    # Continue the run in `output_dir` from its newest whole checkpoint. An error when there is none.
+    # True continues the run in `output_dir` from its newest whole checkpoint. It is an error when there is none.
     resume: bool = False
-    # Write the trained model as a Hugging Face directory at the end.
+    # True writes the trained model as a Hugging Face directory at the end.
     export: bool = True
 
 
 @dataclass(kw_only=True)
 class TrackingConfig:
-    # metrics.jsonl, evaluations.jsonl and samples.jsonl are always written. wandb: off | offline | online.
+    """Trackers show the numbers that metrics.jsonl, evaluations.jsonl and samples.jsonl always hold."""
+
+    # Weights & Biases gets them at once (online), later by `wandb sync` (offline), or never (off).
     wandb: str = "off"
-    # Event files in output_dir/tensorboard.
+    # True writes TensorBoard's event files into output_dir/tensorboard.
     tensorboard: bool = False
-    # Tracking URI, e.g. http://127.0.0.1:5000, sqlite:///mlflow.db, file:mlruns; "": off.
+    # MLflow gets them at this tracking URI, e.g. http://127.0.0.1:5000, sqlite:///mlflow.db or file:mlruns. "": never.
     mlflow: str = ""
-    # Of W&B, and the experiment of MLflow.
+    # W&B's project and MLflow's experiment have this name.
     project: str = "grpo"
-    # Completions written to samples.jsonl each round.
+    # Each round writes this many completions to samples.jsonl.
     samples_per_round: int = 4
 
 
 @dataclass(kw_only=True)
 class HardwareConfig:
-    """What `grpo launch` starts where. `grpo train` is one rank of it, or a whole run in one process."""
+    """The hardware says what `grpo launch` starts on which machine. `grpo train` does not read it.
 
-    # Machines whose GPUs learn, and ranks on each; they come first in `hosts`.
+    `grpo train` is one rank of such a run, or a whole run in one process.
+    """
+
+    # The GPUs of this many machines learn. They come first in `hosts`.
     learner_nodes: int = 1
+    # Each learning machine has this many ranks, one for each GPU that learns.
     ranks_per_node: int = 1
-    # Machines that only serve, rollout.servers.replicas each. Without any, servers run beside the learner.
+    # This many machines only serve, with rollout.servers.replicas servers each. 0: servers run beside the learner.
     server_nodes: int = 0
-    # Names of the machines, as the launching one looks them up, or addresses; empty: this one, or those of the Slurm
-    # allocation.
+    # The machines have these names or addresses, as the launching one looks them up, e.g. [a, b]. [] takes this
+    # machine, or those of the Slurm allocation.
     hosts: list[str] = field(default_factory=list)
-    # How a command is started on a machine: here | ssh | srun.
+    # Commands are started on this machine (here), over ssh, or by Slurm's srun.
     shell: str = "here"
-    # Where ranks meet on the first machine; servers listen from 100 ports higher on. A run on one machine takes others
-    # where these are taken.
+    # Ranks meet at this port of the first machine; servers listen from 100 ports higher on. A run on one machine takes
+    # other ports where these are taken.
     first_port: int = 29500
 
 
 @dataclass(kw_only=True)
 class LimitsConfig:
-    """A run ends after `num_steps`, or in the round in which the first of these is spent; 0: no limit."""
+    """Limits end a run before `num_steps`: it ends in the round in which the first of them is reached."""
 
-    # Completions, those of silent and of replaced groups included.
+    # The run ends after this many completions, those of silent and of replaced groups included. 0: no limit.
     samples: int = 0
-    # Tokens of completions.
+    # The run ends after this many tokens of completions. 0: no limit.
     tokens: int = 0
-    # Of rounds, by the clock on the wall; evaluations and checkpoints come on top.
+    # The run ends after rounds of this many seconds in all; evaluations and checkpoints are not counted. 0: no limit.
     seconds: float = 0.0
 
 
 @dataclass(kw_only=True)
 class TrainConfig:
-    """What `grpo train` reads."""
+    """The run is everything that `grpo train` reads; these keys stand at its top."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     normalization: NormalizationConfig = field(default_factory=NormalizationConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     dynamics: DynamicsConfig = field(default_factory=DynamicsConfig)
-    # off: sample, then learn. With servers, one_round: the next round is sampled while this one is learned from, and
-    # both end before weights change. continuous: sampling goes on through that, rollout.max_staleness steps ahead.
+    # Sampling and learning take turns (off). With servers they overlap: one_round samples the next round while this one
+    # is learned from, and both end before weights change; continuous samples on through that, up to
+    # rollout.max_staleness optimizer steps ahead.
     pipeline: str = "off"
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
@@ -155,15 +180,15 @@ class TrainConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
-    # Optimizer steps in all.
+    # The run has this many optimizer steps in all (TRL: max_steps).
     num_steps: int = 100
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
-    # Seeds the order of prompts, the samples and the weights that are drawn.
+    # The seed decides the order of prompts, the samples and the first weights of adapters.
     seed: int = 0
-    # Everything a run writes is in here.
+    # Everything that a run writes lies in this folder.
     output_dir: str = "runs/default"
-    # cpu | cuda | auto (cuda where there is one).
+    # The run computes on this device. auto is cuda where there is a GPU, else cpu.
     device: str = "auto"
-    # Print the batch table and the memory estimate, and stop.
+    # True prints the batch table and the memory estimate, and stops.
     dry_run: bool = False

@@ -1,4 +1,4 @@
-"""The configuration that a run wrote down, as the run's own dataclasses again."""
+"""A saved configuration, config.json of a run, becomes dataclasses again."""
 
 from __future__ import annotations
 
@@ -15,42 +15,46 @@ from grpo.config.run import TrainConfig
 
 
 def from_dict(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> TrainConfig:
-    """The configuration that `asdict` made these values of, changed by `key=value` overrides; keys that exist no
-    more are ignored. Values are text and numbers and nothing else: no `${…}` in them is looked up. `UserError` for an
-    override that does not fit."""
+    """Returns the configuration from which `asdict` made these values, changed by `key=value` overrides.
+
+    Keys that no longer exist are ignored. Values are text and numbers only: no `${…}` in them is looked up. Raises
+    UserError for an override that does not fit.
+    """
 
     def build(template: Any, given: Mapping[str, Any]) -> Any:
-        known = {}
+        arguments = {}
         for field in fields(template):
             if field.name in given:
                 default, value = getattr(template, field.name), given[field.name]
                 nested = is_dataclass(default) and isinstance(value, Mapping)
-                known[field.name] = build(default, value) if nested else value
-        return type(template)(**known)
+                arguments[field.name] = build(default, value) if nested else value
+        return type(template)(**arguments)
 
-    known = OmegaConf.create(_literal(asdict(build(TrainConfig(), values))))
+    saved = OmegaConf.create(_literal(asdict(build(TrainConfig(), values))))
     try:
-        # The schema makes objects of what stands in lists too, such as a reward's parts.
+        # The schema makes dataclasses of list items too, such as a reward's parts.
         return OmegaConf.to_object(
-            OmegaConf.merge(OmegaConf.structured(TrainConfig), known, OmegaConf.from_dotlist([*overrides]))
+            OmegaConf.merge(OmegaConf.structured(TrainConfig), saved, OmegaConf.from_dotlist([*overrides]))
         )
     except OmegaConfBaseException as error:
         raise UserError(str(error).splitlines()[0]) from error
 
 
 def _literal(value: Any) -> Any:
-    """The same value, in which OmegaConf finds nothing to look up. Of n backslashes before a `${` it reads half, and
-    an odd one makes the `${` text."""
+    """Returns the same value, escaped so that OmegaConf looks nothing up in it.
+
+    Of the backslashes before a `${` OmegaConf reads every two as one, and one that is left over makes the `${` text.
+    """
     if isinstance(value, Mapping):
-        return {name: _literal(each) for name, each in value.items()}
+        return {name: _literal(inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_literal(each) for each in value]
+        return [_literal(item) for item in value]
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """(dotted key, value) of every leaf of a configuration as plain data."""
-    found = []
+    """Returns (dotted key, value) of every leaf of a configuration that is given as plain data."""
+    leaves = []
     for name, value in config.items():
-        found += flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
-    return found
+        leaves += flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
+    return leaves

@@ -1,25 +1,30 @@
-"""A sweep: several variants of a run, several seeds of each."""
+"""A sweep runs several variants of a run, each with several seeds."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(kw_only=True)
 class SweepConfig:
-    """What `grpo sweep` reads besides the keys of a run; presets are the files of `configs/sweep`."""
+    """The sweep is what `grpo sweep` reads besides the keys of a run; presets are the files of `configs/sweep`."""
 
-    # Name → overrides of the run. The first is what the others are compared with.
+    # Each variant has a name and overrides of the run, e.g. {G8: [dynamics.group_size=8]}. The others are compared with
+    # the first one.
     variants: dict[str, list[str]] = field(default_factory=dict)
-    # Runs of each variant, with seeds 0 … seeds − 1. The same seed asks the same prompts of the same first policy.
+    # Each variant is run with the seeds 0 … seeds − 1. The same seed asks the same prompts of the same first policy.
     seeds: int = 3
-    # What all runs may spend alike: steps | samples | tokens | seconds, and how much of it; 0: what num_steps comes to
-    # in the first variant (steps, samples).
+    # The sweep's budget is what every run may spend alike, counted in steps, samples, tokens or seconds. It sets
+    # num_steps or one of `limits`; rollout.budget is something else.
     budget: str = "steps"
+    # Every run may spend this many of the budget's units, e.g. 20000 samples. 0 keeps num_steps (budget=steps) or takes
+    # the completions of the first variant's num_steps (budget=samples); tokens and seconds need a number.
     amount: int = 0
-    # Above 0: a search. Optuna tries that many values of the keys given as key=interval(a,b), tag(log,interval(a,b)),
-    # range(a,b) or a,b,c, `batch` of them at a time, for the highest held-out score.
+    # Above 0, Optuna searches the highest held-out score with this many trials. It varies the keys that are given as
+    # key=interval(a,b), tag(log,interval(a,b)), range(a,b) or a,b,c. 0: no search.
     trials: int = 0
+    # A search tries this many settings at a time.
     batch: int = 1
-    # What runs `grpo` for one run, e.g. "python -m grpo.cli launch" for one of several processes (hardware=node) or
-    # machines; "": this Python, one process.
+    # This command runs `grpo` for one run, e.g. "python -m grpo.cli launch" for several processes or machines. "" is
+    # this Python, one process.
     command: str = ""
+    # Everything that a sweep writes lies in this folder.
     output_dir: str = "runs/sweep"

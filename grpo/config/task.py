@@ -1,4 +1,4 @@
-"""What is asked, how it is put to the model, and how answers are graded."""
+"""A task says what is asked, how it is put to the model, and how answers are graded."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,147 +6,176 @@ from typing import Any
 
 @dataclass(kw_only=True)
 class SelectionConfig:
-    """Which of a source's problems are asked, see `grpo.tasks.selection`. What is left out is counted and told."""
+    """The selection takes some of a source's problems; it counts the others and says why they are left out.
 
-    # Pass rates kept, both ends included, e.g. [0.1, 0.8], and the column that has them: `grpo solve-rates` makes one.
+    See `grpo.tasks.selection`.
+    """
+
+    # Problems with a pass rate in this band are kept, both ends included, e.g. [0.1, 0.8]. [0, 1] keeps all.
     solve_rate: list[float] = field(default_factory=lambda: [0.0, 1.0])
+    # Pass rates stand in this column; `grpo solve-rates` makes one.
     solve_rate_column: str = "llama8b_solve_rate"
-    # Problems without a pass rate: keep | drop.
+    # Problems without a pass rate are kept or dropped.
     without_solve_rate: str = "keep"
-    # Values of the column `source` to keep; empty: all.
+    # Problems with one of these values in the column `source` are kept, e.g. [gsm8k, olympiads]. [] keeps all.
     sources: list[str] = field(default_factory=list)
-    # Parts of the paths in the column `domain` to keep, e.g. [Algebra, "Mathematics -> Geometry"]; empty: all.
+    # Problems with one of these parts in a path of the column `domain` are kept, e.g. [Algebra, "Mathematics ->
+    # Geometry"]. [] keeps all.
     domains: list[str] = field(default_factory=list)
-    # integer | decimal | fraction | percent | choice | yes_no | matrix | set | interval | equation | text | expression;
-    # empty: all.
+    # Problems with such an answer are kept: integer | decimal | fraction | percent | choice | yes_no | matrix | set |
+    # interval | equation | text | expression. [] keeps all.
     answer_types: list[str] = field(default_factory=list)
-    # Longest question in characters; 0: any.
+    # Questions of at most this many characters are kept. 0 keeps all.
     max_characters: int = 0
-    # Questions of the same words, whatever their case, spacing and punctuation, are asked once.
+    # True asks questions of the same words once, whatever their case, spacing and punctuation.
     deduplicate: bool = False
-    # Files of evaluation problems: what they ask, or shares `ngram` words in a row with it, is left out. 0: only
-    # questions of the same words.
+    # Problems that these files ask too are left out of training, e.g. [math500.jsonl].
     evaluation_sets: list[str] = field(default_factory=list)
+    # A problem is left out when it shares this many words in a row with a question of evaluation_sets. 0 leaves out
+    # only questions of the same words.
     ngram: int = 13
 
 
 @dataclass(kw_only=True)
 class CurriculumConfig:
-    """Which problems are asked when, see `grpo.tasks.curriculum`."""
+    """The curriculum says which problem is asked when, see `grpo.tasks.curriculum`."""
 
-    # uniform: each once an epoch. weighted: as often as the column's pass rate promises gradient. anneal: from easy
-    # to hard. online: by pass rates measured while training.
+    # uniform asks each problem once an epoch. weighted asks it as often as its pass rate promises gradient. anneal goes
+    # from easy to hard. online goes by pass rates measured while training.
     name: str = "uniform"
-    # Column of pass rates: needed by weighted and anneal, where online begins.
+    # Pass rates stand in this column. weighted and anneal go by it; online begins with it.
     solve_rate_column: str = "llama8b_solve_rate"
-    # Problems without one are taken to have this.
+    # A problem without a pass rate is taken to have this one.
     without_solve_rate: float = 0.5
-    # weighted, anneal: prompts after which problems are drawn anew.
+    # With weighted and anneal, problems are drawn anew after this many prompts.
     block: int = 2048
-    # anneal: pass rates aimed at in the beginning and at the end, the width about them, and over how many prompts.
+    # anneal begins with problems of about this pass rate.
     easy: float = 0.9
+    # anneal ends with problems of about this pass rate.
     hard: float = 0.1
+    # anneal draws pass rates about its target with this standard deviation.
     width: float = 0.15
+    # anneal reaches the hard end after this many prompts.
     anneal_prompts: int = 100_000
-    # online: completions that the column's rate counts for; prompts after which what was seen counts half; prompts for
-    # which a problem rests after it was asked, and after it was silent.
+    # The column's pass rate counts for this many completions (weighted and online).
     prior_samples: float = 4.0
+    # With online, a measured pass rate counts half after this many prompts, since the policy has changed.
     half_life: int = 50_000
+    # With online, a problem that was asked rests for this many prompts.
     rest: int = 1024
+    # With online, a problem whose group was silent rests for this many prompts.
     rest_silent: int = 8192
 
 
 @dataclass(kw_only=True)
 class DataConfig:
-    """Where problems come from, see `grpo.tasks.sources`."""
+    """The data is where problems come from, see `grpo.tasks.sources`."""
 
-    # file | hub | reasoning_gym | arithmetic.
+    # Problems come from a file, a data set on the hub, a generator of reasoning_gym, or arithmetic made here.
     source: str = "file"
-    # file: a .jsonl, .json, .csv or .parquet. hub: "owner/name". reasoning_gym: the generator's name.
+    # The path is a .jsonl, .json, .csv or .parquet file (source=file), an "owner/name" on the hub (hub), or a
+    # generator's name (reasoning_gym). arithmetic needs none.
     path: str = ""
-    # hub only: configuration and split.
+    # The hub's data set is read in this configuration, e.g. main. "" is the only one it has.
     subset: str = ""
+    # The hub's data set is read from this split.
     split: str = "train"
-    # Columns of the data set that hold the question, the answer and (optional) an identity.
+    # This column holds the question.
     question_column: str = "problem"
+    # This column holds the answer.
     answer_column: str = "answer"
+    # This column holds each problem's identity. "" makes one of the source's name and the row's number.
     id_column: str = ""
-    # Part of each answer that counts: a regular expression with one group, "" for the whole; GSM8K: "#### (.*)".
+    # This regular expression, with one group, finds the part of each answer that counts, e.g. "#### (.*)" for GSM8K. ""
+    # takes the whole answer.
     answer_pattern: str = ""
-    # file and hub: only the first so many rows; 0: all.
+    # Only this many first rows of a file or a hub's data set are read. 0 reads all.
     limit: int = 0
-    # Generators only: how many problems to draw, and their options, e.g. {min_digits: 1, max_digits: 2}.
+    # A generator draws this many problems. For arithmetic, 0 takes every problem there is.
     size: int = 0
+    # A generator gets these options, e.g. {min_digits: 1, max_digits: 2}.
     options: dict[str, Any] = field(default_factory=dict)
-    # Seed of the generator: another seed draws other problems. Not the training seed.
+    # Another seed of the generator draws other problems. It is not the training seed.
     seed: int = 0
-    # What to do with rows without a usable question, or with an answer that is missing or cannot be parsed:
-    # "skip" (counted, listed) or "refuse".
+    # Rows without a usable question, or with an answer that is missing or cannot be parsed, are counted and left out
+    # (skip) or end the run (refuse).
     bad_rows: str = "skip"
-    # Share of the problems held out for evaluation, by a hash of the question: never trained on. 0.1: a tenth.
+    # This share of the problems is held out for evaluation and never trained on, by a hash of the question. 0.1: a
+    # tenth.
     held_out_fraction: float = 0.1
     selection: SelectionConfig = field(default_factory=SelectionConfig)
 
 
 @dataclass(kw_only=True)
 class PromptConfig:
-    """How a problem becomes a prompt."""
+    """The prompt is the text that puts a problem to the model."""
 
-    # {question} is replaced. E.g. "{question} Answer with just the number."
+    # The user's message is this text, with the problem in place of {question}, e.g. "{question} Answer with just the
+    # number."
     template: str = "{question}"
-    # null: the chat template's own; "": none at all.
+    # The system message is this text. null leaves it to the chat template; "" sends none at all.
     system: str | None = None
-    # False: no chat template, the template's text is the prompt (base models).
+    # True puts the text through the chat template. False sends it as it is, for base models.
     chat: bool = True
-    # Solved examples put before the question, as [question, answer] pairs.
+    # Solved examples come before the question, as [question, answer] pairs.
     examples: list[list[str]] = field(default_factory=list)
-    # Prompts of more tokens are dropped and counted (skip) or refused.
+    # A prompt has at most this many tokens (TRL: max_prompt_length; verl: data.max_prompt_length).
     max_tokens: int = 1024
+    # Longer prompts are dropped and counted (skip), or end the run (refuse).
     too_long: str = "skip"
 
 
 @dataclass(kw_only=True)
 class RewardPartConfig:
-    # math | exact | number | reasoning_gym | format, or an import path "package.module:function" of a
-    # function that takes (completion, answer, metadata) and gives a float.
+    """A reward part is one function of a completion and its weight in the sum."""
+
+    # The part is math | exact | number | reasoning_gym | format, or an import path "package.module:function" of a
+    # function that takes (completion, answer, metadata) and returns a float.
     name: str = ""
+    # The part's value is multiplied by this weight (TRL: reward_weights).
     weight: float = 1.0
 
 
 @dataclass(kw_only=True)
 class RewardConfig:
-    """How a completion becomes a number, see `grpo.tasks.rewards`."""
+    """The reward turns a completion into a number, see `grpo.tasks.rewards`."""
 
-    # What the reward is a weighted sum of, e.g. [{name: math}, {name: format, weight: 0.1}].
+    # The reward is the weighted sum of these parts, e.g. [{name: math}, {name: format, weight: 0.1}] (TRL:
+    # reward_funcs).
     parts: list[RewardPartConfig] = field(default_factory=list)
-    # Where the answer stands in a completion: boxed | tag | final (whatever it gives as its
-    # answer, see `grpo.tasks.extraction.final`) | last_number | last_line | all.
+    # A completion's answer is read from `\boxed{}`, from an `<answer>` tag, from whatever it gives as its final answer
+    # (see `grpo.tasks.extraction.final`), from its last number, from its last line, or from all of it.
     extract: str = "boxed"
-    # A completion is correct when its first part reaches this.
+    # A completion is correct when its first part reaches this value.
     correct_at: float = 0.99
-    # Regular expression that the "format" part wants to find in a completion.
+    # The part "format" gives 1 when this regular expression is found in the completion.
     format_pattern: str = ""
-    # Rewards in {0, 1} become {−1, +1} (DAPO's option): r → 2r − 1 on the weighted sum.
+    # True turns rewards in {0, 1} into {−1, +1}, by r → 2r − 1 on the weighted sum (DAPO's option).
     signed: bool = False
-    # keep | mask (truncated completions are not learned from) | soft (DAPO's linear penalty).
+    # Completions cut at the limit are kept, are not learned from (mask; TRL: mask_truncated_completions), or get DAPO's
+    # linear penalty (soft).
     overlong: str = "keep"
-    # soft only: the penalty grows from 0 to −1 over the last `overlong_buffer` tokens before the limit.
+    # With overlong=soft, the penalty grows from 0 to −1 over this many tokens before the limit (verl:
+    # overlong_buffer.len).
     overlong_buffer: int = 0
-    # Grading: worker processes, wall-clock seconds per answer, memory cap of a worker in GiB.
+    # This many worker processes grade answers.
     workers: int = 1
+    # Grading one answer may take this many seconds by the clock.
     timeout_seconds: float = 5.0
+    # A worker may take this many GiB of memory.
     memory_gib: float = 4.0
 
     @property
     def weights(self) -> dict[str, float]:
-        """Weight by the part's name, in the order given."""
+        """Returns the weight of each part by its name, in the order given."""
         return {part.name: part.weight for part in self.parts}
 
 
 @dataclass(kw_only=True)
 class TaskConfig:
-    """One task: data, prompt and reward."""
+    """A task is its data, its prompt and its reward."""
 
+    # Tables and messages call the task by this name.
     name: str = "task"
     data: DataConfig = field(default_factory=DataConfig)
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)

@@ -1,4 +1,4 @@
-"""What can be known to be wrong before anything starts. Every error is one line that says how to mend it."""
+"""Validation refuses what cannot work before anything starts; each error is one line that says how to mend it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ POSITIVE = (
 
 
 def validate(config: TrainConfig, world_size: int = 1) -> None:
-    """Raises UserError for the first thing that keeps this config from being trained."""
+    """Raises UserError for the first thing that keeps this configuration from being trained."""
     validate_evaluation(config)
     _check_batch(config, world_size)
     _check_shards(config, world_size)
@@ -100,9 +100,10 @@ def validate(config: TrainConfig, world_size: int = 1) -> None:
 
 
 def validate_evaluation(config: TrainConfig) -> None:
-    """The part of `validate` that an evaluation needs too."""
+    """Raises UserError for the first thing that keeps this configuration from being evaluated, or trained."""
     for path, choices in CHOICES.items():
-        _require(value_at(config, path) in choices, f"{path}={value_at(config, path)!r} is none of {_listed(choices)}")
+        value = value_at(config, path)
+        _require(value in choices, f"{path}={value!r} is unknown: choose one of {_listed(choices)}")
     for path in POSITIVE:
         _require(value_at(config, path) > 0, f"{path}={value_at(config, path)} must be above 0")
     _check_lengths(config)
@@ -110,32 +111,35 @@ def validate_evaluation(config: TrainConfig) -> None:
     data = config.task.data
     _require(
         data.source == "arithmetic" or bool(data.path),
-        f"task.data.path is empty: name the {PATHS.get(data.source)} that task={config.task.name} reads",
+        f"task.data.path is empty: give the {PATHS.get(data.source)} that task={config.task.name} reads",
     )
     evaluation = config.evaluation
     _require(
         all(1 <= k <= evaluation.samples_per_problem for k in evaluation.pass_at),
-        f"evaluation.pass_at={list(evaluation.pass_at)} asks for more samples than "
-        f"evaluation.samples_per_problem={evaluation.samples_per_problem}",
+        f"evaluation.pass_at={list(evaluation.pass_at)} must hold numbers between 1 and "
+        f"evaluation.samples_per_problem={evaluation.samples_per_problem}: change one of the two",
     )
     band = data.selection.solve_rate
     _require(
         len(band) == 2 and 0 <= band[0] <= band[1] <= 1,
         f"task.data.selection.solve_rate={band} must be [low, high] with 0 <= low <= high <= 1",
     )
-    _require(0 <= config.task.data.held_out_fraction < 1, "task.data.held_out_fraction must lie in [0, 1)")
+    _require(
+        0 <= data.held_out_fraction < 1,
+        f"task.data.held_out_fraction={data.held_out_fraction} must lie in [0, 1): 0.1 holds out a tenth",
+    )
     sampling = config.rollout.sampling
     _require(
         sampling.temperature <= 2 or config.rollout.engine == "transformers",
         f"rollout.sampling.temperature={sampling.temperature} is above 2, which vLLM refuses: lower it, or use "
         "rollout.engine=transformers",
     )
-    _require(0 < sampling.top_p <= 1, f"rollout.sampling.top_p={sampling.top_p} must lie in (0, 1]; 1 is off")
-    _require(sampling.top_k >= 0, f"rollout.sampling.top_k={sampling.top_k} must not be negative; 0 is off")
+    _require(0 < sampling.top_p <= 1, f"rollout.sampling.top_p={sampling.top_p} must lie in (0, 1]; 1 turns it off")
+    _require(sampling.top_k >= 0, f"rollout.sampling.top_k={sampling.top_k} must not be negative; 0 turns it off")
 
 
 def value_at(config: Any, path: str) -> Any:
-    """The value at a dotted path, e.g. ``"learner.zero_stage"``."""
+    """Returns the value at a dotted path, e.g. ``"learner.zero_stage"``."""
     for name in path.split("."):
         config = getattr(config, name)
     return config
@@ -145,28 +149,30 @@ def _check_batch(config: TrainConfig, world_size: int) -> None:
     prompts = config.dynamics.prompts_per_step
     _require(
         prompts % world_size == 0,
-        f"dynamics.prompts_per_step={prompts} does not divide by the {world_size} learner ranks: "
+        f"dynamics.prompts_per_step={prompts} cannot be shared evenly by the {world_size} learner ranks: "
         f"use {max(1, prompts // world_size) * world_size} or {(prompts // world_size + 1) * world_size}",
     )
     _require(
         config.dynamics.group_size > 1,
-        "dynamics.group_size=1 leaves every advantage zero, whichever σ divides: use 2 or more completions per prompt",
+        "dynamics.group_size=1 leaves every advantage zero: use 2 or more completions per prompt",
     )
     budget = config.rollout.budget
     _require(
         not budget.enabled or budget.pilot < config.dynamics.group_size <= budget.largest,
-        f"rollout.budget needs pilot={budget.pilot} < dynamics.group_size={config.dynamics.group_size} <= "
-        f"largest={budget.largest}: the difference is what is spread",
+        f"rollout.budget.enabled=true needs rollout.budget.pilot={budget.pilot} < "
+        f"dynamics.group_size={config.dynamics.group_size} <= rollout.budget.largest={budget.largest}: change one of "
+        "the three",
     )
     _require(
         not (budget.enabled and config.rollout.refill.enabled),
-        "rollout.budget and rollout.refill both answer silent groups: set one of their `enabled` to false",
+        "rollout.budget.enabled and rollout.refill.enabled are both true, and both deal with silent groups: set one of "
+        "them to false",
     )
     rules = config.dynamics.adaptive
     _require(
         2 <= rules.smallest_group <= rules.largest_group,
-        f"dynamics.adaptive.smallest_group={rules.smallest_group} must lie between 2 and largest_group="
-        f"{rules.largest_group}",
+        f"dynamics.adaptive.smallest_group={rules.smallest_group} must lie between 2 and "
+        f"dynamics.adaptive.largest_group={rules.largest_group}: change one of the two",
     )
 
 
@@ -174,12 +180,14 @@ def _check_shards(config: TrainConfig, world_size: int) -> None:
     together = config.learner.sequence_parallel
     _require(
         world_size % together == 0,
-        f"learner.sequence_parallel={together} does not divide the {world_size} learner ranks: use a number that does",
+        f"learner.sequence_parallel={together} does not divide the {world_size} learner ranks: use a divisor of "
+        f"{world_size}",
     )
     size = config.learner.hpz_partition_size
     _require(
         size == 0 or config.learner.zero_stage == 3,
-        f"learner.hpz_partition_size={size} is a second copy of sharded weights: set learner.zero_stage=3, or it to 0",
+        f"learner.hpz_partition_size={size} copies sharded weights, which only ZeRO-3 has: set learner.zero_stage=3, "
+        "or learner.hpz_partition_size=0",
     )
     _require(
         size == 0 or (size > 1 and world_size % size == 0),
@@ -193,18 +201,17 @@ def _check_pipeline(config: TrainConfig) -> None:
         return
     _require(
         config.rollout.engine == "vllm_server",
-        f"pipeline={config.pipeline} samples while it learns, which an engine in the learner's process cannot: "
-        "add rollout=vllm_server",
+        f"pipeline={config.pipeline} samples while the learner works, which only servers can: add rollout=vllm_server",
     )
     _require(
         config.objective.correction.level != "none",
-        f"pipeline={config.pipeline} learns from an older policy's samples: correct for it with "
+        f"pipeline={config.pipeline} learns from an older policy's samples, which need importance weights: set "
         "objective.correction.level=token",
     )
     _require(
         config.task.curriculum.name != "online",
-        "task.curriculum.name=online draws prompts from the last round's results, which pipeline="
-        f"{config.pipeline} does not wait for: choose another curriculum or pipeline=off",
+        f"task.curriculum.name=online needs the last round's results, and pipeline={config.pipeline} does not wait for "
+        "them: choose another curriculum or pipeline=off",
     )
     if config.pipeline == "continuous":
         _check_staleness(config)
@@ -216,13 +223,13 @@ def _check_staleness(config: TrainConfig) -> None:
     longest = max(dynamics.refresh_interval, dynamics.adaptive.longest_interval if adaptive else 0)
     _require(
         bound >= longest - 1,
-        f"rollout.max_staleness={bound} is less than a round of {longest} optimizer steps makes: set it to "
-        f"{2 * longest - 1} for one round ahead, or lower dynamics."
+        f"rollout.max_staleness={bound} is too low for rounds of {longest} optimizer steps, which need {longest - 1}: "
+        f"set it to {2 * longest - 1} to sample one round ahead, or lower dynamics."
         + ("adaptive.longest_interval" if longest > dynamics.refresh_interval else "refresh_interval"),
     )
     _require(
         not config.rollout.budget.enabled,
-        "rollout.budget asks each prompt twice, which pipeline=continuous does not: use pipeline=one_round",
+        "rollout.budget.enabled=true asks each prompt twice, and pipeline=continuous asks once: use pipeline=one_round",
     )
 
 
@@ -230,38 +237,41 @@ def _check_lengths(config: TrainConfig) -> None:
     prompt, answer, longest = config.task.prompt.max_tokens, config.rollout.sampling.max_tokens, config.model.max_length
     _require(
         prompt + answer <= longest,
-        f"task.prompt.max_tokens={prompt} and rollout.sampling.max_tokens={answer} exceed model.max_length={longest} "
-        f"together: lower one of them or raise model.max_length to {prompt + answer}",
+        f"task.prompt.max_tokens={prompt} plus rollout.sampling.max_tokens={answer} is more than "
+        f"model.max_length={longest}: lower one of the two, or raise model.max_length to {prompt + answer}",
     )
     reward = config.task.reward
     _require(
         reward.overlong != "soft" or 0 < reward.overlong_buffer <= answer,
-        f"task.reward.overlong=soft needs 0 < task.reward.overlong_buffer <= rollout.sampling.max_tokens={answer}",
+        f"task.reward.overlong_buffer={reward.overlong_buffer} must lie between 1 and rollout.sampling.max_tokens="
+        f"{answer} with task.reward.overlong=soft: change it",
     )
 
 
 def _check_run(config: TrainConfig) -> None:
     _require(
         config.evaluation.num_problems == 0 or config.task.data.held_out_fraction > 0,
-        "evaluation.num_problems needs held-out problems: set task.data.held_out_fraction above 0 or num_problems to 0",
+        f"evaluation.num_problems={config.evaluation.num_problems} needs held-out problems: set "
+        "task.data.held_out_fraction above 0, or evaluation.num_problems=0",
     )
     _require(
         config.evaluation.num_problems > 0 or not config.evaluation.suite,
-        "in training evaluation.suite is asked besides held-out problems: set evaluation.num_problems above 0",
+        "evaluation.suite comes besides held-out problems in training: set evaluation.num_problems above 0",
     )
     _require(
         not config.model.path or config.model.source == "huggingface",
         f"model.path={config.model.path} is not read with model.source={config.model.source}: add model=huggingface",
     )
     checkpoints = Path(config.output_dir) / CHECKPOINTS
-    found = bool(checkpoints_in(checkpoints))
+    saved = bool(checkpoints_in(checkpoints))
     _require(
-        config.checkpoint.resume or config.dry_run or not found,
-        f"{config.output_dir} already holds a run: continue it with checkpoint.resume=true, or choose another folder",
+        config.checkpoint.resume or config.dry_run or not saved,
+        f"{config.output_dir} already holds a run: continue it with checkpoint.resume=true, or choose another "
+        "output_dir",
     )
     _require(
-        found or not config.checkpoint.resume,
-        f"nothing to resume: {checkpoints} holds no checkpoint; start without checkpoint.resume",
+        saved or not config.checkpoint.resume,
+        f"there is nothing to resume, since {checkpoints} holds no checkpoint: start without checkpoint.resume=true",
     )
 
 

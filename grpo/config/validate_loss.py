@@ -1,4 +1,4 @@
-"""The part of `grpo.config.validate` that is about the loss, and about samples that it can learn from."""
+"""This part of `grpo.config.validate` checks the loss, and whether it can learn from the samples."""
 
 from __future__ import annotations
 
@@ -15,14 +15,19 @@ def check_loss(config: TrainConfig) -> None:
         objective.dual_clip == 0 or objective.dual_clip > 1,
         f"objective.dual_clip={objective.dual_clip} must be 0 (off) or above 1",
     )
-    require(config.normalization.ddof in (0, 1), "normalization.ddof must be 0 (population) or 1 (sample)")
+    require(
+        config.normalization.ddof in (0, 1),
+        f"normalization.ddof={config.normalization.ddof} must be 0 (population σ) or 1 (sample σ)",
+    )
     require(
         objective.aggregation.level != "constant" or objective.aggregation.constant_length > 0,
-        "objective.aggregation.level=constant needs objective.aggregation.constant_length, the length to divide by",
+        "objective.aggregation.level=constant needs objective.aggregation.constant_length, the length to divide by: "
+        f"set it to rollout.sampling.max_tokens={config.rollout.sampling.max_tokens}",
     )
     require(
         not (kl.refresh_every and config.model.lora.rank),
-        "objective.kl.refresh_every needs a reference copy, which LoRA training does not keep: set it to 0",
+        f"objective.kl.refresh_every={kl.refresh_every} needs a copy of the reference, which LoRA training does not "
+        "keep: set it to 0",
     )
     require(0 < kl.refresh_rate <= 1, f"objective.kl.refresh_rate={kl.refresh_rate} must lie in (0, 1]")
     _check_correction(config)
@@ -45,6 +50,6 @@ def _check_correction(config: TrainConfig) -> None:
     corrects = correction.level != "none" and config.objective.old_logprobs == "learner"
     require(
         corrects or not (correction.floor or correction.veto),
-        "objective.correction.floor and veto bound the weights of a correction: set objective.correction.level=token "
-        "and objective.old_logprobs=learner, or both of them to 0",
+        "objective.correction.floor and veto need the weights of a correction: set objective.correction.level=token "
+        "and objective.old_logprobs=learner, or both floor and veto to 0",
     )

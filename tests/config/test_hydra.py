@@ -49,7 +49,7 @@ def test_the_dial_is_set_by_name_and_by_number():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["foo=1"], "unknown config key foo"),
+        (["foo=1"], "unknown config key foo; `grpo config WORD` searches all keys"),
         (["output_dir=runs/G=16"], "cannot read 'output_dir=runs/G=16': put a value with special characters in quotes"),
         (
             ["learner.learning_rates=1"],
@@ -70,17 +70,17 @@ def test_wrong_keys_and_values_are_one_line_that_names_them(overrides, message):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("normalization.scope=bach", "normalization.scope='bach' is none of group | batch"),
+        ("normalization.scope=bach", "normalization.scope='bach' is unknown: choose one of group | batch"),
         ("dynamics.group_size=0", "dynamics.group_size=0 must be above 0"),
         ("dynamics.group_size=1", "leaves every advantage zero"),
-        ("dynamics.prompts_per_step=12", "does not divide by the 8 learner ranks: use 8 or 16"),
-        ("dynamics.adaptive.smallest_group=99", "must lie between 2 and largest_group=64"),
+        ("dynamics.prompts_per_step=12", "cannot be shared evenly by the 8 learner ranks: use 8 or 16"),
+        ("dynamics.adaptive.smallest_group=99", "=99 must lie between 2 and dynamics.adaptive.largest_group=64"),
         ("rollout.sampling.max_tokens=4000", "raise model.max_length"),
-        ("evaluation.pass_at=[8]", "evaluation.samples_per_problem"),
+        ("evaluation.pass_at=[8]", "must hold numbers between 1 and evaluation.samples_per_problem=1"),
         ("objective.dual_clip=0.5", "must be 0 (off) or above 1"),
         ("objective.aggregation.level=constant", "needs objective.aggregation.constant_length"),
         ("task.data.held_out_fraction=1.5", "must lie in [0, 1)"),
-        ("checkpoint.resume=true", "nothing to resume"),
+        ("checkpoint.resume=true", "checkpoints holds no checkpoint: start without checkpoint.resume=true"),
         ("checkpoint.keep_last=0", "checkpoint.keep_last=0 must be above 0"),
         ("learner.hpz_partition_size=4", "set learner.zero_stage=3"),
         ("model.path=some/model", "add model=huggingface"),
@@ -132,8 +132,14 @@ def test_groups_of_one_never_learn_whichever_std_divides():
         (["objective.correction.floor=3"], "must lie between 0 and objective.correction.cap=2.0"),
         (["objective.correction.floor=-1"], "objective.correction.floor=-1.0 must lie between 0"),
         (["objective.correction.veto=1"], "objective.correction.veto=1.0 must lie in [0, 1)"),
-        (["objective.correction.veto=1e-4", "objective.old_logprobs=sampler"], "floor and veto bound the weights"),
-        (["objective.correction.floor=0.5", "objective.correction.level=none"], "floor and veto bound the weights"),
+        (
+            ["objective.correction.veto=1e-4", "objective.old_logprobs=sampler"],
+            "floor and veto need the weights of a correction",
+        ),
+        (
+            ["objective.correction.floor=0.5", "objective.correction.level=none"],
+            "floor and veto need the weights of a correction",
+        ),
     ],
 )
 def test_bounds_of_a_correction_that_is_none_are_refused(overrides, message):
@@ -166,9 +172,12 @@ def test_what_only_looks_like_a_checkpoint_is_none(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["dynamics.group_size=4"], "rollout.budget needs pilot=4 < dynamics.group_size=4 <= largest=32"),
-        (["dynamics.group_size=64"], "dynamics.group_size=64 <= largest=32"),
-        (["normalization=dapo"], "rollout.budget and rollout.refill both answer silent groups"),
+        (
+            ["dynamics.group_size=4"],
+            "needs rollout.budget.pilot=4 < dynamics.group_size=4 <= rollout.budget.largest=32",
+        ),
+        (["dynamics.group_size=64"], "dynamics.group_size=64 <= rollout.budget.largest=32: change one of the three"),
+        (["normalization=dapo"], "rollout.budget.enabled and rollout.refill.enabled are both true"),
     ],
 )
 def test_a_budget_that_has_nothing_to_spread_or_a_rival_is_refused(overrides, message):
@@ -180,18 +189,18 @@ def test_a_budget_that_has_nothing_to_spread_or_a_rival_is_refused(overrides, me
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ([], "pipeline=continuous samples while it learns, which an engine in the learner's process cannot"),
+        ([], "pipeline=continuous samples while the learner works, which only servers can: add rollout=vllm_server"),
         (
             ["rollout=vllm_server", "dynamics.refresh_interval=6"],
-            "rollout.max_staleness=3 is less than a round of 6 optimizer steps makes: set it to 11 for one round "
-            "ahead, or lower dynamics.refresh_interval",
+            "rollout.max_staleness=3 is too low for rounds of 6 optimizer steps, which need 5: set it to 11 to sample "
+            "one round ahead, or lower dynamics.refresh_interval",
         ),
         (
             ["rollout=vllm_server", "dynamics=adaptive"],
-            "a round of 8 optimizer steps makes: set it to 15 for one round ahead, or lower "
+            "rounds of 8 optimizer steps, which need 7: set it to 15 to sample one round ahead, or lower "
             "dynamics.adaptive.longest_interval",
         ),
-        (["rollout=vllm_server", "rollout.budget.enabled=true"], "rollout.budget asks each prompt twice"),
+        (["rollout=vllm_server", "rollout.budget.enabled=true"], "rollout.budget.enabled=true asks each prompt twice"),
         (["rollout=vllm_server", "task.curriculum.name=online"], "choose another curriculum or pipeline=off"),
         (["rollout=vllm_server", "objective.correction.level=none"], "objective.correction.level=token"),
     ],

@@ -1,0 +1,101 @@
+"""`grpo config` prints every configuration key with its choices, its default and its meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from grpo.config import UserError
+from grpo.config.keys import Choice, Key, Section, choices, sections
+from grpo.host.terminal import Terminal
+
+USAGE = """usage: grpo config [WORD ...]
+       grpo config markdown > configs/README.md
+
+Prints every key of a run and every choice of its groups: what it may be, its default, and what it means. With words,
+only those whose name, values or meaning hold all of them.
+  grpo config learner.zero
+  grpo config clip
+  grpo config num_generations        names that TRL, verl and vLLM use are found too
+markdown writes all of it as one page."""
+
+INTRODUCTION = """# Configuration keys
+
+Every key of `grpo` stands on this page, with what it may be, its default and its meaning. `grpo config WORD` searches
+it on the command line.
+
+A key is given as `KEY=VALUE`, a group's choice as `GROUP=CHOICE`:
+
+```bash
+grpo train objective=dapo learner.learning_rate=2e-6 task.prompt.max_tokens=512
+```
+
+A choice is a file of `configs/GROUP` and sets several keys at once; keys that are given on the command line go before
+it. `grpo train` alone takes the choices marked *default*, so some of its values differ from a key's own default; these
+stand in brackets.
+
+`grpo config markdown > configs/README.md` writes this page from the comments in `grpo/config/*.py` and
+`configs/*/*.yaml`."""
+
+
+def run(words: Sequence[str]) -> int:
+    """Prints the keys that hold all words; its exit code."""
+    terminal = Terminal()
+    if [*words] == ["markdown"]:
+        terminal.out(page(), highlight=False)
+        return 0
+    keys = [key for section in sections() for key in section.keys if _holds(words, key.name, key.values, key.meaning)]
+    chosen = [choice for choice in choices() if _holds(words, choice.name, choice.meaning)]
+    if not keys and not chosen:
+        raise UserError(f"no key and no choice has {' and '.join(map(repr, words))}: `grpo config` prints all of them")
+    if keys:
+        terminal.print(key_table(keys))
+    if chosen:
+        terminal.print(choice_table(chosen))
+    return 0
+
+
+def key_table(keys: Iterable[Key]) -> Table:
+    """Returns two columns, which fit into a narrow terminal: a key with its values and default, and its meaning."""
+    table = Table("key, what it may be, default", "meaning", show_lines=True)
+    for key in keys:
+        facts = f"\n{key.values}\ndefault {key.default}"
+        table.add_row(Text.assemble((key.name, "bold"), (facts, "dim")), key.meaning)
+    return table
+
+
+def choice_table(chosen: Iterable[Choice]) -> Table:
+    """Returns two columns: a group's choice, and what it sets."""
+    table = Table("choice of a group", "what it sets")
+    for choice in chosen:
+        table.add_row(Text.assemble((choice.name, "bold"), ("\ndefault" * choice.usual, "dim")), choice.meaning)
+    return table
+
+
+def page() -> str:
+    """Returns all keys and choices as one page of Markdown."""
+    rows = [[_code(choice.name) + " *default*" * choice.usual, choice.meaning] for choice in choices()]
+    groups = "\n\n".join(["## Groups", _markdown_table(["choice", "what it sets"], rows)])
+    return "\n\n".join([INTRODUCTION, groups, "## Keys", *map(_markdown_section, sections())])
+
+
+def _markdown_section(section: Section) -> str:
+    rows = [[_code(key.name), _code(key.values), _code(key.default), key.meaning] for key in section.keys]
+    table = _markdown_table(["key", "what it may be", "default", "meaning"], rows)
+    return "\n\n".join([f"### {section.name or 'run'}", section.meaning, table])
+
+
+def _markdown_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [names, ["---"] * len(names), *([cell.replace("|", r"\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _code(text: str) -> str:
+    return f"`{text}`"
+
+
+def _holds(words: Sequence[str], *texts: str) -> bool:
+    everything = "\n".join(texts).casefold()
+    return all(word.casefold() in everything for word in words)

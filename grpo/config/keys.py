@@ -1,0 +1,145 @@
+"""This module lists every configuration key and every choice of a group, as people read them.
+
+Types and defaults are the dataclasses' own. Meanings are the comments above their fields and at the top of the YAML
+files, so nothing is written down twice.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import yaml
+
+from grpo.config.hydra import compose_config, config_directory
+from grpo.config.run import TrainConfig
+from grpo.config.sweep import SweepConfig
+from grpo.config.validate import CHOICES, POSITIVE
+
+SWEEP = "grpo sweep"
+"""This section holds the keys of a sweep, which no run reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key is one leaf of the configuration.
+
+    values    its choices or its type, e.g. "token | sequence" or "int > 0"
+    default   the dataclass's; where `grpo train` alone has another one, "2048 (grpo train alone: 256)"
+    """
+
+    name: str
+    values: str
+    default: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A section holds the keys of one dataclass under one dotted name, and the dataclass's docstring."""
+
+    name: str
+    meaning: str
+    keys: tuple[Key, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A choice is one YAML file of a group, e.g. "objective=dapo", with its first line as its meaning.
+
+    `grpo train` alone takes the `usual` choices.
+    """
+
+    name: str
+    meaning: str
+    usual: bool
+
+
+def sections() -> list[Section]:
+    """Returns every key there is, in the order of the dataclasses."""
+    run, alone, sweep = TrainConfig(), compose_config([]), SweepConfig()
+    return [*_sections(run, alone), Section(SWEEP, _docstring(SweepConfig), _keys(sweep, sweep, ""))]
+
+
+def choices() -> list[Choice]:
+    """Returns every choice of every group, in alphabetical order."""
+    given = yaml.safe_load((config_directory() / "train.yaml").read_text())["defaults"]
+    usual = {f"{group}={choice}" for entry in given if isinstance(entry, dict) for group, choice in entry.items()}
+    files = sorted(config_directory().glob("*/*.yaml"))
+    names = [f"{file.parent.name}={file.stem}" for file in files]
+    return [Choice(name, _first_line(file), name in usual) for name, file in zip(names, files, strict=True)]
+
+
+def comments(config_class: type) -> dict[str, str]:
+    """Returns the comment above each field of a dataclass, as one line; "" where there is none."""
+    lines = inspect.getsource(config_class).splitlines()
+    meanings = {}
+    for node in ast.parse("\n".join(lines)).body[0].body:
+        if isinstance(node, ast.AnnAssign):
+            above = (line.strip() for line in reversed(lines[: node.lineno - 1]))
+            comment = reversed([*takewhile(lambda line: line.startswith("#"), above)])
+            meanings[node.target.id] = " ".join(line.removeprefix("#").strip() for line in comment)
+    return meanings
+
+
+def _sections(default: Any, alone: Any, prefix: str = "") -> Iterator[Section]:
+    yield Section(prefix.rstrip("."), _docstring(type(default)), _keys(default, alone, prefix))
+    for name, item in _items(type(default)).items():
+        yield from _sections(item(), item(), f"{prefix}{name}[].")
+    for name in _nested(default):
+        yield from _sections(getattr(default, name), getattr(alone, name), f"{prefix}{name}.")
+
+
+def _keys(default: Any, alone: Any, prefix: str) -> tuple[Key, ...]:
+    meanings, nested = comments(type(default)), _nested(default)
+    keys = []
+    for field in fields(default):
+        if field.name not in nested:
+            name, value, other = f"{prefix}{field.name}", getattr(default, field.name), getattr(alone, field.name)
+            shown = _text(value) if other == value else f"{_text(value)} (grpo train alone: {_text(other)})"
+            keys.append(Key(name, _values(type(default), field.name, name), shown, meanings[field.name]))
+    return tuple(keys)
+
+
+def _values(config_class: type, field: str, name: str) -> str:
+    if name in CHOICES:
+        return " | ".join(map(str, CHOICES[name]))
+    if field in _items(config_class):
+        inside = ", ".join(part.name for part in fields(_items(config_class)[field]))
+        return f"list of {{{inside}}}"
+    hint = get_type_hints(config_class)[field]
+    if hint is bool:
+        return "true | false"
+    words = hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint).replace("typing.", "")
+    return words + (" > 0" if name in POSITIVE else "")
+
+
+def _items(config_class: type) -> dict[str, type]:
+    """Returns the fields that hold a list of another dataclass, and which one."""
+    inside = {name: get_args(hint)[:1] for name, hint in get_type_hints(config_class).items()}
+    return {name: item[0] for name, item in inside.items() if item and is_dataclass(item[0])}
+
+
+def _nested(config: Any) -> list[str]:
+    return [field.name for field in fields(config) if is_dataclass(getattr(config, field.name))]
+
+
+def _text(value: Any) -> str:
+    """Returns a value as it is typed on the command line."""
+    return '""' if value == "" else json.dumps(value, ensure_ascii=False, default=vars).replace('"', "")
+
+
+def _docstring(config_class: type) -> str:
+    return " ".join(inspect.getdoc(config_class).split())
+
+
+def _first_line(file: Path) -> str:
+    lines = (line for line in file.read_text().splitlines() if not line.startswith("# @package"))
+    first = next(lines, "")
+    return first.removeprefix("#").strip() if first.startswith("#") else ""
