@@ -23,8 +23,8 @@ from grpo import environment
 
 environment.prepare()
 
-# Experts' widths are multiples of 32: vLLM's CPU build fills others up, and does not take weights into them again.
-WIDE = {"hidden_size": 128, "intermediate_size": 128, "moe_intermediate_size": 64}
+# Experts' inner width is no multiple of 32: vLLM's CPU build fills it up.
+WIDE = {"hidden_size": 128, "intermediate_size": 128, "moe_intermediate_size": 48}
 WIDE |= dict.fromkeys(("head_dim", "linear_key_head_dim", "linear_value_head_dim"), 32)
 
 
@@ -85,7 +85,6 @@ def measure(name: str) -> dict:
     settings.rollout.precision = settings.learner.precision = "float32"
     settings.rollout.kv_cache_gib, settings.rollout.max_concurrent = 0.25, 16
     settings.rollout.sampling = SamplingConfig(max_tokens=40)
-    # First, as in training: vLLM changes the classes of some models for itself.
     policy = load_policy(folder, settings.model, "float32", 512)
     sampler = VllmSampler(settings, folder, tiny_tokenizer(), torch.device("cpu"))
     prompts = [Prompt(Problem(f"p{i}", "", ""), tuple(range(3 + i, 15 + i))) for i in range(4)]

@@ -86,7 +86,7 @@ def candidate(config: TrainConfig) -> Candidate:
     learner = None
     if trained:
         require_whole(trained, collective)
-        # Before the sampler, as in training: vLLM changes the classes of some models for itself.
+        # Before the sampler, as in training.
         learner = load_checkpoint(config, path, trained, device)
     sampler = build_sampler(config, path, tokenizer, device, collective)
     if learner:

@@ -13,6 +13,7 @@ from vllm import LLM, SamplingParams
 from grpo.config import SamplingConfig, TrainConfig
 from grpo.interfaces import MERGED, Bucket
 from grpo.rollout.engine_arguments import engine_arguments, sampling_arguments
+from grpo.rollout.model_classes import ModelClasses
 from grpo.rollout.seeds import sample_numbers, sample_seed
 from grpo.rollout.stopping import stop_token_ids
 from grpo.types import Completion, Prompt, RolloutGroup
@@ -33,7 +34,9 @@ class VllmSampler:
         with torch.random.fork_rng(devices=[]):
             environment = dict(os.environ)
             arguments = engine_arguments(config, str(model_path), self._on_gpu)
+            classes = ModelClasses()
             self._llm = LLM(**arguments, enable_sleep_mode=self._on_gpu)
+            self._llm.apply_model(classes.part)
             os.environ.clear()
             os.environ.update(environment)
         if not self._on_gpu:
