@@ -27,6 +27,7 @@ from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import init_distributed
 from grpo.learner.export import export
 from grpo.learner.learner import DeepSpeedLearner
+from grpo.learner.loading import proven_layout
 from grpo.loop import Engines, run
 from grpo.observers import (
     PROMPTS_FILE,
@@ -72,7 +73,9 @@ def train(config: TrainConfig) -> int:
     device = launch_check.device(config)
     config = launch_check.with_precision(config)
     path = models.resolve(config.model, lambda: warm_start_examples(config))
-    launch_check.print_tables(config, path, world_size)
+    layout = proven_layout(path, config.model, config.learner.layout)
+    told = replace(config, learner=replace(config.learner, layout=layout))
+    launch_check.print_tables(told, path, world_size)
     if config.dry_run:
         return 0
     # First what is asked: what is wrong with data or reward shows before the engines start.

@@ -18,7 +18,7 @@ from grpo.interfaces import MERGED, Bucket
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import learning_rate_factor, quiet, start_engine
 from grpo.learner.flops import flop_count
-from grpo.learner.loading import load_policy
+from grpo.learner.loading import fitting_layout, load_policy
 from grpo.learner.plain_data import only_plain_data
 from grpo.learner.policy import DTYPES
 from grpo.learner.reference import AdapterReference, CopyReference, reference_logprobs
@@ -70,9 +70,8 @@ class DeepSpeedLearner:
 
     @property
     def layout(self) -> str:
-        """The configured layout; "packed" for "shared" where every completion needs a prompt of its own."""
-        configured = self._config.learner.layout
-        return "packed" if configured == "shared" and not self.policy.in_trees else configured
+        """See `grpo.learner.loading.fitting_layout`."""
+        return fitting_layout(self._config.learner.layout, self.policy.in_trees)
 
     def _reference(self, model_path: str | Path) -> AdapterReference | CopyReference | None:
         kl, learner = self._config.objective.kl, self._config.learner

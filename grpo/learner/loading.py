@@ -59,6 +59,17 @@ def _proof(path: str, trust: bool) -> Proof:
     return prove_config(path, AutoConfig.from_pretrained(path, trust_remote_code=trust), trust)
 
 
+def proven_layout(path: str | Path, model: ModelConfig, configured: str) -> str:
+    """`fitting_layout` of the model at `path`. Raises UserError where it is not trained here at all."""
+    return fitting_layout(configured, _proof(str(path), model.trust_remote_code).in_trees)
+
+
+def fitting_layout(configured: str, in_trees: bool) -> str:
+    """How rows are packed: as configured, but "packed" for "shared" where every completion needs a prompt of its
+    own."""
+    return "packed" if configured == "shared" and not in_trees else configured
+
+
 def prove_config(path: str, config: PretrainedConfig, trust: bool = False) -> Proof:
     """How models of `config` are computed exactly, see `grpo.learner.proof`. Raises UserError where they are not."""
     return prove(path, config, builder(trust), logit_rule(config))
