@@ -11,7 +11,7 @@ import torch
 from grpo.config import TrainConfig
 from grpo.config.placement import KEY_VARIABLE, LOG_FOLDER, server_gpus
 from grpo.network import free_port
-from grpo.rollout.engine_arguments import command_line, engine_arguments
+from grpo.rollout.engine_arguments import command_line, engine_arguments, keeps_state
 from grpo.rollout.replica import ServerProcess
 from grpo.tether import PRIVATE
 
@@ -23,7 +23,8 @@ def start_servers(config: TrainConfig, model_path: str, device: torch.device) ->
     """url → process, each on its own devices, with one key for the run."""
     servers, on_gpu = config.rollout.servers, device.type == "cuda"
     os.environ.setdefault(KEY_VARIABLE, secrets.token_urlsafe(24))
-    arguments = engine_arguments(config, model_path, on_gpu) | {
+    state = keeps_state(model_path, config.model.trust_remote_code)
+    arguments = engine_arguments(config, model_path, on_gpu, state) | {
         "served_model_name": MODEL,
         "host": servers.host,
         "tensor_parallel_size": servers.tensor_parallel,
