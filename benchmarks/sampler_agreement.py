@@ -28,6 +28,14 @@ WIDE = {"hidden_size": 128, "intermediate_size": 128, "moe_intermediate_size": 4
 WIDE |= dict.fromkeys(("head_dim", "linear_key_head_dim", "linear_value_head_dim"), 32)
 
 
+# What vLLM reads of a config and transformers does not.
+READ_BY_VLLM = {
+    "LFM2": {"conv_dim": 128, "block_dim": 128, "block_ff_dim": 128},
+    "Mamba 2": {"intermediate_size": 256},
+    "GLM-4": {"eos_token_id": 2},
+}
+
+
 def random_model(name: str) -> Path:
     """A folder with a model of this architecture, of weights that make it sure of what it writes."""
     import torch
@@ -39,7 +47,9 @@ def random_model(name: str) -> Path:
     model_type, special, _ = ARCHITECTURES[name]
     wide = {key: value for key, value in WIDE.items() if key in {**SMALL, **special}}
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **{**SMALL, **special, **wide}))
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(model_type, **{**SMALL, **special, **wide, **READ_BY_VLLM.get(name, {})})
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3) if parameter.dim() > 1 else parameter.add_(torch.randn_like(parameter) * 0.1)

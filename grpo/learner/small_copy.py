@@ -28,6 +28,8 @@ _LINEAR_HEADS = ("linear_num_key_heads", "linear_num_value_heads")
 # What limits attention to a part of the tokens before, besides windows by name: reach, and places that are chosen.
 _REACH = ("attention_chunk_size", "local_attention", "index_block_size")
 _CHOSEN = ("index_topk", "index_topk_blocks")
+# What a layer is told for the sake of a cache of keys and values.
+_OF_CACHE = ("store_full_length_kv",)
 # Numbers of layers of the parts that see pictures or hear, which no text goes through.
 _TOWER_LAYERS = ("num_hidden_layers", "depth")
 
@@ -66,6 +68,9 @@ def _shortened(name: str, value: Any, count: int, num_layers: int) -> Any:
         return value[:num_layers]
     if name == "per_layer_config" and value:
         return {layer: own for layer, own in value.items() if int(layer) < num_layers}
+    if name == "num_kv_shared_layers" and value:
+        # The last ones.
+        return max(0, value - (count - num_layers))
     if name == "compress_rates":
         return {kind: min(rate, WINDOW) for kind, rate in value.items()}
     if isinstance(value, bool) or not isinstance(value, int):
@@ -147,6 +152,6 @@ def _kind(layer: nn.Module) -> frozenset[tuple[str, str, Any]]:
         for name, value in vars(module).items():
             if _is_window(name):
                 facts.add((type(module).__name__, name, value is not None))
-            elif isinstance(value, (bool, str)):
+            elif isinstance(value, (bool, str)) and name not in _OF_CACHE:
                 facts.add((type(module).__name__, name, value))
     return frozenset(facts)
