@@ -1,13 +1,17 @@
 """How small random models of many architectures are computed, and how far from their own eager forward pass.
 
     python benchmarks/architectures.py
+    python benchmarks/architectures.py all [TYPE …]
 
-Prints a row for each model of tests/learner/architectures.py: the table of the README's "Models".
+Prints a row for each model of tests/learner/architectures.py: the table of the README's "Models". With `all`, a row for
+each causal type of transformers, as its config is by default, and how many there are of each kind.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -17,8 +21,11 @@ from grpo.host import environment
 
 environment.prepare()
 
+SECONDS = 120
+"""For one type at most."""
 
-def main() -> None:
+
+def selected() -> None:
     from grpo.learner.loading import prove_config
     from tests.learner.architectures import ARCHITECTURES, config_of
 
@@ -28,5 +35,45 @@ def main() -> None:
         print(f"| {name} | {way} | {proof.difference:.0e} | {proof.reason} |", flush=True)
 
 
+def every(*types: str) -> None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    counts: Counter[str] = Counter()
+    signal.signal(signal.SIGALRM, _too_long)
+    for model_type in types or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+        signal.alarm(SECONDS)
+        way, detail = outcome(model_type)
+        signal.alarm(0)
+        counts[way] += 1
+        print(f"| {model_type} | {way} | {detail} |", flush=True)
+    print(dict(counts))
+
+
+def outcome(model_type: str) -> tuple[str, str]:
+    from transformers import AutoConfig
+
+    from grpo.config import UserError
+    from grpo.learner.loading import prove_config
+
+    try:
+        proof = prove_config(model_type, AutoConfig.for_model(model_type))
+    except TooLong:
+        return "not asked", f"{SECONDS} s were not enough"
+    except UserError as error:
+        kind = "no small copy" if "cannot be checked on a small copy" in str(error) else "not exact"
+        return kind, str(error)
+    except Exception as error:  # a config that cannot be made without settings of its own
+        return "not asked", f"{type(error).__name__}: {str(error)[:200]}"
+    return ("in trees" if proof.in_trees else "one completion a row"), f"{proof.difference:.0e}"
+
+
+class TooLong(BaseException):
+    """Not an Exception: what a model's own code raises is an outcome."""
+
+
+def _too_long(number: int, frame: object) -> None:
+    raise TooLong
+
+
 if __name__ == "__main__":
-    main()
+    every(*sys.argv[2:]) if sys.argv[1:2] == ["all"] else selected()

@@ -23,9 +23,17 @@ from grpo.host import environment
 
 environment.prepare()
 
-# Experts' widths are multiples of 32: vLLM's CPU build fills others up, and does not take weights into them again.
-WIDE = {"hidden_size": 128, "intermediate_size": 128, "moe_intermediate_size": 64}
+# Experts' inner width is no multiple of 32: vLLM's CPU build fills it up.
+WIDE = {"hidden_size": 128, "intermediate_size": 128, "moe_intermediate_size": 48}
 WIDE |= dict.fromkeys(("head_dim", "linear_key_head_dim", "linear_value_head_dim"), 32)
+
+
+# What vLLM reads of a config and transformers does not.
+READ_BY_VLLM = {
+    "LFM2": {"conv_dim": 128, "block_dim": 128, "block_ff_dim": 128},
+    "Mamba 2": {"intermediate_size": 256},
+    "GLM-4": {"eos_token_id": 2},
+}
 
 
 def random_model(name: str) -> Path:
@@ -39,7 +47,9 @@ def random_model(name: str) -> Path:
     model_type, special, _ = ARCHITECTURES[name]
     wide = {key: value for key, value in WIDE.items() if key in {**SMALL, **special}}
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **{**SMALL, **special, **wide}))
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(model_type, **{**SMALL, **special, **wide, **READ_BY_VLLM.get(name, {})})
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3) if parameter.dim() > 1 else parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -85,7 +95,6 @@ def measure(name: str) -> dict:
     settings.rollout.precision = settings.learner.precision = "float32"
     settings.rollout.kv_cache_gib, settings.rollout.max_concurrent = 0.25, 16
     settings.rollout.sampling = SamplingConfig(max_tokens=40)
-    # First, as in training: vLLM changes the classes of some models for itself.
     policy = load_policy(folder, settings.model, "float32", 512)
     sampler = VllmSampler(settings, folder, tiny_tokenizer(), torch.device("cpu"))
     prompts = [Prompt(Problem(f"p{i}", "", ""), tuple(range(3 + i, 15 + i))) for i in range(4)]

@@ -1,7 +1,11 @@
+import re
+
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from grpo.cli import WRONG_USE, main
+from tests.learner.architectures import config_of
 from tests.runs import SMALL
 
 
@@ -66,3 +70,16 @@ def test_a_dry_run_prints_the_tables_and_stops(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "completions per step" in printed and "KV cache" in printed
     assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_counts_prompts_as_the_model_is_computed(tmp_path, capsys):
+    def packed_tokens(name):
+        AutoModelForCausalLM.from_config(config_of(name)).save_pretrained(tmp_path / name)
+        model = ["model=huggingface", f"model.path={tmp_path / name}", "model.max_length=64", "dry_run=true"]
+        assert main(["train", *SMALL, f"output_dir={tmp_path}/run", *model]) == 0
+        [row] = [line for line in capsys.readouterr().out.splitlines() if "packed tokens per step" in line]
+        return int(re.findall(r"[\d,]+", row)[-1].replace(",", ""))
+
+    # 16 completions of 6 tokens, and prompts of 24: 4, or one before each completion.
+    assert packed_tokens("Llama") == 96 + 4 * 24
+    assert packed_tokens("LFM2") == 96 + 16 * 24

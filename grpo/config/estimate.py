@@ -33,9 +33,8 @@ def batch_table(config: TrainConfig, world_size: int) -> list[tuple[str, int, in
     prompts = dynamics.prompts_per_step
     sequences = prompts * dynamics.group_size
     answer_tokens = sequences * sampling.max_tokens
-    prompt_copies = prompts if config.learner.layout == "shared" else sequences
-    tokens = answer_tokens + prompt_copies * config.task.prompt.max_tokens
-    # Ranks that compute the same rows pool their tokens.
+    tokens = _step_tokens(config, prompts)
+    # Ranks that compute rows together pool their tokens.
     micro = -(-tokens * config.learner.sequence_parallel // world_size // config.learner.micro_batch_tokens)
     rounds = -(-config.num_steps // dynamics.refresh_interval)
 
@@ -68,7 +67,8 @@ def memory_estimate(config: TrainConfig, shape: ModelShape, world_size: int) -> 
     optimizer = (8 + (4 if learner.precision == "bfloat16" else 0)) * count / world_size
     # Of ranks that compute a row together, each holds a share of it.
     together = learner.sequence_parallel
-    tokens = min(learner.micro_batch_tokens, _step_tokens(config, world_size) * together) // together
+    step_tokens = _step_tokens(config, config.dynamics.prompts_per_step // world_size)
+    tokens = min(learner.micro_batch_tokens, step_tokens * together) // together
     chunk = min(learner.logit_chunk_tokens, tokens)
     concurrent = min(
         rollout.max_concurrent, config.dynamics.group_size * config.dynamics.prompts_per_step // world_size
@@ -109,9 +109,11 @@ def activation_bytes(shape: ModelShape, size: int, checkpointing: bool) -> int:
     return shape.layers * size * shape.width + layer if checkpointing else shape.layers * layer
 
 
-def _step_tokens(config: TrainConfig, world_size: int) -> int:
-    prompts = config.dynamics.prompts_per_step // world_size
-    return prompts * (config.task.prompt.max_tokens + config.dynamics.group_size * config.rollout.sampling.max_tokens)
+def _step_tokens(config: TrainConfig, prompts: int) -> int:
+    """Tokens of the rows of so many prompts, at most: each prompt once, or before each of its completions."""
+    group = config.dynamics.group_size
+    copies = 1 if config.learner.layout == "shared" else group
+    return prompts * (copies * config.task.prompt.max_tokens + group * config.rollout.sampling.max_tokens)
 
 
 def _has_copy(config: TrainConfig) -> bool:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from grpo.algorithm.loss import METRICS, policy_loss
-from grpo.algorithm.packing import ONE_A_ROW, Branch, lay_out, pack, trees_of
+from grpo.algorithm.packing import Branch, lay_out, pack, trees_of
 from grpo.config import TrainConfig
 from grpo.config.errors import UserError
 from grpo.interfaces import MERGED, Bucket
@@ -19,7 +19,7 @@ from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import learning_rate_factor, quiet, start_engine
 from grpo.learner.flops import flop_count
 from grpo.learner.layout import Layout, saved_layout
-from grpo.learner.loading import load_policy
+from grpo.learner.loading import fitting_layout, load_policy
 from grpo.learner.plain_data import only_plain_data
 from grpo.learner.policy import DTYPES, Policy
 from grpo.learner.reference import AdapterReference, CopyReference, reference_logprobs
@@ -75,9 +75,8 @@ class DeepSpeedLearner:
 
     @property
     def layout(self) -> str:
-        """The configured layout, or `ONE_A_ROW` where every completion needs a row of its own."""
-        configured = self._config.learner.layout
-        return configured if self.policy.in_trees or configured == "padded" else ONE_A_ROW
+        """How rows are packed, see `grpo.learner.loading.fitting_layout`."""
+        return fitting_layout(self._config.learner.layout, self.policy.in_trees)
 
     def _reference(self, model_path: str | Path) -> AdapterReference | CopyReference | None:
         kl, learner = self._config.objective.kl, self._config.learner

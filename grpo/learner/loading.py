@@ -11,6 +11,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from grpo.algorithm.logprobs import LogitRule
+from grpo.algorithm.packing import ONE_A_ROW
 from grpo.config import ModelConfig, UserError
 from grpo.learner.policy import DTYPES, Policy, base_model
 from grpo.learner.proof import Build, Proof, prove
@@ -58,6 +59,16 @@ def load_policy(
 def _proof(path: str, trust: bool) -> Proof:
     """Once for each model, however often it is loaded."""
     return prove_config(path, AutoConfig.from_pretrained(path, trust_remote_code=trust), trust)
+
+
+def proven_layout(path: str | Path, model: ModelConfig, configured: str) -> str:
+    """Returns how rows of the model at `path` are packed. Raises UserError where it is not trained here at all."""
+    return fitting_layout(configured, _proof(str(path), model.trust_remote_code).in_trees)
+
+
+def fitting_layout(configured: str, in_trees: bool) -> str:
+    """Returns how rows are packed: as configured, or `ONE_A_ROW` where every completion needs a row of its own."""
+    return configured if in_trees or configured == "padded" else ONE_A_ROW
 
 
 def prove_config(path: str, config: PretrainedConfig, trust: bool = False) -> Proof:

@@ -23,7 +23,7 @@ from grpo.algorithm.packing import Branch, LooseTree, pack
 from grpo.config import UserError
 from grpo.learner.attention import NAME
 from grpo.learner.policy import Policy
-from grpo.learner.small_copy import VOCABULARY, covering_layers, small_config
+from grpo.learner.small_copy import SIZES, VOCABULARY, covering_layers, small_config
 from grpo.types import Completion, MicroBatch
 
 TOLERANCE = 1e-5
@@ -105,28 +105,28 @@ def _first_line(error: Exception) -> str:
 
 
 def _own_model(path: str, config: PretrainedConfig, build: Build) -> tuple[PreTrainedModel, PretrainedConfig]:
-    """The small copy by eager attention, and its config: narrow if its class takes that, else of its own width."""
+    """The small copy by eager attention, and its config: of the first of `SIZES` that its class takes."""
 
     def on_meta(config: PretrainedConfig) -> PreTrainedModel:
         with torch.device("meta"):
             return build(config, "eager")
 
     reasons = []
-    for narrow in (True, False):
+    for layers, heads in SIZES:
         try:
-            small = small_config(config, covering_layers(config, on_meta), narrow)
+            small = small_config(config, layers * covering_layers(config, on_meta), heads)
             size = sum(parameter.numel() for parameter in on_meta(small).parameters())
             if size > LARGEST:
-                raise ValueError(f"its smallest copy of full width has {size:,} parameters")
+                raise ValueError(f"a copy of {size:,} parameters would be too large")
             own = build(small, "eager").eval()
             _randomize(own)
             own(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False)
             return own, small
         except Exception as error:  # whatever a config or a model's own code says of such numbers
-            reasons = [*reasons, _first_line(error)] if _first_line(error) not in reasons else reasons
+            reasons.append(_first_line(error))
+    told = "; ".join(dict.fromkeys((reasons[0], reasons[-1])))
     raise UserError(
-        f"{path}: how {config.model_type} is computed cannot be checked on a small copy, so it is not trained "
-        f"({'; '.join(reasons)})"
+        f"{path}: how {config.model_type} is computed cannot be checked on a small copy, so it is not trained ({told})"
     )
 
 

@@ -8,66 +8,128 @@ from typing import Any
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-WINDOW, VOCABULARY = 8, 96
+WINDOW, CHOSEN, VOCABULARY = 8, 2, 96
+"""Of a small copy: tokens that a window reaches, places that a sparse attention chooses, and tokens that there are."""
+
+FEW, ALL = 0, 10**9
+SIZES = ((1, FEW), (1, 2), (1, 1), (1, 4), (1, 8), (1, ALL), (3, 2))
+"""Small copies, in the order in which they are tried, as `small_config` takes them: how many times as many layers as
+show every kind, and `heads`. Some models share weights between layers that are far apart."""
 
 _STANDARD = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers",
              "vocab_size")  # fmt: skip
-# Widths between the matrices of feed-forward layers, and numbers of experts, as configs call them.
+# Widths between the matrices of feed-forward layers, numbers of experts and of those that a token goes to, and of their
+# groups, as configs call them.
 _INNER = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "ffn_dim", "n_inner")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk")
+_GROUPS = ("n_group", "num_expert_group")
 _LINEAR_HEADS = ("linear_num_key_heads", "linear_num_value_heads")
-# How many positions a query sees where it chooses blocks of them (MiniMax-M3): of a copy fewer than it has tokens.
-_CHOSEN = {"index_block_size": 4, "index_topk_blocks": 2}
+# What limits attention to a part of the tokens before, besides windows by name: reach, and places that are chosen.
+_REACH = ("attention_chunk_size", "local_attention", "index_block_size")
+# Single places that are chosen (index_topk) stay: `loading.check_positions` refuses lengths at which they are.
+_CHOSEN = ("index_topk_blocks",)
+# What a layer is told for the sake of a cache of keys and values.
+_OF_CACHE = ("store_full_length_kv",)
 # Numbers of layers of the parts that see pictures or hear, which no text goes through.
 _TOWER_LAYERS = ("num_hidden_layers", "depth")
 
 
-def small_config(config: PretrainedConfig, num_layers: int, narrow: bool) -> PretrainedConfig:
-    """The same architecture with its first `num_layers` layers, a small vocabulary and windows of `WINDOW` tokens;
-    `narrow`: and with few heads, experts and features."""
+def small_config(config: PretrainedConfig, num_layers: int, heads: int = FEW) -> PretrainedConfig:
+    """The same architecture with its first `num_layers` layers, a small vocabulary and windows of `WINDOW` tokens.
+
+    heads   FEW: at most two key heads and as many features as they need; few experts, narrow feed-forward layers
+            a number: all heads and widths divided alike, so that so many key heads are left; the rest as with FEW
+            ALL: as many and as wide as the model itself
+    """
     settings = config.to_dict()
     text = config.get_text_config()
     own = settings if text is config else settings["text_config"]
     names = {standard: text.attribute_map.get(standard, standard) for standard in _STANDARD}
     for name, value in list(own.items()):
-        if isinstance(value, list) and len(value) == text.num_hidden_layers:
-            own[name] = value[:num_layers]
-        elif isinstance(value, bool) or not isinstance(value, int):
-            continue
-        elif name.endswith("_token_id"):
-            own[name] = min(value, VOCABULARY - 1)
-        elif _is_window(name) or name in _CHOSEN:
-            own[name] = min(value, _CHOSEN.get(name, WINDOW))
+        own[name] = _shortened(name, value, text.num_hidden_layers, num_layers)
     for tower in settings.values():
         if tower is not own and isinstance(tower, dict):
             tower.update({name: 1 for name in _TOWER_LAYERS if name in tower})
     own[names["num_hidden_layers"]] = num_layers
     own[names["vocab_size"]] = VOCABULARY
-    if narrow:
+    divisor = _divisor(own, names, heads) if heads else 1
+    if heads == FEW:
         own.update(_narrow(text, own, names))
+    elif divisor > 1:
+        own.update({name: max(1, value // divisor) for name, value in own.items() if _is_width(name, value, names)})
+    if heads == FEW or divisor > 1:
+        own.update(_limited(own, names))
     return type(config).from_dict(settings)
 
 
+def _shortened(name: str, value: Any, count: int, num_layers: int) -> Any:
+    """A setting as a small copy has it that has the first `num_layers` of `count` layers."""
+    if isinstance(value, list) and len(value) == count:
+        return value[:num_layers]
+    if name == "per_layer_config" and value:
+        return {layer: own for layer, own in value.items() if int(layer) < num_layers}
+    if name == "num_kv_shared_layers" and value:
+        # The last ones.
+        return max(0, value - (count - num_layers))
+    if name == "compress_rates":
+        return {kind: min(rate, WINDOW) for kind, rate in value.items()}
+    if isinstance(value, bool) or not isinstance(value, int):
+        return value
+    limits = {
+        VOCABULARY - 1: name.endswith("_token_id"),
+        VOCABULARY: name.startswith("vocab_size"),
+        WINDOW: _is_window(name),
+        CHOSEN: name in _CHOSEN,
+    }
+    return min([value, *(limit for limit, applies in limits.items() if applies)])
+
+
 def _is_window(name: str) -> bool:
-    return ("window" in name and "layers" not in name) or name == "attention_chunk_size"
+    return ("window" in name and "layers" not in name) or name in _REACH
+
+
+def _is_width(name: str, value: Any, names: Mapping[str, str]) -> bool:
+    """Whether it grows with the model's width: of features, of heads, of what is between two matrices of attention."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return False
+    return "hidden_size" in name or "heads" in name or name.endswith("lora_rank") or name in _standard_widths(names)
+
+
+def _standard_widths(names: Mapping[str, str]) -> set[str]:
+    return {names[standard] for standard in ("hidden_size", "num_attention_heads", "num_key_value_heads")}
+
+
+def _divisor(own: Mapping[str, Any], names: Mapping[str, str], heads: int) -> int:
+    """Of all widths, for `heads` key heads (of a model that has one: query heads) to be left."""
+    there = [value for name, value in own.items() if "heads" in name and _is_width(name, value, names)]
+    named = (own.get(names[standard]) or 0 for standard in ("num_key_value_heads", "num_attention_heads"))
+    count = next((value for value in named if value > 1), max(there, default=1))
+    return max(1, count // heads)
 
 
 def _narrow(text: PretrainedConfig, own: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Widths of a small copy: at most two key heads, and the query heads that share them."""
+    """At most two key heads, and the query heads that share them."""
     heads = text.num_attention_heads
     shared = getattr(text, "num_key_value_heads", None) or heads
     few_shared = min(shared, 2)
     few = few_shared * min(heads // shared, 3)
-    width = getattr(text, "head_dim", None) or text.hidden_size // heads
+    # Where layers differ in the width of their heads, the config of all has none to ask for.
+    width = own.get("head_dim") or text.hidden_size // heads
     result = {names["num_attention_heads"]: few, names["hidden_size"]: few * width}
     if getattr(text, "num_key_value_heads", None):
         result[names["num_key_value_heads"]] = few_shared
-    groups, chosen = own.get("n_group") or 1, own.get("num_experts_per_tok") or 1
+    keys, values = (own.get(name) or 1 for name in _LINEAR_HEADS)
+    linear = dict(zip(_LINEAR_HEADS, (2, 2 * max(1, values // keys)), strict=True))
+    return result | {name: min(own[name], limit) for name, limit in linear.items() if isinstance(own.get(name), int)}
+
+
+def _limited(own: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, int]:
+    """Narrow feed-forward layers, and few experts."""
+    groups, chosen = (max(own.get(name) or 1 for name in kind) for kind in (_GROUPS, _PER_TOKEN))
     limits = dict.fromkeys({*_INNER, names["intermediate_size"]}, 64)
     limits |= dict.fromkeys(_EXPERTS, max(4, 2 * groups, chosen + 1))
-    keys, values = (own.get(name) or 1 for name in _LINEAR_HEADS)
-    limits |= dict(zip(_LINEAR_HEADS, (2, 2 * max(1, values // keys)), strict=True))
-    return result | {name: min(own[name], limit) for name, limit in limits.items() if isinstance(own.get(name), int)}
+    return {name: min(own[name], limit) for name, limit in limits.items() if isinstance(own.get(name), int)}
 
 
 def covering_layers(config: PretrainedConfig, on_meta: Callable[[PretrainedConfig], PreTrainedModel]) -> int:
@@ -91,6 +153,6 @@ def _kind(layer: nn.Module) -> frozenset[tuple[str, str, Any]]:
         for name, value in vars(module).items():
             if _is_window(name):
                 facts.add((type(module).__name__, name, value is not None))
-            elif isinstance(value, (bool, str)):
+            elif isinstance(value, (bool, str)) and name not in _OF_CACHE:
                 facts.add((type(module).__name__, name, value))
     return frozenset(facts)

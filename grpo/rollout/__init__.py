@@ -4,6 +4,7 @@ seeds                  one seed per (prompt, sample, policy version)
 stopping               which tokens end a completion
 engine_arguments       vLLM's settings, for an engine and for a server
 vllm_sampler           vLLM's engine in this process
+model_classes          transformers' classes, kept from what vLLM makes of them for itself
 server_sampler         vLLM servers: servers (their start), replica (one of them), dispatch (requests over several)
 server_key             a door before a server, in its process
 transformers_sampler   where there is no vLLM

@@ -6,11 +6,22 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from transformers import AutoConfig
+
 from grpo.config import SamplingConfig, TrainConfig
 
+# Kinds of layers, as transformers' configs call them, that keep a state of the tokens before.
+STATES = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 
-def engine_arguments(config: TrainConfig, model_path: str, on_gpu: bool) -> dict[str, Any]:
-    """Arguments of `vllm.LLM`."""
+
+def keeps_state(model_path: str, trust_remote_code: bool = False) -> bool:
+    """Whether the model keeps from token to token what is no key or value of attention."""
+    config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code).get_text_config()
+    return not STATES.isdisjoint(getattr(config, "layer_types", None) or ())
+
+
+def engine_arguments(config: TrainConfig, model_path: str, on_gpu: bool, state: bool = False) -> dict[str, Any]:
+    """Arguments of `vllm.LLM`; `state`: see `keeps_state`."""
     rollout, model = config.rollout, config.model
     arguments = {
         "model": model_path,
@@ -34,8 +45,9 @@ def engine_arguments(config: TrainConfig, model_path: str, on_gpu: bool) -> dict
             "enforce_eager": rollout.enforce_eager,
         }
     # A seeded request that is prefilled in chunks crashes the CPU build, and its default block of
-    # 128 tokens would keep short prompts out of the prefix cache.
+    # 128 tokens would keep short prompts out of the prefix cache. States are cached in chunks only.
     return arguments | {
+        "enable_prefix_caching": not state,
         "enforce_eager": True,
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(2048, model.max_length),

@@ -13,7 +13,7 @@ from grpo.config.folder import LOG_FOLDER
 from grpo.config.placement import KEY_VARIABLE, server_gpus
 from grpo.host.network import free_port
 from grpo.host.tether import PRIVATE
-from grpo.rollout.engine_arguments import command_line, engine_arguments
+from grpo.rollout.engine_arguments import command_line, engine_arguments, keeps_state
 from grpo.rollout.replica import ServerProcess
 
 # The policy's name at every server.
@@ -24,7 +24,8 @@ def start_servers(config: TrainConfig, model_path: str, device: torch.device) ->
     """url → process, each on its own devices, with one key for the run."""
     servers, on_gpu = config.rollout.servers, device.type == "cuda"
     os.environ.setdefault(KEY_VARIABLE, secrets.token_urlsafe(24))
-    arguments = engine_arguments(config, model_path, on_gpu) | {
+    state = keeps_state(model_path, config.model.trust_remote_code)
+    arguments = engine_arguments(config, model_path, on_gpu, state) | {
         "served_model_name": MODEL,
         "host": servers.host,
         "tensor_parallel_size": servers.tensor_parallel,

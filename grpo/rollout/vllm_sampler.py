@@ -12,7 +12,8 @@ from vllm import LLM, SamplingParams
 
 from grpo.config import SamplingConfig, TrainConfig
 from grpo.interfaces import MERGED, Bucket
-from grpo.rollout.engine_arguments import engine_arguments, sampling_arguments
+from grpo.rollout.engine_arguments import engine_arguments, keeps_state, sampling_arguments
+from grpo.rollout.model_classes import ModelClasses
 from grpo.rollout.seeds import sample_numbers, sample_seed
 from grpo.rollout.stopping import stop_token_ids
 from grpo.types import Completion, Prompt, RolloutGroup
@@ -32,8 +33,11 @@ class VllmSampler:
         # The engine seeds global generators and rewrites variables that torchrun and torch rely on.
         with torch.random.fork_rng(devices=[]):
             environment = dict(os.environ)
-            arguments = engine_arguments(config, str(model_path), self._on_gpu)
+            state = keeps_state(str(model_path), config.model.trust_remote_code)
+            arguments = engine_arguments(config, str(model_path), self._on_gpu, state)
+            classes = ModelClasses()
             self._llm = LLM(**arguments, enable_sleep_mode=self._on_gpu)
+            self._llm.apply_model(classes.part)
             os.environ.clear()
             os.environ.update(environment)
         if not self._on_gpu:

@@ -37,17 +37,25 @@ def model_shape(path: Path, trust_remote_code: bool = False) -> ModelShape:
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    text = config.get_text_config()
+    # Mamba 2 calls them otherwise, and others have none.
+    heads = _setting(text, "num_attention_heads") or _setting(text, "num_heads") or 1
+    width = _setting(text, "head_dim") or text.hidden_size // heads
     return ModelShape(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        layers=config.num_hidden_layers,
-        width=config.hidden_size,
-        inner_width=inner_width(config),
-        vocabulary=config.vocab_size,
-        query_width=config.num_attention_heads * width,
-        key_value_width=heads * width,
+        layers=text.num_hidden_layers,
+        width=text.hidden_size,
+        inner_width=inner_width(text),
+        vocabulary=text.vocab_size,
+        query_width=heads * width,
+        key_value_width=(_setting(text, "num_key_value_heads") or heads) * width,
     )
+
+
+def _setting(config: PretrainedConfig, name: str) -> int | None:
+    """A number of the config as it is written: one that some layers have otherwise cannot be asked for as attribute."""
+    value = config.to_dict().get(config.attribute_map.get(name, name))
+    return value if isinstance(value, int) else None
 
 
 def inner_width(config: PretrainedConfig) -> int:

@@ -29,6 +29,7 @@ from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import init_distributed
 from grpo.learner.export import export
 from grpo.learner.learner import DeepSpeedLearner
+from grpo.learner.loading import proven_layout
 from grpo.loop import Engines, Loop
 from grpo.report.logs import read_log
 from grpo.report.run import write_report
@@ -70,7 +71,8 @@ def train(config: TrainConfig) -> int:
     device = ranks.device(config)
     config = preflight.with_precision(config)
     path = models.resolve(config.model, lambda: warm_start_examples(config))
-    preflight.print_tables(config, path)
+    layout = proven_layout(path, config.model, config.learner.layout)
+    preflight.print_tables(replace(config, learner=replace(config.learner, layout=layout)), path)
     if config.dry_run:
         return 0
     # First what is asked: what is wrong with data or reward shows before the engines start.

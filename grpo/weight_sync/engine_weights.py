@@ -33,33 +33,61 @@ def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 class ExpertOrder:
-    """The experts of a vLLM model, which it may keep in an order of its own after loading.
+    """The experts of a vLLM model, which it may keep after loading in an order and a width of its own.
 
     `begin` is called before the first weight of a refresh is loaded, `finish` after the last. `finish` has vLLM
-    arrange what was loaded as it did at its start. It raises RuntimeError where the same weights lie elsewhere
-    afterwards: so the first refresh of a run, which sends what the engine itself has loaded, shows a wrong order.
+    arrange what was loaded as it did at its start; experts that were not sent (of LoRA only the adapters are, after the
+    first time) stay as they are. It raises RuntimeError where the same weights lie elsewhere afterwards: so the first
+    refresh of a run, which sends what the engine itself has loaded, shows a wrong order.
     """
 
     def __init__(self, model: nn.Module):
         self._layers = [module for module in model.modules() if _has_experts(module)]
-        self._before: list[list[tuple[int, int]]] = []
+        self._before: list[Facts] = []
+        self._ready: list[tuple[dict[str, Tensor], Facts]] = []
 
     def begin(self) -> None:
-        self._before = self._facts()
+        self._before = [_facts(layer) for layer in self._layers]
+        self._ready = [(_narrow(layer), _facts(layer)) for layer in self._layers]
 
     def finish(self) -> None:
-        for layer in self._layers:
+        for layer, (filled, ready) in zip(self._layers, self._ready, strict=True):
+            if _facts(layer) == ready:
+                for name, weights in filled.items():
+                    getattr(layer, name).data = weights
+                continue
             layer.quant_method.process_weights_after_loading(layer)
             if not layer.w13_weight.is_cuda:
                 # On a CPU that leaves the experts' own arrangement, which is made once, to be made again.
                 layer.quant_method.moe_kernel.fused_experts.process_weights_after_loading(layer)
-        for before, after in zip(self._before, self._facts(), strict=True):
+        self._ready = []
+        for before, layer in zip(self._before, self._layers, strict=True):
+            after = _facts(layer)
             if any(old[0] == new[0] and old[1] != new[1] for old, new in zip(before, after, strict=True)):
                 raise RuntimeError("a refresh leaves experts in another order than vLLM's own loading does")
 
-    def _facts(self) -> list[list[tuple[int, int]]]:
-        """Of every parameter of every layer of experts: its bits, whatever their order, and in their order."""
-        return [[(bit_sum(each), placed_sum(each)) for each in layer.parameters()] for layer in self._layers]
+
+Facts = list[tuple[int, int]]
+"""Of every parameter of a layer of experts: its bits, whatever their order, and in their order."""
+
+
+def _facts(layer: nn.Module) -> Facts:
+    return [(bit_sum(each), placed_sum(each)) for each in layer.parameters()]
+
+
+def _narrow(layer: nn.Module) -> dict[str, Tensor]:
+    """Makes room for experts of the width that they are sent in, where vLLM's CPU build has filled it up to a multiple
+    of 32 with zeros. Returns what was there by name; nothing where the width is the same."""
+    width = layer.moe_config.intermediate_size_per_partition
+    if layer.w13_weight.is_cuda or layer.w2_weight.shape[-1] == width:
+        return {}
+    dimensions = {"w13_weight": (1, 2 * width), "w13_bias": (1, 2 * width), "w2_weight": (2, width)}
+    filled = {name: getattr(layer, name).data for name in dimensions if getattr(layer, name, None) is not None}
+    for name, weights in filled.items():
+        dimension, size = dimensions[name]
+        shape = [*weights.shape[:dimension], size, *weights.shape[dimension + 1 :]]
+        getattr(layer, name).data = weights.new_zeros(shape)
+    return filled
 
 
 def _has_experts(module: nn.Module) -> bool:

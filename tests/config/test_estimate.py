@@ -46,6 +46,17 @@ def test_a_prompt_is_counted_once_per_completion_unless_shared():
     assert rows["packed tokens per step, at most"] == [128 * 150, 128 * 150]
 
 
+def test_memory_counts_a_prompt_as_often_as_the_batch_table():
+    def names(layout):
+        value = config()
+        value.learner.layout, value.learner.micro_batch_tokens = layout, 100_000
+        return [name for name, _ in memory_estimate(value, SEVEN_B, world_size=8)]
+
+    # Two prompts of a rank with eight completions each.
+    assert "activations of 1,700 tokens" in names("shared")
+    assert "activations of 2,400 tokens" in names("packed")
+
+
 def test_sharding_divides_what_each_stage_shards():
     def gib(stage):
         value = config()

@@ -32,6 +32,36 @@ def test_a_model_is_computed_exactly_in_trees_or_one_completion_a_row(name):
     assert found.difference <= proof.TOLERANCE == TOLERANCE
 
 
+# As their configs are by default, far too large to be computed: how many parameters the small copy has at most.
+LARGE = {"mamba2": 20e6, "bamba": 60e6, "granitemoehybrid": 20e6}
+
+
+@pytest.mark.parametrize("model_type", LARGE)
+def test_a_model_whose_widths_depend_on_each_other_is_proven_on_one_with_all_of_them_divided(model_type, monkeypatch):
+    sizes = []
+
+    def build(config, implementation):
+        model = loading.builder(False)(config, implementation)
+        sizes.append(sum(parameter.numel() for parameter in model.parameters() if not parameter.is_meta))
+        return model
+
+    config = AutoConfig.for_model(model_type)
+    found = proof.prove("a model", config, build, loading.logit_rule(config))
+    assert not found.in_trees and found.difference <= TOLERANCE
+    assert 0 < max(sizes) <= LARGE[model_type]
+
+
+def test_layers_that_differ_stay_as_they_are_in_a_small_copy():
+    config = AutoConfig.for_model("gemma4_text")
+    small = proof.small_config(config, 6)
+    # Every sixth layer has wider heads.
+    assert [layer.head_dim for layer in small.per_layer_config] == [256] * 5 + [512]
+    assert (small.num_attention_heads, small.num_key_value_heads, small.hidden_size) == (4, 2, 1024)
+    divided = proof.small_config(config, 6, heads=2)
+    assert (divided.num_attention_heads, divided.num_key_value_heads, divided.hidden_size) == (4, 2, 1152)
+    assert proof.small_config(config, 6, heads=1).num_key_value_heads == 1
+
+
 @pytest.mark.parametrize(
     ("name", "lost"),
     [
@@ -168,7 +198,7 @@ def test_an_adapter_that_no_gradient_would_reach_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["Gemma 2", "gpt-oss", "LFM2"])
 def test_adapters_have_the_gradient_of_the_models_own_forward_pass(name):
-    config = proof.small_config(config_of(name), 4, narrow=True)
+    config = proof.small_config(config_of(name), 4)
     build = loading.builder(False)
     way = loading.prove_config("a model", config_of(name)).way
     model = ModelConfig()

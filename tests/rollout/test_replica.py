@@ -5,8 +5,9 @@ import pytest
 
 from grpo.config import TrainConfig, UserError
 from grpo.host.network import free_port
-from grpo.rollout.engine_arguments import command_line, engine_arguments
+from grpo.rollout.engine_arguments import command_line, engine_arguments, keeps_state
 from grpo.rollout.replica import Replica, ServerProcess
+from tests.learner.architectures import config_of
 
 
 def test_a_server_that_exits_while_starting_shows_the_end_of_its_log(tmp_path):
@@ -22,6 +23,18 @@ def test_a_server_elsewhere_that_never_answers_is_not_waited_for_for_ever():
     replica = Replica(0, f"http://127.0.0.1:{free_port()}", "", 1.0)
     with pytest.raises(UserError, match="did not answer within rollout.servers.start_seconds=0.2"):
         asyncio.run(replica.wait(0.2))
+
+
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [("LFM2", True), ("Qwen3.5 (dense text)", True), ("Mamba 2", True), ("Gemma 3", False), ("GPT-2", False)],
+)
+def test_the_prefixes_of_a_model_with_a_state_are_not_kept_where_prefill_is_not_cut_up(name, state, tmp_path):
+    config_of(name).save_pretrained(tmp_path)
+    assert keeps_state(str(tmp_path)) == state
+    for on_gpu in (False, True):
+        arguments = engine_arguments(TrainConfig(), str(tmp_path), on_gpu, state)
+        assert arguments["enable_prefix_caching"] == (on_gpu or not state)
 
 
 def test_a_server_gets_the_settings_of_an_engine_in_process():

@@ -1,7 +1,7 @@
 """What is told before anything starts, of models that name their sizes differently."""
 
 import pytest
-from transformers import GPT2Config, LlamaConfig
+from transformers import AutoConfig, GPT2Config, LlamaConfig
 
 from grpo.config import TrainConfig
 from grpo.run.preflight import model_shape, print_tables
@@ -25,3 +25,24 @@ def test_the_tables_are_printed_whatever_a_model_calls_its_widths(config, inner,
     settings.learner.precision = settings.rollout.precision = "float32"
     print_tables(settings, tmp_path)
     assert "M parameters, float32" in " ".join(capsys.readouterr().out.split())
+
+
+def test_sizes_are_found_where_layers_differ_and_where_there_is_no_attention(tmp_path):
+    def shape(model_type, **settings):
+        common = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 64}
+        AutoConfig.for_model(model_type, **common, **settings).save_pretrained(tmp_path / model_type)
+        return model_shape(tmp_path / model_type)
+
+    # Every other layer has wider heads than `head_dim` says.
+    gemma = {
+        "num_attention_heads": 2,
+        "head_dim": 16,
+        "num_key_value_heads": 1,
+        "intermediate_size": 48,
+        "hidden_size_per_layer_input": 8,
+    }
+    gemma |= {"layer_types": ["sliding_attention", "full_attention"]}
+    mixed = shape("gemma4_text", **gemma)
+    assert (mixed.query_width, mixed.key_value_width, mixed.inner_width) == (32, 16, 48)
+    spaces = shape("mamba2", num_heads=8, head_dim=8, n_groups=2, state_size=8)
+    assert (spaces.width, spaces.layers, spaces.query_width) == (32, 2, 64)

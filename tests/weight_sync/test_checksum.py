@@ -160,36 +160,76 @@ def test_the_matrices_of_gpt2_lie_the_other_way_round_in_vllm():
 
 
 class Experts(nn.Module):
-    """Experts whose engine keeps them in reverse, and arranges them anew when it is told to."""
+    """Two experts whose engine keeps their inner width in reverse and filled up to four, once it is told to arrange
+    them."""
 
-    def __init__(self, arranges: bool):
+    width = 3
+
+    def __init__(self, arranges: bool = True):
         super().__init__()
-        self.w13_weight = nn.Parameter(torch.arange(6.0).view(3, 2))
-        kernel = SimpleNamespace(process_weights_after_loading=reverse if arranges else lambda layer: None)
+        self.w13_weight = nn.Parameter(torch.arange(1.0, 25.0).view(2, 2 * self.width, 2))
+        self.w2_weight = nn.Parameter(torch.arange(31.0, 43.0).view(2, 2, self.width))
+        self.moe_config = SimpleNamespace(intermediate_size_per_partition=self.width)
+        kernel = SimpleNamespace(process_weights_after_loading=arrange if arranges else lambda layer: None)
         self.quant_method = SimpleNamespace(
             process_weights_after_loading=lambda layer: None, moe_kernel=SimpleNamespace(fused_experts=kernel)
         )
 
+    def load(self, sent):
+        """As vLLM's loader does, into tensors of the width that is sent."""
+        for parameter, weights in zip((self.w13_weight, self.w2_weight), sent, strict=True):
+            parameter.data.copy_(weights)
 
-def reverse(layer):
-    layer.w13_weight.data = layer.w13_weight.data.flip(0)
+
+def arrange(layer):
+    gate, up = layer.w13_weight.data.split(layer.width, dim=1)
+    filled = [nn.functional.pad(half.flip(1), (0, 0, 0, 1)) for half in (gate, up)]
+    layer.w13_weight = nn.Parameter(torch.cat(filled, dim=1))
+    layer.w2_weight = nn.Parameter(nn.functional.pad(layer.w2_weight.data.flip(2), (0, 1)))
+
+
+def weights_of(layer):
+    return [parameter.data.clone() for parameter in layer.parameters()]
+
+
+def equal(ours, others):
+    return all(torch.equal(one, other) for one, other in zip(ours, others, strict=True))
 
 
 @pytest.mark.parametrize("arranges", [True, False])
 def test_experts_lie_after_a_refresh_where_the_engine_put_them_at_its_start_or_it_is_refused(arranges):
     layer = Experts(arranges)
-    whole = layer.w13_weight.data.clone()
-    layer.w13_weight.data = whole.flip(0)
+    sent = weights_of(layer)
+    arrange(layer)
+    started = weights_of(layer)
+    assert started[0].shape == (2, 8, 2) and started[1].shape == (2, 2, 4)
     order = ExpertOrder(nn.ModuleList([layer]))
     order.begin()
-    layer.w13_weight.data.copy_(whole)
+    layer.load(sent)
     if arranges:
         order.finish()
-        assert torch.equal(layer.w13_weight.data, whole.flip(0))
+        assert equal(weights_of(layer), started)
     else:
         with pytest.raises(RuntimeError, match="experts in another order"):
             order.finish()
     # Other weights may lie anywhere.
     order.begin()
-    layer.w13_weight.data.copy_(whole + 100)
+    layer.load([weights + 100 for weights in sent])
     order.finish()
+    expected = Experts()
+    expected.load([weights + 100 for weights in sent])
+    arrange(expected) if arranges else None
+    assert equal(weights_of(layer), weights_of(expected))
+
+
+@pytest.mark.parametrize("width", [3, 4])
+def test_experts_that_are_not_sent_stay_as_they_are(width):
+    layer = Experts()
+    arrange(layer)
+    # Of width 4, what is stored is as wide as what is sent.
+    layer.moe_config.intermediate_size_per_partition = width
+    before = weights_of(layer)
+    order = ExpertOrder(nn.ModuleList([layer]))
+    order.begin()
+    order.finish()
+    assert equal(weights_of(layer), before)
