@@ -1,112 +1,17 @@
-"""What happens after each round besides learning: logs, held-out evaluations, checkpoints, diagnoses."""
+"""Observers look on after each round: they evaluate, save checkpoints, and diagnose the run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import chain
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from grpo.config import CheckpointConfig, EvaluationConfig
 from grpo.dynamics.findings import Finding
 from grpo.evaluation.held_out import score
-from grpo.interfaces import Collective, Learner, Tracker
+from grpo.interfaces import Learner
 from grpo.run.checkpoints import CheckpointStore
-from grpo.run.first_rank import on_first
-from grpo.telemetry import COUNTS, REASON, WENT_BACK, JsonLines, RunDisplay, flatten, peak_memory, remarks
-from grpo.types import FinishedRound, Progress, RoundPlan, ScoredGroup, Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class RecordFiles:
-    """Where rank 0 writes, until the end of a `with`. A run that raises there is shown as failed."""
-
-    tracker: Tracker
-    prompts: JsonLines
-    display: RunDisplay
-
-    def __enter__(self) -> RecordFiles:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self.display.close()
-        self.prompts.close()
-        self.tracker.close(failed=kind is not None)
-
-
-class Recorder:
-    """Numbers, samples and the identities of the prompts of every round, gathered from all ranks and written
-    by the first; `files` is None on the others. `peak_tflops` is one device's (None: MFU is not known)."""
-
-    def __init__(
-        self,
-        collective: Collective,
-        files: RecordFiles | None,
-        samples_per_round: int,
-        peak_tflops: float | None = None,
-    ):
-        self._collective = collective
-        self._files = files
-        self._samples_per_round = samples_per_round
-        self._plan: RoundPlan | None = None
-        self._remarked: set[str] = set()
-        self._peak_tflops = peak_tflops and peak_tflops * collective.world_size
-
-    def after_round(self, finished: FinishedRound) -> None:
-        sampled = finished.collected.sampled
-        ids = [scored.group.prompt.prompt_id for scored in sampled]
-        correct = [scored.count for scored in sampled]
-        versions = [(scored.group.oldest_version, scored.group.newest_version) for scored in sampled]
-        samples = _samples(sampled[: self._samples_per_round])
-        shares = self._collective.gather((ids, correct, versions, samples, peak_memory()))
-        on_first(self._collective, lambda: self._write(finished, shares))
-
-    def _write(self, finished: FinishedRound, shares: Sequence[tuple]) -> None:
-        statistics, progress, verdict = finished.statistics, finished.progress, finished.verdict
-        every_id, every_count, every_version, samples, memory = zip(*shares, strict=True)
-        metrics = flatten(statistics, self._peak_tflops) | {
-            name: max(each[name] for each in memory) for name in memory[0]
-        }
-        counts = [[*pair, groups] for pair, groups in sorted(statistics.reward_counts.items())]
-        row = metrics | {COUNTS: counts, REASON: verdict.reason, WENT_BACK: float(verdict.go_back)}
-        self._files.tracker.log(row, statistics.step)
-        self._files.tracker.samples(list(chain(*samples))[: self._samples_per_round], statistics.step)
-        row = {
-            "round": statistics.round_index,
-            "cursor": progress.cursor,
-            "prompt_ids": list(chain(*every_id)),
-            "correct": list(chain(*every_count)),
-            "versions": list(chain(*every_version)),
-        }
-        self._files.prompts.write(row, statistics.step)
-        self._files.display.round(statistics.step, metrics)
-        for name, sentence in remarks(metrics).items():
-            if name not in self._remarked:
-                self._remarked.add(name)
-                self._files.display.note(f"step {statistics.step}: {sentence}")
-        if progress.plan != (self._plan or statistics.plan) or verdict.go_back:
-            self._files.display.note(f"step {statistics.step}: {verdict.reason}")
-        self._plan = progress.plan
-
-
-def _samples(groups: Sequence[ScoredGroup]) -> list[dict[str, Any]]:
-    rows = []
-    for scored in groups:
-        completion, grade, problem = scored.group.completions[0], scored.grades[0], scored.group.prompt.problem
-        rows.append(
-            {
-                "prompt_id": scored.group.prompt.prompt_id,
-                "question": problem.question,
-                "answer": problem.answer,
-                "completion": completion.text,
-                "reward": grade.reward,
-                "correct": grade.correct,
-                "outcome": grade.outcome,
-                "tokens": len(completion.token_ids),
-                "versions": completion.versions,
-            }
-        )
-    return rows
+from grpo.types import FinishedRound, Progress, Verdict
 
 
 class Evaluator:

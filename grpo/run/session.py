@@ -1,8 +1,7 @@
-"""`grpo train`: puts the parts of a training run together, runs it, and leaves its report."""
+"""A training run goes from its configuration to its report."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -12,60 +11,42 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from grpo import models
-from grpo.algorithm.batches import BatchMaker
 from grpo.config import TaskConfig, TrainConfig
 from grpo.config.errors import SamplerLost
-from grpo.config.folder import CONFIG_FILE, EVALUATIONS_FILE, MODEL_FOLDER, PROMPTS_FILE
+from grpo.config.folder import EVALUATIONS_FILE, MODEL_FOLDER
 from grpo.config.validate import validate
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.findings import Finding
-from grpo.dynamics.scheduler import build_scheduler, may_go_back, replanned
-from grpo.evaluation import held_out
+from grpo.dynamics.scheduler import may_go_back
 from grpo.host import ranks
 from grpo.host.folder_lock import held
 from grpo.host.stop import INTERRUPTED, StopRequest
-from grpo.interfaces import Collective, Sampler, Task, Tracker
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import init_distributed
 from grpo.learner.export import export
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.learner.loading import proven_layout
-from grpo.loop import Engines, Loop
+from grpo.loop import Loop
 from grpo.report.logs import read_log
 from grpo.report.run import write_report
 from grpo.run import preflight
-from grpo.run.clocks import EVALUATION, Clocks
+from grpo.run.assembly import assemble
+from grpo.run.clocks import Clocks
+from grpo.run.evaluating import PolicyEvaluation, record_evaluation
 from grpo.run.first_rank import from_first, on_first
-from grpo.run.going_back import GoingBack
-from grpo.run.observers import (
-    Checkpointer,
-    Evaluator,
-    Recorder,
-    RecordFiles,
-    Watch,
-)
+from grpo.run.observers import Checkpointer, Evaluator, Watch
 from grpo.run.parts import build_sampler, load_suite, load_task, warm_start_examples
-from grpo.run.pipeline import build_pipeline
-from grpo.run.resume import Saved, checkpoint_store, relearn, saved_run
+from grpo.run.records import Recorder, RecordFiles, open_files, open_services
+from grpo.run.resume import Saved, checkpoint_store, fresh, resumed, saved_run
 from grpo.tasks import VerifiableTask
-from grpo.telemetry import (
-    JsonLines,
-    JsonlTracker,
-    Phases,
-    RunDisplay,
-    Trackers,
-    peak_tflops,
-    read_metrics,
-    service_trackers,
-    write_code,
-)
+from grpo.telemetry import Phases, Trackers, peak_tflops, read_metrics
 from grpo.types import Progress, Verdict
 
 STOPPING = "stopping after this round, with a checkpoint; again to stop at once"
 
 
 def train(config: TrainConfig) -> int:
-    """Runs one training job; the process's exit code. Every rank calls it with the same config."""
+    """Runs one training job and returns the process's exit code. Every rank calls it with the same config."""
     world_size = ranks.world_size()
     validate(config, world_size)
     device = ranks.device(config)
@@ -88,19 +69,8 @@ def train(config: TrainConfig) -> int:
                 return Session(config, path, tokenizer, task, suite, saved, services).run()
 
 
-def open_services(config: TrainConfig, collective: Collective, saved: Saved | None) -> Trackers:
-    """What shows the run besides its own files; on the first rank, and nothing on the others. Collective."""
-    output, step = Path(config.output_dir), saved.progress.step if saved else None
-
-    def opened() -> Sequence[Tracker]:
-        write_code(output)
-        return service_trackers(config.tracking, asdict(config), output, step)
-
-    return Trackers(on_first(collective, opened) or ())
-
-
 class Session:
-    """One run from its first evaluation to its report."""
+    """A session takes one run from its first evaluation to its report."""
 
     def __init__(
         self,
@@ -115,39 +85,22 @@ class Session:
         """`saved` is where a resumed run goes on."""
         device = ranks.device(config)
         self._config, self._output, self._saved, self._services = config, Path(config.output_dir), saved, services
-        self._tokenizer, self._task, self._suite, self._device = tokenizer, task, suite, device
+        self._tokenizer, self._suite, self._device = tokenizer, suite, device
         learner = DeepSpeedLearner(config, path, device, saved.checkpoint if saved else None)
         self._collective = learner.collective
         self._first = self._collective.rank == 0
         sampler = build_sampler(config, path, tokenizer, device, self._collective)
         self._clocks = Clocks(config, Phases(self._collective.rank))
         self._store = checkpoint_store(config, self._collective)
-        self._engines = self._assemble(sampler, learner)
+        self._engines = assemble(config, task, sampler, learner, self._store, self._clocks)
         self._stop = StopRequest(STOPPING)
-
-    def _assemble(self, sampler: Sampler, learner: DeepSpeedLearner) -> Engines:
-        config, task, collective = self._config, self._task, learner.collective
-        collector, sync = build_pipeline(config, task, sampler, collective, self._clocks)
-        laid_out = replace(config.learner, layout=learner.layout)
-        timed = self._clocks.learner(learner)
-        return Engines(
-            task=task,
-            sampler=sampler,
-            collector=collector,
-            learner=timed,
-            make_batches=BatchMaker(config.normalization, config.objective, laid_out, collective),
-            weight_sync=sync,
-            scheduler=build_scheduler(config, collective.world_size),
-            go_back=GoingBack(self._store, collector, timed, sampler, sync),
-            collective=collective,
-            clock=self._clocks.phases,
-        )
 
     def run(self) -> int:
         """Evaluates, trains, evaluates, exports, reports. Returns the exit code."""
-        progress, verdict = self._resumed(self._saved) if self._saved else self._fresh()
-        self._engines.weight_sync.refresh(self._engines.learner, self._engines.sampler)
-        files = on_first(self._collective, lambda: self._files(progress.step))
+        engines, saved = self._engines, self._saved
+        progress, verdict = resumed(self._config, saved, engines, self._store) if saved else fresh(engines)
+        engines.weight_sync.refresh(engines.learner, engines.sampler)
+        files = on_first(self._collective, lambda: open_files(self._config, self._services, progress.step))
         with files or nullcontext():
             progress, verdict = self._train(progress, verdict, files)
         if self._first and verdict.stop:
@@ -189,40 +142,13 @@ class Session:
         return verdict.stop or progress.step >= self._config.num_steps
 
     def _leave(self) -> None:
-        """The trained model and the report."""
+        """Leaves the trained model and the report."""
         exported = None
         if self._config.checkpoint.export:
             learner = self._engines.learner
             exported = export(learner, self._tokenizer, self._output / MODEL_FOLDER, self._config.learner.precision)
         if self._first:
             write_report(self._output, exported)
-
-    def _fresh(self) -> tuple[Progress, Verdict]:
-        plan, state = self._engines.scheduler.init()
-        return Progress(0, 0, 0, plan, state), Verdict()
-
-    def _resumed(self, saved: Saved) -> tuple[Progress, Verdict]:
-        engines, config = self._engines, self._config
-        engines.learner.load(str(saved.checkpoint))
-        self._store.restore_rng(saved.checkpoint)
-        engines.task.cursor = saved.progress.cursor
-        progress = replanned(saved.progress, saved.config, config, engines.scheduler, self._collective.world_size)
-        before, now = saved.progress.plan.prompts_per_step, progress.plan.prompts_per_step
-        if self._first and before != now:
-            print(f"  prompts per step: {before} → {now} on {self._collective.world_size} ranks")
-        # Every rank reads the rounds before from the log that the first one has.
-        relearn(engines.task, from_first(self._collective, lambda: read_metrics(self._output / PROMPTS_FILE)))
-        return progress, engines.scheduler.judge(progress.step, progress.scheduler)
-
-    def _resume_step(self, step: int) -> int | None:
-        return step if self._config.checkpoint.resume else None
-
-    def _files(self, step: int) -> RecordFiles:
-        config, from_step = self._config, self._resume_step(step)
-        tracker = Trackers([JsonlTracker(self._output, from_step), self._services])
-        prompts = JsonLines(self._output / PROMPTS_FILE, from_step)
-        (self._output / CONFIG_FILE).write_text(json.dumps(asdict(config), indent=1))
-        return RecordFiles(tracker, prompts, RunDisplay(config.num_steps, first_step=step))
 
     def _watch(self, files: RecordFiles | None) -> Watch:
         def findings() -> Sequence[Finding]:
@@ -231,27 +157,13 @@ class Session:
         return Watch(self._config.dynamics.diagnose_every, findings, files.display.note if files else print)
 
     def _evaluator(self, files: RecordFiles | None) -> Evaluator:
-        config, engines, clocks = self._config, self._engines, self._clocks
-        sampler = clocks.sampler(engines.sampler, EVALUATION)
-        earlier = from_first(self._collective, lambda: read_metrics(self._output / EVALUATIONS_FILE))
-
-        def ask(task: Task, count: int) -> dict[str, Any]:
-            asked, task = replace(config.evaluation, num_problems=count), clocks.task(task, EVALUATION)
-            return held_out.evaluate(task, sampler, asked, config.rollout.sampling, engines.collective)
-
-        def load(task: TaskConfig) -> VerifiableTask:
-            ranks = engines.collective.rank, engines.collective.world_size
-            return load_task(replace(config, task=task), self._tokenizer, *ranks)
-
-        def evaluate() -> dict[str, Any]:
-            engines.sampler.wake()
-            result = ask(engines.task, config.evaluation.num_problems)
-            suite = held_out.evaluate_suite(self._suite, load, ask)
-            return result | {"suite": suite} if suite else result
+        config, collective = self._config, self._collective
+        evaluate = PolicyEvaluation(
+            config, self._engines.task, self._suite, self._tokenizer, self._engines.sampler, self._clocks, collective
+        )
+        earlier = from_first(collective, lambda: read_metrics(self._output / EVALUATIONS_FILE))
 
         def record(result: dict[str, Any]) -> None:
-            on_first(self._collective, lambda: files.tracker.evaluation(result, result["step"]))
-            for line in held_out.told(result) if files else ():
-                files.display.note(f"step {result['step']}: {line}")
+            record_evaluation(result, files, collective)
 
         return Evaluator(config.evaluation, evaluate, record, earlier, self._is_over)

@@ -13,7 +13,8 @@ from grpo.rollout.collect import PlainCollector
 from grpo.rollout.source import Asking
 from grpo.run.checkpoints import CheckpointStore, read_state
 from grpo.run.going_back import GoingBack
-from grpo.run.observers import Checkpointer, Evaluator, Recorder, RecordFiles, Watch
+from grpo.run.observers import Checkpointer, Evaluator, Watch
+from grpo.run.records import Recorder, RecordFiles
 from grpo.run.resume import relearn
 from grpo.types import Collected, FinishedRound, Mean, Progress, RoundPlan, RoundStatistics, Verdict
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank

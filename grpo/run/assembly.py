@@ -1,0 +1,43 @@
+"""The parts of a run are put together here, into what the loop calls."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from grpo.algorithm.batches import BatchMaker
+from grpo.config import TrainConfig
+from grpo.dynamics.scheduler import build_scheduler
+from grpo.interfaces import Sampler, Task
+from grpo.learner.learner import DeepSpeedLearner
+from grpo.loop import Engines
+from grpo.run.checkpoints import CheckpointStore
+from grpo.run.clocks import Clocks
+from grpo.run.going_back import GoingBack
+from grpo.run.pipeline import build_pipeline
+
+
+def assemble(
+    config: TrainConfig,
+    task: Task,
+    sampler: Sampler,
+    learner: DeepSpeedLearner,
+    store: CheckpointStore,
+    clocks: Clocks,
+) -> Engines:
+    """Puts the parts of a run together. `clocks` times them, and `store` is where the run may go back to."""
+    collective = learner.collective
+    collector, sync = build_pipeline(config, task, sampler, collective, clocks)
+    laid_out = replace(config.learner, layout=learner.layout)
+    timed = clocks.learner(learner)
+    return Engines(
+        task=task,
+        sampler=sampler,
+        collector=collector,
+        learner=timed,
+        make_batches=BatchMaker(config.normalization, config.objective, laid_out, collective),
+        weight_sync=sync,
+        scheduler=build_scheduler(config, collective.world_size),
+        go_back=GoingBack(store, collector, timed, sampler, sync),
+        collective=collective,
+        clock=clocks.phases,
+    )

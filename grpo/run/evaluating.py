@@ -1,0 +1,59 @@
+"""A run evaluates its policy on held-out problems, and on the sets of `evaluation.suite`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from grpo.config import TaskConfig, TrainConfig
+from grpo.evaluation import held_out
+from grpo.interfaces import Collective, Sampler, Task
+from grpo.run.clocks import EVALUATION, Clocks
+from grpo.run.first_rank import on_first
+from grpo.run.parts import load_task
+from grpo.run.records import RecordFiles
+from grpo.tasks import VerifiableTask
+
+
+class PolicyEvaluation:
+    """Evaluates the policy that the sampler holds. Its seconds are no part of a round's. Calls are collective."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        task: Task,
+        suite: Sequence[TaskConfig],
+        tokenizer: PreTrainedTokenizerBase,
+        sampler: Sampler,
+        clocks: Clocks,
+        collective: Collective,
+    ):
+        self._config, self._task, self._suite, self._tokenizer = config, task, suite, tokenizer
+        self._sampler, self._clocks, self._collective = sampler, clocks, collective
+
+    def __call__(self) -> dict[str, Any]:
+        """Returns the result on held-out problems, see `held_out.evaluate`, with those of the suite under "suite"."""
+        self._sampler.wake()
+        result = self._ask(self._task, self._config.evaluation.num_problems)
+        suite = held_out.evaluate_suite(self._suite, self._load, self._ask)
+        return result | {"suite": suite} if suite else result
+
+    def _ask(self, task: Task, num_problems: int) -> dict[str, Any]:
+        asked = replace(self._config.evaluation, num_problems=num_problems)
+        sampler = self._clocks.sampler(self._sampler, EVALUATION)
+        timed = self._clocks.task(task, EVALUATION)
+        return held_out.evaluate(timed, sampler, asked, self._config.rollout.sampling, self._collective)
+
+    def _load(self, task: TaskConfig) -> VerifiableTask:
+        config = replace(self._config, task=task)
+        return load_task(config, self._tokenizer, self._collective.rank, self._collective.world_size)
+
+
+def record_evaluation(result: dict[str, Any], files: RecordFiles | None, collective: Collective) -> None:
+    """Writes a result into the run's files and prints it, on the first rank. Collective."""
+    on_first(collective, lambda: files.tracker.evaluation(result, result["step"]))
+    for line in held_out.told(result) if files else ():
+        files.display.note(f"step {result['step']}: {line}")

@@ -1,0 +1,145 @@
+"""A run records every round: in its own files, in the trackers that were asked for, and on the terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from grpo.config import TrainConfig
+from grpo.config.folder import CONFIG_FILE, PROMPTS_FILE
+from grpo.interfaces import Collective, Tracker
+from grpo.run.first_rank import on_first
+from grpo.run.resume import Saved
+from grpo.telemetry import (
+    COUNTS,
+    REASON,
+    WENT_BACK,
+    JsonLines,
+    JsonlTracker,
+    RunDisplay,
+    Trackers,
+    flatten,
+    peak_memory,
+    remarks,
+    service_trackers,
+    write_code,
+)
+from grpo.types import FinishedRound, RoundPlan, ScoredGroup
+
+
+def open_services(config: TrainConfig, collective: Collective, saved: Saved | None) -> Trackers:
+    """Opens the trackers that show the run besides its own files, on the first rank. The other ranks get none.
+    Collective."""
+    output, step = Path(config.output_dir), saved.progress.step if saved else None
+
+    def opened() -> Sequence[Tracker]:
+        write_code(output)
+        return service_trackers(config.tracking, asdict(config), output, step)
+
+    return Trackers(on_first(collective, opened) or ())
+
+
+def open_files(config: TrainConfig, services: Trackers, step: int) -> RecordFiles:
+    """Opens the run's own files. Those of a resumed run are cut back to `step`, where it goes on."""
+    output, from_step = Path(config.output_dir), step if config.checkpoint.resume else None
+    tracker = Trackers([JsonlTracker(output, from_step), services])
+    prompts = JsonLines(output / PROMPTS_FILE, from_step)
+    (output / CONFIG_FILE).write_text(json.dumps(asdict(config), indent=1))
+    return RecordFiles(tracker, prompts, RunDisplay(config.num_steps, first_step=step))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFiles:
+    """The files and services that the first rank writes to, until the end of a `with`. A run that raises there is shown
+    as failed."""
+
+    tracker: Tracker
+    prompts: JsonLines
+    display: RunDisplay
+
+    def __enter__(self) -> RecordFiles:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self.display.close()
+        self.prompts.close()
+        self.tracker.close(failed=kind is not None)
+
+
+class Recorder:
+    """Numbers, samples and the identities of the prompts of every round, gathered from all ranks and written
+    by the first; `files` is None on the others. `peak_tflops` is one device's (None: MFU is not known)."""
+
+    def __init__(
+        self,
+        collective: Collective,
+        files: RecordFiles | None,
+        samples_per_round: int,
+        peak_tflops: float | None = None,
+    ):
+        self._collective = collective
+        self._files = files
+        self._samples_per_round = samples_per_round
+        self._plan: RoundPlan | None = None
+        self._remarked: set[str] = set()
+        self._peak_tflops = peak_tflops and peak_tflops * collective.world_size
+
+    def after_round(self, finished: FinishedRound) -> None:
+        sampled = finished.collected.sampled
+        ids = [scored.group.prompt.prompt_id for scored in sampled]
+        correct = [scored.count for scored in sampled]
+        versions = [(scored.group.oldest_version, scored.group.newest_version) for scored in sampled]
+        samples = _samples(sampled[: self._samples_per_round])
+        shares = self._collective.gather((ids, correct, versions, samples, peak_memory()))
+        on_first(self._collective, lambda: self._write(finished, shares))
+
+    def _write(self, finished: FinishedRound, shares: Sequence[tuple]) -> None:
+        statistics, progress, verdict = finished.statistics, finished.progress, finished.verdict
+        every_id, every_count, every_version, samples, memory = zip(*shares, strict=True)
+        metrics = flatten(statistics, self._peak_tflops) | {
+            name: max(each[name] for each in memory) for name in memory[0]
+        }
+        counts = [[*pair, groups] for pair, groups in sorted(statistics.reward_counts.items())]
+        row = metrics | {COUNTS: counts, REASON: verdict.reason, WENT_BACK: float(verdict.go_back)}
+        self._files.tracker.log(row, statistics.step)
+        self._files.tracker.samples(list(chain(*samples))[: self._samples_per_round], statistics.step)
+        row = {
+            "round": statistics.round_index,
+            "cursor": progress.cursor,
+            "prompt_ids": list(chain(*every_id)),
+            "correct": list(chain(*every_count)),
+            "versions": list(chain(*every_version)),
+        }
+        self._files.prompts.write(row, statistics.step)
+        self._files.display.round(statistics.step, metrics)
+        for name, sentence in remarks(metrics).items():
+            if name not in self._remarked:
+                self._remarked.add(name)
+                self._files.display.note(f"step {statistics.step}: {sentence}")
+        if progress.plan != (self._plan or statistics.plan) or verdict.go_back:
+            self._files.display.note(f"step {statistics.step}: {verdict.reason}")
+        self._plan = progress.plan
+
+
+def _samples(groups: Sequence[ScoredGroup]) -> list[dict[str, Any]]:
+    rows = []
+    for scored in groups:
+        completion, grade, problem = scored.group.completions[0], scored.grades[0], scored.group.prompt.problem
+        rows.append(
+            {
+                "prompt_id": scored.group.prompt.prompt_id,
+                "question": problem.question,
+                "answer": problem.answer,
+                "completion": completion.text,
+                "reward": grade.reward,
+                "correct": grade.correct,
+                "outcome": grade.outcome,
+                "tokens": len(completion.token_ids),
+                "versions": completion.versions,
+            }
+        )
+    return rows
