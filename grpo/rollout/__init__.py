@@ -5,7 +5,10 @@ stopping               which tokens end a completion
 engine_arguments       vLLM's settings, for an engine and for a server
 vllm_sampler           vLLM's engine in this process
 model_classes          transformers' classes, kept from what vLLM makes of them for itself
-server_sampler         vLLM servers: servers (their start), replica (one of them), dispatch (requests over several)
+server_sampler         asks vLLM servers for completions
+servers, replica       how servers are started, and one of them
+fleet                  all servers of a run: who gets weights, who is lost, who comes back
+dispatch               hands requests out to the servers
 server_key             a door before a server, in its process
 transformers_sampler   where there is no vLLM
 collect                prompts → scored groups; DAPO's dynamic sampling
