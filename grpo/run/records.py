@@ -120,7 +120,7 @@ class Recorder:
             if name not in self._remarked:
                 self._remarked.add(name)
                 self._files.display.note(f"step {statistics.step}: {sentence}")
-        if progress.plan != (self._plan or statistics.plan) or verdict.go_back:
+        if progress.plan != (self._plan or statistics.plan) or verdict.stop or verdict.go_back:
             self._files.display.note(f"step {statistics.step}: {verdict.reason}")
         self._plan = progress.plan
 
