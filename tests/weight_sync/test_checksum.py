@@ -233,3 +233,29 @@ def test_experts_that_are_not_sent_stay_as_they_are(width):
     order.begin()
     order.finish()
     assert equal(weights_of(layer), before)
+
+
+class Fixed(Experts):
+    """Experts as vLLM keeps them on a GPU: its method arranges them, in the storage that there is, and the kernel
+    leaves them alone."""
+
+    def __init__(self):
+        super().__init__(arranges=False)
+        self.quant_method.process_weights_after_loading = reverse
+
+
+def reverse(layer):
+    layer.w13_weight.data.copy_(layer.w13_weight.data.flip(1))
+    layer.w2_weight.data.copy_(layer.w2_weight.data.flip(2))
+
+
+def test_experts_that_vllms_own_method_arranges_lie_after_a_refresh_where_it_put_them_at_its_start():
+    layer = Fixed()
+    sent = weights_of(layer)
+    reverse(layer)
+    order = ExpertOrder(nn.ModuleList([layer]))
+    order.begin()
+    layer.load([weights + 100 for weights in sent])
+    order.finish()
+    assert layer.w2_weight[0].tolist() == [[133, 132, 131], [136, 135, 134]]
+    assert layer.w13_weight[0, :, 0].tolist() == [111, 109, 107, 105, 103, 101]
