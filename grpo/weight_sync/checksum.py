@@ -91,12 +91,12 @@ def checksums(weights: Iterable[tuple[str, Tensor]]) -> Counter[str]:
 
 
 def plain_name(name: str) -> str:
-    """A weight's name without what wraps the model, and with one word for attention.
+    """A weight's name without what wraps the model, and with one word each for attention and for experts.
 
     >>> plain_name("model.language_model.layers.0.self_attn.q_proj.weight")
     'layers.0.attn.q_proj.weight'
     """
-    parts = name.replace(".self_attn.", ".attn.").split(".")
+    parts = name.replace(".self_attn.", ".attn.").replace(".block_sparse_moe.", ".mlp.").split(".")
     while len(parts) > 1 and parts[0] in _WRAPPERS:
         parts = parts[1:]
     return ".".join(parts)

@@ -259,3 +259,10 @@ def test_experts_that_vllms_own_method_arranges_lie_after_a_refresh_where_it_put
     order.finish()
     assert layer.w2_weight[0].tolist() == [[133, 132, 131], [136, 135, 134]]
     assert layer.w13_weight[0, :, 0].tolist() == [111, 109, 107, 105, 103, 101]
+
+
+def test_a_router_has_one_place_in_order_under_the_names_of_transformers_and_of_the_files():
+    weights = torch.randn(4, 8)
+    ours = {"model.layers.0.mlp.gate.weight": weights}
+    theirs = {"model.layers.0.block_sparse_moe.gate.weight": weights.flip(0)}
+    assert differing(checksums(ours.items()), checksums(theirs.items())) == ["layers.0.mlp.gate.weight [4, 8]"]
