@@ -266,3 +266,16 @@ def test_a_router_has_one_place_in_order_under_the_names_of_transformers_and_of_
     ours = {"model.layers.0.mlp.gate.weight": weights}
     theirs = {"model.layers.0.block_sparse_moe.gate.weight": weights.flip(0)}
     assert differing(checksums(ours.items()), checksums(theirs.items())) == ["layers.0.mlp.gate.weight [4, 8]"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_decay_of_a_state_space_is_compared_as_vllm_stores_it(dtype):
+    logarithm = torch.tensor([0.0, 1.0, 2.0, 3.0], dtype=dtype)
+    mixer, rest = "backbone.layers.0.mixer.", {"backbone.layers.0.mixer.D": torch.ones(4, dtype=dtype)}
+    ours = checksums({mixer + "A_log": logarithm, **rest}.items())
+    stored = {mixer + "A": -torch.exp(logarithm.float()), **rest}
+    # Qwen3-Next's stays a logarithm there, in float32 whatever is sent.
+    kept = {mixer + "A_log": logarithm.float(), **rest}
+    assert ours == checksums(stored.items()) == checksums(kept.items())
+    stored[mixer + "A"][1] *= 1.001
+    assert differing(ours, checksums(stored.items())) == ["layers.0.mixer.A [4]", "layer 0"]
