@@ -268,13 +268,16 @@ class ServerSampler:
         await asyncio.gather(*(each.wait(seconds) for each in replicas))
 
     def _restart_lost(self) -> None:
-        """Once for each loss; on the first rank, of servers that are ours."""
+        """Once for each loss, and again where it ended while it started: the memory of the one before may not have
+        been free yet. On the first rank, of servers that are ours."""
         for replica in self._replicas:
-            if not replica.alive and replica.index in self._linked:
-                self._linked.discard(replica.index)
-                self._with_base.discard(replica.index)
-                if replica.process is not None:
-                    replica.process.restart()
+            if replica.alive:
+                continue
+            lost, process = replica.index in self._linked, replica.process
+            self._linked.discard(replica.index)
+            self._with_base.discard(replica.index)
+            if process is not None and (lost or process.ended):
+                process.restart()
 
     def sleep(self) -> None:
         """Servers have devices of their own."""
