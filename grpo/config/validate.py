@@ -128,6 +128,8 @@ def validate_evaluation(config: TrainConfig) -> None:
         0 <= data.held_out_fraction < 1,
         f"task.data.held_out_fraction={data.held_out_fraction} must lie in [0, 1): 0.1 holds out a tenth",
     )
+    mismatch = config.weight_sync.max_mismatch
+    _require(mismatch >= 0, f"weight_sync.max_mismatch={mismatch} must not be negative; 0 goes by the precisions")
     sampling = config.rollout.sampling
     _require(
         sampling.temperature <= 2 or config.rollout.engine == "transformers",

@@ -55,7 +55,7 @@ def candidate(config: TrainConfig) -> Candidate:
         learner = load_checkpoint(config, path, trained, device)
     sampler = build_sampler(config, path, tokenizer, device, collective)
     if learner:
-        CheckedSync(config.weight_sync.max_mismatch).refresh(learner, sampler)
+        CheckedSync.of(config).refresh(learner, sampler)
 
     def load(task: TaskConfig) -> VerifiableTask:
         return load_task(replace(config, task=task), tokenizer, collective.rank, collective.world_size)

@@ -25,7 +25,7 @@ def build_pipeline(
     """What fills a round, and what refreshes the sampler after it; `clocks` times both."""
     task, thread_seconds = clocks.task(task), clocks.phases.take
     probe = None if config.pipeline == "off" else _probe(config, task, collective)
-    sync = clocks.weight_sync(CheckedSync(config.weight_sync.max_mismatch, probe))
+    sync = clocks.weight_sync(CheckedSync.of(config, probe))
     if config.pipeline == "off":
         return _build_collector(config, task, clocks.sampler(sampler), collective), sync
     if config.pipeline == "one_round":

@@ -84,19 +84,27 @@ def checksums(weights: Iterable[tuple[str, Tensor]]) -> Counter[str]:
     """Of each tensor group the sum of its bit patterns, and of each tensor the sum in order under `IN_ORDER`, its name
     without wrappers, and its shape. Counters of buckets add up by `update` (`+` would drop negative sums)."""
     result: Counter[str] = Counter()
-    for name, tensor in weights:
+    for name, tensor in map(_as_compared, weights):
         result[group_of(name)] += bit_sum(tensor)
         result[f"{IN_ORDER}{plain_name(name)} {list(tensor.shape)}"] = placed_sum(tensor)
     return result
 
 
+def _as_compared(weight: tuple[str, Tensor]) -> tuple[str, Tensor]:
+    """A state space's decay as vLLM stores it, which is the same number on both sides: A = −exp(A_log), in float32."""
+    name, tensor = weight
+    if not name.endswith(".A_log"):
+        return weight
+    return name.removesuffix("_log"), -tensor.detach().float().exp()
+
+
 def plain_name(name: str) -> str:
-    """A weight's name without what wraps the model, and with one word for attention.
+    """A weight's name without what wraps the model, and with one word each for attention and for experts.
 
     >>> plain_name("model.language_model.layers.0.self_attn.q_proj.weight")
     'layers.0.attn.q_proj.weight'
     """
-    parts = name.replace(".self_attn.", ".attn.").split(".")
+    parts = name.replace(".self_attn.", ".attn.").replace(".block_sparse_moe.", ".mlp.").split(".")
     while len(parts) > 1 and parts[0] in _WRAPPERS:
         parts = parts[1:]
     return ".".join(parts)

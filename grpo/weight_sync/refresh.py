@@ -6,10 +6,23 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from grpo.config import SamplingConfig, UserError
+from grpo.config import SamplingConfig, TrainConfig, UserError
 from grpo.interfaces import Collective, Learner, Sampler
 from grpo.types import Prompt, StepReport
 from grpo.weight_sync.checksum import checksums, differing
+
+# In nats a token. Rounding makes less than 1e-6 of it in float32, and hundredths in bfloat16.
+FLOAT32_MISMATCH, ROUNDED_MISMATCH = 0.02, 0.5
+# What to try where it is more.
+IN_FLOAT32 = (
+    "both compute in float32, so rounding is not why; use rollout.engine=transformers where vLLM's version of this "
+    "model is another, or set weight_sync.max_mismatch to what may be learned from nevertheless"
+)
+WITH_ROUNDING = (
+    "compare rollout.precision with learner.precision, and try model.head_precision=float32 or "
+    "rollout.engine=transformers to see whether it is vLLM's version of this model; weight_sync.max_mismatch sets the "
+    "limit"
+)
 
 
 class WeightSyncError(UserError):
@@ -30,10 +43,19 @@ class Probe:
 class CheckedSync:
     """`interfaces.WeightSync`: bucket by bucket, never through disk. How a bucket travels is the sampler's matter."""
 
-    def __init__(self, max_mismatch: float, probe: Probe | None = None):
-        """Without a `probe` the first step after a refresh has to be of samples of the refreshed weights."""
+    def __init__(self, max_mismatch: float, probe: Probe | None = None, float32: bool = False):
+        """Without a `probe` the first step after a refresh has to be of samples of the refreshed weights. `float32`
+        says that both sides compute in it."""
         self._max_mismatch = max_mismatch
         self._probe = probe
+        self._float32 = float32
+
+    @classmethod
+    def of(cls, config: TrainConfig, probe: Probe | None = None) -> CheckedSync:
+        """As configured: a limit of 0 is the one that these precisions allow."""
+        float32 = config.learner.precision == config.rollout.precision == "float32"
+        allowed = FLOAT32_MISMATCH if float32 else ROUNDED_MISMATCH
+        return cls(config.weight_sync.max_mismatch or allowed, probe, float32)
 
     def refresh(self, learner: Learner, sampler: Sampler) -> None:
         """Copies all weights and compares checksums of both sides, and where there is a probe log-probabilities.
@@ -80,7 +102,6 @@ class CheckedSync:
         if not mismatch <= self._max_mismatch:
             raise WeightSyncError(
                 f"step {step}: sampler and learner disagree by {mismatch:.3f} nats a token on the sampler's own tokens "
-                f"(limit weight_sync.max_mismatch={self._max_mismatch}): it does not run the learner's policy; compare "
-                "rollout.precision with learner.precision, and try model.head_precision=float32 or "
-                "rollout.engine=transformers to see whether it is vLLM's version of this model"
+                f"(limit {self._max_mismatch:g}): it does not run the learner's policy; "
+                + (IN_FLOAT32 if self._float32 else WITH_ROUNDING)
             )

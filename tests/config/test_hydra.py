@@ -120,6 +120,11 @@ def test_what_no_sampler_can_draw_from_is_refused(value):
         validate_evaluation(compose_config(["task=arithmetic", f"rollout.sampling.{value}"]))
 
 
+def test_a_limit_below_zero_is_refused():
+    with pytest.raises(UserError, match=r"weight_sync.max_mismatch=-0.1 must not be negative"):
+        validate_evaluation(compose_config(["task=arithmetic", "weight_sync.max_mismatch=-0.1"]))
+
+
 def test_groups_of_one_never_learn_whichever_std_divides():
     for scope in ("group", "batch"):
         with pytest.raises(UserError, match="dynamics.group_size=1 leaves every advantage zero"):

@@ -9,6 +9,7 @@ import torch
 from aiohttp import web
 
 from grpo.config import TrainConfig
+from grpo.host.network import free_port
 from grpo.rollout.server_sampler import ServerSampler
 from grpo.weight_sync.channel import Manifest, open_end
 from grpo.weight_sync.meeting import Meeting
@@ -130,4 +131,34 @@ def test_a_server_lost_in_a_refresh_is_given_up_and_the_other_has_its_weights(ro
         assert sampler.policy_version == 2
         lost = [each for each in capsys.readouterr().err.splitlines() if "was lost" in each]
         assert len(lost) == (0 if harmless else 1) and all(first in each for each in lost)
+        sampler._dispatcher.close()
+
+
+class Started:
+    """The process of a server that is ours."""
+
+    def __init__(self):
+        self.ended, self.restarts = False, 0
+
+    def restart(self):
+        self.ended, self.restarts = False, self.restarts + 1
+
+
+def test_a_server_that_ends_while_it_is_started_again_is_started_once_more(model):
+    with serving(StandIn("/update_weights", cut)) as first, serving(StandIn()) as second:
+        config = TrainConfig()
+        config.rollout.servers.urls = [first, second]
+        sampler = ServerSampler(config, model, tiny_tokenizer(), torch.device("cpu"), Alone())
+        process = sampler._replicas[0].process = Started()
+        refresh(sampler, 1)
+        assert process.restarts == 0
+        refresh(sampler, 2)
+        assert process.restarts == 1
+        # Where it starts nobody answers yet.
+        sampler._replicas[0].url = f"http://127.0.0.1:{free_port()}"
+        refresh(sampler, 3)
+        assert process.restarts == 1
+        process.ended = True
+        refresh(sampler, 4)
+        assert process.restarts == 2
         sampler._dispatcher.close()

@@ -21,7 +21,7 @@ def test_where_rounds_are_sampled_ahead_sampler_and_learner_are_compared_after_e
     _, sync = build_pipeline(config, task, ScriptedSampler(), Alone(), Clocks(config, Phases()))
     # What is asked to see it is asked of nobody's share of the stream.
     assert task.cursor == 0
-    assert sync._max_mismatch == config.weight_sync.max_mismatch
+    assert sync._max_mismatch == 0.5
     if pipeline == "off":
         assert sync._probe is None
     else:

@@ -233,3 +233,49 @@ def test_experts_that_are_not_sent_stay_as_they_are(width):
     order.begin()
     order.finish()
     assert equal(weights_of(layer), before)
+
+
+class Fixed(Experts):
+    """Experts as vLLM keeps them on a GPU: its method arranges them, in the storage that there is, and the kernel
+    leaves them alone."""
+
+    def __init__(self):
+        super().__init__(arranges=False)
+        self.quant_method.process_weights_after_loading = reverse
+
+
+def reverse(layer):
+    layer.w13_weight.data.copy_(layer.w13_weight.data.flip(1))
+    layer.w2_weight.data.copy_(layer.w2_weight.data.flip(2))
+
+
+def test_experts_that_vllms_own_method_arranges_lie_after_a_refresh_where_it_put_them_at_its_start():
+    layer = Fixed()
+    sent = weights_of(layer)
+    reverse(layer)
+    order = ExpertOrder(nn.ModuleList([layer]))
+    order.begin()
+    layer.load([weights + 100 for weights in sent])
+    order.finish()
+    assert layer.w2_weight[0].tolist() == [[133, 132, 131], [136, 135, 134]]
+    assert layer.w13_weight[0, :, 0].tolist() == [111, 109, 107, 105, 103, 101]
+
+
+def test_a_router_has_one_place_in_order_under_the_names_of_transformers_and_of_the_files():
+    weights = torch.randn(4, 8)
+    ours = {"model.layers.0.mlp.gate.weight": weights}
+    theirs = {"model.layers.0.block_sparse_moe.gate.weight": weights.flip(0)}
+    assert differing(checksums(ours.items()), checksums(theirs.items())) == ["layers.0.mlp.gate.weight [4, 8]"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_decay_of_a_state_space_is_compared_as_vllm_stores_it(dtype):
+    logarithm = torch.tensor([0.0, 1.0, 2.0, 3.0], dtype=dtype)
+    mixer, rest = "backbone.layers.0.mixer.", {"backbone.layers.0.mixer.D": torch.ones(4, dtype=dtype)}
+    ours = checksums({mixer + "A_log": logarithm, **rest}.items())
+    stored = {mixer + "A": -torch.exp(logarithm.float()), **rest}
+    # Qwen3-Next's stays a logarithm there, in float32 whatever is sent.
+    kept = {mixer + "A_log": logarithm.float(), **rest}
+    assert ours == checksums(stored.items()) == checksums(kept.items())
+    stored[mixer + "A"][1] *= 1.001
+    assert differing(ours, checksums(stored.items())) == ["layers.0.mixer.A [4]", "layer 0"]

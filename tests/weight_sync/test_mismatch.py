@@ -1,0 +1,43 @@
+"""How far sampler and learner may differ depends on what rounding can do."""
+
+import pytest
+
+from grpo.config import TrainConfig
+from grpo.types import Mean, StepReport
+from grpo.weight_sync.refresh import CheckedSync, WeightSyncError
+
+
+def configured(learner, rollout, limit=0.0):
+    config = TrainConfig()
+    config.learner.precision, config.rollout.precision = learner, rollout
+    config.weight_sync.max_mismatch = limit
+    return CheckedSync.of(config)
+
+
+def differing_by(nats):
+    return StepReport(1, True, 1.0, 1e-3, 0.0, {"mismatch/mean_abs": Mean(10 * nats, 10)})
+
+
+def test_in_float32_a_fiftieth_of_a_nat_is_too_much():
+    sync = configured("float32", "float32")
+    sync.check(differing_by(0.019))
+    with pytest.raises(WeightSyncError, match=r"by 0.033 nats .*limit 0.02.* float32, so rounding is not why"):
+        sync.check(differing_by(0.033))
+    with pytest.raises(WeightSyncError):
+        sync.check(differing_by(float("nan")))
+
+
+@pytest.mark.parametrize("precisions", [("bfloat16", "bfloat16"), ("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_where_one_of_them_rounds_half_a_nat_is(precisions):
+    sync = configured(*precisions)
+    sync.check(differing_by(0.49))
+    with pytest.raises(WeightSyncError, match=r"by 0.510 nats .*limit 0.5\).*compare rollout.precision with learner"):
+        sync.check(differing_by(0.51))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_limit_that_is_set_holds_for_every_precision(precision):
+    sync = configured(precision, precision, limit=0.1)
+    sync.check(differing_by(0.09))
+    with pytest.raises(WeightSyncError, match=r"limit 0.1\)"):
+        sync.check(differing_by(0.11))
