@@ -1,4 +1,4 @@
-"""What happens after each round besides learning: logs, held-out evaluations, checkpoints, diagnoses."""
+"""This module holds the observers, which log, evaluate, save checkpoints and diagnose after each round."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from grpo.types import FinishedRound, Progress, RoundPlan, ScoredGroup, Verdict
 
 @dataclass(frozen=True, slots=True)
 class RecordFiles:
-    """Where rank 0 writes, until the end of a `with`. A run that raises there is shown as failed."""
+    """This type bundles what rank 0 writes to, and closes it at the end of a `with`.
+
+    If the `with` ends by an exception, the trackers mark the run as failed.
+    """
 
     tracker: Tracker
     prompts: JsonLines
@@ -35,8 +38,11 @@ class RecordFiles:
 
 
 class Recorder:
-    """Numbers, samples and the identities of the prompts of every round, gathered from all ranks and written
-    by the first; `files` is None on the others. `peak_tflops` is one device's (None: MFU is not known)."""
+    """The recorder logs each round's metrics, samples and prompt ids, gathered from all ranks.
+
+    The first rank writes them; `files` is None on the others. `peak_tflops` is the peak of one device, from which the
+    model FLOPs utilization (MFU) is computed, or None if it is not known.
+    """
 
     def __init__(
         self,
@@ -62,10 +68,11 @@ class Recorder:
         on_first(self._collective, lambda: self._write(finished, shares))
 
     def _write(self, finished: FinishedRound, shares: Sequence[tuple]) -> None:
+        """Writes what the ranks gathered, on the first rank. `shares` holds one tuple for each rank."""
         statistics, progress, verdict = finished.statistics, finished.progress, finished.verdict
-        every_id, every_count, every_version, samples, memory = zip(*shares, strict=True)
+        ids, counts_by_rank, versions, samples, memory = zip(*shares, strict=True)
         metrics = flatten(statistics, self._peak_tflops) | {
-            name: max(each[name] for each in memory) for name in memory[0]
+            name: max(peaks[name] for peaks in memory) for name in memory[0]
         }
         counts = [[*pair, groups] for pair, groups in sorted(statistics.reward_counts.items())]
         row = metrics | {COUNTS: counts, REASON: verdict.reason, WENT_BACK: float(verdict.go_back)}
@@ -74,9 +81,9 @@ class Recorder:
         row = {
             "round": statistics.round_index,
             "cursor": progress.cursor,
-            "prompt_ids": list(chain(*every_id)),
-            "correct": list(chain(*every_count)),
-            "versions": list(chain(*every_version)),
+            "prompt_ids": list(chain(*ids)),
+            "correct": list(chain(*counts_by_rank)),
+            "versions": list(chain(*versions)),
         }
         self._files.prompts.write(row, statistics.step)
         self._files.display.round(statistics.step, metrics)
@@ -90,6 +97,7 @@ class Recorder:
 
 
 def _samples(groups: Sequence[ScoredGroup]) -> list[dict[str, Any]]:
+    """Returns a row for the first completion of each group."""
     rows = []
     for scored in groups:
         completion, grade, problem = scored.group.completions[0], scored.grades[0], scored.group.prompt.problem
@@ -110,7 +118,10 @@ def _samples(groups: Sequence[ScoredGroup]) -> list[dict[str, Any]]:
 
 
 class Evaluator:
-    """Evaluates every so many rounds and keeps the results, in the run's files and in `results` by step."""
+    """The evaluator runs a held-out evaluation every `evaluation.every_rounds` rounds and keeps the results.
+
+    They are kept in the run's files, and by optimizer step in `results`.
+    """
 
     def __init__(
         self,
@@ -120,8 +131,11 @@ class Evaluator:
         earlier: Iterable[Mapping[str, Any]] = (),
         is_over: Callable[[Progress, Verdict], bool] = lambda progress, verdict: False,
     ):
-        """`earlier` are the results of a run that is resumed. After its last round a run is evaluated too: `is_over`
-        tells which that is."""
+        """Takes `evaluate`, which runs an evaluation, and `record`, which writes its result.
+
+        `earlier` are the results so far of a run that is resumed. `is_over` tells whether a round was the last, after
+        which the run is always evaluated.
+        """
         self._config = config
         self._evaluate = evaluate
         self._record = record
@@ -135,33 +149,42 @@ class Evaluator:
             self.at(progress.step)
 
     def at(self, step: int) -> Mapping[str, Any] | None:
-        """The evaluation of step `step`, made now if it was not; None where none is configured."""
+        """Returns the evaluation of step `step`, and runs it first if there is none yet.
+
+        Returns None when no evaluation is configured.
+        """
         if self._config.num_problems and step not in self.results:
             self.results[step] = self._evaluate()
             self._record(self.results[step])
         return self.results.get(step)
 
     def score(self, step: int) -> float | None:
-        """How good the policy of `step` is, when it was evaluated, see `grpo.evaluation.held_out.score`."""
+        """Returns the score of the policy of `step` (see `grpo.evaluation.held_out.score`), or None if it was not
+        evaluated."""
         result = self.results.get(step)
         return score(result) if result else None
 
     def best_before(self, step: int) -> float:
-        """The highest score of earlier steps, −∞ without any."""
-        return max((self.score(each) for each in self.results if each < step), default=float("-inf"))
+        """Returns the highest score of the steps before `step`, or −∞ if there is none."""
+        return max((self.score(earlier) for earlier in self.results if earlier < step), default=float("-inf"))
 
 
-# A diagnosis reads the whole log: as a share of the rounds so far, those between two of them, or a long run would
-# end in nothing but diagnoses.
+# Between two diagnoses lies at least this share of the rounds so far. A diagnosis reads the whole log, so at a fixed
+# distance a long run would spend more and more of its time on diagnoses.
 WATCH_FRACTION = 0.02
 
 
 class Watch:
-    """Every so many rounds: what the log shows to be wrong, told once each. In a long run the rounds between grow with
-    it."""
+    """The watch diagnoses the run's log every `every` rounds, and reports each finding once.
+
+    In a long run the distance between two diagnoses grows (see `WATCH_FRACTION`).
+    """
 
     def __init__(self, every: int, findings: Callable[[], Iterable[Finding]], tell: Callable[[str], None]):
-        """`findings` diagnoses the log as it is by now, on the first rank; `every` 0 never looks."""
+        """Takes `findings`, which diagnoses the log as it is now on the first rank, and `tell`, which shows a line.
+
+        With `every` 0 the log is never diagnosed.
+        """
         self._every = every
         self._findings = findings
         self._tell = tell
@@ -176,12 +199,15 @@ class Watch:
         for finding in self._findings():
             if (finding.name, finding.severity) not in self._told:
                 self._told.add((finding.name, finding.severity))
-                told = f"{finding.severity}: {finding.name}: {finding.evidence} ⇒ {finding.remedy}"
-                self._tell(f"step {step}: {told}")
+                line = f"{finding.severity}: {finding.name}: {finding.evidence} ⇒ {finding.remedy}"
+                self._tell(f"step {step}: {line}")
 
 
 class Checkpointer:
-    """Saves every so many rounds, after an evaluation better than all before it, and once the run has gone back."""
+    """The checkpointer saves every `checkpoint.every_rounds` rounds.
+
+    It also saves after an evaluation that is better than all earlier ones, and after the run has gone back.
+    """
 
     def __init__(
         self,
@@ -207,7 +233,7 @@ class Checkpointer:
             self.save(progress, verdict)
 
     def save(self, progress: Progress, verdict: Verdict) -> None:
-        """Saves a checkpoint of `progress`, unless there is one. That of the verdict's good step is kept."""
+        """Saves a checkpoint of `progress`, unless this step was saved last. Keeps that of the verdict's good step."""
         if self._saved_step == progress.step:
             return
         score = self._evaluator.score(progress.step)

@@ -1,4 +1,4 @@
-"""`grpo train`: puts the parts of a training run together, runs it, and leaves its report."""
+"""This module implements `grpo train`: it builds the parts of a training run, runs it, and writes its report."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ from grpo.telemetry import (
 )
 from grpo.types import Progress, Verdict
 
-STOPPING = "stopping after this round, with a checkpoint; again to stop at once"
+STOPPING = "stopping after this round, with a checkpoint; interrupt again to stop at once"
 
 
 def train(config: TrainConfig) -> int:
-    """Runs one training job; the process's exit code. Every rank calls it with the same config."""
+    """Runs one training job and returns the process's exit code. Every rank calls it with the same config."""
     world_size = ranks.world_size()
     validate(config, world_size)
     device = ranks.device(config)
@@ -75,7 +75,7 @@ def train(config: TrainConfig) -> int:
     preflight.print_tables(replace(config, learner=replace(config.learner, layout=layout)), path)
     if config.dry_run:
         return 0
-    # First what is asked: what is wrong with data or reward shows before the engines start.
+    # Tasks are loaded first, so that errors in data or reward show before the engines start.
     suite = load_suite(config)
     tokenizer = models.load_tokenizer(path, config.model)
     with load_task(config, tokenizer, ranks.rank(), world_size) as task:
@@ -83,13 +83,16 @@ def train(config: TrainConfig) -> int:
         collective = TorchCollective(device)
         with held(Path(config.output_dir), collective):
             saved = saved_run(config, collective) if config.checkpoint.resume else None
-            # A service that does not answer costs nothing yet.
+            # Services are opened before the engines: if one does not answer, no time is lost.
             with open_services(config, collective, saved) as services:
                 return Session(config, path, tokenizer, task, suite, saved, services).run()
 
 
 def open_services(config: TrainConfig, collective: Collective, saved: Saved | None) -> Trackers:
-    """What shows the run besides its own files; on the first rank, and nothing on the others. Collective."""
+    """Opens the services (such as W&B) that show the run besides its own files. Collective.
+
+    They are opened on the first rank only. On other ranks the returned trackers are empty.
+    """
     output, step = Path(config.output_dir), saved.progress.step if saved else None
 
     def opened() -> Sequence[Tracker]:
@@ -100,7 +103,7 @@ def open_services(config: TrainConfig, collective: Collective, saved: Saved | No
 
 
 class Session:
-    """One run from its first evaluation to its report."""
+    """A session is one run, from its first evaluation to its report."""
 
     def __init__(
         self,
@@ -112,7 +115,7 @@ class Session:
         saved: Saved | None,
         services: Trackers,
     ):
-        """`saved` is where a resumed run goes on."""
+        """Builds the engines. `saved` is the checkpoint from which a resumed run continues, or None."""
         device = ranks.device(config)
         self._config, self._output, self._saved, self._services = config, Path(config.output_dir), saved, services
         self._tokenizer, self._task, self._suite, self._device = tokenizer, task, suite, device
@@ -126,6 +129,7 @@ class Session:
         self._stop = StopRequest(STOPPING)
 
     def _assemble(self, sampler: Sampler, learner: DeepSpeedLearner) -> Engines:
+        """Puts the loop's parts together, with clocks around them."""
         config, task, collective = self._config, self._task, learner.collective
         collector, sync = build_pipeline(config, task, sampler, collective, self._clocks)
         laid_out = replace(config.learner, layout=learner.layout)
@@ -144,7 +148,7 @@ class Session:
         )
 
     def run(self) -> int:
-        """Evaluates, trains, evaluates, exports, reports. Returns the exit code."""
+        """Evaluates, trains, evaluates again, exports the model and writes the report. Returns the exit code."""
         progress, verdict = self._resumed(self._saved) if self._saved else self._fresh()
         self._engines.weight_sync.refresh(self._engines.learner, self._engines.sampler)
         files = on_first(self._collective, lambda: self._files(progress.step))
@@ -161,7 +165,7 @@ class Session:
         return 0
 
     def _train(self, progress: Progress, verdict: Verdict, files: RecordFiles | None) -> tuple[Progress, Verdict]:
-        """Runs the rounds, with what goes on around them. Returns where they ended."""
+        """Runs the rounds, with evaluations and checkpoints around them. Returns the last progress and verdict."""
         config, engines = self._config, self._engines
         evaluator = self._evaluator(files)
         checkpointer = Checkpointer(config.checkpoint, self._store, engines.learner, asdict(config), evaluator)
@@ -179,17 +183,18 @@ class Session:
                 evaluator.at(loop.progress.step)
             checkpointer.save(loop.progress, loop.verdict)
         except SamplerLost:
-            # The learner may be in the middle of a round, which is then sampled again.
+            # A learner in the middle of a round is not saved: a resumed run samples that round again.
             if loop.progress.step > progress.step and engines.learner.num_steps == loop.progress.step:
                 checkpointer.save(loop.progress, loop.verdict)
             raise
         return loop.progress, loop.verdict
 
     def _is_over(self, progress: Progress, verdict: Verdict) -> bool:
+        """Tells whether the run is finished, and not merely interrupted."""
         return verdict.stop or progress.step >= self._config.num_steps
 
     def _leave(self) -> None:
-        """The trained model and the report."""
+        """Exports the trained model and writes the report."""
         exported = None
         if self._config.checkpoint.export:
             learner = self._engines.learner
@@ -198,10 +203,12 @@ class Session:
             write_report(self._output, exported)
 
     def _fresh(self) -> tuple[Progress, Verdict]:
+        """Returns progress and verdict at the start of a new run."""
         plan, state = self._engines.scheduler.init()
         return Progress(0, 0, 0, plan, state), Verdict()
 
     def _resumed(self, saved: Saved) -> tuple[Progress, Verdict]:
+        """Restores the state of a saved run. Returns its progress, and the verdict under the present config."""
         engines, config = self._engines, self._config
         engines.learner.load(str(saved.checkpoint))
         self._store.restore_rng(saved.checkpoint)
@@ -210,14 +217,16 @@ class Session:
         before, now = saved.progress.plan.prompts_per_step, progress.plan.prompts_per_step
         if self._first and before != now:
             print(f"  prompts per step: {before} → {now} on {self._collective.world_size} ranks")
-        # Every rank reads the rounds before from the log that the first one has.
+        # Only the first rank is sure to have the run's log, so it sends the earlier rounds to the others.
         relearn(engines.task, from_first(self._collective, lambda: read_metrics(self._output / PROMPTS_FILE)))
         return progress, engines.scheduler.judge(progress.step, progress.scheduler)
 
     def _resume_step(self, step: int) -> int | None:
+        """Returns the step from which log files continue, or None for a new run."""
         return step if self._config.checkpoint.resume else None
 
     def _files(self, step: int) -> RecordFiles:
+        """Opens what the first rank writes to, and writes the run's config."""
         config, from_step = self._config, self._resume_step(step)
         tracker = Trackers([JsonlTracker(self._output, from_step), self._services])
         prompts = JsonLines(self._output / PROMPTS_FILE, from_step)
@@ -225,12 +234,15 @@ class Session:
         return RecordFiles(tracker, prompts, RunDisplay(config.num_steps, first_step=step))
 
     def _watch(self, files: RecordFiles | None) -> Watch:
+        """Builds the observer that diagnoses the run's log."""
+
         def findings() -> Sequence[Finding]:
             return on_first(self._collective, lambda: diagnose(read_log(self._output))) or ()
 
         return Watch(self._config.dynamics.diagnose_every, findings, files.display.note if files else print)
 
     def _evaluator(self, files: RecordFiles | None) -> Evaluator:
+        """Builds the observer that evaluates on held-out problems, and on the suite if there is one."""
         config, engines, clocks = self._config, self._engines, self._clocks
         sampler = clocks.sampler(engines.sampler, EVALUATION)
         earlier = from_first(self._collective, lambda: read_metrics(self._output / EVALUATIONS_FILE))
