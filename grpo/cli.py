@@ -1,4 +1,4 @@
-"""The command line: `grpo COMMAND` calls `run` of `grpo/commands/COMMAND.py`."""
+"""This module is the command line: `grpo COMMAND` calls `run` of `grpo/commands/COMMAND.py`."""
 
 from __future__ import annotations
 
@@ -14,33 +14,36 @@ from grpo.host.terminal import protect, say
 
 USAGE = """usage: grpo COMMAND [key=value ...]
 
-  train    train a model:        grpo train experiment=quickstart num_steps=60
-  launch   train over several processes or machines:
-           grpo launch hardware=two_nodes hardware.hosts=[a,b] experiment=...
-  serve    vLLM servers on this machine, for a learner on another one
-  eval     pass@1 and pass@k:    grpo eval model.path=runs/default/model task=arithmetic
-  solve-rates  how often a model solves each problem, as a column for training:
-           grpo solve-rates model.path=DIR task=file task.data.path=FILE evaluation.samples_per_problem=16
-  sweep    variants × seeds, resumable: grpo sweep help
-  report   runs or a sweep compared:  grpo report runs/a runs/b
-  dynamics laws, forecast, diagnosis, decisions of a run, or a plan before it: grpo dynamics help
-  reproduce  numbers and figures of the papers: grpo reproduce help
-  config   every key with its meaning: grpo config clip
-  doctor   what is here, what does not fit, what to do about it
+  train        trains a model
+               grpo train experiment=quickstart num_steps=60
+  launch       trains over several processes or machines
+               grpo launch hardware=two_nodes hardware.hosts=[a,b] experiment=...
+  serve        runs vLLM servers on this machine for a learner on another one
+  eval         measures pass@1 and pass@k of a model
+               grpo eval model.path=runs/default/model task=arithmetic
+  solve-rates  measures how often a model solves each problem, as a column for training
+               grpo solve-rates model.path=DIR task=file task.data.path=FILE evaluation.samples_per_problem=16
+  sweep        runs variants × seeds, and can be resumed: grpo sweep help
+  report       compares runs, or the variants of a sweep
+               grpo report runs/a runs/b
+  dynamics     fits, forecasts, diagnoses or replays a run, or plans one: grpo dynamics help
+  reproduce    reproduces numbers and figures of the papers: grpo reproduce help
+  config       explains every key: grpo config clip
+  doctor       checks this machine, and says what to do about each problem
 
-Keys are Hydra overrides of configs/train.yaml; `grpo config` explains all of them."""
+Keys are Hydra overrides of configs/train.yaml. `grpo config` explains all of them."""
 
 HELP = ("help", "-h", "--help")
 WRONG_USE = 2
-# Commands whose words are overrides of a run's configuration; the others read their words themselves.
+# The words of these commands are overrides of a run's configuration. The other commands read their words themselves.
 CONFIGURED = ("train", "serve", "eval", "solve-rates")
-# Commands that do nothing without a word: they print their usage.
+# These commands need a word. Without one they print their usage.
 WORDED = ("sweep", "report", "dynamics", "reproduce")
 COMMANDS = (*CONFIGURED, "launch", *WORDED, "config", "doctor")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; its exit code. A UserError is printed as the one line it is."""
+    """Runs one command and returns its exit code. A UserError is printed as one line, without a traceback."""
     command, *words = list(sys.argv[1:] if arguments is None else arguments) or ["help"]
     if command in HELP:
         print(USAGE)
@@ -50,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return WRONG_USE
     environment.prepare()
     protect()
-    # As `python -m` does: a reward function may stand in a module of the folder that one works in.
+    # As with `python -m`, modules in the working directory can be imported: one may hold the user's reward function.
     sys.path.insert(0, os.getcwd())
     try:
         return _run(command, words)
@@ -62,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(command: str, words: list[str]) -> int:
+    """Prints the help of a known command, or runs it."""
     if command not in CONFIGURED:
         module = _module(command)
         if (words[0] in HELP) if words else command in WORDED:
@@ -75,12 +79,13 @@ def _run(command: str, words: list[str]) -> int:
         return 0
     if {"-m", "--multirun"} & {*words}:
         raise UserError(f"grpo {command} starts one run at a time; grpo sweep starts several (grpo sweep help)")
-    # Before the command's module and all that it imports: a wrong key is answered at once.
+    # The config is composed before the command's module is imported, which takes seconds: a wrong key is told at once.
     config = compose_config(words)
     return _module(command).run(config)
 
 
 def _module(command: str) -> ModuleType:
+    """Imports the module of a command."""
     return import_module(f"grpo.commands.{command.replace('-', '_')}")
 
 

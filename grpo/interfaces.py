@@ -1,8 +1,10 @@
-"""What the loop needs of its parts, and in which order it calls them.
+"""This module defines the protocols that the loop's parts implement, and the order in which the loop calls them.
 
 One round calls, in this order: `Collector.collect` (which uses `Task` and `Sampler`), `Learner.add_logprobs`,
-`Learner.step` once per batch, `WeightSync.check` and `refresh`, `Task.learn`, `Scheduler.next`. Where the verdict is to
-go back, `Collector.forget`, `Learner.rewind` and `WeightSync.refresh` follow.
+`Learner.step` once per batch, `WeightSync.check` and `refresh`, `Task.learn`, `Scheduler.next`. If the verdict is to go
+back, the loop then calls `Collector.forget`, `Learner.rewind` and `WeightSync.refresh`.
+
+Methods marked "Collective" exchange data between ranks, so all ranks must call them together.
 """
 
 from __future__ import annotations
@@ -30,50 +32,62 @@ if TYPE_CHECKING:
     from grpo.config import SamplingConfig
 
 Bucket = Sequence[tuple[str, "Tensor"]]
-"""Weights under their Hugging Face names; whole tensors, valid until the next bucket is asked for."""
+"""A bucket is a list of weights under their Hugging Face names. The tensors are whole (not sharded), and valid only
+until the next bucket is asked for."""
 
 MERGED, BASE, ADAPTERS = "merged", "base", "adapters"
-"""Forms in which a refresh sends weights. With LoRA, a receiver that keeps the frozen `BASE` is sent nothing but
-`ADAPTERS` from then on; `MERGED` are all weights, adapters added in. Without LoRA all weights are MERGED."""
+"""These are the forms in which a refresh sends weights. `MERGED` means all weights, with LoRA adapters added in. `BASE`
+means the frozen weights beside their adapters. A receiver that keeps the frozen weights is sent only `ADAPTERS` from
+then on. Without LoRA the form is always `MERGED`."""
 
 ROUND = "round"
-"""Under this name a round's own seconds, by the clock on the wall, stand beside those of its phases."""
+"""This key holds the wall-clock seconds of a whole round, beside the keys of its phases."""
 
 BASE_SUFFIX, DOWN_SUFFIX, UP_SUFFIX = ".base", ".lora_A", ".lora_B"
-"""What follows the name of an adapted weight in a bucket: the frozen weight, A and the scaled B of W = base + B·A."""
+"""With LoRA, these suffixes follow the name of an adapted weight in a bucket. They mark the frozen weight, A and the
+scaled B of W = base + B·A."""
 
 
 class Task(Protocol):
-    """What is asked, and how it is graded."""
+    """A task gives out prompts and grades completions."""
 
     cursor: int
+    """The number of prompts given out over all ranks. Set it to resume."""
 
     @property
     def num_problems(self) -> int:
-        """Problems of the stream, the prompts of one epoch."""
+        """The number of problems trained on, which is the number of prompts in one epoch."""
 
     def next_prompts(self, count: int) -> list[Prompt]:
-        """The next `count` prompts of the stream over all ranks: this rank's share of them, those at the positions that
-        leave `rank` when they are divided by the number of ranks."""
+        """Returns this rank's share of the stream's next `count` prompts over all ranks.
+
+        A rank gets the positions p of the stream with p mod (number of ranks) = rank.
+        """
 
     def learn(self, outcomes: Mapping[str, tuple[int, int]], cursor: int) -> None:
-        """(correct, tried) of a round's problems by id, over all ranks, and where the stream then stood: what an
-        online curriculum goes by."""
+        """Passes the outcomes of a round to an online curriculum: problem id → (correct, tried), over all ranks.
+
+        `cursor` is where the stream stood after that round.
+        """
 
     def held_out_prompts(self, count: int) -> list[Prompt]:
-        """The first `count` problems that are never trained on, always the same."""
+        """Returns the first `count` problems that are never trained on. They are always the same."""
 
     def answer_of(self, text: str) -> str | None:
-        """The answer in a completion, in one spelling; None where there is none."""
+        """Returns the answer in a completion, in a normalized spelling, or None when there is none."""
 
     def grade(self, groups: Sequence[RolloutGroup]) -> list[ScoredGroup]:
-        """One grade per completion, in order. Never raises for what a model wrote."""
+        """Grades every completion, in order. Never raises because of what a model wrote."""
 
 
 class Sampler(Protocol):
-    """A copy of the policy that writes completions."""
+    """A sampler holds a copy of the policy and writes completions.
+
+    A refresh of its weights calls `begin_refresh`, `load_weights` for each bucket, then `finish_weights`.
+    """
 
     policy_version: int
+    """The number of optimizer steps that the sampler's weights had taken."""
 
     def generate(
         self,
@@ -82,42 +96,50 @@ class Sampler(Protocol):
         sampling: SamplingConfig | None = None,
         first_sample: int = 0,
     ) -> list[RolloutGroup]:
-        """`group_size` completions of each prompt (at least 1; one number, or one per prompt), in order, under
-        `sampling` (the run's own by default). They are its samples number `first_sample` and following: a sample is
-        the same whichever others are drawn with it."""
+        """Samples `group_size` completions of each prompt and returns one group per prompt, in order.
+
+        `group_size` is one number for all prompts or one per prompt, at least 1. `sampling` defaults to the run's own
+        settings. The completions of a prompt are numbered from `first_sample`. A completion's random seed comes from
+        its number, its prompt and the run, so it does not depend on what else is sampled in the same call.
+        """
 
     def begin_refresh(self) -> str:
-        """Begins a refresh, and returns the form in which weights are wanted: `MERGED`, `BASE` or `ADAPTERS`. Called
-        between two calls of `generate`, never during one. `load_weights` and `finish_weights` follow."""
+        """Begins a refresh. Returns the form in which the sampler wants its weights: `MERGED`, `BASE` or `ADAPTERS`.
+
+        Called between two calls of `generate`, never during one. `load_weights` and `finish_weights` follow.
+        """
 
     def load_weights(self, bucket: Bucket) -> None:
-        """Replaces these tensors. Called for each bucket, after `begin_refresh`."""
+        """Replaces the tensors in `bucket`. Called for each bucket, after `begin_refresh`."""
 
     def finish_weights(self, policy_version: int) -> None:
-        """Ends a refresh: forgets cached activations and stamps the version. Called after the last bucket."""
+        """Ends a refresh: drops cached activations and sets `policy_version`. Called after the last bucket."""
 
     def checksums(self) -> Sequence[Mapping[str, int]]:
-        """Of each copy of the weights: one number per tensor group (see `grpo.weight_sync.checksum`)."""
+        """Returns the checksums of every copy of the weights: one number per group of tensors.
+
+        See `grpo.weight_sync.checksum`.
+        """
 
     def sleep(self) -> None:
-        """Give memory back while the learner works; `wake` is called before the next use."""
+        """Frees memory while the learner works. `wake` is called before the next use."""
 
     def wake(self) -> None:
-        """Take the memory back. Weights may be stale until the next `finish_weights`."""
+        """Takes the memory back. The weights may be stale until the next `finish_weights`."""
 
 
 class Pending(Protocol):
-    """One prompt's completions, on their way."""
+    """A pending group is one prompt's completions, which are still being sampled."""
 
     def result(self) -> RolloutGroup:
-        """Waits for them."""
+        """Waits for the completions and returns them."""
 
     def cancel(self) -> None:
-        """Nobody will ask for them; `result` may raise then."""
+        """Gives the completions up. `result` may raise afterwards."""
 
 
 class AskableSampler(Sampler, Protocol):
-    """A sampler that goes on by itself, also while its weights are replaced."""
+    """An askable sampler works in the background. It continues while its weights are replaced."""
 
     def ask(
         self,
@@ -126,36 +148,44 @@ class AskableSampler(Sampler, Protocol):
         sampling: SamplingConfig | None = None,
         first_sample: int = 0,
     ) -> Sequence[Pending]:
-        """As `generate`, without waiting."""
+        """Starts what `generate` does and returns at once, with one pending group per prompt."""
 
 
 class Collector(Protocol):
-    """Fills a round with scored groups."""
+    """A collector fills a round with scored groups."""
 
     def collect(self, plan: RoundPlan, steps_left: int) -> Collected:
-        """Returns this rank's groups of a round. `steps_left` optimizer steps remain, this round's included."""
+        """Returns this rank's groups of a round. `steps_left` optimizer steps remain, including those of this round."""
 
     def forget(self) -> None:
-        """Drops what was sampled ahead. Its prompts come again, in their order."""
+        """Drops the groups that were sampled ahead. Their prompts are asked again, in their order."""
 
 
 class Learner(Protocol):
-    """The trained policy, sharded over ranks. Every method is collective: all ranks call it together."""
+    """A learner holds the trained policy, sharded over ranks. Every method is collective: all ranks call it
+    together."""
 
     num_steps: int
+    """The number of optimizer steps taken."""
 
     def add_logprobs(self, steps: Sequence[Sequence[ScoredGroup]]) -> list[list[GroupWithLogprobs]]:
-        """Adds old and reference log-probabilities to the groups of each step, where the loss needs them. Called before
-        the round's first step."""
+        """Adds old and reference log-probabilities to the groups of each step, where the loss needs them.
+
+        Called before the round's first step.
+        """
 
     def logprobs(self, groups: Sequence[RolloutGroup]) -> list[tuple[Tensor, ...]]:
-        """log π of the current weights: one float32 tensor [completion tokens] per completion of each group."""
+        """Returns log π under the current weights: one float32 tensor [completion tokens] per completion of each
+        group."""
 
     def step(self, batch: Batch) -> StepReport:
-        """One optimizer step."""
+        """Takes one optimizer step."""
 
     def weight_buckets(self, form: str = MERGED) -> Iterator[Bucket]:
-        """Weights in this form, gathered bucket by bucket, in the sampler's precision; `BASE` has the adapters too."""
+        """Yields the weights in this form, gathered bucket by bucket, in the sampler's precision.
+
+        The form `BASE` includes the adapters.
+        """
 
     def save(self, directory: str) -> None:
         """Writes everything a resume needs into `directory`."""
@@ -164,84 +194,101 @@ class Learner(Protocol):
         """Restores what `save` wrote."""
 
     def rewind(self, directory: str) -> None:
-        """Restores the policy that `save` wrote, while steps are counted on."""
+        """Restores the policy that `save` wrote. The count of optimizer steps does not go back."""
 
 
 class WeightSync(Protocol):
-    """The only bridge from learner to sampler."""
+    """The weight sync is the only bridge from learner to sampler."""
 
     def refresh(self, learner: Learner, sampler: Sampler) -> None:
-        """Copies the weights and verifies them. After it, the sampler samples the learner's policy."""
+        """Copies the weights to the sampler and verifies them. Afterwards the sampler samples from the learner's
+        policy."""
 
     def check(self, report: StepReport) -> None:
-        """Raises when sampler and learner disagree on the first step after a refresh."""
+        """Checks the report of the first step after a refresh. Raises when sampler and learner disagree on
+        log-probabilities."""
 
 
 class Scheduler(Protocol):
-    """Chooses each round's plan from measured facts, and says whether the run goes on. Its methods are pure: every rank
-    computes the same decision. Its state is a frozen dataclass of plain values, or None."""
+    """A scheduler chooses each round's plan from measured facts and decides whether the run continues.
+
+    Its methods are pure, so that every rank computes the same decision. Its state is a frozen dataclass of plain
+    values, or None.
+    """
 
     def init(self) -> tuple[RoundPlan, Any]:
         """Returns the first round's plan and the scheduler's first state."""
 
     def next(self, plan: RoundPlan, statistics: RoundStatistics, state: Any) -> Decision:
-        """Decides after a round under `plan`, from its statistics and the state before it."""
+        """Decides after a round. `plan` and `state` are those before the round, `statistics` were measured in it."""
 
     def judge(self, step: int, state: Any) -> Verdict:
-        """Returns the verdict on a run that is resumed after optimizer step `step`. It is made anew, under the settings
-        of now, since a limit may have been raised."""
+        """Returns the verdict on a run that is resumed after optimizer step `step`.
+
+        The verdict is not saved but made again under the present settings, since the user may have raised a limit.
+        """
 
     def restore(self, values: Mapping[str, Any]) -> Any:
-        """Returns the state that `dataclasses.asdict` made these values of, once they have been through JSON. Without
-        any values it is the first state."""
+        """Rebuilds a state from `values`, which `dataclasses.asdict` made and JSON stored.
+
+        Without any values it returns the first state.
+        """
 
 
 class Collective(Protocol):
-    """Sums over ranks; the identity on one rank."""
+    """A collective exchanges values between ranks. On a single rank it returns what it was given."""
 
     rank: int
     world_size: int
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Element-wise sum over ranks."""
+        """Returns the element-wise sum over ranks."""
 
     def maximum(self, value: int) -> int:
-        """Largest of the ranks' values."""
+        """Returns the largest of the ranks' values."""
 
     def gather(self, value: Any) -> list[Any]:
-        """The ranks' values, in rank order, on every rank."""
+        """Returns the values of all ranks, in rank order, on every rank."""
 
     def pool(self, values: Sequence[Any]) -> tuple[list[Any], slice]:
-        """The values of those ranks that learn from the same rows as this one, in rank order, and where this rank's
-        are among them. All there are of a rank that learns alone."""
+        """Joins the values of all ranks that compute the same packed rows as this one (sequence parallelism).
+
+        Returns the joined values, in rank order, and the slice of them that came from this rank. Without sequence
+        parallelism these are this rank's values alone.
+        """
 
     def apart(self, deadline_seconds: float) -> Collective:
-        """The same ranks for another thread, whose calls do not mix with this one's. There a rank waits for the others
-        for `deadline_seconds`."""
+        """Returns a collective over the same ranks for use in another thread.
+
+        Its calls do not mix with those of this one. A rank waits for the others for `deadline_seconds` at most.
+        """
 
 
 class Clock(Protocol):
-    """How long a round takes."""
+    """A clock measures how long a round and its phases take."""
 
     def begin_round(self) -> None:
-        """Called before anything of the round. What was timed since the round before is no part of it."""
+        """Starts a round's time. Called before anything else in the round; time measured since the last round is not
+        part of it."""
 
     def end_round(self) -> Mapping[str, float]:
-        """Called once the sampler is refreshed. Returns the seconds of the whole round as `ROUND`, and those of each
-        phase under its name."""
+        """Ends a round's time. Called once the sampler is refreshed.
+
+        Returns the seconds of the whole round as `ROUND`, and those of each phase under its name.
+        """
 
 
 class Tracker(Protocol):
-    """Where metrics go."""
+    """A tracker receives metrics and samples, and stores or sends them."""
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
-        """Numbers of one optimizer step count."""
+        """Logs the metrics of a round that ended at optimizer step `step`."""
 
     def evaluation(self, result: Mapping[str, Any], step: int) -> None:
-        """A held-out evaluation, as `grpo.evaluation.held_out.evaluate` returns it."""
+        """Logs a held-out evaluation, as `grpo.evaluation.held_out.evaluate` returns it."""
 
     def samples(self, rows: Iterable[Mapping[str, Any]], step: int) -> None:
-        """Completions with prompt, text and reward."""
+        """Logs completions with their prompt, text and reward."""
 
     def close(self, failed: bool = False) -> None:
-        """Returns when everything is on disk or sent. A run that `failed` is shown as such."""
+        """Returns when everything is on disk or sent. With `failed` the run is marked as failed."""

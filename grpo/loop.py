@@ -1,4 +1,4 @@
-"""The loop: one round is a paragraph."""
+"""The loop runs one round after another. `one_round` reads as a paragraph: one line for each stage."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ MakeBatches = Callable[[Sequence[Sequence[GroupWithLogprobs]], RoundPlan], list[
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """The parts of a run, put together in `grpo.run.session`.
+    """The engines are all parts that the loop calls. `grpo.run.session` builds them.
 
-    `go_back` returns learner and sampler to the newest checkpoint of a step up to the one that it is given.
+    `go_back(step)` returns learner and sampler to the newest checkpoint that is not later than `step`.
     """
 
     task: Task
@@ -42,25 +42,27 @@ class Engines:
 
 
 class Observer(Protocol):
-    """Looks on: it logs, evaluates or saves after a round. Called on every rank."""
+    """An observer logs, evaluates or saves after each round. It is called on every rank."""
 
     def after_round(self, finished: FinishedRound) -> None:
-        """Called once the round is over and the verdict on the run is carried out."""
+        """Called once the round is over and the loop has acted on the verdict."""
 
 
 class Loop:
-    """Runs rounds one after another. `progress` and `verdict` are those of the last finished round, at any time."""
+    """The loop runs rounds one after another. `progress` and `verdict` always belong to the last finished round."""
 
     def __init__(
         self, engines: Engines, progress: Progress, verdict: Verdict, record: Observer, observers: Sequence[Observer]
     ):
-        """`record` is called first, before the run goes back where it has to; `observers` after that, in order."""
+        """Takes two kinds of observers. `record` is called first, before the run goes back to a checkpoint if it has
+        to. `observers` are called after that, in order."""
         self._engines = engines
         self.progress, self.verdict = progress, verdict
         self._record, self._observers = record, observers
 
     def run(self, num_steps: int, stop_requested: Callable[[], bool]) -> None:
-        """Returns after `num_steps` optimizer steps, on the verdict to stop, or on a request to stop on any rank."""
+        """Runs rounds. Returns after `num_steps` optimizer steps, on a verdict to stop, or when any rank was asked to
+        stop."""
         collective = self._engines.collective
         while self.progress.step < num_steps and not self.verdict.stop and not collective.maximum(stop_requested()):
             self._run_round(num_steps - self.progress.step)
@@ -86,8 +88,10 @@ class Loop:
 def one_round(
     engines: Engines, plan: RoundPlan, round_index: int, steps_left: int
 ) -> tuple[RoundStatistics, Collected]:
-    """Samples, grades, learns for τ steps, refreshes the sampler, and measures. A round that was sampled ahead has the
-    plan that was known then."""
+    """Samples, grades, learns for τ steps, refreshes the sampler, and measures.
+
+    A round that was sampled ahead keeps the plan under which it was sampled, which may be older than `plan`.
+    """
     engines.clock.begin_round()
     collected = engines.collector.collect(plan, steps_left)
     steps = engines.learner.add_logprobs(collected.steps)

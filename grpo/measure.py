@@ -1,4 +1,4 @@
-"""The facts of a round, as sums and counts over all ranks. No judgement is made here."""
+"""This module measures a round: it sums its facts over all ranks and judges none of them."""
 
 from __future__ import annotations
 
@@ -18,21 +18,25 @@ def measure_round(
     seconds: Mapping[str, float],
     collective: Collective,
 ) -> RoundStatistics:
-    """Sums `collected` over ranks and adds up the steps' reports (which are already summed). `seconds` are the loop's;
-    those of the round and of each phase are the mean over ranks, so that all ranks decide alike by them."""
+    """Sums `collected` over ranks and adds up the steps' reports, which are already summed over ranks.
+
+    `seconds` come from the loop's clock. The seconds of the round and of each phase are averaged over ranks, so that
+    every rank makes the same decision from them. Collective.
+    """
     stale = staleness(collected, reports)
     means: dict[str, Mean] = {}
-    # A rank without groups knows no names of rewards: they are added up by name.
-    for share in collective.gather(sampling_means(collected) | {"staleness/mean": _mean(stale)}):
-        means |= {name: means.get(name, Mean(0.0, 0.0)) + mean for name, mean in share.items()}
-    # A skipped step's numbers may be NaN, and nothing was learned from it.
+    # A rank without groups does not know the names of the reward's parts, so ranks are added up by name. An all-reduce
+    # would get vectors of different lengths.
+    for rank_means in collective.gather(sampling_means(collected) | {"staleness/mean": _mean(stale)}):
+        means |= {name: means.get(name, Mean(0.0, 0.0)) + mean for name, mean in rank_means.items()}
+    # A skipped step is left out: its numbers may be NaN, and nothing was learned from it.
     applied = [report.means for report in reports if report.applied]
     for name in applied[0] if applied else ():
-        means[name] = reduce(Mean.__add__, (each[name] for each in applied))
+        means[name] = reduce(Mean.__add__, (step_means[name] for step_means in applied))
     means["staleness/max"] = Mean(float(collective.maximum(max(stale, default=0))), 1)
     counts: Counter[tuple[int, int]] = Counter()
-    for share in collective.gather(correct_counts(collected.sampled)):
-        counts.update(share)
+    for rank_counts in collective.gather(correct_counts(collected.sampled)):
+        counts.update(rank_counts)
     return RoundStatistics(
         round_index=round_index,
         step=reports[-1].step,
@@ -45,9 +49,12 @@ def measure_round(
 
 
 def staleness(collected: Collected, reports: Sequence[StepReport]) -> list[int]:
-    """Of each group that was learned from: how many optimizer steps the learner was ahead of the policy that sampled
-    its oldest token. The refresh interval and sampling ahead make it; 0 to τ−1 where every round is sampled by the
-    newest policy."""
+    """Returns the staleness of each group that was learned from.
+
+    Staleness is the number of optimizer steps by which the learner was ahead of the policy that sampled the group's
+    oldest token. It comes from the refresh interval τ and from sampling ahead. It lies between 0 and τ−1 when the
+    newest policy samples every round.
+    """
     return [
         report.step - 1 - scored.group.oldest_version
         for report, groups in zip(reports, collected.steps, strict=True)
@@ -56,13 +63,13 @@ def staleness(collected: Collected, reports: Sequence[StepReport]) -> list[int]:
 
 
 def outcomes(collected: Collected, collective: Collective) -> dict[str, tuple[int, int]]:
-    """Counts (correct, tried) completions of each problem of the round, over all ranks. Collective."""
-    own = [(scored.group.prompt.prompt_id, scored.count) for scored in collected.sampled]
-    return by_problem(chain(*collective.gather(own)))
+    """Counts the completions (correct, tried) of each problem of the round, over all ranks. Collective."""
+    counts = [(scored.group.prompt.prompt_id, scored.count) for scored in collected.sampled]
+    return by_problem(chain(*collective.gather(counts)))
 
 
 def by_problem(groups: Iterable[tuple[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:
-    """Adds up (correct, tried) of prompts by their problem.
+    """Adds up the counts (correct, tried) of all prompts that ask the same problem.
 
     >>> by_problem([("mawps-17@0", (1, 4)), ("mawps-17@1", (2, 4)), ("mawps-3@0", (0, 4))])
     {'mawps-17': (3, 8), 'mawps-3': (0, 4)}
@@ -76,19 +83,21 @@ def by_problem(groups: Iterable[tuple[str, tuple[int, int]]]) -> dict[str, tuple
 
 
 def mean_seconds(seconds: Mapping[str, float], collective: Collective) -> dict[str, float]:
-    """Seconds of each phase, averaged over ranks; a phase that a rank did not enter counts as 0 there."""
-    shares = collective.gather(dict(seconds))
-    names = sorted({name for share in shares for name in share})
-    return {name: sum(share.get(name, 0.0) for share in shares) / collective.world_size for name in names}
+    """Averages the seconds of each phase over ranks. A rank that did not enter a phase counts as 0. Collective."""
+    by_rank = collective.gather(dict(seconds))
+    names = sorted({name for rank_seconds in by_rank for name in rank_seconds})
+    return {
+        name: sum(rank_seconds.get(name, 0.0) for rank_seconds in by_rank) / collective.world_size for name in names
+    }
 
 
 def correct_counts(groups: Sequence[ScoredGroup]) -> Counter[tuple[int, int]]:
-    """How many groups had k of G completions correct, by (k, G)."""
+    """Counts the groups that had k of G completions correct, by (k, G)."""
     return Counter(group.count for group in groups)
 
 
 def sampling_means(collected: Collected) -> dict[str, Mean]:
-    """Means over everything that this rank sampled, and the share of it that is learned from."""
+    """Returns the means over everything that this rank sampled, and the share of its groups that is learned from."""
     groups = collected.sampled
     grades = [grade for group in groups for grade in group.grades]
     completions = [completion for group in groups for completion in group.group.completions]

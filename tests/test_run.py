@@ -128,7 +128,7 @@ def test_a_run_that_is_stopped_then_killed_and_resumed_equals_one_that_never_was
     shard.write_bytes(content)
     resumed = grpo("train", *overrides, "checkpoint.resume=true", "tracking.samples_per_round=1")
     assert resumed.returncode == 0, resumed.stderr[-3000:]
-    assert f"{shard} is damaged: it is not as it was saved; the one before it is looked for" in resumed.stderr
+    assert f"{shard} is damaged: it differs from what was saved; trying the checkpoint before it" in resumed.stderr
     assert "changed since: tracking.samples_per_round: 4 → 1" in resumed.stdout
     assert stream(output) == stream(finished[0])
     assert facts(output) == facts(finished[0])

@@ -1,4 +1,6 @@
-"""Pure torch: no config files, no logger, no distributed calls, no `.item()` in the maths.
+"""This package holds the maths of training in pure torch.
+
+The maths reads no config files, logs nothing, makes no distributed calls and never calls `.item()`.
 
 normalization   rewards → advantages: the dial
 ratio           current and old log-probabilities → probability ratios

@@ -1,7 +1,7 @@
-"""From the groups of a round to the batches of its optimizer steps.
+"""This module turns the groups of a round into the batches of its optimizer steps.
 
-The loss of a step is normalized by counts of the whole step, over all ranks: they are summed here, before
-anything is packed, so every token's weight is final before the first backward pass.
+The loss of a step is normalized by counts over the whole step and all ranks. They are summed here, before anything is
+packed, so that every token's weight is final before the first backward pass.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class BatchMaker:
-    """`make_batches` of the loop: settings bound once, groups in, batches out."""
+    """A batch maker is the loop's `make_batches`: it holds the settings and turns groups into batches."""
 
     def __init__(
         self,
@@ -39,30 +39,34 @@ class BatchMaker:
         self._collective = collective
 
     def __call__(self, steps: Sequence[Sequence[GroupWithLogprobs]], plan: RoundPlan) -> list[Batch]:
-        """Makes one batch for each optimizer step, with equally many micro-batches on every rank. Collective."""
+        """Makes one batch for each optimizer step. Every rank gets the same number of micro-batches. Collective."""
         return [self._batch(groups, plan.learning_rate_factor, first=index == 0) for index, groups in enumerate(steps)]
 
     def _batch(self, groups: Sequence[GroupWithLogprobs], learning_rate_factor: float, first: bool) -> Batch:
         rewards = [self._rewards(group) for group in groups]
         if first:
-            # The current log-probabilities are the old ones to the last bit, which another forward pass need not hit.
+            # In the round's first step the old log-probabilities are the current ones. Those of an earlier forward
+            # pass could differ in the last bits, and the ratio would not be exactly 1.
             groups = [replace(group, old_logprobs=()) for group in groups]
         totals = self._step_totals(groups)
         advantage = advantages(rewards, self._normalization, self._batch_std(rewards))
         trees = [
             tree
             for group, values in zip(groups, advantage, strict=True)
-            # The task's rewards decide what is silent: a KL in the reward must not wake a group by its noise.
+            # The task's rewards decide whether a group is silent. The noise of a KL term in the reward would otherwise
+            # give such a group advantages.
             for tree in self._trees(group, values * (not group.scored.silent), totals)
         ]
         rows, _ = lay_out(trees, self._collective, self._learner.layout, self._learner.micro_batch_tokens)
         old_known = first or self._objective.old_logprobs == "learner" or self._objective.kl.in_reward
-        # A step without anything to learn from is taken all the same: it has one row that holds nothing.
+        # A step with nothing to learn from is still taken. Its batch is one empty row.
         return Batch(tuple(pack(row) for row in rows or [[]]), learning_rate_factor, old_known)
 
     def _rewards(self, group: GroupWithLogprobs) -> torch.Tensor:
-        """[completions] float64; minus β·ΣKL(learner ‖ reference), as of the start of the round, where the KL stands in
-        the reward."""
+        """Returns the group's rewards, [completions] float64.
+
+        With the KL in the reward, β·ΣKL(learner ‖ reference) is subtracted, as of the start of the round.
+        """
         rewards = torch.tensor(group.scored.rewards, dtype=torch.float64)
         kl = self._objective.kl
         if kl.in_reward:
@@ -73,6 +77,7 @@ class BatchMaker:
         return rewards
 
     def _step_totals(self, groups: Sequence[GroupWithLogprobs]) -> Totals:
+        """Counts what is learned from over all ranks. No count is below 1, since weights divide by them. Collective."""
         lengths = [_included_lengths(group) for group in groups]
         tokens, sequences, filled = self._collective.sum(
             [
@@ -84,16 +89,20 @@ class BatchMaker:
         return Totals(max(tokens, 1), max(sequences, 1), max(filled, 1))
 
     def _batch_std(self, rewards: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """σ over all rewards of the step, all ranks, where it is asked for. The mean is known before squares are
-        summed: squares of whole rewards would lose the digits in which these differ."""
+        """Returns σ over all rewards of the step on all ranks for scope "batch", else None. Collective.
+
+        The mean is computed first, and squared differences are summed. Summing the squares of the rewards themselves
+        would lose the digits in which rewards differ.
+        """
         if self._normalization.scope != "batch":
             return None
-        every = torch.cat([torch.zeros(0, dtype=torch.float64), *rewards])
-        count, total = self._collective.sum([every.numel(), float(every.sum())])
-        [squares] = self._collective.sum([float((every - total / max(count, 1)).square().sum())])
+        values = torch.cat([torch.zeros(0, dtype=torch.float64), *rewards])
+        count, total = self._collective.sum([values.numel(), float(values.sum())])
+        [squares] = self._collective.sum([float((values - total / max(count, 1)).square().sum())])
         return torch.tensor(squares / max(count - self._normalization.ddof, 1), dtype=torch.float64).sqrt()
 
     def _trees(self, group: GroupWithLogprobs, advantage: torch.Tensor, totals: Totals) -> list[LooseTree]:
+        """Builds the trees of one group. A group without a gradient has none if `skip_silent_groups` is set."""
         if self._learner.skip_silent_groups and not self._every_token_counts and not bool(advantage.any()):
             return []
         lengths = _included_lengths(group)
@@ -115,12 +124,12 @@ class BatchMaker:
 
     @property
     def _every_token_counts(self) -> bool:
-        """A KL or entropy term in the loss has a gradient where the advantage is zero."""
+        """Whether tokens without advantage have a gradient: a KL or entropy term in the loss gives them one."""
         return self._objective.kl.in_loss or bool(self._objective.entropy_coefficient)
 
 
 def _included_lengths(group: GroupWithLogprobs) -> list[int]:
-    """Tokens of each completion, 0 where it is not learned from."""
+    """Returns the number of tokens of each completion, and 0 for one that is not learned from."""
     scored = group.scored
     return [
         len(completion.token_ids) if included else 0

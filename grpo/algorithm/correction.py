@@ -1,7 +1,8 @@
-"""Importance weights from the distribution that sampled to the one that learns, within bounds.
+"""This module corrects for the difference between the sampler's and the learner's distributions.
 
-Sampler and learner hold the same weights and still disagree: other kernels, other precision, or a staler
-policy. Each token's loss is weighted by w = π_learner,old / π_sampler, which is kept between a floor and a cap.
+Sampler and learner hold the same model and still disagree, because of other kernels, another precision or an older
+policy. Each token's loss is multiplied by the importance weight w = π_learner,old / π_sampler, which is kept between
+a floor and a cap.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
 
 
 def importance_weights(old_logprobs: Tensor, sampler_logprobs: Tensor, level: str, sequence_index: Tensor) -> Tensor:
-    """w [targets] before any cut: per token, or per completion at all its tokens.
+    """Returns the importance weights w [targets] before floor and cap are applied.
+
+    There is one weight per token, or one per completion that is repeated at all its tokens:
 
     "token"           π_old(o_t) / π_sampler(o_t)
-    "sequence"        their product over the completion: unbiased, and far from 1 for long ones
-    "sequence_mean"   their geometric mean: how far the completion is off per token
+    "sequence"        the product of these over the completion: unbiased, but far from 1 for long completions
+    "sequence_mean"   the geometric mean of these over the completion: its mismatch per token
     """
     difference = (old_logprobs - sampler_logprobs).detach()
     if level == "sequence":
@@ -34,8 +37,11 @@ def importance_weights(old_logprobs: Tensor, sampler_logprobs: Tensor, level: st
 
 
 def corrected(weights: Tensor, correction: CorrectionConfig) -> Tensor:
-    """`weights` [targets] within the bounds: "truncate" moves those outside to the nearer one (TIS), "mask" makes them
-    0 (with a floor IcePop, arXiv:2510.18855)."""
+    """Brings `weights` [targets] within the bounds.
+
+    "truncate" sets a weight outside them to the nearer bound (TIS). "mask" sets it to 0 (with a floor this is IcePop,
+    arXiv:2510.18855).
+    """
     if correction.mode == "mask":
         outside = (weights < correction.floor) | (weights > correction.cap)
         return weights.masked_fill(outside, 0.0)
@@ -43,11 +49,11 @@ def corrected(weights: Tensor, correction: CorrectionConfig) -> Tensor:
 
 
 def vetoed(old_logprobs: Tensor, sampler_logprobs: Tensor, veto: float, sequence_index: Tensor) -> Tensor:
-    """[targets] bool: whether the token's completion has a token with w < `veto`.
+    """Returns [targets] bool: whether the token's completion contains a token with w < `veto`.
 
-    Such a token is one that the learner would hardly ever write: what follows it is off the learner's path, whatever
-    the weights of the other tokens are. A completion that is left out still counts in the denominators of the loss, as
-    masked tokens do.
+    The learner would hardly ever write such a token. Whatever follows it is off the learner's path, even if the weights
+    of the following tokens are near 1. A vetoed completion still counts in the denominators of the loss, as masked
+    tokens do.
     """
     difference = (old_logprobs - sampler_logprobs).detach()
     if not veto:

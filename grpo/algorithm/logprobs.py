@@ -1,13 +1,14 @@
-"""Log-probabilities and entropies of targets from hidden states, without the whole logit matrix.
+"""This module computes log-probabilities and entropies from hidden states without holding the whole logit matrix.
 
-[targets, vocabulary] is by far the largest tensor of a training step: 16,384 × 151,936 float32 is 9.3 GiB.
-Here it exists for `chunk` rows at a time, in the forward and again in the backward pass; when one chunk holds all
-rows, its probabilities are kept for the backward pass instead.
+The logits, [targets, vocabulary], would be by far the largest tensor of a training step: 16,384 × 151,936 float32 is
+9.3 GiB. Here they exist for `chunk` targets at a time, in the forward pass and again in the backward pass. When one
+chunk holds all targets, its probabilities are kept for the backward pass instead.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,12 +16,13 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class LogitRule:
-    """A model's rule for making logits of z, the product of hidden states and output embedding:
-    softcap·tanh(scale·z/softcap).
+    """A logit rule says how a model makes logits of z, the product of hidden states and output embedding.
+
+    The logits are softcap·tanh(scale·z/softcap), or scale·z without a softcap.
 
     scale     Cohere's logit_scale, or one over Granite's logits_scaling
-    softcap   Gemma's final_logit_softcapping; None leaves scale·z as it is
-    float32   the product of bfloat16 inputs is kept in float32, where a model would round it to bfloat16
+    softcap   Gemma's final_logit_softcapping, or None
+    float32   keeps the product of bfloat16 inputs in float32, where the model itself would round it to bfloat16
     """
 
     scale: float = 1.0
@@ -28,7 +30,7 @@ class LogitRule:
     float32: bool = False
 
     def logits(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """[rows, vocabulary], float32 at least, of `hidden` [rows, width]."""
+        """Returns the logits [targets, vocabulary] of `hidden` [targets, width], in float32 or wider."""
         logits = self._product(hidden, weight)
         if bias is not None:
             logits = logits + bias
@@ -38,20 +40,20 @@ class LogitRule:
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
     def slope(self, logits: Tensor) -> Tensor | float:
-        """∂logit/∂z, from the logits themselves."""
+        """Returns the derivative ∂logit/∂z, computed from the logits themselves."""
         return self.scale if self.softcap is None else self.scale * (1 - (logits / self.softcap).square())
 
     def _product(self, hidden: Tensor, weight: Tensor) -> Tensor:
         if not self.float32 or hidden.dtype == torch.float32:
             return hidden @ weight.T
         if hidden.is_cuda:
-            # Products of bfloat16, summed and kept in float32: as quick as those that are rounded.
+            # The GPU multiplies bfloat16, sums and keeps the result in float32. This is as fast as rounding the result.
             return torch.mm(hidden, weight.T, out_dtype=torch.float32)
         return hidden.float() @ weight.float().T
 
 
 PLAIN = LogitRule()
-"""Logits are the product itself."""
+"""Under this rule the logits are the product itself."""
 
 
 def token_logprobs(
@@ -63,39 +65,51 @@ def token_logprobs(
     bias: Tensor | None = None,
     rule: LogitRule = PLAIN,
 ) -> tuple[Tensor, Tensor]:
-    """log π(target) and the entropy of π at each target, under softmax(logits / temperature).
+    """Returns log π(target) and the entropy of π at each target, where π is softmax(logits / temperature).
 
-    hidden    [targets, width], of the position that predicts each target
+    hidden    [targets, width], the hidden state at the position that predicts each target
     weight    [vocabulary, width], the output embedding
     targets   [targets] int64
-    chunk     rows of logits that exist at once
-    bias      [vocabulary], the output layer's, where it has one
-    returns   two tensors [targets], float32 (float64 of float64); gradients flow to `hidden`, `weight` and `bias`
+    chunk     number of targets whose logits exist at once
+    bias      [vocabulary], the output layer's bias if it has one
+
+    Both results are tensors [targets], in float32 (in float64 for float64 inputs). Gradients flow to `hidden`, `weight`
+    and `bias`.
     """
     return _TokenLogprobs.apply(hidden, weight, bias, targets, (temperature, chunk, rule))
 
 
 class _TokenLogprobs(torch.autograd.Function):
+    """This function computes `token_logprobs` chunk by chunk, with a backward pass that computes the logits again."""
+
     @staticmethod
-    def forward(ctx, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, how: tuple):
-        temperature, chunk, rule = how
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        settings: tuple[float, int, LogitRule],
+    ) -> tuple[Tensor, Tensor]:
+        temperature, chunk, rule = settings
         normalizers, logprobs, entropies = [], [], []
         kept = None
-        for rows, aims in zip(hidden.split(chunk), targets.split(chunk), strict=True):
-            logits = rule.logits(rows, weight, bias).div_(temperature)
+        for states, token_ids in zip(hidden.split(chunk), targets.split(chunk), strict=True):
+            logits = rule.logits(states, weight, bias).div_(temperature)
             normalizer = logits.logsumexp(-1)
-            logprobs.append(logits.gather(-1, aims[:, None]).squeeze(-1) - normalizer)
+            logprobs.append(logits.gather(-1, token_ids[:, None]).squeeze(-1) - normalizer)
             logs = logits.sub_(normalizer[:, None])
             probabilities = logs.exp()
             entropies.append(-torch.linalg.vecdot(probabilities, logs))
             normalizers.append(normalizer)
-            kept = probabilities if len(rows) == len(hidden) and rule.softcap is None else None
+            kept = probabilities if len(states) == len(hidden) and rule.softcap is None else None
         ctx.save_for_backward(hidden, weight, bias, targets, torch.cat(normalizers), torch.cat(entropies), kept)
         ctx.temperature, ctx.chunk, ctx.rule = temperature, chunk, rule
         return torch.cat(logprobs), torch.cat(entropies)
 
     @staticmethod
-    def backward(ctx, logprob_gradient: Tensor, entropy_gradient: Tensor):
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        logprob_gradient, entropy_gradient = gradients
         hidden, weight, bias, targets, normalizers, entropies, kept = ctx.saved_tensors
         wants_weight, wants_bias = ctx.needs_input_grad[1:3]
         hidden_gradients = []
@@ -103,14 +117,14 @@ class _TokenLogprobs(torch.autograd.Function):
         weight_gradient = torch.zeros_like(weight, dtype=wide) if wants_weight else None
         bias_gradient = torch.zeros_like(bias, dtype=wide) if wants_bias else None
         parts = (hidden, targets, normalizers, entropies, logprob_gradient, entropy_gradient)
-        for rows, aims, normalizer, entropy, upstream, upstream_entropy in zip(
+        for states, token_ids, normalizer, entropy, upstream, upstream_entropy in zip(
             *(part.split(ctx.chunk) for part in parts), strict=True
         ):
             slope: Tensor | float = ctx.rule.scale
             if kept is not None and not bool(upstream_entropy.any()):
                 gradient = kept * -upstream[:, None]
             else:
-                logits = ctx.rule.logits(rows, weight, bias)
+                logits = ctx.rule.logits(states, weight, bias)
                 slope = ctx.rule.slope(logits)
                 logs = logits.div_(ctx.temperature).sub_(normalizer[:, None])
                 gradient = logs.exp()
@@ -119,14 +133,14 @@ class _TokenLogprobs(torch.autograd.Function):
                     gradient *= -upstream[:, None] - upstream_entropy[:, None] * (logs + entropy[:, None])
                 else:
                     gradient *= -upstream[:, None]
-            gradient.scatter_add_(-1, aims[:, None], upstream[:, None])
+            gradient.scatter_add_(-1, token_ids[:, None], upstream[:, None])
             gradient *= slope / ctx.temperature
             if bias_gradient is not None:
                 bias_gradient += gradient.sum(0)
             gradient = gradient.to(weight.dtype)
             hidden_gradients.append(gradient @ weight)
             if weight_gradient is not None:
-                weight_gradient += gradient.T @ rows
+                weight_gradient += gradient.T @ states
         weight_gradient = None if weight_gradient is None else weight_gradient.to(weight.dtype)
         bias_gradient = None if bias_gradient is None else bias_gradient.to(bias.dtype)
         return torch.cat(hidden_gradients), weight_gradient, bias_gradient, None, None

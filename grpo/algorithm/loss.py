@@ -1,4 +1,4 @@
-"""The composition: ratio × objective × correction + KL − entropy, weighted by aggregation."""
+"""This module composes the loss: ratio × objective × correction + KL − entropy, weighted by the aggregation."""
 
 from __future__ import annotations
 
@@ -33,20 +33,21 @@ METRICS = (
     "correction/below_floor_fraction",
     "correction/vetoed_fraction",
 )
-"""Means over tokens that `policy_loss` reports, in the order of its metric tensor."""
+"""`policy_loss` reports these means over tokens, in the order of its metric tensor."""
 
 
 def policy_loss(
     logprobs: Tensor, entropies: Tensor, micro: MicroBatch, objective: ObjectiveConfig
 ) -> tuple[Tensor, Tensor]:
-    """This micro-batch's part of the step's loss, and the sums of its metrics.
+    """Computes this micro-batch's part of the step's loss, and the sums of its metrics.
 
     logprobs, entropies   [targets] under the current weights; gradients flow through both
-    returns               a scalar, already divided by the step's global denominators, so that the loss
-                          of the step is the plain sum over micro-batches and ranks; and the sums over
-                          tokens of `METRICS` [len(METRICS)] (float64, detached)
 
-    Without old log-probabilities in the micro-batch the current ones are the old ones, and every ratio is 1.
+    Returns two values. The first is the loss, a scalar that is already divided by the step's global denominators. The
+    loss of the step is therefore the plain sum over micro-batches and ranks. The second holds the sums of `METRICS`
+    over tokens, [len(METRICS)] float64, detached.
+
+    If the micro-batch has no old log-probabilities, the current ones are used in their place, and every ratio is 1.
     """
     current = logprobs.detach()
     learner_old = current if micro.old_logprobs is None else micro.old_logprobs
@@ -67,7 +68,10 @@ def policy_loss(
         above, below = importance > correction.cap, importance < correction.floor
 
     kl = torch.zeros_like(logprobs)
-    if objective.kl.in_loss:
+    # A row without targets, of a rank that has no work left, has no reference log-probabilities either.
+    if objective.kl.in_loss and len(micro.targets):
+        if micro.reference_logprobs is None:
+            raise ValueError("a KL term in the loss needs reference log-probabilities")
         kl = ESTIMATORS[objective.kl.estimator](logprobs, micro.reference_logprobs)
         losses = losses + objective.kl.coefficient * kl
     if objective.entropy_coefficient:

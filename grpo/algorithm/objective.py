@@ -1,7 +1,7 @@
-"""Surrogate objectives: ratio and advantage of each token → loss of each token.
+"""This module holds the surrogate objectives, which turn ratio and advantage of each token into its loss.
 
-Every function takes ratio, advantages, logprobs, all [targets], and the settings, and returns losses
-[targets] to be minimized. To add one, write the function and name it in `OBJECTIVES`.
+Every objective takes ratio, advantages and logprobs, all [targets], and the settings. It returns losses [targets] to be
+minimized. To add one, write the function and name it in `OBJECTIVES`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def clip(ratio: Tensor, advantages: Tensor, logprobs: Tensor, settings: ObjectiveConfig) -> Tensor:
-    """PPO's clipped surrogate −min(ρÂ, clip(ρ, 1−ε_low, 1+ε_high)·Â), with a dual clip if asked for.
+    """Returns PPO's clipped loss −min(ρÂ, clip(ρ, 1−ε_low, 1+ε_high)·Â), with a dual clip if configured.
 
-    Dual clip (arXiv:1912.09729): for Â < 0 the loss is at most c·|Â|, however large ρ grows.
+    The dual clip (arXiv:1912.09729) bounds the loss for Â < 0 by c·|Â|, however large ρ grows.
     """
     clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
     loss = torch.maximum(-ratio * advantages, -clipped * advantages)
@@ -28,13 +28,16 @@ def clip(ratio: Tensor, advantages: Tensor, logprobs: Tensor, settings: Objectiv
 
 
 def cispo(ratio: Tensor, advantages: Tensor, logprobs: Tensor, settings: ObjectiveConfig) -> Tensor:
-    """CISPO (arXiv:2506.13585): −sg[clip(ρ)]·Â·log π. Clips the weight, never the gradient."""
+    """Returns CISPO's loss −sg[clip(ρ)]·Â·log π (arXiv:2506.13585), where sg stops the gradient.
+
+    It clips the weight of a token but never removes the token's gradient.
+    """
     weight = ratio.detach().clamp(1 - settings.clip_low, 1 + settings.clip_high)
     return -weight * advantages * logprobs
 
 
 def unclipped(ratio: Tensor, advantages: Tensor, logprobs: Tensor, settings: ObjectiveConfig) -> Tensor:
-    """−ρÂ. At ρ = 1 its gradient is REINFORCE's."""
+    """Returns the loss −ρÂ without clipping. At ρ = 1 its gradient is that of REINFORCE."""
     return -ratio * advantages
 
 
@@ -42,10 +45,12 @@ OBJECTIVES = {"clip": clip, "cispo": cispo, "unclipped": unclipped}
 
 
 def clipped_low(ratio: Tensor, advantages: Tensor, settings: ObjectiveConfig) -> Tensor:
-    """[targets] bool: the lower bound holds this token back (its ratio fell and its advantage is negative)."""
+    """Returns [targets] bool: whether the lower bound clips the token. Its ratio fell and its advantage is
+    negative."""
     return (ratio < 1 - settings.clip_low) & (advantages < 0)
 
 
 def clipped_high(ratio: Tensor, advantages: Tensor, settings: ObjectiveConfig) -> Tensor:
-    """[targets] bool: the upper bound holds this token back (its ratio rose and its advantage is positive)."""
+    """Returns [targets] bool: whether the upper bound clips the token. Its ratio rose and its advantage is
+    positive."""
     return (ratio > 1 + settings.clip_high) & (advantages > 0)

@@ -1,9 +1,8 @@
-"""Packing: the one place that lays tokens out.
+"""This module packs prompts and completions into rows. No other module lays tokens out.
 
-A packed row holds trees. A tree is a prompt followed by completions that continue it; position ids restart at
-the end of the prompt for each of them, and a completion attends to the prompt and to itself. So a prompt
-is computed once for all its completions, with exactly the same log-probabilities and gradients as if each
-had been computed alone.
+A packed row holds trees. A tree is a prompt followed by completions that continue it. Position ids restart at the end
+of the prompt for each completion, and a completion attends to the prompt and to itself. So a prompt is computed once
+for all its completions, with exactly the log-probabilities and gradients that each completion would have alone.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from grpo.types import Completion, MicroBatch, Tree
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One completion to learn from, with what each of its tokens carries.
+    """A branch is one completion to learn from, with the values that its tokens need in the loss.
 
     `weight` is the share of each token in the step's loss. `old_logprobs` and `reference_logprobs` are float32 tensors
-    [completion tokens], or None where the loss does not need them.
+    [completion tokens], or None when the loss does not need them.
     """
 
     completion: Completion
@@ -33,12 +32,15 @@ class Branch:
 
     @property
     def input_length(self) -> int:
+        """The number of tokens that are fed to the model: all but the last one, which is only a target."""
         return len(self.completion.token_ids) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class LooseTree:
-    """A prompt's token ids and the completions that continue it, before the tree has a place in a packed row.
+    """A loose tree is a prompt with its completions, before it has a place in a packed row.
+
+    `padded_length`, if it is set, is the length that every branch is padded to.
 
     >>> from grpo.types import Completion
     >>> branch = Branch(Completion((1, 2, 3), (-1.0, -1.0, -1.0), "", False), advantage=0.5, weight=0.2)
@@ -53,23 +55,25 @@ class LooseTree:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The input tokens of each branch, padding included."""
+        """The number of input tokens of each branch, padding included."""
         return tuple(max(branch.input_length, self.padded_length) for branch in self.branches)
 
     @property
     def length(self) -> int:
+        """The number of tokens that the tree takes in a row."""
         return len(self.prompt) + sum(self.lengths)
 
 
 ONE_A_ROW = "one a row"
-"""The layout of models that compute every completion in a row of its own, and all of a micro-batch at once."""
+"""This layout is for models that cannot compute trees. Such a model computes a micro-batch as a rectangular batch of
+padded sequences, each a prompt with one completion."""
 
 
 def trees_of(prompt: tuple[int, ...], branches: Sequence[Branch], layout: str, row_tokens: int) -> list[LooseTree]:
-    """Builds the trees of one group under `layout`, each within `row_tokens` tokens where it can be.
+    """Builds the trees of one group under `layout`. Each has at most `row_tokens` tokens if possible.
 
     "shared" fills a tree with completions until the row would be full, then repeats the prompt in the next tree.
-    The others give every completion a tree of its own.
+    Every other layout gives each completion a tree of its own.
     """
     if layout != "shared":
         return [LooseTree(prompt, (branch,)) for branch in branches]
@@ -86,10 +90,10 @@ def trees_of(prompt: tuple[int, ...], branches: Sequence[Branch], layout: str, r
 
 
 def rows_of(trees: Sequence[LooseTree], row_tokens: int, layout: str = "shared") -> list[list[LooseTree]]:
-    """Puts trees into rows of at most `row_tokens` tokens, by first-fit decreasing. A larger tree has a row alone.
+    """Puts trees into rows of at most `row_tokens` tokens, by first-fit decreasing. A larger tree gets a row alone.
 
-    Under `ONE_A_ROW` every tree counts as many tokens as the longest beside it, which is the first: it is filled up to
-    that when they are computed.
+    Under `ONE_A_ROW` every tree counts as many tokens as the longest tree in its row, which is the first, because it is
+    padded to that length when the row is computed.
     """
     rows: list[list[LooseTree]] = []
     lengths: list[int] = []
@@ -107,7 +111,7 @@ def rows_of(trees: Sequence[LooseTree], row_tokens: int, layout: str = "shared")
 
 
 def pad(trees: Sequence[LooseTree]) -> list[LooseTree]:
-    """Stretches every completion to the longest of them, as rectangular batches do."""
+    """Pads every completion to the length of the longest, as rectangular batches do."""
     longest = max((branch.input_length for tree in trees for branch in tree.branches), default=0)
     return [LooseTree(tree.prompt, tree.branches, longest) for tree in trees]
 
@@ -115,23 +119,23 @@ def pad(trees: Sequence[LooseTree]) -> list[LooseTree]:
 def lay_out(
     trees: Sequence[LooseTree], collective: Collective, layout: str, row_tokens: int
 ) -> tuple[list[list[LooseTree]], list[LooseTree]]:
-    """Lays this rank's trees out in rows, equally many on every rank: a rank with less work gets empty rows.
+    """Lays this rank's trees out in rows. Every rank gets the same number of rows; one with less work gets empty ones.
 
-    Ranks that compute each row together pool their trees first. Returns the rows, and this rank's own trees as they
-    stand in the rows. Collective.
+    Ranks that compute each row together (sequence parallelism) pool their trees first. Returns the rows, and this
+    rank's own trees as the rows hold them, padding included. Collective.
     """
-    pooled, own = collective.pool(trees)
+    pooled, from_this_rank = collective.pool(trees)
     if layout == "padded":
         pooled = pad(pooled)
     rows = rows_of(pooled, row_tokens, layout)
-    return rows + [[] for _ in range(collective.maximum(len(rows)) - len(rows))], pooled[own]
+    return rows + [[] for _ in range(collective.maximum(len(rows)) - len(rows))], pooled[from_this_rank]
 
 
 def pack(trees: Sequence[LooseTree]) -> MicroBatch:
-    """Packs these trees, in order, into one micro-batch.
+    """Packs `trees`, in order, into one micro-batch.
 
-    Without any tree it is a single token that nothing learns from. A rank computes that when it has no work left and
-    others have.
+    Without any tree, the micro-batch is a single token that nothing is learned from. A rank computes it when it has no
+    work left and other ranks still have some.
     """
     tokens: list[int] = []
     positions: list[int] = []
@@ -159,13 +163,16 @@ def pack(trees: Sequence[LooseTree]) -> MicroBatch:
 def _micro_batch(
     tokens: list[int], positions: list[int], trees: tuple[Tree, ...], predictors: list[int], branches: list[Branch]
 ) -> MicroBatch:
+    """Makes the tensors of a micro-batch. Values of a branch are repeated for each of its tokens."""
     lengths = torch.tensor([len(branch.completion.token_ids) for branch in branches], dtype=torch.long)
 
     def spread(values: list[float]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float32).repeat_interleave(lengths)
 
     def joined(parts: list[torch.Tensor | None]) -> torch.Tensor | None:
-        return None if not parts or parts[0] is None else torch.cat(parts).float()
+        # All branches of a step have them, or none.
+        there = [part for part in parts if part is not None]
+        return torch.cat(there).float() if there else None
 
     return MicroBatch(
         token_ids=torch.tensor(tokens, dtype=torch.long),
@@ -185,8 +192,10 @@ def _micro_batch(
 
 
 def attention_mask(tree: Tree, window: int | None = None) -> torch.Tensor:
-    """[tokens, tokens] bool over one tree: True where a query (row) may see a key (column). With a `window` a query
-    sees so many positions, its own included."""
+    """Returns the attention mask of one tree, [tokens, tokens] bool: True where a query (first axis) sees a key.
+
+    With a `window`, a query sees only that many of the latest positions, its own included.
+    """
     branch = torch.zeros(tree.end - tree.start, dtype=torch.long)
     position = torch.arange(tree.end - tree.start)
     first = tree.prompt_length

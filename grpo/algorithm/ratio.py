@@ -1,15 +1,15 @@
-"""Probability ratios between the current and the old policy."""
+"""This module computes probability ratios between the current and the old policy."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-# Beyond e^20 a ratio says only "far away", and its exponential would overflow a later product.
+# Log ratios are cut at ±20. A larger ratio says nothing more than "far away" and could overflow later products.
 LOG_RATIO_LIMIT = 20.0
 
 
 def per_sequence_mean(values: Tensor, sequence_index: Tensor) -> Tensor:
-    """Mean of `values` [targets] over each completion, given back at each of its tokens [targets]."""
+    """Averages `values` [targets] over each completion, and returns the mean at each of its tokens [targets]."""
     if not values.numel():
         return values
     count = int(sequence_index.max()) + 1
@@ -19,7 +19,7 @@ def per_sequence_mean(values: Tensor, sequence_index: Tensor) -> Tensor:
 
 
 def per_sequence_sum(values: Tensor, sequence_index: Tensor) -> Tensor:
-    """Sum of `values` [targets] over each completion, given back at each of its tokens [targets]."""
+    """Sums `values` [targets] over each completion, and returns the sum at each of its tokens [targets]."""
     if not values.numel():
         return values
     totals = values.new_zeros(int(sequence_index.max()) + 1).index_add(0, sequence_index, values)
@@ -27,7 +27,7 @@ def per_sequence_sum(values: Tensor, sequence_index: Tensor) -> Tensor:
 
 
 def log_ratio(logprobs: Tensor, old_logprobs: Tensor, level: str, sequence_index: Tensor) -> Tensor:
-    """log ρ [targets]: per token, or per completion as the geometric mean over its tokens.
+    """Returns log ρ [targets], per token or per completion. For a completion, ρ is the geometric mean over its tokens.
 
     "token"     π(o_t) / π_old(o_t)                                   (PPO, GRPO)
     "sequence"  (π(o) / π_old(o))^(1/|o|) at every token of o         (GSPO, arXiv:2507.18071)

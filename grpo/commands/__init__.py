@@ -1,5 +1,5 @@
-"""The commands: `grpo NAME` calls `run` of the module with that name.
+"""This package holds one module for each command: `grpo NAME` calls `run` of the module with that name.
 
-`train`, `serve`, `eval` and `solve_rates` are given a run's configuration, the others the words of the command line.
-Each returns the exit code, and raises UserError for what its caller has to mend.
+`run` takes a run's configuration in `train`, `serve`, `eval` and `solve_rates`, and the words of the command line in
+the others. It returns the exit code, and raises UserError for an error that the user can correct.
 """

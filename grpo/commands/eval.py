@@ -1,4 +1,4 @@
-"""`grpo eval`: pass@1, pass@k and maj@k of a model, on any task or a suite of them."""
+"""This module implements `grpo eval`, which measures pass@1, pass@k and maj@k of a model on a task or a suite."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Result = Mapping[str, Any]
 
 
 def run(config: TrainConfig) -> int:
-    """Evaluates `model.path`: a Hugging Face directory, a hub name, or a checkpoint folder of a run.
+    """Evaluates the model at `model.path`: a Hugging Face directory, a hub name, or a checkpoint folder of a run.
 
-    Asks `evaluation.num_problems` held-out problems, or the first of all where `task.data.held_out_fraction`
-    is 0; of each set of `evaluation.suite`, all. Prints tables, and writes `evaluation.json` into `output_dir`, or a
-    file for each set.
+    It asks `evaluation.num_problems` held-out problems, or the first problems of all if `task.data.held_out_fraction`
+    is 0. With `evaluation.suite` it asks all problems of each set instead. It prints tables, and writes
+    `evaluation.json` into `output_dir`, or one file for each set. Returns the exit code.
     """
     suite = load_suite(config)
     if not suite:
@@ -59,7 +59,7 @@ def run(config: TrainConfig) -> int:
 
 
 def result_table(name: str, result: Result) -> Table:
-    """One evaluation."""
+    """Makes the table of one evaluation."""
     table = Table("measure", "value", "95 % interval")
     rows = {f"pass@{k}": interval for k, interval in result["pass@k"].items()}
     if result["samples_per_problem"] > 2:
@@ -78,7 +78,7 @@ def result_table(name: str, result: Result) -> Table:
 
 
 def suite_table(results: Mapping[str, Result]) -> Table:
-    """pass@1 of every set, and their mean, every set weighing the same."""
+    """Makes a table of pass@1 on every set, with the mean in which every set counts the same."""
     table = Table("set", "problems", "pass@1", "95 % interval")
     for name, result in results.items():
         rate = result["pass@1"]

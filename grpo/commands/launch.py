@@ -1,4 +1,4 @@
-"""`grpo launch`: starts every machine's part of a run, waits, and ends all of them together."""
+"""This module implements `grpo launch`, which starts each machine's part of a run and ends all of them together."""
 
 from __future__ import annotations
 
@@ -27,21 +27,28 @@ from grpo.report.summary import facts_table
 
 USAGE = """usage: grpo launch [key=value ...]
 
-Starts grpo train on every machine that learns and grpo serve on every one that serves, and ends all of them together.
-hardware=one|node|split|two_nodes|slurm says which does what; the keys are those of grpo train (grpo config hardware).
+Starts grpo train on every learner machine and grpo serve on every server machine, and ends all of them together.
+hardware=one|node|split|two_nodes|slurm says which machine does what. All keys of grpo train are allowed (see
+grpo config hardware).
   grpo launch experiment=gsm8k_qwen2_5_7b hardware=two_nodes 'hardware.hosts=[a,b]'"""
 
 
 def run(words: Sequence[str]) -> int:
-    """Runs `words`, overrides of `grpo train`, over the machines of `hardware`; the learners' exit code, 143 when it
-    was asked to stop and all of them saved, or it was asked twice. Every seat writes into `logs/` in the run's folder,
-    the first learner to the terminal too."""
+    """Runs `grpo train` with the overrides `words` over the machines of `hardware`.
+
+    Every machine's part writes a log into `logs/` in the run's folder; the output of the first learner is shown on the
+    terminal too. Returns the learners' exit code. It is 143 when the run was asked to stop and all learners saved, or
+    when it was asked twice.
+    """
     words = [*words, *_resumed(compose_config([*words]))]
     config = compose_config(words)
     hardware = config.hardware
     validate(config, hardware.learner_nodes * hardware.ranks_per_node)
     if hardware.shell != "here" and shutil.which(hardware.shell) is None:
-        raise UserError(f"hardware.shell={hardware.shell}, and there is no {hardware.shell} on this machine")
+        raise UserError(
+            f"hardware.shell={hardware.shell} needs the program {hardware.shell}, which this machine lacks: install it "
+            "or choose another hardware.shell"
+        )
     machines = machines_of(list(hardware.hosts), hardware.shell, hardware.learner_nodes + hardware.server_nodes)
     config = config if config.dry_run else with_free_ports(config, machines)
     seats = seats_of(config, words, machines)
@@ -60,15 +67,15 @@ def run(words: Sequence[str]) -> int:
             held.append(Held(seat, hardware.shell, environment, logs / f"{seat.name}.log", shown))
         return wait(held, stop)
     finally:
-        for each in held:
-            each.close()
-        for each in held:
-            each.wait()
+        for process in held:
+            process.close()
+        for process in held:
+            process.wait()
         (logs.parent / LAUNCHER_FILE).unlink(missing_ok=True)
 
 
 def _resumed(config: TrainConfig) -> list[str]:
-    """A job that Slurm has put back into the queue goes on from its checkpoint."""
-    again = int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
-    there = checkpoints_in(Path(config.output_dir) / CHECKPOINTS)
-    return ["checkpoint.resume=true"] if again and there else []
+    """Returns the override that resumes a job which Slurm has put back into the queue, if it has a checkpoint."""
+    restarted = int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
+    checkpoints = checkpoints_in(Path(config.output_dir) / CHECKPOINTS)
+    return ["checkpoint.resume=true"] if restarted and checkpoints else []

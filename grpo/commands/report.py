@@ -1,4 +1,4 @@
-"""`grpo report`: runs, or the runs of a sweep, compared."""
+"""This module implements `grpo report`, which compares runs, or the variants of a sweep."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from grpo.sweep.ledger import DONE, FAILED, SWEEP_FILE, open_ledger
 
 USAGE = """usage: grpo report SWEEP | RUN RUN ... [output=DIR] [watch=SECONDS]
 
-Compares the variants of a sweep, or runs (those named alike up to -seedN are seeds of one variant). The first is what
-the others are compared with. Writes report.html, report.png and report.md into the sweep's folder, or into DIR.
-watch=60 writes them anew every minute until all runs of the sweep are done."""
+Compares the variants of a sweep, or runs. Runs whose names differ only by -seedN are seeds of one variant. The first
+variant is the one that the others are compared with. Writes report.html, report.png and report.md into the sweep's
+folder, or into DIR. watch=60 writes them again every minute until all runs of the sweep are done."""
 
 
 def run(words: Sequence[str]) -> int:
-    """Writes the report; its exit code."""
+    """Writes the report. Returns the exit code."""
     paths = [Path(word) for word in words if "=" not in word]
     if not paths:
         raise UserError("grpo report needs the folder of a sweep, or of two or more runs (grpo report help)")
     given = typed([word for word in words if "=" in word], output=Path, watch=float)
     is_sweep = len(paths) == 1 and (paths[0] / SWEEP_FILE).exists()
     if not is_sweep and len(paths) < 2:
-        raise UserError(f"{paths[0]} is no sweep's folder: give two or more runs to compare (grpo report help)")
+        raise UserError(f"{paths[0]} is not the folder of a sweep: give two or more runs to compare (grpo report help)")
     output = given.get("output", paths[0] if is_sweep else Path("."))
     output.mkdir(parents=True, exist_ok=True)
     if not is_sweep:
@@ -47,7 +47,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def of_sweep(folder: Path) -> tuple[list[Run], list[str], int]:
-    """The runs that are done, what is to be said of the others, and how many of those may still come."""
+    """Returns a sweep's finished runs, notes about the others, and the number of runs that may still finish."""
     ledger = open_ledger(folder)
     states = {cell: ledger.state(cell) for cell in ledger.cells}
     done = [cell for cell, state in states.items() if state.state == DONE]
@@ -58,4 +58,5 @@ def of_sweep(folder: Path) -> tuple[list[Run], list[str], int]:
 
 
 def _variant(path: Path) -> str:
+    """Returns the name of a run's folder without its seed."""
     return re.sub(r"-?(seed)?\d+$", "", path.resolve().name) or path.resolve().name

@@ -1,4 +1,4 @@
-"""`grpo reproduce NAME`."""
+"""This module implements `grpo reproduce`, which reproduces figures and tables of the papers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ USAGE = """usage: grpo reproduce WHAT [output_dir=runs/reproduce]
 
   identity    laws of σ and the 6,000-prompt run, arXiv:2607.00152   [rates=FILE] [column=llama8b_solve_rate]
   bandit      oscillation and the refresh-interval threshold, arXiv:2606.30789
-  invariance  what the group size changes of the mean curve, and of its noise
-  slow-start  inertia against gating
+  invariance  the effect of the group size on the mean curve, and on its noise
+  slow-start  whether inertia or gating explains the slow start of a curve
   deep-threshold  the threshold in a small transformer that this framework trains   [rate=1e-3] [steps=96]
-              [intervals=1,4,8,16,32] [seeds=0,1] [objective=clip]; about a minute a run, finished runs are kept
+              [intervals=1,4,8,16,32] [seeds=0,1] [objective=clip]; about a minute per run, finished runs are kept
 
-Each takes up to a few minutes on a CPU and ends with a table of what is printed and what came out."""
+Each takes up to a few minutes on a CPU. It ends with a table of the paper's values beside the reproduced ones."""
 
 OUTPUT = "runs/reproduce"
 KEYS = {
@@ -40,10 +40,10 @@ KEYS = {
 
 
 def run(words: Sequence[str]) -> int:
-    """Runs one of `PAPERS`; its exit code."""
+    """Runs one of `PAPERS`. Returns the exit code."""
     name, *rest = words
     if name not in PAPERS:
-        raise UserError(f"grpo reproduce {name}: there are {', '.join(PAPERS)}")
+        raise UserError(f"grpo reproduce has no {name!r}: choose one of {', '.join(PAPERS)} (grpo reproduce help)")
     settings = typed(rest, **KEYS)
     present(PAPERS[name](settings), Path(settings.get("output_dir", OUTPUT)))
     return 0
@@ -60,7 +60,7 @@ def _deep_threshold(settings: dict[str, Any]) -> Reproduction:
     given = {name: settings[name] for name in ("rate", "steps", "objective", "intervals", "seeds") if name in settings}
     sweep = Sweep(Path(settings.get("output_dir", OUTPUT)), **given)
     if 1 not in sweep.intervals:
-        raise UserError("deep-threshold needs τ = 1 among its intervals: the stiffness is measured there")
+        raise UserError("intervals must contain 1: deep-threshold measures the stiffness at τ = 1")
     return deep_threshold.reproduce(sweep)
 
 

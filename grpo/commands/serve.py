@@ -1,4 +1,4 @@
-"""`grpo serve`: vLLM servers on this machine, for a learner on another one."""
+"""This module implements `grpo serve`, which runs vLLM servers on this machine for a learner on another one."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ if TYPE_CHECKING:
     from grpo.rollout.replica import Replica
 
 POLL_SECONDS = 1.0
-# A server whose engine does not answer for so long is started again.
+# A server whose engine does not answer for so long is restarted.
 UNRESPONSIVE_SECONDS = 30.0
-# One whose engine has died says so, and may never end: it is started again after so many such answers in a row.
+# A server whose engine has died answers with an error, and its process may never end. It is restarted after so many
+# such answers in a row.
 DEAD_ANSWERS = 3
 
 
 def run(config: TrainConfig) -> int:
-    """Starts `rollout.servers.replicas` servers at `rollout.servers.host` from `rollout.servers.port` on, and starts
-    again what ends or answers no more, until it is asked to stop. The learner gives them weights before it asks them.
+    """Runs `rollout.servers.replicas` servers at `rollout.servers.host`, on ports from `rollout.servers.port` on.
 
-    Raises `UserError` when a server does not start.
+    It restarts servers that end or no longer answer, until it is asked to stop. The learner sends its weights to a
+    server before it asks for completions. Returns the exit code. Raises `UserError` when a server does not start.
     """
     from grpo.rollout.replica import Replica
     from grpo.rollout.servers import start_servers
 
     if not config.rollout.servers.port:
-        raise UserError("grpo serve needs rollout.servers.port: the learner is told where the servers are")
+        raise UserError("grpo serve needs rollout.servers.port: set it, since the learner must know the address")
     stop = StopRequest()
     device = ranks.device(config)
     config = preflight.with_precision(config)
@@ -59,7 +60,7 @@ def run(config: TrainConfig) -> int:
 
 
 async def _started(replica: Replica, stop: StopRequest, seconds: float) -> bool:
-    """Once it answers; False when it was asked to stop before."""
+    """Waits until the server answers. Returns False when a request to stop comes first."""
     waiting = asyncio.create_task(replica.wait(seconds))
     while not stop():
         if (await asyncio.wait([waiting], timeout=POLL_SECONDS))[0]:
@@ -69,7 +70,8 @@ async def _started(replica: Replica, stop: StopRequest, seconds: float) -> bool:
 
 
 def keep(replicas: Sequence[Replica], stop: StopRequest, start_seconds: float) -> None:
-    """Starts again what ends, hangs or has lost its engine, until it is asked to stop."""
+    """Restarts servers that end, hang or have lost their engine, until there is a request to stop."""
+    # For a restarted server the time lies in the future, since it may take `start_seconds` to answer.
     answered = {replica.index: time.monotonic() for replica in replicas}
     dead = dict.fromkeys(answered, 0)
     while not stop.wait(POLL_SECONDS):
@@ -80,10 +82,11 @@ def keep(replicas: Sequence[Replica], stop: StopRequest, start_seconds: float) -
             if status == 200:
                 answered[index] = time.monotonic()
             elif replica.process.ended or silent or dead[index] >= DEAD_ANSWERS:
-                print(f"the server at {replica.url} does not answer: starting it again", flush=True)
+                print(f"the server at {replica.url} does not answer: restarting it", flush=True)
                 replica.process.restart()
                 answered[index], dead[index] = time.monotonic() + start_seconds, 0
 
 
 async def _statuses(replicas: Sequence[Replica]) -> list[int | None]:
-    return await asyncio.gather(*(each.status() for each in replicas))
+    """Asks all servers for their HTTP status at once. None stands for one that does not answer."""
+    return await asyncio.gather(*(replica.status() for replica in replicas))

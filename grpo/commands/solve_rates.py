@@ -1,4 +1,4 @@
-"""`grpo solve-rates`: how often a model solves each problem, as a column of the data set."""
+"""This module implements `grpo solve-rates`, which adds to a data set how often a model solves each problem."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from grpo.types import ScoredGroup
 
 RATES_FILE, SETTINGS_FILE = "solve_rates.jsonl", "solve_rates.json"
 COLUMN = "solve_rate"
-# Problems sampled, graded and written at a time: what a kill can lose.
+# So many problems are sampled, graded and written at a time. A killed command loses no more than these.
 CHUNK = 64
-# What rates depend on; the rest of a configuration may change between two parts of the work.
+# Rates depend on these keys. All others may change when the command is started again to continue its work.
 DECISIVE = (
     "model.", "seed", "task.data.", "task.prompt.", "task.reward.", "rollout.sampling.",
     "evaluation.samples_per_problem", "evaluation.temperature",
@@ -35,18 +35,19 @@ DECISIVE = (
 
 
 def run(config: TrainConfig) -> int:
-    """Asks every selected problem `evaluation.samples_per_problem` times; its exit code.
+    """Asks every selected problem `evaluation.samples_per_problem` times. Returns the exit code.
 
-    Writes `solve_rates.jsonl` into `output_dir`, a row a problem in Big-Math's schema with the columns `solve_rate`,
-    its counts and its 95 % interval, and a page about what the rates mean for training. Begun again, it goes on where
-    it was stopped. Raises `UserError` when the folder holds rates of another model or other settings.
+    It writes `solve_rates.jsonl` into `output_dir`, with one row per problem in Big-Math's schema. The columns
+    `solve_rate`, its counts and its 95 % interval are added. It also writes a page about what the rates mean for
+    training. When it is started again, it continues where it was stopped. Raises `UserError` when the folder holds
+    rates of another model or of other settings.
     """
     config.task.data.held_out_fraction = 0.0
     config.task.curriculum.name = "uniform"
     validate_evaluation(config)
     output = Path(config.output_dir)
     done = _begun(output, config)
-    load_problems(config.task.data)  # what is wrong with the data shows before the engine starts
+    load_problems(config.task.data)  # errors in the data show before the engine starts
     model = candidate(config)
     with model.load_task(config.task) as task:
         _measure(task, model.sampler, model.collective, config, done)
@@ -58,6 +59,7 @@ def run(config: TrainConfig) -> int:
 
 
 def _measure(task: VerifiableTask, sampler: Sampler, collective: Collective, config: TrainConfig, done: int) -> None:
+    """Measures all problems but the first `done`, which the first rank counted, and appends their rows to the file."""
     sampling = config.rollout.sampling
     sampling.temperature = config.evaluation.temperature
     task.cursor = collective.gather(done)[0]
@@ -69,10 +71,11 @@ def _measure(task: VerifiableTask, sampler: Sampler, collective: Collective, con
             turn = task.cursor % collective.world_size
             prompts = task.next_prompts(min(CHUNK, task.num_problems - task.cursor))
             scored = task.grade(sampler.generate(prompts, config.evaluation.samples_per_problem, sampling))
-            shares = collective.gather([_row(each) for each in scored])
-            # In the stream's order, so that a file that is cut off is a beginning: ranks take turns in it.
+            shares = collective.gather([_row(group) for group in scored])
+            # Rows are written in the stream's order, in which ranks take turns. A file that is cut off then holds the
+            # first problems, and the count of its rows is the cursor to continue from.
             in_turn = zip_longest(*shares[turn:], *shares[:turn])
-            rows = [row for each in in_turn for row in each if row is not None]
+            rows = [row for one_of_each_rank in in_turn for row in one_of_each_rank if row is not None]
             if first:
                 with Path(config.output_dir, RATES_FILE).open("a", encoding="utf-8", errors="backslashreplace") as file:
                     file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
@@ -80,6 +83,7 @@ def _measure(task: VerifiableTask, sampler: Sampler, collective: Collective, con
 
 
 def _row(scored: ScoredGroup) -> dict[str, Any]:
+    """Makes the row of one problem, with its solve rate."""
     prompt, (correct, tried) = scored.group.prompt, scored.count
     interval = stats.binomtest(correct, tried).proportion_ci(method="wilson")
     lengths = [len(completion.token_ids) for completion in scored.group.completions]
@@ -99,7 +103,11 @@ def _row(scored: ScoredGroup) -> dict[str, Any]:
 
 
 def _begun(output: Path, config: TrainConfig) -> int:
-    """How many problems are done already; what a kill left of a line is cut off. On the first rank's disk."""
+    """Returns the number of problems that are done already, and 0 on all ranks but the first.
+
+    Removes an incomplete last line, which a killed command may leave. Raises `UserError` when the folder holds rates of
+    other settings.
+    """
     if ranks.rank():
         return 0
     output.mkdir(parents=True, exist_ok=True)
@@ -110,7 +118,7 @@ def _begun(output: Path, config: TrainConfig) -> int:
     before = from_dict(json.loads(settings.read_text()) if settings.exists() else {})
     for name, old, new in differences(before, config):
         if name.startswith(DECISIVE):
-            raise UserError(f"{rates} was begun with {name}={old!r}, now it is {new!r}: choose another output_dir")
+            raise UserError(f"{rates} was begun with {name}={old!r}, but now it is {new!r}: choose another output_dir")
     whole = rates.read_bytes().rpartition(b"\n")
     if whole[2]:
         rates.write_bytes(whole[0] + whole[1])

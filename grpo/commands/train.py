@@ -1,4 +1,4 @@
-"""`grpo train`: one training run, or this rank's part of it."""
+"""This module implements `grpo train`, which runs one training run, or this rank's part of it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from grpo.run.session import train
 
 
 def run(config: TrainConfig) -> int:
-    """Trains; every rank calls it with the same config."""
+    """Runs one training job. Every rank calls it with the same config. Returns the exit code."""
     if ranks.launched():
-        # A rank whose launcher is killed saves and ends; nothing else would end it.
+        # A rank whose launcher is killed gets this signal, so that it saves and ends. Nothing else would end it.
         end_with_parent(signal.SIGTERM)
     return train(config)

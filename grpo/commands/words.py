@@ -1,4 +1,4 @@
-"""`key=value` words of the command line."""
+"""This module reads `key=value` words of the command line."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from grpo.config import UserError
 
 
 def typed(settings: Sequence[str], **kinds: Callable[[str], Any]) -> dict[str, Any]:
-    """`key=value` words as values of the kinds given. `UserError` for another key or a value that does not fit."""
-    found = {}
+    """Converts `key=value` words to values of the given kinds. Returns them by key.
+
+    Raises `UserError` for an unknown key, and for a value that does not fit its kind.
+    """
+    values = {}
     for setting in settings:
         key, _, value = setting.partition("=")
         if key not in kinds:
-            raise UserError(f"unknown key {key!r}; there are: {', '.join(kinds)}")
+            raise UserError(f"unknown key {key!r}; choose one of: {', '.join(kinds)}")
         try:
-            found[key] = kinds[key](value)
+            values[key] = kinds[key](value)
         except ValueError:
-            raise UserError(f"{key}={value!r} is no {kinds[key].__name__}") from None
-    return found
+            raise UserError(f"{key}={value!r} is not valid: it must be of the type {kinds[key].__name__}") from None
+    return values
 
 
 def integers(words: str) -> tuple[int, ...]:
-    """Numbers with commas between: ``"1,4,8"``."""
-    return tuple(int(each) for each in words.split(","))
+    """Reads integers separated by commas, such as ``"1,4,8"``. Raises ValueError for anything else."""
+    return tuple(int(word) for word in words.split(","))

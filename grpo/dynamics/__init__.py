@@ -1,7 +1,8 @@
-"""The model of a run, and what follows from it. Pure numpy and scipy.
+"""This package models the dynamics of a run and schedules its rounds from the model. It needs only numpy and scipy.
 
-identity → difficulty      laws of σ; how hard the prompts are, from counts
+identity → difficulty      laws of σ; how hard the prompts are, estimated from counts
 oscillator → thresholds    the reduced-order model; how stale the sampler may be
 laws → history → identify → forecast    which law a reward curve follows, and where it goes
 group_size, refresh, guard → adaptive → scheduler    what the next round does
+evidence, symptoms, findings → diagnostics    what is wrong with a run
 """

@@ -1,4 +1,4 @@
-"""`dynamics=adaptive` chooses group size and refresh interval of the next round, from the model of this run so far.
+"""`dynamics=adaptive` chooses the next round's group size and refresh interval, from a model of this run so far.
 
 The same facts give the same decision on every rank, after a resume, and offline from metrics.jsonl.
 """
@@ -23,13 +23,13 @@ from grpo.dynamics.identity import silent_rate
 from grpo.dynamics.refresh import OffPolicyness, RefreshRule, choose_refresh_interval, fit_step_time
 from grpo.types import Decision, Mean, RoundPlan, RoundStatistics, Verdict
 
-# A size is changed only by at least this factor, and when two decisions in a row want it.
+# The group size changes only by at least this factor, and only when two decisions in a row ask for it.
 LEAST_CHANGE = 1.2
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the run is, and what the scheduler may do; see `DynamicsConfig` for the meaning of the rules."""
+    """The setting describes the run and what the scheduler may do. `DynamicsConfig` explains the rules."""
 
     first: RoundPlan
     group_size: GroupSizeRule
@@ -44,7 +44,7 @@ class Setting:
 
 
 class AdaptiveScheduler:
-    """`interfaces.Scheduler`: pure `init` and `next`."""
+    """This scheduler adapts group size and refresh interval. It implements `grpo.interfaces.Scheduler`."""
 
     def __init__(self, setting: Setting):
         self._setting = setting
@@ -56,7 +56,7 @@ class AdaptiveScheduler:
         return state_of(values) if values else self.init()[1]
 
     def next(self, plan: RoundPlan, statistics: RoundStatistics, state: AdaptiveState) -> Decision:
-        """Asks the guard first, and every few rounds the model for its own proposals."""
+        """Asks the guard first. If it does not act, the model of the run decides, every `decide_every` rounds."""
         state = remember(state, statistics)
         rate, error = pass_rate(statistics.reward_counts)
         facts = guard.RoundFacts(
@@ -71,42 +71,49 @@ class AdaptiveScheduler:
         action, watched = guard.look(self._setting.guard, state.guard, facts)
         state = replace(state, guard=watched)
         if action:
-            # An interval that lost its damping once is not tried again.
+            # An interval at which the run became unstable is not tried again.
             state = replace(state, longest=min(state.longest, action.interval))
             plan = replace(plan, refresh_interval=action.interval, learning_rate_factor=action.rate_factor)
             verdict = Verdict(action.stop, action.go_back, watched.best_step, action.reason)
             return Decision(plan, verdict, afresh(state) if action.go_back else state)
-        # A decision costs little until there is a curve to fit; groups that are too large cost much.
+        # Before there is a curve to fit, every round decides: a decision is cheap then, and too large groups are not.
         rounds = len(state.rounds)
         if rounds >= FEWEST_POINTS and rounds % self._setting.decide_every:
             return Decision(plan, Verdict(good_step=watched.best_step, reason="as before"), state)
         return self._decide(plan, statistics, state)
 
     def judge(self, step: int, state: AdaptiveState) -> Verdict:
-        """A run that its forecast has stopped stops at once where the forecast to the present `num_steps` says so."""
-        rule, go_on = self._setting.stop, Verdict(good_step=state.guard.best_step, reason="as before")
+        """Repeats, on resume, the decision to stop of a run that its forecast had stopped.
+
+        The forecast is made again up to the present `num_steps`, which may have been raised.
+        """
+        rule, continued = self._setting.stop, Verdict(good_step=state.guard.best_step, reason="as before")
         if state.rounds_below < rule.patience:
-            return go_on
+            return continued
         model, ahead = self._look_ahead(state)
-        # The decision that filled the count is made once more.
+        # The last decision is made again, so the count is the one before it.
         stop, _ = rule.next(ahead, step, state.rounds_below - 1)
-        return self._stopped(go_on, model, ahead) if stop else go_on
+        return self._stopped(continued, model, ahead) if stop and model and ahead else continued
 
     def _look_ahead(self, state: AdaptiveState) -> tuple[Identification | None, Forecast | None]:
+        """Fits the run's curve, and forecasts it to the last step if it is identified."""
         setting, history = self._setting, curve_of(state.rounds)
         model = identify(merged(history), setting.momentum, setting.group_size.exponent)
         return model, forecast(model, setting.num_steps) if model and model.identified else None
 
     def _stopped(self, verdict: Verdict, model: Identification, ahead: Forecast) -> Verdict:
+        """Returns `verdict`, changed to stop the run because little is left to gain."""
         gain, last = ahead.gain.high, self._setting.num_steps
-        return replace(verdict, stop=True, reason=f"stop: at most {gain:.3f} more until step {last} ({model.reason})")
+        reason = f"stop: the pass rate would gain at most {gain:.3f} until step {last} ({model.reason})"
+        return replace(verdict, stop=True, reason=reason)
 
     def _decide(self, plan: RoundPlan, statistics: RoundStatistics, state: AdaptiveState) -> Decision:
+        """Decides by the model: whether to stop, and else the next group size and refresh interval."""
         setting, verdict = self._setting, Verdict(good_step=state.guard.best_step)
         model, ahead = self._look_ahead(state)
         stop, rounds_below = setting.stop.next(ahead, statistics.step, state.rounds_below)
         state = replace(state, rounds_below=rounds_below)
-        if stop:
+        if stop and model and ahead:
             return Decision(plan, self._stopped(verdict, model, ahead), state)
         size, why_size, state = self._group_size(plan, statistics, model, ahead, state)
         interval, why_interval = self._interval(plan, statistics, model, state)
@@ -126,6 +133,7 @@ class AdaptiveScheduler:
         ahead: Forecast | None,
         state: AdaptiveState,
     ) -> tuple[int, str, AdaptiveState]:
+        """Returns the next group size, the reason for a change ("" without one), and the next state."""
         difficulty = fit_difficulty({(correct, size): number for correct, size, number in state.counts})
         length = statistics.means["completions/length_mean"]
         choice = choose_group_size(
@@ -141,7 +149,7 @@ class AdaptiveScheduler:
         factor = max(wish, plan.group_size) / min(wish, plan.group_size)
         if factor < LEAST_CHANGE:
             return plan.group_size, "", replace(state, wish=None)
-        # The first time it is only a wish: one noisy round changes nothing.
+        # The first request is only remembered, so that one noisy round changes nothing.
         same_direction = state.wish is not None and (state.wish > plan.group_size) == (wish > plan.group_size)
         if not same_direction:
             return plan.group_size, "", replace(state, wish=wish)
@@ -158,6 +166,7 @@ class AdaptiveScheduler:
         model: Identification | None,
         state: AdaptiveState,
     ) -> tuple[int, str]:
+        """Returns the next refresh interval, and the reason for a change ("" without one)."""
         recent = state.rounds[-50:]
         time = fit_step_time(
             np.array([past.interval for past in recent], float),
@@ -179,8 +188,11 @@ class AdaptiveScheduler:
 
 
 def process_variance(model: Identification | None) -> float:
-    """Variance of the curve about its best law beyond what sampling explains: the lower end of its one-sided 95 %
-    interval, so that noise about a quiet curve is none."""
+    """Returns the variance of the curve about its best law, beyond what sampling explains.
+
+    It is the lower end of a one-sided 95 % interval, so that the noise of a quiet curve does not count. Without a model
+    it is 0.
+    """
     if model is None:
         return 0.0
     fit = model.fits[0]
@@ -193,12 +205,14 @@ def process_variance(model: Identification | None) -> float:
 
 
 def off_policyness(statistics: RoundStatistics) -> OffPolicyness:
-    """How far the round's steps went from the policy that it was sampled with: ESS of the ratios between the two,
-    and the clipped share of tokens, of its applied steps."""
+    """Measures how far a round's steps moved from the policy that sampled it.
 
+    The result holds the ESS of the ratios between the two policies and the clipped share of tokens, over the steps that
+    were applied.
+    """
     means, nothing = statistics.means, Mean(0.0, 0.0)
     squares = means.get("policy/ratio_squared", nothing)
     ess = means["policy/ratio"].effective_fraction(squares) if squares.total else 1.0
-    cut = [means.get(f"policy/clip_{side}_fraction", nothing) for side in ("low", "high")]
-    clipped = sum(each.value for each in cut if each.count)
+    by_side = [means.get(f"policy/clip_{side}_fraction", nothing) for side in ("low", "high")]
+    clipped = sum(fraction.value for fraction in by_side if fraction.count)
     return OffPolicyness(statistics.plan.refresh_interval, min(ess, 1.0), clipped, lag_of(statistics))

@@ -1,4 +1,4 @@
-"""What `dynamics=adaptive` remembers from round to round, as plain frozen data."""
+"""This module holds what `dynamics=adaptive` remembers from round to round, as plain frozen data."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from grpo.dynamics.laws import History
 from grpo.interfaces import ROUND
 from grpo.types import RoundStatistics
 
-# Counts of older rounds are multiplied by this each round: difficulty is that of the present policy.
+# Earlier counts are multiplied by this each round, since difficulty is estimated for the present policy.
 FORGETTING = 0.8
 # Counts that have become smaller than this are dropped.
 SMALLEST_COUNT = 1e-3
-# A fit reads at most so many points; older neighbours are merged.
+# A fit reads at most so many points. Neighbouring points are merged until there are no more than that.
 MOST_POINTS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class PastRound:
-    """One round as it was measured.
+    """A past round holds the measurements of one round.
 
-    step            optimizer steps of the policy that wrote its samples
+    step            optimizer steps that the policy which wrote its samples had taken
     value, error    pass rate and its standard error, from `tried` completions
-    interval        optimizer steps of the round (τ); `delay` adds the lag of sampling ahead
-    seconds         of the whole round; `fixed_seconds` are those that one refresh costs
+    interval        optimizer steps of the round (τ)
+    delay           τ plus the lag of sampling ahead
+    seconds         wall-clock seconds of the whole round
+    fixed_seconds   seconds that the weight sync took, which do not grow with τ
     """
 
     step: int
@@ -44,14 +46,15 @@ class PastRound:
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveState:
-    """The scheduler's memory.
+    """The adaptive state is the scheduler's memory.
 
     longest       longest refresh interval that is still tried
-    rounds        the rounds since the run began or went back
-    counts        (correct, group size, weighted number of groups), older rounds weighing less
+    rounds        the rounds since the run began or last went back
+    counts        (correct, group size, weighted number of groups); older rounds have less weight
     guard         the guard's memory
-    rounds_below  decisions in a row whose forecast gain was too small
-    wish          group size that the last decision asked for and did not get yet
+    rounds_below  number of decisions in a row whose forecast gain was too small
+    wish          group size that the last decision asked for; G changes if the next decision asks for a change in the
+                  same direction
     """
 
     longest: int
@@ -63,7 +66,7 @@ class AdaptiveState:
 
 
 def state_of(values: Mapping[str, Any]) -> AdaptiveState:
-    """Returns the state that was saved as JSON. Older checkpoints nest the count of decisions under `stop`."""
+    """Rebuilds the state from its JSON values. Checkpoints of older versions hold `rounds_below` under `stop`."""
     return AdaptiveState(
         longest=values["longest"],
         rounds=tuple(PastRound(**row) for row in values["rounds"]),
@@ -75,24 +78,24 @@ def state_of(values: Mapping[str, Any]) -> AdaptiveState:
 
 
 def afresh(state: AdaptiveState) -> AdaptiveState:
-    """Forgets the curve and the counts of a policy that the run has left: they say nothing of the next one."""
+    """Drops the curve and the counts, once the run has gone back: they belong to a policy that was given up."""
     return replace(state, rounds=(), counts=(), wish=None)
 
 
 def remember(state: AdaptiveState, statistics: RoundStatistics) -> AdaptiveState:
-    """Adds a round, and lets the counts of the earlier ones fade."""
+    """Adds a round to the state, and reduces the weight of earlier counts."""
     counts = {(correct, size): FORGETTING * number for correct, size, number in state.counts}
     for pair, number in statistics.reward_counts.items():
         counts[pair] = counts.get(pair, 0.0) + number
     rate, error = pass_rate(statistics.reward_counts)
-    interval, behind = statistics.plan.refresh_interval, lag_of(statistics)
+    interval, steps_ahead = statistics.plan.refresh_interval, lag_of(statistics)
     past = PastRound(
-        step=statistics.step - interval - behind,
+        step=statistics.step - interval - steps_ahead,
         value=rate,
         error=error,
         tried=num_tried(statistics.reward_counts),
         interval=interval,
-        delay=interval + behind,
+        delay=interval + steps_ahead,
         seconds=statistics.seconds[ROUND],
         fixed_seconds=statistics.seconds.get("sync", 0.0),
     )
@@ -108,17 +111,19 @@ def curve_of(rounds: Sequence[PastRound]) -> History:
 
 
 def merged(history: History, most: int = MOST_POINTS) -> History:
-    """The same curve with neighbours averaged, weighted by their information, until at most `most` points are left.
-    Only rounds of one delay are merged."""
+    """Averages neighbouring points of a curve, weighted by their information, until at most `most` points are left.
+
+    Points are merged only when their delays are equal.
+    """
     while len(history) > most:
         half = len(history) // 2
         pairs = [(2 * index, 2 * index + 1) for index in range(half)]
         points = []
-        for a, b in pairs:
-            if history.delays[a] != history.delays[b]:
-                points += [_point(history, [a]), _point(history, [b])]
+        for first, second in pairs:
+            if history.delays[first] != history.delays[second]:
+                points += [_point(history, [first]), _point(history, [second])]
             else:
-                points.append(_point(history, [a, b]))
+                points.append(_point(history, [first, second]))
         points += [_point(history, [index]) for index in range(2 * half, len(history))]
         if len(points) == len(history):
             return history
@@ -126,18 +131,20 @@ def merged(history: History, most: int = MOST_POINTS) -> History:
     return history
 
 
-def _point(history: History, rows: list[int]) -> tuple[float, float, float, float]:
-    weights = history.errors[rows] ** -2.0
+def _point(history: History, indices: list[int]) -> tuple[float, float, float, float]:
+    """Returns (step, value, error, delay) of the mean of these points, weighted by 1/error²."""
+    weights = history.errors[indices] ** -2.0
     total = weights.sum()
     return (
-        float(history.steps[rows] @ weights / total),
-        float(history.values[rows] @ weights / total),
+        float(history.steps[indices] @ weights / total),
+        float(history.values[indices] @ weights / total),
         float(total**-0.5),
-        float(history.delays[rows[0]]),
+        float(history.delays[indices[0]]),
     )
 
 
 def lag_of(statistics: RoundStatistics) -> int:
-    """Optimizer steps between the weights that sampled a round and those that it began with, as measured."""
+    """Returns the measured lag of a round: the optimizer steps between the weights that sampled it and those that it
+    began with."""
     measured = statistics.means.get("staleness/mean")
     return lag(measured.value if measured and measured.count else 0.0, statistics.plan.refresh_interval)

@@ -1,7 +1,7 @@
-"""The training run of arXiv:2607.00152 without a language model: prompts that are coins with a logit each.
+"""This module simulates the training run of arXiv:2607.00152 without a language model. A prompt is a coin with a logit.
 
-A group of G tries of prompt i gives k successes; its logit moves by η·gain, the gain being what the operation makes
-of σ = √(k(G−k))/G. Every visit can only raise the logit, so the silent groups are what holds a prompt back.
+A group of G tries of a prompt has k successes. The prompt's logit then moves by η·gain, where the method computes the
+gain from σ = √(k(G−k))/G. A visit can only raise the logit, so only silent groups hold a prompt back.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ REDRAWS = 4
 
 @dataclass(frozen=True, slots=True)
 class BernoulliRun:
-    """What a run left.
+    """This type holds the results of a simulated run.
 
-    pass_rates   [steps + 1, prompts] before each step and at the end
+    pass_rates   [steps + 1, prompts] pass rates before each step and at the end
     silent       [steps] share of silent groups among the first draws
-    predicted    [steps] E[p^G + (1−p)^G] over the prompts, the closed form
-    samples      tries in all
+    predicted    [steps] the closed form of that share, E[p^G + (1−p)^G] over the prompts
+    samples      total number of tries
     """
 
     pass_rates: Array
@@ -37,17 +37,18 @@ class BernoulliRun:
 
 
 Arm = Callable[[Array, int, np.random.Generator], tuple[Array, Array, int]]
-"""(pass rates, G, generator) → (gain of each prompt, σ of its first group, tries taken)."""
+"""An arm is one method of the simulation: (pass rates, G, generator) → (gain of each prompt, σ of its first group,
+tries taken)."""
 
 
 def sigma(rates: Array, group_size: int, generator: np.random.Generator) -> Array:
-    """σ of one group of each prompt."""
+    """Draws one group of each prompt and returns its σ."""
     correct = generator.binomial(group_size, rates)
     return np.sqrt(correct * (group_size - correct)) / group_size
 
 
 def dial(exponent: float) -> Arm:
-    """Gain σ^(2−α): GRPO at α = 1, Dr. GRPO at 0."""
+    """Returns the arm with gain σ^(2−α): GRPO at α = 1, Dr. GRPO at α = 0."""
 
     def arm(rates: Array, group_size: int, generator: np.random.Generator) -> tuple[Array, Array, int]:
         first = sigma(rates, group_size, generator)
@@ -57,28 +58,30 @@ def dial(exponent: float) -> Arm:
 
 
 def redrawn(rates: Array, group_size: int, generator: np.random.Generator) -> tuple[Array, Array, int]:
-    """The paper's DAPO arm: a silent group of a prompt is drawn again from the *same* prompt, up to four times."""
+    """Implements the paper's DAPO arm: a silent group is drawn again from the *same* prompt, up to four times."""
     first = sigma(rates, group_size, generator)
-    found, tries = first.copy(), len(rates) * group_size
+    gains, tries = first.copy(), len(rates) * group_size
     for _ in range(REDRAWS):
-        silent = found == 0
-        found[silent] = sigma(rates[silent], group_size, generator)
+        silent = gains == 0
+        gains[silent] = sigma(rates[silent], group_size, generator)
         tries += int(silent.sum()) * group_size
-    return found, first, tries
+    return gains, first, tries
 
 
 def refilled(rates: Array, group_size: int, generator: np.random.Generator) -> tuple[Array, Array, int]:
-    """DAPO as published (arXiv:2503.14476): silent groups are dropped and the batch is filled with *other* prompts,
-    so that a step moves as many groups as there are prompts; a prompt asked twice moves twice."""
+    """Implements DAPO as published (arXiv:2503.14476): silent groups are replaced by groups of *other* prompts.
+
+    A step then moves as many groups as there are prompts. A prompt that was drawn twice moves twice.
+    """
     first = sigma(rates, group_size, generator)
     gains, kept, tries = first.copy(), int((first > 0).sum()), len(rates) * group_size
     while kept < len(rates):
-        # As many as are missing; bounded, for when nothing is mixed any more.
         asked = generator.integers(len(rates), size=len(rates) - kept)
-        found = sigma(rates[asked], group_size, generator)
-        np.add.at(gains, asked, found)
-        kept += int((found > 0).sum())
+        drawn = sigma(rates[asked], group_size, generator)
+        np.add.at(gains, asked, drawn)
+        kept += int((drawn > 0).sum())
         tries += len(asked) * group_size
+        # Without a bound this would never end once every prompt is always or never solved.
         if tries > 20 * len(rates) * group_size:
             break
     return gains, first, tries
@@ -90,7 +93,8 @@ ARMS: dict[str, Arm] = {"GRPO": dial(1.0), "Dr. GRPO": dial(0.0), "DAPO, same pr
 def run(
     arm: Arm, start: Array, group_size: int = 8, step_size: float = 0.5, steps: int = 150, seed: int = 0
 ) -> BernoulliRun:
-    """θ ← θ + η·gain for `steps` steps from the pass rates `start` [prompts], clipped to [.02, .98] as printed."""
+    """Runs θ ← θ + η·gain for `steps` steps. The pass rates `start` [prompts] are clipped to [.02, .98], as the paper
+    prints."""
     generator = np.random.default_rng(seed)
     logits = logit(np.clip(start, 0.02, 0.98))
     rates, silent, predicted, samples = [expit(logits)], [], [], 0
@@ -105,10 +109,11 @@ def run(
 
 
 def big_math_like(prompts: int, seed: int = 0) -> Array:
-    """Pass rates [prompts] as k/64 from a stated stand-in for Big-Math's `llama8b_solve_rate` column.
+    """Draws pass rates k/64 [prompts] from a stand-in for Big-Math's `llama8b_solve_rate` column. It is not the data.
 
-    4.0 % never and 7.2 % always solved as printed; the others Beta-binomial(64; 0.274, 0.274), fitted to the printed
-    silent fractions at G = 4 to 64, which it gives to a percent (theory: arXiv:2607.00152). Not the data set.
+    4.0 % of prompts are never and 7.2 % always solved, as the paper prints (arXiv:2607.00152). The others are
+    Beta-binomial(64; 0.274, 0.274). This was fitted to the printed silent fractions at G = 4 to 64, and reproduces them
+    to within a percent.
     """
     generator = np.random.default_rng(seed)
     inner = np.empty(0)
@@ -120,5 +125,5 @@ def big_math_like(prompts: int, seed: int = 0) -> Array:
 
 
 def quartiles(start: Array) -> list[NDArray[np.intp]]:
-    """Prompts by difficulty, the hardest quarter first."""
+    """Divides the prompts into quarters by difficulty. Returns their indices, the hardest quarter first."""
     return np.array_split(np.argsort(start, kind="stable"), 4)

@@ -1,12 +1,13 @@
-"""A round's completions spread over its prompts: ragged groups.
+"""This module spreads a round's completions over its prompts, so that groups differ in size.
 
-Asked a few times first, a prompt has a posterior pass rate: its own count, with the difficulty of all prompts of the
-round as the prior. Given its counts, k of n, a group's expected gradient is σ^(2−α)·Δs whatever decided on n (the
-identity of `grpo.dynamics.identity` holds count by count), so the further completions go where they are expected to
-raise the sum of σ^(2−α) most. That is to prompts which are silent so far and need not stay so, those with odds
-worth the tries first; a prompt that is silent for sure gets none, and one that speaks already few or none: more
-completions make its gradient less noisy, hardly larger. What is gained, and what noise it costs, is measured by
-benchmarks/budget.py.
+Each prompt is first asked a few times. Its own count, with the difficulty of all prompts of the round as the prior,
+then gives a posterior of its pass rate. Given its counts, k of n, a group's expected gradient is σ^(2−α)·Δs, however n
+was decided (the identity of `grpo.dynamics.identity` holds count by count). So the further completions go where they
+are expected to raise the sum of σ^(2−α) most.
+
+Most go to prompts that are silent so far but may not stay so, those with the best odds first. A prompt that is surely
+silent gets none. A prompt that already has a gradient gets few or none, since more completions make its gradient less
+noisy but hardly larger. benchmarks/budget.py measures what is gained, and what it costs in noise.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ LEAST_RISE = 1e-5
 def further_tries(
     everyone: Counts, mine: Sequence[tuple[int, int]], budget: int, largest: int, exponent: float
 ) -> list[int]:
-    """How many more completions each prompt gets: `budget` in all, or fewer where no more is to be gained.
+    """Returns the number of further completions of each prompt: `budget` in total, or fewer if more would gain nothing.
 
-    everyone   (correct, tried) → prompts of the whole round: the prior
-    mine       (correct, tried) of the prompts that the budget is for
-    largest    completions of one prompt at most, the first tries included
+    everyone   (correct, tried) → number of prompts in the whole round, which make the prior
+    mine       (correct, tried) of each prompt that the budget is for
+    largest    largest number of completions of one prompt, the first tries included
     exponent   the dial's α
     """
     prior = fit_difficulty(everyone)
@@ -42,7 +43,10 @@ def further_tries(
     left = budget
 
     def steepest(index: int) -> tuple[float, int, int] | None:
-        """(−rise per completion, prompt, completions) of its best affordable chunk: one alone may add nothing."""
+        """Returns (−rise per completion, prompt, completions) of the prompt's best chunk that fits what is left.
+
+        Chunks may have several completions, since a single one may be expected to add nothing.
+        """
         curve = worth[mine[index]][more[index] :]
         rises = (curve[1 : left + 1] - curve[0]) / np.arange(1, len(curve[: left + 1]))
         if not len(rises) or rises.max() < LEAST_RISE:
@@ -57,21 +61,21 @@ def further_tries(
         if count <= left:
             more[index] += count
             left -= count
-        # Also where the chunk had become too dear: a smaller one may do.
+        # A chunk that no longer fits is looked for again, since a smaller one may fit.
         if chunk := steepest(index):
             heappush(chunks, chunk)
     return more
 
 
 def expected_gradient(prior: Difficulty, correct: int, tried: int, largest: int, exponent: float) -> Array:
-    """E[σ^(2−α)] of a prompt's group, in units of Δs, after 0, 1, … (largest − tried) further completions."""
+    """Returns E[σ^(2−α)] of a prompt's group, in units of Δs, after 0, 1, … (largest − tried) further completions."""
     belief = prior.posterior(correct, tried)
-    found = []
+    gradients = []
     for more in range(max(largest - tried, 0) + 1):
         added = np.arange(more + 1)
         chance = belief.weights @ stats.binom.pmf(added, more, belief.pass_rates[:, None])
         rate = (correct + added) / (tried + more)
         variance = rate * (1 - rate)
-        speaks = variance > 0
-        found.append(float(chance[speaks] @ variance[speaks] ** (1 - exponent / 2)))
-    return np.array(found)
+        has_gradient = variance > 0
+        gradients.append(float(chance[has_gradient] @ variance[has_gradient] ** (1 - exponent / 2)))
+    return np.array(gradients)

@@ -1,9 +1,9 @@
-"""What is wrong with a run, by which evidence, and what answers it.
+"""This module diagnoses a run: it says what is wrong, by which evidence, and what helps.
 
-The four failure modes that a reward curve alone conflates (arXiv:2606.30789) and what users meet daily. The paper
-prints no thresholds, so they are chosen (`findings.DiagnosisRule`), and how often they give a false alarm on healthy
-runs and hit on failing ones is measured in benchmarks/diagnosis.py. A check compares the bound of a 99 % interval
-with its threshold: one noisy round says nothing.
+It covers the four failure modes that a reward curve alone conflates (arXiv:2606.30789), and problems that users meet
+daily. The paper prints no thresholds. Ours are chosen (`findings.DiagnosisRule`), and benchmarks/diagnosis.py measures
+their rate of false alarms on healthy runs and of hits on failing runs. A check compares the bound of a 99 % interval
+with its threshold, since one noisy round proves nothing.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from grpo.dynamics.symptoms import CHECKS, CURVE_CHECKS
 
 
 def diagnose(log: RunLog, rule: DiagnosisRule | None = None) -> list[Finding]:
-    """All findings, the gravest first."""
+    """Runs all checks on a run's log. Returns the findings, the most severe first."""
     rule = rule or DiagnosisRule()
-    found = [check(log, rule) for check in CHECKS]
+    results = [check(log, rule) for check in CHECKS]
     curve = identify(log.history, log.momentum, log.exponent)
     if curve and curve.identified:
-        found += [check(log, curve, rule) for check in CURVE_CHECKS]
-    return sorted((each for each in found if each), key=lambda finding: -SEVERITIES.index(finding.severity))
+        results += [check(log, curve, rule) for check in CURVE_CHECKS]
+    return sorted((finding for finding in results if finding), key=lambda finding: -SEVERITIES.index(finding.severity))

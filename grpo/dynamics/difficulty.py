@@ -1,7 +1,7 @@
-"""How hard the prompts are: the distribution of pass rates behind counts of k correct of G.
+"""This module estimates how hard the prompts are: the distribution of pass rates behind counts of k correct of G.
 
-With few tries k/G is a poor pass rate, and averages of p(1−p) or p^G over it are biased: a group of 8 that got
-nothing right need not be impossible. So the distribution itself is estimated, as a mixture of binomials whose
+With few tries, k/G is a poor estimate of the pass rate p, and averages of p(1−p) or p^G over it are biased. A prompt
+with 0 of 8 correct need not be impossible. So the distribution itself is estimated, as a mixture of binomials whose
 mixing distribution is free on a grid (Kiefer & Wolfowitz, 1956; Laird, 1978), by expectation maximization.
 """
 
@@ -17,27 +17,32 @@ from scipy import stats
 Array = NDArray[np.float64]
 
 Counts = Mapping[tuple[int, int], float]
-"""(correct, tried) → how many prompts; fractions are allowed, so that old rounds may count less."""
+"""Counts map (correct, tried) to the number of prompts. It may be fractional, so that old rounds can count less."""
 
-# Both ends are in: some prompts are never, some always solved. Denser towards them, where p^G changes fast.
+# The grid includes 0 and 1, since some prompts are never or always solved. It is denser near them, where p^G changes
+# fast.
 GRID = np.sin(np.linspace(0, np.pi / 2, 101)) ** 2
-# Weight of a prior that is flat on the grid, in prompts: keeps every pass rate possible.
+# A prior that is flat on the grid weighs as much as this many prompts. It keeps every pass rate possible.
 PRIOR_PROMPTS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Difficulty:
-    """Pass rates [points] and the share of prompts [points] that has each; shares add up to 1."""
+    """A difficulty is a distribution of prompts over pass rates.
+
+    `weights` [points] are the shares of prompts that have each of the `pass_rates` [points]. They add up to 1.
+    """
 
     pass_rates: Array
     weights: Array
 
     @property
     def mean(self) -> float:
+        """The mean pass rate."""
         return float(self.weights @ self.pass_rates)
 
     def posterior(self, correct: int, tried: int) -> Difficulty:
-        """The distribution of one prompt's pass rate after `correct` of `tried` (Bayes, this as the prior)."""
+        """Returns the posterior of one prompt's pass rate after `correct` of `tried` (Bayes, with this as prior)."""
         likelihood = stats.binom.pmf(correct, tried, self.pass_rates)
         evidence = self.weights * likelihood
         total = evidence.sum()
@@ -45,9 +50,9 @@ class Difficulty:
 
 
 def fit_difficulty(counts: Counts, max_iterations: int = 2000, tolerance: float = 1e-7) -> Difficulty:
-    """The mixing distribution of largest penalized likelihood. Flat without any counts.
+    """Fits the mixing distribution by maximum penalized likelihood. Without any counts it is flat.
 
-    Stops when the mean log-likelihood of a prompt gains less than `tolerance` in an iteration.
+    The iteration ends when the mean log-likelihood of a prompt gains less than `tolerance`.
     """
     pairs = [(pair, number) for pair, number in sorted(counts.items()) if number > 0 and pair[1] > 0]
     weights = np.full(len(GRID), 1 / len(GRID))

@@ -1,8 +1,9 @@
-"""Many replicas of one simulated policy at once: what group size, momentum and optimizer do to the mean reward curve
-and to its fluctuation.
+"""This module simulates many replicas of one policy at once. They show what group size, momentum and optimizer do to
+the mean reward curve and to its fluctuation.
 
-A policy is one logit: pass rate p = 1/(1+e^−θ), groups of G tries, the dial's gradient σ^(2−α) with the sign that
-raises p, and a pull β·p(1−p)·θ back to θ = 0 (a KL penalty in the loss), which makes an interior plateau.
+A policy is one logit θ with pass rate p = 1/(1+e^−θ). It is trained on groups of G tries by the dial's gradient
+σ^(2−α), with the sign that raises p. A KL penalty in the loss pulls by β·p(1−p)·θ back to θ = 0, so that the curve has
+a plateau below 1.
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What is trained, and how.
+    """This type describes the simulated policy and its training.
 
+    exponent    the dial's α
+    start       pass rate at the beginning
+    penalty     β, the coefficient of the KL penalty
+    prompts     groups per step; all have the same pass rate
     optimizer   "sgd" (heavy ball, first moment a sum) or "adam" (first moment an average, β₂ = 0.999)
-    prompts     groups per step, all of this one policy
+    momentum    μ of "sgd", or β₁ of "adam"
     """
 
     group_size: int
@@ -35,7 +40,7 @@ class Policy:
 
 
 def pass_rates(policy: Policy, steps: int, replicas: int, seed: int = 0) -> Array:
-    """[steps + 1, replicas] pass rates of independent runs."""
+    """Simulates independent runs. Returns their pass rates [steps + 1, replicas]."""
     generator = np.random.default_rng(seed)
     theta = np.full(replicas, float(logit(policy.start)))
     first, second = np.zeros(replicas), np.zeros(replicas)
@@ -55,6 +60,7 @@ def pass_rates(policy: Policy, steps: int, replicas: int, seed: int = 0) -> Arra
 
 
 def _gradient(policy: Policy, rates: Array, theta: Array, generator: np.random.Generator) -> Array:
+    """Returns one step's gradient [replicas]: σ^(2−α) averaged over the groups, minus the penalty's pull."""
     size = policy.group_size
     correct = generator.binomial(size, rates[:, None], (len(rates), policy.prompts))
     sigma = np.sqrt(correct * (size - correct)) / size

@@ -1,8 +1,9 @@
-"""How far a noisy series has come, and where it stands, with intervals that noise and autocorrelation widen.
+"""This module estimates levels and changes of a noisy series, with confidence intervals for autocorrelated rounds.
 
-A diagnosis compares the bounds of these intervals with its thresholds, never a single value: one unlucky round is
-no finding. Rounds that follow one another are alike, so n of them count as n(1−r)/(1+r), r being the lag-1
-correlation about their own straight line where it is positive (the large-sample variance of an AR(1) series' mean).
+A diagnosis compares the bounds of these intervals with its thresholds, never a single value, since one unlucky round is
+no finding. Successive rounds resemble each other, so n rounds count as n(1−r)/(1+r) independent ones. Here r is the
+lag-1 correlation of the residuals about a straight line, if it is positive (the large-sample variance of the mean of
+an AR(1) series).
 """
 
 from __future__ import annotations
@@ -16,40 +17,42 @@ from grpo.types import Interval
 
 Array = NDArray[np.float64]
 
-# Of every interval here.
+# This is the confidence of every interval here.
 CONFIDENCE = 0.99
-# Rounds that one window holds at least, and the share of a run beyond that.
+# A window holds at least so many rounds, and in longer runs this share of the run.
 FEWEST_ROUNDS, WINDOW_SHARE = 10, 0.25
 
 
 def window_length(num_rounds: int) -> int:
-    """Rounds in the window that a level is taken over: a quarter of the run, at least `FEWEST_ROUNDS`."""
+    """Returns the number of rounds in a window: a quarter of the run, but at least `FEWEST_ROUNDS`."""
     return max(FEWEST_ROUNDS, round(WINDOW_SHARE * num_rounds))
 
 
 def level(series: Series) -> Interval | None:
-    """Mean of the last window; None with fewer rounds than one."""
+    """Returns the mean of the last window, or None if the series is shorter than `FEWEST_ROUNDS`."""
     if len(series) < FEWEST_ROUNDS:
         return None
     return mean_interval(series.values[-window_length(len(series)) :])
 
 
 def start(series: Series) -> Interval | None:
-    """Mean of the first window; None with fewer rounds than two."""
+    """Returns the mean of the first window, or None if the series is shorter than 2 × `FEWEST_ROUNDS`."""
     if len(series) < 2 * FEWEST_ROUNDS:
         return None
     return mean_interval(series.values[: window_length(len(series))])
 
 
 def change(series: Series) -> Interval | None:
-    """From the first window to the last; None with fewer rounds than two."""
+    """Returns the change from the first window to the last, or None if the series is shorter than 2 ×
+    `FEWEST_ROUNDS`."""
     if len(series) < 2 * FEWEST_ROUNDS:
         return None
     return difference(series.values, window_length(len(series)))
 
 
 def late_change(series: Series) -> Interval | None:
-    """From the window before the last to the last."""
+    """Returns the change from the second-last window to the last, or None if the series is shorter than 2 ×
+    `FEWEST_ROUNDS`."""
     length = window_length(len(series))
     if len(series) < 2 * FEWEST_ROUNDS:
         return None
@@ -57,8 +60,11 @@ def late_change(series: Series) -> Interval | None:
 
 
 def fall(series: Series) -> Interval | None:
-    """From the best `FEWEST_ROUNDS` in a row before the last so many, to these; negative when the series has come
-    down. The best of many windows is a lucky one, so a threshold has to leave room for that."""
+    """Returns the change from the best `FEWEST_ROUNDS` rounds in a row to the last `FEWEST_ROUNDS` rounds.
+
+    It is negative when the series has fallen, and None if the series is shorter than 2 × `FEWEST_ROUNDS`. The best of
+    many windows is partly lucky, so a threshold must leave room for that.
+    """
     length, values = FEWEST_ROUNDS, series.values
     if len(values) < 2 * length:
         return None
@@ -68,7 +74,7 @@ def fall(series: Series) -> Interval | None:
 
 
 def difference(values: Array, length: int) -> Interval:
-    """Mean of the last `length` values minus that of the first (Welch)."""
+    """Returns the mean of the last `length` values minus that of the first `length`, with Welch's interval."""
     (before, error_before, freedom_before), (after, error_after, freedom_after) = (
         _mean(values[:length]),
         _mean(values[-length:]),
@@ -80,17 +86,20 @@ def difference(values: Array, length: int) -> Interval:
 
 
 def mean_interval(values: Array) -> Interval:
-    """Mean with its interval."""
+    """Returns the mean of `values` with its confidence interval."""
     mean, error, freedom = _mean(values)
     half = _half_width(error, freedom)
     return Interval(mean, mean - half, mean + half)
 
 
 def paired(series: Series, steps: Array) -> Series:
-    """The series at other, sparser steps: its mean over the rounds that are nearest to each."""
+    """Resamples the series at other, sparser steps: at each it is the mean over the rounds that are nearest to it.
+
+    Steps to which no round is nearest are left out.
+    """
     nearest = np.abs(series.steps[:, None] - steps).argmin(axis=1)
     kept = np.unique(nearest)
-    return Series(steps[kept], np.array([series.values[nearest == each].mean() for each in kept]))
+    return Series(steps[kept], np.array([series.values[nearest == index].mean() for index in kept]))
 
 
 def _half_width(error: float, freedom: float) -> float:
@@ -98,12 +107,12 @@ def _half_width(error: float, freedom: float) -> float:
 
 
 def _mean(values: Array) -> tuple[float, float, float]:
-    """Mean, its standard error, degrees of freedom."""
+    """Returns the mean, its standard error and its degrees of freedom."""
     n = len(values)
     residuals = values - np.polynomial.Polynomial.fit(np.arange(n), values, 1)(np.arange(n)) if n > 2 else values
     spread = residuals @ residuals
     correlation = float(residuals[1:] @ residuals[:-1] / spread) if spread > 0 else 0.0
-    # About a fitted line a short series looks less correlated than it is (Kendall, Biometrika 1954).
+    # The correlation about a fitted line is too small in a short series; this corrects it (Kendall, Biometrika 1954).
     correlation = min(max(correlation + (2 + 4 * correlation) / n, 0.0), 0.95)
     effective = max(n * (1 - correlation) / (1 + correlation), 3.0)
     return float(values.mean()), float(np.sqrt(spread / max(n - 2, 1) / effective)), effective - 1

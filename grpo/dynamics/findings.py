@@ -1,4 +1,4 @@
-"""What a diagnosis is made of: findings, and the thresholds they come from."""
+"""This module defines the findings of a diagnosis, and the thresholds by which they are made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SEVERITIES = (NOTE, WARNING, CRITICAL)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was found. `remedy` holds configuration overrides, or says what to do without one."""
+    """A finding is one problem of a run. `remedy` lists configuration overrides that help, or says what else helps."""
 
     name: str
     severity: str
@@ -20,26 +20,27 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class DiagnosisRule:
-    """From where on something counts as wrong. Fractions are of 1, changes of pass rate in pass rate.
+    """A diagnosis rule holds the thresholds of all checks. Shares lie between 0 and 1.
 
-    silent            share of silent groups
-    easy              share of all-correct groups among the silent ones from which prompts count as too easy
-    solved            pass rate from which falling entropy and silent groups are what success looks like
-    flat              a change of pass rate whose upper bound is below this, and which may be 0, is none
-    moved             a change of pass rate, or of a part of the reward, above this is one
-    coupling          progress on held-out problems per progress in training
-    entropy_kept      entropy, as a share of its own start
-    clipped           share of tokens clipped on one side
-    longer            growth of completions, as a share of their first length
-    truncated         share of completions cut off
-    mismatch          mean |Δ log-probability| between sampler and learner of the same weights, nats
-    ess               effective share of samples under the ratio of the round's policies
-    spike, spikes     a gradient norm of so many medians is a spike; share of steps that may be one
-    growth            growth of the gradient norm
-    skipped           share of steps skipped for NaN or Inf
-    ungraded          share of answers whose grading failed or timed out
-    collapse          loss of pass rate against the run's best
-    gain_left         expected gain until the run's end below which it is on its plateau
+    silent            share of silent groups above which there are too many
+    easy              share of all-correct groups among the silent ones above which prompts count as too easy
+    solved            pass rate above which low entropy and silent groups are signs of success, not of a problem
+    flat              a change of pass rate that may be 0 and whose upper bound is at most this counts as none
+    moved             a change of pass rate, or of a part of the reward, above this counts as one
+    coupling          least progress on held-out problems per progress in training
+    entropy_kept      least entropy, as a share of the entropy at the start
+    clipped           largest share of tokens clipped on one side
+    longer            largest growth of completions, as a share of their first length
+    truncated         largest share of truncated completions
+    mismatch          largest mean |Δ log-probability| between sampler and learner with the same weights, in nats
+    ess               least effective share of samples under the ratios between the round's policies
+    spike             a gradient norm above this many times the median of those around it is a spike
+    spikes            largest share of steps that may be spikes
+    growth            largest factor by which the gradient norm may grow
+    skipped           largest share of steps that were skipped because of NaN or Inf
+    ungraded          largest share of answers whose grading failed or timed out
+    collapse          largest loss of pass rate against the run's best
+    gain_left         expected gain until the run's end below which the run is on its plateau
     """
 
     silent: float = 0.8

@@ -1,13 +1,13 @@
-"""How many completions a prompt gets: the smallest group that the estimated difficulty and the noise allow.
+"""This module chooses the group size G: the smallest that the prompts' difficulty, the noise and the cost allow.
 
-Three reasons make a group larger, each a size of its own; the largest of the three is wanted.
+Three criteria each ask for a size, and the largest of the three is chosen.
 
-    fidelity      the mean gradient must keep 1 − ε of its limit G → ∞ (`identity.mean_fidelity`)
-    fluctuation   about the plateau the curve fluctuates with a variance ∝ 1/G (`oscillator.stationary_variance`):
-                  its standard deviation must stay below a share of the improvement that may be left. Early on much
-                  is left and small, hot groups do; near the plateau the run is cooled, at most to twice the size
-                  at a time: what a larger group shows is looked at first
-    cost          what one non-silent group costs, (prompt + G·completion) / (1 − silent rate), is least there
+    fidelity      The mean gradient must keep 1 − ε of its limit G → ∞ (`identity.mean_fidelity`).
+    fluctuation   Near its plateau the curve fluctuates with a variance ∝ 1/G (`oscillator.stationary_variance`). The
+                  standard deviation must stay below a share of the improvement that may be left. Early in a run much
+                  is left, and small groups suffice. Near the plateau G grows, at most by a factor of 2 at a time, so
+                  that the effect of each larger size is measured before the next.
+    cost          The cost of one non-silent group, (prompt + G·completion) / (1 − silent rate), is lowest at this G.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ LADDER = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 25
 
 @dataclass(frozen=True, slots=True)
 class GroupSizeRule:
-    """What bounds the choice.
+    """A group size rule bounds the choice of the size.
 
-    smallest, largest   of the sizes allowed
+    smallest, largest   smallest and largest size allowed
     shortfall           ε, the loss of fidelity that is accepted
-    fluctuation         standard deviation about the plateau, as a share of the improvement left
-    exponent, ddof      the dial's
+    fluctuation         largest standard deviation about the plateau, as a share of the improvement left
+    exponent, ddof      the dial's α and degrees of freedom
     """
 
     smallest: int
@@ -39,12 +39,17 @@ class GroupSizeRule:
 
     @property
     def sizes(self) -> tuple[int, ...]:
+        """The allowed sizes of the ladder, or `smallest` alone if none lies in between."""
         return tuple(size for size in LADDER if self.smallest <= size <= self.largest) or (self.smallest,)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSizeChoice:
-    """The size wanted, and which size each reason asks for (None: it asks for nothing)."""
+    """This type holds the chosen size, and the size that each criterion asks for.
+
+    `by_fidelity` is None when even the largest size is not enough. `by_fluctuation` is None when no plateau is known or
+    no fluctuation was measured.
+    """
 
     size: int
     by_fidelity: int | None
@@ -53,6 +58,7 @@ class GroupSizeChoice:
 
     @property
     def reason(self) -> str:
+        """The sizes that the criteria ask for, as a line for the log."""
         fluctuation = "–" if self.by_fluctuation is None else f"{self.by_fluctuation:.1f}"
         fidelity = self.by_fidelity or "> largest"
         return f"fidelity asks for {fidelity}, fluctuation for {fluctuation}, cost for {self.by_cost}"
@@ -67,11 +73,11 @@ def choose_group_size(
     prompt_cost: float,
     completion_cost: float,
 ) -> GroupSizeChoice:
-    """The smallest allowed size that meets all three reasons, or the largest allowed one.
+    """Chooses the smallest allowed size that meets all three criteria, or the largest allowed size if none does.
 
     process_variance   variance of the curve about its law beyond sampling error, measured at size `current`
     improvement_left   upper bound of plateau minus present pass rate; None while no plateau is known
-    prompt_cost, completion_cost   in any one unit, tokens or seconds
+    prompt_cost, completion_cost   both in the same unit, for example tokens or seconds
     """
     by_fidelity = smallest_group_size(
         difficulty.pass_rates, difficulty.weights, rule.shortfall, rule.exponent, rule.ddof, rule.largest
@@ -87,11 +93,11 @@ def choose_group_size(
 
 
 def cheapest_size(difficulty: Difficulty, sizes: tuple[int, ...], prompt_cost: float, completion_cost: float) -> int:
-    """The size at which one non-silent group costs least; the smallest of equals."""
+    """Returns the size at which one non-silent group costs least, and the smallest one if several do."""
     return min(sizes, key=lambda size: cost_per_group(difficulty, size, prompt_cost, completion_cost))
 
 
 def cost_per_group(difficulty: Difficulty, size: int, prompt_cost: float, completion_cost: float) -> float:
-    """Expected cost of one non-silent group of `size` completions. ∞ when every group is silent."""
+    """Returns the expected cost of one non-silent group of `size` completions. It is ∞ when every group is silent."""
     kept = 1 - float(difficulty.weights @ silent_rate(difficulty.pass_rates, size))
     return (prompt_cost + size * completion_cost) / kept if kept > 1e-9 else float("inf")

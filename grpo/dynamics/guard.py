@@ -1,10 +1,12 @@
-"""What happens at once when a run loses its damping: τ down, then the learning rate, then stop; and back to the
-policy that did best, where the present one has lost what was learned.
+"""The guard acts at once when a run loses its damping, that is when training becomes unstable.
 
-The fitted damping ratio needs many rounds to notice; the guard looks at what one round shows. A round is bad when
-its pass rate has fallen from the recent best by more than noise explains, when the optimizer skipped steps, or when
-importance weights have collapsed. After an action the run gets some rounds to recover before the next; one that
-went back has nothing to recover from.
+It first shortens τ, then lowers the learning rate, then stops the run. If the policy has lost what it had learned, the
+guard also sends the run back to its best policy.
+
+The fitted damping ratio needs many rounds to show a loss; the guard looks at single rounds. A round is bad when its
+pass rate has fallen from the recent best by more than noise explains, when the optimizer skipped steps, or when
+importance weights have collapsed. After an action the run gets some rounds to recover before the next action. A run
+that went back needs no such rounds.
 """
 
 from __future__ import annotations
@@ -14,16 +16,17 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class GuardRule:
-    """When the guard acts.
+    """A guard rule says when the guard acts. A pass rate has fallen when its loss exceeds all of the first three
+    limits.
 
-    fall            standard errors that the pass rate must have lost against the recent best
-    least_fall      and at least this much pass rate
-    least_share     and at least this share of the best: a policy swings a little by itself
+    fall            loss of pass rate against the recent best, in standard errors
+    least_fall      loss of pass rate
+    least_share     loss of pass rate as a share of the best, since a healthy policy fluctuates a little
     least_ess       effective share of samples below which importance weights have collapsed
-    rounds          bad rounds in a row before it acts
-    recovery        rounds after an action in which it does not act again
-    rate_cuts       halvings of the learning rate before it stops the run
-    may_go_back     a fallen run goes back to the best policy: there are checkpoints
+    rounds          number of bad rounds in a row before the guard acts
+    recovery        number of rounds after an action in which it does not act again
+    rate_cuts       number of halvings of the learning rate before it stops the run
+    may_go_back     whether a fallen run goes back to the best policy; this needs checkpoints
     """
 
     fall: float = 4.0
@@ -38,8 +41,11 @@ class GuardRule:
 
 @dataclass(frozen=True, slots=True)
 class GuardAction:
-    """What to do now: the refresh interval and the learning rate's factor from here on, whether to stop, and whether
-    to go back to the best policy first."""
+    """An action says what the run does next.
+
+    It holds the new refresh interval and learning-rate factor, whether the run stops, and whether it first goes back
+    to the best policy.
+    """
 
     interval: int
     rate_factor: float
@@ -50,8 +56,14 @@ class GuardAction:
 
 @dataclass(frozen=True, slots=True)
 class RoundFacts:
-    """What the guard looks at: pass rate and its standard error, ESS of the importance weights, optimizer steps
-    skipped, and the settings that the round ran under. `step` counts the optimizer steps of the policy sampled from."""
+    """This type holds the facts of one round that the guard looks at.
+
+    step                    optimizer steps that the sampled policy had taken
+    pass_rate, error        pass rate and its standard error
+    ess                     effective share of samples under the importance weights
+    skipped_steps           optimizer steps that were skipped
+    interval, rate_factor   refresh interval and learning-rate factor of the round
+    """
 
     step: int
     pass_rate: float
@@ -64,13 +76,15 @@ class RoundFacts:
 
 @dataclass(frozen=True, slots=True)
 class GuardState:
-    """What the guard remembers.
+    """The guard state is what the guard remembers between rounds.
 
-    best        highest smoothed pass rate so far, with its standard `error` and its `best_step`
+    best        highest smoothed pass rate so far
+    error       standard error of the round at which `best` was reached
+    best_step   optimizer steps of the policy at which `best` was reached
     smooth      smoothed pass rate now
-    bad         bad rounds in a row
-    since       rounds since the last action
-    cuts        halvings of the learning rate so far
+    bad         number of bad rounds in a row
+    since       number of rounds since the last action, or None before any
+    cuts        number of halvings of the learning rate so far
     """
 
     best: float | None = None
@@ -83,7 +97,7 @@ class GuardState:
 
 
 def look(rule: GuardRule, state: GuardState, facts: RoundFacts) -> tuple[GuardAction | None, GuardState]:
-    """Returns an action where one is due, and the next state."""
+    """Looks at one round. Returns an action if one is due, else None, and the guard's next state."""
     smooth = facts.pass_rate if state.smooth is None else 0.5 * (state.smooth + facts.pass_rate)
     best, best_error, best_step = state.best, state.error, state.best_step
     noise = (facts.error**2 + best_error**2) ** 0.5
@@ -102,7 +116,7 @@ def look(rule: GuardRule, state: GuardState, facts: RoundFacts) -> tuple[GuardAc
     after = GuardState(best, best_error, best_step, smooth, bad, since, state.cuts)
     if bad < rule.rounds or (since is not None and since <= rule.recovery):
         return None, after
-    # A new start for the count; what was best stays the measure.
+    # The counts start anew after an action, while the best pass rate stays the reference.
     go_back = rule.may_go_back and fallen
     after = replace(after, bad=0, smooth=None, since=None) if go_back else replace(after, bad=0, since=0)
     lost, back = f"damping lost ({'; '.join(causes)})", f", back to step {best_step}" if go_back else ""

@@ -1,4 +1,4 @@
-"""From counts of correct completions to a reward curve with errors."""
+"""This module turns counts of correct completions into a reward curve with standard errors."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from numpy.typing import ArrayLike, NDArray
 from grpo.dynamics.laws import History
 
 SMOOTHED_ROUNDS = 5
-# Of a curve's value, where the curve itself has to tell.
+# The standard error is at least this where it has to be estimated from the curve's own scatter.
 LEAST_ERROR = 1e-3
 
 Counts = Mapping[tuple[int, int], int]
-"""(correct, group size) → groups, as in `RoundStatistics.reward_counts`."""
+"""Counts map (correct, group size) to the number of groups, as `RoundStatistics.reward_counts` does."""
 
 
 def pass_rate(counts: Counts) -> tuple[float, float]:
-    """Mean pass rate of a round and its standard error.
+    """Returns the mean pass rate of a round and its standard error.
 
-    Every group counts alike, whatever its size: where sizes follow the answers (`grpo.dynamics.budget`), a mean over
-    completions would be of the prompts that were asked more. Completions of one prompt are alike, so the error is
-    that of the groups' rates, and never less than that of independent completions at a rate shrunk towards ½: a
-    round in which everything was wrong is not known to be hopeless.
+    Every group counts the same, whatever its size. When sizes depend on the answers (`grpo.dynamics.budget`), a mean
+    over completions would be biased towards the prompts that were asked more often.
+
+    Completions of one prompt resemble each other, so the error is computed from the scatter of the groups' rates. It is
+    never less than the error of independent completions at a rate shrunk towards ½. Otherwise a round in which
+    everything was wrong would count as certain.
     """
     correct, sizes, groups = (
         np.array(column, float) for column in zip(*((k, n, g) for (k, n), g in counts.items()), strict=True)
@@ -37,16 +39,17 @@ def pass_rate(counts: Counts) -> tuple[float, float]:
 
 
 def pooled_errors(values: ArrayLike, errors: ArrayLike, tried: ArrayLike) -> NDArray[np.float64]:
-    """Standard errors of a curve's rounds, from what all of them show together.
+    """Returns the standard errors of a curve's rounds, estimated from all rounds together.
 
-    A round's own error goes with its own luck: one that happened to solve nearly everything looks certain, and a fit
-    weighted by such errors runs above the curve. So the rate is smoothed over neighbouring rounds, and the excess
-    over independent completions (prompts differ) is one factor for the whole run, at least 1.
+    A round's own error depends on its luck: a round that happened to solve nearly everything looks certain, and a fit
+    weighted by such errors runs above the curve. So the rate is smoothed over neighbouring rounds, and the error of
+    independent completions is computed from it. Prompts differ in difficulty, which makes the true errors larger. One
+    factor for the whole run, at least 1, accounts for that.
     """
     values, errors, tried = (np.asarray(column, float) for column in (values, errors, tried))
     kernel = np.ones(min(SMOOTHED_ROUNDS, len(values)))
     smooth = np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
-    # Never certain: as if each window had seen one success and one failure more.
+    # One success and one failure are added to each window, so that no rate is certain.
     near = len(kernel) * tried
     smooth = (smooth * near + 1) / (near + 2)
     independent = smooth * (1 - smooth) / tried
@@ -55,8 +58,9 @@ def pooled_errors(values: ArrayLike, errors: ArrayLike, tried: ArrayLike) -> NDA
 
 
 def lag(staleness: float, interval: int) -> int:
-    """Whole optimizer steps that a round's samples were drawn ahead of it, from the mean staleness of its groups:
-    (τ−1)/2 of that is the round's own.
+    """Returns the lag: the whole optimizer steps by which a round was sampled ahead.
+
+    It is computed from the mean staleness of the round's groups. (τ−1)/2 of that staleness arises within the round.
 
     >>> lag(0.5, 2), lag(2.5, 2)
     (0, 2)
@@ -65,24 +69,28 @@ def lag(staleness: float, interval: int) -> int:
 
 
 def history_of(rounds: Iterable[tuple[int, int, int, Counts]]) -> History:
-    """A curve from rounds of (optimizer steps at the end, refresh interval, lag, counts).
+    """Builds a reward curve from rounds of (optimizer steps at the end, refresh interval, lag, counts).
 
-    A round's completions come from the policy of its beginning, or of `lag` steps before it: its point stands there.
+    A round was sampled by the policy at its beginning, or `lag` steps before, so its point is placed at that step.
     Rounds without completions are left out.
     """
     points = [
-        (step - interval - behind, *pass_rate(counts), num_tried(counts), interval + behind)
-        for step, interval, behind, counts in rounds
+        (step - interval - steps_ahead, *pass_rate(counts), num_tried(counts), interval + steps_ahead)
+        for step, interval, steps_ahead, counts in rounds
         if sum(counts.values())
     ]
     steps, values, errors, tried, delays = (np.array(column, float) for column in zip(*points, strict=True))
-    # A lag that grows by more than a round would let the curve run backwards.
+    # The running maximum keeps the steps in order: a lag that grows by more than a round would put a point before the
+    # last one.
     return History(np.maximum.accumulate(steps), values, pooled_errors(values, errors, tried), delays)
 
 
 def history_of_values(steps: ArrayLike, values: ArrayLike, interval: int = 1) -> History:
-    """A curve of which only values are known: their common error is that of one value about the line between its
-    neighbours (pseudo-residuals: Gasser, Sroka & Jennen-Steinmetz, Biometrika 1986). At least three points."""
+    """Builds a reward curve of which only the values are known, without counts. It needs at least three points.
+
+    All points get one common error. It is estimated from the distance of each value to the line between its neighbours
+    (pseudo-residuals: Gasser, Sroka & Jennen-Steinmetz, Biometrika 1986).
+    """
     steps, values = np.asarray(steps, float), np.asarray(values, float)
     residuals = values[1:-1] - (values[:-2] + values[2:]) / 2
     error = max(float(np.sqrt(np.mean(residuals**2) / 1.5)), LEAST_ERROR)
@@ -90,5 +98,5 @@ def history_of_values(steps: ArrayLike, values: ArrayLike, interval: int = 1) ->
 
 
 def num_tried(counts: Counts) -> int:
-    """Completions of a round."""
+    """Returns the number of completions in a round."""
     return sum(size * groups for (_, size), groups in counts.items())

@@ -1,14 +1,16 @@
-"""Which law a reward curve follows, with which constants, and how sure that is.
+"""This module identifies which law a reward curve follows, with which constants, and how certain that is.
 
-Every law of `grpo.dynamics.laws` is fitted by weighted least squares: a round's pass rate has a known standard
-error, so the sum of squares is a χ² and laws of different size compare by AICc = χ² + 2k + 2k(k+1)/(n−k−1). A
-curve counts as identified when a law that levels off beats the straight line and its plateau is known well enough
-to act on. Until then the answer is "not identified yet", with the interval there is.
+Every law of `grpo.dynamics.laws` is fitted by weighted least squares. A round's pass rate has a known standard error,
+so the sum of squares is a χ², and laws with different numbers k of parameters are compared by
+AICc = χ² + 2k + 2k(k+1)/(n−k−1).
+
+A curve counts as identified when a law that levels off beats the straight line, and its plateau is known well enough to
+act on. Until then the result says "not identified yet" and gives the plateau's interval so far.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -34,24 +36,26 @@ from grpo.types import Interval
 
 Array = NDArray[np.float64]
 
-# Directions of parameter space that the data say less about than this have a standard deviation of 1/√ of it.
+# The information about a direction of parameter space is at least this, so its standard deviation is at most 1/√ of it.
 LEAST_INFORMATION = 1e-4
 # A law that levels off must beat the straight line by this much AICc before the curve counts as bent.
 BEND_AICC = 4.0
-# Half the width of the plateau's 95 % interval below which it counts as known, in pass rate.
+# The plateau counts as known when half the width of its 95 % interval is at most this, in pass rate.
 PLATEAU_HALF_WIDTH = 0.15
+# Intervals are computed from so many random draws of the parameters.
 NUM_DRAWS = 400
-# A law with less of the Akaike weight than this is left out.
+# A law with a smaller share of the Akaike weight than this is left out.
 LEAST_SUPPORT = 0.02
+# A fit starts from at most so many of a law's guesses.
 MOST_STARTS = 4
 
 
 @dataclass(frozen=True)
 class LawFit:
-    """One law fitted to one history.
+    """A fit is one law fitted to one history.
 
     free         [parameters] the law's free parameters at the optimum
-    covariance   [parameters, parameters] theirs, from the curvature of χ²
+    covariance   [parameters, parameters] covariance of the free parameters, from the curvature of χ²
     chi_square   Σ((value − law)/error)²
     residuals    [points] (value − law)/error
     """
@@ -65,17 +69,18 @@ class LawFit:
 
     @property
     def parameters(self) -> dict[str, float]:
+        """The law's readable parameters by name."""
         return dict(zip(self.law.names, map(float, self.law.read(self.free)), strict=True))
 
     @property
     def aicc(self) -> float:
-        """Akaike's criterion for small samples; ∞ when there are too few points for the law."""
+        """Akaike's criterion for small samples. It is ∞ when there are too few points for the law."""
         n, k = len(self.history), len(self.free)
         return self.chi_square + 2 * k + 2 * k * (k + 1) / (n - k - 1) if n > k + 1 else float("inf")
 
     @property
     def r_squared(self) -> float:
-        """Share of the curve's weighted variance that the law explains."""
+        """The share of the curve's weighted variance that the law explains."""
         weights = self.history.errors**-2
         mean = weights @ self.history.values / weights.sum()
         total = weights @ (self.history.values - mean) ** 2
@@ -83,13 +88,14 @@ class LawFit:
 
     @property
     def misfit_p(self) -> float:
-        """Probability of a χ² this large when the law and the errors are right: small says they are not."""
+        """The probability of a χ² this large if the law and the errors are right. A small one says they are not."""
         freedom = len(self.history) - len(self.free)
         return float(stats.chi2.sf(self.chi_square, freedom)) if freedom > 0 else float("nan")
 
     @property
     def pattern_p(self) -> float:
-        """Two-sided p of the residuals' lag-1 correlation under independence: small says the law's shape is off."""
+        """The two-sided p value of the residuals' lag-1 correlation under independence. A small one says that the law
+        has the wrong shape."""
         n = len(self.residuals)
         centered = self.residuals - self.residuals.mean()
         spread = centered @ centered
@@ -99,33 +105,39 @@ class LawFit:
         return float(2 * stats.norm.sf(abs(z)))
 
     def predict(self, steps: Array, delays: Array) -> Array:
+        """Returns the fitted law's pass rates [points] at `steps`."""
         return self.law.predict(self.free, steps, delays)
 
     @cached_property
     def draws(self) -> Array:
-        """[`NUM_DRAWS`, parameters] free parameters from their normal approximation; always the same ones. Where a
-        short curve leaves a parameter open they reach far, and intervals made of them are wide rather than bold."""
+        """Draws of the free parameters from their normal approximation, [`NUM_DRAWS`, parameters]. They are always the
+        same.
+
+        If a short curve says little about a parameter, its draws spread far. Intervals made of them are then too wide
+        rather than too narrow.
+        """
         generator = np.random.default_rng(0)
         values, vectors = np.linalg.eigh(self.covariance)
         scatter = generator.standard_normal((NUM_DRAWS, len(self.free))) * np.sqrt(np.maximum(values, 0))
         return self.free + scatter @ vectors.T
 
-    def interval(self, function) -> Interval:
-        """Estimate and 95 % interval of a number computed from the free parameters, by the draws."""
-        found = np.array([function(each) for each in self.draws])
-        low, high = np.nanquantile(found, [0.025, 0.975])
+    def interval(self, function: Callable[[NDArray[np.float64]], float]) -> Interval:
+        """Estimates a number that `function` computes from the free parameters. The 95 % interval comes from the
+        draws."""
+        values = np.array([function(free) for free in self.draws])
+        low, high = np.nanquantile(values, [0.025, 0.975])
         return Interval(float(function(self.free)), float(low), float(high))
 
 
 def fit_law(law: Law, history: History) -> LawFit:
-    """Least squares from the law's most promising guesses; the best one."""
+    """Fits `law` by least squares from its most promising guesses, and returns the best fit."""
 
     def residuals(free: Array) -> Array:
         return (law.predict(free, history.steps, history.delays) - history.values) / history.errors
 
     guesses = sorted(np.asarray(law.guesses(history), float), key=lambda guess: np.sum(residuals(guess) ** 2))
-    found = [least_squares(residuals, guess, method="trf", max_nfev=200) for guess in guesses[:MOST_STARTS]]
-    best = min(found, key=lambda result: result.cost)
+    optima = [least_squares(residuals, guess, method="trf", max_nfev=200) for guess in guesses[:MOST_STARTS]]
+    best = min(optima, key=lambda optimum: optimum.cost)
     values, vectors = np.linalg.eigh(best.jac.T @ best.jac)
     covariance = (vectors / np.maximum(values, LEAST_INFORMATION)) @ vectors.T
     return LawFit(law, history, best.x, covariance, float(2 * best.cost), -residuals(best.x))
@@ -133,12 +145,12 @@ def fit_law(law: Law, history: History) -> LawFit:
 
 @dataclass(frozen=True, slots=True)
 class Identification:
-    """What a run's curve says about the model, rivals beside it.
+    """An identification says which laws a run's curve follows, and what they say about the model.
 
-    fits            every law, best AICc first
-    identified      a plateau is in sight and known to ± `PLATEAU_HALF_WIDTH`
-    reason          why, or why not, in a line
-    plateau         P*, of all laws that level off, each by its Akaike weight (median)
+    fits            one fit of every law, best AICc first
+    identified      whether the curve bends towards a plateau that is known to ± `PLATEAU_HALF_WIDTH`
+    reason          why the curve is identified or not, in one line
+    plateau         P*, the median over all laws that level off, weighted by their Akaike weights
     damping_ratio   ζ of the oscillator at the present τ
     stiffness       κ of the oscillator, per optimizer step
     """
@@ -151,18 +163,18 @@ class Identification:
     stiffness: Interval
 
     def fit(self, name: str) -> LawFit:
-        """The fit of one law. Raises KeyError for a law that was not fitted."""
-        for each in self.fits:
-            if each.law.name == name:
-                return each
+        """Returns the fit of one law. Raises KeyError for a law that was not fitted."""
+        for fit in self.fits:
+            if fit.law.name == name:
+                return fit
         raise KeyError(name)
 
     @property
     def weights(self) -> dict[str, float]:
-        """Akaike weights: how much each law is supported, adding up to 1."""
-        scores = np.array([each.aicc for each in self.fits])
+        """The Akaike weight of each law, which says how well the data support it. The weights add up to 1."""
+        scores = np.array([fit.aicc for fit in self.fits])
         relative = np.exp(-(scores - scores.min()) / 2)
-        return dict(zip([each.law.name for each in self.fits], map(float, relative / relative.sum()), strict=True))
+        return dict(zip([fit.law.name for fit in self.fits], map(float, relative / relative.sum()), strict=True))
 
 
 LEVELLING = ("oscillator", "exponential", "mixture", "gating", "sigmoid", "saturation")
@@ -170,20 +182,21 @@ FEWEST_POINTS = 6
 
 
 def laws(momentum: float, exponent: float) -> tuple[Law, ...]:
-    """Everything that is fitted: the model at momentum μ, its rivals (gating at dial α), and nothing happening."""
+    """Returns all laws that are fitted: the model at momentum μ, its rivals (gating at the dial's α), line and
+    constant."""
     return (oscillator_law(momentum), EXPONENTIAL, MIXTURE, gating_law(exponent), SIGMOID, SATURATION, LINE, CONSTANT)
 
 
 def identify(history: History, momentum: float, exponent: float = 1.0) -> Identification | None:
-    """Fits all laws. None with fewer than `FEWEST_POINTS` rounds."""
+    """Fits all laws to a history. Returns None if it has fewer than `FEWEST_POINTS` rounds."""
     if len(history) < FEWEST_POINTS:
         return None
-    fits = sorted((fit_law(law, history) for law in laws(momentum, exponent)), key=lambda each: each.aicc)
+    fits = sorted((fit_law(law, history) for law in laws(momentum, exponent)), key=lambda fit: fit.aicc)
     best = levelling(fits)[0]
-    flat = min(each.aicc for each in fits if each.law.name not in LEVELLING)
+    flat = min(fit.aicc for fit in fits if fit.law.name not in LEVELLING)
     ends = [plateau_of(fit.law, free) for fit, draws in supported(levelling(fits)) for free in draws]
     plateau = Interval(*map(float, np.quantile(ends, [0.5, 0.025, 0.975])))
-    model = next(each for each in fits if each.law.name == "oscillator")
+    model = next(fit for fit in fits if fit.law.name == "oscillator")
     lag = float(history.delays[-1])
     identified, reason = _verdict(best, flat, plateau, fits)
     return Identification(
@@ -197,9 +210,12 @@ def identify(history: History, momentum: float, exponent: float = 1.0) -> Identi
 
 
 def supported(fits: Sequence[LawFit]) -> list[tuple[LawFit, Array]]:
-    """These laws, each with as many of `NUM_DRAWS` draws [draws, parameters] as its Akaike weight gives it: what is
-    unknown of the parameters and of the law together."""
-    scores = np.array([each.aicc for each in fits])
+    """Divides `NUM_DRAWS` draws among these fits in proportion to their Akaike weights.
+
+    Returns (fit, its draws [draws, parameters]). Together the draws show the uncertainty of the parameters and of the
+    choice of law.
+    """
+    scores = np.array([fit.aicc for fit in fits])
     shares = np.exp(-(scores - scores.min()) / 2)
     shares = np.where(shares < LEAST_SUPPORT * shares.sum(), 0.0, shares)
     counts = np.round(NUM_DRAWS * shares / shares.sum()).astype(int)
@@ -207,18 +223,18 @@ def supported(fits: Sequence[LawFit]) -> list[tuple[LawFit, Array]]:
 
 
 def levelling(fits: Sequence[LawFit]) -> list[LawFit]:
-    """Those that end in a plateau."""
-    return [each for each in fits if each.law.name in LEVELLING]
+    """Returns the fits of those laws that level off to a plateau."""
+    return [fit for fit in fits if fit.law.name in LEVELLING]
 
 
 def plateau_of(law: Law, free: Array) -> float:
-    """Where a law that levels off ends."""
+    """Returns the plateau of a law that levels off."""
     names = {"plateau", "ceiling"} & set(law.names)
     return float(law.read(free)[law.names.index(names.pop())])
 
 
 def damping_ratio(free: Array, momentum: float, lag: float) -> float:
-    """ζ of the oscillator law's free parameters at refresh interval `lag`."""
+    """Computes the damping ratio ζ from the oscillator law's free parameters, at a delay of `lag` steps (τ + lag)."""
     stiffness, inertia = np.exp(np.clip(free[2:], -60, 60))
     model = oscillator(momentum, float(stiffness), lag)
     mass = model.mass - (1 + momentum) / 2 + inertia
@@ -226,6 +242,7 @@ def damping_ratio(free: Array, momentum: float, lag: float) -> float:
 
 
 def _verdict(best: LawFit, flat: float, plateau: Interval, fits: Sequence[LawFit]) -> tuple[bool, str]:
+    """Says whether the curve is identified, and why. `flat` is the best AICc of the laws that do not level off."""
     if best.aicc > flat - BEND_AICC:
         name = "has not moved" if fits[0].law is CONSTANT else "has not bent"
         return (

@@ -1,16 +1,16 @@
-"""Laws of a reward curve: the reduced-order model and its rivals, as functions of the optimizer step.
+"""This module defines laws of a reward curve: the reduced-order model and its rivals, as functions of the step.
 
-Each law maps free parameters (unbounded, so that an optimizer may roam) and the history of a run to pass rates,
-and guesses where to start from. `names` are those of the parameters as a person reads them, `read` converts.
+A law maps free parameters and the history of a run to pass rates, and guesses where a fit should start. The free
+parameters are unbounded, as optimizers need them. `read` converts them to readable ones, which `names` names.
 
     oscillator    P* + (P₀−P*)·E(t), arXiv:2606.30789; τ may change from round to round
-    exponential   its overdamped limit
+    exponential   the overdamped limit of the oscillator
     mixture       P* + (P₀−P*)/(1 + t/T): prompts of many difficulties, whose relaxation rates are exponentially
-                  distributed about 1/T, so that the easy ones rise at once and the hard ones long after
+                  distributed with mean 1/T, so that easy prompts rise at once and hard ones much later
     gating        no inertia: a prompt moves by σ^(4−α), arXiv:2607.00152 on Bernoulli logits
     sigmoid       γ/(1+e^(−δ(t−t₀))) above a floor, arXiv:2507.18014 (v1)
-    saturation    R∞·(1−e^(−t/T)), arXiv:2507.18014; there T ∝ (model size)^0.3, one run knows T only
-    line, constant  what says that nothing has bent, or moved, yet
+    saturation    R∞·(1−e^(−t/T)), arXiv:2507.18014; the paper has T ∝ (model size)^0.3, a single run shows T only
+    line, constant  fit best when the curve has not bent, or not moved, yet
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What was measured: one point a round.
+    """A history is a measured reward curve, with one point for each round.
 
     steps      [points] optimizer steps taken by the policy that sampled the round
     values     [points] mean pass rate of the round
-    errors     [points] its standard error
-    delays     [points] steps over which the round's gradient was held or late: refresh interval τ and lag
+    errors     [points] standard error of the pass rate
+    delays     [points] refresh interval τ plus lag: the steps over which the round's samples are held or late
     """
 
     steps: Array
@@ -48,15 +48,18 @@ class History:
         return len(self.steps)
 
     def until(self, step: float) -> History:
-        """The part measured at or before `step`."""
+        """Returns the points at or before `step`."""
         kept = self.steps <= step
         return History(self.steps[kept], self.values[kept], self.errors[kept], self.delays[kept])
 
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """`curve(free, times, delays)` gives pass rates [points] at optimizer steps since the curve began;
-    `guesses(history)` starting points."""
+    """A law is a parametric reward curve.
+
+    `curve(free, times, delays)` returns pass rates [points]; `times` are optimizer steps since the curve began.
+    `guesses(history)` returns starting points for a fit.
+    """
 
     name: str
     names: tuple[str, ...]
@@ -65,25 +68,27 @@ class Law:
     read: Callable[[Array], Array]
 
     def predict(self, free: Array, steps: Array, delays: Array) -> Array:
-        """Pass rates [points]; the curve begins at the first of `steps`."""
+        """Returns the pass rates [points] at `steps`. The curve begins at the first of them."""
         return self.curve(free, steps - steps[0], delays)
 
 
 def _spread(history: History) -> tuple[float, float, float]:
-    """A robust start, end and length of the curve."""
+    """Estimates start and end of the curve by medians. Returns them and the curve's length in steps."""
     tail = max(1, len(history) // 5)
     start, end = np.median(history.values[:tail]), np.median(history.values[-tail:])
-    return _inside(start), _inside(end), max(float(np.ptp(history.steps)), 1.0)
+    return _inside(float(start)), _inside(float(end)), max(float(np.ptp(history.steps)), 1.0)
 
 
 def _inside(rate: float) -> float:
+    """Moves a rate away from 0 and 1, where its logit would be infinite."""
     return float(np.clip(rate, 0.01, 0.99))
 
 
 def oscillator_law(momentum: float) -> Law:
-    """Free: logit P₀, logit P*, log κ and log of the inertia M₀ in M = M₀ + ½κτ², at known momentum μ.
+    """Returns the oscillator law at known momentum μ.
 
-    With μ known, C = (1−μ) − κτ. M₀ is (1+μ)/2 in the model; it is left free, because that is what ζ measures.
+    The free parameters are logit P₀, logit P*, log κ and log M₀, where M₀ is the inertia in M = M₀ + ½κτ². With μ
+    known, C = (1−μ) − κτ. In the model M₀ is (1+μ)/2. It is left free because the fitted damping ratio ζ depends on it.
     """
 
     def curve(free: Array, times: Array, delays: Array) -> Array:
@@ -94,13 +99,13 @@ def oscillator_law(momentum: float) -> Law:
     def guesses(history: History) -> list[list[float]]:
         start, end, span = _spread(history)
         lag = float(np.median(history.delays))
-        found = []
+        points = []
         for share in (0.1, 0.3, 1.0):
             stiffness = (1 - momentum) / (share * span + lag)
             for inertia in (0.5 * (1 + momentum), 0.1 * span * (1 - momentum)):
                 for plateau in (end, _inside(end + 0.3 * (end - start))):
-                    found.append([logit(start), logit(plateau), np.log(stiffness), np.log(inertia)])
-        return found
+                    points.append([logit(start), logit(plateau), np.log(stiffness), np.log(inertia)])
+        return points
 
     def read(free: Array) -> Array:
         return np.concatenate([expit(free[:2]), np.exp(free[2:])])
@@ -109,7 +114,7 @@ def oscillator_law(momentum: float) -> Law:
 
 
 def _distance(steps: Array, delays: Array, momentum: float, stiffness: float, inertia: float) -> Array:
-    """E(t)/E(0) with the coefficients of each stretch of equal τ, position and velocity carried over."""
+    """Returns E(t)/E(0). Each stretch of equal τ has its own coefficients; position and velocity are carried over."""
     result = np.ones(len(steps))
     position, velocity, since = 1.0, 0.0, 0.0
     edges = [0, *(np.flatnonzero(np.diff(delays)) + 1), len(steps)]
@@ -118,7 +123,7 @@ def _distance(steps: Array, delays: Array, momentum: float, stiffness: float, in
         mass = model.mass - (1 + momentum) / 2 + inertia
         frequency = np.sqrt(stiffness / mass)
         ratio = model.damping / (2 * np.sqrt(stiffness * mass))
-        # A round's point is measured before its steps are taken, so its τ acts from there on.
+        # A round is measured before its steps are taken, so its τ acts from its point to the next.
         end = steps[last] if last < len(steps) else steps[last - 1]
         times = np.append(steps[first:last], end) - since
         positions, velocities = propagate(times, position, velocity, ratio, frequency)
@@ -128,7 +133,7 @@ def _distance(steps: Array, delays: Array, momentum: float, stiffness: float, in
 
 
 def _three(function: Callable[[float, float, float, Array], Array], name: str, names: tuple[str, ...]) -> Law:
-    """A law of two rates and one time: free are logits and a logarithm."""
+    """Makes a law of two rates and one time from `function`. The free parameters are two logits and a logarithm."""
 
     def curve(free: Array, times: Array, delays: Array) -> Array:
         first, second = expit(free[:2])
@@ -162,9 +167,10 @@ MIXTURE = _three(
 
 
 def gating_law(exponent: float) -> Law:
-    """One typical prompt of ṗ ∝ [p(1−p)]^((4−α)/2), times a ceiling: starts slowly because σ is small there.
+    """Returns the gating law: one typical prompt with ṗ ∝ [p(1−p)]^((4−α)/2), times a ceiling.
 
-    The solution is F_{4−α}(p(t)) = F_{4−α}(p₀) + t/T; for α = 1 it is the closed form of a power-law saturation.
+    It starts slowly because σ is small near p = 0. The solution is F_{4−α}(p(t)) = F_{4−α}(p₀) + t/T. For α = 1 it is
+    the closed form of a power-law saturation.
     """
     rates = expit(np.linspace(-14, 14, 2001))
     potential = objective(rates, 4 - exponent)
@@ -177,6 +183,8 @@ def gating_law(exponent: float) -> Law:
 
 
 def _sigmoid() -> Law:
+    """Returns the sigmoid law. Its free parameters are two logits, the logarithm of the width, and the middle step."""
+
     def curve(free: Array, times: Array, delays: Array) -> Array:
         floor, end = expit(free[:2])
         return floor + (end - floor) * expit((times - free[3]) / np.exp(np.clip(free[2], -60, 60)))
@@ -197,6 +205,8 @@ def _sigmoid() -> Law:
 
 
 def _saturation() -> Law:
+    """Returns the saturation law. Its free parameters are the plateau's logit and the logarithm of the time."""
+
     def curve(free: Array, times: Array, delays: Array) -> Array:
         return expit(free[0]) * -np.expm1(-times / np.exp(np.clip(free[1], -60, 60)))
 

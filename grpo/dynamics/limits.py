@@ -1,4 +1,4 @@
-"""A run ends when it has spent its samples, tokens or seconds, whatever its scheduler decides."""
+"""This module ends a run that reaches its limit of samples, tokens or seconds, whatever its scheduler decides."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LimitedState:
-    """What the run has spent, by unit, and the state of the scheduler inside."""
+    """The state holds what the run has spent, by unit, and the state of the wrapped scheduler."""
 
     spent: Mapping[str, float]
     inner: Any
 
 
 class LimitedScheduler:
-    """Follows `scheduler` until one of `limits` is spent.
+    """This scheduler decides as `scheduler` does until one of `limits` is reached, and then stops the run.
 
-    `limits` maps a unit (samples, tokens, seconds) to how many of it the run may spend. All units are counted, so a
-    limit that is set when a run is resumed knows what was spent before. Seconds are those of rounds, by the clock on
-    the wall.
+    `limits` maps a unit (samples, tokens, seconds) to the amount that the run may spend. All units are counted, so that
+    a limit which is set on resuming includes what was spent before. Seconds are the wall-clock seconds of rounds.
     """
 
     def __init__(self, scheduler: Scheduler, limits: Mapping[str, float]):
@@ -46,7 +45,7 @@ class LimitedScheduler:
         return self._within(self._scheduler.judge(step, state.inner), state.spent)
 
     def restore(self, values: Mapping[str, Any]) -> LimitedState:
-        # Older checkpoints hold the inner state beside what was spent.
+        # In checkpoints of older versions the fields of the inner state stand beside `spent`.
         inner = values.get("inner", {name: value for name, value in values.items() if name != "spent"})
         return LimitedState(values.get("spent", {}), self._scheduler.restore(inner or {}))
 
@@ -58,6 +57,7 @@ class LimitedScheduler:
 
 
 def _spent_in(statistics: RoundStatistics) -> dict[str, float]:
+    """Returns what one round spent, by unit."""
     return {
         "samples": float(sum(size * groups for (_, size), groups in statistics.reward_counts.items())),
         "tokens": statistics.means["completions/length_mean"].total,

@@ -1,15 +1,15 @@
-"""The reduced-order model: distance to the plateau as a damped oscillator (Ghosh et al., arXiv:2606.30789).
+"""This module holds the reduced-order model of training: the distance to the plateau is a damped oscillator.
 
-    M·Ë + C·Ė + k·E = ξ(t),   E = P − P*,   time in optimizer steps
+    M·Ë + C·Ė + k·E = ξ(t),   E = P − P*,   time in optimizer steps      (Ghosh et al., arXiv:2606.30789)
 
-Momentum μ is the inertia, the lag τ of the sampling policy erodes the damping, the group size is a temperature:
-it is in the noise only. The coefficients are the central expansion of the heavy-ball update with a gradient that
-is τ steps old, x_{t+1} − x_t = μ(x_t − x_{t−1}) − κ·x_{t−τ}:
+Momentum μ acts as inertia. The lag τ of the sampling policy reduces the damping. The group size acts as a temperature:
+it appears in the noise only. The coefficients come from the central expansion of the heavy-ball update with a gradient
+that is τ steps old, x_{t+1} − x_t = μ(x_t − x_{t−1}) − κ·x_{t−τ}:
 
     M = (1+μ)/2 + ½κτ²      C = (1−μ) − κτ      k = κ
 
-κ = Kη is the stiffness per step, reward curvature times step size. It is never set: it is measured. Under Adam,
-whose first moment is an average, κ is the measured one times (1 − β₁): see `heavy_ball_stiffness`.
+κ = Kη is the stiffness per step, that is reward curvature times step size. It is never set but measured. Under Adam,
+whose first moment is an average, κ is the measured stiffness times (1 − β₁) (see `heavy_ball_stiffness`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Oscillator:
-    """Mass M, damping C, stiffness k of the reduced model; times in optimizer steps."""
+    """An oscillator is given by mass M, damping C and stiffness k of the reduced model. Time is in optimizer steps."""
 
     mass: float
     damping: float
@@ -32,27 +32,28 @@ class Oscillator:
 
     @property
     def frequency(self) -> float:
-        """ω₀ = √(k/M), radians per step."""
+        """The natural frequency ω₀ = √(k/M), in radians per step."""
         return float(np.sqrt(self.stiffness / self.mass))
 
     @property
     def damping_ratio(self) -> float:
-        """ζ = C/(2√(kM)): above 1 overdamped, below oscillating, 0 or less unstable."""
+        """The damping ratio ζ = C/(2√(kM)). Above 1 the model is overdamped, below 1 it oscillates, at 0 or less it is
+        unstable."""
         return self.damping / (2 * float(np.sqrt(self.stiffness * self.mass)))
 
     @property
     def relaxation_time(self) -> float:
-        """C/k steps: the time constant of the single exponential that ζ ≫ 1 comes down to."""
+        """The relaxation time C/k in steps. For ζ ≫ 1 the curve is a single exponential with this time constant."""
         return self.damping / self.stiffness
 
 
 def heavy_ball_stiffness(stiffness: float, beta1: float) -> float:
-    """Kη(1 − β₁): Adam's stiffness in the convention of the heavy ball. The threshold becomes Kητ < 1."""
+    """Returns Kη(1 − β₁), Adam's stiffness in the convention of the heavy ball. The threshold becomes Kητ < 1."""
     return stiffness * (1 - beta1)
 
 
 def oscillator(momentum: float, stiffness: float, lag: float) -> Oscillator:
-    """The coefficients for momentum μ, stiffness κ > 0 and lag τ ≥ 0 steps."""
+    """Returns the model for momentum μ, stiffness κ > 0 and a lag of τ ≥ 0 steps."""
     return Oscillator(
         mass=(1 + momentum) / 2 + stiffness * lag**2 / 2,
         damping=(1 - momentum) - stiffness * lag,
@@ -61,24 +62,24 @@ def oscillator(momentum: float, stiffness: float, lag: float) -> Oscillator:
 
 
 def stiffness_of(relaxation_time: float, momentum: float, lag: float) -> float:
-    """κ from the relaxation time T = C/k at known μ and τ: κ = (1 − μ)/(T + τ)."""
+    """Returns the stiffness κ = (1 − μ)/(T + τ) that gives the relaxation time T = C/k at known μ and τ."""
     return (1 - momentum) / (relaxation_time + lag)
 
 
 def trajectory(steps: ArrayLike, damping_ratio: float, frequency: float) -> Array:
-    """E(t)/E(0) after `steps`, released at rest: E(0) = 1, Ė(0) = 0. Smooth in ζ through 1."""
+    """Returns E(t)/E(0) after `steps` from rest, that is from E(0) = 1 and Ė(0) = 0. It is smooth in ζ through 1."""
     return propagate(steps, 1.0, 0.0, damping_ratio, frequency)[0]
 
 
 def propagate(
     steps: ArrayLike, position: float, velocity: float, damping_ratio: float, frequency: float
 ) -> tuple[Array, Array]:
-    """E and Ė after `steps` from E(0) = `position`, Ė(0) = `velocity`: the closed form in all three regimes.
+    """Returns E and Ė after `steps` from E(0) = `position` and Ė(0) = `velocity`, in closed form.
 
         E = e^{−at}·[E₀·c + (Ė₀ + aE₀)·s],  a = ζω,  b² = (ζ²−1)ω²,  c = cosh bt,  s = sinh(bt)/b
 
-    with cos and sin for b² < 0 and the limit at 0. Where bt is large its two exponentials are formed apart, so
-    that nothing overflows.
+    For b² < 0, cos and sin take the place of cosh and sinh; at b = 0 the limit is used. When bt is large, the two
+    exponentials of cosh and sinh are computed separately, so that nothing overflows.
     """
     time = np.asarray(steps, float)
     decay, square = damping_ratio * frequency, (damping_ratio**2 - 1) * frequency**2
@@ -93,7 +94,7 @@ def propagate(
     if not apart.any():
         return joined, joined_velocity
     root = np.sqrt(square)
-    # The slow rate a − b without its cancellation.
+    # The slow rate a − b is computed as ω²/(a + b), which does not cancel.
     fast, slow = decay + root, frequency**2 / (decay + root)
     slow_part = (fast * position + velocity) / (fast - slow) * np.exp(-slow * time)
     fast_part = -(slow * position + velocity) / (fast - slow) * np.exp(-fast * time)
@@ -104,7 +105,7 @@ def propagate(
 
 
 def _cosh_and_sinh_over(square: float, time: Array) -> tuple[Array, Array]:
-    """cosh(bt) and sinh(bt)/b for b² = `square` of either sign."""
+    """Returns cosh(bt) and sinh(bt)/b for b² = `square` of either sign."""
     z = square * time**2
     root = np.sqrt(np.abs(z))
     small = root < 1e-4
@@ -116,11 +117,12 @@ def _cosh_and_sinh_over(square: float, time: Array) -> tuple[Array, Array]:
 
 
 def stationary_variance(step_size: float, noise_variance: float, momentum: float, stiffness: float) -> float:
-    """Var of x about the plateau, per-step gradient noise of variance s² entering the momentum buffer, no lag:
+    """Returns the variance of x about the plateau, for gradient noise of variance s² per step and no lag:
 
         η²s²(1+μ) / {κ(1−μ)[2(1+μ) − κ]}
 
-    s² ∝ σ_A²/G: it falls as 1/G. Infinite where the noise-free iteration is unstable, κ ≥ 2(1+μ).
+    The noise enters the momentum buffer. s² ∝ σ_A²/G, so the variance falls as 1/G. It is infinite where the noise-free
+    iteration is unstable, κ ≥ 2(1+μ).
     """
     margin = 2 * (1 + momentum) - stiffness
     if margin <= 0 or stiffness <= 0:

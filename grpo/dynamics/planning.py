@@ -1,9 +1,9 @@
-"""A run planned before it starts: group size, refresh interval and steps, from pass rates, lengths and a budget.
+"""This module plans a run before it starts: group size, refresh interval and steps, from pass rates and lengths.
 
-What a budget of tokens buys at group size G is a number of steps, and each step moves the policy by the mean drift
-E_p[E[σ^(2−α)]] of its groups (arXiv:2607.00152): their product is compared over G, at one learning rate and as if
-noise did not matter, which favours small groups; the fidelity asked for holds against that. The refresh interval
-comes from the stability threshold, at the stiffness that a run needs to get to its plateau within its steps.
+At group size G the tokens that may be sampled allow a number of steps. Each step moves the policy by the mean drift
+E_p[E[σ^(2−α)]] of its groups (arXiv:2607.00152). The product of the two is compared over G, at one learning rate and as
+if noise did not matter. That favours small groups; the least fidelity asked for works against it. The refresh interval
+comes from the stability threshold, at the stiffness that a run needs to reach its plateau within its steps.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from grpo.dynamics.refresh import LADDER as INTERVALS
 from grpo.dynamics.thresholds import critical_gain, gain
 
 EXPONENTS = (0.0, 0.5, 1.0, 1.5, 2.0)
-# Of the gradient, for the harder half of the prompts.
+# The harder half of the prompts should get at least this share of the gradient.
 FAIR_SHARE = 0.4
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What is known before a run.
+    """A plan request holds what is known before a run, and what the plan must keep to.
 
     prompt_tokens, completion_tokens   mean lengths
-    budget_tokens                      completion and prompt tokens to sample in all
+    budget_tokens                      total number of prompt and completion tokens to sample
     prompts_per_step                   prompts in one optimizer step
-    momentum, exponent, ddof           Adam's β₁ and the dial
+    momentum, exponent, ddof           Adam's β₁, and the dial's α and degrees of freedom
     max_shortfall                      fidelity that may be lost
-    smallest, largest                  group sizes looked at
-    relaxations                        relaxation times of the curve that the run is to hold: 3 is 95 % of the way
-    staleness                          a key of `thresholds.RADII`
-    longest_interval                   largest refresh interval looked at: ratios drift however stable the loop is
+    smallest, largest                  smallest and largest group size to consider
+    relaxations                        length of the run in relaxation times of its curve: 3 reach 95 % of the way
+    staleness                          how staleness arises: a key of `thresholds.RADII`
+    longest_interval                   largest refresh interval to consider: ratios drift even if the loop is stable
     gain_share                         share of its stability threshold that c = κτ/(1−μ) may reach
     """
 
@@ -58,8 +58,14 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class SizeOption:
-    """One group size: its silent share, fidelity, tokens per non-silent group, the steps that the budget buys, and
-    the drift they add up to as a share of the best size's."""
+    """A size option is one group size with its consequences.
+
+    silent         share of silent groups
+    fidelity       mean fidelity of the gradient
+    group_tokens   tokens per non-silent group
+    steps          optimizer steps for which the tokens suffice
+    progress       drift of all steps together, as a share of that of the best size
+    """
 
     size: int
     silent: float
@@ -71,7 +77,8 @@ class SizeOption:
 
 @dataclass(frozen=True, slots=True)
 class IntervalOption:
-    """One refresh interval: c and its threshold, the damping ratio, and whether it is allowed."""
+    """An interval option is one refresh interval with its gain c, c's threshold, the damping ratio, and whether it is
+    allowed."""
 
     interval: int
     gain: float
@@ -82,7 +89,7 @@ class IntervalOption:
 
 @dataclass(frozen=True, slots=True)
 class RunProposal:
-    """The options, and which of each is proposed."""
+    """A run proposal holds all options, and the size and interval that are proposed."""
 
     sizes: tuple[SizeOption, ...]
     intervals: tuple[IntervalOption, ...]
@@ -92,31 +99,34 @@ class RunProposal:
 
 
 def propose(difficulty: Difficulty, request: PlanRequest) -> RunProposal:
-    """The size that moves furthest among those of enough fidelity, or of the highest where none has enough; the
-    longest interval that keeps its margin."""
+    """Proposes a group size and a refresh interval.
+
+    The size is the one with most progress among those of enough fidelity. If none has enough, it is the one of highest
+    fidelity. The interval is the longest that keeps its margin.
+    """
     sizes = size_options(difficulty, request)
-    faithful = [each for each in sizes if each.fidelity >= 1 - request.max_shortfall]
+    faithful = [option for option in sizes if option.fidelity >= 1 - request.max_shortfall]
     if faithful:
-        size = max(faithful, key=lambda each: each.progress)
-        reason = f"of the sizes with fidelity ≥ {1 - request.max_shortfall:.0%} it gets furthest with the budget"
+        size = max(faithful, key=lambda option: option.progress)
+        reason = f"of the sizes with fidelity ≥ {1 - request.max_shortfall:.0%} it gets furthest with budget_tokens"
     else:
-        size = max(sizes, key=lambda each: each.fidelity)
+        size = max(sizes, key=lambda option: option.fidelity)
         reason = f"no size up to {request.largest} has fidelity ≥ {1 - request.max_shortfall:.0%}; this has the most"
     intervals = interval_options(size.steps, request)
-    interval = [each for each in intervals if each.allowed][-1]
+    interval = [option for option in intervals if option.allowed][-1]
     return RunProposal(sizes, intervals, size, interval, reason)
 
 
 def size_options(difficulty: Difficulty, request: PlanRequest) -> tuple[SizeOption, ...]:
-    """One option a group size of the ladder."""
+    """Returns one option for each group size of the ladder that lies within the request."""
     rates, shares = difficulty.pass_rates, difficulty.weights
-    rows = []
-    for size in (each for each in LADDER if request.smallest <= each <= request.largest):
+    candidates = []
+    for size in [size for size in LADDER if request.smallest <= size <= request.largest]:
         tokens = request.prompts_per_step * (request.prompt_tokens + size * request.completion_tokens)
         steps = int(request.budget_tokens // tokens)
         moved = steps * float(shares @ drift(rates, size, request.exponent, request.ddof))
-        rows.append((size, tokens, steps, moved))
-    best = max(moved for *_, moved in rows) or 1.0
+        candidates.append((size, steps, moved))
+    best = max(moved for *_, moved in candidates) or 1.0
     return tuple(
         SizeOption(
             size=size,
@@ -126,40 +136,50 @@ def size_options(difficulty: Difficulty, request: PlanRequest) -> tuple[SizeOpti
             steps=steps,
             progress=moved / best,
         )
-        for size, _, steps, moved in rows
+        for size, steps, moved in candidates
     )
 
 
 def speaking_band(size: int, most_silent: float = 0.5) -> tuple[float, float]:
-    """The pass rates at which at most `most_silent` of the groups of this size are silent: p^G + (1 − p)^G ≤ that."""
+    """Returns the lowest and highest pass rate at which at most `most_silent` of the groups are silent.
+
+    Groups have `size` completions, so the condition is p^G + (1 − p)^G ≤ `most_silent` with G = `size`.
+    """
     rates = np.linspace(0, 0.5, 1001)
     low = float(rates[np.argmax(silent_rate(rates, size) <= most_silent)])
     return low, 1 - low
 
 
 def balanced_exponent(difficulty: Difficulty, size: int, ddof: int = 0) -> float:
-    """The smallest exponent of `EXPONENTS` that gives the harder half of the prompts that can speak (0 < p < 1) at
-    least `FAIR_SHARE` of the gradient; GRPO's 1 where none does. A higher one lifts hard prompts and adds noise."""
+    """Returns the smallest of `EXPONENTS` that gives the harder half of the prompts at least `FAIR_SHARE` of the
+    gradient.
+
+    Only prompts that can give a gradient (0 < p < 1) count. If no exponent is enough, it returns GRPO's 1. A higher
+    exponent gives hard prompts more weight and adds noise.
+    """
     inside = (difficulty.pass_rates > 0) & (difficulty.pass_rates < 1)
     rates, shares = difficulty.pass_rates[inside], difficulty.weights[inside] / difficulty.weights[inside].sum()
     below = np.cumsum(shares) - shares
     harder = np.clip((0.5 - below) / shares, 0, 1)
     for exponent in EXPONENTS:
-        each = shares * drift(rates, size, exponent, ddof)
-        if harder @ each >= FAIR_SHARE * each.sum():
+        contributions = shares * drift(rates, size, exponent, ddof)
+        if harder @ contributions >= FAIR_SHARE * contributions.sum():
             return exponent
     return 1.0
 
 
 def interval_options(steps: int, request: PlanRequest) -> tuple[IntervalOption, ...]:
-    """One option a refresh interval, at the stiffness of a curve that relaxes `relaxations` times in `steps`."""
-    found = []
-    for interval in (each for each in INTERVALS if each <= request.longest_interval):
+    """Returns one option for each refresh interval of the ladder, for a run of `steps` optimizer steps.
+
+    The stiffness is that of a curve which lasts `relaxations` relaxation times in these steps.
+    """
+    options = []
+    for interval in [interval for interval in INTERVALS if interval <= request.longest_interval]:
         stiffness = stiffness_of(max(steps, 1) / request.relaxations, request.momentum, interval)
         c = gain(request.momentum, stiffness, interval)
         threshold = critical_gain(request.staleness, request.momentum, interval)
         ratio = oscillator(request.momentum, stiffness, interval).damping_ratio
-        found.append(
+        options.append(
             IntervalOption(interval, c, threshold, ratio, interval == 1 or c <= request.gain_share * threshold)
         )
-    return tuple(found)
+    return tuple(options)

@@ -1,4 +1,4 @@
-"""How many optimizer steps a round takes: the largest refresh interval that is stable, on-policy and worth it."""
+"""This module chooses the refresh interval τ: the largest that is stable, close to on-policy, and saves enough time."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 @dataclass(frozen=True, slots=True)
 class RefreshRule:
-    """What bounds the choice.
+    """A refresh rule bounds the choice of the interval.
 
     longest             largest interval allowed
-    kind                how staleness is made: a key of `thresholds.RADII`
-    gain_share          c = κτ/(1−μ) may reach this share of the kind's own threshold
-    least_damping       ζ must stay at least this
-    least_ess           effective share of samples under importance weights
-    most_clipped        share of tokens clipped on either side
-    least_saving        an interval must save this share of the time per step to be taken
+    kind                how staleness arises: a key of `thresholds.RADII`
+    gain_share          share of the kind's own stability threshold that c = κτ/(1−μ) may reach
+    least_damping       least damping ratio ζ allowed
+    least_ess           least effective share of samples under importance weights
+    most_clipped        largest share of tokens that may be clipped, on both sides together
+    least_saving        share of the time per step that a longer interval must save to be taken
     """
 
     longest: int
@@ -37,8 +37,11 @@ class RefreshRule:
 
 @dataclass(frozen=True, slots=True)
 class OffPolicyness:
-    """Measured over the last rounds, at their refresh interval; `lag` is how many optimizer steps before the round's
-    beginning its samples' policy was learned (0 where nothing is sampled ahead)."""
+    """This type holds how far off-policy a round was, measured at its refresh interval.
+
+    `ess` is the effective share of samples and `clipped` the share of clipped tokens. `lag` is the number of optimizer
+    steps between the weights that sampled the round and those at its beginning (0 unless rounds are sampled ahead).
+    """
 
     interval: int
     ess: float
@@ -46,25 +49,29 @@ class OffPolicyness:
     lag: int = 0
 
     def lag_at(self, interval: int) -> int:
-        """What it will be at another interval: a longer one lengthens what is sampled ahead, a shorter one need not
-        shorten it."""
+        """Returns the lag to expect at another interval. A longer interval makes the lag longer in proportion. A
+        shorter one need not shorten it, so the lag is kept."""
         return math.ceil(self.lag * max(1.0, interval / self.interval))
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of an optimizer step at interval τ: per_step + per_round/τ, from rounds that were timed."""
+    """A step time models the seconds of an optimizer step at interval τ as per_step + per_round/τ."""
 
     per_step: float
     per_round: float
 
     def seconds(self, interval: int) -> float:
+        """Returns the seconds of one optimizer step at this interval, with its part of the round's fixed time."""
         return self.per_step + self.per_round / interval
 
 
 def fit_step_time(intervals: np.ndarray, round_seconds: np.ndarray, fixed_seconds: float) -> StepTime:
-    """Least squares of round seconds = per_round + per_step·τ where τ has varied; else `fixed_seconds` of a round
-    (the sync, which does not grow with τ) count as the round's and the rest as the steps'."""
+    """Fits round seconds = per_round + per_step·τ by least squares, if τ has varied.
+
+    If τ has not varied, `fixed_seconds` (the weight sync, which does not grow with τ) are taken as per_round, and the
+    rest of a round's time is divided among its steps.
+    """
     if len(set(intervals.tolist())) > 1:
         slope, offset = np.polyfit(intervals, round_seconds, 1)
         return StepTime(max(float(slope), 0.0), max(float(offset), 0.0))
@@ -73,7 +80,8 @@ def fit_step_time(intervals: np.ndarray, round_seconds: np.ndarray, fixed_second
 
 
 def stable(rule: RefreshRule, momentum: float, stiffness: float, interval: int, lag: int = 0) -> bool:
-    """Whether the loop keeps its margin at this interval, by threshold and by damping ratio."""
+    """Tells whether training stays stable at this interval with the rule's margins: gain below its threshold, and
+    damping ratio above the least allowed. An interval of 1 is always allowed."""
     if interval == 1:
         return True
     share = gain(momentum, stiffness, interval + lag) / critical_gain(rule.kind, momentum, interval, lag)
@@ -82,8 +90,11 @@ def stable(rule: RefreshRule, momentum: float, stiffness: float, interval: int, 
 
 
 def on_policy_enough(rule: RefreshRule, measured: OffPolicyness, interval: int) -> bool:
-    """Whether importance weights stay harmless at `interval`. The shortfall of ESS grows as the square of the
-    number of steps since the samples' policy, clipping in proportion: extrapolated from what was measured."""
+    """Tells whether importance weights stay harmless at `interval`, by extrapolation from the measured values.
+
+    The shortfall 1 − ESS is taken to grow as the square of the number of steps since the samples' policy, and the
+    clipped share in proportion to that number.
+    """
     now, then = measured.interval + measured.lag, interval + measured.lag_at(interval)
     if interval <= measured.interval:
         growth = 1.0 if interval == measured.interval else then / now
@@ -94,7 +105,7 @@ def on_policy_enough(rule: RefreshRule, measured: OffPolicyness, interval: int) 
 
 @dataclass(frozen=True, slots=True)
 class RefreshChoice:
-    """The interval wanted and why."""
+    """A refresh choice is the chosen interval and the reason for it."""
 
     interval: int
     reason: str
@@ -103,18 +114,20 @@ class RefreshChoice:
 def choose_refresh_interval(
     rule: RefreshRule, momentum: float, stiffness: float | None, measured: OffPolicyness, time: StepTime, current: int
 ) -> RefreshChoice:
-    """The largest interval with its margins kept, if it saves enough time against the current one.
+    """Chooses the largest interval that keeps all margins. One longer than the current must also save enough time.
 
-    `stiffness` is the upper end of its interval: what is not known counts as dangerous. None (not identified)
-    keeps the current interval, unless it is off-policy already.
+    `stiffness` is the upper end of its confidence interval, so that an uncertain stiffness counts as dangerous. With
+    None (not identified) the current interval is kept, or shortened if it is too far off-policy.
     """
-    allowed = [each for each in LADDER if each <= rule.longest and on_policy_enough(rule, measured, each)]
+    allowed = [
+        interval for interval in LADDER if interval <= rule.longest and on_policy_enough(rule, measured, interval)
+    ]
     if not allowed:
         return RefreshChoice(1, f"ESS {measured.ess:.2f}, clipped {measured.clipped:.1%}: off-policy")
     if stiffness is None:
-        kept = max(each for each in allowed if each <= current) if min(allowed) <= current else allowed[0]
+        kept = max(interval for interval in allowed if interval <= current) if min(allowed) <= current else allowed[0]
         return RefreshChoice(kept, "stiffness not identified yet")
-    safe = [each for each in allowed if stable(rule, momentum, stiffness, each, measured.lag_at(each))]
+    safe = [interval for interval in allowed if stable(rule, momentum, stiffness, interval, measured.lag_at(interval))]
     best = max(safe)
     if best > current and 1 - time.seconds(best) / time.seconds(current) < rule.least_saving:
         return RefreshChoice(current, f"τ {best} would save less than {rule.least_saving:.0%} of a step")

@@ -1,7 +1,7 @@
-"""What a scheduler would have decided on the facts of a finished run, round by round.
+"""This module replays a scheduler on the facts of a finished run and returns what it would have decided, by round.
 
-The facts stay those of the run: a proposal that differs from what was done is shown, not followed. Replaying the
-scheduler that steered the run gives its own decisions again.
+The facts stay those of the run. A proposal that differs from what the run did is shown but not followed. Replaying the
+scheduler that steered the run reproduces its decisions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """After optimizer step `step`, under plan `done`, the scheduler proposes the plan `proposed` for the next round."""
+    """A proposal is the plan `proposed` for the round after optimizer step `step`, which was reached under plan
+    `done`."""
 
     step: int
     done: RoundPlan
@@ -30,11 +31,12 @@ class Proposal:
 
     @property
     def changes(self) -> bool:
+        """Whether the scheduler proposes another plan, or to stop or go back."""
         return self.proposed != self.done or self.verdict.stop or self.verdict.go_back
 
 
 def replay(scheduler: Scheduler, rounds: Iterable[RoundStatistics]) -> list[Proposal]:
-    """Returns one proposal for each round."""
+    """Replays `scheduler` on the statistics of all rounds. Returns one proposal for each round."""
     _, state = scheduler.init()
     proposals = []
     for statistics in rounds:
@@ -45,10 +47,10 @@ def replay(scheduler: Scheduler, rounds: Iterable[RoundStatistics]) -> list[Prop
 
 
 def agreement(proposals: list[Proposal]) -> tuple[int, int]:
-    """Counts the proposals that the next round followed, and how many there are. A last round that the run's end cut
-    short counts as followed."""
+    """Counts the proposals that the next round followed. Returns that number, and the number of proposals that had a
+    next round. A last round that was cut short by the run's end counts as followed."""
     pairs = list(pairwise(proposals))
-    # The last round takes the steps that are left.
+    # The run's last round takes only the steps that are left, so its interval may be shorter than proposed.
     same = sum(
         before.proposed == after.done
         or (index == len(pairs) - 1 and _but_interval(before.proposed) == _but_interval(after.done))
@@ -62,7 +64,10 @@ def _but_interval(plan: RoundPlan) -> RoundPlan:
 
 
 def statistics_of(row: Mapping[str, Any], counts: Counts, round_index: int) -> RoundStatistics:
-    """The facts of a round from its row of metrics.jsonl: means without their counts, steps without their parts."""
+    """Rebuilds a round's statistics from its row of metrics.jsonl.
+
+    The row lacks some facts: every mean has count 1, and the step reports hold no means.
+    """
     interval = round(row["plan/refresh_interval"])
     plan = RoundPlan(
         group_size=round(row["plan/group_size"]),
@@ -86,12 +91,15 @@ def statistics_of(row: Mapping[str, Any], counts: Counts, round_index: int) -> R
 
 
 def round_seconds(row: Mapping[str, Any]) -> float:
-    """Seconds of a whole round by the clock on the wall."""
+    """Returns the wall-clock seconds of a whole round from its row of metrics.jsonl."""
     return seconds_of(row)[ROUND]
 
 
 def seconds_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds of a round's phases and of the whole. Logs without a total are older: there the phases add up to it."""
+    """Returns the seconds of a round's phases, and of the whole round as `ROUND`.
+
+    Logs of older versions have no total; there it is the sum of the phases.
+    """
     phases = {
         name.removeprefix("time/").removesuffix("_seconds"): value
         for name, value in row.items()

@@ -1,4 +1,4 @@
-"""A run as it was logged: what the laws are fitted to and what a diagnosis looks at, whoever wrote the log."""
+"""This module holds a run's log in one form, whichever framework wrote it. Fits and diagnoses read it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One metric: optimizer steps [points], ascending, and its values [points]."""
+    """A series is one metric over time: optimizer steps [points], ascending, and values [points]."""
 
     steps: Array
     values: Array
@@ -25,7 +25,7 @@ class Series:
         return len(self.steps)
 
     def between(self, first: float, last: float) -> Series:
-        """The points of first ≤ step ≤ last."""
+        """Returns the points with first ≤ step ≤ last."""
         kept = (self.steps >= first) & (self.steps <= last)
         return Series(self.steps[kept], self.values[kept])
 
@@ -35,17 +35,17 @@ NOTHING = Series(np.empty(0), np.empty(0))
 
 @dataclass(frozen=True, slots=True)
 class RunLog:
-    """Everything that is known of a run, with our names of metrics.
+    """A run log holds everything that is known of a run, under this project's names of metrics.
 
     history     the reward curve
     series      metric → its series; metrics that were not logged are absent
-    counts      [rounds] (correct, group size) → groups of each round, or empty where the log has none
+    counts      [rounds] (correct, group size) → number of groups, for each round; empty if the log has none
     held_out    pass rate on held-out problems
     momentum    μ, or Adam's β₁
     exponent    the dial's α
     num_steps   optimizer steps that the run was to take
-    staleness   how the pipeline makes staleness: a key of `thresholds.RADII`
-    decisions   (optimizer step, reason) of each plan that the scheduler changed
+    staleness   how staleness arises in the run's pipeline: a key of `thresholds.RADII`
+    decisions   (optimizer step, reason) of each change of plan by the scheduler
     """
 
     history: History
@@ -59,5 +59,5 @@ class RunLog:
     decisions: Sequence[tuple[int, str]] = ()
 
     def __getitem__(self, name: str) -> Series:
-        """A metric's series, empty when it was not logged."""
+        """Returns a metric's series, which is empty if the metric was not logged."""
         return self.series.get(name, NOTHING)

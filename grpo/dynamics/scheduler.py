@@ -1,4 +1,4 @@
-"""Schedulers choose the next round's plan, and say whether the run goes on."""
+"""This module builds the configured scheduler, which chooses each round's plan and decides whether the run goes on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class FixedScheduler:
-    """`dynamics=fixed` keeps the configured group size and refresh interval, round after round."""
+    """This scheduler keeps the configured group size and refresh interval in every round (`dynamics=fixed`)."""
 
     def __init__(self, plan: RoundPlan):
         self._plan = plan
@@ -35,11 +35,11 @@ class FixedScheduler:
         return Verdict()
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """It remembers nothing."""
+        """Returns None, since this scheduler has no state."""
 
 
 def first_plan(config: TrainConfig) -> RoundPlan:
-    """Returns the plan of the first round."""
+    """Returns the configured plan, which is that of the first round."""
     dynamics = config.dynamics
     return RoundPlan(dynamics.group_size, dynamics.refresh_interval, dynamics.prompts_per_step)
 
@@ -47,10 +47,10 @@ def first_plan(config: TrainConfig) -> RoundPlan:
 def replanned(
     progress: Progress, old: TrainConfig, new: TrainConfig, scheduler: Scheduler, world_size: int = 1
 ) -> Progress:
-    """Returns where a run goes on that was configured as `old` and is resumed as `new` on `world_size` ranks.
+    """Returns the progress from which a run continues, when its config was `old` and it is resumed with `new`.
 
-    `progress` holds the scheduler's state as it was saved. The plan stays as it was, unless the first plan or the
-    scheduler is another. What the limits had spent stays spent.
+    `progress` holds the scheduler's state as it was saved. The plan is kept unless the new config has another first
+    plan or scheduler. It is adjusted to `world_size` ranks. What was spent of the limits stays spent.
     """
     plan, saved = progress.plan, progress.scheduler
     if old.dynamics.name != new.dynamics.name:
@@ -61,22 +61,22 @@ def replanned(
 
 
 def divisible(plan: RoundPlan, world_size: int) -> RoundPlan:
-    """The plan with as many prompts a step as all ranks can share alike: no fewer than it had."""
+    """Rounds the prompts per step up to a multiple of the number of ranks, so that every rank gets equally many."""
     return replace(plan, prompts_per_step=-(-plan.prompts_per_step // world_size) * world_size)
 
 
 def may_go_back(config: TrainConfig) -> bool:
-    """Says whether the scheduler may send the learner back to a checkpoint: there has to be one from the start on."""
+    """Tells whether the scheduler may send the run back to a checkpoint. If so, one must be saved at the start."""
     return config.dynamics.name == "adaptive" and config.checkpoint.every_rounds > 0
 
 
 def fixed(config: TrainConfig, world_size: int) -> FixedScheduler:
-    """`dynamics=fixed`."""
+    """Builds the scheduler of `dynamics=fixed`."""
     return FixedScheduler(first_plan(config))
 
 
 def adaptive(config: TrainConfig, world_size: int) -> AdaptiveScheduler:
-    """`dynamics=adaptive`."""
+    """Builds the scheduler of `dynamics=adaptive`."""
     rules, dial = config.dynamics.adaptive, config.normalization
     setting = Setting(
         first=first_plan(config),
@@ -112,6 +112,6 @@ SCHEDULERS: dict[str, Callable[[TrainConfig, int], Scheduler]] = {"fixed": fixed
 
 
 def build_scheduler(config: TrainConfig, world_size: int) -> Scheduler:
-    """The configured scheduler, within the run's limits."""
+    """Builds the configured scheduler, wrapped so that the run ends at its limits."""
     scheduler = SCHEDULERS[config.dynamics.name](config, world_size)
     return LimitedScheduler(scheduler, {unit: limit for unit, limit in asdict(config.limits).items() if limit})

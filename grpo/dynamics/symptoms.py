@@ -1,4 +1,7 @@
-"""The checks of a diagnosis: from a run's log to a finding, or nothing. Metrics that a log lacks are passed over."""
+"""This module holds the checks of a diagnosis. Each turns a run's log into a finding or None.
+
+A check whose metrics are not in the log returns None.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,13 @@ from grpo.dynamics.identify import Identification
 from grpo.dynamics.run_log import RunLog, Series
 from grpo.types import Interval
 
-# In each half of a run, for held-out progress to be compared with training.
+# Each half of a run must have so many evaluations before held-out progress is compared with training.
 FEWEST_EVALUATIONS = 3
 
 
 def reward_hacking(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """The coupling ratio, held-out progress per training progress, goes to 0 while the two drift apart."""
+    """Finds reward hacking: held-out progress per training progress (the coupling ratio) goes to 0, and the two drift
+    apart."""
     if len(log.held_out) < 2 * FEWEST_EVALUATIONS or not len(log["pass_rate"]):
         return None
     training = paired(log["pass_rate"], log.held_out.steps)
@@ -29,34 +33,34 @@ def reward_hacking(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     if half < FEWEST_EVALUATIONS:
         return None
     gap = difference(training.values - held_out.values, half)
-    learned, shown = (difference(each.values, half).value for each in (training, held_out))
-    if gap.low < 0 or learned < rule.moved or shown > rule.coupling * learned:
+    on_training, on_held_out = (difference(series.values, half).value for series in (training, held_out))
+    if gap.low < 0 or on_training < rule.moved or on_held_out > rule.coupling * on_training:
         return None
     evidence = (
-        f"from the first half of the run to the second the training pass rate rose by {learned:.2f}, the held-out "
-        f"one by {shown:+.2f}; their gap by {gap.value:.2f} [{gap.low:.2f}, {gap.high:.2f}]"
+        f"from the first half of the run to the second, the training pass rate rose by {on_training:.2f}, the held-out "
+        f"pass rate by {on_held_out:+.2f}, and their gap by {gap.value:.2f} [{gap.low:.2f}, {gap.high:.2f}]"
     )
     remedy = "read samples.jsonl; objective.kl.coefficient=0.01, more problems, or a stricter reward"
     return Finding("reward hacking or overfitting", CRITICAL, evidence, remedy)
 
 
 def part_gaming(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """A part of the reward rises while answers do not get better."""
+    """Finds a part of the reward that rises while answers do not improve."""
     passed = change(log["pass_rate"])
     if passed is None or improving(passed, rule):
         return None
     parts = [name for name in log.series if name.startswith("reward/part/")] or ["reward/mean"]
-    risen = {name: found for name in parts if (found := change(log[name])) and found.low > rule.moved}
+    risen = {name: rise for name in parts if (rise := change(log[name])) and rise.low > rule.moved}
     if not risen:
         return None
-    name = max(risen, key=lambda each: risen[each].value)
+    name = max(risen, key=lambda part: risen[part].value)
     evidence = f"{name} rose by {risen[name].value:.2f}, the pass rate by {passed.value:+.2f}"
     part = name.removeprefix("reward/part/")
     return Finding("reward part gamed", WARNING, evidence, f"lower the weight of {part!r} in task.reward.parts")
 
 
 def silent_groups(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Advantage degeneracy: nearly all groups are silent. Too easy and too hard prompts are told apart."""
+    """Finds advantage degeneracy: nearly all groups are silent. It distinguishes too easy from too hard prompts."""
     silent = level(log["groups/silent_fraction"])
     if silent is None or silent.low < rule.silent:
         return None
@@ -64,12 +68,12 @@ def silent_groups(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     passed = level(log["pass_rate"])
     if right is not None and wrong is not None:
         easy = right.value / max(right.value + wrong.value, 1e-9) > rule.easy
-        evidence = f"{silent.value:.0%} of groups silent: {right.value:.0%} all right, {wrong.value:.0%} all wrong"
+        evidence = f"{silent.value:.0%} of groups are silent: {right.value:.0%} all right, {wrong.value:.0%} all wrong"
     else:
         easy = passed is not None and passed.value > rule.easy
-        evidence = f"{silent.value:.0%} of groups silent"
+        evidence = f"{silent.value:.0%} of groups are silent"
     if easy and passed is not None and passed.value > rule.solved:
-        return Finding("problems solved", NOTE, evidence, "stop here, or go on with harder problems")
+        return Finding("problems solved", NOTE, evidence, "stop here, or continue with harder problems")
     if easy:
         remedy = "harder problems, or normalization=dapo to replace silent groups"
         return Finding("prompts too easy", WARNING, evidence, remedy)
@@ -78,8 +82,10 @@ def silent_groups(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 
 def entropy_collapse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Policy concentration: entropy nearly gone, not because the problems are solved; graver when the KL to the
-    reference rises with it."""
+    """Finds policy concentration: entropy is nearly gone, but not because the problems are solved.
+
+    The finding is critical when the KL to the reference rises as well.
+    """
     name = "policy/entropy" if "policy/entropy" in log.series else "policy/sampler_entropy"
     first, now, passed = start(log[name]), level(log[name]), level(log["pass_rate"])
     if first is None or now is None or passed is None or first.value <= 0:
@@ -99,17 +105,18 @@ def entropy_collapse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 
 def collapse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Dynamical instability: the pass rate has come down from its best."""
+    """Finds dynamical instability: the pass rate has fallen from its best."""
     fallen = fall(log["pass_rate"])
     if fallen is None or fallen.high > -rule.collapse / 2 or fallen.value > -rule.collapse:
         return None
     evidence = f"pass rate {-fallen.value:.2f} below its best [{fallen.low:+.2f}, {fallen.high:+.2f}]"
-    remedy = "dynamics.refresh_interval=1, half the learner.learning_rate, or dynamics=adaptive with its guard"
+    remedy = "dynamics.refresh_interval=1, half of learner.learning_rate, or dynamics=adaptive with its guard"
     return Finding("unstable", CRITICAL, evidence, remedy)
 
 
 def gradients(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Steps skipped for NaN or Inf, spikes, or a norm that grows."""
+    """Finds bad gradients: steps skipped because of NaN or Inf, gradient norms that are all 0, spikes, or a growing
+    norm."""
     skipped, norm = level(log["learner/skipped_steps"]), log["learner/gradient_norm"]
     if skipped is not None and skipped.value > rule.skipped:
         evidence = f"{skipped.value:.0%} of the last steps had gradients that were NaN or Inf"
@@ -117,10 +124,10 @@ def gradients(log: RunLog, rule: DiagnosisRule) -> Finding | None:
                        "learner.learning_rate")  # fmt: skip
     positive = norm.values > 0
     values = norm.values[positive]
-    # Norms are spread by factors, so it is their logarithm that is compared.
+    # Norms vary by factors, so their logarithms are compared.
     grown = change(Series(norm.steps[positive], np.log(values)))
     if len(norm) >= 2 * FEWEST_ROUNDS and not len(values):
-        return Finding("no gradient", CRITICAL, "every gradient norm is 0", "see the share of silent groups")
+        return Finding("no gradient", CRITICAL, "every gradient norm is 0", "look at groups/silent_fraction")
     if grown is None:
         return None
     around = median_filter(values, size=11, mode="nearest")
@@ -132,11 +139,11 @@ def gradients(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     if grown.low < np.log(rule.growth):
         return None
     evidence = f"the gradient norm has grown {np.exp(grown.value):.3g}-fold"
-    return Finding("growing gradients", WARNING, evidence, "half the learner.learning_rate")
+    return Finding("growing gradients", WARNING, evidence, "half of learner.learning_rate")
 
 
 def clipping(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Much of the batch is clipped away: the round's last steps no longer learn."""
+    """Finds heavy clipping: much of the batch is clipped, so the round's last steps hardly learn."""
     low, high = level(log["policy/clip_low_fraction"]), level(log["policy/clip_high_fraction"])
     side, worst = max((("low", low), ("high", high)), key=lambda pair: pair[1].low if pair[1] else -1.0)
     if worst is None or worst.low < rule.clipped:
@@ -149,7 +156,7 @@ def clipping(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 
 def stale_sampler(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """The round's later steps learn from samples of a policy that is no longer theirs."""
+    """Finds a stale sampler: a round's later steps learn from samples of a policy that is too old."""
     ess = level(log["policy/ess_fraction"])
     if ess is None or ess.high > rule.ess:
         return None
@@ -158,8 +165,11 @@ def stale_sampler(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 
 def mismatch(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Sampler and learner disagree on the same tokens under the same weights. Where rounds are sampled ahead the
-    weights are not the same: the gap then holds what was learned since, and says nothing."""
+    """Finds a mismatch: sampler and learner disagree on the same tokens under the same weights.
+
+    When rounds are sampled ahead, the weights differ. The gap then includes what was learned since, so it proves
+    nothing, and this returns None.
+    """
     gap, stale, interval = (
         level(log[name]) for name in ("mismatch/mean_abs", "staleness/mean", "plan/refresh_interval")
     )
@@ -172,7 +182,7 @@ def mismatch(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 
 def length_growth(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Completions grow, answers do not get better."""
+    """Finds completions that grow while answers do not improve."""
     length, passed = log["completions/length_mean"], change(log["pass_rate"])
     first, grown = start(length), change(length)
     if first is None or grown is None or passed is None:
@@ -185,7 +195,7 @@ def length_growth(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 
 def truncation(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Completions are cut off before they can answer, it does not get better, and nothing is learned."""
+    """Finds truncation: many completions are cut off, their share does not fall, and the pass rate does not rise."""
     shares, passed = log["completions/truncated_fraction"], change(log["pass_rate"])
     cut, moving = level(shares), late_change(shares)
     if cut is None or moving is None or passed is None:
@@ -197,40 +207,43 @@ def truncation(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 
 def grading(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Answers that no grade was found for."""
+    """Finds answers whose grading failed or timed out."""
     names = ("completions/timed_out_fraction", "completions/failed_fraction")
-    shares = {name: found for name in names if (found := level(log[name])) and found.value > rule.ungraded}
+    shares = {name: share for name in names if (share := level(log[name])) and share.value > rule.ungraded}
     if not shares:
         return None
     worst = max(shares, key=lambda name: shares[name].value)
     kind = worst.removeprefix("completions/").removesuffix("_fraction").replace("_", " ")
     evidence = f"{shares[worst].value:.0%} of answers {kind} while grading"
-    return Finding("grading fails", WARNING, evidence, "task.reward.timeout_seconds=20 task.reward.workers=4, or mend "
+    return Finding("grading fails", WARNING, evidence, "task.reward.timeout_seconds=20 task.reward.workers=4, or fix "
                    "the reward function")  # fmt: skip
 
 
-def oscillation(log: RunLog, found: Identification, rule: DiagnosisRule) -> Finding | None:
-    """Dynamical instability to come: the fitted model is underdamped."""
-    if found.fits[0].law.name != "oscillator" or found.damping_ratio.high >= 1:
+def oscillation(log: RunLog, curve: Identification, rule: DiagnosisRule) -> Finding | None:
+    """Finds instability before it happens: the fitted model is underdamped."""
+    if curve.fits[0].law.name != "oscillator" or curve.damping_ratio.high >= 1:
         return None
-    evidence = f"damping ratio ζ {found.damping_ratio}: the curve oscillates about its plateau"
+    evidence = f"damping ratio ζ {curve.damping_ratio}: the curve oscillates about its plateau"
     return Finding("underdamped", WARNING, evidence, "a smaller dynamics.refresh_interval or learner.learning_rate")
 
 
-def plateau(log: RunLog, found: Identification, rule: DiagnosisRule) -> Finding | None:
-    """The forecast sees nothing more to gain in the rest of the run, or in half as many steps again."""
-    until = max(log.num_steps, int(1.5 * found.fits[0].history.steps[-1]))
-    ahead = forecast(found, until).gain
+def plateau(log: RunLog, curve: Identification, rule: DiagnosisRule) -> Finding | None:
+    """Finds that the run is on its plateau: the forecast expects no more gain.
+
+    The forecast reaches to the end of the run, or to 1.5 times the steps taken so far if that is later.
+    """
+    until = max(log.num_steps, int(1.5 * curve.fits[0].history.steps[-1]))
+    ahead = forecast(curve, until).gain
     if ahead.high > rule.gain_left:
         return None
     gain = f"{ahead.value:+.3f} [{ahead.low:+.3f}, {ahead.high:+.3f}]"
-    evidence = f"expected gain until step {until}: {gain} ({found.reason})"
-    remedy = "stop here (dynamics=adaptive dynamics.adaptive.stop_gain=0.02), or go on with harder problems"
+    evidence = f"expected gain until step {until}: {gain} ({curve.reason})"
+    remedy = "stop here (dynamics=adaptive dynamics.adaptive.stop_gain=0.02), or continue with harder problems"
     return Finding("on the plateau", NOTE, evidence, remedy)
 
 
 def improving(passed: Interval, rule: DiagnosisRule) -> bool:
-    """Whether a change of pass rate is, or may well be, for the better."""
+    """Tells whether a change of pass rate is an improvement, or may well be one."""
     return passed.low > 0 or passed.high > rule.flat
 
 
@@ -248,7 +261,7 @@ CHECKS: tuple[Callable[[RunLog, DiagnosisRule], Finding | None], ...] = (
     truncation,
     grading,
 )
-"""Each looks at the log alone."""
+"""These checks need the log alone."""
 
 CURVE_CHECKS: tuple[Callable[[RunLog, Identification, DiagnosisRule], Finding | None], ...] = (oscillation, plateau)
-"""Each looks at the laws of an identified reward curve."""
+"""These checks also need an identified reward curve."""

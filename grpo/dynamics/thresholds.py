@@ -1,17 +1,17 @@
-"""How stale the sampling policy may be: stability limits of the refresh interval τ.
+"""This module computes stability limits of the refresh interval τ: how stale the sampling policy may be.
 
-All are in units of c = κτ/(1−μ), the loop's gain over its damping; κ is the stiffness per optimizer step in the
-convention of the heavy ball, μ the momentum. The printed bound is c < 1 (arXiv:2606.30789: Kη·K_ref < 1−μ, which
-says that the damping C stays positive). What it is exactly depends on how staleness is made:
+Limits are given in units of c = κτ/(1−μ), the loop's gain over its damping. κ is the stiffness per optimizer step in
+the convention of the heavy ball, and μ the momentum. The printed bound is c < 1 (arXiv:2606.30789: Kη·K_ref < 1−μ,
+which says that the damping C stays positive). The exact limit depends on how staleness arises:
 
     constant_lag      the gradient is always τ steps old
     sample_and_hold   the gradient is frozen at the snapshot for the τ steps of a round, then taken anew
     fresh             importance weights make every inner step's gradient current, to first order
 
-Where samples are drawn ahead of their round, the policy that wrote them is older still: by its `lag`, the optimizer
-steps between its weights and the round's beginning. The delay τ + lag then stands for τ in c.
+When samples are drawn ahead of their round, the policy that wrote them is older by `lag`, the optimizer steps between
+its weights and the round's beginning. The delay τ + lag then takes the place of τ in c.
 
-The exact limits are where the largest eigenvalue of the linear iteration reaches the unit circle.
+At the exact limit the largest eigenvalue of the linear iteration reaches the unit circle.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PRINTED_BOUND = 1.0
 
 
 def constant_lag_radius(momentum: float, stiffness: float, interval: int, lag: int = 0) -> float:
-    """Spectral radius of x_{t+1} = (1+μ)x_t − μx_{t−1} − κx_{t−d}, with d = τ + lag."""
+    """Returns the spectral radius of x_{t+1} = (1+μ)x_t − μx_{t−1} − κx_{t−d}, with d = τ + lag."""
     delay = interval + lag
     coefficients = np.zeros(max(delay, 1) + 2)
     coefficients[0], coefficients[1], coefficients[2] = 1.0, -(1 + momentum), momentum
@@ -34,12 +34,14 @@ def constant_lag_radius(momentum: float, stiffness: float, interval: int, lag: i
 
 
 def sample_and_hold_radius(momentum: float, stiffness: float, interval: int, lag: int = 0) -> float:
-    """Spectral radius of one round of τ steps v ← μv − κx₀, x ← x + v with x₀ the first x of the round, or of the
-    round `lag` steps before it, whole rounds counted."""
+    """Returns the spectral radius of one round of τ steps v ← μv − κx₀, x ← x + v.
+
+    x₀ is the first x of the round, or with a `lag` that of an earlier round. The lag is rounded up to whole rounds.
+    """
     powers = momentum ** np.arange(1, interval + 1)
     # v_j = μ^j v₀ − κx₀(1 + … + μ^{j−1}); x_τ is x₀ plus all of them.
     sums = np.cumsum(np.concatenate([[1.0], powers[:-1]]))
-    # The state: v, then x at the beginning of this round and of those before it that still act.
+    # The state is v, then x at the beginning of this round, then x of the earlier rounds that still act.
     earlier = -(-lag // interval)
     round_map = np.zeros((earlier + 2, earlier + 2))
     round_map[0, 0], round_map[1, 0], round_map[1, 1] = powers[-1], powers.sum(), 1.0
@@ -50,7 +52,7 @@ def sample_and_hold_radius(momentum: float, stiffness: float, interval: int, lag
 
 
 def fresh_radius(momentum: float, stiffness: float, interval: int, lag: int = 0) -> float:
-    """Spectral radius without staleness; neither `interval` nor `lag` matters."""
+    """Returns the spectral radius without staleness, which depends on neither `interval` nor `lag`."""
     return constant_lag_radius(momentum, stiffness, 0)
 
 
@@ -62,13 +64,17 @@ RADII: dict[str, Callable[[float, float, int, int], float]] = {
 
 
 def critical_stiffness(kind: str, momentum: float, interval: int, lag: int = 0) -> float:
-    """κ at which the iteration of this kind loses stability. `kind` is a key of `RADII`; τ ≥ 1."""
+    """Returns the κ at which the iteration of this kind loses stability, or ∞ if none is found.
+
+    `kind` is a key of `RADII`, and `interval` is at least 1.
+    """
     radius = RADII[kind]
 
     def excess(stiffness: float) -> float:
         return radius(momentum, stiffness, interval, lag) - 1
 
-    # Stable for small κ; one grid of factors finds the first crossing, since instability may come and go.
+    # The iteration is stable for small κ. A grid finds the first crossing; bisection alone could find a later one,
+    # since stability may return at larger κ.
     guess = (1 - momentum) / (interval + lag)
     grid = guess * np.geomspace(1e-3, 1e3, 400)
     values = np.array([excess(stiffness) for stiffness in grid])
@@ -79,10 +85,10 @@ def critical_stiffness(kind: str, momentum: float, interval: int, lag: int = 0) 
 
 
 def critical_gain(kind: str, momentum: float, interval: int, lag: int = 0) -> float:
-    """The threshold in units of c = κ(τ + lag)/(1−μ): 1 is the printed bound."""
+    """Returns the stability threshold in units of c = κ(τ + lag)/(1−μ). The printed bound is 1."""
     return gain(momentum, critical_stiffness(kind, momentum, interval, lag), interval + lag)
 
 
 def gain(momentum: float, stiffness: float, delay: float) -> float:
-    """c = κd/(1−μ), with the delay d = τ + lag."""
+    """Returns c = κd/(1−μ), with the delay d = τ + lag."""
     return stiffness * delay / (1 - momentum)

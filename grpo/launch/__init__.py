@@ -1,4 +1,6 @@
-"""Runs over several machines, or several processes of one: who learns, who serves, and an end for all of them.
+"""This package runs a job over several machines or processes: learners and servers start and end together.
 
-config.hardware → seats, one a machine → a shell that starts each (here, ssh, srun), held by a tether → one exit code
+config.hardware → seats, one for each machine → a shell (here, ssh, srun) starts each under a tether → one exit code
+
+A seat is one machine's part of a run. A tether is the process that ends a seat when this process ends.
 """

@@ -1,4 +1,4 @@
-"""The machines of a run: what they are called, and where they are reached."""
+"""This module finds the machines of a run: their names and their addresses."""
 
 from __future__ import annotations
 
@@ -15,59 +15,67 @@ from grpo.host.network import LOOPBACK, interface_of, own_address
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`name` is for people, ssh and srun; at `address` the run's other machines reach it."""
+    """A machine has a `name` for people, ssh and srun, and an `address` at which the run's other machines reach it."""
 
     name: str
     address: str
 
     @property
     def is_here(self) -> bool:
+        """Whether it is the machine that this process runs on."""
         return _is_loopback(self.address) or bool(interface_of(self.address))
 
 
 def machines_of(hosts: Sequence[str], shell: str, count: int) -> list[Machine]:
-    """The machines: as configured, those of the Slurm allocation, or this one `count` times.
+    """Returns the configured machines, those of the Slurm allocation, or this machine `count` times.
 
-    Raises `UserError` outside of an allocation, for machines elsewhere that only this one's shell is given for, and for
-    names that mean nothing here or lead nowhere.
+    Raises `UserError` when srun is configured outside of an allocation, when other machines are configured without a
+    shell that reaches them, and for names without an address or addresses without a route.
     """
     if shell == "here":
         if set(hosts) - {LOOPBACK, "localhost"}:
-            raise UserError("hardware.hosts are other machines: set hardware.shell=ssh")
+            raise UserError("hardware.hosts names other machines: set hardware.shell=ssh to reach them")
         return [Machine(host, LOOPBACK) for host in hosts or [LOOPBACK] * count]
     names = hosts or (_allocation() if shell == "srun" else [])
     addresses = [_address(name) for name in names]
-    elsewhere = [address for address in addresses if not _is_loopback(address)]
+    remote = [address for address in addresses if not _is_loopback(address)]
     # A machine's own name may mean its loopback interface (127.0.1.1 on Debian), where no other machine reaches it.
-    own = _own_address(elsewhere[0]) if elsewhere else LOOPBACK
+    here = _own_address(remote[0]) if remote else LOOPBACK
     return [
-        Machine(name, own if _is_loopback(address) else address) for name, address in zip(names, addresses, strict=True)
+        Machine(name, here if _is_loopback(address) else address)
+        for name, address in zip(names, addresses, strict=True)
     ]
 
 
 def _allocation() -> list[str]:
+    """Returns the names of the machines in the Slurm allocation."""
     allocation = os.environ.get("SLURM_JOB_NODELIST")
     if not allocation:
         raise UserError("hardware.shell=srun needs a Slurm allocation: start it with sbatch launch/slurm.sh")
-    shown = subprocess.run(["scontrol", "show", "hostnames", allocation], capture_output=True, text=True, check=True)
-    return shown.stdout.split()
+    listed = subprocess.run(["scontrol", "show", "hostnames", allocation], capture_output=True, text=True, check=True)
+    return listed.stdout.split()
 
 
 def _address(name: str) -> str:
+    """Returns the address of a name. Raises `UserError` when this machine cannot find one."""
     try:
         return socket.gethostbyname(name)
     except OSError as error:
         raise UserError(
-            f"hardware.hosts: this machine knows no address of {name!r} ({error.strerror}): write its address, or add "
-            "the name to /etc/hosts"
+            f"hardware.hosts: this machine cannot find the address of {name!r} ({error.strerror}): write the address "
+            "instead, or add the name to /etc/hosts"
         ) from error
 
 
 def _own_address(towards: str) -> str:
+    """Returns the address from which this machine reaches `towards`. Raises `UserError` when it does not reach it."""
     try:
         return own_address(towards)
     except OSError as error:
-        raise UserError(f"hardware.hosts: no way leads from this machine to {towards} ({error.strerror})") from error
+        raise UserError(
+            f"hardware.hosts: this machine has no route to {towards} ({error.strerror}): check the address and the "
+            "network"
+        ) from error
 
 
 def _is_loopback(address: str) -> bool:

@@ -1,4 +1,4 @@
-"""The ports of a run: those of `hardware.first_port`, or others where another run of this machine has them."""
+"""This module chooses the ports of a run: from `hardware.first_port` on, or others if some of these are taken."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from grpo.launch.machines import Machine
 from grpo.launch.seats import SERVER_PORTS
 
 LAST_PORT = 32_000
-"""Higher ones are those that connections take for themselves, see /proc/sys/net/ipv4/ip_local_port_range."""
+"""Ports above this are given to outgoing connections (see /proc/sys/net/ipv4/ip_local_port_range)."""
 
 
 def with_free_ports(config: TrainConfig, machines: Sequence[Machine]) -> TrainConfig:
-    """The config, with another `hardware.first_port` where the run is on this machine alone and one of its ports is
-    taken. Raises UserError where one is taken here and the run is on other machines too, or where none are free."""
+    """Returns the config, with another `hardware.first_port` if one of the run's ports is taken.
+
+    Only a run on this machine alone gets other ports, since the ports of other machines cannot be checked from here.
+    Raises UserError when a port is taken here and the run uses other machines too, and when no free ports are left.
+    """
     first = config.hardware.first_port
     taken = _taken(config, machines, first)
     if taken is None:
@@ -27,13 +30,13 @@ def with_free_ports(config: TrainConfig, machines: Sequence[Machine]) -> TrainCo
     width = 2 * SERVER_PORTS
     for other in range(first + width, LAST_PORT, width):
         if _taken(config, machines, other) is None:
-            say(f"grpo: port {taken} is taken, perhaps by another run: this one has those from {other} on")
+            say(f"grpo: port {taken} is taken, perhaps by another run: this run uses the ports from {other} on")
             return replace(config, hardware=replace(config.hardware, first_port=other))
-    raise UserError(f"no ports from {first} on are free: change hardware.first_port")
+    raise UserError(f"all ports from {first} on are taken: change hardware.first_port")
 
 
 def _taken(config: TrainConfig, machines: Sequence[Machine], first: int) -> int | None:
-    """The first of the run's ports that something listens on here."""
+    """Returns the first of the run's ports on this machine that is taken, or None if all are free."""
     servers = range(first + SERVER_PORTS, first + SERVER_PORTS + config.rollout.servers.replicas)
     needed = [(machines[0], first)]
     for index, machine in enumerate(machines[config.hardware.learner_nodes :]):
@@ -42,6 +45,7 @@ def _taken(config: TrainConfig, machines: Sequence[Machine], first: int) -> int 
 
 
 def _free(address: str, port: int) -> bool:
+    """Tells whether a server can listen on this port."""
     try:
         socket.create_server((address, port)).close()
     except OSError:

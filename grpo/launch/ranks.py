@@ -1,4 +1,4 @@
-"""`torchrun` without tracebacks of its own: its ranks have said what there is to say.
+"""This program runs `torchrun` without torchrun's own tracebacks, since a rank that fails prints its own message.
 
 python -m grpo.launch.ranks ARGUMENTS OF torchrun
 """
@@ -13,10 +13,11 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import subproc
 from torch.distributed.run import main
 
 STARTED: list[subprocess.Popen] = []
+"""These are the ranks that torchrun has started."""
 
 
 class Rank(subprocess.Popen):
-    """A process that is remembered: torchrun that was asked to stop keeps its ranks' exit codes to itself."""
+    """A rank is a process that `STARTED` remembers, because a stopped torchrun does not tell its ranks' exit codes."""
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
@@ -24,15 +25,17 @@ class Rank(subprocess.Popen):
 
 
 def stopped_with(number: int) -> int:
-    """Exit code after the signal `number`: that of a rank which could not save, or the signal's own."""
+    """Returns the exit code after the signal `number`: that of a rank that could not save, or else the signal's own."""
     codes = {rank.poll() or 0 for rank in STARTED}
-    # A rank that the signal itself has ended was still starting, and took the others with it: nothing was to be saved.
+    # A rank that was ended by the signal itself was still starting. It took the others with it, and there was nothing
+    # to save.
     if -number in codes:
         return 128 + number
     return min({_positive(code) for code in codes} - {0, 128 + signal.SIGTERM}, default=128 + number)
 
 
 def _positive(code: int) -> int:
+    """Returns a process's exit code as a shell shows it: 128 + n for a process that was ended by signal n."""
     return code if code >= 0 else 128 - code
 
 

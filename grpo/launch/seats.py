@@ -1,4 +1,4 @@
-"""What runs on which machine."""
+"""This module decides which command runs on which machine."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from grpo.launch.machines import Machine
 
 LEARNER, SERVER = "learner", "servers"
 SERVER_PORTS = 100
-"""From `hardware.first_port` on, ranks meet; servers listen this many ports higher."""
+"""Servers listen on ports this much above `hardware.first_port`, at which the ranks meet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """One machine's part: its command, and how long it may take to end once it is asked to."""
+    """A seat is one machine's part of a run: its command, and the seconds it may take to end when asked to stop."""
 
     role: str
     index: int
@@ -26,21 +26,23 @@ class Seat:
 
     @property
     def name(self) -> str:
+        """The name of the seat in messages and log files, such as ``"learner-0"``."""
         return f"{self.role}-{self.index}"
 
 
 def seats_of(config: TrainConfig, words: Sequence[str], machines: Sequence[Machine]) -> list[Seat]:
-    """Servers and learners of a run whose overrides are `words`, over `machines`: learners first.
+    """Assigns the servers and learners of a run to `machines`. `words` are the overrides of the run.
 
-    Raises `UserError` where there are too few or too many, and for machines that serve a run without servers.
+    The first machines are learners. In the returned list, servers come first, since they are started first. Raises
+    `UserError` when there are too few or too many machines, and when machines should serve a run that uses no servers.
     """
     hardware, servers = config.hardware, config.rollout.servers
     needed = hardware.learner_nodes + hardware.server_nodes
     if len(machines) != needed:
         raise UserError(
             f"hardware.learner_nodes={hardware.learner_nodes} and hardware.server_nodes={hardware.server_nodes} need "
-            f"{needed} machines, and there are {len(machines)} ({', '.join(each.name for each in machines)}): change "
-            "hardware.hosts or the numbers"
+            f"{needed} machines, but there are {len(machines)} ({', '.join(machine.name for machine in machines)}): "
+            "change hardware.hosts or these numbers"
         )
     if hardware.server_nodes and (config.rollout.engine != "vllm_server" or servers.urls):
         raise UserError("hardware.server_nodes needs rollout=vllm_server and no rollout.servers.urls")
@@ -58,7 +60,7 @@ def seats_of(config: TrainConfig, words: Sequence[str], machines: Sequence[Machi
         Seat(SERVER, index, machine, (*grpo, "serve", *words, *_at(machine.address, port)), 20.0)
         for index, (machine, port) in enumerate(zip(serving, ports, strict=True))
     ]
-    # A round and a checkpoint may come between the request to stop and the end.
+    # After a request to stop, a learner still finishes its round and saves a checkpoint.
     grace = config.rollout.deadline_seconds + config.learner.deadline_seconds
     for index, machine in enumerate(learning):
         ranks = [
@@ -71,11 +73,12 @@ def seats_of(config: TrainConfig, words: Sequence[str], machines: Sequence[Machi
 
 
 def _at(address: str, port: int) -> list[str]:
+    """Returns the overrides that make servers listen at `address`, on ports from `port` on."""
     return [f"rollout.servers.host={address}", f"rollout.servers.port={port}", "rollout.servers.first_gpu=0"]
 
 
 def seat_table(config: TrainConfig, seats: Sequence[Seat]) -> list[tuple[str, str]]:
-    """Rows (machine, what it does)."""
+    """Returns rows (machine, what it does), one for each seat."""
     hardware, servers = config.hardware, config.rollout.servers
     spread = f" of {servers.tensor_parallel} GPUs each" if servers.tensor_parallel > 1 else ""
     serving = f"{servers.replicas} vLLM servers{spread}"

@@ -1,4 +1,4 @@
-"""How a command is started on a machine, with a pipe to its tether."""
+"""This module starts a seat's command on its machine, with a pipe to the tether that ends it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ from grpo.host.tether import KILL, STOP
 from grpo.launch.seats import Seat
 
 SHOW_SECONDS = 0.1
-# A seat that hears nothing for so long ends: this process, its machine or the way to it is gone.
+# A seat ends when it hears nothing for so long, since this process, its machine or the connection is then gone.
 SILENT_SECONDS = 60.0
 BEAT_SECONDS = SILENT_SECONDS / 6
 
 
 class Held:
-    """A seat's process; what it writes goes to `log`, and to the terminal too where it is `shown`. `close` ends it, and
-    so does the end of this process."""
+    """A held seat is a seat's running process. It ends on `close`, and also when this process ends.
+
+    Its output goes to `log`, and also to the terminal if it is `shown`.
+    """
 
     def __init__(self, seat: Seat, shell: str, environment: Mapping[str, str], log: Path, shown: bool):
+        """Starts the process. `environment` is sent through the pipe, so that its keys appear in no command line."""
         self.seat, self.log = seat, log
-        # Nobody needs to log in where they are.
-        own = shell == "ssh" and seat.machine.is_here
+        # A seat on this machine is started without ssh, so that it needs no login.
+        without_ssh = shell == "ssh" and seat.machine.is_here
         tethered = [
             sys.executable,
             "-m",
@@ -38,15 +41,15 @@ class Held:
             str(SILENT_SECONDS),
             *seat.command,
         ]
-        # A file, not a pipe to this process: a learner that ends because this one was killed can still say so.
+        # Output goes to a file and not to a pipe: a learner that ends because this process was killed can still write.
         with log.open("ab") as file:
             before = file.tell()
             self.process = subprocess.Popen(
-                (_here if own else SHELLS[shell])(seat.machine.name, tethered),
+                (_here if without_ssh else SHELLS[shell])(seat.machine.name, tethered),
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C is for this process alone, which asks the seats to stop.
+                # Ctrl-C must reach this process alone, which then asks the seats to stop.
                 start_new_session=True,
             )
         self._order(json.dumps(environment).encode() + b"\n")
@@ -57,39 +60,44 @@ class Held:
             self._shown.start()
 
     def ask_to_stop(self) -> None:
+        """Asks the seat to save and end."""
         self._order(STOP)
 
     def kill(self) -> None:
+        """Ends the seat at once."""
         self._order(KILL)
 
     def close(self) -> None:
+        """Closes the pipe to the tether, which then ends the seat. Returns at once."""
         self._closed.set()
         with suppress(BrokenPipeError):
             self.process.stdin.close()
 
     def wait(self) -> int:
-        """Its exit code, once all that it wrote is shown."""
+        """Waits for the process and until all its output is shown. Returns its exit code."""
         code = self.process.wait()
         if self._shown:
             self._shown.join()
         return code
 
     def _beat(self) -> None:
+        """Sends an empty line now and then, which tells the tether that this process is alive."""
         while not self._closed.wait(BEAT_SECONDS):
             self._order(b"\n")
 
     def _order(self, order: bytes) -> None:
-        # A process that has ended, or was closed, takes no orders.
+        """Sends an order to the tether. A process that has ended, or whose pipe is closed, is ignored."""
         with suppress(BrokenPipeError, ValueError):
             self.process.stdin.write(order)
             self.process.stdin.flush()
 
     def _show(self, place: int) -> None:
+        """Copies the log, from byte `place` on, to the terminal until the process has ended."""
         with self.log.open("rb") as file:
             file.seek(place)
             ended = False
             while not ended:
-                # In this order: what it wrote before its end is read.
+                # The end is checked before reading, so that everything written before the end is shown.
                 ended = self.process.poll() is not None
                 sys.stdout.buffer.write(file.read())
                 sys.stdout.buffer.flush()
@@ -97,18 +105,21 @@ class Held:
 
 
 def _here(host: str, command: list[str]) -> list[str]:
+    """Runs the command on this machine, as it is."""
     return command
 
 
 def _ssh(host: str, command: list[str]) -> list[str]:
-    there = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(command)}"
-    # A machine that is gone without a word is noticed here as soon as this one would be there.
+    """Runs the command on `host` by ssh, in the same directory."""
+    remote_command = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(command)}"
+    # ssh gives up after 6 beats without an answer, which is as long as a tether waits for this process.
     alive = ["-o", f"ServerAliveInterval={BEAT_SECONDS:.0f}", "-o", "ServerAliveCountMax=6"]
-    return ["ssh", "-o", "BatchMode=yes", *alive, host, there]
+    return ["ssh", "-o", "BatchMode=yes", *alive, host, remote_command]
 
 
 def _srun(host: str, command: list[str]) -> list[str]:
-    # A step takes one core of its machine unless it is told how many the job has there.
+    """Runs the command on `host` as a step of the Slurm job."""
+    # A step gets only one core unless it is told how many the job has on the machine.
     cores = os.environ.get("SLURM_CPUS_ON_NODE", "1")
     step = ["--nodes=1", "--ntasks=1", f"--cpus-per-task={cores}", f"--nodelist={host}", "--overlap", "--cpu-bind=none"]
     return ["srun", "--quiet", *step, *command]

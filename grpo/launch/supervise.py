@@ -1,4 +1,4 @@
-"""How the parts of a launched run end together, whatever ends one of them."""
+"""This module waits for the parts of a launched run and ends them together, whatever ends one of them."""
 
 from __future__ import annotations
 
@@ -15,36 +15,39 @@ POLL_SECONDS = 0.2
 
 
 def wait(held: Sequence[Held], stop: StopRequest) -> int:
-    """Until all learners have ended. Where one fails, the others, which wait for it, are killed; where no server is
-    left, all are asked to stop, for they would wait for one. What ended the run is told again at its end, and so is a
-    learner that could not save when it was asked to stop."""
-    learners = [each for each in held if each.seat.role == LEARNER]
-    servers = [each for each in held if each.seat.role != LEARNER]
+    """Waits until all learners have ended. Returns the exit code of the run.
+
+    When a learner fails, the others are killed, since they would wait for it. When the last server ends, all learners
+    are asked to stop, since they would wait for a server. A first request to `stop` is passed on to the learners; a
+    second one kills them. At the end a message repeats what ended the run, or which learner could not save.
+    """
+    learners = [part for part in held if part.seat.role == LEARNER]
+    servers = [part for part in held if part.seat.role != LEARNER]
     asked, last_server = 0, None
     while True:
-        codes = {each: each.process.poll() for each in held}
+        codes = {part: part.process.poll() for part in held}
         if stop.count > asked:
             asked = stop.count
-            for each in learners:
-                each.ask_to_stop() if asked == 1 else each.kill()
-        for each in [each for each in servers if codes[each] is not None]:
-            servers.remove(each)
-            _tell(each)
+            for learner in learners:
+                learner.ask_to_stop() if asked == 1 else learner.kill()
+        for server in [server for server in servers if codes[server] is not None]:
+            servers.remove(server)
+            _tell(server)
             if not servers and not asked:
-                last_server = each
+                last_server = server
                 for learner in learners:
                     learner.ask_to_stop()
-        failed = [each for each in learners if codes[each]]
+        failed = [learner for learner in learners if codes[learner]]
         if failed and not asked and not last_server:
             _tell(failed[0])
-            for each in learners:
-                each.kill()
+            for learner in learners:
+                learner.kill()
             return codes[failed[0]]
-        if all(codes[each] is not None for each in learners):
+        if all(codes[learner] is not None for learner in learners):
             if last_server:
                 _tell(last_server)
                 return codes[last_server] or 1
-            unsaved = [each for each in learners if codes[each] not in (0, INTERRUPTED)]
+            unsaved = [learner for learner in learners if codes[learner] not in (0, INTERRUPTED)]
             if asked == 1 and unsaved:
                 _tell(unsaved[0])
                 return codes[unsaved[0]]
@@ -53,5 +56,6 @@ def wait(held: Sequence[Held], stop: StopRequest) -> int:
 
 
 def _tell(ended: Held) -> None:
+    """Prints how a seat ended, with the last line of its log."""
     code, why = ended.wait(), last_word(ended.log)
     print(f"grpo: {ended.seat.name} on {ended.seat.machine.name} ended with {code}: {why}", file=sys.stderr)

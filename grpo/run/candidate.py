@@ -1,4 +1,4 @@
-"""A model that is asked and not trained: what `grpo eval` and `grpo solve-rates` measure."""
+"""This module loads a model that is only sampled from, not trained. `grpo eval` and `grpo solve-rates` measure it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from grpo.weight_sync.refresh import CheckedSync
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A model that is asked and not trained. `load_task` gives this rank its share of a task."""
+    """A candidate is a model that is only sampled from. `load_task` gives this rank its share of a task."""
 
     sampler: Sampler
     collective: Collective
@@ -34,7 +34,7 @@ class Candidate:
 
 
 def candidate(config: TrainConfig) -> Candidate:
-    """The model at `model.path`: a Hugging Face directory, a hub name, or a checkpoint folder of a run."""
+    """Loads the model at `model.path`: a Hugging Face directory, a hub name, or a checkpoint folder of a run."""
     checkpoint = Path(config.model.path)
     trained = checkpoint if (checkpoint / STATE_FILE).exists() else None
     if trained:
@@ -51,7 +51,7 @@ def candidate(config: TrainConfig) -> Candidate:
     learner = None
     if trained:
         require_whole(trained, collective)
-        # Before the sampler, as in training: vLLM changes the classes of some models for itself.
+        # The learner is built before the sampler, as in training, because vLLM changes the classes of some models.
         learner = load_checkpoint(config, path, trained, device)
     sampler = build_sampler(config, path, tokenizer, device, collective)
     if learner:
@@ -64,15 +64,18 @@ def candidate(config: TrainConfig) -> Candidate:
 
 
 def saved_parts(config: TrainConfig, saved: TrainConfig) -> tuple[ModelConfig, LearnerConfig]:
-    """The model and the learner of a checkpoint. How ranks share the work, and whether code that comes with a model may
-    run, is this command's to say, not the checkpoint's."""
-    here = {name: getattr(config.learner, name) for name in ("sequence_parallel", "hpz_partition_size")}
+    """Returns the model and learner configs of a checkpoint, except for what the present command decides.
+
+    That is how ranks share the work, since there may be another number of them, and whether code that comes with the
+    model may run.
+    """
+    present = {name: getattr(config.learner, name) for name in ("sequence_parallel", "hpz_partition_size")}
     model = replace(saved.model, trust_remote_code=config.model.trust_remote_code)
-    return model, replace(saved.learner, **here)
+    return model, replace(saved.learner, **present)
 
 
 def load_checkpoint(config: TrainConfig, path: Path, checkpoint: Path, device: torch.device) -> DeepSpeedLearner:
-    """A learner that has read a checkpoint's shards."""
+    """Builds a learner and loads a checkpoint's shards into it."""
     init_distributed(device, config.learner.deadline_seconds)
     learner = DeepSpeedLearner(config, path, device, checkpoint)
     learner.load(str(checkpoint))

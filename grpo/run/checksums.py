@@ -1,4 +1,7 @@
-"""Checksums of the files in a folder, in the form that `sha256sum --check` reads. All ranks share the work."""
+"""This module writes and compares checksums of the files in a folder. All ranks share the work.
+
+The checksums have the format that `sha256sum --check` reads.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,17 @@ from grpo.interfaces import Collective
 
 
 def write_checksums(folder: Path, collective: Collective) -> None:
-    """Writes the checksums of all files that are in the folder now. Collective."""
-    # As the first rank sees the folder: over a network others may see it later.
-    there = sorted(folder.rglob("*")) if collective.rank == 0 else ()
-    names = [str(path.relative_to(folder)) for path in there if path.is_file()]
+    """Writes the checksums of all files that are in the folder now. Collective.
+
+    Raises OSError when a file cannot be read.
+    """
+    # The first rank lists the files, since on a network file system other ranks may see new files later.
+    paths = sorted(folder.rglob("*")) if collective.rank == 0 else ()
+    names = [str(path.relative_to(folder)) for path in paths if path.is_file()]
     mine = _share(collective.gather(names)[0], collective)
     shares = collective.gather(list(zip(_digests(folder, mine), mine, strict=True)))
     if lost := [name for share in shares for digest, name in share if not digest]:
-        raise OSError(f"{lost[0]} was written and cannot be read")
+        raise OSError(f"{lost[0]} was written but cannot be read back")
     if collective.rank == 0:
         with (folder / CHECKSUMS_FILE).open("w", encoding="utf-8") as file:
             file.writelines(f"{digest}  {name}\n" for share in shares for digest, name in share)
@@ -29,8 +35,10 @@ def write_checksums(folder: Path, collective: Collective) -> None:
 
 
 def damaged_file(folder: Path, collective: Collective) -> str | None:
-    """The name of a file that is not as it was when its checksum was written, or is gone; None where all are whole or
-    there are no checksums. Collective."""
+    """Returns the name of a file that differs from its checksum or is missing. Collective.
+
+    Returns None when all files are undamaged, or when the folder has no checksums.
+    """
     written = _read(folder / CHECKSUMS_FILE)
     mine = _share(list(written), collective)
     wrong = [name for digest, name in zip(_digests(folder, mine), mine, strict=True) if digest != written[name]]
@@ -38,6 +46,7 @@ def damaged_file(folder: Path, collective: Collective) -> str | None:
 
 
 def _read(file: Path) -> dict[str, str]:
+    """Reads digests by file name. A checksum file that is empty or unreadable counts as damaged itself."""
     if not file.exists():
         return {}
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -55,7 +64,7 @@ def _digests(folder: Path, names: Iterable[str]) -> list[str]:
 
 
 def _digest(folder: Path, name: str) -> str:
-    """In hexadecimal; "" of what is no file below this folder or cannot be read."""
+    """Returns the SHA-256 of a file in hexadecimal, or "" if it is no readable file below `folder`."""
     path = folder / name
     try:
         if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():

@@ -1,4 +1,4 @@
-"""Clocks and deadlines around the parts of a run, which know nothing of them."""
+"""This module wraps the parts of a run with clocks and deadlines. The parts themselves know nothing of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EVALUATION = "evaluation"
 
 
 class Timed:
-    """`part` with `methods` in place of its own. Everything else is asked of the part, and set in it."""
+    """This wrapper replaces some methods of `part`. Every other attribute is read from the part, and set in it."""
 
     def __init__(self, part: Any, **methods: Callable):
         vars(self).update(methods, _part=part)
@@ -28,20 +28,24 @@ class Timed:
 
 
 class Clocks:
-    """Gives every wait of a run the name of its phase, and the deadline that `config` sets for it. `phases` is where
-    their seconds add up."""
+    """The clocks give every wait of a run a phase name, and the deadline that `config` sets for it.
+
+    `phases` adds up the seconds of each phase.
+    """
 
     def __init__(self, config: TrainConfig, phases: Phases):
         self._config, self.phases = config, phases
 
     def task(self, task: Task, phase: str = "grade") -> Task:
+        """Wraps a task so that grading is timed."""
         return Timed(task, grade=self._of_rollout(phase, task.grade))
 
     def sampler(self, sampler: Sampler, phase: str = "sample") -> Sampler:
+        """Wraps a sampler so that `generate` is timed."""
         return Timed(sampler, generate=self._of_rollout(phase, sampler.generate))
 
     def asked(self, sampler: AskableSampler) -> AskableSampler:
-        """A sampler that is asked ahead. Its phase is the time that somebody waits for a prompt's completions."""
+        """Wraps a sampler that works in the background, so that waiting for a prompt's completions is timed."""
 
         def ask(*arguments: Any) -> Sequence[Pending]:
             return [
@@ -51,6 +55,7 @@ class Clocks:
         return Timed(sampler, ask=ask)
 
     def learner(self, learner: Learner) -> Learner:
+        """Wraps a learner so that its long methods are timed."""
         phases = {"add_logprobs": "logprobs", "step": "learn", "save": "save", "rewind": "load"}
         deadline, key = self._config.learner.deadline_seconds, "learner.deadline_seconds"
         timed = {
@@ -60,11 +65,12 @@ class Clocks:
         return Timed(learner, **timed)
 
     def weight_sync(self, sync: WeightSync) -> WeightSync:
+        """Wraps a weight sync so that `refresh` is timed."""
         deadline, key = self._config.weight_sync.deadline_seconds, "weight_sync.deadline_seconds"
         return Timed(sync, refresh=self.phases.timed("sync", sync.refresh, deadline, key))
 
     def waited(self, function: Callable) -> Callable:
-        """The loop waits here for what is sampled beside it."""
+        """Wraps a function in which the loop waits for groups that are sampled in the background."""
         return self._of_rollout("wait", function)
 
     def _of_rollout(self, phase: str, function: Callable) -> Callable:
@@ -72,8 +78,11 @@ class Clocks:
 
 
 class Beside:
-    """A collector whose groups another thread samples and grades. Their seconds go with them, to the round that learns
-    from them; `take_seconds` gives them once the groups are there."""
+    """This collector wraps one whose groups another thread samples and grades.
+
+    It adds that thread's seconds to the groups, so that they count in the round which learns from these groups.
+    `take_seconds` returns the seconds once the groups are there.
+    """
 
     def __init__(self, collector: Collector, take_seconds: Callable[[], dict[str, float]]):
         self._collector, self._take_seconds = collector, take_seconds

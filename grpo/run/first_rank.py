@@ -1,4 +1,7 @@
-"""What the first rank does alone must not fail there alone: the others would wait for it."""
+"""This module runs an action on the first rank only, and ends all ranks when it fails.
+
+Without it the other ranks would wait for the first one until a deadline.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,10 @@ Result = TypeVar("Result")
 
 
 def on_first(collective: Collective, action: Callable[[], Result]) -> Result | None:
-    """What `action` returns on the first rank, and None on the others, which do not call it. What it raises ends all
-    ranks: the first raises it, the others raise `EndedElsewhere`. Collective."""
+    """Calls `action` on the first rank only. Returns its result there, and None on the other ranks. Collective.
+
+    If `action` raises, the first rank raises that exception and the others raise `EndedElsewhere`.
+    """
     result, failure = None, None
     if collective.rank == 0:
         try:
@@ -24,10 +29,10 @@ def on_first(collective: Collective, action: Callable[[], Result]) -> Result | N
     if failure is not None:
         raise failure
     if failed:
-        raise EndedElsewhere("the first rank has failed and tells why")
+        raise EndedElsewhere("the first rank failed; its own message says why")
     return result
 
 
 def from_first(collective: Collective, action: Callable[[], Result]) -> Result:
-    """As `on_first`; the first rank's result on every rank."""
+    """Calls `action` on the first rank only, as `on_first` does, but returns its result on every rank. Collective."""
     return collective.gather(on_first(collective, action))[0]

@@ -1,4 +1,4 @@
-"""A run goes back to an earlier policy when it has lost what it learned."""
+"""This module sends a run back to an earlier policy when it has lost what it had learned."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from grpo.run.checkpoints import CheckpointStore
 
 
 class GoingBack:
-    """Returns learner and sampler to a checkpoint, while the count of optimizer steps goes on."""
+    """This object returns learner and sampler to a checkpoint. The count of optimizer steps does not go back."""
 
     def __init__(
         self,
@@ -22,13 +22,13 @@ class GoingBack:
         self._learner, self._sampler, self._weight_sync = learner, sampler, weight_sync
 
     def __call__(self, good_step: int) -> None:
-        """Goes back to the newest whole checkpoint of a step up to `good_step`. Collective."""
-        # The policy that is left behind wrote these: nothing is learned from them.
+        """Goes back to the newest undamaged checkpoint that is not later than `good_step`. Collective."""
+        # Groups sampled ahead come from the policy that is given up, so nothing is learned from them.
         self._collector.forget()
         checkpoint = self._store.whole(good_step)
         if checkpoint is None:
-            # Only where the run was resumed from one that kept none, or where all are damaged.
-            say(f"grpo: no checkpoint up to step {good_step}: the policy stays")
+            # This happens only if the run was resumed and had kept no such checkpoint, or if all are damaged.
+            say(f"grpo: there is no checkpoint up to step {good_step}: the run continues with the present policy")
             return
         self._learner.rewind(str(checkpoint))
         self._weight_sync.refresh(self._learner, self._sampler)

@@ -15,7 +15,10 @@ from grpo.types import FinishedRound, Progress, Verdict
 
 
 class Evaluator:
-    """Evaluates every so many rounds and keeps the results, in the run's files and in `results` by step."""
+    """The evaluator runs a held-out evaluation every `evaluation.every_rounds` rounds and keeps the results.
+
+    They are kept in the run's files, and by optimizer step in `results`.
+    """
 
     def __init__(
         self,
@@ -25,8 +28,11 @@ class Evaluator:
         earlier: Iterable[Mapping[str, Any]] = (),
         is_over: Callable[[Progress, Verdict], bool] = lambda progress, verdict: False,
     ):
-        """`earlier` are the results of a run that is resumed. After its last round a run is evaluated too: `is_over`
-        tells which that is."""
+        """Takes `evaluate`, which runs an evaluation, and `record`, which writes its result.
+
+        `earlier` are the results so far of a run that is resumed. `is_over` tells whether a round was the last, after
+        which the run is always evaluated.
+        """
         self._config = config
         self._evaluate = evaluate
         self._record = record
@@ -40,33 +46,42 @@ class Evaluator:
             self.at(progress.step)
 
     def at(self, step: int) -> Mapping[str, Any] | None:
-        """The evaluation of step `step`, made now if it was not; None where none is configured."""
+        """Returns the evaluation of step `step`, and runs it first if there is none yet.
+
+        Returns None when no evaluation is configured.
+        """
         if self._config.num_problems and step not in self.results:
             self.results[step] = self._evaluate()
             self._record(self.results[step])
         return self.results.get(step)
 
     def score(self, step: int) -> float | None:
-        """How good the policy of `step` is, when it was evaluated, see `grpo.evaluation.held_out.score`."""
+        """Returns the score of the policy of `step` (see `grpo.evaluation.held_out.score`), or None if it was not
+        evaluated."""
         result = self.results.get(step)
         return score(result) if result else None
 
     def best_before(self, step: int) -> float:
-        """The highest score of earlier steps, −∞ without any."""
-        return max((self.score(each) for each in self.results if each < step), default=float("-inf"))
+        """Returns the highest score of the steps before `step`, or −∞ if there is none."""
+        return max((self.score(earlier) for earlier in self.results if earlier < step), default=float("-inf"))
 
 
-# A diagnosis reads the whole log: as a share of the rounds so far, those between two of them, or a long run would
-# end in nothing but diagnoses.
+# Between two diagnoses lies at least this share of the rounds so far. A diagnosis reads the whole log, so at a fixed
+# distance a long run would spend more and more of its time on diagnoses.
 WATCH_FRACTION = 0.02
 
 
 class Watch:
-    """Every so many rounds: what the log shows to be wrong, told once each. In a long run the rounds between grow with
-    it."""
+    """The watch diagnoses the run's log every `every` rounds, and reports each finding once.
+
+    In a long run the distance between two diagnoses grows (see `WATCH_FRACTION`).
+    """
 
     def __init__(self, every: int, findings: Callable[[], Iterable[Finding]], tell: Callable[[str], None]):
-        """`findings` diagnoses the log as it is by now, on the first rank; `every` 0 never looks."""
+        """Takes `findings`, which diagnoses the log as it is now on the first rank, and `tell`, which shows a line.
+
+        With `every` 0 the log is never diagnosed.
+        """
         self._every = every
         self._findings = findings
         self._tell = tell
@@ -81,12 +96,15 @@ class Watch:
         for finding in self._findings():
             if (finding.name, finding.severity) not in self._told:
                 self._told.add((finding.name, finding.severity))
-                told = f"{finding.severity}: {finding.name}: {finding.evidence} ⇒ {finding.remedy}"
-                self._tell(f"step {step}: {told}")
+                line = f"{finding.severity}: {finding.name}: {finding.evidence} ⇒ {finding.remedy}"
+                self._tell(f"step {step}: {line}")
 
 
 class Checkpointer:
-    """Saves every so many rounds, after an evaluation better than all before it, and once the run has gone back."""
+    """The checkpointer saves every `checkpoint.every_rounds` rounds.
+
+    It also saves after an evaluation that is better than all earlier ones, and after the run has gone back.
+    """
 
     def __init__(
         self,
@@ -112,7 +130,7 @@ class Checkpointer:
             self.save(progress, verdict)
 
     def save(self, progress: Progress, verdict: Verdict) -> None:
-        """Saves a checkpoint of `progress`, unless there is one. That of the verdict's good step is kept."""
+        """Saves a checkpoint of `progress`, unless this step was saved last. Keeps that of the verdict's good step."""
         if self._saved_step == progress.step:
             return
         score = self._evaluator.score(progress.step)

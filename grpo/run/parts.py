@@ -1,4 +1,4 @@
-"""The parts of a run, each made from its configuration: what training and evaluation share."""
+"""This module builds those parts of a run from its configuration that training and evaluation share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from grpo.tasks import VerifiableTask, build_task, load_problems, select, split
 def load_task(
     config: TrainConfig, tokenizer: PreTrainedTokenizerBase, rank: int = 0, world_size: int = 1
 ) -> VerifiableTask:
-    """The configured task, of this rank."""
+    """Builds the configured task. This rank gets its share of the prompts."""
     max_tokens = config.rollout.sampling.max_tokens
     exponent = config.normalization.exponent
     return build_task(
@@ -34,8 +34,10 @@ def load_task(
 
 
 def load_suite(config: TrainConfig) -> list[TaskConfig]:
-    """The sets of `evaluation.suite`. Raises `UserError` for one that cannot be had or does not fit, before any engine
-    starts."""
+    """Reads the tasks of `evaluation.suite`. Called before any engine starts.
+
+    Raises `UserError` for a task whose data cannot be loaded or whose settings do not fit an evaluation.
+    """
     suite = compose_suite(config)
     for task in suite:
         validate_evaluation(replace(config, task=task))
@@ -44,7 +46,7 @@ def load_suite(config: TrainConfig) -> list[TaskConfig]:
 
 
 def warm_start_examples(config: TrainConfig) -> list[tuple[str, str]]:
-    """(prompt, answer) of the problems that may be trained on: what a tiny model's warm start learns from."""
+    """Returns (prompt, answer) of all training problems, from which a tiny model learns its warm start."""
     problems, _ = select(load_problems(config.task.data)[0], config.task.data.selection)
     train, _ = split(problems, config.task.data.held_out_fraction)
     template = config.task.prompt.template
@@ -58,7 +60,7 @@ def build_sampler(
     device: torch.device,
     collective: Collective,
 ) -> Sampler:
-    """The configured sampler, checked; the engine's package is imported only when it is used."""
+    """Builds the configured sampler, with checks around it. Only the configured engine's package is imported."""
     model = AutoConfig.from_pretrained(path, trust_remote_code=config.model.trust_remote_code).get_text_config()
     return CheckedSampler(_engine(config, path, tokenizer, device, collective), model.vocab_size)
 
@@ -70,6 +72,7 @@ def _engine(
     device: torch.device,
     collective: Collective,
 ) -> Sampler:
+    """Builds the engine that `rollout.engine` names."""
     if config.rollout.engine == "vllm_server":
         from grpo.rollout.server_sampler import ServerSampler
 

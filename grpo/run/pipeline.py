@@ -1,4 +1,7 @@
-"""How sampling and learning overlap: `pipeline=off | one_round | continuous`. The loop is the same."""
+"""This module decides how sampling and learning overlap: `pipeline=off | one_round | continuous`.
+
+The loop is the same for all three; only the collector and the weight sync differ.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,15 @@ from grpo.rollout.source import Asking, AskingAhead, Source
 from grpo.run.clocks import Beside, Clocks, Timed
 from grpo.weight_sync.refresh import CheckedSync, Probe
 
-# Of one rank, after each refresh.
+# After each refresh, every rank probes the sampler with so many prompts of so many completion tokens.
 PROBED_PROMPTS, PROBED_TOKENS = 2, 16
 
 
 def build_pipeline(
     config: TrainConfig, task: Task, sampler: Sampler, collective: Collective, clocks: Clocks
 ) -> tuple[Collector, WeightSync]:
-    """What fills a round, and what refreshes the sampler after it; `clocks` times both."""
+    """Builds the collector, which fills a round, and the weight sync, which refreshes the sampler. `clocks` times
+    both."""
     task, thread_seconds = clocks.task(task), clocks.phases.take
     probe = None if config.pipeline == "off" else _probe(config, task, collective)
     sync = clocks.weight_sync(CheckedSync.of(config, probe))
@@ -40,7 +44,11 @@ def build_pipeline(
 
 
 def _probe(config: TrainConfig, task: Task, collective: Collective) -> Probe:
-    """A few short completions of the stream's first prompts: what was sampled ahead is of an older policy by design."""
+    """Builds the probe: after a refresh it samples short completions of the stream's first prompts.
+
+    Sampler and learner are compared on these. The round's own groups cannot be used, since those sampled ahead come
+    from an older policy by design.
+    """
     cursor = task.cursor
     prompts = task.next_prompts(PROBED_PROMPTS * collective.world_size)
     task.cursor = cursor
@@ -51,13 +59,13 @@ def _probe(config: TrainConfig, task: Task, collective: Collective) -> Probe:
 def _settled(
     settle: Callable[[], None], refresh: Callable[[Learner, Sampler], None], learner: Learner, sampler: Sampler
 ) -> None:
-    """Weights change once nothing is being sampled."""
+    """Waits until nothing is being sampled, then refreshes the sampler."""
     settle()
     refresh(learner, sampler)
 
 
 def _build_collector(config: TrainConfig, task: Task, sampler: Sampler, collective: Collective) -> Collector:
-    """How rounds are filled: as asked, refilled, or spread by a budget."""
+    """Builds the collector that the config asks for: plain, with silent groups refilled, or with a rollout budget."""
     budget = config.rollout.budget
     if budget.enabled:
         spread = partial(further_tries, largest=budget.largest, exponent=config.normalization.exponent)
@@ -66,5 +74,6 @@ def _build_collector(config: TrainConfig, task: Task, sampler: Sampler, collecti
 
 
 def _filled(config: TrainConfig, source: Source, collective: Collective) -> Collector:
+    """Builds a collector without a budget, which takes its groups from `source`."""
     refill = config.rollout.refill
     return RefillingCollector(source, refill, collective) if refill.enabled else PlainCollector(source)

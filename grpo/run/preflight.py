@@ -1,4 +1,4 @@
-"""Before anything starts: the precision of this machine, the batch table and the memory estimate."""
+"""This module runs before anything starts: it chooses precisions and prints the batch table and memory estimate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from grpo.report.summary import facts_table
 
 
 def with_precision(config: TrainConfig) -> TrainConfig:
-    """The config with "auto" precisions replaced by what this machine is quick in."""
+    """Replaces "auto" precisions in the config: by bfloat16 if this machine computes it fast, else by float32."""
     on_gpu = ranks.device(config).type == "cuda"
     native = on_gpu or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     chosen = "bfloat16" if native else "float32"
@@ -33,12 +33,12 @@ def with_precision(config: TrainConfig) -> TrainConfig:
 
 
 def model_shape(path: Path, trust_remote_code: bool = False) -> ModelShape:
-    """Sizes of the model at `path`, from its config alone: no weights are read."""
+    """Computes the sizes of the model at `path` from its config alone, without reading any weights."""
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     text = config.get_text_config()
-    # Mamba 2 calls them otherwise, and others have none.
+    # Mamba 2 has another name for its heads, and some models have none.
     heads = _setting(text, "num_attention_heads") or _setting(text, "num_heads") or 1
     width = _setting(text, "head_dim") or text.hidden_size // heads
     return ModelShape(
@@ -53,21 +53,28 @@ def model_shape(path: Path, trust_remote_code: bool = False) -> ModelShape:
 
 
 def _setting(config: PretrainedConfig, name: str) -> int | None:
-    """A number of the config as it is written: one that some layers have otherwise cannot be asked for as attribute."""
+    """Returns an integer of the config as it is written in the file, or None.
+
+    Reading the attribute would raise for a setting that differs between layers.
+    """
     value = config.to_dict().get(config.attribute_map.get(name, name))
     return value if isinstance(value, int) else None
 
 
 def inner_width(config: PretrainedConfig) -> int:
-    """Width of the layers between attentions. GPT-2 and its kin call it n_inner, and leave it out where it is four
-    times the model's width."""
-    named = (getattr(config, name, None) for name in ("intermediate_size", "n_inner"))
-    return next((width for width in named if width), 4 * config.hidden_size)
+    """Returns the inner width of the feed-forward layers.
+
+    GPT-2 and related models call it n_inner, and leave it out if it is four times the model's width.
+    """
+    widths = (getattr(config, name, None) for name in ("intermediate_size", "n_inner"))
+    return next((width for width in widths if width), 4 * config.hidden_size)
 
 
 def print_tables(config: TrainConfig, path: Path) -> None:
-    """What runs where, the batch table and the memory estimate, on rank 0, and a warning where memory will not do.
-    Raises UserError where the GPUs do not suffice."""
+    """Prints what runs where, the batch table and the memory estimate, on rank 0. Warns if memory will not suffice.
+
+    Raises UserError when there are too few GPUs.
+    """
     num_gpus = torch.cuda.device_count() if ranks.device(config).type == "cuda" else 0
     places = placement_table(config, ranks.local_world_size(), num_gpus)
     if ranks.rank():
@@ -80,10 +87,10 @@ def print_tables(config: TrainConfig, path: Path) -> None:
     rows = memory_estimate(config, shape, count)
     title = f"Memory, {shape.parameters / 1e6:,.1f} M parameters, {config.learner.precision}"
     console.print(facts_table(title, ("estimate", "on one rank"), [(name, _size(amount)) for name, amount in rows]))
-    needed, there = rows[-1][1], available_gib(config)
-    if needed > there:
+    needed, free = rows[-1][1], available_gib(config)
+    if needed > free:
         console.print(
-            f"the estimate of {needed:.1f} GiB a rank exceeds the {there:.1f} GiB that are there: lower "
+            f"the memory estimate of {needed:.1f} GiB per rank exceeds the {free:.1f} GiB that are free: lower "
             "learner.micro_batch_tokens, set learner.gradient_checkpointing=true, or use more ranks with "
             "learner.zero_stage=3",
             style="yellow",
@@ -95,7 +102,7 @@ def _size(gib: float) -> str:
 
 
 def available_gib(config: TrainConfig) -> float:
-    """Memory of this rank's device, free now, in GiB."""
+    """Returns the memory of this rank's device that is free now, in GiB."""
     if ranks.device(config).type == "cuda":
         return torch.cuda.mem_get_info()[0] / 2**30
     return psutil.virtual_memory().available / 2**30

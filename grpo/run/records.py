@@ -54,8 +54,10 @@ def open_files(config: TrainConfig, services: Trackers, step: int) -> RecordFile
 
 @dataclass(frozen=True, slots=True)
 class RecordFiles:
-    """The files and services that the first rank writes to, until the end of a `with`. A run that raises there is shown
-    as failed."""
+    """This type bundles what rank 0 writes to, and closes it at the end of a `with`.
+
+    If the `with` ends by an exception, the trackers mark the run as failed.
+    """
 
     tracker: Tracker
     prompts: JsonLines
@@ -71,8 +73,11 @@ class RecordFiles:
 
 
 class Recorder:
-    """Numbers, samples and the identities of the prompts of every round, gathered from all ranks and written
-    by the first; `files` is None on the others. `peak_tflops` is one device's (None: MFU is not known)."""
+    """The recorder logs each round's metrics, samples and prompt ids, gathered from all ranks.
+
+    The first rank writes them; `files` is None on the others. `peak_tflops` is the peak of one device, from which the
+    model FLOPs utilization (MFU) is computed, or None if it is not known.
+    """
 
     def __init__(
         self,
@@ -98,10 +103,11 @@ class Recorder:
         on_first(self._collective, lambda: self._write(finished, shares))
 
     def _write(self, finished: FinishedRound, shares: Sequence[tuple]) -> None:
+        """Writes what the ranks gathered, on the first rank. `shares` holds one tuple for each rank."""
         statistics, progress, verdict = finished.statistics, finished.progress, finished.verdict
-        every_id, every_count, every_version, samples, memory = zip(*shares, strict=True)
+        ids, counts_by_rank, versions, samples, memory = zip(*shares, strict=True)
         metrics = flatten(statistics, self._peak_tflops) | {
-            name: max(each[name] for each in memory) for name in memory[0]
+            name: max(peaks[name] for peaks in memory) for name in memory[0]
         }
         counts = [[*pair, groups] for pair, groups in sorted(statistics.reward_counts.items())]
         row = metrics | {COUNTS: counts, REASON: verdict.reason, WENT_BACK: float(verdict.go_back)}
@@ -110,9 +116,9 @@ class Recorder:
         row = {
             "round": statistics.round_index,
             "cursor": progress.cursor,
-            "prompt_ids": list(chain(*every_id)),
-            "correct": list(chain(*every_count)),
-            "versions": list(chain(*every_version)),
+            "prompt_ids": list(chain(*ids)),
+            "correct": list(chain(*counts_by_rank)),
+            "versions": list(chain(*versions)),
         }
         self._files.prompts.write(row, statistics.step)
         self._files.display.round(statistics.step, metrics)
@@ -126,6 +132,7 @@ class Recorder:
 
 
 def _samples(groups: Sequence[ScoredGroup]) -> list[dict[str, Any]]:
+    """Returns a row for the first completion of each group."""
     rows = []
     for scored in groups:
         completion, grade, problem = scored.group.completions[0], scored.grades[0], scored.group.prompt.problem

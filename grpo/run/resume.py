@@ -1,4 +1,4 @@
-"""Where a run that is resumed goes on: the checkpoint that it takes, and what is another than it was."""
+"""This module finds the checkpoint from which a run is resumed, and tells what has changed in the config since."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from grpo.types import Progress, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A whole checkpoint: how the run was configured, and where it stood."""
+    """A saved run is an undamaged checkpoint, with the run's config and progress at that time."""
 
     checkpoint: Path
     config: TrainConfig
@@ -31,18 +31,21 @@ class Saved:
 
 
 def checkpoint_store(config: TrainConfig, collective: Collective) -> CheckpointStore:
-    """The run's checkpoints."""
+    """Opens the store of the run's checkpoints."""
     return CheckpointStore(Path(config.output_dir) / CHECKPOINTS, config.checkpoint.keep_last, collective)
 
 
 def saved_run(config: TrainConfig, collective: Collective) -> Saved:
-    """The newest whole checkpoint of the run in `output_dir`. Prints which it is and what has changed since. Raises
-    UserError where there is none, or where the run cannot go on as it is configured now. Collective."""
+    """Finds the newest undamaged checkpoint of the run in `output_dir`. Collective.
+
+    Prints which one it is, and which config keys have changed since. Raises UserError when there is none, or when the
+    run cannot continue with the present config.
+    """
     checkpoint = checkpoint_store(config, collective).whole()
     if checkpoint is None:
         raise UserError(
-            f"no checkpoint in {Path(config.output_dir) / CHECKPOINTS} is whole: bring back a copy, or begin anew in "
-            "another output_dir without checkpoint.resume"
+            f"there is no undamaged checkpoint in {Path(config.output_dir) / CHECKPOINTS}: restore one from a copy, or "
+            "start anew in another output_dir without checkpoint.resume"
         )
     state = read_state(checkpoint)
     old = from_dict(state["config"])
@@ -56,8 +59,10 @@ def saved_run(config: TrainConfig, collective: Collective) -> Saved:
 
 
 def relearn(task: Task, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Tells the task the outcomes of the rounds before, from the rows of `prompts.jsonl`: an online curriculum goes on
-    as it stood."""
+    """Passes the outcomes of all earlier rounds, read from `prompts.jsonl`, to the task.
+
+    An online curriculum is then in the state in which the run was saved.
+    """
     for row in rows:
         task.learn(by_problem(zip(row["prompt_ids"], row["correct"], strict=True)), row["cursor"])
 

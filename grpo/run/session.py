@@ -56,7 +56,7 @@ def train(config: TrainConfig) -> int:
     preflight.print_tables(replace(config, learner=replace(config.learner, layout=layout)), path)
     if config.dry_run:
         return 0
-    # First what is asked: what is wrong with data or reward shows before the engines start.
+    # Tasks are loaded first, so that errors in data or reward show before the engines start.
     suite = load_suite(config)
     tokenizer = models.load_tokenizer(path, config.model)
     with load_task(config, tokenizer, ranks.rank(), world_size) as task:
@@ -64,7 +64,7 @@ def train(config: TrainConfig) -> int:
         collective = TorchCollective(device)
         with held(Path(config.output_dir), collective):
             saved = saved_run(config, collective) if config.checkpoint.resume else None
-            # A service that does not answer costs nothing yet.
+            # Services are opened before the engines: if one does not answer, no time is lost.
             with open_services(config, collective, saved) as services:
                 return Session(config, path, tokenizer, task, suite, saved, services).run()
 
@@ -82,7 +82,7 @@ class Session:
         saved: Saved | None,
         services: Trackers,
     ):
-        """`saved` is where a resumed run goes on."""
+        """Builds the engines. `saved` is the checkpoint from which a resumed run continues, or None."""
         device = ranks.device(config)
         self._config, self._output, self._saved, self._services = config, Path(config.output_dir), saved, services
         self._tokenizer, self._suite, self._device = tokenizer, suite, device
@@ -96,7 +96,7 @@ class Session:
         self._stop = StopRequest(STOPPING)
 
     def run(self) -> int:
-        """Evaluates, trains, evaluates, exports, reports. Returns the exit code."""
+        """Evaluates, trains, evaluates again, exports the model and writes the report. Returns the exit code."""
         engines, saved = self._engines, self._saved
         progress, verdict = resumed(self._config, saved, engines, self._store) if saved else fresh(engines)
         engines.weight_sync.refresh(engines.learner, engines.sampler)
@@ -114,7 +114,7 @@ class Session:
         return 0
 
     def _train(self, progress: Progress, verdict: Verdict, files: RecordFiles | None) -> tuple[Progress, Verdict]:
-        """Runs the rounds, with what goes on around them. Returns where they ended."""
+        """Runs the rounds, with evaluations and checkpoints around them. Returns the last progress and verdict."""
         config, engines = self._config, self._engines
         evaluator = self._evaluator(files)
         checkpointer = Checkpointer(config.checkpoint, self._store, engines.learner, asdict(config), evaluator)
@@ -132,17 +132,18 @@ class Session:
                 evaluator.at(loop.progress.step)
             checkpointer.save(loop.progress, loop.verdict)
         except SamplerLost:
-            # The learner may be in the middle of a round, which is then sampled again.
+            # A learner in the middle of a round is not saved: a resumed run samples that round again.
             if loop.progress.step > progress.step and engines.learner.num_steps == loop.progress.step:
                 checkpointer.save(loop.progress, loop.verdict)
             raise
         return loop.progress, loop.verdict
 
     def _is_over(self, progress: Progress, verdict: Verdict) -> bool:
+        """Tells whether the run is finished, and not merely interrupted."""
         return verdict.stop or progress.step >= self._config.num_steps
 
     def _leave(self) -> None:
-        """Leaves the trained model and the report."""
+        """Exports the trained model and writes the report."""
         exported = None
         if self._config.checkpoint.export:
             learner = self._engines.learner
@@ -151,12 +152,15 @@ class Session:
             write_report(self._output, exported)
 
     def _watch(self, files: RecordFiles | None) -> Watch:
+        """Builds the observer that diagnoses the run's log."""
+
         def findings() -> Sequence[Finding]:
             return on_first(self._collective, lambda: diagnose(read_log(self._output))) or ()
 
         return Watch(self._config.dynamics.diagnose_every, findings, files.display.note if files else print)
 
     def _evaluator(self, files: RecordFiles | None) -> Evaluator:
+        """Builds the observer that evaluates on held-out problems, and on the suite if there is one."""
         config, collective = self._config, self._collective
         evaluate = PolicyEvaluation(
             config, self._engines.task, self._suite, self._tokenizer, self._engines.sampler, self._clocks, collective

@@ -1,10 +1,10 @@
-"""The nouns, in the order in which data becomes them: prompt, group, scored group, batch, report, statistics.
+"""This package holds the data types, from a prompt over groups and batches to a round's statistics.
 
-Every type is frozen. A later moment wraps an earlier one; nothing is filled in afterwards.
+Every type is frozen. A later stage wraps the value of an earlier one; no field is filled in afterwards.
 
-Axes have one meaning each, in every shape of the project:
-    tokens      positions of one packed row, prompts and completions alike
-    targets     completion tokens of one row: what is scored and learned from
+An axis has one meaning in every shape of the project:
+    tokens      positions of one packed row, of prompts and completions alike
+    targets     completion tokens of one packed row, which are the tokens that are learned from
     sequences   completions
     groups      prompts with their completions
 """

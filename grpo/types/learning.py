@@ -1,4 +1,5 @@
-"""The nouns of learning: a tree in a packed row, a micro-batch, the batch of one optimizer step, its report."""
+"""This module holds the types of learning: a tree in a packed row, a micro-batch, an optimizer step's batch and
+report."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A prompt and the completions that continue it, laid out one after another in a packed row.
+    """A tree is a prompt and the completions that continue it, laid out one after another in a packed row.
 
     `start` is the position of the prompt's first token in the row. `branches` are the input lengths of the completions:
-    one less than their number of tokens, because a last token predicts nothing. Each branch sees the prompt and itself,
-    never its siblings.
+    one less than their number of tokens, because a last token predicts nothing. Each branch attends to the prompt and
+    to itself, never to its siblings.
 
     A prompt of 3 tokens at the beginning of a row, with completions of 3, 1 and 2 tokens, takes 6 positions:
 
@@ -33,32 +34,34 @@ class Tree:
 
     @property
     def end(self) -> int:
+        """The position after the last token of the tree."""
         return self.start + self.prompt_length + sum(self.branches)
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One packed row, ready for one forward and backward pass.
+    """A micro-batch is one packed row, ready for one forward and backward pass.
 
     token_ids, position_ids   [tokens] int64
-    trees                     which tokens see which
+    trees                     where prompts and completions lie in the row, hence which tokens attend to which
     predictors                [targets] position whose hidden state predicts the target
     targets                   [targets] int64 completion tokens
     sequence_index            [targets] which completion of this micro-batch a target belongs to
-    advantages                [targets] the completion's advantage at each of its tokens
-    weights                   [targets] share of each token in the step's loss: the step's add up to the aggregation's
-    sampler_logprobs          [targets]
-    old_logprobs              [targets] the learner's at the start of the round, or None where the current ones are
-                              the old ones or the sampler's are taken for them
+    advantages                [targets] the completion's advantage, repeated for each of its tokens
+    weights                   [targets] share of each token in the loss of the whole optimizer step, as the
+                              aggregation sets it
+    sampler_logprobs          [targets] log-probabilities as the sampler drew them
+    old_logprobs              [targets] the learner's at the start of the round; None when the current ones equal them,
+                              or when the sampler's are used instead
     reference_logprobs        [targets], or None without a KL term
 
-    The prompt [10, 11, 12] with the completions [1, 2, 3] and [4, 5] makes this row. The prompt stands there once, the
-    last token of each completion is a target and no input, and positions restart after the prompt:
+    The prompt [10, 11, 12] with the completions [1, 2, 3] and [4, 5] makes this row. The prompt stands there once. The
+    last token of each completion is a target but no input. Positions restart after the prompt:
 
     >>> from grpo.algorithm.packing import Branch, LooseTree, pack
     >>> from grpo.types import Completion
     >>> completions = [Completion(ids, (-1.0,) * len(ids), "", False) for ids in ((1, 2, 3), (4, 5))]
-    >>> row = pack([LooseTree((10, 11, 12), tuple(Branch(each, 0.5, 0.2) for each in completions))])
+    >>> row = pack([LooseTree((10, 11, 12), tuple(Branch(completion, 0.5, 0.2) for completion in completions))])
     >>> row.token_ids.tolist(), row.position_ids.tolist()
     ([10, 11, 12, 1, 2, 4], [0, 1, 2, 3, 4, 3])
     >>> row.targets.tolist(), row.predictors.tolist(), row.sequence_index.tolist()
@@ -80,9 +83,11 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """This rank's share of one optimizer step. Every rank holds equally many micro-batches.
-    `learning_rate_factor` is the plan's. `old_known` says whether the learner's log-probabilities at the start of the
-    round are known: with objective.old_logprobs=sampler they are in the first step only."""
+    """A batch is this rank's share of one optimizer step. Every rank holds the same number of micro-batches.
+
+    `learning_rate_factor` comes from the round's plan. `old_known` says whether the learner's log-probabilities at the
+    start of the round are known. With objective.old_logprobs=sampler they are known in the round's first step only.
+    """
 
     micro_batches: tuple[MicroBatch, ...]
     learning_rate_factor: float = 1.0
@@ -91,9 +96,11 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """Facts of one optimizer step, already summed over ranks. `applied` is False when non-finite
-    gradients made the learner skip the update. `flops` are the operations that the model's forward and
-    backward passes ask for (see `grpo.learner.flops`)."""
+    """A step report holds the facts of one optimizer step, already summed over ranks.
+
+    `applied` is False when NaN or infinite gradients made the learner skip the update. `flops` are the floating-point
+    operations that the model's forward and backward passes need (see `grpo.learner.flops`).
+    """
 
     step: int
     applied: bool

@@ -1,4 +1,4 @@
-"""The nouns of sampling and grading: problem, prompt, completion, group, scored group."""
+"""This module holds the types of sampling and grading: problem, prompt, completion, group, grade, scored group."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One row of a problem set: the question asked, and the answer that a grader compares with.
+    """A problem is one entry of a data set: a question, and the answer that a grader compares with.
 
     `problem_id` is unique within its data set and the same in every run (for example ``"mawps-17"``).
     """
@@ -27,8 +27,11 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A problem as the model sees it. `token_ids` end where the model's answer begins. `visit` tells apart the times
-    that the stream gives out this problem: the epoch, from 0, or its position in the stream of a curriculum."""
+    """A prompt is a problem as the model sees it. `token_ids` end where the model's answer begins.
+
+    `visit` differs each time the stream gives out this problem. It is the epoch, from 0, or under a curriculum the
+    prompt's position in the stream.
+    """
 
     problem: Problem
     token_ids: tuple[int, ...]
@@ -36,17 +39,18 @@ class Prompt:
 
     @property
     def prompt_id(self) -> str:
-        """Identity of this visit of the problem, for example ``"mawps-17@0"``."""
+        """The identity of this visit of the problem, for example ``"mawps-17@0"``."""
         return f"{self.problem.problem_id}@{self.visit}"
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What the sampler wrote after a prompt, end-of-sequence token included when it wrote one.
+    """A completion is what the sampler wrote after a prompt. It includes the end-of-sequence token if one was written.
 
     `sampler_logprobs` are log-probabilities of `token_ids` under the distribution that was sampled from (temperature
-    applied). `truncated` says that the token limit cut it off. `versions` are (policy version, its number of tokens) in
-    their order: several only where weights were replaced meanwhile. Versions count optimizer steps.
+    applied). `truncated` says that the token limit cut the completion off. `versions` lists (policy version, number of
+    tokens that it wrote) in order. It has several entries only when weights were replaced while the completion was
+    written. A version is the number of optimizer steps taken.
     """
 
     token_ids: tuple[int, ...]
@@ -58,7 +62,10 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class RolloutGroup:
-    """One prompt and its completions: as many as this group has, of policies `oldest_version` to `newest_version`."""
+    """A rollout group is one prompt with its completions. Groups may differ in their number of completions.
+
+    The tokens were written by the policy versions from `oldest_version` to `newest_version`.
+    """
 
     prompt: Prompt
     completions: tuple[Completion, ...]
@@ -68,12 +75,13 @@ class RolloutGroup:
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """What a grader says of one completion.
+    """A grade is the grader's result for one completion.
 
-    `reward` is the weighted sum of `parts`; `correct` is the task's own criterion of success, which pass rates are made
-    of; `outcome` is ``"graded"``, ``"timed_out"``, ``"failed"`` or ``"unparsable"`` (the answer, not the completion).
-    `magnitude` is the sum of what was added up, each without its sign: where parts cancel, the reward's rounding error
-    is a share of that.
+    `reward` is the weighted sum of `parts`. `correct` is the task's own criterion of success, from which pass rates are
+    computed. `outcome` is ``"graded"``, ``"timed_out"``, ``"failed"`` or ``"unparsable"``. The last means that the
+    problem's own answer cannot be parsed, not that the completion cannot. `magnitude` is the sum of the absolute values
+    that were added up. When parts cancel, the reward's rounding error is proportional to it (see
+    `grpo.types.values.alike`).
     """
 
     reward: float
@@ -85,10 +93,10 @@ class Grade:
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
-    """A rollout group with one grade per completion, in the same order.
+    """A scored group is a rollout group with one grade per completion, in the same order.
 
-    `included[i]` is False for a completion not to be learned from (an overlong one, when the task masks those): it
-    still counts in its group's mean and standard deviation.
+    `included[i]` is False for a completion that is not learned from, such as an overlong one when the task masks those.
+    Such a completion still counts in its group's mean and standard deviation.
     """
 
     group: RolloutGroup
@@ -97,26 +105,28 @@ class ScoredGroup:
 
     @property
     def rewards(self) -> tuple[float, ...]:
+        """The reward of each completion."""
         return tuple(grade.reward for grade in self.grades)
 
     @property
     def count(self) -> tuple[int, int]:
-        """How many completions are correct, and of how many."""
+        """The number of correct completions, and the number of all completions."""
         return sum(grade.correct for grade in self.grades), len(self.grades)
 
     @property
     def silent(self) -> bool:
-        """All rewards equal but for rounding: every advantage is zero, whatever the normalization."""
+        """Whether all rewards are equal up to rounding. Every advantage is then zero, whatever the normalization."""
         return alike(self.rewards, max((grade.magnitude for grade in self.grades), default=0.0))
 
 
 @dataclass(frozen=True, slots=True)
 class GroupWithLogprobs:
-    """A scored group with the log-probabilities that the loss needs besides the current ones.
+    """This type adds to a scored group the log-probabilities that the loss needs besides the current ones.
 
-    Each field holds one float32 tensor per completion, or nothing where the loss does not need it. `old_logprobs` are
-    the learner's at the start of the round. The first step after a refresh has none, because there the current ones are
-    the old ones, unless the KL stands in the reward. `reference_logprobs` are empty without a KL term.
+    Each field holds one float32 tensor per completion, or is empty when the loss does not need it. `old_logprobs` are
+    the learner's at the start of the round. They are empty for the first step after a refresh, since the current ones
+    equal them there; with the KL in the reward they are filled in that step too. `reference_logprobs` are empty
+    without a KL term.
     """
 
     scored: ScoredGroup

@@ -1,4 +1,4 @@
-"""The nouns of a run: the plan of a round, what it collected, its statistics, the verdict on the run, its progress."""
+"""This module holds the types of a run: a round's plan, groups and statistics, the verdict on the run, its progress."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from grpo.types.values import Mean
 
 @dataclass(frozen=True, slots=True)
 class RoundPlan:
-    """What one round does.
+    """A plan says how one round samples and learns.
 
     group_size            completions per prompt (G)
     refresh_interval      optimizer steps per round, that is between two refreshes of the sampling policy (τ)
     prompts_per_step      prompts in one optimizer step, over all ranks
-    learning_rate_factor  by which the configured schedule is multiplied
+    learning_rate_factor  factor that multiplies the configured learning-rate schedule
 
     >>> RoundPlan(group_size=8, refresh_interval=4, prompts_per_step=16).prompts_per_round
     64
@@ -32,17 +32,18 @@ class RoundPlan:
 
     @property
     def prompts_per_round(self) -> int:
+        """The number of prompts in one round, over all ranks."""
         return self.prompts_per_step * self.refresh_interval
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the scheduler says of the run once a round is over. The default lets it go on.
+    """A verdict is the scheduler's judgement of the run after a round. By default the run continues.
 
-    stop       there is no further round
-    go_back    the learner returns to the newest checkpoint of a step up to `good_step`
-    good_step  optimizer steps of the policy that did best so far; its checkpoint is kept
-    reason     why the run stops or goes back, or why the next plan is as it is
+    stop       the run ends without another round
+    go_back    the learner returns to the newest checkpoint that is not later than `good_step`
+    good_step  optimizer steps that the best policy so far had taken; its checkpoint is kept
+    reason     why the run stops or goes back, or why the next plan is what it is
     """
 
     stop: bool = False
@@ -53,7 +54,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the scheduler returns after a round: the next plan, the verdict on the run, and its own next state."""
+    """A decision is what the scheduler returns after a round: the next plan, a verdict, and the scheduler's state."""
 
     plan: RoundPlan
     verdict: Verdict
@@ -62,11 +63,12 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What one rank sampled in a round under `plan`.
+    """This type holds the groups that one rank sampled in a round under `plan`.
 
     `steps` are the groups to learn from, in one tuple for each optimizer step. `sampled` are all groups that were
-    graded: the same ones, or more where silent groups were replaced. `cursor` is where the stream of prompts then
-    stood. `seconds` are those of another thread that sampled and graded; the loop's own clock has the rest.
+    graded: the same ones, or more if silent groups were replaced. `cursor` is the position of the stream of prompts
+    after this round. `seconds` are those of a second thread that sampled and graded, if there is one; the loop's own
+    clock measures everything else.
     """
 
     steps: tuple[tuple[ScoredGroup, ...], ...]
@@ -77,16 +79,16 @@ class Collected:
 
     @property
     def groups(self) -> tuple[ScoredGroup, ...]:
-        """The groups of all steps, first step's first."""
+        """The groups of all steps, in the order of the steps."""
         return tuple(chain(*self.steps))
 
 
 @dataclass(frozen=True, slots=True)
 class RoundStatistics:
-    """Facts of one round, summed over ranks: what the scheduler may decide on, and what is logged.
+    """Statistics are the facts of one round, summed over ranks. The scheduler decides by them, and they are logged.
 
-    `reward_counts` maps the number of correct completions and the group's size, (k, G), to how many groups had it:
-    enough for every statistic of pass rates. Those of `means` that come from optimizer steps are over the applied ones.
+    `reward_counts` maps (k, G) to the number of groups with k correct completions out of G, which is enough for every
+    statistic of pass rates. Those `means` that come from optimizer steps leave out the steps that were skipped.
     """
 
     round_index: int
@@ -100,9 +102,10 @@ class RoundStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a run stands between two rounds: all that a checkpoint holds beside the learner's tensors.
+    """Progress says where a run stands between two rounds. A checkpoint holds it beside the learner's tensors.
 
-    `cursor` is the number of prompts given out, `plan` the next round's, and `scheduler` the scheduler's state.
+    `cursor` is the number of prompts given out so far. `plan` is the next round's. `scheduler` is the scheduler's
+    state.
     """
 
     round_index: int
@@ -114,7 +117,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class FinishedRound:
-    """A round that is over: its facts, what it collected, where the run then stands, and the verdict on the run."""
+    """A finished round bundles its statistics, its groups, the run's progress after it, and the verdict on the run."""
 
     statistics: RoundStatistics
     collected: Collected

@@ -5,6 +5,7 @@ import torch
 
 from grpo.algorithm.aggregation import AGGREGATIONS, Totals
 from grpo.algorithm.loss import METRICS, policy_loss
+from grpo.algorithm.packing import pack
 from grpo.config import AggregationConfig, CorrectionConfig, KlConfig, ObjectiveConfig
 from grpo.types import MicroBatch, Tree
 
@@ -202,3 +203,10 @@ def test_aggregation_weights_are_shares_of_the_whole_step():
     assert AGGREGATIONS["constant"](5, 8, TOTALS, 100) == 1 / 400
     assert AGGREGATIONS["prompt_mean"](5, 8, TOTALS, 0) == 1 / 16
     assert AggregationConfig().level in AGGREGATIONS
+
+
+def test_a_rank_without_work_adds_nothing_to_a_loss_with_a_kl_term():
+    objective = ObjectiveConfig(kl=KlConfig(coefficient=0.1))
+    nothing = torch.zeros(0, requires_grad=True)
+    loss, _ = policy_loss(nothing, torch.zeros(0), pack([]), objective)
+    assert loss.item() == 0 and loss.requires_grad

@@ -123,7 +123,7 @@ def test_all_words_have_to_be_there(capsys):
 
 def test_a_word_that_is_nowhere_is_one_line(capsys):
     assert main(["config", "colour"]) == WRONG_USE
-    assert capsys.readouterr().err == "grpo: no key and no choice has 'colour': `grpo config` prints all of them\n"
+    assert capsys.readouterr().err == "grpo: no key and no choice contains 'colour': `grpo config` prints all of them\n"
 
 
 def test_bars_between_choices_do_not_break_a_row_of_the_page():

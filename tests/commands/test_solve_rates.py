@@ -64,7 +64,7 @@ def test_rates_are_written_row_by_row_and_a_stopped_run_goes_on(tmp_path):
 
     other = grpo("solve-rates", *WORDS, "evaluation.temperature=0.5", f"output_dir={output}")
     assert other.returncode == 2
-    assert "was begun with evaluation.temperature=1.0, now it is 0.5: choose another output_dir" in other.stderr
+    assert "was begun with evaluation.temperature=1.0, but now it is 0.5: choose another output_dir" in other.stderr
 
 
 def two_kinds(hard, easy, share=0.5):

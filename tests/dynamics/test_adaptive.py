@@ -126,7 +126,9 @@ def test_samples_per_step_are_held_when_asked_for():
 def test_a_run_with_nothing_left_to_gain_is_stopped_with_its_reason():
     rules = config(stop_gain=0.02, stop_min_steps=30)
     _, _, decisions = trained(SCHEDULERS["adaptive"](rules, 1), rounds=150)
-    assert decisions[-1].verdict.stop and decisions[-1].verdict.reason.startswith("stop: at most 0.0")
+    assert decisions[-1].verdict.stop and decisions[-1].verdict.reason.startswith(
+        "stop: the pass rate would gain at most 0.0"
+    )
     assert len(decisions) < 149
 
 

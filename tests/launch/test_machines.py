@@ -40,7 +40,7 @@ def test_names_that_are_this_machine_stay_on_it(on_debian):
 
 
 def test_a_name_without_an_address_is_one_line(on_debian):
-    with pytest.raises(UserError, match="knows no address of 'gpu7' .*: write its address, or add"):
+    with pytest.raises(UserError, match="cannot find the address of 'gpu7' .*: write the address instead, or add"):
         machines_of(["b", "gpu7"], "ssh", 2)
 
 
@@ -51,7 +51,7 @@ def test_an_address_that_leads_nowhere_is_one_line(monkeypatch):
         raise OSError(101, "Network is unreachable")
 
     monkeypatch.setattr("grpo.launch.machines.own_address", unreachable)
-    with pytest.raises(UserError, match=r"no way leads from this machine to 10\.0\.0\.2 \(Network is unreachable\)"):
+    with pytest.raises(UserError, match=r"this machine has no route to 10\.0\.0\.2 \(Network is unreachable\)"):
         machines_of(["a", "b"], "ssh", 2)
 
 

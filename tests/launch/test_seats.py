@@ -47,7 +47,7 @@ def test_ranks_over_several_nodes_meet_on_the_first():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([*TWO[:2], "hardware.hosts=[a]"], "need 2 machines, and there are 1 (a)"),
+        ([*TWO[:2], "hardware.hosts=[a]"], "need 2 machines, but there are 1 (a)"),
         ([*TWO, "rollout=vllm"], "hardware.server_nodes needs rollout=vllm_server"),
     ],
 )

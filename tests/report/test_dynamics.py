@@ -39,8 +39,14 @@ def test_too_short_a_run_no_run_and_wrong_words_are_one_line(tmp_path, capsys):
     for words, message in (
         (["dynamics", "fit", str(tmp_path / "nowhere")], "there is no"),
         (["dynamics", "fit"], "needs a path"),
-        (["dynamics", "guess", "x"], "there are fit, forecast, diagnose, replay, plan"),
-        (["dynamics", "fit", str(tmp_path), "last_step=soon"], "last_step='soon' is no int"),
+        (
+            ["dynamics", "guess", "x"],
+            "grpo dynamics has no 'guess': choose one of fit, forecast, diagnose, replay, plan",
+        ),
+        (
+            ["dynamics", "fit", str(tmp_path), "last_step=soon"],
+            "last_step='soon' is not valid: it must be of the type int",
+        ),
         (["dynamics", "diagnose", str(tmp_path), "depth=3"], "unknown key 'depth'"),
         (["dynamics", "replay", str(tmp_path), "dynamics.adaptive.nonsense=1"], "nonsense"),
     ):

@@ -126,6 +126,6 @@ def test_a_reproduction_prints_writes_and_draws(tmp_path, capsys):
     assert "The pass rates are the 65 given ones." in printed and "0.9278" in printed
     assert (tmp_path / "identity.png").stat().st_size > 10_000
     assert "| fidelity φ(8, 0.5) | 0.9278 | 0.9278 |" in (tmp_path / "identity.md").read_text()
-    for words, message in ((["alchemy"], "there are identity, bandit"), (["identity", "p=1"], "unknown key 'p'")):
+    for words, message in ((["alchemy"], "choose one of identity, bandit"), (["identity", "p=1"], "unknown key 'p'")):
         assert main(["reproduce", *words]) == 2
         assert message in capsys.readouterr().err

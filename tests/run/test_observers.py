@@ -84,7 +84,7 @@ def test_going_back_takes_the_newest_checkpoint_that_is_trusted_and_refreshes_th
     assert calls.made == ["forget", "step-00000008", "refresh"]
     go_back(3)
     assert calls.made == ["forget", "step-00000008", "refresh", "forget"]
-    assert "no checkpoint up to step 3: the policy stays" in capsys.readouterr().err
+    assert "no checkpoint up to step 3: the run continues with the present policy" in capsys.readouterr().err
 
 
 class Noted:
