@@ -100,7 +100,7 @@ class Sampler(Protocol):
 
         `group_size` is one number for all prompts or one per prompt, at least 1. `sampling` defaults to the run's own
         settings. The completions of a prompt are numbered from `first_sample`. A completion's random seed comes from
-        its number, its prompt and the run, so it does not depend on what else is sampled in the same call.
+        its number, its prompt, the policy version and the run's seed, never from what else is sampled in the call.
         """
 
     def begin_refresh(self) -> str:
@@ -125,7 +125,7 @@ class Sampler(Protocol):
         """Frees memory while the learner works. `wake` is called before the next use."""
 
     def wake(self) -> None:
-        """Takes the memory back. The weights may be stale until the next `finish_weights`."""
+        """Takes back the memory that `sleep` freed. The weights may be stale until the next `finish_weights`."""
 
 
 class Pending(Protocol):

@@ -45,7 +45,7 @@ class Observer(Protocol):
     """An observer logs, evaluates or saves after each round. It is called on every rank."""
 
     def after_round(self, finished: FinishedRound) -> None:
-        """Called once the round is over and the loop has acted on the verdict."""
+        """Handles a finished round. Called once the loop has acted on the verdict."""
 
 
 class Loop:

@@ -34,7 +34,7 @@ def sequence_mean(length: int, group_tokens: int, totals: Totals, constant_lengt
 
 
 def constant(length: int, group_tokens: int, totals: Totals, constant_length: int) -> float:
-    """Divides the sum over a completion's tokens by a constant, which removes GRPO's length bias (Dr. GRPO,
+    """Weights every token by 1/constant and averages over completions, which removes GRPO's length bias (Dr. GRPO,
     arXiv:2503.20783)."""
     return 1 / (constant_length * totals.sequences)
 

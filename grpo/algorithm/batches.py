@@ -77,7 +77,10 @@ class BatchMaker:
         return rewards
 
     def _step_totals(self, groups: Sequence[GroupWithLogprobs]) -> Totals:
-        """Counts what is learned from over all ranks. No count is below 1, since weights divide by them. Collective."""
+        """Counts the tokens, completions and groups that this step learns from, over all ranks. Collective.
+
+        No count is below 1, since the tokens' weights divide by them.
+        """
         lengths = [_included_lengths(group) for group in groups]
         tokens, sequences, filled = self._collective.sum(
             [
@@ -102,7 +105,7 @@ class BatchMaker:
         return torch.tensor(squares / max(count - self._normalization.ddof, 1), dtype=torch.float64).sqrt()
 
     def _trees(self, group: GroupWithLogprobs, advantage: torch.Tensor, totals: Totals) -> list[LooseTree]:
-        """Builds the trees of one group. A group without a gradient has none if `skip_silent_groups` is set."""
+        """Builds the trees of one group. With `skip_silent_groups` it builds none for a group without a gradient."""
         if self._learner.skip_silent_groups and not self._every_token_counts and not bool(advantage.any()):
             return []
         lengths = _included_lengths(group)

@@ -49,7 +49,7 @@ def corrected(weights: Tensor, correction: CorrectionConfig) -> Tensor:
 
 
 def vetoed(old_logprobs: Tensor, sampler_logprobs: Tensor, veto: float, sequence_index: Tensor) -> Tensor:
-    """Returns [targets] bool: whether the token's completion contains a token with w < `veto`.
+    """Returns [targets] bool: whether the token's completion contains a token with importance weight below `veto`.
 
     The learner would hardly ever write such a token. Whatever follows it is off the learner's path, even if the weights
     of the following tokens are near 1. A vetoed completion still counts in the denominators of the loss, as masked

@@ -148,9 +148,9 @@ def pack(trees: Sequence[LooseTree]) -> MicroBatch:
         tokens.extend(tree.prompt)
         positions.extend(range(prompt_length))
         for branch, length in zip(tree.branches, tree.lengths, strict=True):
-            here = len(tokens)
+            branch_start = len(tokens)
             predictors.append(start + prompt_length - 1)
-            predictors.extend(range(here, here + branch.input_length))
+            predictors.extend(range(branch_start, branch_start + branch.input_length))
             tokens.extend(branch.completion.token_ids[:-1])
             tokens.extend([0] * (length - branch.input_length))
             positions.extend(range(prompt_length, prompt_length + length))

@@ -77,14 +77,14 @@ def choice_table(chosen: Iterable[Choice]) -> Table:
 
 
 def page() -> str:
-    """Writes all keys and choices as one page of Markdown."""
+    """Returns all keys and choices as one page of Markdown."""
     rows = [[_code(choice.name) + " *default*" * choice.usual, choice.meaning] for choice in choices()]
     groups = "\n\n".join(["## Groups", _markdown_table(["choice", "what it sets"], rows)])
     return "\n\n".join([INTRODUCTION, groups, "## Keys", *map(_markdown_section, sections())])
 
 
 def _markdown_section(section: Section) -> str:
-    """Writes one section of keys: its heading, its meaning and its table."""
+    """Returns one section of keys as Markdown: heading, meaning and table."""
     rows = [[_code(key.name), _code(key.values), _code(key.default), key.meaning] for key in section.keys]
     table = _markdown_table(["key", "what it may be", "default", "meaning"], rows)
     return "\n\n".join([f"### {section.name or 'run'}", section.meaning, table])

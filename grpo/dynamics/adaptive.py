@@ -83,7 +83,7 @@ class AdaptiveScheduler:
         return self._decide(plan, statistics, state)
 
     def judge(self, step: int, state: AdaptiveState) -> Verdict:
-        """Repeats, on resume, the decision to stop of a run that its forecast had stopped.
+        """Decides, when a run is resumed, whether it stops at once because its forecast had stopped it.
 
         The forecast is made again up to the present `num_steps`, which may have been raised.
         """

@@ -111,7 +111,7 @@ def curve_of(rounds: Sequence[PastRound]) -> History:
 
 
 def merged(history: History, most: int = MOST_POINTS) -> History:
-    """Averages neighbouring points of a curve, weighted by their information, until at most `most` points are left.
+    """Averages neighbouring points of a curve, weighted by 1/error², until at most `most` points are left.
 
     Points are merged only when their delays are equal.
     """

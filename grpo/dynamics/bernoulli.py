@@ -48,7 +48,7 @@ def sigma(rates: Array, group_size: int, generator: np.random.Generator) -> Arra
 
 
 def dial(exponent: float) -> Arm:
-    """Returns the arm with gain σ^(2−α): GRPO at α = 1, Dr. GRPO at α = 0."""
+    """Returns the method (arm) whose gain is σ^(2−α): GRPO at α = 1, Dr. GRPO at α = 0."""
 
     def arm(rates: Array, group_size: int, generator: np.random.Generator) -> tuple[Array, Array, int]:
         first = sigma(rates, group_size, generator)

@@ -50,7 +50,7 @@ class Difficulty:
 
 
 def fit_difficulty(counts: Counts, max_iterations: int = 2000, tolerance: float = 1e-7) -> Difficulty:
-    """Fits the mixing distribution by maximum penalized likelihood. Without any counts it is flat.
+    """Fits the distribution of pass rates to counts, by maximum penalized likelihood. Without any counts it is flat.
 
     The iteration ends when the mean log-likelihood of a prompt gains less than `tolerance`.
     """

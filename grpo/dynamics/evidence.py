@@ -107,7 +107,7 @@ def _half_width(error: float, freedom: float) -> float:
 
 
 def _mean(values: Array) -> tuple[float, float, float]:
-    """Returns the mean, its standard error and its degrees of freedom."""
+    """Returns the mean of autocorrelated values, its standard error and its degrees of freedom."""
     n = len(values)
     residuals = values - np.polynomial.Polynomial.fit(np.arange(n), values, 1)(np.arange(n)) if n > 2 else values
     spread = residuals @ residuals

@@ -113,8 +113,8 @@ def phases(identification: Identification) -> Phases | None:
     The curve must be identified, and its improvement must exceed the noise. Its start must be slow: a law with an
     inflection must beat the single exponential.
     """
-    with_start = [each for each in identification.fits if each.law.name in ("oscillator", "gating", "sigmoid")]
-    best = with_start[0]
+    slow_starting = [fit for fit in identification.fits if fit.law.name in ("oscillator", "gating", "sigmoid")]
+    best = slow_starting[0]
     if not identification.identified or best.aicc > identification.fit("exponential").aicc - 2:
         return None
     history = best.history

@@ -16,12 +16,11 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class GuardRule:
-    """A guard rule says when the guard acts. A pass rate has fallen when its loss exceeds all of the first three
-    limits.
+    """A guard rule says when the guard acts. A pass rate has fallen when its loss exceeds the first three limits.
 
     fall            loss of pass rate against the recent best, in standard errors
-    least_fall      loss of pass rate
-    least_share     loss of pass rate as a share of the best, since a healthy policy fluctuates a little
+    least_fall      loss of pass rate against the recent best
+    least_share     loss of pass rate as a share of the recent best, since a healthy policy fluctuates a little
     least_ess       effective share of samples below which importance weights have collapsed
     rounds          number of bad rounds in a row before the guard acts
     recovery        number of rounds after an action in which it does not act again
@@ -83,7 +82,7 @@ class GuardState:
     best_step   optimizer steps of the policy at which `best` was reached
     smooth      smoothed pass rate now
     bad         number of bad rounds in a row
-    since       number of rounds since the last action, or None before any
+    since       number of rounds since the guard last acted, or None before its first action
     cuts        number of halvings of the learning rate so far
     """
 

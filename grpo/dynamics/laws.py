@@ -114,7 +114,10 @@ def oscillator_law(momentum: float) -> Law:
 
 
 def _distance(steps: Array, delays: Array, momentum: float, stiffness: float, inertia: float) -> Array:
-    """Returns E(t)/E(0). Each stretch of equal τ has its own coefficients; position and velocity are carried over."""
+    """Returns the oscillator's distance to its plateau at `steps`, as a share of the first distance: E(t)/E(0).
+
+    Each stretch of equal τ has its own coefficients; position and velocity are carried over.
+    """
     result = np.ones(len(steps))
     position, velocity, since = 1.0, 0.0, 0.0
     edges = [0, *(np.flatnonzero(np.diff(delays)) + 1), len(steps)]

@@ -117,7 +117,7 @@ def _cosh_and_sinh_over(square: float, time: Array) -> tuple[Array, Array]:
 
 
 def stationary_variance(step_size: float, noise_variance: float, momentum: float, stiffness: float) -> float:
-    """Returns the variance of x about the plateau, for gradient noise of variance s² per step and no lag:
+    """Returns the variance of the parameter x about the plateau, for gradient noise of variance s² per step and no lag:
 
         η²s²(1+μ) / {κ(1−μ)[2(1+μ) − κ]}
 

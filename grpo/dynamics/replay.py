@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A proposal is the plan `proposed` for the round after optimizer step `step`, which was reached under plan
-    `done`."""
+    """A proposal is what a replayed scheduler decides after one round.
+
+    The round ended at optimizer step `step` and ran under the plan `done`. The scheduler proposes the plan `proposed`
+    for the next round.
+    """
 
     step: int
     done: RoundPlan

@@ -152,7 +152,8 @@ class CheckpointStore:
         self._sweep(".removing-*")
 
     def _set_aside(self, checkpoint: Path) -> None:
-        """Renames a checkpoint that is to be removed. If removing is interrupted, the rest is not taken for one."""
+        """Renames a checkpoint before it is removed, so that its rest is not taken for a checkpoint if the removal is
+        interrupted."""
         if checkpoint.exists():
             os.rename(checkpoint, checkpoint.with_name(f".removing-{checkpoint.name}"))
 
