@@ -23,7 +23,7 @@ from grpo.host.terminal import say
 from grpo.interfaces import ADAPTERS, BASE, MERGED, Bucket, Collective
 from grpo.rollout.dispatch import Answers, Dispatcher
 from grpo.rollout.engine_arguments import sampling_arguments
-from grpo.rollout.file_names import file_names, renamed
+from grpo.rollout.file_names import FileForm
 from grpo.rollout.replica import Replica
 from grpo.rollout.seeds import sample_numbers, sample_seed
 from grpo.rollout.servers import MODEL, start_servers
@@ -75,7 +75,7 @@ class ServerSampler:
     ):
         self._config, self._tokenizer, self._collective, self._device = config, tokenizer, collective, device
         self._stop_token_ids = stop_token_ids(model_path, tokenizer)
-        self._file_name = file_names(str(model_path), config.model.trust_remote_code)
+        self._file_form = FileForm(str(model_path), config.model.trust_remote_code)
         self.policy_version = 0
         servers = config.rollout.servers
         # Drawing may go on in another thread, beside the learner's collectives.
@@ -164,7 +164,7 @@ class ServerSampler:
 
     def load_weights(self, bucket: Bucket) -> None:
         if self._first:
-            bucket = renamed(bucket, self._file_name)
+            bucket = self._file_form.of(bucket)
             manifest, buffer = manifest_of(bucket), packed(bucket, self._device)
 
             def send(replica: Replica, post: Post) -> Awaitable[None]:
