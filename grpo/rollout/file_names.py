@@ -1,46 +1,61 @@
-"""Names of weights as a model's files have them, which is what vLLM's loader knows them by.
+"""Weights as a model's files have them, which is how vLLM's loader knows them.
 
-Transformers gives some models' weights other names than their files have: `mlp.gate` is what Mixtral's files call
-`block_sparse_moe.gate`.
+Transformers gives some models' weights other names than their files have, and puts the experts of a layer into one
+tensor: `mlp.experts.gate_up_proj` is what Mixtral's files have as `block_sparse_moe.experts.0.w1` and so on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import PrefixChange, WeightRenaming
+from transformers.core_model_loading import PrefixChange, WeightConverter, WeightRenaming, revert_weight_conversion
 
 from grpo.interfaces import BASE_SUFFIX, DOWN_SUFFIX, UP_SUFFIX, Bucket
 
-Rename = Callable[[str], str]
-"""From transformers' name of a weight to that of the files. What follows the name of an adapted weight stays."""
+# vLLM finds these again in experts that lie in one tensor.
+HALVES = "gate_proj", "up_proj"
 
 
-def file_names(model_path: str, trust_remote_code: bool = False) -> Rename:
-    """The names of one model's weights. Tensors stay whole: vLLM takes experts that lie in one tensor as they are."""
-    config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-    changes = [
-        change.reverse_transform()
-        for change in reversed(get_model_conversion_mapping(model, add_legacy=False))
-        if isinstance(change, WeightRenaming) and not isinstance(change, PrefixChange)
-    ]
+class FileForm:
+    """What makes a model's weights into those of its files."""
 
-    def rename(name: str) -> str:
-        plain, dot, kind = name.rpartition(".")
-        suffix = dot + kind if dot + kind in (BASE_SUFFIX, DOWN_SUFFIX, UP_SUFFIX) else ""
-        name = plain if suffix else name
-        for change in changes:
+    def __init__(self, model_path: str, trust_remote_code: bool = False):
+        config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code)
+        with torch.device("meta"):
+            self._model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        changes = get_model_conversion_mapping(self._model, add_legacy=False)
+        self._renamings = [
+            change.reverse_transform()
+            for change in reversed(changes)
+            if isinstance(change, WeightRenaming) and not isinstance(change, PrefixChange)
+        ]
+        self._splits = any(isinstance(change, WeightConverter) and _of_other_halves(change) for change in changes)
+
+    def of(self, bucket: Bucket) -> list[tuple[str, Tensor]]:
+        """The same weights under the names of the files. Experts stay in one tensor where vLLM takes them so."""
+        if not self._splits:
+            return [(self._name(name), tensor) for name, tensor in bucket]
+        # Only linear layers are adapted.
+        adapted = [(self._name(name), tensor) for name, tensor in bucket if _cut(name)[1]]
+        whole = {name: tensor for name, tensor in bucket if not _cut(name)[1]}
+        return adapted + list(revert_weight_conversion(self._model, whole).items())
+
+    def _name(self, name: str) -> str:
+        name, suffix = _cut(name)
+        for change in self._renamings:
             name, _ = change.rename_source_key(name)
         return name + suffix
 
-    return rename
+
+def _of_other_halves(change: WeightConverter) -> bool:
+    """Whether it makes experts of halves that vLLM does not find in one tensor."""
+    experts = [name for name in change.source_patterns if ".experts.*." in name]
+    return len(experts) > 1 and not all(half in name for half, name in zip(HALVES, experts, strict=False))
 
 
-def renamed(bucket: Bucket, rename: Rename) -> list[tuple[str, torch.Tensor]]:
-    """The same tensors under the names of the files."""
-    return [(rename(name), tensor) for name, tensor in bucket]
+def _cut(name: str) -> tuple[str, str]:
+    """A weight's name, and what follows it where the weight is adapted."""
+    suffix = next((each for each in (BASE_SUFFIX, DOWN_SUFFIX, UP_SUFFIX) if name.endswith(each)), "")
+    return name.removesuffix(suffix), suffix

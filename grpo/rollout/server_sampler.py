@@ -19,7 +19,7 @@ from grpo.config.errors import NOBODY_LEFT, SamplerLost, UserError
 from grpo.interfaces import ADAPTERS, BASE, MERGED, Bucket, Collective
 from grpo.rollout.dispatch import Answers, Dispatcher
 from grpo.rollout.engine_arguments import sampling_arguments
-from grpo.rollout.file_names import file_names, renamed
+from grpo.rollout.file_names import FileForm
 from grpo.rollout.fleet import Fleet
 from grpo.rollout.seeds import sample_numbers, sample_seed
 from grpo.rollout.servers import MODEL
@@ -69,7 +69,7 @@ class ServerSampler:
     ):
         self._config, self._tokenizer = config, tokenizer
         self._stop_token_ids = stop_token_ids(model_path, tokenizer)
-        self._file_name = file_names(str(model_path), config.model.trust_remote_code)
+        self._file_form = FileForm(str(model_path), config.model.trust_remote_code)
         self.policy_version = 0
         # Drawing may go on in another thread, beside the learner's collectives.
         self._drawing = collective.apart(config.rollout.deadline_seconds)
@@ -140,7 +140,7 @@ class ServerSampler:
         return BASE if self._fleet.lacks_base() else ADAPTERS
 
     def load_weights(self, bucket: Bucket) -> None:
-        self._fleet.send(renamed(bucket, self._file_name))
+        self._fleet.send(self._file_form.of(bucket))
 
     def finish_weights(self, policy_version: int) -> None:
         self._fleet.finish_refresh(policy_version)

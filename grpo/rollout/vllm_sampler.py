@@ -13,7 +13,7 @@ from vllm import LLM, SamplingParams
 from grpo.config import SamplingConfig, TrainConfig
 from grpo.interfaces import MERGED, Bucket
 from grpo.rollout.engine_arguments import engine_arguments, keeps_state, sampling_arguments
-from grpo.rollout.file_names import file_names, renamed
+from grpo.rollout.file_names import FileForm
 from grpo.rollout.model_classes import ModelClasses
 from grpo.rollout.seeds import sample_numbers, sample_seed
 from grpo.rollout.stopping import stop_token_ids
@@ -31,7 +31,7 @@ class VllmSampler:
         self._stop_token_ids = stop_token_ids(model_path, tokenizer)
         self._on_gpu = device.type == "cuda"
         self.policy_version = 0
-        self._file_name = file_names(str(model_path), config.model.trust_remote_code)
+        self._file_form = FileForm(str(model_path), config.model.trust_remote_code)
         # The engine seeds global generators and rewrites variables that torchrun and torch rely on.
         with torch.random.fork_rng(devices=[]):
             environment = dict(os.environ)
@@ -99,7 +99,7 @@ class VllmSampler:
         return MERGED
 
     def load_weights(self, bucket: Bucket) -> None:
-        self._llm.collective_rpc("receive_bucket", args=(renamed(bucket, self._file_name),))
+        self._llm.collective_rpc("receive_bucket", args=(self._file_form.of(bucket),))
 
     def finish_weights(self, policy_version: int) -> None:
         self._llm.collective_rpc("finish_refresh")

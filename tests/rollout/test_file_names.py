@@ -1,55 +1,59 @@
-"""Weights go to vLLM under the names of the model's files, whatever transformers calls them."""
+"""Weights go to vLLM as the model's files have them, however transformers keeps them."""
 
 import pytest
 import torch
 from transformers import AutoConfig
 
-from grpo.rollout.file_names import file_names, renamed
+from grpo.rollout.file_names import FileForm
+from grpo.weight_sync.checksum import checksums, differing
 from tests.learner.architectures import EXPERTS, SMALL
 
-ROUTER, EXPERTS_OF = "model.layers.1.mlp.gate.weight", "model.layers.1.mlp.experts.gate_up_proj"
-IN_MIXTRALS_FILES = {
-    ROUTER: "model.layers.1.block_sparse_moe.gate.weight",
-    EXPERTS_OF: "model.layers.1.block_sparse_moe.experts.gate_up_proj",
-}
+LAYER = "model.layers.1."
+ROUTER, GATE_UP, DOWN = LAYER + "mlp.gate.weight", LAYER + "mlp.experts.gate_up_proj", LAYER + "mlp.experts.down_proj"
 
 
-def rename_of(folder, model_type):
+def form_of(folder, model_type):
     AutoConfig.for_model(model_type, **{**SMALL, **EXPERTS}).save_pretrained(folder)
-    return file_names(str(folder))
+    return FileForm(str(folder))
 
 
 @pytest.mark.parametrize(
     ("model_type", "names"),
     [
-        ("mixtral", IN_MIXTRALS_FILES),
-        ("qwen3_moe", {ROUTER: ROUTER, EXPERTS_OF: EXPERTS_OF}),
-        ("llama", {"model.layers.1.mlp.up_proj.weight": "model.layers.1.mlp.up_proj.weight"}),
+        ("llama", {LAYER + "mlp.up_proj.weight": LAYER + "mlp.up_proj.weight"}),
+        ("qwen3_moe", {ROUTER: ROUTER, GATE_UP: GATE_UP, DOWN: DOWN}),
         (
             "granitemoe",
             {
-                "model.layers.1.block_sparse_moe.router.weight": "model.layers.1.block_sparse_moe.router.layer.weight",
-                "model.layers.1.block_sparse_moe.experts.down_proj": (
-                    "model.layers.1.block_sparse_moe.output_linear.weight"
-                ),
+                LAYER + "block_sparse_moe.router.weight": LAYER + "block_sparse_moe.router.layer.weight",
+                LAYER + "block_sparse_moe.experts.down_proj": LAYER + "block_sparse_moe.output_linear.weight",
             },
         ),
+        ("mixtral", {ROUTER: LAYER + "block_sparse_moe.gate.weight"}),
     ],
 )
 def test_weights_have_the_names_of_the_models_files(model_type, names, tmp_path):
-    rename = rename_of(tmp_path, model_type)
-    assert {name: rename(name) for name in names} == names
-    assert rename("model.layers.1.self_attn.q_proj.weight") == "model.layers.1.self_attn.q_proj.weight"
-    assert rename("lm_head.weight") == "lm_head.weight"
+    form, weights = form_of(tmp_path, model_type), torch.ones(4, 6, 3)
+    names = {**names, LAYER + "self_attn.q_proj.weight": LAYER + "self_attn.q_proj.weight"}
+    sent = form.of([(name, weights) for name in names])
+    assert sorted(name for name, _ in sent) == sorted(names.values())
+    assert all(tensor is weights for _, tensor in sent)
 
 
-def test_what_follows_the_name_of_an_adapted_weight_stays(tmp_path):
-    rename = rename_of(tmp_path, "mixtral")
+def test_the_experts_of_mixtral_are_sent_one_by_one(tmp_path):
+    gate_up, down = torch.arange(48.0).view(2, 8, 3), torch.arange(100.0, 124.0).view(2, 3, 4)
+    bucket = [(GATE_UP, gate_up), (DOWN, down)]
+    sent = dict(form_of(tmp_path, "mixtral").of(bucket))
+    experts = LAYER + "block_sparse_moe.experts."
+    assert len(sent) == 6
+    assert sent[experts + "1.w1.weight"].tolist() == gate_up[1, :4].tolist()
+    assert sent[experts + "1.w3.weight"].tolist() == gate_up[1, 4:].tolist()
+    assert sent[experts + "0.w2.weight"].tolist() == down[0].tolist()
+    assert differing(checksums(bucket), checksums(sent.items())) == []
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "granitemoe", "llama"])
+def test_what_follows_the_name_of_an_adapted_weight_stays(model_type, tmp_path):
+    form, name = form_of(tmp_path, model_type), LAYER + "self_attn.q_proj.weight"
     for kind in (".base", ".lora_A", ".lora_B"):
-        assert rename(ROUTER + kind) == IN_MIXTRALS_FILES[ROUTER] + kind
-
-
-def test_tensors_stay_as_they_are(tmp_path):
-    weights = torch.ones(4, 96, 64)
-    ((name, sent),) = renamed([(EXPERTS_OF, weights)], rename_of(tmp_path, "mixtral"))
-    assert name == IN_MIXTRALS_FILES[EXPERTS_OF] and sent is weights
+        assert [sent for sent, _ in form.of([(name + kind, torch.ones(2, 2))])] == [name + kind]
