@@ -1,10 +1,12 @@
-"""Whole runs of `grpo`, as a person starts them."""
+"""Whole runs of `grpo`: in a process whose imports are done (see warm.py), or as a person starts them."""
 
 import json
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from tests import warm
 
 SMALL = [
     "experiment=tiny",
@@ -22,12 +24,16 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "grpo.cli", *arguments]
 
 
-def grpo(*arguments: str, timeout: float = 300) -> subprocess.CompletedProcess:
+def as_a_person(*arguments: str, timeout: float = 300) -> subprocess.CompletedProcess:
     return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=timeout)
 
 
-def start(*arguments: str) -> subprocess.Popen:
-    return subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def grpo(*arguments: str, timeout: float = 300) -> subprocess.CompletedProcess:
+    return warm.run(["-m", "grpo.cli", *arguments], timeout=timeout)
+
+
+def start(*arguments: str) -> warm.Process:
+    return warm.Process(["-m", "grpo.cli", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 def rows(path: Path) -> list[dict]:
@@ -36,7 +42,7 @@ def rows(path: Path) -> list[dict]:
     return [json.loads(line) for line in lines]
 
 
-def wait_for_step(output: Path, step: int, process: subprocess.Popen, seconds: float = 240) -> None:
+def wait_for_step(output: Path, step: int, process: warm.Process | subprocess.Popen, seconds: float = 240) -> None:
     """Returns when `metrics.jsonl` has reached `step`."""
     deadline = time.monotonic() + seconds
     while not any(row["step"] >= step for row in rows(output / "metrics.jsonl")):

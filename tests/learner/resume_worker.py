@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from grpo import environment
+from grpo.host import environment
 
 environment.prepare()
 
