@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import runs as by_hand
+from benchmarks.runs import SMALL, facts, rows, stream, wait_for_step
 from tests import warm
-from tests.runs import SMALL, as_a_person, facts, grpo, rows, start, stream, wait_for_step
+from tests.runs import grpo, start
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +23,7 @@ pytestmark = pytest.mark.slow
 def finished(tmp_path_factory):
     """A run of 12 steps in 6 rounds that nobody disturbed."""
     output = tmp_path_factory.mktemp("finished") / "run"
-    done = as_a_person("train", *SMALL, *ROUNDS, f"output_dir={output}", "checkpoint.export=true")
+    done = by_hand.grpo("train", *SMALL, *ROUNDS, f"output_dir={output}", "checkpoint.export=true")
     assert done.returncode == 0, done.stderr[-3000:]
     return output, done.stdout
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,27 +11,14 @@ import urllib.request
 import psutil
 import pytest
 
+from benchmarks.runs import QUIET, SMALL, command, facts, free_ports, rows, stream, wait_for_step
 from grpo.config.placement import KEY_VARIABLE
 from grpo.launch.seats import SERVER_PORTS
-from tests.runs import SMALL, command, facts, rows, stream, wait_for_step
 
 pytestmark = pytest.mark.slow
 
 
-def free_ports(count):
-    """The first of `count` ports in a row that nothing listens on, below those that connections take for themselves."""
-    for first in range(20_000 + os.getpid() % 10_000, 32_000, count):
-        try:
-            for port in range(first, first + count):
-                socket.create_server(("127.0.0.1", port)).close()
-        except OSError:
-            continue
-        return first
-    raise AssertionError("no free ports")
-
-
-# Servers that some test started; a learner on a thread of its own for each rank.
-QUIET = ["evaluation.num_problems=0", "checkpoint.every_rounds=0"]
+# A learner on a thread of its own for each rank.
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
 

@@ -9,13 +9,14 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from benchmarks.runs import rows
 from grpo.commands.solve_rates import _measure
 from grpo.config import TrainConfig, UserError
 from grpo.dynamics.difficulty import Difficulty
 from grpo.dynamics.planning import balanced_exponent, speaking_band
 from grpo.report.solve_rates import analysed, mass, silent_share, write_solve_rates
 from tests.fakes import ScriptedSampler, ScriptedTask, on_ranks
-from tests.runs import grpo, rows
+from tests.runs import grpo
 
 # Sums of 0 to 13.
 WORDS = ["experiment=tiny", "evaluation.samples_per_problem=4", "task.data.options.max=13"]

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.synthetic_logs import FAILURES, healthy, logged, noise
 from grpo.config import TrainConfig
 from grpo.config.hydra import compose_config
 from grpo.config.validate import value_at
@@ -14,8 +15,6 @@ from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.findings import NOTE, DiagnosisRule
 from grpo.dynamics.run_log import RunLog, Series
 from grpo.dynamics.symptoms import CHECKS
-
-from .synthetic_logs import FAILURES, healthy, logged, noise
 
 RULE = DiagnosisRule()
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, PretrainedConfig
 
+from benchmarks.small_models import ALONE, ARCHITECTURES, SMALL, SPARSE, TREES, config_of
 from grpo.algorithm.logprobs import LogitRule
 from grpo.algorithm.packing import ONE_A_ROW
 from grpo.config import ModelConfig, UserError
@@ -14,7 +15,6 @@ from grpo.learner import attention, loading, proof
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.learner.policy import Policy
 from tests import warm
-from tests.learner.architectures import ALONE, ARCHITECTURES, SMALL, SPARSE, TREES, config_of
 from tests.learner.test_partition import reference_gradient, relative_difference
 
 TOLERANCE = 1e-5
