@@ -2,7 +2,7 @@
 
 A learner and vLLM take a quarter of a minute to import, ten times what a step of the tiny model takes. What is started
 here is the same program in a process of its own, with its arguments, environment, standard streams, signals and exit
-code. The first run of each kind is started as a person does, by `tests.runs.command`.
+code. A run in process, one on two ranks, servers and launchers are also started as a person does.
 
     python -m tests.warm serve SOCKET            started by conftest.py; ends with its standard input
     python tests/warm.py run IMPORTS COMMAND...  what torchrun starts for each rank (see `ranks`)
