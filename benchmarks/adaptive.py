@@ -19,10 +19,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.runs import grpo, rows
 from grpo.evaluation.pass_rates import geometric_ratio
 from grpo.report.runs import load
 from grpo.types import Interval
-from tests.runs import grpo, rows
 
 ADAPTIVE = "adaptive"
 

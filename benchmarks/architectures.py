@@ -3,7 +3,7 @@
     python benchmarks/architectures.py
     python benchmarks/architectures.py all [TYPE …]
 
-Prints a row for each model of tests/learner/architectures.py: the table of the README's "Models". With `all`, a row for
+Prints a row for each model of small_models.py: the table of the README's "Models". With `all`, a row for
 each causal type of transformers, as its config is by default, and how many there are of each kind.
 """
 
@@ -26,8 +26,8 @@ SECONDS = 120
 
 
 def selected() -> None:
+    from benchmarks.small_models import ARCHITECTURES, config_of
     from grpo.learner.loading import prove_config
-    from tests.learner.architectures import ARCHITECTURES, config_of
 
     for name in ARCHITECTURES:
         proof = prove_config(name, config_of(name))

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.synthetic_logs import FAILURES, healthy, logged
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.findings import NOTE
-from tests.dynamics.synthetic_logs import FAILURES, healthy, logged
 
 
 def names(curves):

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.runs import SMALL, facts, grpo, start, stream
+from benchmarks.runs import SMALL, facts, grpo, start, stream
 
 STEPS = 120
 OVERRIDES = [

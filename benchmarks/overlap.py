@@ -15,7 +15,7 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from tests.runs import grpo, rows
+from benchmarks.runs import grpo, rows
 
 WARM_UP = 3
 

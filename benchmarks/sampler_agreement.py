@@ -2,7 +2,7 @@
 
     python benchmarks/sampler_agreement.py OUTPUT.json [NAME …]
 
-Each model of tests/learner/architectures.py is made with heads of 32 features (vLLM's CPU build wants them), sampled
+Each model of small_models.py is made with heads of 32 features (vLLM's CPU build wants them), sampled
 from by the real engine in float32, and scored by the learner's policy; then it is refreshed with the same weights, and
 with others. A row has the mean and largest |sampler − learner| of each, in nats, or why vLLM does not run the model.
 What OUTPUT.json has is not done again.
@@ -41,8 +41,7 @@ def random_model(name: str) -> Path:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from tests.learner.architectures import ARCHITECTURES, SMALL
-    from tests.learner.models import tiny_tokenizer
+    from benchmarks.small_models import ARCHITECTURES, SMALL, tiny_tokenizer
 
     model_type, special, _ = ARCHITECTURES[name]
     wide = {key: value for key, value in WIDE.items() if key in {**SMALL, **special}}
@@ -80,6 +79,7 @@ def measure(name: str) -> dict:
 
     import torch
 
+    from benchmarks.small_models import tiny_tokenizer
     from grpo.config import ModelConfig, SamplingConfig, TrainConfig
     from grpo.learner.loading import load_policy
     from grpo.learner.weights import weight_buckets
@@ -87,7 +87,6 @@ def measure(name: str) -> dict:
     from grpo.types import Problem, Prompt
     from grpo.weight_sync.checksum import IN_ORDER, checksums
     from grpo.weight_sync.refresh import CheckedSync
-    from tests.learner.models import tiny_tokenizer
 
     folder = random_model(name)
     settings = TrainConfig()
@@ -130,7 +129,7 @@ def measure(name: str) -> dict:
 
 
 def main(output: str, *names: str) -> None:
-    from tests.learner.architectures import ARCHITECTURES
+    from benchmarks.small_models import ARCHITECTURES
 
     path = Path(output)
     rows = json.loads(path.read_text()) if path.exists() else {}

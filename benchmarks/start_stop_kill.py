@@ -21,8 +21,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from tests.runs import SMALL, command, rows
-from tests.test_servers import QUIET, SERVER_PORTS, free_ports
+from benchmarks.runs import QUIET, SMALL, command, free_ports, rows
+from grpo.launch.seats import SERVER_PORTS
 
 LONGEST_SECONDS, LEFT_SECONDS = 60.0, 90.0
 VARIABLE = "GRPO_TRY"

@@ -28,12 +28,12 @@ from rich.console import Console
 from rich.table import Table
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from benchmarks.runs import command, rows
 from grpo import models
 from grpo.config.hydra import compose_config
 from grpo.host import ranks
 from grpo.run import preflight
 from grpo.telemetry import peak_tflops, write_code
-from tests.runs import command, rows
 
 WARM_UP, ROUNDS = 2, 5
 # (width, layers, heads, heads of keys and values, inner width, vocabulary, tied), and the rounds that suit it.

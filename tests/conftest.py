@@ -1,13 +1,29 @@
-"""Environment before any import of torch, and the marks."""
+"""Environment before any import of torch, the process that others are forked from, and the order."""
 
 import os
 
 from grpo.host import environment
 
 environment.prepare()
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+# One for each of two files at a time; several threads of one file would take turns with the other's.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+
+from tests import warm
+
+
+def pytest_configure(config):
+    """One for all workers."""
+    if warm.SOCKET not in os.environ:
+        config.warm = warm.start_server()
+
+
+def pytest_unconfigure(config):
+    if server := getattr(config, "warm", None):
+        server.stdin.close()
+        server.wait()
+
 
 # Minutes long, longest first: begun first, so that two files at a time end together.
 LONG = (

@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.runs import SMALL
+from benchmarks.small_models import config_of
 from grpo.cli import WRONG_USE, main
-from tests.learner.architectures import config_of
-from tests.runs import SMALL
 
 
 def test_without_a_command_the_usage_is_printed(capsys):

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import SMALL, facts, grpo, rows, start, stream, wait_for_step
+from benchmarks import runs as by_hand
+from benchmarks.runs import SMALL, facts, rows, stream, wait_for_step
+from tests import warm
+from tests.runs import grpo, start
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +23,7 @@ pytestmark = pytest.mark.slow
 def finished(tmp_path_factory):
     """A run of 12 steps in 6 rounds that nobody disturbed."""
     output = tmp_path_factory.mktemp("finished") / "run"
-    done = grpo("train", *SMALL, *ROUNDS, f"output_dir={output}", "checkpoint.export=true")
+    done = by_hand.grpo("train", *SMALL, *ROUNDS, f"output_dir={output}", "checkpoint.export=true")
     assert done.returncode == 0, done.stderr[-3000:]
     return output, done.stdout
 
@@ -226,11 +229,7 @@ def test_two_ranks_ask_the_prompts_of_one_and_draw_the_same_samples(finished, tm
 
 
 def two_ranks(*words):
-    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "grpo.cli", "train"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", *launcher, *words], capture_output=True, text=True, timeout=400, env=environment
-    )
+    return warm.ranks(2, ["-m", "grpo.cli", "train", *words])
 
 
 def test_a_tracker_that_cannot_be_reached_ends_all_ranks_with_one_line_before_the_engines_start(tmp_path):
@@ -304,7 +303,7 @@ def test_a_hang_is_ended_by_its_deadline_with_the_culprit_named(place, phase, ke
     script.write_text(HANG)
     overrides = [*SMALL, f"output_dir={tmp_path}/run", "rollout.engine=transformers", f"{key}=2"]
     overrides += [f"evaluation.num_problems={evaluated}"]
-    done = subprocess.run([sys.executable, script, place, *overrides], capture_output=True, text=True, timeout=120)
+    done = warm.run([script, place, *overrides], timeout=120)
     assert done.returncode == 75, done.stderr[-3000:]
     assert f"phase '{phase}'" in done.stderr and key in done.stderr
     assert "most recent call first" in done.stderr

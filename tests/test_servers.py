@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,32 +11,21 @@ import urllib.request
 import psutil
 import pytest
 
+from benchmarks.runs import QUIET, SMALL, command, facts, free_ports, rows, stream, wait_for_step
 from grpo.config.placement import KEY_VARIABLE
 from grpo.launch.seats import SERVER_PORTS
-from tests.runs import SMALL, command, facts, rows, stream, wait_for_step
+from tests import warm
+from tests.runs import grpo
 
 pytestmark = pytest.mark.slow
 
 
-def free_ports(count):
-    """The first of `count` ports in a row that nothing listens on, below those that connections take for themselves."""
-    for first in range(20_000 + os.getpid() % 10_000, 32_000, count):
-        try:
-            for port in range(first, first + count):
-                socket.create_server(("127.0.0.1", port)).close()
-        except OSError:
-            continue
-        return first
-    raise AssertionError("no free ports")
-
-
-# Servers that some test started; a learner on a thread of its own for each rank.
-QUIET = ["evaluation.num_problems=0", "checkpoint.every_rounds=0"]
+# A learner on a thread of its own for each rank.
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 def run(*words, seconds):
-    """A whole command; its exit code and what it printed."""
+    """A whole command, as a person starts it; its exit code and what it printed."""
     done = subprocess.run(
         command(*words), env=ONE_THREAD, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds
     )
@@ -134,17 +122,15 @@ def train_over(channel, folder, *words):
     """`grpo train`, where sending weights goes wrong from the sixth bucket on."""
     script = folder / "troubled.py"
     script.write_text(TROUBLED_CHANNEL % channel)
-    return subprocess.run(
-        [sys.executable, script, "train", *words], env=ONE_THREAD, capture_output=True, text=True, timeout=500
-    )
+    return warm.run([script, "train", *words], timeout=500, env=ONE_THREAD)
 
 
 def test_servers_draw_what_an_engine_in_process_draws_and_a_flipped_bit_ends_the_run(tmp_path, served):
     """With LoRA: the engine in process is given merged weights, the server its base once and then adapters."""
     plain, output = tmp_path / "plain", tmp_path / "servers"
     lora = ["model.lora.rank=4", "learner.learning_rate=3e-3"]
-    code, printed = run("train", *SMALL, *QUIET, *lora, "num_steps=3", f"output_dir={plain}", seconds=300)
-    assert code == 0, printed[-3000:]
+    alone = grpo("train", *SMALL, *QUIET, *lora, "num_steps=3", f"output_dir={plain}")
+    assert alone.returncode == 0, alone.stderr[-3000:]
     done = train_over(FLIPPED, tmp_path, *SMALL, *QUIET, *lora, *served, "num_steps=9", f"output_dir={output}")
     # The first transfer comes before the first round.
     assert done.returncode == 2 and "after the refresh at step 5 learner and sampler hold different" in done.stderr
@@ -184,7 +170,7 @@ def test_when_the_last_server_is_lost_in_a_refresh_the_round_is_saved(tmp_path, 
 def test_when_the_last_server_is_killed_the_last_round_is_saved(tmp_path, served):
     output = tmp_path / "run"
     words = [*SMALL, *QUIET, *served, "num_steps=4000", f"output_dir={output}"]
-    process = subprocess.Popen(command("train", *words), env=ONE_THREAD, stderr=subprocess.PIPE, text=True)
+    process = warm.Process(["-m", "grpo.cli", "train", *words], env=ONE_THREAD, stderr=subprocess.PIPE)
     wait_for_step(output, 3, process)
     port = served[-1].rpartition(":")[2].strip("/]")
     for each in psutil.process_iter(["cmdline"]):

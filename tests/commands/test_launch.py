@@ -2,12 +2,14 @@
 
 import signal
 import subprocess
-import sys
 import time
 
 import psutil
 import pytest
 
+from tests import warm
+
+LAUNCHER = ("grpo.commands.launch",)
 LAUNCH = """
 import sys
 import grpo.commands.launch as command
@@ -38,8 +40,8 @@ FAIL = "import time; time.sleep(1); print('grpo: the disk is full'); print('nois
 def launch(folder, learner, other=None, server=SERVE):
     script = folder / "launch.py"
     script.write_text(LAUNCH % {"server": server, "learner": learner, "other": other or learner})
-    command = [sys.executable, str(script), str(folder / "run")]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    words = [script, folder / "run"]
+    return warm.Process(words, LAUNCHER, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def started(process, seats=3):
@@ -108,8 +110,7 @@ def code_of_ranks(folder, program):
     """How many of two ranks have saved, and the exit code, where torchrun is asked to stop once both are under way."""
     (folder / "rank.py").write_text("import os, time\n" + program)
     torchrun = ["grpo.launch.ranks", "--standalone", "--nproc-per-node=2", "--shutdown-timeout=30"]
-    command = [sys.executable, "-m", *torchrun, str(folder / "rank.py")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = warm.Process(["-m", *torchrun, folder / "rank.py"], warm.TORCHRUN, stdout=subprocess.PIPE)
     # Both write into one pipe, and a line's end may come after the other's line.
     under_way = 0
     while under_way < 2:

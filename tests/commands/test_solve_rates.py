@@ -1,21 +1,20 @@
 """`grpo solve-rates` on the tiny model, and what follows from measured rates."""
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 
 import numpy as np
 import pytest
 
+from benchmarks.runs import rows
 from grpo.commands.solve_rates import _measure
 from grpo.config import TrainConfig, UserError
 from grpo.dynamics.difficulty import Difficulty
 from grpo.dynamics.planning import balanced_exponent, speaking_band
 from grpo.report.solve_rates import analysed, mass, silent_share, write_solve_rates
+from tests import warm
 from tests.fakes import ScriptedSampler, ScriptedTask, on_ranks
-from tests.runs import grpo, rows
+from tests.runs import grpo
 
 # Sums of 0 to 13.
 WORDS = ["experiment=tiny", "evaluation.samples_per_problem=4", "task.data.options.max=13"]
@@ -51,14 +50,7 @@ def test_rates_are_written_row_by_row_and_a_stopped_run_goes_on(tmp_path):
 
     lines = whole.splitlines(keepends=True)
     path.write_text("".join(lines[:128]) + lines[128][:40])
-    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "grpo.cli"]
-    again = subprocess.run(
-        [*ranks, "solve-rates", *WORDS, f"output_dir={output}"],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
+    again = warm.ranks(2, ["-m", "grpo.cli", "solve-rates", *WORDS, f"output_dir={output}"], timeout=500)
     assert again.returncode == 0, again.stderr[-3000:]
     assert path.read_text() == whole, "the same samples in the same order, whether stopped or not, on one rank or two"
 

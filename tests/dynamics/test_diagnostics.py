@@ -2,10 +2,12 @@
 
 import re
 from dataclasses import replace
+from itertools import zip_longest
 
 import numpy as np
 import pytest
 
+from benchmarks.synthetic_logs import FAILURES, healthy, logged, noise
 from grpo.config import TrainConfig
 from grpo.config.hydra import compose_config
 from grpo.config.validate import value_at
@@ -14,8 +16,6 @@ from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.findings import NOTE, DiagnosisRule
 from grpo.dynamics.run_log import RunLog, Series
 from grpo.dynamics.symptoms import CHECKS
-
-from .synthetic_logs import FAILURES, healthy, logged, noise
 
 RULE = DiagnosisRule()
 
@@ -117,12 +117,18 @@ def test_remedies_are_keys_that_exist_with_values_they_take():
     texts = remedies()
     overrides = {found for text in texts for found in re.findall(r"[a-z_.]+=[\w.]+", text)}
     assert {"dynamics.refresh_interval=1", "normalization=dapo", "objective.kl.coefficient=0.01"} <= overrides
+    wanted = {}
     for override in overrides:
-        config = compose_config(["experiment=tiny", override])
         key, value = override.split("=")
-        if "." in key:
-            taken = value_at(config, key)
-            assert taken == (type(taken)(value) if isinstance(taken, int | float) else value)
+        wanted.setdefault(key, []).append(value)
+    # Together what has other keys: the second values of keys in a second configuration, and so on.
+    for values in zip_longest(*wanted.values()):
+        together = {key: value for key, value in zip(wanted, values, strict=True) if value is not None}
+        config = compose_config(["experiment=tiny", *(f"{key}={value}" for key, value in together.items())])
+        for key, value in together.items():
+            if "." in key:
+                taken = value_at(config, key)
+                assert taken == (type(taken)(value) if isinstance(taken, int | float) else value)
     for key in {found for text in texts for found in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", text)} - {"samples.jsonl"}:
         assert value_at(TrainConfig(), key) is not None, key
 

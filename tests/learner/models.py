@@ -1,11 +1,9 @@
 """A random Llama small enough for unit tests, with head_dim 32 so that vLLM's CPU kernels take it."""
 
-import string
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM
 
 
 def tiny_llama(directory: Path, tied: bool = True, vocabulary: int = 64, layers: int = 2) -> Path:
@@ -30,12 +28,3 @@ def tiny_llama(directory: Path, tied: bool = True, vocabulary: int = 64, layers:
         parameter.data.mul_(4) if parameter.dim() > 1 else None
     model.save_pretrained(directory)
     return directory
-
-
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a character, ids 3 to 63; 1 begins and 2 ends a sequence."""
-    characters = string.digits + string.ascii_lowercase + " .,:;+-*/=?!()[]<>_#&%$@'\"^"
-    vocabulary = {"<pad>": 0, "<s>": 1, "</s>": 2} | {c: 3 + i for i, c in enumerate(characters[:61])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<pad>"))
-    tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>")

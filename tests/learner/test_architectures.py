@@ -1,7 +1,5 @@
 """Every model that is accepted is computed exactly; the others are refused with the difference that was measured."""
 
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -9,13 +7,14 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, PretrainedConfig
 
+from benchmarks.small_models import ALONE, ARCHITECTURES, SMALL, SPARSE, TREES, config_of
 from grpo.algorithm.logprobs import LogitRule
 from grpo.algorithm.packing import ONE_A_ROW
 from grpo.config import ModelConfig, UserError
 from grpo.learner import attention, loading, proof
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.learner.policy import Policy
-from tests.learner.architectures import ALONE, ARCHITECTURES, SMALL, SPARSE, TREES, config_of
+from tests import warm
 from tests.learner.test_partition import reference_gradient, relative_difference
 
 TOLERANCE = 1e-5
@@ -246,9 +245,8 @@ def changes(tmp_path_factory):
         for parameter in model.parameters():
             parameter.data.mul_(4) if parameter.dim() > 1 else parameter.data.add_(torch.randn_like(parameter) * 0.1)
         model.save_pretrained(folder / "models" / name)
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
-    worker = ["tests.learner.architecture_worker", str(folder / "models"), str(folder / "changes.pt")]
-    done = subprocess.run([sys.executable, *command, *worker], capture_output=True, text=True, timeout=600)
+    worker = ["-m", "tests.learner.architecture_worker", folder / "models", folder / "changes.pt"]
+    done = warm.ranks(2, worker, warm.LEARNER, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder / "models", torch.load(folder / "changes.pt")
 

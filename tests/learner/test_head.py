@@ -3,6 +3,7 @@
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.small_models import config_of, tiny_tokenizer
 from grpo.algorithm.packing import Branch, LooseTree, pack
 from grpo.config import ModelConfig, SamplingConfig, TrainConfig
 from grpo.learner.loading import load_policy
@@ -11,8 +12,7 @@ from grpo.learner.proof import example_row
 from grpo.rollout.engine_arguments import engine_arguments
 from grpo.rollout.transformers_sampler import TransformersSampler
 from grpo.types import Problem, Prompt
-from tests.learner.architectures import config_of
-from tests.learner.models import tiny_llama, tiny_tokenizer
+from tests.learner.models import tiny_llama
 
 
 def logprobs_of(path, head_precision):

@@ -2,12 +2,11 @@
 
 import itertools
 import json
-import subprocess
-import sys
 
 import pytest
 
 from grpo.config import LearnerConfig
+from tests import warm
 from tests.learner.models import tiny_llama
 
 
@@ -15,17 +14,8 @@ from tests.learner.models import tiny_llama
 def facts(tmp_path_factory):
     folder = tmp_path_factory.mktemp("learner")
     model = tiny_llama(folder / "model")
-    command = [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        "-m",
-        "tests.learner.learner_worker",
-    ]
-    done = subprocess.run(
-        [sys.executable, *command, str(model), str(folder / "facts.json")], capture_output=True, text=True, timeout=400
-    )
+    worker = ["-m", "tests.learner.learner_worker", model, folder / "facts.json"]
+    done = warm.ranks(2, worker, warm.LEARNER)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads((folder / "facts.json").read_text())
 

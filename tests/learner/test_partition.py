@@ -1,8 +1,6 @@
 """The gradient of one optimizer step is the same for every split, and the one of a float64 reference."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -10,6 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from grpo.config import LearnerConfig
 from grpo.learner.engine import deepspeed_config
+from tests import warm
 from tests.learner.groups import LEVELS, MASKED, uneven_groups
 from tests.learner.models import tiny_llama
 
@@ -22,9 +21,8 @@ def changes(tmp_path_factory):
     model = tiny_llama(folder / "model")
     found, counts = {}, {}
     for ranks in (1, 2):
-        command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        worker = [*command, "-m", "tests.learner.partition_worker", str(model), str(folder)]
-        done = subprocess.run([sys.executable, *worker], capture_output=True, text=True, timeout=300)
+        worker = ["-m", "tests.learner.partition_worker", model, folder]
+        done = warm.ranks(ranks, worker, warm.LEARNER, timeout=300)
         assert done.returncode == 0, done.stderr[-3000:]
         found |= torch.load(folder / f"changes-{ranks}.pt")
         facts = json.loads((folder / f"micro-batches-{ranks}.json").read_text())

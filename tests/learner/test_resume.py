@@ -2,13 +2,12 @@
 cannot write one is told by all; what is somebody else's writes nowhere but in its folder."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.resume import check_resumed
+from tests import warm
 from tests.learner.models import tiny_llama
 from tests.learner.resume_cases import CHANGES, CRAFTED, LATER, REFUSED
 
@@ -17,13 +16,8 @@ from tests.learner.resume_cases import CHANGES, CRAFTED, LATER, REFUSED
 def facts(tmp_path_factory):
     folder = tmp_path_factory.mktemp("resume")
     model = tiny_llama(folder / "model")
-    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tests.learner.resume_worker"]
-    done = subprocess.run(
-        [sys.executable, "-m", *launcher, str(model), str(folder / "facts.json")],
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
+    worker = ["-m", "tests.learner.resume_worker", model, folder / "facts.json"]
+    done = warm.ranks(2, worker, warm.LEARNER, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads((folder / "facts.json").read_text())
 

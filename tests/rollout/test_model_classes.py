@@ -5,11 +5,11 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.runs import SMALL as SMALL_RUN
+from benchmarks.runs import rows
+from benchmarks.small_models import ARCHITECTURES, SMALL, tiny_tokenizer
 from grpo.rollout.model_classes import ModelClasses
-from tests.learner.architectures import ARCHITECTURES, SMALL
-from tests.learner.models import tiny_tokenizer
-from tests.runs import SMALL as SMALL_RUN
-from tests.runs import grpo, rows
+from tests.runs import grpo
 
 TOKENS = {"input_ids": torch.tensor([[3, 4, 5]]), "use_cache": False}
 

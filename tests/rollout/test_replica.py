@@ -3,11 +3,11 @@ import sys
 
 import pytest
 
+from benchmarks.small_models import config_of
 from grpo.config import TrainConfig, UserError
 from grpo.host.network import free_port
 from grpo.rollout.engine_arguments import command_line, engine_arguments, keeps_state
 from grpo.rollout.replica import Replica, ServerProcess
-from tests.learner.architectures import config_of
 
 
 def test_a_server_that_exits_while_starting_shows_the_end_of_its_log(tmp_path):

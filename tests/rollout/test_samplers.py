@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.small_models import tiny_tokenizer
 from grpo.algorithm.batches import BatchMaker
 from grpo.config import SamplingConfig, TrainConfig, UserError
 from grpo.types import Grade, Mean, Problem, Prompt, RoundPlan, ScoredGroup, StepReport
 from grpo.weight_sync.refresh import CheckedSync, Probe, WeightSyncError
-from tests.learner.models import tiny_llama, tiny_tokenizer
+from tests.learner.models import tiny_llama
 
 TEMPERATURE = 0.7
 DEVICE = torch.device("cpu")

@@ -8,13 +8,14 @@ import pytest
 import torch
 from aiohttp import web
 
+from benchmarks.small_models import tiny_tokenizer
 from grpo.config import TrainConfig
 from grpo.host.network import free_port
 from grpo.rollout.server_sampler import ServerSampler
 from grpo.weight_sync.channel import Manifest, open_end
 from grpo.weight_sync.meeting import Meeting
 from tests.fakes import SingleRank
-from tests.learner.models import tiny_llama, tiny_tokenizer
+from tests.learner.models import tiny_llama
 
 BUCKETS = [[("a", torch.arange(4.0))], [("b", torch.ones(2, 3))]]
 ROUTES = ["/start_weight_update", "/update_weights", "/finish_weight_update", "/collective_rpc", "/resume"]

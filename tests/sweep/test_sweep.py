@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.runs import command
 from grpo.cli import main
 from grpo.sweep.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, open_ledger
-from tests.runs import command, grpo
+from tests.runs import grpo
 
 STAND_IN = f"{sys.executable} {Path(__file__).with_name('stand_in.py')}"
 PRESET = "variants: {grpo: [normalization=grpo], dr_grpo: [normalization=dr_grpo]}"

@@ -1,6 +1,10 @@
-"""Small configurations of the architectures that people train, each with what makes it special switched on."""
+"""Small configurations of the architectures that people train, each with what makes it special switched on; and a
+tokenizer for them. Tests and benchmarks use both."""
 
-from transformers import AutoConfig, PretrainedConfig
+import string
+
+from tokenizers import Tokenizer, decoders, models
+from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerFast
 
 SMALL = {
     "vocab_size": 96,
@@ -84,3 +88,12 @@ SPARSE = dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), _LATENT)
 def config_of(name: str) -> PretrainedConfig:
     model_type, special, _ = ARCHITECTURES[name]
     return AutoConfig.for_model(model_type, **{**SMALL, **special})
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a character, ids 3 to 63; 1 begins and 2 ends a sequence."""
+    characters = string.digits + string.ascii_lowercase + " .,:;+-*/=?!()[]<>_#&%$@'\"^"
+    vocabulary = {"<pad>": 0, "<s>": 1, "</s>": 2} | {c: 3 + i for i, c in enumerate(characters[:61])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<pad>"))
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>")

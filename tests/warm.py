@@ -1,0 +1,275 @@
+"""Programs that start with their imports behind them: one process imports, and forks for each.
+
+A learner and vLLM take a quarter of a minute to import, ten times what a step of the tiny model takes. What is started
+here is the same program in a process of its own, with its arguments, environment, standard streams, signals and exit
+code. A run in process, one on two ranks, servers and launchers are also started as a person does.
+
+    python -m tests.warm serve SOCKET            started by conftest.py; ends with its standard input
+    python tests/warm.py run IMPORTS COMMAND...  what torchrun starts for each rank (see `ranks`)
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import io
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+
+SOCKET = "GRPO_TESTS_WARM"
+LEARNER = ("grpo.learner.learner",)
+TRAIN = (*LEARNER, "grpo.run.session", "grpo.rollout.transformers_sampler", "grpo.rollout.vllm_sampler")
+# What engines import only as they start.
+TRAIN += ("vllm.v1.worker.cpu_worker", "vllm.model_executor.models.llama", "torch._inductor.compile_fx", "pebble")
+TRAIN += ("torch._dynamo.backends.inductor", "torch.export", "matplotlib.pyplot")
+# Not `torch.distributed.run` itself, which Python would warn of.
+TORCHRUN = ("torch.distributed.launcher.api",)
+LONGEST = 1 << 18
+
+
+class Process:
+    """A `subprocess.Popen` of `python COMMAND`, as far as tests need it."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        imports: Sequence[str] = TRAIN,
+        env: Mapping[str, str] | None = None,
+        stdout: int | None = None,
+        stderr: int | None = None,
+    ):
+        request = {
+            "command": [str(word) for word in command],
+            "imports": imports,
+            "environment": dict(os.environ if env is None else env),
+            "folder": os.getcwd(),
+        }
+        self.returncode: int | None = None
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._server.connect(os.environ[SOCKET])
+        self.stdout, output = _pipe(stdout, 1)
+        self.stderr, error = (None, os.dup(output)) if stderr == subprocess.STDOUT else _pipe(stderr, 2)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        socket.send_fds(self._server, [json.dumps(request).encode()], [nothing, output, error])
+        for each in (nothing, output, error):
+            os.close(each)
+        self.pid = int(self._server.recv(LONGEST) or 0)
+        assert self.pid, f"{request['command']} was not started"
+
+    def poll(self) -> int | None:
+        return self._ended(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        code = self._ended(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
+        return code
+
+    def _ended(self, seconds: float | None) -> int | None:
+        if self.returncode is None and select.select([self._server], [], [], seconds)[0]:
+            self.returncode = int(self._server.recv(LONGEST) or -signal.SIGKILL)
+            # Otherwise what is left open here would end with the garbage.
+            self._server.close()
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str | None, str | None]:
+        found: dict[int, str] = {}
+        streams = [stream for stream in (self.stdout, self.stderr) if stream]
+        readers = [threading.Thread(target=lambda s=each: found.update({id(s): s.read()})) for each in streams]
+        for each in readers:
+            each.start()
+        try:
+            self.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+        for each in readers:
+            each.join(timeout)
+        printed, said = (found.get(id(stream)) for stream in (self.stdout, self.stderr))
+        return printed, said
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _pipe(wanted: int | None, usual: int):
+    if wanted != subprocess.PIPE:
+        return None, os.dup(usual)
+    ours, theirs = os.pipe()
+    return os.fdopen(ours, encoding="utf-8", errors="replace"), theirs
+
+
+def run(
+    command: Sequence[str], imports: Sequence[str] = TRAIN, timeout: float = 300, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess:
+    """As `subprocess.run` of `python COMMAND`, with what it printed as text."""
+    process = Process(command, imports, env, subprocess.PIPE, subprocess.PIPE)
+    printed, said = process.communicate(timeout)
+    return subprocess.CompletedProcess(command, process.returncode, printed, said)
+
+
+def ranks(
+    count: int, command: Sequence[str], imports: Sequence[str] = TRAIN, timeout: float = 400
+) -> subprocess.CompletedProcess:
+    """As `torchrun --nproc-per-node=COUNT COMMAND`, torchrun and its ranks on one thread each."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", "--no-python"]
+    rank = [sys.executable, "-SP", __file__, "run", ",".join(imports), *map(str, command)]
+    return run([*torchrun, *rank], (*TORCHRUN, *imports), timeout, os.environ | {"OMP_NUM_THREADS": "1"})
+
+
+def start_server() -> subprocess.Popen:
+    """The process that imports, on its first request; its socket is announced in the environment."""
+    folder = tempfile.mkdtemp(prefix="grpo-warm-")
+    os.environ[SOCKET] = f"{folder}/socket"
+    # Threads of the learner and of vLLM are as many as when it was imported.
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-m", "tests.warm", "serve", os.environ[SOCKET]]
+    server = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    server.stdout.readline()
+    return server
+
+
+# --- the other side --------------------------------------------------------------------------------------------------
+
+
+def _serve(path: str) -> dict:
+    """Forks for each request until the tests end. Returns in the forked process, with what to become."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(path)
+    listener.listen(64)
+    os.write(1, b"ready\n")
+    os.dup2(2, 1)
+    while True:
+        ready = select.select([listener, 0], [], [], 5)[0]
+        _reap()
+        if 0 in ready:
+            Path(path).unlink()
+            Path(path).parent.rmdir()
+            os._exit(0)
+        if not ready:
+            continue
+        client, _ = listener.accept()
+        message, streams, _, _ = socket.recv_fds(client, LONGEST, 3)
+        request = json.loads(message)
+        for name in request["imports"]:
+            import_module(name)
+        # What is there is not looked at again, neither here nor in what is forked.
+        gc.freeze()
+        if os.fork() == 0:
+            listener.close()
+            _keep_or_become(client, streams)
+            return request
+        client.close()
+        for each in streams:
+            os.close(each)
+
+
+def _reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return
+
+
+def _keep_or_become(client: socket.socket, streams: Sequence[int]) -> None:
+    """Returns in the process that becomes the program. Its parent tells the client its number and its exit code, and
+    ends it when the client is gone."""
+    child = os.fork()
+    if child == 0:
+        client.close()
+        for number, each in enumerate(streams):
+            os.dup2(each, number)
+            os.close(each)
+        return
+    for each in (0, 1, 2, *streams):
+        os.close(each)
+    client.send(str(child).encode())
+    ended = os.pidfd_open(child)
+    if ended not in select.select([ended, client], [], [])[0]:
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    try:
+        client.send(str(os.waitstatus_to_exitcode(status)).encode())
+    finally:
+        os._exit(0)
+
+
+def _become(request: dict) -> None:
+    """Runs the program, and ends as an interpreter does, but for the modules: taking them down is left out."""
+    try:
+        _run(request)
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if code and code is not ended.code:
+            print(ended.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _run(request: dict) -> None:
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", closefd=False), write_through=unbuffered)
+    sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb", closefd=False), errors="backslashreplace", line_buffering=True)
+    kind, *words = request["command"]
+    if kind == "-m":
+        sys.path[0] = request["folder"]
+        sys.argv = words
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(kind).parent)
+        sys.argv = [kind, *words]
+        runpy.run_path(kind, run_name="__main__")
+
+
+def _rank(imports: str, command: Sequence[str]) -> None:
+    """Stands for a process that the server forks: passes signals on and ends as it does."""
+    process = Process(command, imports.split(","))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: process.send_signal(number))
+    code = process.wait()
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    _, what, *rest = sys.argv
+    if what == "run":
+        _rank(rest[0], rest[1:])
+    else:
+        from grpo.host import environment
+
+        environment.prepare()
+        _become(_serve(*rest))
