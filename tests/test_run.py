@@ -143,7 +143,7 @@ def test_a_run_that_its_limit_ended_goes_on_when_it_is_raised_under_another_stag
     overrides = [*SMALL, "rollout.engine=transformers", "evaluation.num_problems=0", f"output_dir={tmp_path}"]
     ended = grpo("train", *overrides, "limits.samples=32")
     assert ended.returncode == 0, ended.stderr[-3000:]
-    assert "step 2: the budget of 32 samples is spent" in ended.stdout
+    assert "step 2: the limit of 32 samples is reached" in ended.stdout
     overrides += ["checkpoint.resume=true", "limits.samples=64"]
     refused = grpo("train", *overrides, "learner.zero_stage=3")
     assert refused.returncode == 2 and "Traceback" not in refused.stderr
@@ -151,7 +151,7 @@ def test_a_run_that_its_limit_ended_goes_on_when_it_is_raised_under_another_stag
     on = grpo("train", *overrides, "learner.zero_stage=2")
     assert on.returncode == 0, on.stderr[-3000:]
     assert "changed since: learner.zero_stage: 1 → 2" in on.stdout
-    assert "step 4: the budget of 64 samples is spent" in on.stdout
+    assert "step 4: the limit of 64 samples is reached" in on.stdout
     assert [row["step"] for row in rows(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
 
 
@@ -258,7 +258,7 @@ def test_seconds_are_told_once_and_belong_to_what_took_them(tmp_path):
     done = two_ranks(*words, f"output_dir={tmp_path}", "limits.samples=32")
     assert done.returncode == 0, done.stderr[-3000:]
     # As soon as it is known, and at the end.
-    assert done.stdout.count("step 2: the budget of 32 samples is spent") == 2
+    assert done.stdout.count("step 2: the limit of 32 samples is reached") == 2
     for row in rows(tmp_path / "metrics.jsonl"):
         seconds = {name: value for name, value in row.items() if name.startswith("time/")}
         between = ("time/round_seconds", "time/evaluation_seconds", "time/save_seconds")
