@@ -1,7 +1,9 @@
 """Every shipped experiment composes and validates; every wrong key or value is one clear line."""
 
 import json
+from copy import deepcopy
 from dataclasses import asdict
+from functools import cache
 
 import pytest
 
@@ -16,10 +18,15 @@ EXPERIMENTS = sorted(path.stem for path in (config_directory() / "experiment").g
 NEEDS_DATA = {name: ["task.data.path=problems.jsonl"] for name in ("smollm2_mawps", "bigmath_small")}
 
 
+@cache
+def composed(experiment):
+    return compose_config([f"experiment={experiment}", *NEEDS_DATA.get(experiment, [])])
+
+
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 @pytest.mark.parametrize("world_size", [1, 8])
 def test_every_experiment_composes_and_validates_for_one_and_eight_ranks(experiment, world_size):
-    config = compose_config([f"experiment={experiment}", *NEEDS_DATA.get(experiment, [])])
+    config = deepcopy(composed(experiment))
     validate(config, world_size)
     assert config.output_dir == f"runs/{experiment}"
 
