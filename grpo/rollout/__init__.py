@@ -1,4 +1,4 @@
-"""Samplers, and how a round is filled.
+"""This room has the samplers, and the ways in which a round is filled.
 
 seeds                  one seed per (prompt, sample, policy version)
 stopping               which tokens end a completion

@@ -1,4 +1,4 @@
-"""Sampling ahead: while the learner works on one round, the next is sampled."""
+"""The next round is sampled while the learner works on this one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from grpo.types import Collected, RoundPlan
 
 
 class AheadCollector:
-    """One round ahead (`pipeline=one_round`): a round is sampled by the policy before the last refresh, so its
+    """Samples one round ahead (`pipeline=one_round`): a round is sampled by the policy before the last refresh, so its
     staleness is τ steps more than without.
 
     `collect` gives out what was sampled during the last round, to be learned from at the present rate, and starts on

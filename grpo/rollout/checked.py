@@ -1,4 +1,4 @@
-"""A sampler whose answers are looked at before they are graded, measured or learned from."""
+"""A checked sampler looks at its answers before they are graded, measured or learned from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from grpo.types import Completion, Prompt, RolloutGroup
 
 
 def check_groups(prompts: Sequence[Prompt], groups: Sequence[RolloutGroup], vocabulary: int) -> None:
-    """Raises UserError for what no policy of `vocabulary` tokens can have answered to `prompts`."""
+    """Raises UserError for answers that no policy of `vocabulary` tokens can have given to `prompts`."""
     if len(groups) != len(prompts):
         raise UserError(f"the sampler answered {len(prompts)} prompts with {len(groups)} groups: {_MEND_ENGINE}")
     for prompt, group in zip(prompts, groups, strict=True):

@@ -1,4 +1,4 @@
-"""How a round is filled with scored groups: once, again and again until none is silent, or where it is worth it."""
+"""Collectors fill a round with scored groups: once, until none is silent, or where completions are worth most."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Spread = Callable[[Mapping[tuple[int, int], int], Sequence[tuple[int, int]], int
 
 
 class PlainCollector:
-    """Every prompt is asked once; silent groups stay in."""
+    """Asks every prompt once. Silent groups stay in."""
 
     def __init__(self, source: Source):
         self._source = source
@@ -36,7 +36,7 @@ class PlainCollector:
 
 
 class RefillingCollector:
-    """DAPO's dynamic sampling (arXiv:2503.14476): silent groups make room for groups of other prompts.
+    """Implements DAPO's dynamic sampling (arXiv:2503.14476): silent groups make room for groups of other prompts.
 
     Waves are those of all ranks together: each asks as many prompts as the round still lacks. So the prompts asked, and
     the groups of each step, are the same for every number of ranks. Groups are shared out afterwards, since one rank's
@@ -70,13 +70,13 @@ class RefillingCollector:
         self._source.forget()
 
     def _wave(self, num_prompts: int) -> dict[int, ScoredGroup]:
-        """This rank's groups of the next prompts, by position."""
+        """Returns this rank's groups of the next prompts, by position."""
         first, ranks = self._source.cursor, self._collective.world_size
         mine = [place for place in range(first, first + num_prompts) if place % ranks == self._collective.rank]
         return dict(zip(mine, self._source.take(num_prompts), strict=True))
 
     def _kept(self, silent: Mapping[int, bool], wanted: int) -> list[int]:
-        """The positions that are learned from, first step's first."""
+        """Returns the positions that are learned from, first step's first."""
         telling = [place for place in sorted(silent) if not silent[place]]
         if self._refill.fallback == "short":
             return telling
@@ -87,7 +87,7 @@ class RefillingCollector:
     def _shared_out(
         self, steps: Sequence[Sequence[int]], sampled: Mapping[int, ScoredGroup]
     ) -> tuple[tuple[ScoredGroup, ...], ...]:
-        """This rank's groups of each step: equally many on every rank, its own as far as they go."""
+        """Returns this rank's groups of each step: equally many on every rank, its own as far as they go."""
         ranks, rank = self._collective.world_size, self._collective.rank
         learners = {place: learner for step in steps for place, learner in dealt(step, ranks).items()}
         leaving = {place: scored for place, scored in sampled.items() if learners.get(place, rank) != rank}
@@ -108,7 +108,8 @@ def in_steps(groups: Sequence[Item], num_steps: int) -> tuple[tuple[Item, ...], 
 
 
 def dealt(places: Sequence[int], ranks: int) -> dict[int, int]:
-    """The rank that learns from the group at each of these positions: the one that sampled it, while it has room.
+    """Returns the rank that learns from the group at each of these positions: the one that sampled it, while it has
+    room.
 
     >>> dealt([0, 2, 4, 5], 2)
     {0: 0, 2: 0, 5: 1, 4: 1}
@@ -124,8 +125,8 @@ def dealt(places: Sequence[int], ranks: int) -> dict[int, int]:
 
 
 class BudgetedCollector:
-    """Groups of unequal size: each prompt is asked a few times, and the rest of the round's completions goes where
-    `spread` sees something to learn. Every rank spends prompts × G, as without, or less."""
+    """Collects groups of unequal size: each prompt is asked a few times, and the rest of the round's completions goes
+    where `spread` sees something to learn. Every rank spends prompts × G, as without, or less."""
 
     def __init__(self, task: Task, sampler: Sampler, budget: BudgetConfig, collective: Collective, spread: Spread):
         self._task = task
@@ -155,7 +156,7 @@ class BudgetedCollector:
 
 
 def _joined(first: ScoredGroup, second: ScoredGroup) -> ScoredGroup:
-    """One group of both groups' completions; they are of one prompt."""
+    """Joins the completions of two groups of one prompt."""
     completions = first.group.completions + second.group.completions
     oldest = min(first.group.oldest_version, second.group.oldest_version)
     newest = max(first.group.newest_version, second.group.newest_version)

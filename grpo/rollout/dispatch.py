@@ -1,4 +1,5 @@
-"""Requests over several servers: a prompt's samples go to the server with the fewest tokens to write.
+"""The dispatcher hands requests out to several servers: a prompt's samples go to the server with the fewest tokens to
+write.
 
 Samples of one prompt go to one server, whose prefix cache then holds the prompt. What a lost server had not answered
 goes back to the others; every sample is kept once.
@@ -33,7 +34,7 @@ Answers = Future[Mapping[int, Mapping[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """One prompt's requests, and what has come of them."""
+    """Holds one prompt's requests and the answers so far."""
 
     requests: Requests
     answers: dict[int, Mapping[str, Any]] = field(default_factory=dict)
@@ -62,19 +63,19 @@ class Dispatcher:
         atexit.register(self.close)
 
     def ask(self, requests: Sequence[Requests]) -> list[Answers]:
-        """One future for every prompt's requests, begun in this order. Raises there SamplerLost when no server is
-        left, in the words of the last one where that refused what it was asked. A cancelled one that has not begun is
-        not asked."""
+        """Returns one future for every prompt's requests, which are begun in this order. Raises there SamplerLost when
+        no server is left, in the words of the last one where that refused what it was asked. A cancelled one that has
+        not begun is not asked."""
         groups = [_Group(each) for each in requests]
         self._loop.call_soon_threadsafe(self._take_in, groups)
         return [group.future for group in groups]
 
     def look_again(self) -> None:
-        """Servers are alive again, or are no more."""
+        """Called when servers came back or were lost: waiting requests are handed out again."""
         self._loop.call_soon_threadsafe(self._hand_out)
 
     def close(self) -> None:
-        """Nothing is asked any more, and what was asked is given up."""
+        """Asks nothing any more, and gives up what was asked."""
         atexit.unregister(self.close)
         if self._loop.is_running():
             # A loop that is stuck must not hold up the process's end.
@@ -114,7 +115,7 @@ class Dispatcher:
         return not busy or busy + more <= self._at_once
 
     async def _serve(self, replica: Replica, group: _Group, requests: Requests) -> None:
-        """One prompt's samples from one server. It may be cancelled at any time: see `_take_back`."""
+        """Gets one prompt's samples from one server. It may be cancelled at any time: see `_take_back`."""
         try:
             async with replica.session() as session, asyncio.TaskGroup() as asking:
                 for sample, request in requests.items():
@@ -151,7 +152,7 @@ class Dispatcher:
             say(f"grpo: the vLLM server at {replica.url} was lost ({error}): {left} completions go to others")
 
     def _take_back(self, replica: Replica) -> None:
-        """What a lost server has not answered waits for another one, before everything else."""
+        """Lets what a lost server has not answered wait for another one, before everything else."""
         for task, group in reversed(self._tasks[replica.index].items()):
             self._waiting.appendleft(group)
             if task is not asyncio.current_task():
@@ -177,12 +178,12 @@ class Dispatcher:
 
 
 def _tokens(request: Mapping[str, Any]) -> int:
-    """That a server may have to read and write for it."""
+    """Returns how many tokens a server may have to read and write for a request."""
     return len(request["token_ids"]) + request["sampling_params"]["max_tokens"]
 
 
 def _settle(future: Future, result: Any = None, error: Exception | None = None) -> None:
-    """Unless nobody waits for it any more."""
+    """Settles a future, unless nobody waits for it any more."""
     if not future.set_running_or_notify_cancel():
         return
     if error is None:

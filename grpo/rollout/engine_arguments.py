@@ -1,4 +1,4 @@
-"""vLLM's settings, the same for an engine in this process and for a server."""
+"""vLLM gets the same settings for an engine in this process and for a server."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ STATES = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 
 
 def keeps_state(model_path: str, trust_remote_code: bool = False) -> bool:
-    """Whether the model keeps from token to token what is no key or value of attention."""
+    """Says whether the model keeps from token to token what is no key or value of attention."""
     config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code).get_text_config()
     return not STATES.isdisjoint(getattr(config, "layer_types", None) or ())
 
 
 def engine_arguments(config: TrainConfig, model_path: str, on_gpu: bool, state: bool = False) -> dict[str, Any]:
-    """Arguments of `vllm.LLM`; `state`: see `keeps_state`."""
+    """Returns the arguments of `vllm.LLM`; `state`: see `keeps_state`."""
     rollout, model = config.rollout, config.model
     arguments = {
         "model": model_path,
@@ -57,7 +57,7 @@ def engine_arguments(config: TrainConfig, model_path: str, on_gpu: bool, state: 
 
 
 def sampling_arguments(sampling: SamplingConfig, stop_token_ids: Sequence[int], seed: int) -> dict[str, Any]:
-    """Arguments of `vllm.SamplingParams` for one completion with its tokens' log-probabilities."""
+    """Returns the arguments of `vllm.SamplingParams` for one completion with its tokens' log-probabilities."""
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,

@@ -1,4 +1,4 @@
-"""Weights as a model's files have them, which is how vLLM's loader knows them.
+"""Weights go to vLLM as a model's files have them, which is how its loader knows them.
 
 Transformers gives some models' weights other names than their files have, and puts the experts of a layer into one
 tensor: `mlp.experts.gate_up_proj` is what Mixtral's files have as `block_sparse_moe.experts.0.w1` and so on.
@@ -19,7 +19,7 @@ HALVES = "gate_proj", "up_proj"
 
 
 class FileForm:
-    """What makes a model's weights into those of its files."""
+    """Turns a model's weights into those of its files."""
 
     def __init__(self, model_path: str, trust_remote_code: bool = False):
         config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code)
@@ -34,7 +34,7 @@ class FileForm:
         self._splits = any(isinstance(change, WeightConverter) and _of_other_halves(change) for change in changes)
 
     def of(self, bucket: Bucket) -> list[tuple[str, Tensor]]:
-        """The same weights under the names of the files. Experts stay in one tensor where vLLM takes them so."""
+        """Returns the same weights under the names of the files. Experts stay in one tensor where vLLM takes them so."""
         if not self._splits:
             return [(self._name(name), tensor) for name, tensor in bucket]
         # Only linear layers are adapted.
@@ -50,12 +50,12 @@ class FileForm:
 
 
 def _of_other_halves(change: WeightConverter) -> bool:
-    """Whether it makes experts of halves that vLLM does not find in one tensor."""
+    """Says whether it makes experts of halves that vLLM does not find in one tensor."""
     experts = [name for name in change.source_patterns if ".experts.*." in name]
     return len(experts) > 1 and not all(half in name for half, name in zip(HALVES, experts, strict=False))
 
 
 def _cut(name: str) -> tuple[str, str]:
-    """A weight's name, and what follows it where the weight is adapted."""
+    """Returns a weight's name, and what follows it where the weight is adapted."""
     suffix = next((each for each in (BASE_SUFFIX, DOWN_SUFFIX, UP_SUFFIX) if name.endswith(each)), "")
     return name.removesuffix(suffix), suffix

@@ -1,4 +1,4 @@
-"""The vLLM servers of a run: which of them answer, and what is done with those that are lost.
+"""A fleet is the vLLM servers of a run: which of them answer, and what is done with those that are lost.
 
 A server serves until some rank loses it. Then all ranks give it up, and it is started again when it is ours. At the
 next refresh it joins, if it answers: it is given the weights, and must not be asked before it has them.
@@ -25,8 +25,8 @@ from grpo.weight_sync.server_link import Post, ServerLink
 
 
 class Fleet:
-    """A run's servers. The first rank starts them, when they are ours, and sends them the weights. `begin_refresh`,
-    `finish_refresh` and `checksums` are collective."""
+    """Keeps a run's servers. The first rank starts them, when they are ours, and sends them the weights.
+    `begin_refresh`, `finish_refresh` and `checksums` are collective."""
 
     def __init__(self, config: TrainConfig, model_path: str | Path, device: torch.device, collective: Collective):
         """Returns once all servers answer. Raises UserError where one does not within its time. Collective."""

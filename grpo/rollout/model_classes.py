@@ -14,13 +14,13 @@ from transformers import PreTrainedModel
 
 
 class ModelClasses:
-    """The classes of models that this process has, as they are when this is made: before the engine starts."""
+    """Records the classes of models that this process has, as they are when this is made: before the engine starts."""
 
     def __init__(self):
         self._before = {cls: (cls.__bases__, dict(vars(cls))) for cls in _subclasses(PreTrainedModel)}
 
     def part(self, engine_model: nn.Module) -> None:
-        """To be called once the engine has started: undoes what it has changed, and gives the modules of its own model
+        """Called once the engine has started. Undoes what it has changed, and gives the modules of its own model
         classes that keep it."""
         for cls, (bases, attributes) in self._before.items():
             if cls.__bases__ == bases:

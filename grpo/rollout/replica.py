@@ -1,4 +1,4 @@
-"""One vLLM server: its process, when it is ours, and requests to it."""
+"""A replica is one vLLM server: its process, when it is ours, and requests to it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RequestRefused(ReplicaLost):
 
 
 class ServerProcess:
-    """A server that this process started, and that ends with it (see `grpo.host.tether`)."""
+    """Runs a server that this process started, and that ends with it (see `grpo.host.tether`)."""
 
     def __init__(self, command_line: list[str], environment: Mapping[str, str], log: Path):
         server = [sys.executable, "-W", "ignore", "-m", ENTRY_POINT, *command_line]
@@ -56,7 +56,7 @@ class ServerProcess:
         return self._process is not None and self._process.poll() is not None
 
     def restart(self) -> None:
-        """Ends what is left of it and starts anew; `Replica.healthy` tells when it is there."""
+        """Ends what is left of the server and starts it anew; `Replica.healthy` tells when it is there."""
         self.stop()
         self.start()
 

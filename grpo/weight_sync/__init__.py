@@ -1,4 +1,4 @@
-"""The only bridge between learner and sampler.
+"""This room is the only bridge between learner and sampler.
 
 checksum        what both sides compute after a transfer
 engine_weights  where vLLM keeps each weight, and the experts that it keeps in an order of its own

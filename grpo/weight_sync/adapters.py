@@ -1,4 +1,4 @@
-"""The receiving end of LoRA: frozen weights are kept as they came, and adapters added to them whenever they change."""
+"""A receiver of LoRA keeps the frozen weights as they came, and adds the adapters to them whenever they change."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
 
 
 class AdaptedWeights:
-    """The base of every adapted weight, in main memory."""
+    """Keeps the frozen base of every adapted weight in main memory."""
 
     def __init__(self) -> None:
         self._base: dict[str, Tensor] = {}
         self._down: dict[str, Tensor] = {}
 
     def __bool__(self) -> bool:
-        """Whether there is any."""
+        """Says whether any weight is adapted."""
         return bool(self._base)
 
     def merge(self, bucket: Bucket) -> list[tuple[str, Tensor]]:
-        """The whole weights that are to be loaded of what arrived: W = base + B·A once both have come, in float32."""
+        """Returns the whole weights to load from what arrived: W = base + B·A once both have come, in float32."""
         whole: list[tuple[str, Tensor]] = []
         for name, tensor in bucket:
             plain, dot, kind = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""A channel for weights between the learner's first rank and the workers of one sampler replica.
+"""A channel carries weights between the learner's first rank and the workers of one sampler replica.
 
 Every replica has a channel of its own: one that dies takes nothing else with it, and joins again without the others.
 A bucket travels as one buffer, in one broadcast from rank 0; gloo on CPUs, NCCL on GPUs. Names, types and shapes go
@@ -24,7 +24,7 @@ ALIGNMENT = 16
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a bucket holds, as plain data: names, types ("bfloat16") and shapes, [tensors] each."""
+    """A manifest says what a bucket holds, as plain data: names, types ("bfloat16") and shapes, [tensors] each."""
 
     names: list[str]
     dtypes: list[str]
@@ -32,7 +32,7 @@ class Manifest:
 
 
 def manifest_of(bucket: Bucket) -> Manifest:
-    """The manifest that goes ahead of this bucket."""
+    """Returns the manifest that is sent ahead of this bucket."""
     return Manifest(
         names=[name for name, _ in bucket],
         dtypes=[str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
@@ -41,12 +41,12 @@ def manifest_of(bucket: Bucket) -> Manifest:
 
 
 def packed(bucket: Bucket, device: torch.device) -> Tensor:
-    """The bucket as one buffer of bytes on `device`: a copy."""
+    """Copies the bucket into one buffer of bytes on `device`."""
     return torch.cat([_bytes_of(tensor.to(device)) for _, tensor in bucket])
 
 
 class Channel:
-    """One end. `send` and `receive` are called by all ends together, bucket by bucket."""
+    """A channel is one end of it. All ends call `send` or `receive` together, bucket by bucket."""
 
     def __init__(self, group: dist.Backend, store: dist.Store, device: torch.device, timeout: timedelta):
         self._group, self._device, self._timeout = group, device, timeout
@@ -54,11 +54,11 @@ class Channel:
         self._store = store
 
     def send(self, buffer: Tensor) -> None:
-        """A bucket, `packed`. Raises RuntimeError when the other ends do not take it in time."""
+        """Sends a bucket that `packed` made. Raises RuntimeError when the other ends do not take it in time."""
         self._broadcast(buffer)
 
     def receive(self, manifest: Manifest) -> list[tuple[str, Tensor]]:
-        """The bucket that rank 0 sends, as views of one buffer."""
+        """Returns the bucket that rank 0 sends, as views of one buffer."""
         dtypes = [getattr(torch, name) for name in manifest.dtypes]
         shapes = [torch.Size(shape) for shape in manifest.shapes]
         sizes = [shape.numel() * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
@@ -81,8 +81,8 @@ class Channel:
 
 
 def open_end(store: dist.Store, host: str, rank: int, world_size: int, device: torch.device, seconds: float) -> Channel:
-    """End `rank`, the learner's being 0, once all others have come to `store`, on the interface that leads to `host`.
-    Raises RuntimeError when they do not within `seconds`."""
+    """Opens end `rank` (the learner's is 0) once all others have come to `store`, on the interface that leads to
+    `host`. Raises RuntimeError when they do not within `seconds`."""
     timeout = timedelta(seconds=seconds)
     if device.type == "cuda":
         options = dist.ProcessGroupNCCL.Options()
@@ -98,7 +98,7 @@ def open_end(store: dist.Store, host: str, rank: int, world_size: int, device: t
 
 
 def _aligned(size: int) -> int:
-    """Where the next tensor may begin, whatever its type."""
+    """Returns where the next tensor may begin, whatever its type."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 

@@ -1,4 +1,4 @@
-"""Where the ends of a weight channel find each other.
+"""The ends of a weight channel find each other at a meeting place.
 
 The learner tells a server by a request that takes the run's key. torch's TCPStore takes no key: whoever reaches its
 port can read and write. So on one machine the ends meet in a file that only this user can open. Between machines they
@@ -20,7 +20,7 @@ from grpo.host.network import listen
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """What a server is told: the learner's interface, and `path` there or `port` and `name`."""
+    """A meeting is what a server is told: the learner's interface, and `path` there or `port` and `name`."""
 
     host: str
     world_size: int
@@ -29,7 +29,7 @@ class Meeting:
     name: str = "weights"
 
     def join(self, seconds: float) -> dist.Store:
-        """The store through which the ends meet, for one that was told where."""
+        """Returns the store through which the ends meet, for an end that was told where."""
         timeout = timedelta(seconds=seconds)
         if self.path:
             store = dist.FileStore(self.path, self.world_size)
@@ -40,7 +40,8 @@ class Meeting:
 
 
 class Host:
-    """The learner's side: `meeting` is what to tell, `store` its own way in. `close` comes once all ends have met."""
+    """The host is the learner's side: `meeting` is what to tell, `store` its own way in. `close` comes once all ends
+    have met."""
 
     def __init__(self, host: str, world_size: int, seconds: float):
         self._folder = None

@@ -1,4 +1,4 @@
-"""Weights from a learner to a sampler, compared on both sides."""
+"""A refresh copies weights from a learner to a sampler, and compares them on both sides."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class WeightSyncError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What is sampled right after a refresh, to see both sides score the same tokens with the same weights: where
-    the samples that are learned from are of older ones. `prompts` are this rank's."""
+    """A probe is sampled right after a refresh, so that both sides score the same tokens with the same weights. It is
+    needed where the samples that are learned from are of older weights. `prompts` are this rank's."""
 
     prompts: Sequence[Prompt]
     sampling: SamplingConfig
@@ -41,7 +41,8 @@ class Probe:
 
 
 class CheckedSync:
-    """`interfaces.WeightSync`: bucket by bucket, never through disk. How a bucket travels is the sampler's matter."""
+    """Implements `interfaces.WeightSync`, bucket by bucket, never through disk. How a bucket travels is the sampler's
+    matter."""
 
     def __init__(self, max_mismatch: float, probe: Probe | None = None, float32: bool = False):
         """Without a `probe` the first step after a refresh has to be of samples of the refreshed weights. `float32`
@@ -87,7 +88,7 @@ class CheckedSync:
 
     @staticmethod
     def _probed(learner: Learner, sampler: Sampler, probe: Probe) -> float:
-        """Mean |sampler − learner| over the tokens of all ranks' probes, in nats."""
+        """Returns the mean |sampler − learner| over the tokens of all ranks' probes, in nats."""
         groups = sampler.generate(probe.prompts, 2, probe.sampling)
         gaps = [
             abs(sampled - learned)

@@ -1,4 +1,4 @@
-"""The learner's side of vLLM's weight-transfer protocol, with one server.
+"""A link is the learner's side of vLLM's weight-transfer protocol with one server.
 
 Four requests with plain dictionaries, which vLLM 0.26 to 0.33 understand alike: init once, then for every refresh
 start, update for each bucket, finish. A bucket's tensors go through the `Channel` while the update request waits.
@@ -23,7 +23,8 @@ Post = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
 
 
 class ServerLink:
-    """Of one server. `open` comes first; then, for each refresh, `start`, `send` for every bucket, `finish`."""
+    """Links the learner to one server. `open` is called first; for each refresh then `start`, `send` for every bucket,
+    and `finish`."""
 
     def __init__(self, num_workers: int, device: torch.device, seconds: float, host: str = LOOPBACK):
         """`num_workers` of the server hold weights; the learner listens on `host`'s interface; no wait of the channel
@@ -34,7 +35,7 @@ class ServerLink:
         self._meeting_place: Host | None = None
 
     async def open(self, post: Post) -> None:
-        """The channel to a server that has none yet, or none any more."""
+        """Opens the channel to a server that has none yet, or none any more."""
         self.close()
         place = self._meeting_place = Host(self._host, self._world_size, self._seconds)
         info = {"meeting": asdict(place.meeting), "seconds": self._seconds}
@@ -48,7 +49,7 @@ class ServerLink:
         await post("/start_weight_update", {})
 
     async def send(self, post: Post, manifest: Manifest, buffer: Tensor) -> None:
-        """A bucket, `packed`; returns when the server has loaded it."""
+        """Sends a bucket that `packed` made. Returns when the server has loaded it."""
         update = post("/update_weights", {"update_info": asdict(manifest)})
         await _both(asyncio.to_thread(self._channel.send, buffer), update)
 
@@ -65,8 +66,8 @@ class ServerLink:
 
 
 async def _both(ours: Awaitable[Any], theirs: Awaitable[Any]) -> tuple[Any, Any]:
-    """Both results, once both have ended: a thread that still sends must not outlive its bucket. The server's error
-    comes first, as it tells more."""
+    """Returns both results once both have ended: a thread that still sends must not outlive its bucket. The server's
+    error comes first, as it tells more."""
     mine, its = await asyncio.gather(ours, theirs, return_exceptions=True)
     for outcome in (its, mine):
         if isinstance(outcome, BaseException):

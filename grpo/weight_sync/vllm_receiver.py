@@ -1,4 +1,4 @@
-"""The receiving end of a weight transfer: vLLM imports this module in its worker process.
+"""The receiving end of a weight transfer lives in vLLM's worker process, which imports this module.
 
 In the learner's process buckets come by reference (`receive_bucket`); a server gets them through a `Channel`, by
 vLLM's own weight-transfer protocol (`ChannelEngine`, its backend "grpo").
@@ -44,20 +44,20 @@ class WeightReceiver:
     """Mixed into vLLM's worker by `worker_extension_cls`; called through `collective_rpc`."""
 
     def arrange_weights(self) -> None:
-        """To be called once, on a CPU: stores matrices column by column, shapes unchanged. The products of decoding,
+        """Called once, on a CPU. Stores matrices column by column, shapes unchanged. The products of decoding,
         a few rows wide, are then up to half again as quick, and loading copies into the same storage."""
         for parameter in self.model_runner.model.parameters():
             if parameter.dim() == 2:
                 parameter.data = parameter.data.t().contiguous().t()
 
     def end_broken_transfer(self) -> None:
-        """One that was begun and never finished, by a learner that died or gave this server up, would have vLLM refuse
-        every other. What it left half loaded is replaced by the next, which sends all weights."""
+        """Ends a transfer that was begun and never finished, because the learner died or gave this server up: vLLM
+        would refuse every other. What it left half loaded is replaced by the next, which sends all weights."""
         if getattr(self, "_weight_update_active", False):
             self.finish_weight_update()
 
     def begin_refresh(self) -> None:
-        """Comes before the first bucket, in the learner's process."""
+        """Called before the first bucket, in the learner's process."""
         self._experts = ExpertOrder(self.model_runner.model)
         self._experts.begin()
 
@@ -66,7 +66,7 @@ class WeightReceiver:
         self.model_runner.model.load_weights(bucket)
 
     def finish_refresh(self) -> None:
-        """Comes after the last bucket, in the learner's process."""
+        """Called after the last bucket, in the learner's process."""
         self._experts.finish()
 
     def weight_checksums(self) -> Mapping[str, int]:
