@@ -34,7 +34,7 @@ class FileForm:
         self._splits = any(isinstance(change, WeightConverter) and _of_other_halves(change) for change in changes)
 
     def of(self, bucket: Bucket) -> list[tuple[str, Tensor]]:
-        """Returns the same weights under the names of the files. Experts stay in one tensor where vLLM takes them so."""
+        """Returns the weights under the names of the files. Experts stay in one tensor where vLLM takes them so."""
         if not self._splits:
             return [(self._name(name), tensor) for name, tensor in bucket]
         # Only linear layers are adapted.
