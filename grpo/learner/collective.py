@@ -1,4 +1,4 @@
-"""Sums over learner ranks."""
+"""Learner ranks exchange numbers and sums."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from grpo.learner.sequence_parallel import SequenceGroup
 
 
 class TorchCollective:
-    """`interfaces.Collective` over torch.distributed; plain arithmetic on one rank."""
+    """Implements `interfaces.Collective` over torch.distributed, and by plain arithmetic on one rank."""
 
     def __init__(
         self, device: torch.device, group: dist.ProcessGroup | None = None, together: SequenceGroup | None = None
@@ -24,8 +24,8 @@ class TorchCollective:
         self.world_size = dist.get_world_size() if dist.is_initialized() else 1
 
     def apart(self, deadline_seconds: float) -> TorchCollective:
-        """The same ranks for another thread, whose calls must not mix with this one's. Collective. A rank that waits
-        for the others there gives up after `deadline_seconds`."""
+        """Makes a collective of the same ranks for another thread, whose calls must not mix with this one's.
+        Collective. A rank that waits for the others there gives up after `deadline_seconds`."""
         timeout = timedelta(seconds=deadline_seconds)
         group = dist.new_group(backend="gloo", timeout=timeout) if self.world_size > 1 else None
         return TorchCollective(torch.device("cpu"), group)

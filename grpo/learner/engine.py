@@ -1,4 +1,4 @@
-"""DeepSpeed: its configuration and its start."""
+"""DeepSpeed is configured and started here."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def init_distributed(device: torch.device, deadline_seconds: float) -> None:
 
 
 def deepspeed_config(learner: LearnerConfig) -> dict[str, Any]:
-    """What `deepspeed.initialize` reads. Batch sizes are nominal: micro-batches hold as many tokens as fit,
+    """Returns what `deepspeed.initialize` reads. Batch sizes are nominal: micro-batches hold as many tokens as fit,
     and `managed_gradient_accumulation: false` lets each step have its own number of them."""
     zero: dict[str, Any] = {
         "stage": max(1, learner.zero_stage),
@@ -75,7 +75,7 @@ def deepspeed_config(learner: LearnerConfig) -> dict[str, Any]:
 
 
 def learning_rate_factor(step: int, learner: LearnerConfig, num_steps: int) -> float:
-    """Share of the peak learning rate at optimizer step `step` (from 0): linear warm-up, then the schedule."""
+    """Returns the share of the peak learning rate at optimizer step `step` (from 0): linear warm-up, then the schedule."""
     if step < learner.warmup_steps:
         return (step + 1) / learner.warmup_steps
     progress = min(1.0, (step - learner.warmup_steps) / max(1, num_steps - learner.warmup_steps))
@@ -85,7 +85,7 @@ def learning_rate_factor(step: int, learner: LearnerConfig, num_steps: int) -> f
 
 
 def start_engine(policy: nn.Module, learner: LearnerConfig) -> deepspeed.DeepSpeedEngine:
-    """The training engine: ZeRO and AdamW on float32 masters. Its learner sets the learning rate of every step."""
+    """Starts the training engine: ZeRO and AdamW on float32 masters. Its learner sets the learning rate of every step."""
     parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(
         parameters,
@@ -99,7 +99,8 @@ def start_engine(policy: nn.Module, learner: LearnerConfig) -> deepspeed.DeepSpe
 
 
 def start_frozen_engine(policy: nn.Module, learner: LearnerConfig) -> deepspeed.DeepSpeedEngine:
-    """A ZeRO-3 engine without an optimizer: a sharded model that only runs forward, in the precision that it has."""
+    """Starts a ZeRO-3 engine without an optimizer: a sharded model that only runs forward, in the precision that it
+    has."""
     config = deepspeed_config(learner)
     config["zero_optimization"] = {"stage": 3}
     config["bf16"] = {"enabled": next(policy.parameters()).dtype == torch.bfloat16}
@@ -112,5 +113,5 @@ def _initialized(**arguments: Any) -> deepspeed.DeepSpeedEngine:
 
 
 def quiet() -> AbstractContextManager:
-    """For calls of DeepSpeed that print: its optimizer for bfloat16 tells how much memory is free, four times."""
+    """Silences calls of DeepSpeed that print: its optimizer for bfloat16 tells how much memory is free, four times."""
     return redirect_stdout(io.StringIO())

@@ -1,4 +1,4 @@
-"""The trained model as a Hugging Face directory that transformers and vLLM load."""
+"""The trained model is exported as a Hugging Face directory that transformers and vLLM load."""
 
 from __future__ import annotations
 

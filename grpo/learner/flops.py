@@ -1,4 +1,4 @@
-"""Arithmetic that a model asks for, whatever a machine does with it: the numerator of MFU."""
+"""Counts the arithmetic that a model asks for, whatever a machine does with it: the numerator of MFU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from grpo.types import MicroBatch, Tree
 
 @dataclass(frozen=True, slots=True)
 class FlopCount:
-    """Floating-point operations of a forward and backward pass, counted as PaLM does (arXiv:2204.02311,
+    """Counts the floating-point operations of a forward and backward pass, counted as PaLM does (arXiv:2204.02311,
     appendix B): 2 a weight and token forward, 2 for the input's gradient, 2 more for the weight's where it is
     trained; recomputation does not count.
 
@@ -25,13 +25,13 @@ class FlopCount:
     per_pair: float
 
     def of(self, micro: MicroBatch) -> float:
-        """Operations of one micro-batch."""
+        """Returns the operations of one micro-batch."""
         pairs = sum(attended_pairs(tree) for tree in micro.trees)
         return self.per_token * len(micro.token_ids) + self.per_target * len(micro.targets) + self.per_pair * pairs
 
 
 def attended_pairs(tree: Tree) -> int:
-    """Pairs (token, token it attends, itself included): causal over the prompt, and over prompt and completion.
+    """Counts pairs (token, token it attends, itself included): causal over the prompt, and over prompt and completion.
 
     >>> attended_pairs(Tree(0, 2, (1, 2)))  # 1 + 2, then 3, then 3 + 4
     13

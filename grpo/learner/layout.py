@@ -1,4 +1,4 @@
-"""How a learner's state lies in the shards of a checkpoint, and whether a learner can read it."""
+"""A layout says how a learner's state lies in the shards of a checkpoint, and so whether a learner can read it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OF_BFLOAT16, WHOLE_WEIGHTS = "bf16_", "mp_rank_*_model_states.pt"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a learner's state lies in its shards: only a learner of the same layout reads them as they are.
+    """A layout says how a learner's state lies in its shards: only a learner of the same layout reads them as they are.
     `parameters` are the numbers that are trained."""
 
     ranks: int
@@ -29,8 +29,8 @@ class Layout:
 
 
 def saved_layout(directory: str | Path, tag: str, own: Layout) -> Layout:
-    """The layout of a checkpoint whose shards are in its folder `tag`. Raises UserError where a learner of layout `own`
-    cannot read it, in this form or another."""
+    """Returns the layout of a checkpoint whose shards are in its folder `tag`. Raises UserError where a learner of
+    layout `own` cannot read it, in this form or another."""
     file, shards = Path(directory, LAYOUT_FILE), Path(directory, tag)
     if not shards.is_dir():
         raise UserError(f"{directory} holds no learner checkpoint")
@@ -54,8 +54,8 @@ def saved_layout(directory: str | Path, tag: str, own: Layout) -> Layout:
 
 
 def _told_by_names(shards: Path, own: Layout) -> Layout:
-    """The layout of a checkpoint that an older version saved, as the names of its files tell it. They do not tell
-    stage 1 from 2, which read each other, nor the number of parameters."""
+    """Returns the layout of a checkpoint that an older version saved, as the names of its files tell it. They do not
+    tell stage 1 from 2, which read each other, nor the number of parameters."""
     names = [path.name for path in shards.glob("*optim_states.pt")]
     if not names:
         raise UserError(

@@ -1,4 +1,4 @@
-"""The learner: gradient steps on batches, log-probabilities on groups."""
+"""The learner takes gradient steps on batches and computes log-probabilities of groups."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ REFERENCE_FILE, SHARDS = "reference.safetensors", "learner"
 
 
 class DeepSpeedLearner:
-    """`interfaces.Learner` on DeepSpeed ZeRO 1–3. All methods are collective."""
+    """Implements `interfaces.Learner` on DeepSpeed ZeRO 1–3. All methods are collective."""
 
     def __init__(
         self, config: TrainConfig, model_path: str | Path, device: torch.device, checkpoint: str | Path | None = None
@@ -75,7 +75,7 @@ class DeepSpeedLearner:
 
     @property
     def layout(self) -> str:
-        """How rows are packed, see `grpo.learner.loading.fitting_layout`."""
+        """Says how rows are packed, see `grpo.learner.loading.fitting_layout`."""
         return fitting_layout(self._config.learner.layout, self.policy.in_trees)
 
     def _reference(self, model_path: str | Path) -> AdapterReference | CopyReference | None:
@@ -108,7 +108,8 @@ class DeepSpeedLearner:
         return [[GroupWithLogprobs(scored, *next(logprobs)) for scored in step] for step in steps]
 
     def logprobs(self, groups: Sequence[RolloutGroup]) -> list[tuple[torch.Tensor, ...]]:
-        """log π of the current weights: one float32 CPU tensor [completion tokens] per completion of each group."""
+        """Returns log π of the current weights: one float32 CPU tensor [completion tokens] per completion of each
+        group."""
         return self._logprobs(groups, self._current)
 
     def _current(self, micro: MicroBatch) -> torch.Tensor:
@@ -119,7 +120,7 @@ class DeepSpeedLearner:
         return reference_logprobs(self.reference, micro, self._temperature)
 
     def _logprobs(self, groups: Sequence[RolloutGroup], forward) -> list[tuple[torch.Tensor, ...]]:
-        """One float32 CPU tensor per completion of each group, in order."""
+        """Computes one float32 CPU tensor for each completion of each group, in order."""
         learner = self._config.learner
         branches = [[Branch(completion, 0.0, 0.0) for completion in group.completions] for group in groups]
         trees = [
@@ -140,7 +141,7 @@ class DeepSpeedLearner:
     # --- one step ------------------------------------------------------------------------------
 
     def step(self, batch: Batch) -> StepReport:
-        """Backward over the batch's micro-batches, then one update.
+        """Runs backward passes over the batch's micro-batches, then takes one optimizer step.
 
         Each micro-batch's loss is already divided by denominators of the whole step, so gradients add
         up. DeepSpeed divides their sum by the number of ranks; the factor `world_size` undoes that, here
@@ -177,7 +178,7 @@ class DeepSpeedLearner:
         return StepReport(self.num_steps, applied, gradient_norm, learning_rate, flops, means)
 
     def _set_learning_rate(self, factor: float) -> float:
-        """The schedule's rate times `factor`, and AdamW's other settings: as configured, whatever they were when a
+        """Sets the schedule's rate times `factor`, and AdamW's other settings: as configured, whatever they were when a
         checkpoint was saved."""
         learner = self._config.learner
         rate = learner.learning_rate * factor * learning_rate_factor(self.num_steps, learner, self._config.num_steps)
@@ -222,7 +223,7 @@ class DeepSpeedLearner:
                     attempt(save_file, state, Path(directory, REFERENCE_FILE))
 
     def rewind(self, directory: str) -> None:
-        """Weights and optimizer state as `save` wrote them; the count of steps goes on."""
+        """Restores weights and optimizer state as `save` wrote them, while the count of steps goes on."""
         steps = self.num_steps
         self.load(directory)
         self.engine.global_steps = self.num_steps = steps
@@ -261,7 +262,7 @@ class DeepSpeedLearner:
 
 
 def to_device(micro: MicroBatch, device: torch.device) -> MicroBatch:
-    """The same micro-batch with every tensor on `device`."""
+    """Returns the same micro-batch with every tensor on `device`."""
     tensors = {
         field.name: value.to(device, non_blocking=True)
         for field in dataclasses.fields(micro)

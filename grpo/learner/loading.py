@@ -1,4 +1,4 @@
-"""From a model's directory to a `Policy`, or to one line that says why it is not trained here."""
+"""A model's directory becomes a `Policy`, or one line that says why it is not trained here."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def load_policy(
     lora_seed: int | None = None,
     together: SequenceGroup | None = None,
 ) -> Policy:
-    """The model at `path` as a `Policy`, with fresh LoRA adapters, drawn from `lora_seed`, where the config asks for
-    them and a seed is given.
+    """Loads the model at `path` as a `Policy`, with fresh LoRA adapters, drawn from `lora_seed`, where the config asks
+    for them and a seed is given.
 
     Raises UserError for a model that would not be computed exactly, or whose heads cannot be shared out.
     """
@@ -57,7 +57,7 @@ def load_policy(
 
 @cache
 def _proof(path: str, trust: bool) -> Proof:
-    """Once for each model, however often it is loaded."""
+    """Proves each model once, however often it is loaded."""
     return prove_config(path, AutoConfig.from_pretrained(path, trust_remote_code=trust), trust)
 
 
@@ -72,7 +72,8 @@ def fitting_layout(configured: str, in_trees: bool) -> str:
 
 
 def prove_config(path: str, config: PretrainedConfig, trust: bool = False) -> Proof:
-    """How models of `config` are computed exactly, see `grpo.learner.proof`. Raises UserError where they are not."""
+    """Finds out how models of `config` are computed exactly, see `grpo.learner.proof`. Raises UserError where they are
+    not."""
     return prove(path, config, builder(trust), logit_rule(config), without_dropout)
 
 
@@ -91,7 +92,7 @@ def builder(trust: bool) -> Build:
 
 
 def logit_rule(config: PretrainedConfig, float32: bool = False) -> LogitRule:
-    """What the model does to its logits, by the names that transformers' configs have for it."""
+    """Returns what the model does to its logits, by the names that transformers' configs have for it."""
     text = config.get_text_config()
 
     def product(names: tuple[str, ...]) -> float:
@@ -105,7 +106,7 @@ def logit_rule(config: PretrainedConfig, float32: bool = False) -> LogitRule:
 
 
 def without_dropout(config: PretrainedConfig) -> PretrainedConfig:
-    """The same config with nothing random in it: a ratio of probabilities is of one function, not of two masks."""
+    """Returns the same config with nothing random in it: a ratio of probabilities is of one function, not of two masks."""
     settings = config.to_dict()
     for part in (settings, settings.get("text_config") or {}):
         random = [name for name, value in part.items() if _is_random(name) and isinstance(value, float)]
@@ -160,7 +161,7 @@ def _check_heads(path: str | Path, config: PretrainedConfig, ranks: int, proof: 
 
 
 def with_lora(language_model: PreTrainedModel, model: ModelConfig) -> nn.Module:
-    """The model with the adapters that the config asks for. Raises UserError where they could not be merged."""
+    """Returns the model with the adapters that the config asks for. Raises UserError where they could not be merged."""
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Reading what torch saved without running it: a checkpoint may be somebody else's."""
+"""What torch saved is read without running it: a checkpoint may be somebody else's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECORDS = [LossScaler, ZeroStageEnum, fragment_address]
 
 @contextmanager
 def only_plain_data() -> Iterator[None]:
-    """Inside, `torch.load` reads tensors, numbers, text and `RECORDS`, whoever calls it and whatever it is told. For a
+    """Lets `torch.load` read tensors, numbers, text and `RECORDS`, whoever calls it and whatever it is told. For a
     file that holds anything else, or that cannot be read, it raises UserError."""
     load = torch.load
 

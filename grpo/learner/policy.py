@@ -1,4 +1,4 @@
-"""The policy as the learner needs it: packed tokens in, log-probabilities of targets out."""
+"""The policy, as the learner needs it, takes packed tokens and gives log-probabilities of targets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class LogprobHead(nn.Module):
-    """The output layer, asked only for the log-probabilities of given targets.
+    """Asks the output layer only for the log-probabilities of given targets.
 
     A module of its own, because ZeRO-3 gathers a parameter around the forward and backward pass of the
     module that holds it. Weight and bias are the model's own (its input embedding where those are tied).
@@ -58,7 +58,7 @@ class Policy(nn.Module):
         self.head = LogprobHead(base_model(language_model).get_output_embeddings(), chunk, rule)
 
     def forward(self, micro: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
-        """log π and entropy [targets], float32, of the micro-batch's targets at `temperature`."""
+        """Returns log π and entropy [targets], float32, of the micro-batch's targets at `temperature`."""
         if self._together is not None:
             return self._shared(micro, temperature, self._together)
         if self.in_trees:
@@ -68,7 +68,7 @@ class Policy(nn.Module):
         return self.head(hidden[micro.predictors], micro.targets, temperature)
 
     def _shared(self, micro: MicroBatch, temperature: float, together: SequenceGroup) -> tuple[Tensor, Tensor]:
-        """Of all targets, although this rank computes those that its own tokens predict."""
+        """Returns the values of all targets, although this rank computes those that its own tokens predict."""
         token_ids, position_ids, trees = together.padded(micro)
         own = together.share(len(token_ids))
         hidden = self._hidden(token_ids[own], position_ids[own], trees)
@@ -78,7 +78,7 @@ class Policy(nn.Module):
         return logprobs, entropies
 
     def _hidden(self, token_ids: Tensor, position_ids: Tensor, trees: tuple[Tree, ...]) -> Tensor:
-        """[tokens, width], of tokens of a row that `trees` fill."""
+        """Returns hidden states [tokens, width] of a row that `trees` fill."""
         output = base_model(self.language_model).get_decoder()(
             input_ids=token_ids[None],
             position_ids=position_ids[None],
@@ -89,7 +89,8 @@ class Policy(nn.Module):
         return output.last_hidden_state[0]
 
     def _hidden_one_by_one(self, micro: MicroBatch) -> Tensor:
-        """[tokens, width], as `_hidden`. One batch of rows, so that all ranks call every layer equally often."""
+        """Returns hidden states [tokens, width], as `_hidden`. One batch of rows, so that all ranks call every layer
+        equally often."""
         rows = _rows_of_their_own(micro.trees)
         longest = max(map(len, rows))
         # What fills a row up comes last, where no token of a causal model looks.
@@ -116,5 +117,5 @@ def _rows_of_their_own(trees: tuple[Tree, ...]) -> list[Tensor]:
 
 
 def base_model(language_model: nn.Module) -> PreTrainedModel:
-    """The transformers model itself, inside or outside a peft wrapper."""
+    """Returns the transformers model itself, inside or outside a peft wrapper."""
     return language_model if isinstance(language_model, PreTrainedModel) else language_model.get_base_model()

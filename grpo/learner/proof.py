@@ -1,4 +1,4 @@
-"""Before a model is trained: are packed rows really what the model itself computes?
+"""A model proves, before it is trained, that packed rows are what the model itself computes.
 
 A small copy of the model, of its own class and with random weights, is computed twice in float64: every completion
 alone by transformers' eager attention, and packed as the learner does it. Log-probabilities and gradients have to be
@@ -49,7 +49,7 @@ WAYS: dict[str | None, str] = {NAME: "packed in trees", None: "one completion a 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """By which of `WAYS` a model is computed exactly. `difference` is the larger of the two that were measured, of
+    """Says by which of `WAYS` a model is computed exactly. `difference` is the larger of the two that were measured, of
     log-probabilities (nats) and of the gradient (relative); `reason` says why it was not an earlier way."""
 
     way: str | None
@@ -105,7 +105,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _own_model(path: str, config: PretrainedConfig, build: Build) -> tuple[PreTrainedModel, PretrainedConfig]:
-    """The small copy by eager attention, and its config: of the first of `SIZES` that its class takes."""
+    """Returns the small copy by eager attention, and its config: of the first of `SIZES` that its class takes."""
 
     def on_meta(config: PretrainedConfig) -> PreTrainedModel:
         with torch.device("meta"):
@@ -131,7 +131,7 @@ def _own_model(path: str, config: PretrainedConfig, build: Build) -> tuple[PreTr
 
 
 def example_row() -> tuple[MicroBatch, list[tuple[list[int], list[int]]]]:
-    """A packed row of `TREES`, and its completions one after another: (prompt, completion) token ids."""
+    """Returns a packed row of `TREES`, and its completions one after another: (prompt, completion) token ids."""
     generator = torch.Generator().manual_seed(1)
 
     def draw(count: int) -> list[int]:
@@ -153,7 +153,7 @@ def example_row() -> tuple[MicroBatch, list[tuple[list[int], list[int]]]]:
 def own_results(
     model: PreTrainedModel, sequences: list[tuple[list[int], list[int]]], coefficients: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Log-probabilities [targets] and gradients of their weighted sum, each completion in a pass of its own."""
+    """Returns log-probabilities [targets] and gradients of their weighted sum, each completion in a pass of its own."""
     pieces = []
     for prompt, completion in sequences:
         ids = torch.tensor([prompt + completion])
@@ -175,7 +175,7 @@ def _gradients(model: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def difference(ours: tuple[Tensor, Mapping[str, Tensor]], own: tuple[Tensor, Mapping[str, Tensor]]) -> float:
-    """The larger of the two differences; infinite where either is no number or a gradient is missing."""
+    """Returns the larger of the two differences; infinite where either is no number or a gradient is missing."""
     (logprobs, gradients), (own_logprobs, own_gradients) = ours, own
     if gradients.keys() != own_gradients.keys():
         return float("inf")
@@ -187,8 +187,8 @@ def difference(ours: tuple[Tensor, Mapping[str, Tensor]], own: tuple[Tensor, Map
 
 @torch.no_grad()
 def _randomize(model: PreTrainedModel) -> None:
-    """Weights that make every part of the model count: with those of a fresh model predictions are nearly uniform, and
-    biases are zero."""
+    """Draws weights that make every part of the model count: with those of a fresh model predictions are nearly
+    uniform, and biases are zero."""
     for parameter in model.parameters():
         if parameter.dim() > 1 and parameter.std() > 0:
             parameter.mul_(parameter[0].numel() ** -0.5 / parameter.std())

@@ -1,4 +1,4 @@
-"""The policy that a KL term measures the distance to."""
+"""A reference is the policy that a KL term measures the distance to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from grpo.types import MicroBatch
 
 
 class AdapterReference:
-    """The trained model with its LoRA adapters switched off: no second copy of the weights."""
+    """Uses the trained model with its LoRA adapters switched off: no second copy of the weights."""
 
     def __init__(self, policy: Policy):
         self._policy = policy
@@ -28,7 +28,7 @@ class AdapterReference:
 
 
 class CopyReference:
-    """A frozen copy of the policy, sharded like it under ZeRO-3, moved towards it every so many steps.
+    """Keeps a frozen copy of the policy, sharded like it under ZeRO-3, moved towards it every so many steps.
 
     A moving average (`refresh_rate` < 1) is kept in float32: in bfloat16 small moves round to nothing.
     """
@@ -45,12 +45,12 @@ class CopyReference:
         yield self._forward
 
     def due(self, step: int) -> bool:
-        """Is a refresh due after optimizer step `step`?"""
+        """Says whether a refresh is due after optimizer step `step`?"""
         return bool(self._kl.refresh_every) and step % self._kl.refresh_every == 0
 
     @torch.no_grad()
     def refresh(self, buckets: Iterator[list[tuple[str, torch.Tensor]]]) -> None:
-        """θ_ref ← θ_ref + rate·(θ − θ_ref), bucket by bucket."""
+        """Moves the reference: θ_ref ← θ_ref + rate·(θ − θ_ref), bucket by bucket."""
         own = dict(base_model(self._policy.language_model).named_parameters())
         for bucket in buckets:
             with gathered([own[name] for name, _ in bucket], modifier_rank=0):
@@ -58,7 +58,7 @@ class CopyReference:
                     own[name].lerp_(tensor.to(own[name]), self._kl.refresh_rate)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Weights by name, whole, on the CPU: for a checkpoint. Collective."""
+        """Returns the weights by name, whole, on the CPU, for a checkpoint. Collective."""
         own = dict(base_model(self._policy.language_model).named_parameters())
         with gathered(list(own.values())):
             return {name: parameter.detach().cpu().clone() for name, parameter in own.items()}
@@ -73,6 +73,6 @@ class CopyReference:
 
 
 def reference_logprobs(reference: AdapterReference | CopyReference, micro: MicroBatch, temperature: float):
-    """log π_ref [targets] of a micro-batch."""
+    """Returns log π_ref [targets] of a micro-batch."""
     with torch.no_grad(), reference.active() as policy:
         return policy(micro, temperature)[0]

@@ -1,4 +1,4 @@
-"""Ulysses sequence parallelism (arXiv:2309.14509): several ranks compute one packed row together.
+"""Under Ulysses sequence parallelism (arXiv:2309.14509) several ranks compute one packed row together.
 
 Each rank holds a share of the row's tokens through every layer but attention, where tokens are exchanged for heads:
 there each rank holds all tokens of its share of the heads. Activations of a row are spread over the ranks, which is
@@ -19,7 +19,7 @@ from grpo.types import MicroBatch, Tree
 
 
 class SequenceGroup:
-    """This rank's place among the `size` ranks, consecutive ones, that share rows. Made on all ranks together."""
+    """Knows this rank's place among the `size` ranks, consecutive ones, that share rows. Made on all ranks together."""
 
     def __init__(self, size: int):
         self.size = size
@@ -33,15 +33,15 @@ class SequenceGroup:
                 self._group = group
 
     def pool(self, values: Sequence[Any]) -> tuple[list[Any], slice]:
-        """The values of all ranks of the group, and where this rank's are among them."""
+        """Returns the values of all ranks of the group, and where this rank's are among them."""
         every: list[Any] = [None] * self.size
         dist.all_gather_object(every, list(values), group=self._group)
         first = sum(map(len, every[: self._index]))
         return [value for each in every for value in each], slice(first, first + len(values))
 
     def padded(self, micro: MicroBatch) -> tuple[Tensor, Tensor, tuple[Tree, ...]]:
-        """Token ids, positions and trees of a row that all ranks hold equally many tokens of. What is added is a tree
-        of its own, that nobody sees."""
+        """Returns token ids, positions and trees of a row that all ranks hold equally many tokens of. What is added is
+        a tree of its own, that nobody sees."""
         length = len(micro.token_ids)
         missing = -length % self.size
         pad = torch.nn.functional.pad
@@ -49,7 +49,7 @@ class SequenceGroup:
         return pad(micro.token_ids, (0, missing)), pad(micro.position_ids, (0, missing)), trees
 
     def share(self, length: int) -> slice:
-        """This rank's tokens of a padded row."""
+        """Returns this rank's tokens of a padded row."""
         tokens = length // self.size
         return slice(self._index * tokens, (self._index + 1) * tokens)
 

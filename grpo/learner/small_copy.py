@@ -1,4 +1,4 @@
-"""The config of a small model of the same architecture: few layers, but each kind of them, and short windows."""
+"""Makes the config of a small model of the same architecture: few layers, but each kind of them, and short windows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ _TOWER_LAYERS = ("num_hidden_layers", "depth")
 
 
 def small_config(config: PretrainedConfig, num_layers: int, heads: int = FEW) -> PretrainedConfig:
-    """The same architecture with its first `num_layers` layers, a small vocabulary and windows of `WINDOW` tokens.
+    """Returns the same architecture with its first `num_layers` layers, a small vocabulary and windows of `WINDOW`
+    tokens.
 
     heads   FEW: at most two key heads and as many features as they need; few experts, narrow feed-forward layers
             a number: all heads and widths divided alike, so that so many key heads are left; the rest as with FEW
@@ -64,7 +65,7 @@ def small_config(config: PretrainedConfig, num_layers: int, heads: int = FEW) ->
 
 
 def _shortened(name: str, value: Any, count: int, num_layers: int) -> Any:
-    """A setting as a small copy has it that has the first `num_layers` of `count` layers."""
+    """Returns a setting as a small copy has it that has the first `num_layers` of `count` layers."""
     if isinstance(value, list) and len(value) == count:
         return value[:num_layers]
     if name == "per_layer_config" and value:
@@ -90,7 +91,8 @@ def _is_window(name: str) -> bool:
 
 
 def _is_width(name: str, value: Any, names: Mapping[str, str]) -> bool:
-    """Whether it grows with the model's width: of features, of heads, of what is between two matrices of attention."""
+    """Says whether a setting grows with the model's width: of features, of heads, of what is between two matrices of
+    attention."""
     if isinstance(value, bool) or not isinstance(value, int):
         return False
     return "hidden_size" in name or "heads" in name or name.endswith("lora_rank") or name in _standard_widths(names)
@@ -101,7 +103,7 @@ def _standard_widths(names: Mapping[str, str]) -> set[str]:
 
 
 def _divisor(own: Mapping[str, Any], names: Mapping[str, str], heads: int) -> int:
-    """Of all widths, for `heads` key heads (of a model that has one: query heads) to be left."""
+    """Returns the divisor of all widths for `heads` key heads (of a model that has one: query heads) to be left."""
     there = [value for name, value in own.items() if "heads" in name and _is_width(name, value, names)]
     named = (own.get(names[standard]) or 0 for standard in ("num_key_value_heads", "num_attention_heads"))
     count = next((value for value in named if value > 1), max(there, default=1))
@@ -109,7 +111,7 @@ def _divisor(own: Mapping[str, Any], names: Mapping[str, str], heads: int) -> in
 
 
 def _narrow(text: PretrainedConfig, own: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """At most two key heads, and the query heads that share them."""
+    """Returns settings for at most two key heads, and the query heads that share them."""
     heads = text.num_attention_heads
     shared = getattr(text, "num_key_value_heads", None) or heads
     few_shared = min(shared, 2)
@@ -125,7 +127,7 @@ def _narrow(text: PretrainedConfig, own: Mapping[str, Any], names: Mapping[str, 
 
 
 def _limited(own: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, int]:
-    """Narrow feed-forward layers, and few experts."""
+    """Returns settings for narrow feed-forward layers and few experts."""
     groups, chosen = (max(own.get(name) or 1 for name in kind) for kind in (_GROUPS, _PER_TOKEN))
     limits = dict.fromkeys({*_INNER, names["intermediate_size"]}, 64)
     limits |= dict.fromkeys(_EXPERTS, max(4, 2 * groups, chosen + 1))
@@ -133,7 +135,8 @@ def _limited(own: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, int]
 
 
 def covering_layers(config: PretrainedConfig, on_meta: Callable[[PretrainedConfig], PreTrainedModel]) -> int:
-    """How many of its first layers have every kind of layer: at least two. `on_meta` makes a model without memory."""
+    """Returns how many of the first layers have every kind of layer: at least two. `on_meta` makes a model without
+    memory."""
     count = config.get_text_config().num_hidden_layers
     layers = next(
         (module for module in on_meta(config).modules() if isinstance(module, nn.ModuleList) and len(module) == count),
@@ -146,7 +149,8 @@ def covering_layers(config: PretrainedConfig, on_meta: Callable[[PretrainedConfi
 
 
 def _kind(layer: nn.Module) -> frozenset[tuple[str, str, Any]]:
-    """What tells a layer from others of its model: its parts' classes, and what in them is switched on or named."""
+    """Returns what tells a layer from others of its model: its parts' classes, and what in them is switched on or
+    named."""
     facts = set()
     for module in layer.modules():
         facts.add((type(module).__name__, "", ""))

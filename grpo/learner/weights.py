@@ -1,4 +1,4 @@
-"""Weights as whole tensors under their Hugging Face names, gathered bucket by bucket."""
+"""Weights are gathered as whole tensors under their Hugging Face names, bucket by bucket."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ADAPTER = "default"
 
 
 def gathered(parameters: list[nn.Parameter], modifier_rank: int | None = None) -> GatheredParameters:
-    """Context in which these parameters are whole, whatever the ZeRO stage. With a `modifier_rank`,
+    """Opens a context in which these parameters are whole, whatever the ZeRO stage. With a `modifier_rank`,
     what that rank writes into them is kept."""
     sharded = [parameter for parameter in parameters if hasattr(parameter, "ds_id")]
     return GatheredParameters(sharded, modifier_rank=modifier_rank, enabled=bool(sharded))
@@ -25,7 +25,8 @@ def gathered(parameters: list[nn.Parameter], modifier_rank: int | None = None) -
 
 @dataclass(slots=True)
 class MergeLoss:
-    """What rounding takes from adapters as they are merged: ‖merged and rounded − merged‖ / ‖change by the adapters‖.
+    """Measures what rounding takes from adapters as they are merged: ‖merged and rounded − merged‖ / ‖change by the
+    adapters‖.
 
     Small changes vanish between two neighbouring numbers of bfloat16; 0 says that all arrives, 1 that nothing does.
     """
@@ -45,8 +46,8 @@ class MergeLoss:
 def weight_buckets(
     policy: Policy, bucket_bytes: int, dtype: torch.dtype, form: str = MERGED, loss: MergeLoss | None = None
 ) -> Iterator[list[tuple[str, Tensor]]]:
-    """The model's weights in `form` (see `grpo.interfaces`), a few whole tensors at a time, in `dtype` but for adapters
-    and what they adapt: a receiver that adds them needs the learner's own precision.
+    """Yields the model's weights in `form` (see `grpo.interfaces`), a few whole tensors at a time, in `dtype` but for
+    adapters and what they adapt: a receiver that adds them needs the learner's own precision.
 
     The tensors of a bucket are valid until the next one is asked for. Tied weights come once, under
     their first name. Adapters are merged in float32; `loss` is told what `dtype` then rounds off.
@@ -78,7 +79,7 @@ Piece = tuple[list[nn.Parameter], Callable[[torch.dtype], list[tuple[str, Tensor
 
 @dataclass(frozen=True, slots=True)
 class _Weight:
-    """A weight under its Hugging Face name; `layer` is the LoRA layer that adapts it, or None."""
+    """Holds a weight under its Hugging Face name; `layer` is the LoRA layer that adapts it, or None."""
 
     name: str
     parameter: nn.Parameter
@@ -115,7 +116,7 @@ class _Weight:
 
 
 def _weights(language_model: nn.Module, loss: MergeLoss) -> Iterator[_Weight]:
-    """All weights, without the adapters' own parameters."""
+    """Yields all weights, without the adapters' own parameters."""
     model = base_model(language_model)
     adapted = {
         f"{name}.weight": module for name, module in model.named_modules() if hasattr(module, "get_delta_weight")

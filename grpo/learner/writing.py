@@ -1,4 +1,4 @@
-"""Writing shards so that a rank that cannot write still meets the others.
+"""Shards are written so that a rank that cannot write still meets the others.
 
 DeepSpeed's save is collective: a rank that leaves it in the middle has the others wait there for their deadline.
 """
@@ -18,7 +18,7 @@ Attempt = Callable[..., None]
 
 @contextmanager
 def telling() -> Iterator[None]:
-    """Around `torch.save`, whose writer tells of a full disk in many ways, by a RuntimeError: it becomes an OSError."""
+    """Makes an OSError of the RuntimeError by which `torch.save` tells, in many ways, of a full disk."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -29,7 +29,7 @@ def telling() -> Iterator[None]:
 
 @contextmanager
 def to_the_end(engine: DeepSpeedEngine) -> Iterator[Attempt]:
-    """Inside, what this rank cannot write is put off: `engine` and those who write by the yielded `Attempt` go on as
+    """Puts off what this rank cannot write: `engine` and those who write by the yielded `Attempt` go on as
     though it were written. What was put off is raised at the end, when nobody waits for this rank any more."""
     failures: list[Exception] = []
 
