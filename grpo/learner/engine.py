@@ -75,7 +75,8 @@ def deepspeed_config(learner: LearnerConfig) -> dict[str, Any]:
 
 
 def learning_rate_factor(step: int, learner: LearnerConfig, num_steps: int) -> float:
-    """Returns the share of the peak learning rate at optimizer step `step` (from 0): linear warm-up, then the schedule."""
+    """Returns the share of the peak learning rate at optimizer step `step` (from 0): linear warm-up, then the
+    schedule."""
     if step < learner.warmup_steps:
         return (step + 1) / learner.warmup_steps
     progress = min(1.0, (step - learner.warmup_steps) / max(1, num_steps - learner.warmup_steps))
@@ -85,7 +86,8 @@ def learning_rate_factor(step: int, learner: LearnerConfig, num_steps: int) -> f
 
 
 def start_engine(policy: nn.Module, learner: LearnerConfig) -> deepspeed.DeepSpeedEngine:
-    """Starts the training engine: ZeRO and AdamW on float32 masters. Its learner sets the learning rate of every step."""
+    """Starts the training engine: ZeRO and AdamW on float32 masters. Its learner sets the learning rate of every
+    step."""
     parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(
         parameters,

@@ -137,13 +137,16 @@ class Fleet:
                 say(f"grpo: the vLLM server at {replica.url} is back")
 
     def restart_lost(self) -> None:
-        """Starts lost servers again, once for each loss, on the first rank and only those that are ours."""
+        """Starts lost servers again, on the first rank and only those that are ours. It does so once for each loss, and
+        again where a server ended while it started: the memory of the one before may not have been free yet."""
         for replica in self.replicas:
-            if not replica.alive and replica.index in self._linked:
-                self._linked.discard(replica.index)
-                self._with_base.discard(replica.index)
-                if replica.process is not None:
-                    replica.process.restart()
+            if replica.alive:
+                continue
+            was_linked, process = replica.index in self._linked, replica.process
+            self._linked.discard(replica.index)
+            self._with_base.discard(replica.index)
+            if process is not None and (was_linked or process.ended):
+                process.restart()
 
     def _on_all(self, action: Callable[[Replica, Post], Awaitable[Any]]) -> list[Any]:
         """Runs `action` on every living server at once. Returns the results of those that are living after it."""

@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from benchmarks.small_models import EXPERTS, SMALL
 from grpo.rollout.file_names import FileForm
 from grpo.weight_sync.checksum import checksums, differing
-from tests.learner.architectures import EXPERTS, SMALL
 
 LAYER = "model.layers.1."
 ROUTER, GATE_UP, DOWN = LAYER + "mlp.gate.weight", LAYER + "mlp.experts.gate_up_proj", LAYER + "mlp.experts.down_proj"

@@ -150,13 +150,13 @@ def test_a_server_that_ends_while_it_is_started_again_is_started_once_more(model
         config = TrainConfig()
         config.rollout.servers.urls = [first, second]
         sampler = ServerSampler(config, model, tiny_tokenizer(), torch.device("cpu"), Alone())
-        process = sampler._replicas[0].process = Started()
+        process = sampler._fleet.replicas[0].process = Started()
         refresh(sampler, 1)
         assert process.restarts == 0
         refresh(sampler, 2)
         assert process.restarts == 1
         # Where it starts nobody answers yet.
-        sampler._replicas[0].url = f"http://127.0.0.1:{free_port()}"
+        sampler._fleet.replicas[0].url = f"http://127.0.0.1:{free_port()}"
         refresh(sampler, 3)
         assert process.restarts == 1
         process.ended = True
