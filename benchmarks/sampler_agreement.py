@@ -1,8 +1,6 @@
 """vLLM's log-probabilities of its own tokens beside the learner's, for random models of many architectures.
 
 python benchmarks/sampler_agreement.py OUTPUT.json [NAME …]
-
-from benchmarks.small_models import SMALL, tiny_tokenizer
 """
 
 from __future__ import annotations
