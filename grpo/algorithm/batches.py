@@ -127,7 +127,7 @@ class BatchMaker:
 
     @property
     def _every_token_counts(self) -> bool:
-        """Whether tokens without advantage have a gradient: a KL or entropy term in the loss gives them one."""
+        """Says whether tokens without advantage have a gradient: a KL or entropy term in the loss gives them one."""
         return self._objective.kl.in_loss or bool(self._objective.entropy_coefficient)
 
 

@@ -34,7 +34,7 @@ class Proposal:
 
     @property
     def changes(self) -> bool:
-        """Whether the scheduler proposes another plan, or to stop or go back."""
+        """Says whether the scheduler proposes another plan, or to stop or go back."""
         return self.proposed != self.done or self.verdict.stop or self.verdict.go_back
 
 

@@ -22,8 +22,8 @@ import sys
 
 
 def _import_deepspeed() -> None:
-    """Before anybody else does. Its autotuner, which is not used here, imports MLflow wherever that is installed: four
-    seconds of every start."""
+    """Imports DeepSpeed before anybody else does. Its autotuner, which is not used here, imports MLflow wherever
+    that is installed: four seconds of every start."""
     hidden = "mlflow" not in sys.modules
     if hidden:
         sys.modules["mlflow"] = None

@@ -74,7 +74,7 @@ class TreeRow:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a layer's attention is, besides causal.
+    """Says what a layer's attention is, besides causal.
 
     scale     of the scores; None: one over the square root of the width
     window    positions that a query sees, its own included; None: all
@@ -89,7 +89,7 @@ class _Kind:
 
     @property
     def has_kernel(self) -> bool:
-        """Whether torch's fused attention computes it."""
+        """Says whether torch's fused attention computes it."""
         return self.softcap is None and self.sinks is None
 
     def masked(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What torch saved is read without running it: a checkpoint may be somebody else's."""
+"""Files that torch saved are read without running them: a checkpoint may be somebody else's."""
 
 from __future__ import annotations
 

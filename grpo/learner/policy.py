@@ -106,7 +106,8 @@ class Policy(nn.Module):
 
 
 def _rows_of_their_own(trees: tuple[Tree, ...]) -> list[Tensor]:
-    """For each completion, the places in the packed row of its prompt's tokens and its own; of a prompt alone, its."""
+    """Returns for each completion the places in the packed row of its prompt's tokens and its own; of a prompt
+    alone, its."""
     rows = []
     for tree in trees:
         prompt = torch.arange(tree.start, tree.start + tree.prompt_length)

@@ -66,7 +66,7 @@ def _check_names(shards: Path) -> None:
 
 
 def _names(state: Mapping[str, Any]) -> Iterator[Any]:
-    """All names of parameters in a shard, of weights or of an optimizer."""
+    """Returns all names of parameters in a shard, of weights or of an optimizer."""
     if state.get(AUTOEP_LAYERS_KEY) or state.get(AUTOEP_LAYERS_KEY_LEGACY):
         raise UserError("it holds experts that DeepSpeed has spread over ranks, which this version does not save")
     yield from state.get("module") or ()

@@ -88,7 +88,7 @@ def smooth(values: Sequence[float], window: int) -> np.ndarray:
 
 
 def drawn(count: int) -> slice:
-    """Which of `count` points are drawn one by one: all, or of a long run every so many.
+    """Chooses which of `count` points are drawn one by one: all, or of a long run every so many.
 
     >>> drawn(2000), drawn(100_000)
     (slice(None, None, 1), slice(None, None, 50))

@@ -35,7 +35,8 @@ class Run:
 
     @cached_property
     def spent(self) -> dict[str, Array]:
-        """What the run had spent at each evaluation: steps, sampled completions, their tokens, seconds of rounds."""
+        """Returns what the run had spent at each evaluation: steps, sampled completions, their tokens, seconds of
+        rounds."""
         steps = np.array([evaluation["step"] for evaluation in self.evaluations], float)
         samples = np.array([sum(size * groups for (_, size), groups in counts_of(row).items()) for row in self.rows])
         tokens = np.array([row["completions/length_mean"] for row in self.rows]) * samples

@@ -152,7 +152,7 @@ class BudgetedCollector:
         return Collected(in_steps(looked, plan.refresh_interval), tuple(looked), plan, self._task.cursor)
 
     def forget(self) -> None:
-        """Nothing is sampled ahead."""
+        """Does nothing, because nothing is sampled ahead."""
 
 
 def _joined(first: ScoredGroup, second: ScoredGroup) -> ScoredGroup:

@@ -73,7 +73,7 @@ class Fleet:
             self._on_all(self._open)
 
     def lacks_base(self) -> bool:
-        """Whether some server does not hold the frozen weights below the adapters, as the first rank knows it.
+        """Says whether some server does not hold the frozen weights below the adapters, as the first rank knows it.
         Collective."""
         lacking = any(replica.alive and replica.index not in self._with_base for replica in self.replicas)
         return self._collective.gather(lacking)[0]

@@ -95,7 +95,8 @@ class Replica:
         self._request_seconds = request_seconds
 
     def session(self, seconds: float | None = None) -> aiohttp.ClientSession:
-        """For as many requests at once as the caller likes, each for so long; by default as long as a completion."""
+        """Opens a session for as many requests at once as the caller likes, each for so long; by default as long as
+        a completion."""
         timeout = aiohttp.ClientTimeout(total=seconds or self._request_seconds)
         # Of its own for every request: after an error the server may close the one that it answered on.
         connector = aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=watchful)
@@ -116,7 +117,7 @@ class Replica:
         raise ReplicaLost(f"{response.status} at {route}: {text}")
 
     async def healthy(self) -> bool:
-        """Whether its engine answers now: /health is also well where an engine hangs."""
+        """Says whether its engine answers now: /health is also well where an engine hangs."""
         return await self.status() == 200
 
     async def status(self) -> int | None:

@@ -29,7 +29,7 @@ from grpo.types import Completion, Prompt, RolloutGroup
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One prompt's completions, on their way: `interfaces.Pending`."""
+    """Holds one prompt's completions on their way, as `interfaces.Pending`."""
 
     prompt: Prompt
     answers: Answers
@@ -46,7 +46,7 @@ class Asked:
 
 
 def wait_for(asked: Sequence[Asked]) -> tuple[list[RolloutGroup], SamplerLost | None]:
-    """What has come, and why not all has: with no server left, what is still under way is waited for nevertheless."""
+    """Waits for all groups. Returns those that came, and the error of those that did not because no server is left."""
     groups, lost = [], None
     for each in asked:
         try:
@@ -100,7 +100,7 @@ class ServerSampler:
         sampling: SamplingConfig | None = None,
         first_sample: int = 0,
     ) -> list[Asked]:
-        """As `generate`, without waiting. Not collective."""
+        """Asks as `generate` does, without waiting. Not collective."""
         sampling = sampling or self._config.rollout.sampling
         drawn = sample_numbers(group_size, first_sample, len(prompts))
         requests = [
@@ -152,7 +152,7 @@ class ServerSampler:
         return self._fleet.checksums()
 
     def sleep(self) -> None:
-        """Servers have devices of their own."""
+        """Does nothing, because servers have devices of their own."""
 
     def wake(self) -> None:
-        """They never sleep."""
+        """Does nothing, because servers never sleep."""

@@ -1,4 +1,4 @@
-"""Where scored groups come from, in the order of the stream of prompts: asked when they are needed, or before."""
+"""Sources give scored groups in the order of the stream of prompts, asked when they are needed or before."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from grpo.types import Prompt, RoundPlan, ScoredGroup
 
 
 class Source(Protocol):
-    """For each round `begin` comes first, then `take` as often as groups are wanted, then `rest`."""
+    """Gives a round its groups. For each round `begin` comes first, then `take` as often as groups are wanted, then
+    `rest`."""
 
     @property
     def cursor(self) -> int:
-        """Where the stream of prompts stood after the last group taken."""
+        """Returns where the stream of prompts stood after the last group taken."""
 
     def begin(self, plan: RoundPlan, steps_left: int) -> None:
         """`steps_left` optimizer steps remain of the run, this round's included."""
@@ -57,7 +58,7 @@ class Asking:
         self._sampler.sleep()
 
     def forget(self) -> None:
-        """Nothing is asked ahead."""
+        """Does nothing, because nothing is asked ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +140,11 @@ class AskingAhead:
         return seconds
 
     def rest(self) -> None:
-        """Those who sample go on."""
+        """Does nothing: requests under way are for the next rounds."""
 
     def _look_around(self, end: int) -> None:
-        """Whether any rank would have to wait for this round's groups, those up to `end`, or all have more."""
+        """Finds out whether any rank would have to wait for this round's groups, those up to `end`, or all have
+        more."""
         missing = [asked.cursor for asked in self._under_way if not asked.scored.done()]
         late, early = any(cursor <= end for cursor in missing), not missing
         if self._collective.maximum(late):

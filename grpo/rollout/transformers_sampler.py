@@ -141,7 +141,7 @@ class TransformersSampler:
         return [checksums(self._model.named_parameters())]
 
     def sleep(self) -> None:
-        """Nothing to give back: the weights are all it holds between two calls."""
+        """Does nothing: the weights are all it holds between two calls."""
 
     def wake(self) -> None:
-        """See `sleep`."""
+        """Does nothing, see `sleep`."""

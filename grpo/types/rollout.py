@@ -115,7 +115,8 @@ class ScoredGroup:
 
     @property
     def silent(self) -> bool:
-        """Whether all rewards are equal up to rounding. Every advantage is then zero, whatever the normalization."""
+        """Says whether all rewards are equal up to rounding. Every advantage is then zero, whatever the
+        normalization."""
         return alike(self.rewards, max((grade.magnitude for grade in self.grades), default=0.0))
 
 

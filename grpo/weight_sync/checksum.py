@@ -81,8 +81,9 @@ def _mixed(numbers: Tensor) -> Tensor:
 
 
 def checksums(weights: Iterable[tuple[str, Tensor]]) -> Counter[str]:
-    """Of each tensor group the sum of its bit patterns, and of each tensor the sum in order under `IN_ORDER`, its name
-    without wrappers, and its shape. Counters of buckets add up by `update` (`+` would drop negative sums)."""
+    """Computes of each tensor group the sum of its bit patterns, and of each tensor the sum in order under
+    `IN_ORDER`, its name without wrappers, and its shape. Counters of buckets add up by `update` (`+` would drop
+    negative sums)."""
     result: Counter[str] = Counter()
     for name, tensor in map(_as_compared, weights):
         result[group_of(name)] += bit_sum(tensor)

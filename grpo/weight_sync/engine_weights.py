@@ -1,4 +1,5 @@
-"""What vLLM makes of weights: where in its storage each is, and the experts that it keeps in an order of its own."""
+"""This module knows what vLLM makes of weights: where in its storage each is, and the experts that it keeps in an
+order of its own."""
 
 from __future__ import annotations
 

@@ -45,15 +45,15 @@ class CheckedSync:
     matter."""
 
     def __init__(self, max_mismatch: float, probe: Probe | None = None, float32: bool = False):
-        """Without a `probe` the first step after a refresh has to be of samples of the refreshed weights. `float32`
-        says that both sides compute in it."""
+        """Takes the limit in nats a token. Without a `probe` the first step after a refresh has to be of samples of
+        the refreshed weights. `float32` says that both sides compute in it."""
         self._max_mismatch = max_mismatch
         self._probe = probe
         self._float32 = float32
 
     @classmethod
     def of(cls, config: TrainConfig, probe: Probe | None = None) -> CheckedSync:
-        """As configured: a limit of 0 is the one that these precisions allow."""
+        """Builds it as configured: a limit of 0 is the one that these precisions allow."""
         float32 = config.learner.precision == config.rollout.precision == "float32"
         allowed = FLOAT32_MISMATCH if float32 else ROUNDED_MISMATCH
         return cls(config.weight_sync.max_mismatch or allowed, probe, float32)

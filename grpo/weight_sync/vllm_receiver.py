@@ -70,8 +70,9 @@ class WeightReceiver:
         self._experts.finish()
 
     def weight_checksums(self) -> Mapping[str, int]:
-        """See `grpo.weight_sync.checksum`. Of the model's own weights; of what was received where tensor parallelism
-        spreads the model over workers, whose shares overlap, and where adapters are added here."""
+        """Returns checksums, see `grpo.weight_sync.checksum`. They are of the model's own weights; of what was
+        received where tensor parallelism spreads the model over workers, whose shares overlap, and where adapters
+        are added here."""
         transfer = self.weight_transfer_engine
         if transfer is not None and (self.parallel_config.tensor_parallel_size > 1 or transfer.adapted):
             return transfer.received
