@@ -122,12 +122,12 @@ class Bench:
         _ = self.learner
         return VllmSampler(self.config, self.path, self.tokenizer, self.device)
 
-    def prompts(self) -> list[Prompt]:
+    def prompts(self, seed: int = 0) -> list[Prompt]:
         """Returns the prompts of a round, of random tokens."""
-        draw, size = random.Random(0), self.size
+        draw, size = random.Random(seed), self.size
         tokens = range(3, size.shape[-1])
         return [
-            Prompt(Problem(f"p{index}", "", ""), tuple(draw.choices(tokens, k=size.prompt_tokens)))
+            Prompt(Problem(f"p{seed}/{index}", "", ""), tuple(draw.choices(tokens, k=size.prompt_tokens)))
             for index in range(size.prompts)
         ]
 
