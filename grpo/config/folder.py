@@ -15,7 +15,7 @@ EVALUATIONS_FILE, SAMPLES_FILE = "evaluations.jsonl", "samples.jsonl"
 COMPLETIONS_FOLDER = "completions"
 # A finished run leaves these.
 CURVES_FILE, REPORT_FILE, MODEL_FOLDER = "curves.png", "report.md", "model"
-DYNAMICS_PLOT_FILE, DYNAMICS_PAGE_FILE = "dynamics.png", "dynamics.html"
+DYNAMICS_PLOT_FILE, DYNAMICS_PAGE_FILE, WHATIF_PLOT_FILE = "dynamics.png", "dynamics.html", "whatif.png"
 # The lock is held while the run goes on. The launcher is the process that started it on several machines. The logs are
 # what machines and servers print.
 LOCK_FILE, LAUNCHER_FILE, LOG_FOLDER = "run.lock", "launcher.pid", "logs"

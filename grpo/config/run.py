@@ -23,6 +23,9 @@ class AdaptiveConfig:
     largest_group: int = 64
     # The curve may fluctuate about its plateau with this standard deviation, as a share of the improvement left.
     max_fluctuation: float = 0.5
+    # Progress should cost fewest tokens or seconds. Seconds are fitted to the run's own rounds; two runs of one seed
+    # then differ, since their clocks do.
+    cost: str = "tokens"
     # When the group size changes, the number of prompts or of samples per optimizer step stays as configured.
     hold: str = "prompts"
     # The schedule takes no longer refresh interval than this, in optimizer steps. It grows by one rung at a time: 1, 2,

@@ -7,17 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from grpo.config.errors import UserError
+from grpo.config.hydra import config_directory
 from grpo.config.run import TrainConfig
 
 
 def from_dict(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> TrainConfig:
     """Returns the configuration from which `asdict` made these values, changed by `key=value` overrides.
 
-    Keys that no longer exist are ignored. Values are text and numbers only: no `${…}` in them is looked up. Raises
+    An override may also name a file of configs/, such as `normalization=dr_grpo`. Keys that no longer exist are
+    ignored. Values are text and numbers only: no `${…}` in them is looked up. Raises
     UserError for an override that does not fit.
     """
 
@@ -34,10 +36,25 @@ def from_dict(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Train
     try:
         # The schema makes dataclasses of list items too, such as a reward's parts.
         return OmegaConf.to_object(
-            OmegaConf.merge(OmegaConf.structured(TrainConfig), saved, OmegaConf.from_dotlist([*overrides]))
+            OmegaConf.merge(OmegaConf.structured(TrainConfig), saved, *map(_override, overrides))
         )
     except OmegaConfBaseException as error:
         raise UserError(str(error).splitlines()[0]) from error
+
+
+def _override(word: str) -> DictConfig:
+    """Returns what one `key=value` word changes. A word without a dot may choose a file of a group, as in Hydra."""
+    group, _, choice = word.partition("=")
+    folder = config_directory() / group
+    if "." in group or not folder.is_dir():
+        return OmegaConf.from_dotlist([word])
+    path = folder / f"{choice}.yaml"
+    if not path.is_file():
+        choices = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
+        raise UserError(f"{group} has no {choice!r}; choose one of {choices}")
+    chosen = OmegaConf.load(path)
+    whole = path.read_text().startswith("# @package _global_")
+    return chosen if whole else OmegaConf.create({group: chosen})
 
 
 def _literal(value: Any) -> Any:

@@ -75,11 +75,15 @@ class RunLog:
         return replace(curve, errors=np.maximum(curve.errors, self.held_out_error))
 
     @property
+    def steps_taken(self) -> float:
+        """The optimizer steps of the run so far. The log needs at least one round with a pass rate."""
+        return float(self.history.steps[-1] + self.history.delays[-1])
+
+    @property
     def horizon(self) -> float:
         """The step to which a forecast goes: the run's last, or 1.5 times the steps taken where that step is behind or
         not known. The log needs at least one round with a pass rate."""
-        taken = float(self.history.steps[-1] + self.history.delays[-1])
-        return self.num_steps if self.num_steps > taken else 1.5 * taken
+        return self.num_steps if self.num_steps > self.steps_taken else 1.5 * self.steps_taken
 
     def __getitem__(self, name: str) -> Series:
         """Returns a metric's series, which is empty if the metric was not logged."""

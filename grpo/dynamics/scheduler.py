@@ -116,6 +116,7 @@ def adaptive(config: TrainConfig, world_size: int) -> AdaptiveScheduler:
         num_steps=config.num_steps,
         decide_every=rules.decide_every,
         hold_samples=rules.hold == "samples",
+        by_seconds=rules.cost == "seconds",
         prompt_multiple=world_size,
     )
     return AdaptiveScheduler(setting)

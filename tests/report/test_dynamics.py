@@ -125,7 +125,7 @@ def test_a_plan_from_solve_rates(tmp_path, capsys):
     path = tmp_path / "rates.jsonl"
     rows = [{"problem": "p", "llama8b_solve_rate": rate} for rate in rates] + [{"llama8b_solve_rate": None}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert main(["dynamics", "plan", str(path), "budget_tokens=1e8", "max_shortfall=0.1"]) == 0
+    assert main(["dynamics", "plan", str(path), "budget_tokens=1e8"]) == 0
     printed = capsys.readouterr().out
     assert "500 problems, mean pass rate 0.5" in printed and "1 without a pass rate are left out" in printed
     # Beta(2, 2) has fidelity 90 % from G = 10 on; 128 prompts × (100 + 10 × 500) tokens fit 153 times into 1e8.
