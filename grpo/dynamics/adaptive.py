@@ -172,8 +172,9 @@ class AdaptiveScheduler:
         recent = [past for past in state.rounds[-RECENT:] if past.tokens]
         if not self._setting.by_seconds or not recent:
             return prompt, completion
-        per_step = [(past.tokens / past.interval, (past.seconds - past.fixed_seconds) / past.interval) for past in recent]
-        fixed, per_token = fit_token_time(*np.array(per_step).T)
+        tokens = np.array([past.tokens / past.interval for past in recent])
+        seconds = np.array([(past.seconds - past.fixed_seconds) / past.interval for past in recent])
+        fixed, per_token = fit_token_time(tokens, seconds)
         return fixed / plan.prompts_per_step + per_token * prompt, per_token * completion
 
     def _interval(

@@ -2,10 +2,10 @@
 
 Two criteria each ask for a size, and the larger one is chosen.
 
-    cost          The size at which progress costs fewest tokens, or seconds. A step's progress is the mean gradient over the root
-                  of its noise, √B·E[σ^(2−α)]/√(E[σ^(2−2α)]/G) for B groups whose completions have independent scores
-                  (arXiv:2607.00152 gives the moments). Adam divides a common factor of the gradient away, so how much
-                  of the infinite group's gradient is left decides nothing by itself.
+    cost          The size at which progress costs fewest tokens, or seconds. A step's progress is the mean gradient
+                  over the root of its noise, √B·E[σ^(2−α)]/√(E[σ^(2−2α)]/G) for B groups whose completions have
+                  independent scores (arXiv:2607.00152 gives the moments). Adam divides a common factor of the gradient
+                  away, so how much of the infinite group's gradient is left decides nothing by itself.
     fluctuation   Near its plateau the curve fluctuates with a variance ∝ 1/G (arXiv:2606.30789). The
                   standard deviation must stay below a share of the improvement that may be left. Early in a run much
                   is left, and small groups suffice. Near the plateau G grows, at most by a factor of 2 at a time, so

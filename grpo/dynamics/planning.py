@@ -46,7 +46,7 @@ class PlanRequest:
     exponent: float = 1.0
     mean_exponent: float = 0.0
     ddof: int = 0
-    smallest: int = 2
+    smallest: int = 4
     largest: int = 64
 
 

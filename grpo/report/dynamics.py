@@ -138,7 +138,8 @@ def write_plan(
         )
     console.print(
         f"{len(rates):,} problems, mean pass rate {difficulty.mean:.2f}, each from {tried} samples"
-        + (f"; {missing:,} without a pass rate are left out" if missing else "")
+        + (f"; {missing:,} without a pass rate are left out" if missing else ""),
+        soft_wrap=True,
     )
     console.print(size_table(proposal))
     console.print(

@@ -59,7 +59,9 @@ def test_a_plan_goes_by_both_dials():
 
 
 def test_a_plan_takes_the_size_at_which_progress_costs_least():
-    request = PlanRequest(prompt_tokens=0.0, completion_tokens=1.0, budget_tokens=1280.0, exponent=0.0, largest=4)
+    request = PlanRequest(
+        prompt_tokens=0.0, completion_tokens=1.0, budget_tokens=1280.0, exponent=0.0, smallest=2, largest=4
+    )
     options = {option.size: option for option in size_options(at(0.5), request)}
     # Dr. GRPO's ratio is √((G − 1)·pq), and G tokens are paid for it.
     gained = {size: (size - 1) ** 0.5 / size for size in (2, 3, 4)}

@@ -60,7 +60,7 @@ def test_too_short_a_run_no_run_and_wrong_words_are_one_line(tmp_path, capsys):
         (["dynamics", "fit"], "needs a path"),
         (
             ["dynamics", "guess", "x"],
-            "grpo dynamics has no 'guess': choose one of fit, forecast, diagnose, replay, plan",
+            "grpo dynamics has no 'guess': choose one of fit, forecast, diagnose, replay, whatif, plan",
         ),
         (
             ["dynamics", "fit", str(tmp_path), "last_step=soon"],
@@ -128,13 +128,13 @@ def test_a_plan_from_solve_rates(tmp_path, capsys):
     assert main(["dynamics", "plan", str(path), "budget_tokens=1e8"]) == 0
     printed = capsys.readouterr().out
     assert "500 problems, mean pass rate 0.5" in printed and "1 without a pass rate are left out" in printed
-    # Beta(2, 2) has fidelity 90 % from G = 10 on; 128 prompts × (100 + 10 × 500) tokens fit 153 times into 1e8.
-    assert "dynamics.group_size=10 dynamics.refresh_interval=1 dynamics.prompts_per_step=128 num_steps=153" in printed
+    # 128 prompts × (100 + 4 × 500) tokens fit 372 times into 1e8.
+    assert "dynamics.group_size=4 dynamics.refresh_interval=1 dynamics.prompts_per_step=128 num_steps=372" in printed
     # 7 is no rung of the ladder of sizes, and is taken where nothing else is allowed.
     assert main(["dynamics", "plan", str(path), "smallest=7", "largest=7"]) == 0
     assert "dynamics.group_size=7 " in capsys.readouterr().out
     assert main(["dynamics", "plan", str(path), "budget_tokens=1000"]) == 2
-    assert "budget_tokens=1000 does not suffice for one step at G = 10: give more tokens" in capsys.readouterr().err
+    assert "budget_tokens=1000 does not suffice for one step at G = 4: give more tokens" in capsys.readouterr().err
     assert main(["dynamics", "plan", str(path), "column=nothing"]) == 2
     assert "its columns are: llama8b_solve_rate, problem. Choose one with column=NAME" in capsys.readouterr().err
 
