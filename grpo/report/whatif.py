@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle
 from pathlib import Path
@@ -173,17 +173,18 @@ def lines(log: RunLog, budget: Budget) -> list[str]:
 def table(answers: Sequence[Answer]) -> Table:
     """Returns a table with a row per alternative, the run's own setting first."""
     shown = Table(title="What if", title_justify="left")
-    for column in ("setting", "pass rate", "steps", "silent", "step costs", "tokens to the run's end", "time"):
-        shown.add_column(column, justify="left" if column == "setting" else "right", overflow="fold")
+    shown.add_column("setting", overflow="fold", min_width=12)
+    for column in ("pass rate", "steps", "silent", "tokens\na step", "tokens to the\nrun's last rate", "time"):
+        shown.add_column(column, justify="right", no_wrap=True)
     for row in answers:
         end = row.end
         shown.add_row(
-            row.name,
-            interval(end["rates"], ".2f"),
+            row.name.replace(" ", "\n") if row.name != AGAIN else AGAIN,
+            interval(end["rates"], "{:.2f}".format),
             f"{np.median(end['steps']):,.0f}",
             f"{np.median(end['silent']):.0%}",
             f"{row.price:.2f} ×",
-            interval(row.to_target, ",.0f"),
+            interval(row.to_target, compact),
             duration(float(np.median(end["seconds"]))),
         )
     return shown
@@ -205,10 +206,24 @@ def verdicts(answers: Sequence[Answer]) -> list[str]:
     return sentences
 
 
-def interval(draws: Array, form: str) -> str:
-    """Writes the median and the 90 % interval of draws. A bound that no draw reaches within the course is ∞."""
-    low, middle, high = np.quantile(draws, [0.05, 0.5, 0.95], method="nearest")
-    return f"{middle:{form}} [{low:{form}}, {high:{form}}]".replace("inf", "∞")
+def interval(draws: Array, form: Callable[[float], str]) -> str:
+    """Writes the median and the 90 % interval of draws."""
+    low, middle, high = (form(float(bound)) for bound in np.quantile(draws, [0.05, 0.5, 0.95], method="nearest"))
+    return f"{middle} [{low}, {high}]"
+
+
+def compact(number: float) -> str:
+    """Writes a number with about three digits. ∞ stands for what is not reached within the course.
+
+    >>> compact(950.0), compact(65_573.0), compact(1.2e9), compact(float("inf"))
+    ('950', '66k', '1.2G', '∞')
+    """
+    if not np.isfinite(number):
+        return "∞"
+    for size, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}{sign}" if number < 10 * size else f"{number / size:.0f}{sign}"
+    return f"{number:.0f}"
 
 
 def duration(seconds: float) -> str:
@@ -230,12 +245,12 @@ def draw(log: RunLog, courses: Mapping[str, Course], budget: Budget, path: Path)
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(8, 4), dpi=DOTS_PER_INCH, layout="constrained")
+        figure = Figure(figsize=(8, 4 + 0.2 * len(courses)), dpi=DOTS_PER_INCH, layout="constrained")
         axes = figure.add_subplot()
         grid_of = np.linspace(0, budget.amount, 60)
         measured = np.median(courses[AGAIN].spent(budget.unit), axis=0)
         at = np.interp(log.history.steps, courses[AGAIN].steps, measured)
-        axes.plot(at, log.history.values, ".", color="0.8", markersize=4, label="measured")
+        axes.plot(at, log.history.values, ".", color="0.6", markersize=3, label="measured")
         for color, (name, course) in zip(cycle(COLORS), courses.items(), strict=False):
             rates = np.array([course.at(budget.unit, amount)["rates"] for amount in grid_of])
             low, middle, high = np.quantile(rates, [0.05, 0.5, 0.95], axis=1)
@@ -244,5 +259,6 @@ def draw(log: RunLog, courses: Mapping[str, Course], budget: Budget, path: Path)
         axes.set_xlabel(f"{budget.unit} spent")
         axes.set_title("pass rate, with intervals of 90 %")
         axes.set_xlim(0, budget.amount)
-        axes.legend(loc="lower right")
+        axes.xaxis.set_major_formatter(lambda value, _: compact(value))
+        figure.legend(loc="outside lower left")
         figure.savefig(path)
