@@ -19,6 +19,7 @@ from grpo.dynamics.difficulty import Difficulty, fit_difficulty
 from grpo.dynamics.findings import NOTE
 from grpo.dynamics.identify import FEWEST_POINTS, identify
 from grpo.dynamics.identity import gradient_mass, silent_rate
+from grpo.dynamics.run_log import RunLog
 from grpo.evaluation.pass_rates import crossed_difference, geometric_ratio, holm
 from grpo.report.logs import counts_of, read_log
 from grpo.report.runs import Run
@@ -156,10 +157,8 @@ def _change(run: Run, names: Sequence[str]) -> list[float]:
 def _variant(name: str, runs: tuple[Run, ...], quarters: Sequence[Sequence[str]], level: float) -> Variant:
     difficulty, silent, law = _silence(runs)
     logs = [read_log(run.folder) for run in runs]
-    dials = {"exponent": logs[0].exponent, "mean_exponent": logs[0].mean_exponent}
-    mass = gradient_mass(difficulty.pass_rates, difficulty.weights, EXTREMES, **dials)
     long_enough = [log for log in logs if len(log.history) >= FEWEST_POINTS]
-    fitted = [identify(log.history, log.momentum, log.exponent, log.mean_exponent) for log in long_enough]
+    fitted = [identify(log.history, log.momentum, *log.curve_dials) for log in long_enough]
     findings = Counter(
         name for log in logs for name in {finding.name for finding in diagnose(log) if finding.severity != NOTE}
     )
@@ -176,10 +175,21 @@ def _variant(name: str, runs: tuple[Run, ...], quarters: Sequence[Sequence[str]]
         ),
         silent=silent,
         law=law,
-        extreme=float(mass[0] + mass[-1]) if logs[0].dialled else float("nan"),
+        extreme=_extreme(difficulty, logs[0]),
         laws=Counter(identification.fits[0].law.name for identification in fitted),
         findings=findings,
     )
+
+
+def _extreme(difficulty: Difficulty, log: RunLog) -> float:
+    """Returns the share of the gradient from extreme prompts, by the dials and groups as large as the run's first."""
+    if log.group_dials is None:
+        return float("nan")
+    exponent, mean_exponent = log.group_dials
+    size = max(size for _, size in log.counts[0])
+    rates, shares = difficulty.pass_rates, difficulty.weights
+    mass = gradient_mass(rates, shares, EXTREMES, exponent, group_size=size, mean_exponent=mean_exponent)
+    return float(mass[0] + mass[-1])
 
 
 def _silence(runs: Sequence[Run]) -> tuple[Difficulty, float, float]:

@@ -168,17 +168,26 @@ def test_only_the_settings_that_differ_are_shown(found):
     ]
 
 
-def test_where_the_gradient_comes_from_is_left_empty_without_dials(tmp_path):
-    pair = []
-    for name, normalization in (("grpo", "dial"), ("best_of_k", "pass_at_k")):
+def test_where_the_gradient_comes_from_is_said_of_the_dials_only(tmp_path):
+    normalizations = {
+        "grpo": {},
+        "dr_grpo": {"exponent": 0.0},
+        "batch": {"scope": "batch"},
+        "best_of_k": {"name": "pass_at_k"},
+        "gdpo": {"parts": "each"},
+    }
+    runs = []
+    for name, changed in normalizations.items():
         folder = write_run(tmp_path / name, 0.5, 0)
         config = json.loads((folder / "config.json").read_text())
-        config["normalization"]["name"] = normalization
+        config["normalization"] |= changed
         (folder / "config.json").write_text(json.dumps(config))
-        pair.append(load(folder, name))
-    header, grpo, best_of_k = health(contrast(pair))
+        runs.append(load(folder, name))
+    header, *rows = health(contrast(runs))
     column = header.index("gradient on p < .1 or > .9")
-    assert grpo[column].endswith("%") and best_of_k[column] == ""
+    grpo, dr_grpo, batch, best_of_k, gdpo = (row[column] for row in rows)
+    assert dr_grpo == batch != grpo != "", "a σ that all groups share weighs none of them"
+    assert best_of_k == gdpo == ""
 
 
 def test_results_have_a_row_a_variant_and_samples_each_ones_text(found):
