@@ -1,6 +1,7 @@
 """Variants compared, on runs whose truth is known."""
 
 import json
+import re
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -144,12 +145,27 @@ def test_silence_agrees_with_its_law(found):
 
 def test_the_conclusion_says_who_won_and_how_sure(found):
     said = " ".join(conclusion(found))
-    higher = "These variants end clearly higher than base: better by "
-    assert f"{higher}2" in said or f"{higher}3" in said
-    assert "These variants end clearly lower than base: worse by" in said
+    assert re.search(r"better ended highest, at [78]\d\.\d% \[.*\], clearly above all others\.", said)
+    assert re.search(r"clearly higher than base: better by \+[23]\d\.\d \[.*\] points \(5 of 5 seeds, p = ", said)
+    assert re.search(r"clearly lower than base: worse by -[12]\d\.\d \[.*\] points \(5 of 5 seeds, p = ", said)
     assert "No clear difference from base (in points): same" in said
     assert "The comparison has 40 held-out problems and 5 seeds." in said
-    assert "With fewer than 10 seeds, both overstate the certainty." in said
+    assert "corrected for the 3 comparisons (Holm)" in said
+    assert "by their signs alone nothing could be sure, since all 5 agree by chance in 6.2% of cases" in said
+
+
+def test_a_winner_that_others_may_equal_is_no_winner(runs):
+    alike = contrast([run for run in runs if run.variant in ("base", "same", "worse")])
+    assert alike.best in ("base", "same") and {alike.best, *alike.rivals} == {"base", "same"}
+    assert f"These may be as good, since they are not clearly below it: {alike.rivals[0]}." in conclusion(alike)[0]
+
+
+def test_two_seeds_are_too_few_to_say(runs):
+    few = contrast([run for run in runs if run.seed < 2])
+    said = " ".join(conclusion(few))
+    assert "clearly higher" not in said and "clearly lower" not in said
+    assert "Too few seeds to say whether another seed would agree (below 3), in points from base: same " in said
+    assert "better ended highest" in said and "but that decides nothing" in said
 
 
 def test_of_one_seed_there_are_no_intervals_over_seeds(runs):
