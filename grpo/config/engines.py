@@ -66,7 +66,11 @@ class SamplingConfig:
 
 @dataclass(kw_only=True)
 class RefillConfig:
-    """Dynamic sampling (DAPO) replaces silent groups, in which all rewards are equal, by groups of other prompts."""
+    """Dynamic sampling (DAPO) replaces silent groups by groups of other prompts.
+
+    In a silent group all rewards are equal, or what the normalization makes of them is 0 (pass_at_k with fewer than k
+    wrong ones, a σ below normalization.min_std).
+    """
 
     # True turns on DAPO's dynamic sampling; normalization=dapo does so (verl: algorithm.filter_groups.enable).
     enabled: bool = False

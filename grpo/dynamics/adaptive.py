@@ -31,7 +31,11 @@ RECENT = 50
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The setting describes the run and what the scheduler may do. `DynamicsConfig` explains the rules."""
+    """The setting describes the run and what the scheduler may do. `DynamicsConfig` explains the rules.
+
+    `curve_dials` are the dials' α and β as the mean curve follows them. Those of `group_size` weigh the groups of one
+    step against each other, where an α that divides all of them by the same σ counts as 0.
+    """
 
     first: RoundPlan
     group_size: GroupSizeRule
@@ -39,6 +43,7 @@ class Setting:
     guard: guard.GuardRule
     stop: StopRule
     momentum: float
+    curve_dials: tuple[float, float]
     num_steps: int
     decide_every: int
     hold_samples: bool
@@ -101,8 +106,7 @@ class AdaptiveScheduler:
     def _look_ahead(self, state: AdaptiveState) -> tuple[Identification | None, Forecast | None]:
         """Fits the run's curve, and forecasts it to the last step, if it has enough rounds."""
         setting, history = self._setting, curve_of(state.rounds)
-        dials = setting.group_size.exponent, setting.group_size.mean_exponent
-        model = identify(merged(history), setting.momentum, *dials)
+        model = identify(merged(history), setting.momentum, *setting.curve_dials)
         return model, forecast(history, setting.num_steps) if model else None
 
     def _stopped(self, verdict: Verdict, ahead: Forecast) -> Verdict:

@@ -49,7 +49,7 @@ def diagnose(log: RunLog, rule: DiagnosisRule | None = None) -> list[Finding]:
     if nothing := no_reward(log):
         return [nothing]
     results = [check(log, rule) for check, _ in CHECKS.values()]
-    curve = identify(log.history, log.momentum, log.exponent, log.mean_exponent)
+    curve = identify(log.history, log.momentum, *log.curve_dials)
     if curve and curve.identified:
         results.append(progress.oscillation(log, curve, rule))
     return sorted((finding for finding in results if finding), key=lambda finding: -SEVERITIES.index(finding.severity))

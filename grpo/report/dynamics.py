@@ -157,7 +157,7 @@ def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:
         raise UserError(
             f"{path} has no pass rate to fit: name the column with column=NAME, and its scale with scale=NUMBER"
         )
-    identification = identify(log.history, log.momentum, log.exponent, log.mean_exponent)
+    identification = identify(log.history, log.momentum, *log.curve_dials)
     if identification is None:
         raise UserError(
             f"{path} has {len(log.history)} rounds; the dynamics need at least {FEWEST_POINTS} "

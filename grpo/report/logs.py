@@ -19,9 +19,6 @@ from grpo.dynamics.scheduler import CHANGING
 from grpo.report.foreign_logs import Row, columns, read_foreign
 from grpo.telemetry import COUNTS, FIRST_COUNTS, REASON, WENT_BACK, read_metrics
 
-BY_THE_DIALS = {"name": "dial", "parts": "sum", "scope": "group"}
-"""With these settings of the normalization the advantages of a group are those of the dials."""
-
 
 def read_log(path: Path, column: str | None = None, scale: float = 1.0) -> RunLog:
     """Reads the log in a file or folder.
@@ -71,7 +68,8 @@ def log_of(rows: Sequence[Row], config: Mapping[str, Any], held_out: Series = NO
         momentum=config["learner"]["betas"][0],
         exponent=normalization["exponent"],
         mean_exponent=normalization.get("mean_exponent", 0.0),
-        dialled=all(normalization.get(key, usual) == usual for key, usual in BY_THE_DIALS.items()),
+        dialled=normalization.get("name", "dial") == "dial" and normalization.get("parts", "sum") == "sum",
+        shared_std=normalization.get("scope", "group") == "batch",
         changing_prompts=config.get("task", {}).get("curriculum", {}).get("name", "uniform") in CHANGING,
         num_steps=config["num_steps"],
         decisions=decisions_of(rows),

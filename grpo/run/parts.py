@@ -13,7 +13,7 @@ from grpo.config.hydra import compose_suite
 from grpo.config.validate import validate_evaluation
 from grpo.interfaces import Collective, Sampler
 from grpo.rollout.checked import CheckedSampler
-from grpo.tasks import VerifiableTask, build_task, load_problems, select, split
+from grpo.tasks import Grouping, VerifiableTask, build_task, load_problems, select, split
 from grpo.tasks.prompts import filled
 
 
@@ -22,13 +22,12 @@ def load_task(
 ) -> VerifiableTask:
     """Builds the configured task. This rank gets its share of the prompts."""
     max_tokens = config.rollout.sampling.max_tokens
-    dials = config.normalization.exponent, config.normalization.mean_exponent
     return build_task(
         config.task,
         tokenizer,
         seed=config.seed,
         max_tokens=max_tokens,
-        dials=dials,
+        grouping=Grouping(config.dynamics.group_size, *config.normalization.dials),
         rank=rank,
         world_size=world_size,
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from grpo.config import RewardConfig, TaskConfig, UserError
-from grpo.tasks.curriculum import Dials, build_order
+from grpo.tasks.curriculum import Grouping, build_order
 from grpo.tasks.extraction import extract
 from grpo.tasks.grader import GraderPool
 from grpo.tasks.grading_worker import RawGrade
@@ -174,14 +174,14 @@ def build_task(
     *,
     seed: int,
     max_tokens: int,
-    dials: Dials = (1.0, 0.0),
+    grouping: Grouping,
     rank: int = 0,
     world_size: int = 1,
 ) -> VerifiableTask:
     """Loads, selects, splits and encodes the problems, and starts the graders. Logs the problems left out.
 
-    `seed` orders the prompts. `max_tokens` is the sampler's limit of a completion. `dials` are the exponents of the
-    advantage's normalization, for curricula that weigh problems by their gradient.
+    `seed` orders the prompts. `max_tokens` is the sampler's limit of a completion. `grouping` is for curricula that
+    weigh problems by their gradient.
 
     Called after `grpo.config.validate`, which checks the settings that are a choice among words. Raises `UserError`
     for data that cannot be loaded, and for prompts and rewards that cannot be built.
@@ -194,7 +194,7 @@ def build_task(
             config.name, len(too_long), config.prompt.max_tokens, listed(too_long),
         )  # fmt: skip
     train, held_out = split(fitting, config.data.held_out_fraction)
-    order = build_order(train, config.curriculum, dials, seed)
+    order = build_order(train, config.curriculum, grouping, seed)
     pool = GraderPool(config.reward, config.answer_name, fitting[0])
     stream = PromptStream(train, encode, order, rank=rank, world_size=world_size)
     return VerifiableTask(stream, held_out, encode, pool, config.reward, max_tokens, config.data.bad_rows)

@@ -14,7 +14,7 @@ from grpo.dynamics.adaptive_state import AdaptiveState, PastRound, merged
 from grpo.dynamics.guard import GuardState
 from grpo.dynamics.identify import identify
 from grpo.dynamics.laws import History
-from grpo.dynamics.scheduler import SCHEDULERS, changes_prompts, replanned
+from grpo.dynamics.scheduler import SCHEDULERS, adaptive, changes_prompts, replanned
 from grpo.types import Mean, Progress, RoundPlan, RoundStatistics, StepReport, Verdict
 from tests.dynamics.synthetic import measured
 
@@ -268,3 +268,11 @@ def test_the_guard_is_told_of_a_curriculum_that_changes_how_hard_prompts_are(nam
         plan, state = replace(plan, learning_rate_factor=decision.plan.learning_rate_factor), decision.state
         reasons.append(decision.verdict.reason)
     assert any("pass rate fell" in reason for reason in reasons) == (not changing)
+
+
+def test_a_sigma_of_the_whole_step_weighs_no_group_and_still_shapes_the_curve():
+    config = TrainConfig()
+    config.normalization.exponent, config.normalization.scope = 0.7, "batch"
+    setting = adaptive(config, 1)._setting
+    assert setting.group_size.exponent == 0.0
+    assert setting.curve_dials == (0.7, 0.0)
