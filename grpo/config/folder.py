@@ -15,6 +15,8 @@ EVALUATIONS_FILE, SAMPLES_FILE = "evaluations.jsonl", "samples.jsonl"
 COMPLETIONS_FOLDER = "completions"
 # A finished run leaves these.
 CURVES_FILE, REPORT_FILE, MODEL_FOLDER = "curves.png", "report.md", "model"
+# checkpoint.export_every leaves models here while the run goes on.
+MODELS_FOLDER = "models"
 DYNAMICS_PLOT_FILE, DYNAMICS_PAGE_FILE = "dynamics.png", "dynamics.html"
 # The lock is held while the run goes on. The launcher is the process that started it on several machines. The logs are
 # what machines and servers print.

@@ -100,10 +100,15 @@ class CheckpointConfig:
     every_rounds: int = 50
     # This many newest checkpoints are kept, and the best one besides.
     keep_last: int = 2
+    # The checkpoints of every so many rounds are kept for good, e.g. 200 with every_rounds=50; 0: none.
+    keep_every: int = 0
     # True continues the run in `output_dir` from its newest whole checkpoint. It is an error when there is none.
     resume: bool = False
     # True writes the trained model as a Hugging Face directory at the end.
     export: bool = True
+    # Models are written this many rounds apart too, into output_dir/models/step-N, of LoRA the adapter alone. All are
+    # kept. 0: none.
+    export_every: int = 0
 
 
 @dataclass(kw_only=True)
