@@ -13,6 +13,8 @@ METRICS_FILE, PROMPTS_FILE = "metrics.jsonl", "prompts.jsonl"
 EVALUATIONS_FILE, SAMPLES_FILE = "evaluations.jsonl", "samples.jsonl"
 # With tracking.completions=all every completion is kept here.
 COMPLETIONS_FOLDER = "completions"
+# Traces of the rounds in tracking.profile_rounds lie here.
+PROFILE_FOLDER = "profile"
 # A finished run leaves these.
 CURVES_FILE, REPORT_FILE, MODEL_FOLDER = "curves.png", "report.md", "model"
 # checkpoint.export_every leaves models here while the run goes on.

@@ -128,6 +128,9 @@ class TrackingConfig:
     completions: str = "some"
     # Each round writes this many completions to samples.jsonl.
     samples_per_round: int = 4
+    # These rounds, counted from 0, are recorded with torch's profiler, e.g. [3, 4]: a trace of every rank in
+    # output_dir/profile, for ui.perfetto.dev. The first rounds are slower than the rest.
+    profile_rounds: list[int] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from grpo import models
 from grpo.config import TaskConfig, TrainConfig
 from grpo.config.errors import SamplerLost
-from grpo.config.folder import EVALUATIONS_FILE, MODEL_FOLDER
+from grpo.config.folder import EVALUATIONS_FILE, MODEL_FOLDER, PROFILE_FOLDER
 from grpo.config.start import described
 from grpo.config.validate import validate
 from grpo.dynamics.diagnostics import diagnose
@@ -47,7 +47,7 @@ from grpo.run.resume import Saved, checkpoint_store, fresh, resumed, saved_run
 from grpo.run.starting import base_of, check_start
 from grpo.tasks import VerifiableTask
 from grpo.tasks.trial import tells_apart, trial
-from grpo.telemetry import CompletionFiles, Phases, Trackers, peak_tflops, read_metrics
+from grpo.telemetry import CompletionFiles, Phases, ProfiledRounds, Trackers, peak_tflops, read_metrics
 from grpo.types import Progress, Verdict
 
 STOPPING = "stopping after this round, with a checkpoint; again to stop at once"
@@ -155,9 +155,13 @@ class Session:
     ) -> tuple[Progress, Verdict]:
         """Runs the rounds, with evaluations and checkpoints around them. Returns the last progress and verdict."""
         config, engines = self._config, self._engines
+        tell = files.display.note if files else lambda text: None
+        if chosen := config.tracking.profile_rounds:
+            traces, rank = self._output / PROFILE_FOLDER, self._collective.rank
+            profiled = ProfiledRounds(engines.clock, chosen, traces, rank, progress.round_index, tell)
+            engines = replace(engines, clock=profiled)
         evaluator = self._evaluator(files)
         facts = {"config": asdict(config), "base": self._base}
-        tell = files.display.note if files else lambda text: None
         checkpointer = Checkpointer(config.checkpoint, self._store, engines.learner, facts, evaluator, tell)
         recorder = Recorder(self._collective, files, config.tracking.samples_per_round, peak_tflops(self._device))
         exporter = Exporter(config.checkpoint.export_every, self._output, self._export_step, tell)
