@@ -1,16 +1,19 @@
-"""A saved configuration, config.json of a run, becomes dataclasses again."""
+"""A saved configuration, from config.json of a run or state.json of a checkpoint, becomes dataclasses again."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from grpo.config.errors import UserError
+from grpo.config.folder import STATE_FILE
 from grpo.config.hydra import config_directory
 from grpo.config.run import TrainConfig
 
@@ -55,6 +58,25 @@ def _override(word: str) -> DictConfig:
     chosen = OmegaConf.load(path)
     whole = path.read_text().startswith("# @package _global_")
     return chosen if whole else OmegaConf.create({group: chosen})
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """Reads the `state.json` of a checkpoint. Raises UserError when it cannot be read."""
+    try:
+        state = json.loads((checkpoint / STATE_FILE).read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{checkpoint / STATE_FILE} is damaged ({str(error).splitlines()[0]})") from error
+    if not isinstance(state, dict):
+        raise UserError(f"{checkpoint / STATE_FILE} is damaged: it holds no JSON object")
+    return state
+
+
+def read_config(checkpoint: Path) -> TrainConfig:
+    """Reads from a checkpoint the configuration that it was trained with. Raises UserError when there is none."""
+    config = read_state(checkpoint).get("config")
+    if not isinstance(config, dict):
+        raise UserError(f"{checkpoint / STATE_FILE} is damaged: it holds no configuration")
+    return from_dict(config)
 
 
 def _literal(value: Any) -> Any:
