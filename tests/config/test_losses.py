@@ -48,6 +48,7 @@ def test_a_preset_has_its_papers_settings_and_is_valid(preset):
     assert {path: value_at(config, path) for path in PRESETS[preset]} == PRESETS[preset]
 
 
+@pytest.mark.slow
 def test_the_sweep_of_objectives_runs_every_preset_at_equal_samples():
     sweep = compose_sweep("objectives", [])
     assert sweep.budget == "samples" and next(iter(sweep.variants)) == "clip"

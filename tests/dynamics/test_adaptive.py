@@ -136,6 +136,7 @@ def test_the_same_facts_give_the_same_plans_also_after_a_resume():
     assert [*plans, plan] == straight
 
 
+@pytest.mark.slow
 def test_samples_per_step_are_held_when_asked_for():
     _, plans, _ = trained(SCHEDULERS["adaptive"](config(hold="samples"), 4))
     for plan in plans:
@@ -155,6 +156,7 @@ def test_a_run_with_nothing_left_to_gain_is_stopped_with_its_reason():
     assert 100 < len(decisions) < 190
 
 
+@pytest.mark.slow
 def test_what_was_lost_is_gone_back_for_and_what_lost_it_is_not_tried_again():
     made = config(longest_interval=8)
     made.dynamics.refresh_interval = 4

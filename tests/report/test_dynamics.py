@@ -14,6 +14,7 @@ from grpo.report.logs import read_log
 from tests.report.runs import trl_log, verl_log, write_run
 
 
+@pytest.mark.slow
 def test_a_run_is_fitted_told_drawn_and_made_a_page(tmp_path, capsys):
     write_run(tmp_path, 100)
     assert main(["dynamics", "fit", str(tmp_path)]) == 0
