@@ -16,7 +16,8 @@ from grpo.config.folder import CONFIG_FILE, EVALUATIONS_FILE, METRICS_FILE
 from grpo.dynamics.history import history_of, lag
 from grpo.dynamics.run_log import NOTHING, RunLog, Series
 from grpo.dynamics.scheduler import CHANGING
-from grpo.report.foreign_logs import Row, columns, read_foreign
+from grpo.report.foreign_logs import columns, read_foreign
+from grpo.report.foreign_names import Row
 from grpo.telemetry import COUNTS, FIRST_COUNTS, REASON, WENT_BACK, read_metrics
 
 

@@ -216,7 +216,7 @@ def test_the_part_that_grades_answers_is_found_and_scaled(tmp_path):
     path.write_text(json.dumps({"log_history": rows, "max_steps": 250}))
     log = read_log(path)
     assert log["pass_rate"].values[-1] == 0.75 and log.num_steps == 250
-    assert log.notes[0].startswith("reward/part/correctness_reward_func ÷ 2 is taken for the pass rate")
+    assert log.notes[0].startswith("rewards/correctness_reward_func ÷ 2 is taken for the pass rate")
     assert log["completions/length_mean"].values[0] == 90.0
     named = read_log(path, "rewards/correctness_reward_func", 3.0)
     assert named["pass_rate"].values[-1] == 0.5
