@@ -44,6 +44,7 @@ KNOWN = (
     "normalization.exponent",
     "normalization.mean_exponent",
     "normalization.ddof",
+    "normalization.scope",
     "rollout.refill.enabled",
 )
 UNITS = ("steps", "tokens", "seconds")
@@ -93,8 +94,7 @@ def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None)
     console, log, config = Terminal(), read_log(path), run_config(path)
     if not log.dialled:
         raise UserError(
-            f"{path} does not weigh its groups by the dials (see normalization.name, parts and scope), so nothing is "
-            "predicted"
+            f"{path} does not weigh its groups by the dials (see normalization.name and parts), so nothing is predicted"
         )
     if len(log.history) < FEWEST_POINTS:
         raise UserError(f"{path} has {len(log.history)} rounds; a prediction needs at least {FEWEST_POINTS}")
@@ -121,7 +121,8 @@ def setting_of(config: TrainConfig) -> BatchSetting:
         group_size=dynamics.group_size,
         prompts_per_step=dynamics.prompts_per_step,
         refresh_interval=dynamics.refresh_interval,
-        exponent=normalization.exponent,
+        # One σ for the whole step is a common factor, which weighs no group.
+        exponent=0.0 if normalization.scope == "batch" else normalization.exponent,
         mean_exponent=normalization.mean_exponent,
         ddof=normalization.ddof,
         refilled=config.rollout.refill.enabled,

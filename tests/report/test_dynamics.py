@@ -86,7 +86,7 @@ def test_rounds_are_read_as_they_were_measured(tmp_path):
 
 @pytest.mark.parametrize(
     ("settings", "drawn"),
-    [({}, True), ({"name": "pass_at_k"}, False), ({"parts": "each"}, False), ({"scope": "batch"}, False)],
+    [({}, True), ({"name": "pass_at_k"}, False), ({"parts": "each"}, False), ({"scope": "batch"}, True)],
 )
 def test_the_gradient_by_difficulty_is_drawn_for_the_dials_only(tmp_path, settings, drawn):
     write_run(tmp_path, 12)
