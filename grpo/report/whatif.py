@@ -19,16 +19,7 @@ from grpo.config.saved import from_dict
 from grpo.config.sweep_words import grid, plain
 from grpo.dynamics.identify import FEWEST_POINTS
 from grpo.dynamics.run_log import RunLog
-from grpo.dynamics.whatif import (
-    GREATEST_POWER,
-    LEAST_POWER,
-    BatchSetting,
-    Course,
-    Stage,
-    predict,
-    stages_of,
-    step_tokens,
-)
+from grpo.dynamics.whatif import BatchSetting, Course, Stage, predict, stages_of, step_tokens
 from grpo.host.terminal import Terminal
 from grpo.report.curves import BLACK, BLUE, GREEN, ORANGE, STYLE
 from grpo.report.logs import read_log, run_config
@@ -43,7 +34,6 @@ KNOWN = (
     "dynamics.refresh_interval",
     "normalization.exponent",
     "normalization.mean_exponent",
-    "normalization.ddof",
     "normalization.scope",
     "rollout.refill.enabled",
 )
@@ -116,15 +106,14 @@ def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None)
 
 def setting_of(config: TrainConfig) -> BatchSetting:
     """Returns how a configuration samples and weighs a step."""
-    dynamics, normalization = config.dynamics, config.normalization
+    dynamics = config.dynamics
+    exponent, mean_exponent = config.normalization.dials
     return BatchSetting(
         group_size=dynamics.group_size,
         prompts_per_step=dynamics.prompts_per_step,
         refresh_interval=dynamics.refresh_interval,
-        # One σ for the whole step is a common factor, which weighs no group.
-        exponent=0.0 if normalization.scope == "batch" else normalization.exponent,
-        mean_exponent=normalization.mean_exponent,
-        ddof=normalization.ddof,
+        exponent=exponent,
+        mean_exponent=mean_exponent,
         refilled=config.rollout.refill.enabled,
     )
 
@@ -162,9 +151,9 @@ def answer(
 def lines(log: RunLog, budget: Budget) -> list[str]:
     """Says what is compared, and on which assumptions."""
     assumed = (
-        "assumed: the policy takes the path of this run at another speed. A step gets ahead by a power of its "
-        "gradient's signal over its noise, which is not known and drawn between "
-        f"{LEAST_POWER:g} and {GREATEST_POWER:g}; seconds grow with tokens. Learning rate and all else stay"
+        "assumed: the policy takes the path of this run at another speed, and a step gets ahead as far as the signal "
+        "of its gradient stands out of the noise of prompts and completions. Seconds grow with tokens. Learning "
+        "rate and all else stay"
     )
     unmeasured = "the run was on-policy, so what a longer refresh interval does to the ratios is a wide guess"
     taken = [f"each alternative spends {budget.words}; intervals are of 90 %", assumed]
