@@ -139,8 +139,8 @@ def _certainty(problems: int, seeds: int, others: int) -> str:
     least = 2.0 ** (1 - seeds)
     if seeds >= FEWEST_SEEDS and least >= SURE:
         said += (
-            f" With {seeds} seeds they rest on the differences being about normal: by their signs alone nothing could "
-            f"be sure, since all {seeds} agree by chance in {least:.1%} of cases."
+            f" With {seeds} seeds they rest on differences being about normal: by their signs alone nothing is sure, "
+            f"since all {seeds} agree by chance in {least:.1%} of cases."
         )
     return said
 
