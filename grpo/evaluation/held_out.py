@@ -108,7 +108,11 @@ def score(result: Mapping[str, Any]) -> float:
 
 def told(result: Mapping[str, Any]) -> list[str]:
     """Describes an evaluation in one line for the terminal, and its suite, if any, in another."""
-    lines = [f"held-out pass@1 {_spelled(result['pass@1'])} on {result['problems']} problems"]
+    rate = result["pass@1"]
+    lines = [
+        f"of {result['problems']} held-out problems {rate['value']:.1%} are solved at the first try "
+        f"(pass@1; 95 % interval {rate['low']:.1%} to {rate['high']:.1%})"
+    ]
     if suite := result.get("suite"):
         sets = (f"{name} {_spelled(evaluation['pass@1'])}" for name, evaluation in suite.items())
         lines.append("pass@1 of " + ", ".join(sets))

@@ -114,7 +114,7 @@ class RunDisplay:
         """Says once what each field of the lines means."""
         new = [field for field in shown if field.label not in self._explained]
         if new and not self._explained:
-            self.note("Each line is a round:")
+            self.note("Each line is a round: the model writes completions, they are graded, and it learns from them.")
         for field in new:
             self.note(f"  {field.label:<8}{field.meaning}")
         self._explained |= {field.label for field in new}
