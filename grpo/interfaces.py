@@ -121,6 +121,9 @@ class Sampler(Protocol):
         See `grpo.weight_sync.checksum`.
         """
 
+    def use(self) -> Mapping[str, float]:
+        """Returns, as metrics, how full the engine's cache was since the last call. Empty where it does not tell."""
+
     def sleep(self) -> None:
         """Frees memory while the learner works. What the sampler held may be lost: a refresh precedes the next use."""
 

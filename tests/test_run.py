@@ -68,6 +68,21 @@ def test_held_out_problems_and_a_suite_are_asked_before_and_after_and_tracked(fi
     assert shown[1] == (12, pytest.approx(last)) and shown[0][0] == 0
 
 
+def test_a_run_tells_lengths_by_kind_its_loss_the_samplers_cache_and_how_it_ended(finished):
+    output, printed = finished
+    for row in rows(output / "metrics.jsonl"):
+        shares = [value for name, value in row.items() if re.fullmatch("completions/by_pass_rate/.*/share", name)]
+        assert sum(shares) == pytest.approx(1.0)
+        assert row["completions/length_p10"] <= row["completions/length_p50"] <= row["completions/length_p90"]
+        assert 0 < row["rollout/cache_peak_fraction"] < 1 and row["rollout/preemptions"] == 0
+        assert abs(row["policy/loss"]) < 10
+    groups = [row["prompt_id"] for row in rows(output / "samples.jsonl")]
+    assert len(set(groups)) == 6, "each round keeps one group whole"
+    assert json.loads((output / "end.json").read_text()) == {"state": "finished", "step": 12, "why": ""}
+    assert "run: finished at step 12 of 12" in printed
+    assert "finished at step 12 of 12" in (output / "report.html").read_text()
+
+
 def test_every_prompt_of_an_epoch_is_asked_once(finished):
     ids = [each for _, round_ids in stream(finished[0]) for each in round_ids]
     assert len(ids) == 6 * 2 * 4

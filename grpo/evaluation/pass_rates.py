@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -18,6 +19,8 @@ from grpo.types import Interval
 _NUM_RESAMPLES = 9999
 # From so many seeds on, `crossed_difference` says with which certainty another seed would agree.
 FEWEST_SEEDS = 3
+# The bootstrap over fewer problems than this claims more than it knows.
+FEWEST_PROBLEMS = 20
 # Drawing this many resamples at once bounds memory to this many times the number of problems.
 _RESAMPLE_BATCH = 500
 _SEED = 0
@@ -74,6 +77,29 @@ def paired_difference(before: Sequence[float], after: Sequence[float], level: fl
         value = float(differences[0])
         return Interval(value, value, value)
     return _bootstrap(differences, level)
+
+
+class SignTest(NamedTuple):
+    """A sign test counts how many problems got better and worse. `p` is the two-sided p-value of no change.
+
+    It needs no assumption on the size of the changes, so it also holds for a handful of problems.
+    """
+
+    better: int
+    worse: int
+    p: float
+
+
+def sign_test(before: Sequence[float], after: Sequence[float]) -> SignTest:
+    """Tests paired pass rates for a change. Problems that did not change are left out (Dixon and Mood 1946).
+
+    >>> sign_test([0.0, 0.0, 0.5, 1.0], [1.0, 0.5, 0.5, 1.0])
+    SignTest(better=2, worse=0, p=0.5)
+    """
+    better = sum(new > old for old, new in zip(before, after, strict=True))
+    worse = sum(new < old for old, new in zip(before, after, strict=True))
+    p = float(stats.binomtest(better, better + worse).pvalue) if better + worse else 1.0
+    return SignTest(better, worse, p)
 
 
 def _wilson(rates: np.ndarray, level: float) -> Interval:

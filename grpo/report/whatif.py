@@ -21,9 +21,10 @@ from grpo.dynamics.identify import FEWEST_POINTS
 from grpo.dynamics.run_log import RunLog
 from grpo.dynamics.whatif import BatchSetting, Course, Stage, predict, stages_of, step_tokens
 from grpo.host.terminal import Terminal
-from grpo.report.curves import BLACK, BLUE, GREEN, ORANGE, STYLE
 from grpo.report.logs import read_log, run_config
 from grpo.report.runs import differing_keys
+from grpo.report.style import BLACK, BLUE, GREEN, ORANGE, STYLE
+from grpo.report.words import duration
 
 Array = NDArray[np.float64]
 
@@ -214,19 +215,6 @@ def compact(number: float) -> str:
         if number >= size:
             return f"{number / size:.1f}{sign}" if number < 10 * size else f"{number / size:.0f}{sign}"
     return f"{number:.0f}"
-
-
-def duration(seconds: float) -> str:
-    """Writes seconds in the unit that suits them. Logs without times have none.
-
-    >>> duration(30.0), duration(600.0), duration(90_000.0), duration(0.0)
-    ('30 s', '10 min', '25.0 h', '–')
-    """
-    if seconds <= 0:
-        return "–"
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def draw(log: RunLog, courses: Mapping[str, Course], budget: Budget, path: Path) -> None:

@@ -147,6 +147,14 @@ class Replica:
         except (aiohttp.ClientError, TimeoutError, ConnectionError):
             return None
 
+    async def metrics(self) -> str:
+        """Returns the page of its counters, and an empty one when it does not answer."""
+        try:
+            async with self.session(HEALTH_SECONDS) as session, session.get("/metrics") as answer:
+                return await answer.text() if answer.status == 200 else ""
+        except (aiohttp.ClientError, TimeoutError, ConnectionError):
+            return ""
+
     async def wait(self, seconds: float) -> None:
         """Returns once the server answers. Raises UserError when it has exited, wants another key, or does not answer
         within `seconds`."""

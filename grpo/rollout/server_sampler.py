@@ -151,6 +151,9 @@ class ServerSampler:
     def checksums(self) -> Sequence[Mapping[str, int]]:
         return self._fleet.checksums()
 
+    def use(self) -> dict[str, float]:
+        return self._fleet.use()
+
     def sleep(self) -> None:
         """Does nothing, because servers have devices of their own."""
 

@@ -16,6 +16,7 @@ from grpo.config import SamplingConfig, TrainConfig
 from grpo.host import ranks
 from grpo.interfaces import MERGED, Bucket
 from grpo.rollout.engine_arguments import colocated_arguments, engine_arguments, keeps_state, sampling_arguments
+from grpo.rollout.engine_use import EngineUse
 from grpo.rollout.file_names import FileForm
 from grpo.rollout.model_classes import ModelClasses
 from grpo.rollout.seeds import sample_numbers, sample_seed
@@ -42,6 +43,7 @@ class VllmSampler:
         with _own_settings(device):
             self._llm = LLM(**arguments)
             self._llm.apply_model(classes.part)
+        self._use = self._llm.llm_engine.logger_manager = EngineUse()
         if not self._on_gpu:
             self._llm.collective_rpc("arrange_weights")
 
@@ -109,6 +111,9 @@ class VllmSampler:
             self._llm.wake_up(["kv_cache"])
         self._llm.reset_prefix_cache()
         self.policy_version = policy_version
+
+    def use(self) -> dict[str, float]:
+        return self._use.take()
 
     def checksums(self) -> Sequence[Mapping[str, int]]:
         return self._llm.collective_rpc("weight_checksums")

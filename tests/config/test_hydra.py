@@ -221,6 +221,16 @@ def test_what_no_sampler_can_draw_from_is_refused(value):
         validate_evaluation(compose_config(["task=arithmetic", f"rollout.sampling.{value}"]))
 
 
+@pytest.mark.parametrize("value", ["top_p=0", "top_p=1.5", "top_k=-1", "temperature=2.5", "max_tokens=0"])
+def test_an_evaluation_that_no_sampler_can_draw_is_refused(value):
+    with pytest.raises(UserError, match=f"evaluation.{value.partition('=')[0]}"):
+        validate_evaluation(compose_config(["task=arithmetic", f"evaluation.{value}"]))
+
+
+def test_an_evaluation_may_leave_out_tokens_that_training_must_score():
+    validate(compose_config(["task=arithmetic", "evaluation.top_p=0.95", "evaluation.top_k=20"]))
+
+
 def test_a_limit_below_zero_is_refused():
     with pytest.raises(UserError, match=r"weight_sync.max_mismatch=-0.1 must not be negative"):
         validate_evaluation(compose_config(["task=arithmetic", "weight_sync.max_mismatch=-0.1"]))
