@@ -135,8 +135,11 @@ def test_an_exported_adapter_is_what_was_merged(tmp_path):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    run, adapted = f"{tmp_path}/run", ["model.lora.rank=4", "rollout=transformers", "evaluation.num_problems=0"]
-    done = grpo("train", *SMALL, *adapted, "num_steps=2", "learner.learning_rate=0.05", f"output_dir={run}")
+    run, lora = f"{tmp_path}/run", "model.lora.rank=4"
+    # Nearly greedy, so that seeds do not matter.
+    settings = [*SMALL, "rollout=transformers", "evaluation.temperature=0.001", "learner.learning_rate=0.05"]
+    exporting = ["num_steps=2", "checkpoint.export_every=2"]
+    done = grpo("train", *settings, lora, *exporting, f"output_dir={run}")
     assert done.returncode == 0, done.stderr[-3000:]
     for words in ([f"{tmp_path}/merged"], [f"{tmp_path}/adapter", "adapter=true"]):
         done = grpo("export", run, *words)
@@ -152,6 +155,19 @@ def test_an_exported_adapter_is_what_was_merged(tmp_path):
     adapter = PeftModel.from_pretrained(plain, tmp_path / "adapter")
     torch.testing.assert_close(adapter(tokens).logits, expected, rtol=1e-4, atol=1e-4)
     assert (before - expected).abs().max() > 0.1
+    left, exported = f"{run}/models/step-00000002", tmp_path / "adapter" / "adapter_model.safetensors"
+    assert Path(left, exported.name).read_bytes() == exported.read_bytes()
+    trained = [row["completion"] for row in rows(Path(run) / "evaluations.jsonl")[-1]["per_problem"]]
+    for index, place in enumerate((f"{run}/checkpoints/step-00000002", left, f"{tmp_path}/merged")):
+        output = tmp_path / f"from-{index}"
+        done = grpo("train", *settings, "num_steps=1", f"model.path={place}", f"output_dir={output}")
+        assert done.returncode == 0, done.stderr[-3000:]
+        evaluated = rows(output / "evaluations.jsonl")[0]["per_problem"]
+        assert [row["completion"] for row in evaluated] == trained, place
+    other = [f"model.path={tmp_path}/merged", "checkpoint.resume=true", "num_steps=3", f"output_dir={run}"]
+    done = grpo("train", *settings, lora, *other)
+    assert done.returncode == 2 and done.stderr.count("grpo: ") == 1
+    assert f"step-00000002 were trained on tiny, but {tmp_path}/merged now holds other weights" in done.stderr
 
 
 def test_a_loss_and_a_normalization_of_ones_own_train_a_model(tmp_path):

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from grpo import models
@@ -161,7 +162,8 @@ class Session:
         self._first = self._collective.rank == 0
         self._base = on_first(self._collective, lambda: base_of(config, path))
         sampler = build_sampler(config, path, tokenizer, device, self._collective)
-        self._clocks = Clocks(config, Phases(self._collective.rank))
+        label = torch.profiler.record_function if config.tracking.profile_rounds else nullcontext
+        self._clocks = Clocks(config, Phases(self._collective.rank, label=label))
         self._store = checkpoint_store(config, self._collective)
         self._engines = assemble(config, task, sampler, learner, self._store, self._clocks)
         self._stop = StopRequest(STOPPING)

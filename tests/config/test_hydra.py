@@ -175,6 +175,7 @@ def test_wrong_keys_and_values_are_one_line_that_names_them(overrides, message):
         ("task.data.held_out_fraction=1.5", "must lie in [0, 1)"),
         ("checkpoint.resume=true", "checkpoints holds no checkpoint: start without checkpoint.resume=true"),
         ("checkpoint.keep_last=0", "checkpoint.keep_last=0 must be above 0"),
+        ("checkpoint.keep_every=70", "=70 must be a multiple of checkpoint.every_rounds=50"),
         ("learner.hpz_partition_size=4", "set learner.zero_stage=3"),
         ("model.path=some/model", "add model=huggingface"),
     ],
