@@ -249,13 +249,13 @@ def troubled(tmp_path_factory):
         hung = run.engine(0)
         slow_down(hung, lambda: run.step >= 16)
         hung.suspend()
+        # What others do needs the processor more than a run that waits for a minute, or for a server that starts.
+        resting.touch()
         run.wait_for("was lost")
         hung.resume()
         run.wait_for("is back")
         # Once it has its weights.
         wait_for_step(run.output, run.step + 2, run.process)
-        # The server that starts needs the processor more than a run that waits for it.
-        resting.touch()
         run.engine(1).kill()
         run.wait_for("is back", times=2, seconds=400)
         resting.unlink()
