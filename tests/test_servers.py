@@ -24,14 +24,6 @@ pytestmark = pytest.mark.slow
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
-def run(*words, seconds):
-    """A whole command, as a person starts it; its exit code and what it printed."""
-    done = subprocess.run(
-        command(*words), env=ONE_THREAD, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds
-    )
-    return done.returncode, done.stdout
-
-
 def servers_of(output):
     """Every process of the run's servers that lives: the wrappers, vLLM's own, and their children."""
     found = []
@@ -146,8 +138,10 @@ def test_sampling_ahead_is_one_round_stale_and_corrected_for(tmp_path, served):
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {ONE_THREAD[KEY_VARIABLE]}"}
     urllib.request.urlopen(urllib.request.Request(f"{url}/start_weight_update", b"{}", headers), timeout=60)
     ranks = ["hardware.ranks_per_node=2", f"hardware.first_port={free_ports(1)}", "pipeline=one_round"]
-    code, printed = run("launch", *SMALL, *QUIET, *served, *ranks, "num_steps=8", f"output_dir={output}", seconds=400)
-    assert code == 0, printed[-3000:]
+    words = ["launch", *SMALL, *QUIET, *served, *ranks, "num_steps=8", f"output_dir={output}"]
+    forked = ONE_THREAD | {"PYTHON_EXEC": warm.interpreter(tmp_path)}
+    done = warm.run(["-m", "grpo.cli", *words], timeout=400, env=forked)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     measured = rows(output / "metrics.jsonl")
     assert [row["staleness/mean"] for row in measured] == [0.0] + [1.0] * 7
     assert 0.5 < min(row.get("mismatch/ess_fraction", 1.0) for row in measured) <= 1.0

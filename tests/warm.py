@@ -137,6 +137,16 @@ def ranks(
     return run([*torchrun, *rank], (*TORCHRUN, *imports), timeout, os.environ | {"OMP_NUM_THREADS": "1"})
 
 
+def interpreter(folder: Path) -> str:
+    """Makes a program that stands for Python where torchrun starts ranks, for PYTHON_EXEC. Returns its path."""
+    path = folder / "python"
+    path.write_text(
+        f'#!/bin/sh\n[ "$1" != -u ] || shift\nexec {sys.executable} -SP {__file__} run {",".join(TRAIN)} "$@"\n'
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
 def start_server() -> subprocess.Popen:
     """The process that imports, on its first request; its socket is announced in the environment."""
     folder = tempfile.mkdtemp(prefix="grpo-warm-")
