@@ -213,7 +213,7 @@ SLOWLY = """
 import pathlib, time
 
 def reward(completion, answer, metadata):
-    time.sleep(0.3 * pathlib.Path(__file__).with_name("rest").exists())
+    time.sleep(0.6 * pathlib.Path(__file__).with_name("rest").exists())
     return 0.0
 """
 
