@@ -1,12 +1,9 @@
 """Runs from the command line on the real engines: learning, killing, resuming, hanging, refusing."""
 
 import json
-import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -305,19 +302,16 @@ def test_a_run_that_loses_what_it_knew_goes_back_and_slows_down(tmp_path):
     assert (tmp_path / "checkpoints" / f"step-{last:08d}").exists()
 
 
+def two_ranks(*words):
+    return warm.ranks(2, ["-m", "grpo.cli", "train", *words])
+
+
 def test_two_ranks_ask_the_prompts_of_one_and_draw_the_same_samples(finished, tmp_path):
     output = tmp_path / "run"
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "grpo.cli"]
     overrides = [*SMALL, *ROUNDS, "num_steps=6", "learner.zero_stage=3", "objective.kl.coefficient=0.01"]
     # Both ranks decide for themselves after each round: if they did not agree, the next one would hang.
     overrides += ["dynamics=adaptive", "dynamics.adaptive.decide_every=1", "dynamics.adaptive.smallest_group=6"]
-    done = subprocess.run(
-        [*launcher, "train", *overrides, f"output_dir={output}"],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    done = two_ranks(*overrides, f"output_dir={output}")
     assert done.returncode == 0, done.stderr[-3000:]
     assert [sorted(ids) for _, ids in stream(output)] == [sorted(ids) for _, ids in stream(finished[0])[:3]]
     measured = rows(output / "metrics.jsonl")
@@ -334,10 +328,6 @@ def test_two_ranks_ask_the_prompts_of_one_and_draw_the_same_samples(finished, tm
     assert (output / "curves.png").exists()
     # Evaluated before the first step: held-out problems, greedily too, and a suite.
     assert rows(output / "evaluations.jsonl")[0] == rows(finished[0] / "evaluations.jsonl")[0]
-
-
-def two_ranks(*words):
-    return warm.ranks(2, ["-m", "grpo.cli", "train", *words])
 
 
 def test_a_tracker_that_cannot_be_reached_ends_all_ranks_with_one_line_before_the_engines_start(tmp_path):

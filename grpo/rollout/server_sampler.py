@@ -108,7 +108,7 @@ class ServerSampler:
             for prompt, samples in zip(prompts, drawn, strict=True)
         ]
         answers = self._dispatcher.ask(requests)
-        return [Asked(prompt, each, self._completion) for prompt, each in zip(prompts, answers, strict=True)]
+        return [Asked(prompt, answer, self._completion) for prompt, answer in zip(prompts, answers, strict=True)]
 
     def _request(self, prompt: Prompt, sample: int, sampling: SamplingConfig) -> dict[str, Any]:
         seed = sample_seed(self._config.seed, prompt.prompt_id, sample, self.policy_version)
