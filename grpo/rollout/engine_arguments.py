@@ -34,7 +34,6 @@ def engine_arguments(config: TrainConfig, model_path: str, on_gpu: bool, state: 
         "logprobs_mode": "processed_logprobs",
         "enable_prefix_caching": True,
         "worker_extension_cls": "grpo.weight_sync.vllm_receiver.WeightReceiver",
-        "disable_log_stats": False,
         "use_tqdm_on_load": False,
     }
     if model.head_precision == "float32":
@@ -65,11 +64,12 @@ def colocated_arguments(on_gpu: bool, num_ranks: int) -> dict[str, Any]:
     """Returns what `vllm.LLM` gets besides in the process of one of `num_ranks` learner ranks.
 
     >>> colocated_arguments(on_gpu=True, num_ranks=8)
-    {'enable_sleep_mode': True, 'distributed_executor_backend': 'external_launcher'}
+    {'enable_sleep_mode': True, 'disable_log_stats': False, 'distributed_executor_backend': 'external_launcher'}
     """
     # vLLM's own executor knows nothing of ranks: it would put the engine of each of them on the first GPU.
     launched = {"distributed_executor_backend": "external_launcher"} if num_ranks > 1 else {}
-    return {"enable_sleep_mode": on_gpu, **launched}
+    # A server counts how its cache is used unless it is told not to, and `vllm.LLM` only if it is told to.
+    return {"enable_sleep_mode": on_gpu, "disable_log_stats": False, **launched}
 
 
 def sampling_arguments(sampling: SamplingConfig, stop_token_ids: Sequence[int], seed: int) -> dict[str, Any]:
