@@ -13,8 +13,8 @@ ONE = np.array([1.0])
     ("pass_rate", "sizes"), [(0.5, (7, 11, 51)), (0.3, (9, 14, 61)), (0.1, (22, 36, 144)), (0.05, (42, 69, 273))]
 )
 def test_exact_smallest_group_sizes_as_printed(pass_rate, sizes):
-    found = tuple(identity.smallest_group_size([pass_rate], ONE, shortfall) for shortfall in (0.1, 0.05, 0.01))
-    assert found == sizes
+    smallest = tuple(identity.smallest_group_size([pass_rate], ONE, shortfall) for shortfall in (0.1, 0.05, 0.01))
+    assert smallest == sizes
 
 
 def test_printed_fidelities_and_the_law_behind_them():
@@ -72,8 +72,8 @@ def test_the_objective_on_the_plane_is_the_integral_of_its_weight(dials):
     alpha, beta = dials
     low, high = 0.02, 0.95
     area, _ = integrate.quad(lambda p: float(identity.weight(p, alpha, beta)), low, high)
-    found = identity.objective(high, alpha, beta) - identity.objective(low, alpha, beta)
-    assert found == pytest.approx(area, rel=1e-9)
+    gained = identity.objective(high, alpha, beta) - identity.objective(low, alpha, beta)
+    assert gained == pytest.approx(area, rel=1e-9)
     # The weight is the drift per unit of the variance p(1−p), which is what a step along Δs gains.
     assert identity.weight(0.3, alpha, beta) * 0.21 == pytest.approx(identity.asymptotic_drift(0.3, alpha, beta))
 
