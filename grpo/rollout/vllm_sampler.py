@@ -40,6 +40,9 @@ class VllmSampler:
         arguments = engine_arguments(config, str(model_path), self._on_gpu, keeps_state(str(model_path), trust))
         arguments |= colocated_arguments(self._on_gpu, ranks.world_size())
         classes = ModelClasses()
+        if self._on_gpu:
+            # vLLM asks whether its share is free, which what PyTorch keeps of loading the learner is not.
+            torch.cuda.empty_cache()
         with _own_settings(device):
             self._llm = LLM(**arguments)
             self._llm.apply_model(classes.part)

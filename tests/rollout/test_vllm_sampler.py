@@ -9,6 +9,7 @@ import torch
 from grpo.config import TrainConfig
 from grpo.rollout.engine_arguments import colocated_arguments
 from grpo.weight_sync.refresh import CheckedSync
+from tests.learner.models import tiny_llama
 
 
 def place_of_engine(arguments):
@@ -65,6 +66,18 @@ class Recorded:
             return [{}]
 
         return call
+
+
+def test_an_engine_starts_once_what_loading_the_learner_took_is_free(tmp_path, monkeypatch):
+    from benchmarks.small_models import tiny_tokenizer
+    from grpo.rollout import vllm_sampler
+
+    path, calls = tiny_llama(tmp_path), []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("room"))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(vllm_sampler, "LLM", lambda **arguments: calls.append("engine") or Recorded())
+    vllm_sampler.VllmSampler(TrainConfig(), path, tiny_tokenizer(), torch.device("cuda", 0))
+    assert calls == ["room", "engine"]
 
 
 @pytest.fixture
