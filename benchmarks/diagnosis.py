@@ -12,11 +12,10 @@ from rich.table import Table
 
 from benchmarks.synthetic_logs import FAILURES, healthy, logged, still
 from grpo.dynamics.diagnostics import diagnose
-from grpo.dynamics.findings import NOTE
 
 
 def names(curves):
-    return {finding.name for finding in diagnose(logged(curves)) if finding.severity != NOTE}
+    return {finding.name for finding in diagnose(logged(curves))}
 
 
 def main(num_healthy=300, num_failing=50):

@@ -57,6 +57,7 @@ class DiagnosisRule:
     collapse          largest loss of pass rate against the run's best
     gain_left         a run is on its plateau when gaining more than this until its end is unlikely
     underdamped       damping ratio below which a fitted curve oscillates
+    swinging          least Akaike weight of the oscillator among all laws before its damping ratio counts
     """
 
     silent: float = 0.65
@@ -95,3 +96,4 @@ class DiagnosisRule:
     collapse: float = 0.1
     gain_left: float = 0.02
     underdamped: float = 0.9
+    swinging: float = 0.999

@@ -198,8 +198,11 @@ def plateau(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 
 def oscillation(log: RunLog, curve: Identification, rule: DiagnosisRule) -> Finding | None:
-    """Finds instability before it happens: the fitted model is underdamped."""
-    if curve.fits[0].law.name != "oscillator" or curve.damping_ratio.high >= rule.underdamped:
+    """Finds instability before it happens: the fitted model is underdamped, and no other law explains the curve.
+
+    Noise that wanders looks like a swing now and then, so the oscillator's Akaike weight must be near 1.
+    """
+    if curve.weights["oscillator"] < rule.swinging or curve.damping_ratio.high >= rule.underdamped:
         return None
     evidence = f"damping ratio ζ {curve.damping_ratio}: the curve oscillates about its plateau"
     return Finding("underdamped", WARNING, evidence, "a smaller dynamics.refresh_interval or learner.learning_rate")
