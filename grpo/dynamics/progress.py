@@ -85,7 +85,11 @@ def no_progress(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     if moved.high > (rule.flat if passing else scatter / 2) or (passing and now.value > rule.solved):
         return None
     before = now.value - moved.value
-    evidence = f"{name} {before:.3g} → {now.value:.3g} in {len(series)} rounds, a change of at most {moved.high:+.3g}"
+    what, rounds = "pass rate" if passing else "mean reward", window_length(len(series))
+    evidence = (
+        f"{what} {before:.3g} in the first {rounds} of {len(series)} rounds, {now.value:.3g} in the last {rounds}; it "
+        f"rose by {moved.high:.3g} at most"
+    )
     remedy = "look at the other findings; then a larger learner.learning_rate, or problems of medium difficulty"
     return Finding("nothing learned", WARNING, evidence, remedy)
 
@@ -187,7 +191,8 @@ def plateau(log: RunLog, rule: DiagnosisRule) -> Finding | None:
         return None
     ahead = forecast(log.history, log.horizon)
     chance, gain = ahead.chance(rule.gain_left), ahead.gain
-    if chance >= UNLIKELY:
+    # A curve that falls has not settled: it may swing, and rise again.
+    if chance >= UNLIKELY or gain.value < -rule.gain_left:
         return None
     evidence = (
         f"a gain of more than {rule.gain_left:g} until step {log.horizon:.0f} has probability {chance:.0%}; expected: "
