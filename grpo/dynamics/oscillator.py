@@ -41,11 +41,6 @@ class Oscillator:
         unstable."""
         return self.damping / (2 * float(np.sqrt(self.stiffness * self.mass)))
 
-    @property
-    def relaxation_time(self) -> float:
-        """The relaxation time C/k in steps. For ζ ≫ 1 the curve is a single exponential with this time constant."""
-        return self.damping / self.stiffness
-
 
 def oscillator(momentum: float, stiffness: float, lag: float) -> Oscillator:
     """Returns the model for momentum μ, stiffness κ > 0 and a lag of τ ≥ 0 steps."""
@@ -71,11 +66,6 @@ def held_oscillator(momentum: float, stiffness: float, interval: float) -> Oscil
         damping=(1 - momentum) - stiffness * age,
         stiffness=stiffness,
     )
-
-
-def trajectory(steps: ArrayLike, damping_ratio: float, frequency: float) -> Array:
-    """Returns E(t)/E(0) after `steps` from rest, that is from E(0) = 1 and Ė(0) = 0. It is smooth in ζ through 1."""
-    return propagate(steps, 1.0, 0.0, damping_ratio, frequency)[0]
 
 
 def propagate(
