@@ -191,8 +191,7 @@ def plateau(log: RunLog, rule: DiagnosisRule) -> Finding | None:
         return None
     ahead = forecast(log.history, log.horizon)
     chance, gain = ahead.chance(rule.gain_left), ahead.gain
-    # A curve that falls has not settled: it may swing, and rise again.
-    if chance >= UNLIKELY or gain.value < -rule.gain_left:
+    if chance >= UNLIKELY:
         return None
     evidence = (
         f"a gain of more than {rule.gain_left:g} until step {log.horizon:.0f} has probability {chance:.0%}; expected: "
