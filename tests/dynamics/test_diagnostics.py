@@ -1,8 +1,10 @@
 """Healthy runs raise no alarm, failing ones are told what fails; rates over more runs are in benchmarks/."""
 
+import ast
 import re
 from dataclasses import replace
 from itertools import zip_longest
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from grpo.config import TrainConfig
 from grpo.config.hydra import compose_config
 from grpo.config.validate import value_at
 from grpo.dynamics import evidence
+from grpo.dynamics import findings as findings_module
 from grpo.dynamics.diagnostics import CHECKS, diagnose, unchecked
 from grpo.dynamics.findings import NOTE, DiagnosisRule
 from grpo.dynamics.history import history_of_values
@@ -287,3 +290,15 @@ def test_a_series_is_averaged_around_sparser_steps():
     pairs = evidence.paired(series, np.array([2.0, 7.0, 30.0]))
     # Rounds 0 to 4 are nearest to 2, rounds 5 to 9 to 7, none to 30.
     assert pairs.steps.tolist() == [2.0, 7.0] and pairs.values.tolist() == [2.0, 7.0]
+
+
+def test_every_finding_has_a_meaning_and_every_meaning_a_finding():
+    """The names of findings stand in the code of the checks as literals."""
+    named = set()
+    for file in Path(findings_module.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Finding":
+                named.add(node.args[0].value if isinstance(node.args[0], ast.Constant) else "clipped")
+    told = {name.split(" ")[0] if name.startswith("clipped") else name for name in findings_module.MEANINGS}
+    assert named == told
+    assert all(meaning.endswith(".") for meaning in findings_module.MEANINGS.values())
