@@ -183,6 +183,10 @@ class LearnerConfig:
     sequence_parallel: int = 1
     # True keeps optimizer moments and float32 master weights in CPU memory.
     offload_optimizer: bool = False
+    # True moves weights, gradients and optimizer to main memory while an engine in the learner's process samples, and
+    # back. Sampler and learner then have the whole GPU in turn, so rollout.gpu_memory_fraction may be 0.85 (verl:
+    # param_offload and optimizer_offload). `time/offload_seconds` is what the copies take. A CPU gains nothing by it.
+    offload_states: bool = False
     # The learner computes in this precision. bfloat16 has float32 master weights. auto is bfloat16 where the hardware
     # multiplies it (GPUs, CPUs with AMX or AVX512-BF16), else float32: older CPUs are several times slower in bfloat16.
     precision: str = "auto"

@@ -21,6 +21,7 @@ from grpo.learner.engine import learning_rate_factor, quiet, sharded_loading, st
 from grpo.learner.flops import flop_count
 from grpo.learner.layout import SHARDS, Layout, saved_layout
 from grpo.learner.loading import fitting_layout, load_policy
+from grpo.learner.offloading import LearnerStates
 from grpo.learner.on_device import spoil_unless, to_device
 from grpo.learner.plain_data import only_plain_data
 from grpo.learner.policy import DTYPES, Policy
@@ -102,6 +103,11 @@ class DeepSpeedLearner:
         loading = sharded_loading(dataclasses.replace(learner, hpz_partition_size=0), precision)
         frozen = load_policy(model_path, model, precision, chunk, together=self._together, loading=loading)
         return CopyReference(frozen, learner, kl, self._device)
+
+    def states(self) -> LearnerStates:
+        """Returns what this learner holds on its device, which may leave it between two calls of other methods."""
+        frozen = [self.reference.policy] if isinstance(self.reference, CopyReference) else []
+        return LearnerStates(self.engine, self._device, frozen)
 
     # --- log-probabilities ---------------------------------------------------------------------
 

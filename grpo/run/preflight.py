@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from grpo.algorithm.probe import check_functions
 from grpo.config import TrainConfig
 from grpo.config.errors import UserError
-from grpo.config.estimate import ModelShape, batch_table, memory_estimate, optimizer_bytes
+from grpo.config.estimate import ModelShape, batch_table, memory_estimate, offloaded_bytes, optimizer_bytes
 from grpo.config.placement import placement_table
 from grpo.host import ranks
 from grpo.host.terminal import Terminal
@@ -109,6 +109,9 @@ def print_tables(config: TrainConfig, path: Path) -> None:
     if config.learner.offload_optimizer and num_gpus:
         gib = optimizer_bytes(config, shape, count) * ranks.local_world_size() / 2**30
         console.print(f"the optimizer takes {gib:.0f} GiB of this machine's main memory, and gradients some more")
+    if config.learner.offload_states and num_gpus:
+        gib = offloaded_bytes(config, shape, count) * ranks.local_world_size() / 2**30
+        console.print(f"the learner's states take up to {gib:.0f} GiB of this machine's main memory during sampling")
     if max(sampling, learning) > (free := available_gib(config)):
         lower = "rollout.gpu_memory_fraction" if num_gpus and sampling > learning else "learner.micro_batch_tokens"
         console.print(
