@@ -19,6 +19,7 @@ environment.prepare()
 from grpo.algorithm.batches import BatchMaker
 from grpo.config import TrainConfig, UserError
 from grpo.interfaces import ADAPTERS, BASE
+from grpo.learner import offloading
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.rollout.collect import in_steps
@@ -207,19 +208,21 @@ def saving_facts(model, stage, precision):
 
 
 def storages():
-    """Bytes of every storage that a tensor has now, by its identity."""
+    """Bytes of every storage that a tensor has now, by its identity. A file that is mapped belongs to no tensor."""
     gc.collect()
     tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]
-    return {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
+    held = [tensor.untyped_storage() for tensor in tensors if tensor.device == DEVICE]
+    return {storage._cdata: storage.nbytes() for storage in held if storage.resizable()}
 
 
 def offload_facts(model, stage, precision):
     """Weights and gradient norms of three steps, with all states in main memory between them and without; and the bytes
     that a learner has on its device with its states there, without them, and without all but the weights."""
+    # Smaller than the states, so that these are cut.
+    offloading.CHUNK = 2**16
     found, held = [], []
     for away in (False, True):
         config = config_for(stage, precision, objective__kl__coefficient=0.1)
-        config.learner.deepspeed = {"zero_optimization": {"contiguous_gradients": True}}
         before = storages()
         learner = DeepSpeedLearner(config, model, DEVICE)
         states, norms = learner.states(), []
