@@ -144,6 +144,10 @@ class RolloutConfig:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     refill: RefillConfig = field(default_factory=RefillConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
+    # So many learner ranks are one vLLM engine, which spreads the model over their GPUs, for models that no single GPU
+    # samples well (vLLM: tensor_parallel_size). It divides the ranks of a machine. Servers have
+    # rollout.servers.tensor_parallel.
+    tensor_parallel: int = 1
     # The sampler holds its weights in this precision; the learner's are cast to it. auto chooses as learner.precision.
     precision: str = "auto"
     # On a CPU the KV cache has this many GiB. On a GPU gpu_memory_fraction decides.

@@ -151,7 +151,7 @@ def _sampler(config: TrainConfig, shape: ModelShape, world_size: int) -> list[tu
     size = BYTES[rollout.precision]
     cache = 2 * shape.layers * shape.key_value_width * size
     return [
-        ("sampler weights", size * shape.parameters),
+        ("sampler weights", size * shape.parameters / rollout.tensor_parallel),
         (f"KV cache in use by {concurrent:,} completions", cache * concurrent * config.model.max_length),
     ]
 

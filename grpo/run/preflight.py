@@ -24,6 +24,8 @@ GPUS_ELSEWHERE, GIB_ELSEWHERE = 8, 80.0
 """A dry run without a GPU is that of a machine with so many GPUs of this size."""
 # The oldest vLLM whose servers are used.
 SERVERS_SINCE = (0, 32)
+# What transformers' configs call the number of experts.
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def with_precision(config: TrainConfig) -> TrainConfig:
@@ -72,6 +74,33 @@ def _installed(distribution: str) -> str:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return ""
+
+
+def check_spread(config: TrainConfig, path: Path) -> None:
+    """Raises UserError where ranks that share an engine cannot divide the model at `path`, or are on two machines."""
+    spread, local = config.rollout.tensor_parallel, ranks.local_world_size()
+    if spread == 1:
+        return
+    key = f"rollout.tensor_parallel={spread}"
+    require(
+        local % spread == 0,
+        f"{key} does not divide the {local} learner ranks of a machine: use a divisor of {local}, since an engine's "
+        "ranks exchange data in every layer",
+    )
+    text = AutoConfig.from_pretrained(path, trust_remote_code=config.model.trust_remote_code).get_text_config()
+    heads = _setting(text, "num_attention_heads") or 1
+    shared = _setting(text, "num_key_value_heads") or heads
+    require(
+        heads % spread == 0 and (shared % spread == 0 or spread % shared == 0),
+        f"{key} cannot divide the model's {heads} attention heads, of which {shared} have keys and values: use a "
+        "divisor of both",
+    )
+    experts = [name for name in EXPERTS if _setting(text, name)]
+    require(
+        not experts,
+        f"{key}: the shards of experts cannot be compared with the learner's ({path} has {experts[:1]}): use "
+        "rollout=vllm_server with rollout.servers.tensor_parallel",
+    )
 
 
 def model_shape(path: Path, trust_remote_code: bool = False) -> ModelShape:

@@ -85,6 +85,7 @@ def train(config: TrainConfig, observers: Sequence[Observer] = ()) -> int:
     config = preflight.with_precision(config)
     with working("looking for the model and preparing it"):
         path = models.resolve(config.model, lambda: warm_start_examples(config), needs_weights=not config.dry_run)
+        preflight.check_spread(config, path)
         tokenizer = models.load_tokenizer(path, config.model)
     with working("reading the problems"):
         config, (own, *suite) = fit_lengths(config, [config.task, *load_suite(config)], path, tokenizer)
