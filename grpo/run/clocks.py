@@ -68,6 +68,11 @@ class Clocks:
         }
         return Timed(learner, **timed)
 
+    def offload(self, function: Callable) -> Callable:
+        """Wraps a function that moves the learner's states to main memory or back."""
+        deadline, key = self._config.learner.deadline_seconds, "learner.deadline_seconds"
+        return self.phases.timed("offload", function, deadline, key)
+
     def weight_sync(self, sync: WeightSync) -> WeightSync:
         """Wraps a weight sync so that `refresh` is timed."""
         deadline, key = self._config.weight_sync.deadline_seconds, "weight_sync.deadline_seconds"

@@ -37,6 +37,16 @@ def test_one_process_without_a_launcher_needs_no_variables_of_one(monkeypatch):
     assert place_of_engine(colocated_arguments(on_gpu=True, num_ranks=1)) == (0, 0)
 
 
+def test_ranks_that_are_one_engine_say_so_to_vllm(monkeypatch):
+    arguments = colocated_arguments(on_gpu=True, num_ranks=8, tensor_parallel=4)
+    assert arguments["tensor_parallel_size"] == 4
+    assert "tensor_parallel_size" not in colocated_arguments(on_gpu=True, num_ranks=8)
+    monkeypatch.setenv("RANK", "6")
+    monkeypatch.setenv("LOCAL_RANK", "6")
+    # All ranks join one world, of which vLLM makes engines of four neighbours.
+    assert place_of_engine(arguments) == (6, 6)
+
+
 def test_an_engine_leaves_the_threads_the_gpu_and_the_variables_as_they_were(monkeypatch):
     from grpo.rollout.vllm_sampler import _own_settings
 
