@@ -7,11 +7,11 @@ interval with its threshold, since one noisy round proves nothing.
 
 How often a verdict was wrong, by benchmarks/verdicts.py (simulated curves, runs of which nothing moves, public logs):
 
-    on the plateau ("stop here")    2 of 42 claims, in 3,628 forecasts
-    problems solved                 0 of 2 claims, in 357 runs
-    unstable                        0 of 11
-    underdamped                     0 of 7
-    nothing learned                 1 of 86
+    on the plateau ("stop here")    2 of 45 claims, in 3,836 forecasts
+    problems solved                 0 of 2 claims, in 509 runs
+    unstable                        1 of 17
+    underdamped                     0 of 8
+    nothing learned                 1 of 162
     no gain lately                  1 of 6
     prompts too hard or too easy    none in 400 healthy and still runs
 """
