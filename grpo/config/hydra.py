@@ -171,7 +171,8 @@ def one_line(error: Exception) -> str:
         return f"{unknown.group(1)} has no key {missing.group(1)}"
     if unknown and "not in struct" in text:
         return (
-            f"{unknown.group(1)} gets entries with names of your own; put a + before it: +{unknown.group(1)}.NAME=VALUE"
+            f"{unknown.group(1)} gets entries with names of your own; put a + before it: "
+            f"'+{unknown.group(1)}={{NAME: VALUE}}'"
         )
     text = text.split("Config search path")[0].split("See https")[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()]

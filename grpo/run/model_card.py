@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from grpo.config import TrainConfig
+from grpo.config import TaskConfig, TrainConfig
 from grpo.config.folder import CODE_FILE, EVALUATIONS_FILE
 from grpo.telemetry import read_metrics
 
@@ -38,17 +38,16 @@ def card(
     `evaluations` are the rows of evaluations.jsonl, `code` the content of code.json. `library` loads the folder.
     """
     base = config.model.path or config.model.source
-    data = config.task.data
+    sets = config.task.all_sets.values()
     header = ["---", f"library_name: {library}", "tags: [grpo, reinforcement-learning]"]
     header += [f"base_model: {base}"] if config.model.source == "huggingface" else []
-    header += [f"datasets: [{data.path}]"] if data.source == "hub" else []
+    hub = [of_set.data.path for of_set in sets if of_set.data.source == "hub"]
+    header += [f"datasets: [{', '.join(hub)}]"] if hub else []
     dynamics, objective, sampling = config.dynamics, config.objective, config.rollout.sampling
     normalization = config.normalization
     facts = [
         ("trained from", base),
-        ("problems", f"{config.task.name} ({data.path or data.source})"),
-        ("reward", ", ".join(f"{part.name} × {part.weight:g}" for part in config.task.reward.parts)),
-        ("prompt", f"`{json.dumps(config.task.prompt.template)}`"),
+        *(fact for of_set in sets for fact in _of_set(of_set)),
         ("optimizer steps", f"{step}"),
         ("completions a step", f"{dynamics.prompts_per_step} prompts × {dynamics.group_size}"),
         ("optimizer steps between refreshes", f"{dynamics.refresh_interval}"),
@@ -77,6 +76,15 @@ def card(
         "",
     ]
     return "\n".join(lines)
+
+
+def _of_set(task: TaskConfig) -> list[tuple[str, str]]:
+    """Returns the facts of a task, or of one of its sets."""
+    return [
+        ("problems", f"{task.name} ({task.data.path or task.data.source})"),
+        ("reward", ", ".join(f"{part.name} × {part.weight:g}" for part in task.reward.parts)),
+        ("prompt", f"`{json.dumps(task.prompt.template)}`"),
+    ]
 
 
 def _results(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:

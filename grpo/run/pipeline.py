@@ -14,6 +14,7 @@ from grpo.dynamics.budget import further_tries
 from grpo.interfaces import Collective, Collector, Learner, Sampler, Task, WeightSync
 from grpo.rollout.ahead import AheadCollector
 from grpo.rollout.collect import BudgetedCollector, PlainCollector, RefillingCollector
+from grpo.rollout.grading import GradingThread
 from grpo.rollout.source import Asking, AskingAhead, Source
 from grpo.run.clocks import Beside, Clocks, Timed
 from grpo.weight_sync.refresh import CheckedSync, Probe
@@ -27,18 +28,21 @@ def build_pipeline(
 ) -> tuple[Collector, WeightSync]:
     """Builds the collector, which fills a round, and the weight sync, which refreshes the sampler. `clocks` times
     both."""
-    task, thread_seconds = clocks.task(task), clocks.phases.take
+    thread_seconds = clocks.phases.take
     probe = None if config.pipeline == "off" else _probe(config, task, collective)
     sync = clocks.weight_sync(CheckedSync.of(config, probe))
     if config.pipeline == "off":
-        return _build_collector(config, task, clocks.sampler(sampler), collective), sync
+        grading = clocks.grading(GradingThread(task))
+        return _build_collector(config, task, clocks.sampler(sampler), grading, collective), sync
     if config.pipeline == "one_round":
         apart = collective.apart(config.rollout.deadline_seconds)
-        inner = _build_collector(config, task, clocks.sampler(sampler), apart)
+        inner = _build_collector(config, task, clocks.sampler(sampler), clocks.grading(GradingThread(task)), apart)
         collector = AheadCollector(Beside(inner, thread_seconds), task)
         sync = Timed(sync, refresh=partial(_settled, clocks.waited(collector.settle), sync.refresh))
     else:
-        ahead = AskingAhead(task, clocks.asked(sampler), collective, config.rollout.max_staleness, thread_seconds)
+        grading = GradingThread(clocks.task(task), thread_seconds)
+        staleness = config.rollout.max_staleness
+        ahead = AskingAhead(task, clocks.asked(sampler), collective, staleness, grading, thread_seconds)
         collector = Beside(_filled(config, ahead, collective), ahead.take_seconds)
     return Timed(collector, collect=clocks.waited(collector.collect)), sync
 
@@ -64,15 +68,17 @@ def _settled(
     refresh(learner, sampler)
 
 
-def _build_collector(config: TrainConfig, task: Task, sampler: Sampler, collective: Collective) -> Collector:
+def _build_collector(
+    config: TrainConfig, task: Task, sampler: Sampler, grading: GradingThread, collective: Collective
+) -> Collector:
     """Builds the collector that the config asks for: plain, with silent groups refilled, or with a rollout budget."""
     budget = config.rollout.budget
     if budget.enabled:
         dial = config.normalization
         dials = {"exponent": dial.exponent, "mean_exponent": dial.mean_exponent}
         spread = partial(further_tries, largest=budget.largest, **dials)
-        return BudgetedCollector(task, sampler, budget, collective, spread)
-    return _filled(config, Asking(task, sampler), collective)
+        return BudgetedCollector(task, sampler, grading, budget, collective, spread)
+    return _filled(config, Asking(task, sampler, grading), collective)
 
 
 def _filled(config: TrainConfig, source: Source, collective: Collective) -> Collector:

@@ -42,7 +42,7 @@ from grpo.run.observers import Checkpointer, Evaluator, Watch
 from grpo.run.parts import build_sampler, load_suite, load_task, warm_start_examples
 from grpo.run.records import Recorder, RecordFiles, open_files, open_services
 from grpo.run.resume import Saved, checkpoint_store, fresh, resumed, saved_run
-from grpo.tasks import VerifiableTask
+from grpo.tasks import LoadedTask, VerifiableTask, loaded_task
 from grpo.tasks.trial import tells_apart, trial
 from grpo.telemetry import CompletionFiles, Phases, Trackers, peak_tflops, read_metrics
 from grpo.types import Progress, Verdict
@@ -63,14 +63,15 @@ def train(config: TrainConfig, observers: Sequence[Observer] = ()) -> int:
     config = preflight.with_precision(config)
     path = models.resolve(config.model, lambda: warm_start_examples(config), needs_weights=not config.dry_run)
     tokenizer = models.load_tokenizer(path, config.model)
-    config, (own, *suite) = fit_lengths(config, [config.task, *load_suite(config)], path, tokenizer)
-    config = replace(config, task=own)
+    tasks = [loaded_task(task, tokenizer) for task in (config.task, *load_suite(config))]
+    config, (own, *suite) = fit_lengths(config, tasks, path)
+    config = replace(config, task=own.config)
     layout = proven_layout(path, config.model, config.learner.layout)
     preflight.print_tables(replace(config, learner=replace(config.learner, layout=layout)), path)
     if config.dry_run:
-        return _dry_run(config, tokenizer)
+        return _dry_run(config, tokenizer, own)
     # Tasks are loaded first, so that errors in data or reward show before the engines start.
-    with load_task(config, tokenizer, ranks.rank(), world_size) as task:
+    with load_task(config, tokenizer, ranks.rank(), world_size, own) as task:
         device = ranks.device(config)
         init_distributed(device, config.learner.deadline_seconds)
         collective = TorchCollective(device)
@@ -78,17 +79,19 @@ def train(config: TrainConfig, observers: Sequence[Observer] = ()) -> int:
             saved = saved_run(config, collective) if config.checkpoint.resume else None
             # Services are opened before the engines: if one does not answer, no time is lost.
             with open_services(config, collective, saved) as services:
-                return Session(config, path, tokenizer, task, suite, saved, services).run(observers)
+                return Session(config, path, tokenizer, task, [each.config for each in suite], saved, services).run(
+                    observers
+                )
 
 
-def _dry_run(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> int:
+def _dry_run(config: TrainConfig, tokenizer: PreTrainedTokenizerBase, loaded: LoadedTask) -> int:
     """Shows the first prompt and the reward of made-up answers to it. Returns the exit code.
 
     Loads the task as a run would, so that errors in data, template and reward show.
     """
-    with load_task(config, tokenizer) as task:
+    with load_task(config, tokenizer, loaded=loaded) as task:
         [prompt] = task.next_prompts(1)
-    scored = trial(config.task, config.rollout.sampling.max_tokens, 1)
+    scored = trial(config.task, config.rollout.sampling.max_tokens, 1, loaded.problems)
     if ranks.rank() == 0:
         console = Terminal()
         text = tokenizer.decode(prompt.token_ids)
