@@ -22,6 +22,7 @@ import pyarrow.parquet
 from grpo import models
 from grpo.config import ModelConfig
 from grpo.config.hydra import compose_config
+from grpo.tasks import Grouping
 from grpo.tasks.task import build_task, loaded_task
 
 SOURCES = {
@@ -64,7 +65,9 @@ def tokenizer():
 def ours(path: Path) -> int:
     config = compose_config([*TASK, f"task.data.path={path}"])
     loaded = loaded_task(config.task, tokenizer())
-    with build_task(loaded, tokenizer(), seed=0, max_tokens=1024, rank=3, world_size=RANKS) as task:
+    with build_task(
+        loaded, tokenizer(), seed=0, max_tokens=1024, grouping=Grouping(8), rank=3, world_size=RANKS
+    ) as task:
         task.next_prompts(1024)
         return task.num_problems
 

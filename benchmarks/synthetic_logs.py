@@ -46,6 +46,13 @@ def healthy(seed, rounds=None):
         "skipped": np.zeros(rounds),
         "failed": np.zeros(rounds),
         "spread": 1.2,
+        # The reward beside the answers: what a part is worth, what length is worth, and what else was paid.
+        "format_weight": 0.1,
+        "length_pay": np.zeros(rounds),
+        "kept_spread": np.ones(rounds),
+        "repeated": np.full(rounds, generator.uniform(0, 0.05)),
+        "seconds": np.full(rounds, generator.uniform(2, 40)),
+        "silent": np.zeros(rounds),
     }
 
 
@@ -122,6 +129,50 @@ def failing_grader(curves):
     curves["failed"] = np.full(len(curves["failed"]), 0.08)
 
 
+def bought(curves):
+    """The reward rises with length from the middle of the run on, and answers stay where they are."""
+    late = ramp(curves, 0.4)
+    curves["pass"] = np.minimum(curves["pass"], 0.3)
+    curves["length"] = curves["length"][0] * (1 + 2 * late)
+    curves["length_pay"] = 0.6 * late
+
+
+def format_dominating(curves):
+    """Answers are worth a twentieth of a format that is learned at once."""
+    curves["format_weight"], curves["format"] = 20.0, np.minimum(0.4 + 8 * ramp(curves, 0.0), 0.95)
+    curves["pass"] = np.minimum(curves["pass"], 0.3)
+
+
+def diverging(curves):
+    curves["kl"] = 0.02 + 4 * ramp(curves, 0.2) ** 2
+
+
+def signal_lost(curves):
+    curves["kept_spread"] = np.maximum(1 - 2 * ramp(curves, 0.2), 0.02)
+    curves["pass"] = np.minimum(curves["pass"], 0.6)
+
+
+def repeating(curves):
+    curves["repeated"] = 0.02 + 0.6 * ramp(curves, 0.3)
+
+
+def slowing(curves):
+    curves["seconds"] = curves["seconds"] * (1 + 2 * ramp(curves, 0.2))
+
+
+def silenced(curves):
+    """Groups fall silent one by one, though the pass rate stays in the middle."""
+    curves["silent"] = 0.9 * ramp(curves, 0.3)
+    curves["pass"] = np.minimum(curves["pass"], 0.55)
+
+
+def spiking_rarely(curves):
+    late = np.arange(len(curves["norm"])) >= len(curves["norm"]) // 10
+    chosen = curves["generator"].choice(np.flatnonzero(late), size=7, replace=False)
+    curves["norm"][chosen] *= 80
+
+
+# What is to be found → what makes it so. Where a bar stands, either name is right; a space makes a second case of one.
 FAILURES = {
     "reward hacking or overfitting": hacked,
     "reward part gamed": gamed,
@@ -138,7 +189,24 @@ FAILURES = {
     "length without reward": growing_length,
     "truncated": truncated,
     "grading fails": failing_grader,
+    "reward bought by length": bought,
+    "answers hardly count": format_dominating,
+    "KL runs off": diverging,
+    "no signal": signal_lost,
+    "repetition": repeating,
+    "rounds take longer": slowing,
+    "prompts too hard|prompts too easy": silenced,
+    "gradient spikes ": spiking_rarely,
 }
+
+
+def silent(counts, share, generator):
+    """The counts of a round in which this share of the groups is all right or all wrong, as often as before."""
+    drawn = Counter()
+    for k, size in counts.elements():
+        mixed = generator.random() >= share
+        drawn[(k if mixed else size * int(generator.random() < k / size), size)] += 1
+    return drawn
 
 
 def logged(curves):
@@ -150,6 +218,8 @@ def logged(curves):
         if curves["spread"] > 10:
             rates = (generator.random(PROMPTS) < rate).astype(float)
         counts.append(Counter((int(k), GROUP_SIZE) for k in generator.binomial(GROUP_SIZE, rates)))
+    if curves["silent"].any():
+        counts = [silent(each, share, generator) for each, share in zip(counts, curves["silent"], strict=True)]
 
     def share(condition):
         return np.array([sum(n for pair, n in each.items() if condition(*pair)) / PROMPTS for each in counts])
@@ -161,10 +231,14 @@ def logged(curves):
         return generator.binomial(GROUP_SIZE * PROMPTS, np.clip(values, 0, 1)) / (GROUP_SIZE * PROMPTS)
 
     passed = np.array([pass_rate(each)[0] for each in counts])
+    formatted = fraction(curves["format"])
     series = {
         "pass_rate": passed,
+        "reward/mean": (passed + curves["format_weight"] * formatted + curves["length_pay"])
+        / (1 + curves["format_weight"]),
+        "reward/std": positive(np.sqrt(passed * (1 - passed)) * curves["kept_spread"], 0.05),
         "reward/part/number": passed,
-        "reward/part/format": fraction(curves["format"]),
+        "reward/part/format": formatted,
         "groups/silent_fraction": share(lambda k, n: k in (0, n)),
         "groups/all_correct_fraction": share(lambda k, n: k == n),
         "groups/all_wrong_fraction": share(lambda k, n: k == 0),
@@ -178,6 +252,8 @@ def logged(curves):
         "completions/truncated_fraction": fraction(curves["truncated"]),
         "completions/failed_fraction": fraction(curves["failed"]),
         "completions/timed_out_fraction": np.zeros(rounds),
+        "completions/repetition_fraction": fraction(curves["repeated"]),
+        "time/round_seconds": positive(curves["seconds"], 0.15),
         "learner/gradient_norm": positive(curves["norm"], 0.4),
         "learner/skipped_steps": curves["skipped"],
     }

@@ -101,6 +101,7 @@ def _run(command: str, words: list[str]) -> int:
             return 0
         return module.run(words)
     from grpo.config.hydra import as_yaml, compose_config
+    from grpo.config.start import described
 
     if {"-m", "--multirun"} & {*words}:
         raise UserError(f"grpo {command} starts one run at a time; grpo sweep starts several (grpo sweep help)")
@@ -115,6 +116,7 @@ def _run(command: str, words: list[str]) -> int:
         return 0
     # The config is composed and checked before the command's module is imported, which takes seconds.
     config = compose_config(words)
+    config.model = described(config.model)
     check(command, config)
     if command not in CONFIGURED:
         return _module(command).run(words)

@@ -1,5 +1,6 @@
 """Environment before any import of torch, the process that others are forked from, and the order."""
 
+import gc
 import os
 
 from grpo.host import environment
@@ -11,6 +12,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 
 from tests import warm
+
+# Nothing that collection imports and makes is garbage. Looking for some took a tenth of the quick tests' time.
+gc.disable()
 
 
 def pytest_configure(config):
@@ -38,4 +42,6 @@ LONG = (
 
 
 def pytest_collection_modifyitems(items):
+    gc.freeze()
+    gc.enable()
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))

@@ -132,6 +132,16 @@ GROUP_RELATIVE = ("dial", "pass_at_k")
 """Under these names a group whose rewards are equal has no advantages. Others may learn from such a group."""
 
 
+def silent(rewards: Tensor, settings: NormalizationConfig) -> bool:
+    """Says whether these rewards leave every advantage of their group 0, whatever the step's other groups are.
+
+    Besides groups of equal rewards these are groups whose σ is not above σ_min, and under `pass_at_k` those in which
+    fewer than k completions are below the best. It knows the names in `GROUP_RELATIVE` only.
+    """
+    # With scope "batch" the step's σ is the same for all groups, so any that is above σ_min tells.
+    return not NORMALIZATIONS[settings.name](rewards, Moments(0.0, settings.min_std + 1), settings).any()
+
+
 def advantages(rewards: Sequence[Tensor], settings: NormalizationConfig, step: Moments) -> list[Tensor]:
     """Computes the advantages of groups, which may differ in size. Returns one tensor [completions] per group.
 

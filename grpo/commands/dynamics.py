@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from grpo.commands.words import typed
+from grpo.commands.words import positive, typed
 from grpo.config import UserError
 from grpo.dynamics.planning import PlanRequest
+from grpo.prove.record import read_constants
 from grpo.report.dynamics import write_diagnosis, write_fit, write_forecast, write_plan, write_replay
+from grpo.report.whatif import UNITS, Budget, write_whatif
 from grpo.tasks.solve_rates import LLAMA_COLUMN, LLAMA_SAMPLES, read_solve_rates
 
 USAGE = """usage: grpo dynamics WHAT PATH [key=value ...]
@@ -19,6 +21,8 @@ USAGE = """usage: grpo dynamics WHAT PATH [key=value ...]
   diagnose  says what is wrong with a run, by which evidence, and what helps
   replay    shows what dynamics=adaptive would have decided
             grpo dynamics replay runs/x dynamics.adaptive.smallest_group=8
+  whatif    predicts the run under another group size, batch, refresh interval or dial
+            grpo dynamics whatif runs/x dynamics.group_size=4,16 normalization=dr_grpo
   plan      proposes G and steps from pass rates, before a run
             grpo dynamics plan rates.jsonl completion_tokens=600
 
@@ -26,7 +30,9 @@ PATH is a run's folder, TRL's trainer_state.json, verl's file log, or JSON Lines
 it is a file of pass rates.
 fit and forecast take last_step=N. fit, forecast and diagnose take column=NAME, the pass rate in other frameworks' logs,
 and scale=NUMBER, what that column holds for a right answer (1). diagnose also reads logs without a pass rate.
-plan takes column=NAME of the pass rates (default llama8b_solve_rate), tried=N samples behind each (default 64), and
+whatif takes steps=N, tokens=N or seconds=N, which each alternative may spend (default: the tokens of the run).
+plan takes column=NAME of the pass rates (default llama8b_solve_rate), tried=N samples behind each (default 64),
+machine=FILE, the prove.json that `grpo prove` has written, and
 """ + "\n".join(f"  {field.name}={field.default}" for field in fields(PlanRequest))
 
 
@@ -57,11 +63,21 @@ def _replay(path: Path, settings: list[str]) -> None:
     write_replay(path, settings)
 
 
+def _whatif(path: Path, settings: list[str]) -> None:
+    budgets = [word for word in settings if word.partition("=")[0] in UNITS]
+    if len(budgets) > 1:
+        raise UserError(f"give one budget, not {' and '.join(budgets)}")
+    given = typed(budgets, **dict.fromkeys(UNITS, positive))
+    budget = Budget(*next(iter(given.items()))) if given else None
+    write_whatif(path, [word for word in settings if word not in budgets], budget)
+
+
 def _plan(path: Path, settings: list[str]) -> None:
     kinds = {field.name: type(field.default) for field in fields(PlanRequest)}
-    given = typed(settings, column=str, tried=int, **kinds)
+    given = typed(settings, column=str, tried=int, machine=str, **kinds)
+    machine = read_constants(given.pop("machine")) if "machine" in given else None
     rates, missing = read_solve_rates(path, given.pop("column", LLAMA_COLUMN))
-    write_plan(rates, missing, given.pop("tried", LLAMA_SAMPLES), PlanRequest(**given))
+    write_plan(rates, missing, given.pop("tried", LLAMA_SAMPLES), PlanRequest(**given), machine)
 
 
 COMMANDS: dict[str, Callable[[Path, list[str]], None]] = {
@@ -69,5 +85,6 @@ COMMANDS: dict[str, Callable[[Path, list[str]], None]] = {
     "forecast": _forecast,
     "diagnose": _diagnose,
     "replay": _replay,
+    "whatif": _whatif,
     "plan": _plan,
 }

@@ -5,39 +5,55 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from grpo import models
 from grpo.commands.words import truth, typed
 from grpo.config import UserError
 from grpo.config.errors import require
+from grpo.host.disk import size_of
 from grpo.run.exporting import export_checkpoint
 
-USAGE = """usage: grpo export CHECKPOINT | RUN DIRECTORY [precision=bfloat16|float32] [adapter=true]
+USAGE = """usage: grpo export CHECKPOINT | RUN DIRECTORY [dtype=bfloat16|float16|float32] [adapter=true]
+                   [upload=USER/NAME [public=true]]
 
 Writes the model of a checkpoint with its tokenizer and a model card into DIRECTORY, which transformers and vLLM load.
 Of a run's folder the checkpoint with the best held-out pass rate is taken, or the newest where none was evaluated.
-precision is that of the written weights, by default that of training. adapter=true writes the LoRA adapter alone as it
-was trained, in peft's format, instead of merging it into the weights."""
+dtype is that of the written weights, by default that of training. adapter=true writes the LoRA adapter alone as it was
+trained, in peft's format, instead of merging it into the weights. upload=USER/NAME sends DIRECTORY to the Hugging Face
+hub too, where a new model is private unless public=true. It needs no GPU.
+
+  grpo export runs/x models/x                                          the best checkpoint of a run
+  grpo export runs/x/checkpoints/step-00000050 models/x dtype=bfloat16
+  grpo export runs/x adapters/x adapter=true upload=me/x"""
+
+DTYPES = ("bfloat16", "float16", "float32")
 
 
 def run(words: Sequence[str]) -> int:
-    """Exports the model. Returns the exit code."""
+    """Exports the model, and uploads it if asked to. Returns the exit code."""
     places = [Path(word) for word in words if "=" not in word]
     if len(places) != 2:
         raise UserError("grpo export needs a checkpoint or a run's folder, and a folder to write (grpo export help)")
-    given = typed([word for word in words if "=" in word], precision=_precision, adapter=truth)
+    settings = [word for word in words if "=" in word]
+    given = typed(settings, dtype=_dtype, adapter=truth, upload=str, public=truth)
     require(
-        not (given.get("adapter") and "precision" in given),
-        "adapter=true writes the adapter as it was trained: leave out precision=",
+        not (given.get("adapter") and "dtype" in given),
+        "adapter=true writes the adapter as it was trained: leave out dtype=",
     )
-    checkpoint = export_checkpoint(places[0], places[1], given.get("precision", ""), given.get("adapter", False))
-    size = sum(file.stat().st_size for file in places[1].iterdir())
-    print(f"{checkpoint} is exported to {places[1]} ({size / 2**20:,.0f} MiB)")
+    name = given.get("upload", "")
+    require(bool(name) or "public" not in given, "public= says who may see what upload=USER/NAME sends: give both")
+    if name:
+        models.check_upload(name)
+    checkpoint = export_checkpoint(places[0], places[1], given.get("dtype", ""), given.get("adapter", False))
+    print(f"{checkpoint} is exported to {places[1]} ({size_of(places[1])})")
+    if name:
+        print(f"it is uploaded to {models.upload(places[1], name, given.get('public', False))}")
     return 0
 
 
-def _precision(word: str) -> str:
-    if word not in ("bfloat16", "float32"):
+def _dtype(word: str) -> str:
+    if word not in DTYPES:
         raise ValueError(word)
     return word
 
 
-_precision.__name__ = "bfloat16 or float32"
+_dtype.__name__ = "bfloat16, float16 or float32"

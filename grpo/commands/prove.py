@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,6 +33,8 @@ def run(words: Sequence[str] = ()) -> int:
 
     from grpo.prove import computation, exchange, speed
     from grpo.prove.bench import Bench
+    from grpo.prove.record import write_record
+    from grpo.run import preflight
     from grpo.telemetry.code import write_code
 
     # A run in a process of its own comes before engines take this one's memory.
@@ -57,11 +58,13 @@ def run(words: Sequence[str] = ()) -> int:
         raise UserError(f"output_dir={folder} cannot be written to: {error}") from error
     size = given.get("size", "1.5b" if torch.cuda.is_available() else "tiny")
     bench = Bench(size, folder.absolute(), overrides)
-    facts = [fact for name in parts if name in chosen for measure in parts[name] for fact in measure(bench)]
+    reports = [measure(bench) for name in parts if name in chosen for measure in parts[name]]
+    facts = [fact for report in reports for fact in report.facts]
     device = torch.cuda.get_device_name(bench.device) if bench.device.type == "cuda" else "CPU"
-    (folder / "prove.json").write_text(
-        json.dumps({"device": device, "size": size, "facts": [fact.plain() for fact in facts]}, indent=1)
-    )
+    bench.build()
+    about = {"device": device, "size": size, "words": overrides}
+    about["parameters"] = preflight.model_shape(bench.path).parameters
+    write_record(folder, about, reports)
     write_code(folder)
     table = Table("part", "what", "measured", "expected", "verdict", title=f"{device}, {size}", title_justify="left")
     for fact in facts:

@@ -56,8 +56,7 @@ def run(config: TrainConfig) -> int:
     if model.collective.rank:
         return 0
     rows = read_rows(output / RATES_FILE, "the file of solve rates")
-    dial = config.normalization
-    write_solve_rates(rows, output / RATES_FILE, COLUMN, dial.exponent, dial.mean_exponent)
+    write_solve_rates(rows, output / RATES_FILE, COLUMN, *config.normalization.dials)
     return 0
 
 

@@ -59,6 +59,16 @@ def seconds(word: str) -> float:
 seconds.__name__ = "a number of seconds above 0"
 
 
+def positive(word: str) -> float:
+    """Reads a finite number above 0. Raises ValueError for anything else."""
+    if not 0 < (number := float(word)) < math.inf:
+        raise ValueError(word)
+    return number
+
+
+positive.__name__ = "a number above 0"
+
+
 def integers(words: str) -> tuple[int, ...]:
     """Reads integers separated by commas, such as ``"1,4,8"``. Raises ValueError for anything else."""
     return tuple(int(word) for word in words.split(","))

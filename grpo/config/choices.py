@@ -19,6 +19,7 @@ CHOICES = {
     "objective.correction.level": ("none", "token", "sequence", "sequence_mean"),
     "objective.correction.mode": ("truncate", "mask"),
     "dynamics.name": ("fixed", "adaptive"),
+    "dynamics.adaptive.cost": ("tokens", "seconds"),
     "dynamics.adaptive.hold": ("prompts", "samples"),
     "model.head_precision": ("float32", "model", "auto"),
     "model.source": ("huggingface", "smollm2", "tiny"),

@@ -24,8 +24,16 @@ class ModelConfig:
     # builds and warm-starts a Llama of about a million parameters.
     source: str = "huggingface"
     # The path is a model's directory or its name on the hub, e.g. Qwen/Qwen2.5-1.5B-Instruct. It is used with
-    # model.source=huggingface only; the other sources need none.
+    # model.source=huggingface only; the other sources need none. A run's folder stands for the model that it left in
+    # model/, and a checkpoint or an adapter is what model.start begins with.
     path: str = ""
+    # A hub's model is taken at this branch, tag or commit. "" is its main branch.
+    revision: str = ""
+    # Training begins with the weights in this folder: a checkpoint of a run (runs/x/checkpoints/step-00000050), whose
+    # model and adapters are then taken too, or a peft adapter, which is trained further. model.path is the adapter's
+    # base, by default the one that its adapter_config.json names. The reference of a KL term is the model that training
+    # begins with, but for adapters it is their base. "" begins with the model itself.
+    start: str = ""
     # A prompt and its completion together have at most this many tokens (vLLM: max_model_len). 0 takes the longest
     # prompt and rollout.sampling.max_tokens, as far as the model has positions.
     max_length: int = 0
@@ -66,7 +74,11 @@ class SamplingConfig:
 
 @dataclass(kw_only=True)
 class RefillConfig:
-    """Dynamic sampling (DAPO) replaces silent groups, in which all rewards are equal, by groups of other prompts."""
+    """Dynamic sampling (DAPO) replaces silent groups by groups of other prompts.
+
+    In a silent group all rewards are equal, or what the normalization makes of them is 0 (pass_at_k with fewer than k
+    wrong ones, a σ below normalization.min_std).
+    """
 
     # True turns on DAPO's dynamic sampling; normalization=dapo does so (verl: algorithm.filter_groups.enable).
     enabled: bool = False

@@ -25,6 +25,9 @@ from grpo.config.sweep import SweepConfig
 from grpo.config.task import DataConfig, TaskConfig
 
 PACKAGE = Path(__file__).resolve().parent.parent
+# Hydra's groups for its own launchers, logs and help are not composed: nothing here reads them, and they take a third
+# of the time.
+UNREAD = ("output", "launcher", "sweeper", "help", "hydra_help", "hydra_logging", "job_logging", "env")
 
 
 def config_directory() -> Path:
@@ -57,7 +60,7 @@ def composed(words: list[str]) -> DictConfig:
     register()
     request = read_words(words)
     first = request.directory if request.directory and request.name != "train" else config_directory()
-    overrides = [*request.overrides, *_search_path(request, first)]
+    overrides = [*request.overrides, *_search_path(request, first), *(f"~hydra/{group}" for group in UNREAD)]
     try:
         with initialize_config_dir(str(first), version_base="1.3"):
             config = compose(request.name, overrides)

@@ -40,6 +40,19 @@ class NormalizationConfig:
     # True centers a reward by the mean of the other completions (RLOO): (r − r̄) · G/(G − 1).
     leave_one_out: bool = False
 
+    @property
+    def dialled(self) -> bool:
+        """Says whether a group's gradient is σ^(2−α)·r̄^(−β)·Δs, times a factor that all groups of a step share."""
+        return self.name == "dial" and self.parts == "sum"
+
+    @property
+    def dials(self) -> tuple[float, float]:
+        """α and β as they weigh the groups of one step against each other. They mean nothing unless `dialled`.
+
+        With scope=batch, σ^(−α) is the same number for all groups. So α is 0 here, whatever the exponent is.
+        """
+        return 0.0 if self.scope == "batch" else self.exponent, self.mean_exponent
+
 
 @dataclass(kw_only=True)
 class AggregationConfig:

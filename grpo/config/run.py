@@ -23,6 +23,9 @@ class AdaptiveConfig:
     largest_group: int = 64
     # The curve may fluctuate about its plateau with this standard deviation, as a share of the improvement left.
     max_fluctuation: float = 0.5
+    # Progress should cost fewest tokens or seconds. Seconds are fitted to the run's own rounds; two runs of one seed
+    # then differ, since their clocks do.
+    cost: str = "tokens"
     # When the group size changes, the number of prompts or of samples per optimizer step stays as configured.
     hold: str = "prompts"
     # The schedule takes no longer refresh interval than this, in optimizer steps. It grows by one rung at a time: 1, 2,
@@ -100,10 +103,15 @@ class CheckpointConfig:
     every_rounds: int = 50
     # This many newest checkpoints are kept, and the best one besides.
     keep_last: int = 2
+    # The checkpoints of every so many rounds are kept for good, e.g. 200 with every_rounds=50; 0: none.
+    keep_every: int = 0
     # True continues the run in `output_dir` from its newest whole checkpoint. It is an error when there is none.
     resume: bool = False
     # True writes the trained model as a Hugging Face directory at the end.
     export: bool = True
+    # Models are written this many rounds apart too, into output_dir/models/step-N, of LoRA the adapter alone. All are
+    # kept. 0: none.
+    export_every: int = 0
 
 
 @dataclass(kw_only=True)
@@ -123,6 +131,9 @@ class TrackingConfig:
     completions: str = "some"
     # Each round writes this many completions to samples.jsonl.
     samples_per_round: int = 4
+    # These rounds, counted from 0, are recorded with torch's profiler, e.g. [3, 4]: a trace of every rank in
+    # output_dir/profile, for ui.perfetto.dev. The first rounds are slower than the rest.
+    profile_rounds: list[int] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)

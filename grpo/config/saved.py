@@ -1,23 +1,28 @@
-"""A saved configuration, config.json of a run, becomes dataclasses again."""
+"""A saved configuration, from config.json of a run or state.json of a checkpoint, becomes dataclasses again."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from grpo.config.errors import UserError
+from grpo.config.folder import STATE_FILE
+from grpo.config.hydra import config_directory
 from grpo.config.run import TrainConfig
 
 
 def from_dict(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> TrainConfig:
     """Returns the configuration from which `asdict` made these values, changed by `key=value` overrides.
 
-    Keys that no longer exist are ignored. Values are text and numbers only: no `${…}` in them is looked up. Raises
+    An override may also name a file of configs/, such as `normalization=dr_grpo`. Keys that no longer exist are
+    ignored. Values are text and numbers only: no `${…}` in them is looked up. Raises
     UserError for an override that does not fit.
     """
 
@@ -34,10 +39,44 @@ def from_dict(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Train
     try:
         # The schema makes dataclasses of list items too, such as a reward's parts.
         return OmegaConf.to_object(
-            OmegaConf.merge(OmegaConf.structured(TrainConfig), saved, OmegaConf.from_dotlist([*overrides]))
+            OmegaConf.merge(OmegaConf.structured(TrainConfig), saved, *map(_override, overrides))
         )
     except OmegaConfBaseException as error:
         raise UserError(str(error).splitlines()[0]) from error
+
+
+def _override(word: str) -> DictConfig:
+    """Returns what one `key=value` word changes. A word without a dot may choose a file of a group, as in Hydra."""
+    group, _, choice = word.partition("=")
+    folder = config_directory() / group
+    if "." in group or not folder.is_dir():
+        return OmegaConf.from_dotlist([word])
+    path = folder / f"{choice}.yaml"
+    if not path.is_file():
+        choices = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
+        raise UserError(f"{group} has no {choice!r}; choose one of {choices}")
+    chosen = OmegaConf.load(path)
+    whole = path.read_text().startswith("# @package _global_")
+    return chosen if whole else OmegaConf.create({group: chosen})
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """Reads the `state.json` of a checkpoint. Raises UserError when it cannot be read."""
+    try:
+        state = json.loads((checkpoint / STATE_FILE).read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{checkpoint / STATE_FILE} is damaged ({str(error).splitlines()[0]})") from error
+    if not isinstance(state, dict):
+        raise UserError(f"{checkpoint / STATE_FILE} is damaged: it holds no JSON object")
+    return state
+
+
+def read_config(checkpoint: Path) -> TrainConfig:
+    """Reads from a checkpoint the configuration that it was trained with. Raises UserError when there is none."""
+    config = read_state(checkpoint).get("config")
+    if not isinstance(config, dict):
+        raise UserError(f"{checkpoint / STATE_FILE} is damaged: it holds no configuration")
+    return from_dict(config)
 
 
 def _literal(value: Any) -> Any:

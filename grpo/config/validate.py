@@ -146,8 +146,14 @@ def _check_run(config: TrainConfig) -> None:
         "evaluation.suite comes besides held-out problems in training: set evaluation.num_problems above 0",
     )
     _require(
-        not config.model.path or config.model.source == "huggingface",
+        not config.model.path or config.model.source == "huggingface" or Path(config.model.path).is_dir(),
         f"model.path={config.model.path} is not read with model.source={config.model.source}: add model=huggingface",
+    )
+    kept = config.checkpoint
+    _require(
+        not kept.keep_every or (kept.every_rounds and kept.keep_every % kept.every_rounds == 0),
+        f"checkpoint.keep_every={kept.keep_every} must be a multiple of checkpoint.every_rounds={kept.every_rounds}, "
+        "since only what is saved can be kept",
     )
     checkpoints = Path(config.output_dir) / CHECKPOINTS
     saved = bool(checkpoints_in(checkpoints))

@@ -85,6 +85,7 @@ def _check_normalization(config: TrainConfig) -> None:
             f"normalization.leave_one_out, mean_exponent and scope belong to normalization.name=dial, and name is "
             f"{settings.name}: leave them as they are by default",
         )
+    if not settings.dialled:
         _check_uses_of_the_dial(config)
     if settings.name == "pass_at_k":
         _check_pass_at_k(config)
@@ -116,17 +117,22 @@ def _check_normalization(config: TrainConfig) -> None:
 
 
 def _check_uses_of_the_dial(config: TrainConfig) -> None:
-    """Refuses what goes by the gradient that the dials give a group, under a normalization that has another one."""
+    """Refuses what goes by the gradient that the dials give a group, under a normalization that has another one.
+
+    With parts=each a group's gradient depends on the σ of every part, which its number of right answers does not tell.
+    """
     uses = {
         "dynamics.name=adaptive": config.dynamics.name == "adaptive",
         "rollout.budget.enabled=true": config.rollout.budget.enabled,
         f"task.curriculum.name={config.task.curriculum.name}": config.task.curriculum.name in ("weighted", "online"),
     }
     found = next((use for use, on in uses.items() if on), None)
+    settings = config.normalization
+    key, dialled = ("name", "dial") if settings.name != "dial" else ("parts", "sum")
     require(
         found is None,
-        f"{found} goes by the gradient of normalization.name=dial, and name is {config.normalization.name}: change one "
-        "of the two",
+        f"{found} goes by the gradient of normalization.{key}={dialled}, and {key} is {getattr(settings, key)}: change "
+        "one of the two",
     )
 
 

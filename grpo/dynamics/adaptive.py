@@ -20,16 +20,22 @@ from grpo.dynamics.group_size import GroupSizeRule, choose_group_size
 from grpo.dynamics.history import pass_rate
 from grpo.dynamics.identify import FEWEST_POINTS, Identification, identify
 from grpo.dynamics.identity import silent_rate
-from grpo.dynamics.refresh import OffPolicyness, RefreshRule, choose_refresh_interval, fit_step_time
+from grpo.dynamics.refresh import OffPolicyness, RefreshRule, choose_refresh_interval, fit_step_time, fit_token_time
 from grpo.types import Decision, Mean, RoundPlan, RoundStatistics, Verdict
 
 # The group size changes only by at least this factor, and only when two decisions in a row ask for it.
 LEAST_CHANGE = 1.2
+# Times are fitted to so many of the last rounds.
+RECENT = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The setting describes the run and what the scheduler may do. `DynamicsConfig` explains the rules."""
+    """The setting describes the run and what the scheduler may do. `DynamicsConfig` explains the rules.
+
+    `curve_dials` are the dials' α and β as the mean curve follows them. Those of `group_size` weigh the groups of one
+    step against each other, where an α that divides all of them by the same σ counts as 0.
+    """
 
     first: RoundPlan
     group_size: GroupSizeRule
@@ -37,9 +43,11 @@ class Setting:
     guard: guard.GuardRule
     stop: StopRule
     momentum: float
+    curve_dials: tuple[float, float]
     num_steps: int
     decide_every: int
     hold_samples: bool
+    by_seconds: bool
     prompt_multiple: int
 
 
@@ -98,8 +106,7 @@ class AdaptiveScheduler:
     def _look_ahead(self, state: AdaptiveState) -> tuple[Identification | None, Forecast | None]:
         """Fits the run's curve, and forecasts it to the last step, if it has enough rounds."""
         setting, history = self._setting, curve_of(state.rounds)
-        dials = setting.group_size.exponent, setting.group_size.mean_exponent
-        model = identify(merged(history), setting.momentum, *dials)
+        model = identify(merged(history), setting.momentum, *setting.curve_dials)
         return model, forecast(history, setting.num_steps) if model else None
 
     def _stopped(self, verdict: Verdict, ahead: Forecast) -> Verdict:
@@ -139,15 +146,15 @@ class AdaptiveScheduler:
     ) -> tuple[int, str, AdaptiveState]:
         """Returns the next group size, the reason for a change ("" without one), and the next state."""
         difficulty = fit_difficulty({(correct, size): number for correct, size, number in state.counts})
-        length = statistics.means["completions/length_mean"]
+        prompt_cost, completion_cost = self._costs(plan, statistics, state)
         choice = choose_group_size(
             difficulty,
             self._setting.group_size,
             plan.group_size,
             process_variance(model),
             ahead.gain.high if ahead else None,
-            prompt_cost=statistics.means["prompts/length_mean"].value,
-            completion_cost=length.value,
+            prompt_cost,
+            completion_cost,
         )
         wish = choice.size
         factor = max(wish, plan.group_size) / min(wish, plan.group_size)
@@ -163,6 +170,17 @@ class AdaptiveScheduler:
         reason = f"G {plan.group_size}→{wish}: {choice.reason}; silent {now:.0%} → {then:.0%}"
         return wish, reason, replace(state, wish=None)
 
+    def _costs(self, plan: RoundPlan, statistics: RoundStatistics, state: AdaptiveState) -> tuple[float, float]:
+        """Returns what a prompt and one of its completions cost, in tokens or in seconds."""
+        prompt, completion = (statistics.means[f"{what}/length_mean"].value for what in ("prompts", "completions"))
+        recent = [past for past in state.rounds[-RECENT:] if past.tokens]
+        if not self._setting.by_seconds or not recent:
+            return prompt, completion
+        tokens = np.array([past.tokens / past.interval for past in recent])
+        seconds = np.array([(past.seconds - past.fixed_seconds) / past.interval for past in recent])
+        fixed, per_token = fit_token_time(tokens, seconds)
+        return fixed / plan.prompts_per_step + per_token * prompt, per_token * completion
+
     def _interval(
         self,
         plan: RoundPlan,
@@ -171,7 +189,7 @@ class AdaptiveScheduler:
         state: AdaptiveState,
     ) -> tuple[int, str]:
         """Returns the next refresh interval, and the reason for a change ("" without one)."""
-        recent = state.rounds[-50:]
+        recent = state.rounds[-RECENT:]
         time = fit_step_time(
             np.array([past.interval for past in recent], float),
             np.array([past.seconds for past in recent], float),

@@ -32,6 +32,7 @@ class PastRound:
     delay           τ plus the lag of sampling ahead
     seconds         wall-clock seconds of the whole round
     fixed_seconds   seconds that the weight sync took, which do not grow with τ
+    tokens          prompt and completion tokens that were sampled; 0 in checkpoints of older versions
     """
 
     step: int
@@ -42,6 +43,7 @@ class PastRound:
     delay: int
     seconds: float
     fixed_seconds: float
+    tokens: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +100,17 @@ def remember(state: AdaptiveState, statistics: RoundStatistics) -> AdaptiveState
         delay=interval + steps_ahead,
         seconds=statistics.seconds[ROUND],
         fixed_seconds=statistics.seconds.get("sync", 0.0),
+        tokens=sampled_tokens(statistics),
     )
     kept = tuple((*pair, number) for pair, number in sorted(counts.items()) if number > SMALLEST_COUNT)
     return replace(state, counts=kept, rounds=(*state.rounds, past))
+
+
+def sampled_tokens(statistics: RoundStatistics) -> float:
+    """Returns the prompt and completion tokens of a round. A prompt counts once for its whole group."""
+    prompt, completion = (statistics.means[f"{what}/length_mean"].value for what in ("prompts", "completions"))
+    groups = sum(statistics.reward_counts.values())
+    return groups * prompt + num_tried(statistics.reward_counts) * completion
 
 
 def curve_of(rounds: Sequence[PastRound]) -> History:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from grpo.dynamics import progress, symptoms
+from grpo.dynamics import progress, reward_parts, symptoms
 from grpo.dynamics.findings import SEVERITIES, DiagnosisRule, Finding
 from grpo.dynamics.identify import identify
 from grpo.dynamics.no_reward import no_reward
@@ -20,20 +20,25 @@ Check = Callable[[RunLog, DiagnosisRule], Finding | None]
 
 CHECKS: dict[str, tuple[Check, Sequence[str]]] = {
     "reward hacking": (progress.reward_hacking, ("pass_rate", "held out")),
-    "reward parts": (progress.part_gaming, ("pass_rate", "reward/mean")),
+    "reward parts": (reward_parts.part_gaming, ("pass_rate", "reward/mean")),
+    "share of answers": (reward_parts.answers_hardly_count, ("pass_rate", "reward/mean")),
     "constant reward": (progress.constant_reward, ("reward/mean|pass_rate",)),
     "no progress": (progress.no_progress, ("reward/mean|pass_rate",)),
+    "stalled": (progress.stalled, ("pass_rate",)),
     "silent groups": (progress.silent_groups, ("groups/silent_fraction",)),
     "entropy": (symptoms.entropy_collapse, ("policy/entropy|policy/sampler_entropy", "pass_rate")),
     "KL": (symptoms.divergence, ("policy/reference_kl",)),
     "instability": (progress.collapse, ("pass_rate",)),
     "gradients": (symptoms.gradients, ("learner/gradient_norm",)),
+    "signal": (symptoms.vanishing_signal, ("reward/std|advantages/std",)),
     "clipping": (symptoms.clipping, ("policy/clip_low_fraction|policy/clip_high_fraction",)),
     "stale sampler": (symptoms.stale_sampler, ("policy/ess_fraction",)),
     "sampler mismatch": (symptoms.mismatch, ("mismatch/mean_abs",)),
     "length": (progress.length_growth, ("completions/length_mean", "pass_rate")),
-    "reward by length": (progress.bought_by_length, ("completions/length_mean", "reward/mean")),
+    "reward by length": (reward_parts.bought_by_length, ("completions/length_mean", "reward/mean")),
     "truncation": (symptoms.truncation, ("completions/truncated_fraction",)),
+    "repetition": (symptoms.repetition, ("completions/repetition_fraction",)),
+    "seconds": (symptoms.slow_rounds, ("time/round_seconds",)),
     "grading": (symptoms.grading, ("completions/failed_fraction|completions/timed_out_fraction",)),
     "plateau": (progress.plateau, ("pass_rate",)),
 }
@@ -49,7 +54,7 @@ def diagnose(log: RunLog, rule: DiagnosisRule | None = None) -> list[Finding]:
     if nothing := no_reward(log):
         return [nothing]
     results = [check(log, rule) for check, _ in CHECKS.values()]
-    curve = identify(log.history, log.momentum, log.exponent, log.mean_exponent)
+    curve = identify(log.history, log.momentum, *log.curve_dials)
     if curve and curve.identified:
         results.append(progress.oscillation(log, curve, rule))
     return sorted((finding for finding in results if finding), key=lambda finding: -SEVERITIES.index(finding.severity))

@@ -23,6 +23,9 @@ class DiagnosisRule:
     """A diagnosis rule holds the thresholds of all checks. Shares lie between 0 and 1.
 
     silent            share of silent groups above which there are too many
+    much_silence, more_silence   share of silent groups, and its rise, that are too much where the pass rate is not
+                      above `mastered`
+    mastered          pass rate above which silent groups are a sign of success
     easy              share of all-correct groups among the silent ones above which prompts count as too easy
     solved            pass rate above which low entropy and silent groups are signs of success, not of a problem
     finished          pass rate above which problems are solved, however few groups are silent
@@ -36,9 +39,11 @@ class DiagnosisRule:
     kl_growth         factor over its own earlier median by which KL runs off
     much_kl           KL above which it may not rise any more
     giant_kl          KL of a single step that proves a jump of the policy
-    longer            largest growth of completions, as a share of their first length
+    longer            largest growth of completions, or of the seconds of a round, as a share of the first
     truncated         largest share of truncated completions
     more_truncated    largest growth of the share of truncated completions
+    repeated          largest share of completions that repeat themselves
+    signal_kept       least standard deviation of rewards or advantages, as a share of that at the start
     bought            largest correlation of the changes of length and reward, where both rise
     mismatch          largest mean |Δ log-probability| between sampler and learner with the same weights, in nats
     ess               least effective share of samples under the ratios between the round's policies
@@ -55,6 +60,9 @@ class DiagnosisRule:
     """
 
     silent: float = 0.65
+    much_silence: float = 0.45
+    more_silence: float = 0.25
+    mastered: float = 0.75
     easy: float = 0.5
     solved: float = 0.85
     finished: float = 0.95
@@ -71,6 +79,8 @@ class DiagnosisRule:
     longer: float = 0.3
     truncated: float = 0.3
     more_truncated: float = 0.15
+    repeated: float = 0.2
+    signal_kept: float = 0.15
     bought: float = 0.6
     mismatch: float = 0.1
     ess: float = 0.8

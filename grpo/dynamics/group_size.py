@@ -2,10 +2,10 @@
 
 Two criteria each ask for a size, and the larger one is chosen.
 
-    cost          The size at which progress costs fewest tokens. A step's progress is the mean gradient over the root
-                  of its noise, √B·E[σ^(2−α)]/√(E[σ^(2−2α)]/G) for B groups whose completions have independent scores
-                  (arXiv:2607.00152 gives the moments). Adam divides a common factor of the gradient away, so how much
-                  of the infinite group's gradient is left decides nothing by itself.
+    cost          The size at which progress costs fewest tokens, or seconds. A step's progress is the mean gradient
+                  over the root of its noise, √B·E[σ^(2−α)]/√(E[σ^(2−2α)]/G) for B groups whose completions have
+                  independent scores (arXiv:2607.00152 gives the moments). Adam divides a common factor of the gradient
+                  away, so how much of the infinite group's gradient is left decides nothing by itself.
     fluctuation   Near its plateau the curve fluctuates with a variance ∝ 1/G (arXiv:2606.30789). The
                   standard deviation must stay below a share of the improvement that may be left. Early in a run much
                   is left, and small groups suffice. Near the plateau G grows, at most by a factor of 2 at a time, so
@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from grpo.dynamics.difficulty import Difficulty
-from grpo.dynamics.identity import drift, silent_rate
+from grpo.dynamics.identity import drift
 
 LADDER = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
 
@@ -66,7 +66,7 @@ class GroupSizeChoice:
     def reason(self) -> str:
         """The line for the log says which criterion decided."""
         if self.by_fluctuation is None or self.by_fluctuation <= self.by_cost:
-            return f"progress costs fewest tokens at G = {self.by_cost}"
+            return f"progress is cheapest at G = {self.by_cost}"
         return f"fluctuation asks for {self.by_fluctuation:.1f}, cost for {self.by_cost}"
 
 
@@ -105,17 +105,20 @@ def cost_of_progress(
     the same, but the number of prompts, and with its root the progress, falls as a group grows. It is ∞ when every
     group is silent.
     """
-    rates, shares = difficulty.pass_rates, difficulty.weights
-    signal = float(shares @ drift(rates, size, rule.exponent, rule.ddof, rule.mean_exponent))
-    # The square of a group's weight σ^(−α)·p^(−β) is that of dials twice as far.
-    noise = float(shares @ drift(rates, size, 2 * rule.exponent, rule.ddof, 2 * rule.mean_exponent)) / size
-    if signal <= 1e-12 or noise <= 1e-12:
-        return float("inf")
+    ratio = signal_to_noise(difficulty, size, rule.exponent, rule.ddof, rule.mean_exponent)
     group = prompt_cost + size * completion_cost
-    return (group**0.5 if rule.hold_samples else group) * noise**0.5 / signal
+    return (group**0.5 if rule.hold_samples else group) / ratio if ratio else float("inf")
 
 
-def cost_per_group(difficulty: Difficulty, size: int, prompt_cost: float, completion_cost: float) -> float:
-    """Returns the expected cost of one non-silent group of `size` completions. It is ∞ when every group is silent."""
-    kept = 1 - float(difficulty.weights @ silent_rate(difficulty.pass_rates, size))
-    return (prompt_cost + size * completion_cost) / kept if kept > 1e-9 else float("inf")
+def signal_to_noise(
+    difficulty: Difficulty, size: int, exponent: float, ddof: int = 0, mean_exponent: float = 0.0
+) -> float:
+    """Returns the mean gradient of one group over the root of its noise, E[w·σ²]/√(E[w²·σ²]/G), w = σ^(−α)·p^(−β).
+
+    It grows with the root of the number of groups. It is 0 when every group is silent.
+    """
+    rates, shares = difficulty.pass_rates, difficulty.weights
+    signal = float(shares @ drift(rates, size, exponent, ddof, mean_exponent))
+    # The square of a group's weight is that of dials twice as far.
+    noise = float(shares @ drift(rates, size, 2 * exponent, ddof, 2 * mean_exponent)) / size
+    return signal / noise**0.5 if signal > 1e-12 and noise > 1e-12 else 0.0

@@ -196,15 +196,15 @@ LEVELLING = ("oscillator", "exponential", "mixture", "gating", "sigmoid")
 FEWEST_POINTS = 6
 
 
-def laws(momentum: float, exponent: float, mean_exponent: float = 0.0) -> tuple[Law, ...]:
+def laws(momentum: float, exponent: float | None, mean_exponent: float = 0.0) -> tuple[Law, ...]:
     """Returns all laws that are fitted: the model at momentum μ, its rivals (gating at the dials' α and β), line and
-    constant."""
-    gating = gating_law(exponent, mean_exponent)
-    return (oscillator_law(momentum), EXPONENTIAL, MIXTURE, gating, SIGMOID, LINE, CONSTANT)
+    constant. Without an α there is no gating, since its law follows from the dials."""
+    gating = () if exponent is None else (gating_law(exponent, mean_exponent),)
+    return (oscillator_law(momentum), EXPONENTIAL, MIXTURE, *gating, SIGMOID, LINE, CONSTANT)
 
 
 def identify(
-    history: History, momentum: float, exponent: float = 1.0, mean_exponent: float = 0.0
+    history: History, momentum: float, exponent: float | None = 1.0, mean_exponent: float = 0.0
 ) -> Identification | None:
     """Fits all laws to a history. Returns None if it has fewer than `FEWEST_POINTS` rounds."""
     if len(history) < FEWEST_POINTS:

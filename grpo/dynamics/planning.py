@@ -1,9 +1,12 @@
-"""This module plans a run before it starts: group size and steps, from pass rates and lengths.
+"""This module plans a run before it starts: group size, refresh interval and steps, from pass rates and lengths.
 
-At group size G the tokens that may be sampled allow a number of steps. Each step moves the policy by the mean drift
-E_p[E[σ^(2−α)]] of its groups (arXiv:2607.00152). The product of the two is compared over G, at one learning rate and as
-if noise did not matter. That favours small groups; the least fidelity asked for works against it. The refresh interval
-is not planned: how far a longer one is stable and on-policy is known only from the run itself.
+The tokens that may be sampled allow a number of steps at each group size G. A step gets ahead in proportion to the
+signal of its gradient over its noise (`group_size.signal_to_noise`), because Adam divides a common factor away. The
+size with the most progress is proposed. Its cost is counted in tokens, or in seconds where a machine has been measured
+(`grpo prove`).
+
+The refresh interval is proposed only for a measured machine: the shortest at which refreshing the sampler and all else
+that a round needs once takes little of its time. How far a longer one stays on-policy is known only from the run.
 """
 
 from __future__ import annotations
@@ -13,12 +16,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from grpo.dynamics.difficulty import Difficulty
-from grpo.dynamics.group_size import cost_per_group, sizes_between
+from grpo.dynamics.group_size import signal_to_noise, sizes_between
 from grpo.dynamics.identity import drift, mean_fidelity, silent_rate
+from grpo.dynamics.refresh import LADDER
+from grpo.types import MachineConstants
 
 EXPONENTS = (0.0, 0.5, 1.0, 1.5, 2.0)
 # The harder half of the prompts should get at least this share of the gradient.
 FAIR_SHARE = 0.4
+# A round may spend this share of its time on what it needs once, whatever its steps.
+MOST_OVERHEAD = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +36,6 @@ class PlanRequest:
     budget_tokens                      total number of prompt and completion tokens to sample
     prompts_per_step                   prompts in one optimizer step
     exponent, mean_exponent, ddof      the dials' α and β, and σ's degrees of freedom
-    max_shortfall                      fidelity that may be lost
     smallest, largest                  smallest and largest group size to consider
     """
 
@@ -40,8 +46,7 @@ class PlanRequest:
     exponent: float = 1.0
     mean_exponent: float = 0.0
     ddof: int = 0
-    max_shortfall: float = 0.1
-    smallest: int = 2
+    smallest: int = 4
     largest: int = 64
 
 
@@ -49,68 +54,94 @@ class PlanRequest:
 class SizeOption:
     """A size option is one group size with its consequences.
 
-    silent         share of silent groups
-    fidelity       mean fidelity of the gradient
-    group_tokens   tokens per non-silent group
-    steps          optimizer steps for which the tokens suffice
-    progress       drift of all steps together, as a share of that of the best size
+    silent      share of silent groups
+    fidelity    mean fidelity of the gradient, which decides nothing
+    steps       optimizer steps for which the tokens suffice
+    seconds     seconds of one step at τ = 1; None for a machine that was not measured
+    progress    progress for the same cost, as a share of that of the best size
     """
 
     size: int
     silent: float
     fidelity: float
-    group_tokens: float
     steps: int
+    seconds: float | None
     progress: float
 
 
 @dataclass(frozen=True, slots=True)
 class RunProposal:
-    """A run proposal holds all options, the size that is proposed, and why."""
+    """A run proposal holds all options, what is proposed of them, and why.
+
+    interval   the proposed refresh interval τ
+    overhead   share of a round's time that is spent once a round at that τ; None for a machine that was not measured
+    """
 
     sizes: tuple[SizeOption, ...]
     size: SizeOption
-    reason: str
+    interval: int
+    overhead: float | None
 
 
-def propose(difficulty: Difficulty, request: PlanRequest) -> RunProposal:
-    """Proposes a group size.
-
-    The size is the one with most progress among those of enough fidelity. If none has enough, it is the one of highest
-    fidelity.
-    """
-    sizes = size_options(difficulty, request)
-    faithful = [option for option in sizes if option.fidelity >= 1 - request.max_shortfall]
-    if faithful:
-        size = max(faithful, key=lambda option: option.progress)
-        reason = f"of the sizes with fidelity ≥ {1 - request.max_shortfall:.0%} it gets furthest with budget_tokens"
-    else:
-        size = max(sizes, key=lambda option: option.fidelity)
-        reason = f"no size up to {request.largest} has fidelity ≥ {1 - request.max_shortfall:.0%}; this has the most"
-    return RunProposal(sizes, size, reason)
+def propose(difficulty: Difficulty, request: PlanRequest, machine: MachineConstants | None = None) -> RunProposal:
+    """Proposes the group size with the most progress, and the refresh interval."""
+    sizes = size_options(difficulty, request, machine)
+    best = max(sizes, key=lambda option: option.progress)
+    if machine is None:
+        return RunProposal(sizes, best, 1, None)
+    shares = {interval: _overhead(request, machine, best.size, interval) for interval in LADDER}
+    interval = next((interval for interval in LADDER if shares[interval] <= MOST_OVERHEAD), LADDER[-1])
+    return RunProposal(sizes, best, interval, shares[interval])
 
 
-def size_options(difficulty: Difficulty, request: PlanRequest) -> tuple[SizeOption, ...]:
+def size_options(
+    difficulty: Difficulty, request: PlanRequest, machine: MachineConstants | None = None
+) -> tuple[SizeOption, ...]:
     """Returns one option for each group size of the ladder that lies within the request."""
-    rates, shares = difficulty.pass_rates, difficulty.weights
-    candidates = []
-    for size in sizes_between(request.smallest, request.largest):
-        tokens = request.prompts_per_step * (request.prompt_tokens + size * request.completion_tokens)
-        steps = int(request.budget_tokens // tokens)
-        moved = steps * float(shares @ drift(rates, size, request.exponent, request.ddof, request.mean_exponent))
-        candidates.append((size, steps, moved))
-    best = max(moved for *_, moved in candidates) or 1.0
+    rates, shares, dials = difficulty.pass_rates, difficulty.weights, (request.exponent, request.ddof)
+    sizes = sizes_between(request.smallest, request.largest)
+    tokens = {size: step_tokens(request, size) for size in sizes}
+    seconds = {size: step_seconds(request, machine, size) for size in sizes} if machine else {}
+    gained = {
+        size: signal_to_noise(difficulty, size, *dials, request.mean_exponent) / seconds.get(size, tokens[size])
+        for size in sizes
+    }
+    best = max(gained.values()) or 1.0
     return tuple(
         SizeOption(
             size=size,
             silent=float(shares @ silent_rate(rates, size)),
-            fidelity=mean_fidelity(rates, shares, size, request.exponent, request.ddof, request.mean_exponent),
-            group_tokens=cost_per_group(difficulty, size, request.prompt_tokens, request.completion_tokens),
-            steps=steps,
-            progress=moved / best,
+            fidelity=mean_fidelity(rates, shares, size, *dials, request.mean_exponent),
+            steps=int(request.budget_tokens // tokens[size]),
+            seconds=seconds.get(size),
+            progress=gained[size] / best,
         )
-        for size, steps, moved in candidates
+        for size in sizes
     )
+
+
+def step_tokens(request: PlanRequest, size: int) -> float:
+    """Returns the prompt and completion tokens of one optimizer step."""
+    return request.prompts_per_step * (request.prompt_tokens + size * request.completion_tokens)
+
+
+def step_seconds(request: PlanRequest, machine: MachineConstants, size: int, interval: int = 1) -> float:
+    """Returns the seconds of one optimizer step on one device, with its part of what a round needs once."""
+    once = (machine.refresh_seconds + machine.round_overhead_seconds) / interval
+    return _sampled_and_learned(request, machine, size, interval) + once
+
+
+def _sampled_and_learned(request: PlanRequest, machine: MachineConstants, size: int, interval: int) -> float:
+    """Returns the seconds in which one step's completions are sampled and learned from. A round samples those of all
+    its steps at once."""
+    completions = request.prompts_per_step * size
+    sampled = completions * request.completion_tokens / machine.sampling_speed(completions * interval)
+    return sampled + step_tokens(request, size) / machine.learning_tokens_per_second
+
+
+def _overhead(request: PlanRequest, machine: MachineConstants, size: int, interval: int) -> float:
+    whole = step_seconds(request, machine, size, interval)
+    return 1 - _sampled_and_learned(request, machine, size, interval) / whole
 
 
 def speaking_band(size: int, most_silent: float = 0.5) -> tuple[float, float]:

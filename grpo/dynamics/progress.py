@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy import stats
 
 from grpo.dynamics.evidence import (
     FEWEST_ROUNDS,
@@ -52,36 +51,6 @@ def reward_hacking(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     return Finding("reward hacking or overfitting", CRITICAL, evidence, remedy)
 
 
-def part_gaming(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Finds a part of the reward that rises while answers do not improve, over the whole run or lately.
-
-    The pass rate may rise a little beside it: what counts is whether it gains less than `coupling` of the part's rise.
-    """
-    parts = [name for name in log.series if name.startswith("reward/part/")] or ["reward/mean"]
-    worst: tuple[Interval, Interval, str, str] | None = None
-    for since, between in (("since the start", change), ("lately", late_change)):
-        passed = between(log["pass_rate"])
-        if passed is None:
-            continue
-        for name in parts:
-            risen = between(log[name])
-            # A part that is the pass rate itself rises with it.
-            if risen is None or risen.low < rule.moved or passed.high > rule.coupling * risen.value + rule.flat / 2:
-                continue
-            if worst is None or risen.value > worst[0].value:
-                worst = risen, passed, name, since
-    if worst is None:
-        return None
-    risen, gained, name, since = worst
-    evidence = f"{name} rose by {risen.value:.2f} {since}, the pass rate by {gained.value:+.2f}"
-    remedy = (
-        "read samples.jsonl: something else than right answers is rewarded"
-        if name == "reward/mean"
-        else f"lower the weight of {name.removeprefix('reward/part/')!r} in task.reward.parts"
-    )
-    return Finding("reward part gamed", WARNING, evidence, remedy)
-
-
 def constant_reward(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds a reward that has been one and the same number since the first round. Nothing can be learned from it.
 
@@ -126,11 +95,10 @@ def silent_groups(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
     A pass rate that is nearly 0 or nearly 1 is told as well, whatever is silent.
     """
-    silent = level(log["groups/silent_fraction"])
-    if silent is None or silent.low < rule.silent:
+    silent, passed = level(log["groups/silent_fraction"]), level(log["pass_rate"])
+    if silent is None or not (silent.low > rule.silent or _risen_silence(log, silent, passed, rule)):
         return extreme_rate(log, rule)
     right, wrong = level(log["groups/all_correct_fraction"]), level(log["groups/all_wrong_fraction"])
-    passed = level(log["pass_rate"])
     if right is not None and wrong is not None:
         easy = right.value / max(right.value + wrong.value, 1e-9) > rule.easy
         evidence = f"{silent.value:.0%} of groups are silent: {right.value:.0%} all right, {wrong.value:.0%} all wrong"
@@ -144,6 +112,31 @@ def silent_groups(log: RunLog, rule: DiagnosisRule) -> Finding | None:
         return Finding("prompts too easy", WARNING, evidence, remedy)
     return Finding("prompts too hard", WARNING, evidence, "easier problems, a larger dynamics.group_size, or "
                    "normalization=dapo to replace silent groups")  # fmt: skip
+
+
+def _risen_silence(log: RunLog, silent: Interval, passed: Interval | None, rule: DiagnosisRule) -> bool:
+    """Tells whether the share of silent groups has risen far although the pass rate is no sign of success."""
+    risen = change(log["groups/silent_fraction"])
+    succeeding = passed is not None and passed.high > rule.mastered
+    return risen is not None and silent.low > rule.much_silence and risen.low > rule.more_silence and not succeeding
+
+
+def stalled(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds a run that has learned, but not over its last half. It says nothing about what will come."""
+    series = log["pass_rate"]
+    if len(series) < FEWEST_WITHOUT_PROGRESS or log.changing_prompts:
+        return None
+    since_start, lately, now = change(series), late_change(series), level(series)
+    if since_start is None or lately is None or now is None or since_start.low <= rule.gain_left:
+        return None
+    if lately.high > rule.gain_left or now.value > rule.solved:
+        return None
+    evidence = (
+        f"pass rate {now.value:.2f}; over the last half of the run it changed by {lately.value:+.3f} "
+        f"[{lately.low:+.3f}, {lately.high:+.3f}]"
+    )
+    remedy = "look at the other findings; harder or easier problems, or another learner.learning_rate"
+    return Finding("no gain lately", NOTE, evidence, remedy)
 
 
 def extreme_rate(log: RunLog, rule: DiagnosisRule) -> Finding | None:
@@ -169,28 +162,6 @@ def collapse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     evidence = f"pass rate {-fallen.value:.2f} below its best [{fallen.low:+.2f}, {fallen.high:+.2f}]"
     remedy = "dynamics.refresh_interval=1, half of learner.learning_rate, or dynamics=adaptive with its guard"
     return Finding("unstable", CRITICAL, evidence, remedy)
-
-
-def bought_by_length(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Finds a reward that goes with length: completions grow, and from round to round longer ones are rewarded more."""
-    length, reward = log["completions/length_mean"], log["reward/mean"]
-    first, grown, rise = start(length), change(length), change(reward)
-    if first is None or grown is None or rise is None or len(length) != len(reward):
-        return None
-    if grown.low < rule.longer * first.value or rise.low <= 0:
-        return None
-    steps = [np.diff(series.values) for series in (length, reward)]
-    if min(np.ptp(series) for series in steps) == 0:
-        return None
-    found = stats.pearsonr(*steps)
-    if found.statistic < rule.bought or found.pvalue > 1e-4:
-        return None
-    evidence = (
-        f"length {first.value:.0f} → {first.value + grown.value:.0f} tokens; its changes from round to round go with "
-        f"those of the reward (correlation {found.statistic:.2f})"
-    )
-    remedy = "read samples.jsonl; a reward that does not count words, or task.reward.overlong=soft"
-    return Finding("reward bought by length", WARNING, evidence, remedy)
 
 
 def length_growth(log: RunLog, rule: DiagnosisRule) -> Finding | None:

@@ -74,6 +74,19 @@ def fit_step_time(intervals: np.ndarray, round_seconds: np.ndarray, fixed_second
     return StepTime(max(float(np.median(round_seconds)) - fixed_seconds, 0.0) / interval, fixed_seconds)
 
 
+def fit_token_time(tokens: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
+    """Fits seconds = fixed + per_token·tokens by least squares, and returns both constants.
+
+    Seconds are taken to be in proportion to tokens where the two cannot be told apart, because the tokens varied by
+    less than a quarter, and where a constant would be negative.
+    """
+    if tokens.max() >= 1.25 * tokens.min():
+        per_token, fixed = np.polyfit(tokens, seconds, 1)
+        if per_token > 0 and fixed >= 0:
+            return float(fixed), float(per_token)
+    return 0.0, float(np.median(seconds / tokens))
+
+
 def stable(rule: RefreshRule, momentum: float, stiffness: float, interval: int, lag: int = 0) -> bool:
     """Tells whether the damping ratio stays above the least allowed. An interval of 1 is always allowed.
 

@@ -46,7 +46,8 @@ class RunLog:
     held_out_error  standard error of one such evaluation, 0 if it is not known
     momentum    μ, or Adam's β₁
     exponent, mean_exponent   the dials' α and β
-    dialled     whether advantages are the dials' of each group, so that α and β say where the gradient comes from
+    dialled     whether advantages are the dials', so that α and β say how the curve rises
+    shared_std  whether all groups of a step are divided by one σ, which then says nothing of where the gradient is from
     num_steps   optimizer steps that the run was to take
     decisions   (optimizer step, reason) of each change of plan by the scheduler
     changing_prompts  whether a curriculum changes how hard the prompts are, so that a pass rate may fall without a loss
@@ -62,10 +63,23 @@ class RunLog:
     exponent: float = 1.0
     mean_exponent: float = 0.0
     dialled: bool = True
+    shared_std: bool = False
     num_steps: int = 0
     decisions: Sequence[tuple[int, str]] = ()
     changing_prompts: bool = False
     notes: Sequence[str] = ()
+
+    @property
+    def curve_dials(self) -> tuple[float | None, float]:
+        """α and β as the mean curve follows them. α is None where advantages are not the dials'."""
+        return self.exponent if self.dialled else None, self.mean_exponent
+
+    @property
+    def group_dials(self) -> tuple[float, float] | None:
+        """α and β as they weigh the groups of one step against each other, or None where they do not."""
+        if not self.dialled:
+            return None
+        return 0.0 if self.shared_std else self.exponent, self.mean_exponent
 
     def held_out_history(self) -> History | None:
         """Returns the held-out evaluations as a curve, or None if there are fewer than three."""
@@ -75,11 +89,15 @@ class RunLog:
         return replace(curve, errors=np.maximum(curve.errors, self.held_out_error))
 
     @property
+    def steps_taken(self) -> float:
+        """The optimizer steps of the run so far. The log needs at least one round with a pass rate."""
+        return float(self.history.steps[-1] + self.history.delays[-1])
+
+    @property
     def horizon(self) -> float:
         """The step to which a forecast goes: the run's last, or 1.5 times the steps taken where that step is behind or
         not known. The log needs at least one round with a pass rate."""
-        taken = float(self.history.steps[-1] + self.history.delays[-1])
-        return self.num_steps if self.num_steps > taken else 1.5 * taken
+        return self.num_steps if self.num_steps > self.steps_taken else 1.5 * self.steps_taken
 
     def __getitem__(self, name: str) -> Series:
         """Returns a metric's series, which is empty if the metric was not logged."""

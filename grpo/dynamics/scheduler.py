@@ -91,7 +91,8 @@ def fixed(config: TrainConfig, world_size: int) -> FixedScheduler:
 
 def adaptive(config: TrainConfig, world_size: int) -> AdaptiveScheduler:
     """Builds the scheduler of `dynamics=adaptive`."""
-    rules, dial = config.dynamics.adaptive, config.normalization
+    rules, normalization = config.dynamics.adaptive, config.normalization
+    exponent, mean_exponent = normalization.dials
     setting = Setting(
         first=first_plan(config),
         group_size=GroupSizeRule(
@@ -99,9 +100,9 @@ def adaptive(config: TrainConfig, world_size: int) -> AdaptiveScheduler:
             largest=rules.largest_group,
             hold_samples=rules.hold == "samples",
             fluctuation=rules.max_fluctuation,
-            exponent=dial.exponent,
-            ddof=dial.ddof,
-            mean_exponent=dial.mean_exponent,
+            exponent=exponent,
+            ddof=normalization.ddof,
+            mean_exponent=mean_exponent,
         ),
         refresh=RefreshRule(
             longest=rules.longest_interval,
@@ -113,9 +114,11 @@ def adaptive(config: TrainConfig, world_size: int) -> AdaptiveScheduler:
         guard=GuardRule(may_go_back=may_go_back(config), changing_prompts=changes_prompts(config)),
         stop=StopRule(rules.stop_gain, rules.stop_patience, rules.stop_min_steps),
         momentum=config.learner.betas[0],
+        curve_dials=(normalization.exponent, normalization.mean_exponent),
         num_steps=config.num_steps,
         decide_every=rules.decide_every,
         hold_samples=rules.hold == "samples",
+        by_seconds=rules.cost == "seconds",
         prompt_multiple=world_size,
     )
     return AdaptiveScheduler(setting)

@@ -7,7 +7,7 @@ import numpy as np
 from scipy.ndimage import median_filter
 
 from grpo.dynamics.evidence import FEWEST_ROUNDS, change, late_change, level, start, window_length
-from grpo.dynamics.findings import CRITICAL, WARNING, DiagnosisRule, Finding
+from grpo.dynamics.findings import CRITICAL, NOTE, WARNING, DiagnosisRule, Finding
 from grpo.dynamics.history import lag
 from grpo.dynamics.run_log import RunLog, Series
 
@@ -23,8 +23,9 @@ def entropy_collapse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
         return None
     if now.high > rule.entropy_kept * first.value or passed.high > rule.solved:
         return None
-    gaining = late_change(log["pass_rate"])
-    if gaining is not None and gaining.low > 0:
+    # Where the reward stands still, a pass rate that still rises is no reason to wait.
+    rises = [rise for name in ("pass_rate", "reward/mean") if (rise := late_change(log[name])) is not None]
+    if rises and all(rise.low > 0 for rise in rises):
         return None
     distance = change(log["policy/reference_kl"])
     away = distance is not None and distance.low > 0
@@ -58,7 +59,8 @@ def gradients(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     norm."""
     skipped, norm = level(log["learner/skipped_steps"]), log["learner/gradient_norm"]
     if skipped is not None and skipped.value > rule.skipped:
-        evidence = f"{skipped.value:.0%} of the last steps had gradients that were NaN or Inf"
+        late = log["learner/skipped_steps"].values[-window_length(len(log["learner/skipped_steps"])) :]
+        evidence = f"gradients were NaN or Inf in {(late > 0).mean():.0%} of the last {len(late)} rounds"
         return Finding("gradients not finite", CRITICAL, evidence, "learner.precision=float32, or a smaller "
                        "learner.learning_rate")  # fmt: skip
     positive = norm.values > 0
@@ -140,6 +142,49 @@ def truncation(log: RunLog, rule: DiagnosisRule) -> Finding | None:
         return None
     evidence = f"{cut.value:.0%} of completions are cut off, {cut.value - risen.value:.0%} in the first rounds"
     return Finding("truncated", WARNING, evidence, "a larger rollout.sampling.max_tokens, or task.reward.overlong=mask")
+
+
+def vanishing_signal(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds rewards or advantages that hardly differ any more, so that nothing is learned from them."""
+    passed = level(log["pass_rate"])
+    if passed is not None and passed.value > rule.solved:
+        return None
+    for name, what in (("advantages/std", "advantages"), ("reward/std", "rewards")):
+        first, now = start(log[name]), level(log[name])
+        if first is not None and now is not None and now.high < rule.signal_kept * first.value:
+            evidence = f"the standard deviation of {what} fell from {first.value:.2g} to {now.value:.2g}"
+            remedy = "look at groups/silent_fraction; problems of medium difficulty, or normalization=dapo"
+            return Finding("no signal", WARNING, evidence, remedy)
+    return None
+
+
+def repetition(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds that more and more completions repeat themselves."""
+    share, risen = level(log["completions/repetition_fraction"]), change(log["completions/repetition_fraction"])
+    if share is None or risen is None or share.low < rule.repeated or risen.low <= 0:
+        return None
+    evidence = (
+        f"{share.value:.0%} of completions repeat themselves, {share.value - risen.value:.0%} in the first rounds"
+    )
+    return Finding("repetition", WARNING, evidence, "half of learner.learning_rate, or objective.kl.coefficient=0.01")
+
+
+def slow_rounds(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds rounds that take longer and longer, by more than completions grow, while the plan stays the same."""
+    seconds, length = log["time/round_seconds"], log["completions/length_mean"]
+    first, longer, grown, short = start(seconds), change(seconds), change(length), start(length)
+    plan = ("plan/group_size", "plan/prompts_per_step", "plan/refresh_interval")
+    if first is None or longer is None or any(len(log[name]) and np.ptp(log[name].values) for name in plan):
+        return None
+    by_length = 1 + grown.value / short.value if grown is not None and short is not None and short.value else 1.0
+    slower = 1 + longer.low / first.value if first.value > 0 else 1.0
+    if slower < 1 + rule.longer or slower < (1 + rule.longer / 2) * by_length:
+        return None
+    evidence = f"a round took {first.value:.3g} s at first and takes {first.value + longer.value:.3g} s now"
+    evidence += f", completions are {by_length:.2g} times as long" if len(length) else ""
+    return Finding(
+        "rounds take longer", NOTE, evidence, "look at memory, at the longest completions and at the graders"
+    )
 
 
 def grading(log: RunLog, rule: DiagnosisRule) -> Finding | None:

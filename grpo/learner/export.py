@@ -5,53 +5,86 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase
 
-from grpo.learner.learner import DeepSpeedLearner
-from grpo.learner.policy import DTYPES, base_model
+from grpo.config.errors import UserError
+from grpo.host.disk import room
+from grpo.interfaces import Collective
+from grpo.learner.policy import DTYPES, Policy, base_model
 from grpo.learner.weights import gathered, weight_buckets
 
+CARD_FILE = "README.md"
+EXPORT_DTYPES = DTYPES | {"float16": torch.float16}
 
-def export(
-    learner: DeepSpeedLearner, tokenizer: PreTrainedTokenizerBase, directory: str | Path, precision: str
-) -> Path:
-    """Writes weights (LoRA merged), config and tokenizer. Collective; rank 0 writes.
 
-    The folder appears whole or not at all.
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder is to hold the weights, the tokenizer, and the text of a model card.
+
+    It appears whole or not at all: it is filled under another name, and what is there already stays until then.
+    """
+
+    path: Path
+    tokenizer: PreTrainedTokenizerBase
+    card: str
+
+    def fill(self, write: Callable[[Path], object]) -> None:
+        """Fills the folder with what `write` and the tokenizer write. Raises OSError or SafetensorError."""
+        writing, before = (self.path.with_name(f".{name}-{self.path.name}") for name in ("writing", "removing"))
+        for left in (writing, before):
+            shutil.rmtree(left, ignore_errors=True)
+        try:
+            writing.mkdir(parents=True)
+            write(writing)
+            self.tokenizer.save_pretrained(writing)
+            (writing / CARD_FILE).write_text(self.card, encoding="utf-8")
+        except BaseException:
+            shutil.rmtree(writing, ignore_errors=True)
+            raise
+        if self.path.exists():
+            os.rename(self.path, before)
+        os.rename(writing, self.path)
+        shutil.rmtree(before, ignore_errors=True)
+
+
+def export(policy: Policy, dtype: str, folder: Folder, collective: Collective) -> None:
+    """Writes all weights, with adapters merged into them. Collective; the first rank writes.
+
+    Raises UserError on every rank when the folder cannot be written.
     """
     weights: dict[str, torch.Tensor] = {}
-    for bucket in weight_buckets(learner.policy, 2**30, DTYPES[precision]):
-        if learner.collective.rank == 0:
+    for bucket in weight_buckets(policy, 2**30, EXPORT_DTYPES[dtype]):
+        if collective.rank == 0:
             weights |= {name: tensor.cpu().clone() for name, tensor in bucket}
-    if learner.collective.rank == 0:
-        model = base_model(learner.policy.language_model)
-        _write(Path(directory), lambda folder: model.save_pretrained(folder, state_dict=weights), tokenizer)
-    learner.collective.barrier()
-    return Path(directory)
+    model = base_model(policy.language_model)
+    _fill(folder, lambda writing: model.save_pretrained(writing, state_dict=weights), collective)
 
 
-def export_adapter(learner: DeepSpeedLearner, tokenizer: PreTrainedTokenizerBase, directory: str | Path) -> Path:
-    """Writes the LoRA adapter in peft's format, and the tokenizer. Collective; rank 0 writes.
+def export_adapter(policy: Policy, folder: Folder, collective: Collective) -> None:
+    """Writes the LoRA adapter in peft's format. Collective; the first rank writes.
 
-    The folder appears whole or not at all.
+    Raises UserError on every rank when the folder cannot be written.
     """
-    model = learner.policy.language_model
+    model = policy.language_model
     adapters = [parameter for name, parameter in model.named_parameters() if "lora_" in name]
     with gathered(adapters):
-        if learner.collective.rank == 0:
-            _write(Path(directory), model.save_pretrained, tokenizer)
-    learner.collective.barrier()
-    return Path(directory)
+        _fill(folder, model.save_pretrained, collective)
 
 
-def _write(final: Path, write: Callable[[Path], object], tokenizer: PreTrainedTokenizerBase) -> None:
-    """Fills a folder beside `final` with what `write` and the tokenizer write, and gives it its name then."""
-    writing = final.with_name(f".writing-{final.name}")
-    shutil.rmtree(writing, ignore_errors=True)
-    write(writing)
-    tokenizer.save_pretrained(writing)
-    shutil.rmtree(final, ignore_errors=True)
-    os.rename(writing, final)
+def _fill(folder: Folder, write: Callable[[Path], object], collective: Collective) -> None:
+    failure = ""
+    if collective.rank == 0:
+        try:
+            folder.fill(write)
+        except (OSError, SafetensorError) as error:
+            failure = str(error)
+    if failure := collective.gather(failure)[0]:
+        raise UserError(
+            f"the model could not be written to {folder.path} ({failure}); {room(folder.path.parent)}: free some "
+            "space, or give another folder"
+        )

@@ -12,6 +12,8 @@ from grpo.config.resume import check_stages
 
 # How DeepSpeed names shards of an optimizer for bfloat16, and weights that are not sharded.
 OF_BFLOAT16, WHOLE_WEIGHTS = "bf16_", "mp_rank_*_model_states.pt"
+# In a checkpoint's folder, the one of the shards.
+SHARDS = "learner"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from grpo.learner.choosing import with_choice
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import learning_rate_factor, quiet, sharded_loading, start_engine
 from grpo.learner.flops import flop_count
-from grpo.learner.layout import Layout, saved_layout
+from grpo.learner.layout import SHARDS, Layout, saved_layout
 from grpo.learner.loading import fitting_layout, load_policy
 from grpo.learner.on_device import spoil_unless, to_device
 from grpo.learner.plain_data import only_plain_data
@@ -41,7 +41,7 @@ from grpo.types import (
 )
 
 # In a checkpoint's folder.
-REFERENCE_FILE, SHARDS = "reference.safetensors", "learner"
+REFERENCE_FILE = "reference.safetensors"
 
 
 class DeepSpeedLearner:
@@ -58,7 +58,9 @@ class DeepSpeedLearner:
         learner = config.learner
         self._together = SequenceGroup(learner.sequence_parallel) if learner.sequence_parallel > 1 else None
         self.collective = TorchCollective(device, together=self._together)
-        model, chunk = config.model, learner.logit_chunk_tokens
+        # A learner that is to load a checkpoint of its own run does not need what the run started with.
+        model = dataclasses.replace(config.model, start="") if checkpoint else config.model
+        chunk = learner.logit_chunk_tokens
         loading = sharded_loading(learner, learner.precision)
         policy = load_policy(model_path, model, learner.precision, chunk, config.seed, self._together, loading)
         if learner.gradient_checkpointing:
@@ -242,7 +244,7 @@ class DeepSpeedLearner:
         """Writes all that `load` reads into a folder. What a rank cannot write is raised there alone."""
         first = self.collective.rank == 0
         with to_the_end(self.engine) as attempt:
-            self.engine.save_checkpoint(directory, tag=SHARDS, save_latest=False)
+            self.engine.save_checkpoint(directory, tag=SHARDS, save_latest=False, exclude_frozen_parameters=True)
             if first:
                 attempt(self._layout(self.policy).write, directory)
             if isinstance(self.reference, CopyReference) and self._config.objective.kl.refresh_every:

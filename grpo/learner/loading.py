@@ -19,6 +19,7 @@ from grpo.config import ModelConfig, UserError
 from grpo.learner.policy import DTYPES, Policy, base_model
 from grpo.learner.proof import Build, Proof, prove
 from grpo.learner.sequence_parallel import SequenceGroup
+from grpo.learner.start import take_start
 
 # What a config calls a factor on its logits, and what divides them instead.
 SCALES, DIVISORS = ("logit_scale", "lm_head_multiplier"), ("logits_scaling",)
@@ -37,9 +38,11 @@ def load_policy(
     loading: AbstractContextManager[None] | None = None,
 ) -> Policy:
     """Loads the model at `path` as a `Policy`, with fresh LoRA adapters, drawn from `lora_seed`, where the config asks
-    for them and a seed is given. Weights are read within `loading`, see `grpo.learner.engine.sharded_loading`.
+    for them and a seed is given. Weights are read within `loading`, see `grpo.learner.engine.sharded_loading`. Those of
+    `model.start` then take their place. Collective where it is sharded.
 
-    Raises UserError for a model that would not be computed exactly, or whose heads cannot be shared out.
+    Raises UserError for a model that would not be computed exactly, whose heads cannot be shared out, or that the start
+    does not fit.
     """
     trust = model.trust_remote_code
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust)
@@ -57,7 +60,10 @@ def load_policy(
             torch.manual_seed(lora_seed)
             language_model = with_lora(language_model, model)
     rule = logit_rule(config, float32=model.head_precision == "float32")
-    return Policy(language_model, chunk, rule, proof.in_trees, together)
+    policy = Policy(language_model, chunk, rule, proof.in_trees, together)
+    if model.start:
+        take_start(policy, Path(model.start))
+    return policy
 
 
 @cache
@@ -187,13 +193,18 @@ def with_lora(language_model: PreTrainedModel, model: ModelConfig) -> nn.Module:
     except ImportError as error:
         raise UserError("model.lora.rank > 0 needs peft: pip install peft") from error
     targets = model.lora.target_modules
+    # A model of the hub is named as everybody finds it, not by where it lies on this machine.
+    of_hub = model.source == "huggingface" and not Path(model.path).is_dir()
     adapter = LoraConfig(
+        revision=model.revision or None,
         r=model.lora.rank,
         lora_alpha=model.lora.alpha,
         target_modules=targets if targets == "all-linear" else targets.split(","),
         task_type="CAUSAL_LM",
     )
     adapted = get_peft_model(language_model, adapter)
+    if of_hub and model.path:
+        adapter.base_model_name_or_path = model.path
     _check_adapters(adapted)
     return adapted
 

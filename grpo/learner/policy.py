@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +57,9 @@ class Policy(nn.Module):
         self.in_trees = in_trees
         self._together = together
         self.head = LogprobHead(base_model(language_model).get_output_embeddings(), chunk, rule)
+        # The base of adapters is read from where it came from, and no checkpoint holds it a second time.
+        self.register_state_dict_post_hook(_without_frozen)
+        self.register_load_state_dict_post_hook(_frozen_may_miss)
 
     def forward(self, micro: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
         """Returns log π and entropy [targets], float32, of the micro-batch's targets at `temperature`."""
@@ -103,6 +107,23 @@ class Policy(nn.Module):
         decoder = base_model(self.language_model).get_decoder()
         output = decoder(input_ids=micro.token_ids[index.to(device)], use_cache=False)
         return output.last_hidden_state.flatten(0, 1)[place.to(device)]
+
+
+def _frozen(policy: nn.Module) -> set[str]:
+    """Returns the names of all weights that are not trained. A tied weight has several names."""
+    named = policy.named_parameters(remove_duplicate=False)
+    return {name for name, parameter in named if not parameter.requires_grad}
+
+
+def _without_frozen(policy: nn.Module, state: dict[str, Tensor], prefix: str, metadata: object) -> None:
+    for name in _frozen(policy):
+        state.pop(prefix + name, None)
+
+
+def _frozen_may_miss(policy: nn.Module, keys: NamedTuple) -> None:
+    """Lets a state without frozen weights be loaded strictly. One of an older version has them, and they are read."""
+    frozen = _frozen(policy)
+    keys.missing_keys[:] = [name for name in keys.missing_keys if name not in frozen]
 
 
 def _rows_of_their_own(trees: tuple[Tree, ...]) -> list[Tensor]:

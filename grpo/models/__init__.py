@@ -4,7 +4,19 @@
 """
 
 from grpo.models.cache import build_once, cache_root
+from grpo.models.identity import check_base, weights_identity
 from grpo.models.resolve import load_tokenizer, resolve
 from grpo.models.tiny import build_tiny
+from grpo.models.upload import check_upload, upload
 
-__all__ = ["build_once", "build_tiny", "cache_root", "load_tokenizer", "resolve"]
+__all__ = [
+    "build_once",
+    "build_tiny",
+    "cache_root",
+    "check_base",
+    "check_upload",
+    "load_tokenizer",
+    "resolve",
+    "upload",
+    "weights_identity",
+]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo.config import ModelConfig, UserError
+from grpo.config.errors import require
 from grpo.models import smollm2, tiny
 from grpo.models.cache import build_once
 from grpo.models.changed import with_config
@@ -41,8 +42,13 @@ def resolve(model: ModelConfig, examples: Callable[[], Sequence[tuple[str, str]]
         )
     directory = Path(model.path).expanduser()
     if not directory.is_dir():
-        directory = _download(model.path, needs_weights)
+        directory = _download(model.path, model.revision, needs_weights)
     if not (directory / "config.json").is_file():
+        require(
+            not (directory / "adapter_config.json").is_file(),
+            f"model.path={model.path} is an adapter on the hub: fetch it with `hf download {model.path} --local-dir "
+            "DIRECTORY`, then give model.path=DIRECTORY",
+        )
         raise UserError(f"model.path={model.path} has no config.json: give the directory that save_pretrained wrote")
     if needs_weights:
         _check(directory, model.path)
@@ -62,8 +68,8 @@ def load_tokenizer(path: Path | str, model: ModelConfig) -> PreTrainedTokenizerB
         raise UserError(f"cannot load the tokenizer of {path}: {hint}") from error
 
 
-def _download(name: str, weights: bool) -> Path:
-    """Downloads a model from the hub into the hub's cache, with or without its weights.
+def _download(name: str, revision: str, weights: bool) -> Path:
+    """Downloads a model from the hub into the hub's cache, at a revision or "", with or without its weights.
 
     Raises `UserError` when that fails.
     """
@@ -74,15 +80,19 @@ def _download(name: str, weights: bool) -> Path:
         HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
+        RevisionNotFoundError,
     )
 
     try:
         unwanted = _HUB_DUPLICATES + ([] if weights else ["*.safetensors"])
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES, ignore_patterns=unwanted))
+        asked = {"allow_patterns": _HUB_FILES, "ignore_patterns": unwanted}
+        return Path(snapshot_download(name, revision=revision or None, **asked))
     except HFValidationError:
         problem = "there is no such directory, and it is not a valid name of a model on the hub: correct model.path"
     except GatedRepoError:
         problem = "access on the hub is restricted: ask for it on the model's page and log in with `hf auth login`"
+    except RevisionNotFoundError:
+        problem = f"the hub has no revision {revision} of it: correct model.revision"
     except RepositoryNotFoundError:
         problem = (
             "it is neither a directory here nor a model on the hub: correct model.path, or log in with "

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
@@ -21,9 +21,11 @@ from grpo.host import ranks
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.models import tiny
-from grpo.rollout.vllm_sampler import VllmSampler
 from grpo.run import preflight
 from grpo.types import Completion, Grade, Problem, Prompt, RolloutGroup, ScoredGroup
+
+if TYPE_CHECKING:
+    from grpo.rollout.vllm_sampler import VllmSampler
 
 Shape = tuple[int, int, int, int, int, int]
 """A model's shape is (width, layers, query heads, key heads, inner width, vocabulary)."""
@@ -118,16 +120,19 @@ class Bench:
 
     @cached_property
     def sampler(self) -> VllmSampler:
+        # vLLM takes seconds to import, and some parts of a proof need no sampler.
+        from grpo.rollout.vllm_sampler import VllmSampler
+
         # The learner first, as in a run: what it leaves of the memory is the sampler's.
         _ = self.learner
         return VllmSampler(self.config, self.path, self.tokenizer, self.device)
 
-    def prompts(self) -> list[Prompt]:
+    def prompts(self, seed: int = 0) -> list[Prompt]:
         """Returns the prompts of a round, of random tokens."""
-        draw, size = random.Random(0), self.size
+        draw, size = random.Random(seed), self.size
         tokens = range(3, size.shape[-1])
         return [
-            Prompt(Problem(f"p{index}", "", ""), tuple(draw.choices(tokens, k=size.prompt_tokens)))
+            Prompt(Problem(f"p{seed}/{index}", "", ""), tuple(draw.choices(tokens, k=size.prompt_tokens)))
             for index in range(size.prompts)
         ]
 

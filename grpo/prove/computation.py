@@ -14,7 +14,7 @@ from grpo.learner.on_device import to_device
 from grpo.learner.policy import Policy
 from grpo.learner.proof import difference, example_row, own_results, packed_results
 from grpo.prove.bench import Bench
-from grpo.prove.facts import Fact
+from grpo.prove.facts import Fact, Report
 from grpo.types import MicroBatch, Tree
 
 # Largest relative error of outputs and gradients: rounding of the results, and of sums in float32.
@@ -23,7 +23,7 @@ TREES = (Tree(0, 37, (50, 0, 21)), Tree(108, 5, (64,)), Tree(177, 90, (1, 120, 3
 HEADS, SHARED, WIDTH, WINDOW = 8, 2, 64, 40
 
 
-def attention(bench: Bench) -> list[Fact]:
+def attention(bench: Bench) -> Report:
     """Compares attention over trees with each completion attended alone, plain and with a window."""
     facts = []
     for dtype, bound in BOUNDS.items():
@@ -31,7 +31,7 @@ def attention(bench: Bench) -> list[Fact]:
             error = attention_error(bench.device, dtype, window)
             name = str(dtype).removeprefix("torch.")
             facts.append(Fact("attention", f"{kind}, {name}: relative error", error, high=bound))
-    return facts
+    return Report(facts)
 
 
 def attention_error(device: torch.device, dtype: torch.dtype, window: int | None) -> float:
@@ -72,7 +72,7 @@ def _alone(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Ten
     return torch.cat(pieces, dim=1)[None]
 
 
-def gradients(bench: Bench) -> list[Fact]:
+def gradients(bench: Bench) -> Report:
     """Compares log-probabilities and gradients of a small packed model with those of each completion alone."""
     facts = []
     micro, sequences = example_row()
@@ -80,7 +80,7 @@ def gradients(bench: Bench) -> list[Fact]:
         error = gradient_error(bench.device, dtype, micro, sequences)
         name = str(dtype).removeprefix("torch.")
         facts.append(Fact("learner", f"gradients, {name}: difference from float64", error, high=20 * bound))
-    return facts
+    return Report(facts)
 
 
 def gradient_error(

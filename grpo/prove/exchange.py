@@ -12,7 +12,7 @@ import torch
 
 from grpo.interfaces import Bucket
 from grpo.prove.bench import Bench
-from grpo.prove.facts import SLOW, Fact
+from grpo.prove.facts import SLOW, Fact, Report
 from grpo.telemetry import read_metrics
 from grpo.weight_sync.refresh import FLOAT32_MISMATCH, ROUNDED_MISMATCH, CheckedSync, WeightSyncError
 
@@ -37,7 +37,7 @@ class Flipping:
         self._sampler.load_weights(spoiled)
 
 
-def sync(bench: Bench) -> list[Fact]:
+def sync(bench: Bench) -> Report:
     """Refreshes the sampler, also over a way on which a bit is flipped, and compares log-probabilities."""
     learner, sampler, config = bench.learner, bench.sampler, bench.config
     checked = CheckedSync.of(config)
@@ -61,14 +61,15 @@ def sync(bench: Bench) -> list[Fact]:
     allowed = FLOAT32_MISMATCH if float32 else ROUNDED_MISMATCH
     # A second, and as long as reading and writing all weights ten times takes.
     slowest = 1.0 + 20 * size / bench.bandwidth
-    return [
+    facts = [
         Fact("sync", f"refresh of {size / 2**20:,.0f} MiB, checked", seconds, "s", high=slowest, failing=SLOW),
         Fact("sync", "flipped bit noticed", noticed, low=1.0),
         Fact("sync", "mismatch of log-probabilities", sum(gaps) / len(gaps), "nats", high=allowed),
     ]
+    return Report(facts, {"refresh_seconds": seconds})
 
 
-def whole_round(bench: Bench) -> list[Fact]:
+def whole_round(bench: Bench) -> Report:
     """Runs `grpo train` for a few rounds. Its engines are others, so those of the bench must not be started before."""
     bench.build()
     output = bench.folder / "round"
@@ -76,21 +77,20 @@ def whole_round(bench: Bench) -> list[Fact]:
     words = [*bench.words, f"num_steps={WARM_UP + ROUNDS}", f"output_dir={output}"]
     done = subprocess.run([sys.executable, "-m", "grpo.cli", "train", *words], capture_output=True, text=True)
     rows = read_metrics(output / "metrics.jsonl") if done.returncode == 0 else []
-    facts = [Fact("round", "rounds finished", len(rows), low=WARM_UP + ROUNDS)]
+    finished = Fact("round", "rounds finished", len(rows), low=WARM_UP + ROUNDS)
     if not rows:
         print(done.stderr[-3000:], file=sys.stderr)
-        return facts
-    rows = rows[WARM_UP:]
-    rest = [1 - (row["time/sample_seconds"] + row["time/learn_seconds"]) / row["time/round_seconds"] for row in rows]
-    on_gpu = bench.device.type == "cuda"
-    return [
-        *facts,
-        Fact("round", "seconds of a round", median(row["time/round_seconds"] for row in rows), "s"),
-        Fact(
-            "round",
-            "neither sampling nor learning",
-            median(rest),
-            high=LARGEST_REST if on_gpu else None,
-            failing=SLOW,
-        ),
+        return Report([finished])
+    walls, *phases = (
+        [row[f"time/{name}_seconds"] for row in rows[WARM_UP:]] for name in ("round", "sample", "learn", "sync")
+    )
+    rest = [1 - (sampled + learned) / wall for wall, sampled, learned, _ in zip(walls, *phases, strict=True)]
+    overhead = median(wall - sum(known) for wall, *known in zip(walls, *phases, strict=True))
+    highest = LARGEST_REST if bench.device.type == "cuda" else None
+    facts = [
+        finished,
+        Fact("round", "seconds of a round", median(walls), "s"),
+        Fact("round", "neither sampling nor learning nor refresh", overhead, "s"),
+        Fact("round", "neither sampling nor learning", median(rest), high=highest, failing=SLOW),
     ]
+    return Report(facts, {"round_overhead_seconds": max(0.0, overhead)})

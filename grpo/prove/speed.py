@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import torch
 
 from grpo.algorithm.batches import BatchMaker
 from grpo.config.estimate import memory_estimate
 from grpo.prove.bench import Bench
-from grpo.prove.facts import SLOW, Fact
+from grpo.prove.facts import SLOW, Fact, Report
 from grpo.run import preflight
 from grpo.telemetry import peak_tflops
-from grpo.types import RoundPlan
+from grpo.types import Completion, RolloutGroup, RoundPlan
 
 GIB = 2**30
 # What is asked of a GPU: shares of its dense peak and of its memory's bandwidth.
 LEAST_MFU, LEAST_ROOFLINE = 0.4, 0.6
 
 
-def learner(bench: Bench) -> list[Fact]:
+def learner(bench: Bench) -> Report:
     """Takes optimizer steps on a round of made-up completions."""
     learning, config, size = bench.learner, bench.config, bench.size
     make = BatchMaker(config.normalization, config.objective, config.learner, learning.collective)
@@ -28,9 +30,10 @@ def learner(bench: Bench) -> list[Fact]:
         torch.cuda.reset_peak_memory_stats()
     reports = []
     seconds = bench.seconds(lambda: reports.append(learning.step(batch)))
+    speed = sum(len(micro.token_ids) for micro in batch.micro_batches) / seconds
     facts = [
         Fact("learner", "gradient norm", reports[-1].gradient_norm, low=1e-12, high=1e6),
-        Fact("learner", "packed tokens", sum(len(m.token_ids) for m in batch.micro_batches) / seconds, "tokens/s"),
+        Fact("learner", "packed tokens", speed, "tokens/s"),
         Fact("learner", "arithmetic", reports[-1].flops / seconds / 1e12, "TFLOP/s"),
     ]
     if peak := peak_tflops(bench.device):
@@ -41,17 +44,17 @@ def learner(bench: Bench) -> list[Fact]:
         estimated = memory_estimate(config, shape, 1, preflight.device_gib(config))[-1][2]
         taken = torch.cuda.max_memory_allocated() / GIB
         facts.append(Fact("learner", f"peak memory ÷ estimate of {estimated:.1f} GiB", taken / estimated, high=1.1))
-    return facts
+    return Report(facts, {"learning_tokens_per_second": speed})
 
 
-def sampler(bench: Bench) -> list[Fact]:
-    """Samples a round, and holds it against the time that reading weights and cache takes."""
-    sampling, size = bench.sampler, bench.size
-    prompts, made = bench.prompts(), []
-    seconds = bench.seconds(lambda: made.append(sampling.generate(prompts, size.group_size)))
-    completions = [completion for group in made[-1] for completion in group.completions]
-    tokens = sum(len(completion.token_ids) for completion in completions)
-    facts = [Fact("sampler", "tokens", tokens / seconds, "tokens/s")]
+def sampler(bench: Bench) -> Report:
+    """Samples a round and parts of one, and holds the round against the time that reading weights and cache takes."""
+    size, facts, speeds = bench.size, [], []
+    for num_prompts in sorted({1, max(1, size.prompts // 4), size.prompts}):
+        seconds, completions = _sampled(bench, num_prompts)
+        tokens = sum(len(completion.token_ids) for completion in completions)
+        speeds.append((len(completions), tokens / seconds))
+        facts.append(Fact("sampler", f"tokens, {len(completions):,} completions at once", tokens / seconds, "tokens/s"))
     shape = preflight.model_shape(bench.path)
     number = {"bfloat16": 2, "float32": 4}[bench.config.rollout.precision]
     length = size.prompt_tokens + tokens / len(completions) / 2
@@ -63,7 +66,16 @@ def sampler(bench: Bench) -> list[Fact]:
         Fact("sampler", "memory bandwidth of a copy", bench.bandwidth / 1e9, "GB/s"),
         Fact("sampler", "share of the roofline", least / seconds, low=LEAST_ROOFLINE if on_gpu else None, failing=SLOW),
     ]
-    return facts + (_sleep(bench) if on_gpu else [])
+    return Report(facts + (_sleep(bench) if on_gpu else []), {"sampling_tokens_per_second": speeds})
+
+
+def _sampled(bench: Bench, num_prompts: int) -> tuple[float, list[Completion]]:
+    """Returns the seconds for the groups of so many prompts, and their completions."""
+    # Anew each time: what a prompt has left in the engine's cache would be read, not computed.
+    asked = (bench.prompts(seed)[:num_prompts] for seed in count())
+    made: list[list[RolloutGroup]] = []
+    seconds = bench.seconds(lambda: made.append(bench.sampler.generate(next(asked), bench.size.group_size)))
+    return seconds, [completion for group in made[-1] for completion in group.completions]
 
 
 def _sleep(bench: Bench) -> list[Fact]:

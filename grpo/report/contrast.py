@@ -19,7 +19,8 @@ from grpo.dynamics.difficulty import Difficulty, fit_difficulty
 from grpo.dynamics.findings import NOTE
 from grpo.dynamics.identify import FEWEST_POINTS, identify
 from grpo.dynamics.identity import gradient_mass, silent_rate
-from grpo.evaluation.pass_rates import crossed_difference, geometric_ratio, holm
+from grpo.dynamics.run_log import RunLog
+from grpo.evaluation.pass_rates import FEWEST_SEEDS, crossed_difference, geometric_ratio, holm, ratio_p_value
 from grpo.report.logs import counts_of, read_log
 from grpo.report.runs import Run
 from grpo.types import Interval
@@ -29,8 +30,8 @@ Array = NDArray[np.float64]
 QUARTERS = ("hardest", "second", "third", "easiest")
 # A run has reached the level when it has made this share of the first variant's gain.
 LEVEL_SHARE = 0.75
-# Means over fewer seeds than this have no interval.
-FEWEST_SEEDS = 3
+# A difference with a smaller p-value, corrected for the number of variants, counts as clear.
+SURE = 0.05
 EXTREMES = (0.0, 0.1, 0.9, 1.0)
 
 
@@ -40,14 +41,29 @@ class Against:
 
     difference   the difference of the last held-out pass@1, paired by problem
     p            the p-value of no difference, corrected for the number of variants
+    higher       the number of seeds with which this variant ended higher
+    seeds        the number of seeds that both have
     tokens       the ratio of tokens until the level; runs that never reached it count with all tokens they spent
+    tokens_p     the p-value of no difference in tokens, corrected for the number of variants
     quarters     the difference in what was learned, for the problems of each quarter of difficulty
     """
 
     difference: Interval
     p: float
+    higher: int
+    seeds: int
     tokens: Interval
+    tokens_p: float
     quarters: tuple[Interval, ...]
+
+    @property
+    def telling(self) -> bool:
+        """Says whether there are enough seeds to say anything of other seeds."""
+        return self.seeds >= FEWEST_SEEDS
+
+    @property
+    def clear(self) -> bool:
+        return self.telling and self.p < SURE
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +100,17 @@ class Variant:
 class Contrast:
     """A contrast holds all variants. The others are compared with the first.
 
-    `level` is the held-out pass@1 whose cost is compared; `problems` counts the held-out problems.
+    level      the held-out pass@1 whose cost is compared
+    problems   the number of held-out problems
+    best       the name of the variant that ended highest
+    rivals     the names of those that cannot be told from it, by the same test with the same correction
     """
 
     variants: tuple[Variant, ...]
     level: float
     problems: int
+    best: str
+    rivals: tuple[str, ...]
 
     @property
     def base(self) -> Variant:
@@ -115,12 +136,14 @@ def contrast(runs: Sequence[Run]) -> Contrast:
     level = start + LEVEL_SHARE * (end - start)
     variants = [_variant(name, members, quarters, level) for name, members in groups.items()]
     compared = [_against(base, members, problems, quarters, level) for members in [*groups.values()][1:]]
-    corrected = holm([against.p for against in compared]) if compared else []
+    corrected = holm([against.p for against in compared])
+    corrected_tokens = holm([against.tokens_p for against in compared])
     others = [
-        replace(variant, against=replace(against, p=p))
-        for variant, against, p in zip(variants[1:], compared, corrected, strict=True)
+        replace(variant, against=replace(against, p=p, tokens_p=tokens_p))
+        for variant, against, p, tokens_p in zip(variants[1:], compared, corrected, corrected_tokens, strict=True)
     ]
-    return Contrast((variants[0], *others), level, len(problems))
+    best = max(variants, key=lambda variant: variant.last.value).name
+    return Contrast((variants[0], *others), level, len(problems), best, _rivals(groups, best, problems))
 
 
 def over_seeds(values: Sequence[float], least: float, most: float) -> Interval:
@@ -156,10 +179,8 @@ def _change(run: Run, names: Sequence[str]) -> list[float]:
 def _variant(name: str, runs: tuple[Run, ...], quarters: Sequence[Sequence[str]], level: float) -> Variant:
     difficulty, silent, law = _silence(runs)
     logs = [read_log(run.folder) for run in runs]
-    dials = {"exponent": logs[0].exponent, "mean_exponent": logs[0].mean_exponent}
-    mass = gradient_mass(difficulty.pass_rates, difficulty.weights, EXTREMES, **dials)
     long_enough = [log for log in logs if len(log.history) >= FEWEST_POINTS]
-    fitted = [identify(log.history, log.momentum, log.exponent, log.mean_exponent) for log in long_enough]
+    fitted = [identify(log.history, log.momentum, *log.curve_dials) for log in long_enough]
     findings = Counter(
         name for log in logs for name in {finding.name for finding in diagnose(log) if finding.severity != NOTE}
     )
@@ -176,10 +197,21 @@ def _variant(name: str, runs: tuple[Run, ...], quarters: Sequence[Sequence[str]]
         ),
         silent=silent,
         law=law,
-        extreme=float(mass[0] + mass[-1]) if logs[0].dialled else float("nan"),
+        extreme=_extreme(difficulty, logs[0]),
         laws=Counter(identification.fits[0].law.name for identification in fitted),
         findings=findings,
     )
+
+
+def _extreme(difficulty: Difficulty, log: RunLog) -> float:
+    """Returns the share of the gradient from extreme prompts, by the dials and groups as large as the run's first."""
+    if log.group_dials is None:
+        return float("nan")
+    exponent, mean_exponent = log.group_dials
+    size = max(size for _, size in log.counts[0])
+    rates, shares = difficulty.pass_rates, difficulty.weights
+    mass = gradient_mass(rates, shares, EXTREMES, exponent, group_size=size, mean_exponent=mean_exponent)
+    return float(mass[0] + mass[-1])
 
 
 def _silence(runs: Sequence[Run]) -> tuple[Difficulty, float, float]:
@@ -204,24 +236,52 @@ def _silence(runs: Sequence[Run]) -> tuple[Difficulty, float, float]:
     return difficulty, silent, law / total
 
 
+def _rivals(groups: Mapping[str, Sequence[Run]], best: str, problems: Sequence[str]) -> tuple[str, ...]:
+    """Returns the variants that cannot be told from the best one (Hsu's multiple comparisons with the best, 1984)."""
+    others = [name for name in groups if name != best]
+    cells = {name: _last_differences(_pairs(groups[name], groups[best]), problems) for name in others}
+    p_values = holm([crossed_difference(cells[name])[1] if cells[name] else 1.0 for name in others])
+    return tuple(name for name, p in zip(others, p_values, strict=True) if p >= SURE or len(cells[name]) < FEWEST_SEEDS)
+
+
+def _pairs(base: Sequence[Run], ours: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """Returns the runs of both variants that have the same seed."""
+    return [(old, new) for old in base for new in ours if old.seed == new.seed]
+
+
+def _last_differences(pairs: Sequence[tuple[Run, Run]], problems: Sequence[str]) -> list[list[float]]:
+    """Returns the differences of the last pass rates, new − old, [seeds, problems]."""
+    return [[new.rates(-1)[name] - old.rates(-1)[name] for name in problems] for old, new in pairs]
+
+
 def _against(
     base: Sequence[Run], ours: Sequence[Run], problems: Sequence[str], quarters: Sequence[Sequence[str]], level: float
 ) -> Against:
-    pairs = [(old, new) for old in base for new in ours if old.seed == new.seed]
+    pairs = _pairs(base, ours)
     if not pairs:
         raise UserError(
             f"the variants {base[0].variant} and {ours[0].variant} have no seed in common, so no runs can be paired: "
             "run both with the same seeds"
         )
-    last = [[new.rates(-1)[name] - old.rates(-1)[name] for name in problems] for old, new in pairs]
+    last = _last_differences(pairs, problems)
     difference, p = crossed_difference(last)
     by_quarter = tuple(
         _possible(crossed_difference([np.subtract(_change(new, names), _change(old, names)) for old, new in pairs])[0])
         for names in quarters
     )
-    costs = [(new.cost(level, "tokens")[0], old.cost(level, "tokens")[0]) for old, new in pairs]
-    tokens = geometric_ratio(*zip(*costs, strict=True)) if all(min(pair) > 0 for pair in costs) else _unknown()
-    return Against(_possible(difference), p, tokens, by_quarter)
+    ours_spent, base_spent = zip(
+        *[(new.cost(level, "tokens")[0], old.cost(level, "tokens")[0]) for old, new in pairs], strict=True
+    )
+    known = min(*ours_spent, *base_spent) > 0
+    return Against(
+        difference=_possible(difference),
+        p=p,
+        higher=sum(sum(row) > 0 for row in last),
+        seeds=len(pairs),
+        tokens=geometric_ratio(ours_spent, base_spent) if known else _unknown(),
+        tokens_p=ratio_p_value(ours_spent, base_spent) if known else 1.0,
+        quarters=by_quarter,
+    )
 
 
 def _unknown() -> Interval:

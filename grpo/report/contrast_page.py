@@ -9,21 +9,20 @@ from typing import Any
 
 from rich.table import Table
 
-from grpo.evaluation.pass_rates import ENOUGH_SEEDS
+from grpo.evaluation.pass_rates import FEWEST_SEEDS
 from grpo.host.terminal import Terminal
 from grpo.report import page
-from grpo.report.contrast import Contrast
+from grpo.report.contrast import SURE, Contrast, Variant
 from grpo.report.contrast_panels import PANELS
 from grpo.report.contrast_tables import CAPTIONS, by_quarter, health, percent, points, ratio, results, settings
 from grpo.report.curves import STYLE
 from grpo.report.runs import Run
 
 PAGE_FILE, PLOT_FILE, MARKDOWN_FILE = "report.html", "report.png", "report.md"
-SURE = 0.05
 NUM_SAMPLES = 3
 EXCERPT = 400
-# A terminal has room for these columns of the results only: variant, after, difference, p, tokens.
-NARROW = (0, 3, 4, 5, -1)
+# A terminal has room for these columns of the results only: variant, after, difference, seeds higher, p, tokens.
+NARROW = (0, 3, 4, 5, 6, -1)
 
 
 def write_contrast(shown: Contrast, folder: Path, notes: Sequence[str] = (), console: Terminal | None = None) -> None:
@@ -71,40 +70,78 @@ def conclusion(shown: Contrast) -> list[str]:
             f"Held-out pass@1 of {base.name} went from {base.first:.1%} to {percent(base.last)}. There is no other "
             "variant to compare it with."
         ]
-    seeds = len(base.runs)
-    said = []
+    said = [_winner(shown)] if len(others) > 1 else []
     for word, better in (("higher", 1), ("lower", -1)):
         clear = [
-            variant for variant in others if variant.against.p < SURE and variant.against.difference.value * better > 0
+            variant for variant in others if variant.against.clear and variant.against.difference.value * better > 0
         ]
         if clear:
-            named = ", ".join(
-                f"{variant.name} by {100 * abs(variant.against.difference.value):.1f} points "
-                f"(p = {variant.against.p:.2g})"
-                for variant in clear
-            )
+            named = ", ".join(_surely(variant) for variant in clear)
             said.append(f"These variants end clearly {word} than {base.name}: {named}.")
-    unclear = [variant for variant in others if variant.against.p >= SURE]
+    unclear = [variant for variant in others if variant.against.telling and not variant.against.clear]
     if unclear:
-        named = ", ".join(f"{variant.name} {points(variant.against.difference)}" for variant in unclear)
-        said.append(f"No clear difference from {base.name} (in points): {named}.")
+        said.append(f"No clear difference from {base.name} (in points): {_differences(unclear)}.")
+    too_few = [variant for variant in others if not variant.against.telling]
+    if too_few:
+        said.append(
+            f"Too few seeds to say whether another seed would agree (below {FEWEST_SEEDS}), in points from "
+            f"{base.name}: {_differences(too_few)}."
+        )
     cheaper = [
         variant
         for variant in others
-        if variant.arrived == len(variant.runs) and seeds > 1 and variant.against.tokens.high < 1
+        if variant.arrived == len(variant.runs)
+        and variant.against.telling
+        and variant.against.tokens_p < SURE
+        and variant.against.tokens.value < 1
     ]
     if cheaper and base.arrived == len(base.runs):
         named = ", ".join(f"{variant.name} with {ratio(variant.against.tokens)} of its tokens" for variant in cheaper)
         said.append(f"These variants reach {shown.level:.1%} with fewer sampled tokens than {base.name}: {named}.")
-    said.append(
-        f"The comparison has {shown.problems} held-out problems and {seeds} seed{'s' if seeds > 1 else ''}. Intervals "
-        "are 95 % over seeds and problems; p-values are corrected for the number of variants (Holm)."
-        + (f" With fewer than {ENOUGH_SEEDS} seeds, both overstate the certainty." if seeds < ENOUGH_SEEDS else "")
-    )
+    said.append(_certainty(shown.problems, len(base.runs), len(others)))
     said.append(
         "Quarters of difficulty are formed by the first evaluation. By chance alone the hardest quarter rises and the "
         "easiest falls, equally in all variants, so compare the variants with each other."
     )
+    return said
+
+
+def _winner(shown: Contrast) -> str:
+    """Says which variant ended highest, and which of the others may be as good."""
+    ended = next(variant.last for variant in shown.variants if variant.name == shown.best)
+    highest = f"{shown.best} ended highest, at {percent(ended)}"
+    if not shown.rivals:
+        return f"{highest}, clearly above all others."
+    if len(shown.rivals) == len(shown.variants) - 1:
+        return f"{highest}, but that decides nothing: no other variant is clearly below it."
+    return f"{highest}. These may be as good, since they are not clearly below it: {', '.join(shown.rivals)}."
+
+
+def _surely(variant: Variant) -> str:
+    """Says by how much a variant differs from the first, with how many seeds, and how sure that is."""
+    against = variant.against
+    agreeing = against.higher if against.difference.value > 0 else against.seeds - against.higher
+    how_sure = f"{agreeing} of {against.seeds} seeds, p = {against.p:.2g}"
+    return f"{variant.name} by {points(against.difference)} points ({how_sure})"
+
+
+def _differences(variants: Sequence[Variant]) -> str:
+    return ", ".join(f"{variant.name} {points(variant.against.difference)}" for variant in variants)
+
+
+def _certainty(problems: int, seeds: int, others: int) -> str:
+    """Says what the intervals and p-values include, and what so few seeds cannot show."""
+    said = (
+        f"The comparison has {problems} held-out problems and {seeds} seed{'s' if seeds > 1 else ''}. Intervals are "
+        "95 % over seeds and problems, each by itself"
+    )
+    said += f"; p-values are corrected for the {others} comparisons (Holm)." if others > 1 else "."
+    least = 2.0 ** (1 - seeds)
+    if seeds >= FEWEST_SEEDS and least >= SURE:
+        said += (
+            f" With {seeds} seeds they rest on the differences being about normal: by their signs alone nothing could "
+            f"be sure, since all {seeds} agree by chance in {least:.1%} of cases."
+        )
     return said
 
 

@@ -30,6 +30,7 @@ from grpo.report.dynamics_tables import (
     held_out_lines,
     law_rows,
     laws_table,
+    plan_lines,
     size_table,
     standing_lines,
     summary_lines,
@@ -37,6 +38,7 @@ from grpo.report.dynamics_tables import (
 )
 from grpo.report.logs import counts_of, read_log, read_run, run_config
 from grpo.telemetry import FIRST_COUNTS
+from grpo.types import MachineConstants
 
 # The scheduler's decisions need these metrics of a round.
 NEEDED_MEANS = ("prompts/length_mean", "completions/length_mean")
@@ -112,37 +114,41 @@ def write_replay(folder: Path, overrides: Sequence[str]) -> None:
         )
 
 
-def write_plan(rates: Sequence[float], missing: int, tried: int, request: PlanRequest) -> None:
-    """Prints a proposal of group size and steps for problems with the pass rates `rates`.
+def write_plan(
+    rates: Sequence[float],
+    missing: int,
+    tried: int,
+    request: PlanRequest,
+    machine: MachineConstants | None = None,
+) -> None:
+    """Prints a proposal of group size, refresh interval and steps for problems with the pass rates `rates`.
 
-    Each rate was measured with `tried` samples. `missing` counts the problems without a pass rate. Raises `UserError`
-    when the tokens do not suffice for one step.
+    Each rate was measured with `tried` samples. `missing` counts the problems without a pass rate. `machine` holds what
+    `grpo prove` has measured. Raises `UserError` when the tokens do not suffice for one step.
     """
     console = Terminal()
     counts = Counter((round(rate * tried), tried) for rate in rates)
     difficulty = fit_difficulty(counts)
-    proposal = propose(difficulty, request)
-    if not proposal.size.steps:
+    proposal = propose(difficulty, request, machine)
+    size = proposal.size
+    if not size.steps:
         raise UserError(
-            f"budget_tokens={request.budget_tokens:g} does not suffice for one step at G = {proposal.size.size}: give "
+            f"budget_tokens={request.budget_tokens:g} does not suffice for one step at G = {size.size}: give "
             "more tokens, or fewer prompts_per_step"
         )
     console.print(
-        f"{len(rates):,} problems, mean pass rate {difficulty.mean:.2f}"
-        + (f"; {missing:,} without a pass rate are left out" if missing else "")
+        f"{len(rates):,} problems, mean pass rate {difficulty.mean:.2f}, each from {tried} samples"
+        + (f"; {missing:,} without a pass rate are left out" if missing else ""),
+        soft_wrap=True,
     )
     console.print(size_table(proposal))
-    size = proposal.size
     console.print(
-        f"proposed: dynamics.group_size={size.size} dynamics.refresh_interval=1 "
+        f"proposed: dynamics.group_size={size.size} dynamics.refresh_interval={proposal.interval} "
         f"dynamics.prompts_per_step={request.prompts_per_step} num_steps={size.steps}",
         soft_wrap=True,
     )
-    console.print(f"G = {size.size}: {proposal.reason}", soft_wrap=True)
-    console.print(
-        "τ = 1: how far a longer interval is stable and on-policy is measured while training (dynamics=adaptive)",
-        soft_wrap=True,
-    )
+    for line in plan_lines(proposal, machine):
+        console.print(line, soft_wrap=True)
 
 
 def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:
@@ -151,7 +157,7 @@ def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:
         raise UserError(
             f"{path} has no pass rate to fit: name the column with column=NAME, and its scale with scale=NUMBER"
         )
-    identification = identify(log.history, log.momentum, log.exponent, log.mean_exponent)
+    identification = identify(log.history, log.momentum, *log.curve_dials)
     if identification is None:
         raise UserError(
             f"{path} has {len(log.history)} rounds; the dynamics need at least {FEWEST_POINTS} "

@@ -136,14 +136,17 @@ def draw_silent(axes: Axes, shown: Dynamics) -> None:
 
 def draw_gradient_mass(axes: Axes, shown: Dynamics) -> None:
     """Draws the share of the gradient from each bin of pass rates, early and late in the run."""
-    parts = difficulties(shown.log)
+    parts, dials = difficulties(shown.log), shown.log.group_dials
+    if dials is None:
+        raise ValueError("this log's advantages are not those of the dials")
+    exponent, mean_exponent = dials
     middles = np.arange(len(BINS) - 1)
     for offset, color, name, (_, size, difficulty) in (
         (-0.2, BLUE, "first sixth of the run", parts[0]),
         (0.2, ORANGE, "last sixth of the run", parts[-1]),
     ):
-        dials = {"exponent": shown.log.exponent, "mean_exponent": shown.log.mean_exponent}
-        mass = gradient_mass(difficulty.pass_rates, difficulty.weights, BINS, group_size=size, **dials)
+        rates, shares = difficulty.pass_rates, difficulty.weights
+        mass = gradient_mass(rates, shares, BINS, exponent, group_size=size, mean_exponent=mean_exponent)
         axes.bar(middles + offset, mass, width=0.4, color=color, label=name)
     axes.set_xticks(middles, [f"{a:g}–{b:g}" for a, b in pairwise(BINS)], fontsize=7)
     axes.set_xlabel("pass rate of a prompt")
@@ -199,7 +202,7 @@ def panels(shown: Dynamics) -> tuple[Callable[[Axes, Dynamics], None], ...]:
         chosen.append(draw_damping)
     if log.counts:
         chosen.append(draw_silent)
-    if log.counts and log.dialled:
+    if log.counts and log.group_dials:
         chosen.append(draw_gradient_mass)
     if any(len(log[name]) for name in ("policy/entropy", "completions/length_mean")):
         chosen.append(draw_policy)

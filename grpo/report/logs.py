@@ -16,11 +16,9 @@ from grpo.config.folder import CONFIG_FILE, EVALUATIONS_FILE, METRICS_FILE
 from grpo.dynamics.history import history_of, lag
 from grpo.dynamics.run_log import NOTHING, RunLog, Series
 from grpo.dynamics.scheduler import CHANGING
-from grpo.report.foreign_logs import Row, columns, read_foreign
+from grpo.report.foreign_logs import columns, read_foreign
+from grpo.report.foreign_names import Row
 from grpo.telemetry import COUNTS, FIRST_COUNTS, REASON, WENT_BACK, read_metrics
-
-BY_THE_DIALS = {"name": "dial", "parts": "sum", "scope": "group"}
-"""With these settings of the normalization the advantages of a group are those of the dials."""
 
 
 def read_log(path: Path, column: str | None = None, scale: float = 1.0) -> RunLog:
@@ -71,7 +69,8 @@ def log_of(rows: Sequence[Row], config: Mapping[str, Any], held_out: Series = NO
         momentum=config["learner"]["betas"][0],
         exponent=normalization["exponent"],
         mean_exponent=normalization.get("mean_exponent", 0.0),
-        dialled=all(normalization.get(key, usual) == usual for key, usual in BY_THE_DIALS.items()),
+        dialled=normalization.get("name", "dial") == "dial" and normalization.get("parts", "sum") == "sum",
+        shared_std=normalization.get("scope", "group") == "batch",
         changing_prompts=config.get("task", {}).get("curriculum", {}).get("name", "uniform") in CHANGING,
         num_steps=config["num_steps"],
         decisions=decisions_of(rows),

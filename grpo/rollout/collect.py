@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from operator import attrgetter
 from typing import TypeVar
 
 from grpo.config import BudgetConfig, RefillConfig
@@ -18,6 +19,9 @@ Item = TypeVar("Item")
 
 Spread = Callable[[Mapping[tuple[int, int], int], Sequence[tuple[int, int]], int], list[int]]
 """(correct, tried) → prompts of all ranks; (correct, tried) of this rank's; completions to spread → more for each."""
+
+IsSilent = Callable[[ScoredGroup], bool]
+"""It says whether nothing can be learned from a group."""
 
 
 class PlainCollector:
@@ -45,22 +49,30 @@ class RefillingCollector:
     spread over its steps ("silent"), or learns from fewer ("short").
     """
 
-    def __init__(self, source: Source, refill: RefillConfig, collective: Collective):
+    def __init__(
+        self,
+        source: Source,
+        refill: RefillConfig,
+        collective: Collective,
+        is_silent: IsSilent = attrgetter("silent"),
+    ):
+        """`is_silent` says whether the normalization in use makes nothing of a group's rewards."""
         self._source = source
         self._refill = refill
         self._collective = collective
+        self._is_silent = is_silent
 
     def collect(self, plan: RoundPlan, steps_left: int) -> Collected:
         self._source.begin(plan, steps_left)
         sampled: dict[int, ScoredGroup] = {}  # by position in the stream: this rank's
         silent: dict[int, bool] = {}  # and all ranks'
         for _ in range(self._refill.max_waves):
-            missing = plan.prompts_per_round - sum(not is_silent for is_silent in silent.values())
+            missing = plan.prompts_per_round - sum(not silence for silence in silent.values())
             if not missing:
                 break
             wave = self._wave(missing)
             sampled |= wave
-            for share in self._collective.gather({place: scored.silent for place, scored in wave.items()}):
+            for share in self._collective.gather({place: self._is_silent(scored) for place, scored in wave.items()}):
                 silent |= share
         self._source.rest()
         kept = self._kept(silent, plan.prompts_per_round)

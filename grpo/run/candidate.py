@@ -6,20 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from grpo import models
-from grpo.config import LearnerConfig, ModelConfig, TaskConfig, TrainConfig
-from grpo.config.folder import STATE_FILE
+from grpo.config import LearnerConfig, TaskConfig, TrainConfig
+from grpo.config.folder import step_of
+from grpo.config.saved import read_config
+from grpo.config.start import described, is_checkpoint
 from grpo.host import ranks
 from grpo.interfaces import Collective, Sampler
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.run import preflight
-from grpo.run.checkpoints import read_config, require_whole
 from grpo.run.lengths import fit_lengths
 from grpo.run.parts import build_sampler, load_task, warm_start_examples
+from grpo.run.starting import check_start
 from grpo.tasks import VerifiableTask, loaded_task
 from grpo.weight_sync.refresh import CheckedSync
 
@@ -35,16 +35,16 @@ class Candidate:
 
 
 def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
-    """Loads the model at `model.path`: a Hugging Face directory, a hub name, or a checkpoint folder of a run.
+    """Loads the model at `model.path`: a hub name, a Hugging Face directory, a run, its checkpoint, or an adapter.
 
     The model is made long enough for the prompts of `tasks`.
     """
-    checkpoint = Path(config.model.path)
-    trained = checkpoint if (checkpoint / STATE_FILE).exists() else None
-    if trained:
-        config.model, config.learner = saved_parts(config, read_config(trained))
-    elif config.model.path:
-        config.model.source = "huggingface"
+    model = described(config.model)
+    if model.path:
+        model = replace(model, source="huggingface")
+    config = replace(config, model=model)
+    if is_checkpoint(model.start):
+        config = replace(config, learner=saved_learner(config.learner, read_config(Path(model.start)).learner))
     device = ranks.device(config)
     config = preflight.with_precision(config)
     path = models.resolve(config.model, lambda: warm_start_examples(config))
@@ -55,10 +55,13 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
         init_distributed(device, config.learner.deadline_seconds)
     collective = TorchCollective(device)
     learner = None
-    if trained:
-        require_whole(trained, collective)
+    if model.start:
+        check_start(config, path, collective)
         # The learner is built before the sampler, as in training, because vLLM changes the classes of some models.
-        learner = load_checkpoint(config, path, trained, device)
+        init_distributed(device, config.learner.deadline_seconds)
+        learner = DeepSpeedLearner(config, path, device)
+        # The steps are part of the samples' seeds.
+        learner.num_steps = step_of(Path(model.start)) if is_checkpoint(model.start) else 0
     sampler = build_sampler(config, path, tokenizer, device, collective)
     if learner:
         CheckedSync.of(config).refresh(learner, sampler)
@@ -70,21 +73,7 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
     return Candidate(sampler, collective, [task.config for task in fitted], load)
 
 
-def saved_parts(config: TrainConfig, saved: TrainConfig) -> tuple[ModelConfig, LearnerConfig]:
-    """Returns the model and learner configs of a checkpoint, except for what the present command decides.
-
-    That is how ranks share the work, since there may be another number of them, how long the present prompts are, and
-    whether code that comes with the model may run.
-    """
-    present = {name: getattr(config.learner, name) for name in ("sequence_parallel", "hpz_partition_size")}
-    now = {name: getattr(config.model, name) for name in ("max_length", "trust_remote_code")}
-    model = replace(saved.model, **now)
-    return model, replace(saved.learner, **present)
-
-
-def load_checkpoint(config: TrainConfig, path: Path, checkpoint: Path, device: torch.device) -> DeepSpeedLearner:
-    """Builds a learner and loads a checkpoint's shards into it."""
-    init_distributed(device, config.learner.deadline_seconds)
-    learner = DeepSpeedLearner(config, path, device, checkpoint)
-    learner.load(str(checkpoint))
-    return learner
+def saved_learner(present: LearnerConfig, saved: LearnerConfig) -> LearnerConfig:
+    """Returns the learner config of a checkpoint, except for how ranks share the work: there may be another number of
+    them now."""
+    return replace(saved, sequence_parallel=present.sequence_parallel, hpz_partition_size=present.hpz_partition_size)

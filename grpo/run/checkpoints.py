@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from grpo.config import TrainConfig
 from grpo.config.errors import UserError
 from grpo.config.folder import CHECKSUMS_FILE, STATE_FILE, checkpoints_in, step_of
-from grpo.config.saved import from_dict
+from grpo.config.saved import read_state
+from grpo.host.disk import room
 from grpo.interfaces import Collective
 from grpo.learner.plain_data import only_plain_data
 from grpo.learner.writing import telling
@@ -34,9 +34,10 @@ from grpo.types import Progress, RoundPlan
 class CheckpointStore:
     """The store manages the checkpoints below one directory. `save`, `whole` and `restore_rng` are collective."""
 
-    def __init__(self, directory: str | Path, keep_last: int, collective: Collective):
+    def __init__(self, directory: str | Path, keep_last: int, collective: Collective, keep_every: int = 0):
+        """Keeps the last few checkpoints, and with `keep_every` those of every so many rounds."""
         self._directory = Path(directory)
-        self._keep_last = keep_last
+        self._keep_last, self._keep_every = keep_last, keep_every
         self._collective = collective
 
     def save(
@@ -79,7 +80,7 @@ class CheckpointStore:
             if failure := self._failure_of(part, step):
                 shutil.rmtree(writing, ignore_errors=True)
                 raise UserError(
-                    f"the checkpoint of step {step} could not be written ({failure}); {self._room()} under "
+                    f"the checkpoint of step {step} could not be written ({failure}); {room(self._directory)} under "
                     f"{self._directory}: free some space or make it writable, then continue from the previous "
                     "checkpoint with checkpoint.resume=true"
                 )
@@ -136,22 +137,24 @@ class CheckpointStore:
         failures = [f"rank {rank}: {failure}" for rank, (failure, _) in enumerate(outcomes) if failure]
         return (failures[0] if len(outcomes) > 1 else failure) if failures else ""
 
-    def _room(self) -> str:
-        """Says how much space is free on the directory's disk."""
-        existing = next(path for path in (self._directory, *self._directory.absolute().parents) if path.is_dir())
-        return f"{shutil.disk_usage(existing).free / 2**30:.1f} GiB are free"
-
     def _prune(self, step: int, good_step: int) -> None:
-        """Removes old checkpoints, but keeps the last few, the best one and that of the good step."""
+        """Removes old checkpoints, but keeps the last few, the best one, that of the good step, and one in so many."""
         # A checkpoint newer than this one was damaged when the run was resumed, so it is not one of the last few.
         checkpoints = [path for path in checkpoints_in(self._directory) if step_of(path) <= step]
         scores = {path: _score(path) for path in checkpoints}
         scored = [path for path in checkpoints if scores[path] is not None]
         best = max(scored, key=lambda path: scores[path]) if scored else None
         for path in checkpoints[: -self._keep_last]:
-            if path not in (best, self.latest(good_step)):
+            if path not in (best, self.latest(good_step)) and not self._one_in_many(path):
                 self._set_aside(path)
         self._sweep(".removing-*")
+
+    def _one_in_many(self, checkpoint: Path) -> bool:
+        """Tells whether a checkpoint is one of those that are kept every so many rounds."""
+        with suppress(UserError, KeyError, TypeError):
+            rounds = read_state(checkpoint)["progress"]["round_index"]
+            return bool(self._keep_every) and rounds > 0 and rounds % self._keep_every == 0
+        return False
 
     def _set_aside(self, checkpoint: Path) -> None:
         """Renames a checkpoint before it is removed, so that its rest is not taken for a checkpoint if the removal is
@@ -182,25 +185,6 @@ def require_whole(checkpoint: Path, collective: Collective) -> None:
         print(f"grpo: {checkpoint} has no {CHECKSUMS_FILE}: its files are loaded unchecked", file=sys.stderr)
     if damaged := damaged_file(checkpoint, collective):
         raise UserError(f"{checkpoint / damaged} is damaged: it differs from what was saved")
-
-
-def read_state(checkpoint: Path) -> dict[str, Any]:
-    """Reads the `state.json` of a checkpoint. Raises UserError when it cannot be read."""
-    try:
-        state = json.loads((checkpoint / STATE_FILE).read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{checkpoint / STATE_FILE} is damaged ({str(error).splitlines()[0]})") from error
-    if not isinstance(state, dict):
-        raise UserError(f"{checkpoint / STATE_FILE} is damaged: it holds no JSON object")
-    return state
-
-
-def read_config(checkpoint: Path) -> TrainConfig:
-    """Reads from a checkpoint the configuration that it was trained with. Raises UserError when there is none."""
-    config = read_state(checkpoint).get("config")
-    if not isinstance(config, dict):
-        raise UserError(f"{checkpoint / STATE_FILE} is damaged: it holds no configuration")
-    return from_dict(config)
 
 
 def read_progress(values: Mapping[str, Any]) -> Progress:

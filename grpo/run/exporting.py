@@ -1,47 +1,77 @@
-"""A checkpoint of a run becomes a folder that transformers, vLLM and peft load."""
+"""A model becomes a folder that transformers, vLLM and peft load: while it is trained, or later from a checkpoint."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from grpo import models
-from grpo.config import TrainConfig, UserError
-from grpo.config.folder import CHECKPOINTS, STATE_FILE, checkpoints_in, step_of
-from grpo.host import ranks
+from grpo.config import UserError
+from grpo.config.folder import CHECKPOINTS, MODELS_FOLDER, STATE_FILE, checkpoints_in, step_of
+from grpo.config.saved import read_config, read_state
+from grpo.host.disk import size_of
 from grpo.learner.collective import TorchCollective
-from grpo.learner.export import export, export_adapter
+from grpo.learner.export import Folder, export, export_adapter
+from grpo.learner.loading import load_policy
 from grpo.run import preflight
-from grpo.run.candidate import load_checkpoint
-from grpo.run.checkpoints import read_config, read_state, require_whole
-from grpo.run.model_card import write_card
+from grpo.run.model_card import card_of
 from grpo.run.parts import warm_start_examples
+from grpo.run.starting import check_start
+from grpo.types import FinishedRound
 
 
-def export_checkpoint(place: Path, directory: Path, precision: str = "", adapter: bool = False) -> Path:
+class Exporter:
+    """The exporter writes the model into the run's `models` folder every so many rounds, and says how large it is.
+
+    A model that cannot be written, for example on a full disk, is told, and the run goes on.
+    """
+
+    def __init__(self, every: int, output: Path, write: Callable[[int, Path], None], tell: Callable[[str], None]):
+        """Takes `write`, which writes the model of a step into a folder. With `every` 0 nothing is written."""
+        self._every, self._output, self._write, self._tell = every, output, write, tell
+
+    def after_round(self, finished: FinishedRound) -> None:
+        progress = finished.progress
+        if not self._every or progress.round_index % self._every:
+            return
+        folder = self._output / MODELS_FOLDER / f"step-{progress.step:08d}"
+        try:
+            self._write(progress.step, folder)
+            self._tell(f"step {progress.step}: the model is in {folder} ({size_of(folder)})")
+        except UserError as error:
+            self._tell(f"step {progress.step}: {error}; the run goes on, and its checkpoints can be exported later")
+
+
+def export_checkpoint(place: Path, directory: Path, dtype: str = "", adapter: bool = False) -> Path:
     """Writes the model of a checkpoint into `directory`, with adapters merged into its weights. Returns the checkpoint.
 
-    `place` is a checkpoint, or the folder of a run, whose best checkpoint is taken (see `best_checkpoint`). `precision`
-    is that of the written weights, by default that of the learner. With `adapter` only the adapters are written, in
-    peft's format. Raises UserError where there is no such checkpoint, and no adapter.
+    `place` is a checkpoint, or the folder of a run, whose best checkpoint is taken (see `best_checkpoint`). `dtype` is
+    that of the written weights, by default the learner's. With `adapter` only the adapters are written, in peft's
+    format. Needs no GPU. Raises UserError where there is no such checkpoint, and no adapter.
     """
     place = place.resolve()
     checkpoint = place if (place / STATE_FILE).exists() else best_checkpoint(place)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError(f"{directory} is not an empty folder: give a new one")
-    config = preflight.with_precision(_alone(read_config(checkpoint)))
+    config = preflight.with_precision(read_config(checkpoint))
     if adapter and not config.model.lora.rank:
         raise UserError(f"{checkpoint} has no adapter (model.lora.rank=0): leave out adapter=true")
+    started = replace(config, model=replace(config.model, start=str(checkpoint)))
     path = models.resolve(config.model, lambda: warm_start_examples(config))
     tokenizer = models.load_tokenizer(path, config.model)
-    device = ranks.device(config)
-    require_whole(checkpoint, TorchCollective(device))
-    learner = load_checkpoint(config, path, checkpoint, device)
+    alone = TorchCollective(torch.device("cpu"))
+    check_start(started, path, alone)
+    learner = config.learner
+    policy = load_policy(path, started.model, learner.precision, learner.logit_chunk_tokens, lora_seed=config.seed)
+    run, step = checkpoint.parent.parent, step_of(checkpoint)
+    folder = Folder(directory, tokenizer, card_of(run, config, step, adapter))
     if adapter:
-        export_adapter(learner, tokenizer, directory)
+        export_adapter(policy, folder, alone)
     else:
-        export(learner, tokenizer, directory, precision or config.learner.precision)
-    write_card(directory, config, checkpoint.parent.parent, step_of(checkpoint))
+        export(policy, dtype or learner.precision, folder, alone)
     return checkpoint
 
 
@@ -56,9 +86,3 @@ def best_checkpoint(run: Path) -> Path:
     scores = {path: read_state(path).get("score") for path in checkpoints}
     scored = [path for path in checkpoints if scores[path] is not None]
     return max(scored, key=lambda path: scores[path]) if scored else checkpoints[-1]
-
-
-def _alone(saved: TrainConfig) -> TrainConfig:
-    """Returns the configuration of a run as one process on this machine can load it."""
-    alone = replace(saved.learner, sequence_parallel=1, hpz_partition_size=0, offload_optimizer=False)
-    return replace(saved, learner=alone, device=TrainConfig().device)

@@ -12,18 +12,16 @@ from grpo.config import TaskConfig, TrainConfig
 from grpo.config.folder import CODE_FILE, EVALUATIONS_FILE
 from grpo.telemetry import read_metrics
 
-CARD_FILE, ADAPTER_FILE = "README.md", "adapter_config.json"
 PIPE = r"\|"
 """A vertical bar within a cell of a Markdown table is written so."""
 
 
-def write_card(model: Path, config: TrainConfig, run: Path, step: int) -> None:
-    """Writes README.md into the folder `model`, whose weights are those of `run` after `step` optimizer steps."""
+def card_of(run: Path, config: TrainConfig, step: int, adapter: bool = False) -> str:
+    """Returns the card of the model, or of the adapter alone, that `run` had after `step` optimizer steps."""
     code = run / CODE_FILE
     versions = json.loads(code.read_text()) if code.exists() else {}
     evaluations = read_metrics(run / EVALUATIONS_FILE) if (run / EVALUATIONS_FILE).exists() else []
-    library = "peft" if (model / ADAPTER_FILE).exists() else "transformers"
-    (model / CARD_FILE).write_text(card(config, step, evaluations, versions, library), encoding="utf-8")
+    return card(config, step, evaluations, versions, "peft" if adapter else "transformers")
 
 
 def card(

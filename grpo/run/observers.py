@@ -9,6 +9,7 @@ from typing import Any
 from grpo.config import CheckpointConfig, EvaluationConfig
 from grpo.dynamics.findings import Finding
 from grpo.evaluation.held_out import score
+from grpo.host.disk import size_of
 from grpo.interfaces import Learner
 from grpo.run.checkpoints import CheckpointStore
 from grpo.types import FinishedRound, Progress, Verdict
@@ -111,14 +112,18 @@ class Checkpointer:
         config: CheckpointConfig,
         store: CheckpointStore,
         learner: Learner,
-        run_config: Mapping[str, Any],
+        facts: Mapping[str, Any],
         evaluator: Evaluator,
+        tell: Callable[[str], None] = lambda text: None,
     ):
+        """Takes the run's `facts`, which every checkpoint holds besides its progress: configuration and base. `tell`
+        is told once how large a checkpoint is."""
         self._config = config
         self._store = store
         self._learner = learner
-        self._run_config = run_config
+        self._facts = facts
         self._evaluator = evaluator
+        self._tell = tell
         self._saved_step = -1
 
     def after_round(self, finished: FinishedRound) -> None:
@@ -134,6 +139,9 @@ class Checkpointer:
         if self._saved_step == progress.step:
             return
         score = self._evaluator.score(progress.step)
-        state = {"progress": asdict(progress), "config": self._run_config}
-        self._store.save(progress.step, self._learner.save, state, score, verdict.good_step)
+        state = {"progress": asdict(progress), **self._facts}
+        saved = self._store.save(progress.step, self._learner.save, state, score, verdict.good_step)
+        if self._saved_step < 0:
+            kept = f"the newest {self._config.keep_last} are kept, and the best one"
+            self._tell(f"step {progress.step}: a checkpoint takes {size_of(saved)} in {saved.parent}; {kept}")
         self._saved_step = progress.step

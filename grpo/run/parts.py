@@ -13,7 +13,16 @@ from grpo.config.hydra import compose_suite
 from grpo.config.validate import validate_evaluation
 from grpo.interfaces import Collective, Sampler
 from grpo.rollout.checked import CheckedSampler
-from grpo.tasks import LoadedTask, VerifiableTask, build_task, load_problems, loaded_task, split, usable_problems
+from grpo.tasks import (
+    Grouping,
+    LoadedTask,
+    VerifiableTask,
+    build_task,
+    load_problems,
+    loaded_task,
+    split,
+    usable_problems,
+)
 from grpo.tasks.prompts import filled
 
 
@@ -26,13 +35,12 @@ def load_task(
 ) -> VerifiableTask:
     """Builds the configured task, from its problems where they are loaded already. This rank gets its share of the
     prompts."""
-    dials = config.normalization.exponent, config.normalization.mean_exponent
     return build_task(
         loaded or loaded_task(config.task, tokenizer),
         tokenizer,
         seed=config.seed,
         max_tokens=config.rollout.sampling.max_tokens,
-        dials=dials,
+        grouping=Grouping(config.dynamics.group_size, *config.normalization.dials),
         rank=rank,
         world_size=world_size,
     )

@@ -9,7 +9,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from grpo.config import TrainConfig
+import torch
+
+from grpo.algorithm.normalization import GROUP_RELATIVE, silent
+from grpo.config import NormalizationConfig, TrainConfig
 from grpo.dynamics.budget import further_tries
 from grpo.interfaces import Collective, Collector, Learner, Sampler, Task, WeightSync
 from grpo.rollout.ahead import AheadCollector
@@ -17,6 +20,7 @@ from grpo.rollout.collect import BudgetedCollector, PlainCollector, RefillingCol
 from grpo.rollout.grading import GradingThread
 from grpo.rollout.source import Asking, AskingAhead, Source
 from grpo.run.clocks import Beside, Clocks, Timed
+from grpo.types import ScoredGroup
 from grpo.weight_sync.refresh import CheckedSync, Probe
 
 # After each refresh, every rank probes the sampler with so many prompts of so many completion tokens.
@@ -74,9 +78,8 @@ def _build_collector(
     """Builds the collector that the config asks for: plain, with silent groups refilled, or with a rollout budget."""
     budget = config.rollout.budget
     if budget.enabled:
-        dial = config.normalization
-        dials = {"exponent": dial.exponent, "mean_exponent": dial.mean_exponent}
-        spread = partial(further_tries, largest=budget.largest, **dials)
+        exponent, mean_exponent = config.normalization.dials
+        spread = partial(further_tries, largest=budget.largest, exponent=exponent, mean_exponent=mean_exponent)
         return BudgetedCollector(task, sampler, grading, budget, collective, spread)
     return _filled(config, Asking(task, sampler, grading), collective)
 
@@ -84,4 +87,13 @@ def _build_collector(
 def _filled(config: TrainConfig, source: Source, collective: Collective) -> Collector:
     """Builds a collector without a budget, which takes its groups from `source`."""
     refill = config.rollout.refill
-    return RefillingCollector(source, refill, collective) if refill.enabled else PlainCollector(source)
+    if not refill.enabled:
+        return PlainCollector(source)
+    return RefillingCollector(source, refill, collective, partial(_is_silent, config.normalization))
+
+
+def _is_silent(normalization: NormalizationConfig, scored: ScoredGroup) -> bool:
+    """Says whether nothing can be learned from a group. A normalization of one's own is asked about no group: for it
+    those with equal rewards are silent."""
+    known = normalization.name in GROUP_RELATIVE
+    return scored.silent or (known and silent(torch.tensor(scored.rewards, dtype=torch.float64), normalization))

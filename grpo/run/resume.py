@@ -10,13 +10,14 @@ from typing import Any
 from grpo.config import TrainConfig, UserError
 from grpo.config.folder import CHECKPOINTS, PROMPTS_FILE
 from grpo.config.resume import check_resumed, differences
-from grpo.config.saved import from_dict
+from grpo.config.saved import from_dict, read_state
 from grpo.dynamics.scheduler import replanned
 from grpo.interfaces import Collective, Task
 from grpo.loop import Engines
 from grpo.measure import by_problem
-from grpo.run.checkpoints import CheckpointStore, read_progress, read_state
+from grpo.run.checkpoints import CheckpointStore, read_progress
 from grpo.run.first_rank import from_first
+from grpo.run.starting import require_base
 from grpo.telemetry import read_metrics
 from grpo.types import Progress, Verdict
 
@@ -32,14 +33,16 @@ class Saved:
 
 def checkpoint_store(config: TrainConfig, collective: Collective) -> CheckpointStore:
     """Opens the store of the run's checkpoints."""
-    return CheckpointStore(Path(config.output_dir) / CHECKPOINTS, config.checkpoint.keep_last, collective)
+    kept = config.checkpoint
+    return CheckpointStore(Path(config.output_dir) / CHECKPOINTS, kept.keep_last, collective, kept.keep_every)
 
 
-def saved_run(config: TrainConfig, collective: Collective) -> Saved:
+def saved_run(config: TrainConfig, path: Path, collective: Collective) -> Saved:
     """Finds the newest undamaged checkpoint of the run in `output_dir`. Collective.
 
-    Prints which one it is, and which config keys have changed since. Raises UserError when there is none, or when the
-    run cannot continue with the present config.
+    `path` is the folder of the run's model, which has to be the one that a checkpoint's adapters were trained on.
+    Prints which checkpoint it is, and which config keys have changed since. Raises UserError when there is none, or
+    when the run cannot continue with the present config.
     """
     checkpoint = checkpoint_store(config, collective).whole()
     if checkpoint is None:
@@ -55,6 +58,7 @@ def saved_run(config: TrainConfig, collective: Collective) -> Saved:
             if name != "checkpoint.resume":
                 print(f"  changed since: {name}: {before!r} → {after!r}")
     check_resumed(old, config)
+    require_base(config, path, checkpoint, collective)
     return Saved(checkpoint, old, read_progress(state["progress"]))
 
 

@@ -13,7 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from grpo import models
 from grpo.config import TaskConfig, TrainConfig
 from grpo.config.errors import SamplerLost
-from grpo.config.folder import EVALUATIONS_FILE, MODEL_FOLDER
+from grpo.config.folder import EVALUATIONS_FILE, MODEL_FOLDER, PROFILE_FOLDER
+from grpo.config.start import described
 from grpo.config.validate import validate
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.findings import Finding
@@ -24,7 +25,7 @@ from grpo.host.stop import INTERRUPTED, StopRequest
 from grpo.host.terminal import Terminal
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import init_distributed
-from grpo.learner.export import export
+from grpo.learner.export import Folder, export, export_adapter
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.learner.loading import proven_layout
 from grpo.loop import Loop, Observer
@@ -35,16 +36,18 @@ from grpo.run import preflight
 from grpo.run.assembly import assemble
 from grpo.run.clocks import Clocks
 from grpo.run.evaluating import PolicyEvaluation, record_evaluation
+from grpo.run.exporting import Exporter
 from grpo.run.first_rank import from_first, on_first
 from grpo.run.lengths import fit_lengths
-from grpo.run.model_card import write_card
+from grpo.run.model_card import card_of
 from grpo.run.observers import Checkpointer, Evaluator, Watch
 from grpo.run.parts import build_sampler, load_suite, load_task, warm_start_examples
 from grpo.run.records import Recorder, RecordFiles, open_files, open_services
 from grpo.run.resume import Saved, checkpoint_store, fresh, resumed, saved_run
+from grpo.run.starting import base_of, check_start
 from grpo.tasks import LoadedTask, VerifiableTask, loaded_task
 from grpo.tasks.trial import tells_apart, trial
-from grpo.telemetry import CompletionFiles, Phases, Trackers, peak_tflops, read_metrics
+from grpo.telemetry import CompletionFiles, Phases, ProfiledRounds, Trackers, peak_tflops, read_metrics
 from grpo.types import Progress, Verdict
 
 STOPPING = "stopping after this round, with a checkpoint; again to stop at once"
@@ -56,6 +59,7 @@ def train(config: TrainConfig, observers: Sequence[Observer] = ()) -> int:
     The `observers` look on after each round, besides the run's own.
     """
     world_size = ranks.world_size()
+    config = replace(config, model=described(config.model))
     validate(config, world_size)
     preflight.check_own_functions(config)
     if not config.dry_run:
@@ -76,12 +80,13 @@ def train(config: TrainConfig, observers: Sequence[Observer] = ()) -> int:
         init_distributed(device, config.learner.deadline_seconds)
         collective = TorchCollective(device)
         with held(Path(config.output_dir), collective):
-            saved = saved_run(config, collective) if config.checkpoint.resume else None
+            saved = saved_run(config, path, collective) if config.checkpoint.resume else None
+            if not saved:
+                check_start(config, path, collective)
             # Services are opened before the engines: if one does not answer, no time is lost.
             with open_services(config, collective, saved) as services:
-                return Session(config, path, tokenizer, task, [each.config for each in suite], saved, services).run(
-                    observers
-                )
+                sets = [of_set.config for of_set in suite]
+                return Session(config, path, tokenizer, task, sets, saved, services).run(observers)
 
 
 def _dry_run(config: TrainConfig, tokenizer: PreTrainedTokenizerBase, loaded: LoadedTask) -> int:
@@ -122,6 +127,7 @@ class Session:
         learner = DeepSpeedLearner(config, path, device, saved.checkpoint if saved else None)
         self._collective = learner.collective
         self._first = self._collective.rank == 0
+        self._base = on_first(self._collective, lambda: base_of(config, path))
         sampler = build_sampler(config, path, tokenizer, device, self._collective)
         self._clocks = Clocks(config, Phases(self._collective.rank))
         self._store = checkpoint_store(config, self._collective)
@@ -151,10 +157,17 @@ class Session:
     ) -> tuple[Progress, Verdict]:
         """Runs the rounds, with evaluations and checkpoints around them. Returns the last progress and verdict."""
         config, engines = self._config, self._engines
+        tell = files.display.note if files else lambda text: None
+        if chosen := config.tracking.profile_rounds:
+            traces, rank = self._output / PROFILE_FOLDER, self._collective.rank
+            profiled = ProfiledRounds(engines.clock, chosen, traces, rank, progress.round_index, tell)
+            engines = replace(engines, clock=profiled)
         evaluator = self._evaluator(files)
-        checkpointer = Checkpointer(config.checkpoint, self._store, engines.learner, asdict(config), evaluator)
+        facts = {"config": asdict(config), "base": self._base}
+        checkpointer = Checkpointer(config.checkpoint, self._store, engines.learner, facts, evaluator, tell)
         recorder = Recorder(self._collective, files, config.tracking.samples_per_round, peak_tflops(self._device))
-        own = [evaluator, checkpointer, self._watch(files), *self._completion_files(progress.step)]
+        exporter = Exporter(config.checkpoint.export_every, self._output, self._export_step, tell)
+        own = [evaluator, checkpointer, exporter, self._watch(files), *self._completion_files(progress.step)]
         loop = Loop(engines, progress, verdict, recorder, [*own, *observers])
         try:
             if not config.checkpoint.resume:
@@ -179,15 +192,26 @@ class Session:
         return verdict.stop or progress.step >= self._config.num_steps
 
     def _leave(self, step: int) -> None:
-        """Exports the model of the last step with its card, and writes the report."""
-        exported = None
-        if self._config.checkpoint.export:
-            learner = self._engines.learner
-            exported = export(learner, self._tokenizer, self._output / MODEL_FOLDER, self._config.learner.precision)
+        """Exports the model of the last step, and writes the report."""
+        exported = self._output / MODEL_FOLDER if self._config.checkpoint.export else None
+        if exported:
+            self._export(step, exported)
         if self._first:
-            if exported:
-                write_card(exported, self._config, self._output, step)
             write_report(self._output, exported)
+
+    def _export_step(self, step: int, directory: Path) -> None:
+        """Writes what a run that goes on leaves of a step: the adapter where there is one, else the model."""
+        self._export(step, directory, adapter=self._config.model.lora.rank > 0)
+
+    def _export(self, step: int, directory: Path, adapter: bool = False) -> None:
+        """Writes the present model, or its adapter alone, with its card. Collective."""
+        policy, collective = self._engines.learner.policy, self._collective
+        card = on_first(collective, lambda: card_of(self._output, self._config, step, adapter))
+        folder = Folder(directory, self._tokenizer, card or "")
+        if adapter:
+            export_adapter(policy, folder, collective)
+        else:
+            export(policy, self._config.learner.precision, folder, collective)
 
     def _completion_files(self, step: int) -> list[CompletionFiles]:
         """Builds the observer that writes every completion, if that is asked for."""

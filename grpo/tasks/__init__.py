@@ -6,6 +6,7 @@
 Importing it must stay light, since every grading worker is a spawned process that imports it too.
 """
 
+from grpo.tasks.curriculum import Grouping
 from grpo.tasks.grader import GraderPool
 from grpo.tasks.grading_worker import RawGrade
 from grpo.tasks.prompts import PromptEncoder
@@ -17,6 +18,7 @@ from grpo.tasks.task import LoadedTask, VerifiableTask, build_task, loaded_task,
 
 __all__ = [
     "GraderPool",
+    "Grouping",
     "LoadedTask",
     "PromptEncoder",
     "PromptStream",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from grpo.config import CurriculumConfig
@@ -20,8 +21,19 @@ if TYPE_CHECKING:
     Floats = NDArray["float"]
     Indices = NDArray["int"]
 
-Dials = tuple[float, float]
-"""These are the exponents of the advantage's normalization: α of σ, and β of the mean reward."""
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """A grouping says how a prompt's completions are compared: how many there are, and with which dials.
+
+    size                      the group size G
+    exponent, mean_exponent   the exponents of the advantage's normalization: α of σ, and β of the mean reward
+    """
+
+    size: int
+    exponent: float = 1.0
+    mean_exponent: float = 0.0
+
 
 JEFFREYS = 0.5
 """This is added to the counts of correct and of wrong completions (the Jeffreys prior), since a measured rate of 0/64
@@ -82,22 +94,20 @@ def weighted(weights: Callable[[int], Floats], block: int, seed: int) -> Blocks:
 
 
 class Online:
-    """This order draws problems in proportion to the gradient expected of them.
+    """This order draws problems in proportion to the gradient expected of them, see `expected_gradient`.
 
-    The expected gradient is E[σ^(2−α)·p^(−β)] under the posterior of each pass rate p. Here σ is the standard deviation
-    of a group's rewards, and α and β are the dials of the advantage's normalization. The prior is
-    Beta(prior·p + ½, prior·(1 − p) + ½), with the pass rate p given in the data set. `learn` adds the outcomes of each
-    round; they fade with `half_life`, since the policy changes.
+    The prior of a pass rate is Beta(prior·p + ½, prior·(1 − p) + ½), with the pass rate p given in the data set.
+    `learn` adds the outcomes of each round; they fade with `half_life`, since the policy changes.
 
     A problem that was asked rests for some positions, and longer when its group was silent (all correct or all wrong).
     When too few problems have rested enough, those closest to the end of their rest are taken. The visit is the
     position.
     """
 
-    def __init__(self, rates: Floats, config: CurriculumConfig, dials: Dials, seed: int) -> None:
+    def __init__(self, rates: Floats, config: CurriculumConfig, grouping: Grouping, seed: int) -> None:
         import numpy as np
 
-        self._config, self._dials, self._seed = config, dials, seed
+        self._config, self._grouping, self._seed = config, grouping, seed
         self._prior = np.stack([rates, 1 - rates]) * config.prior_samples + JEFFREYS
         self._seen = np.zeros_like(self._prior)  # [right or wrong, problem], as of `_asked_at`
         self._asked_at = np.zeros(len(rates))
@@ -127,8 +137,8 @@ class Online:
         self._out = set()
 
     def weights(self, cursor: int) -> Floats:
-        """Returns the expected gradient of each problem, E[σ^(2−α)·p^(−β)]."""
-        return expected_gradient(*(self._prior + self._faded(cursor)), *self._dials)
+        """Returns the expected gradient of each problem."""
+        return expected_gradient(*(self._prior + self._faded(cursor)), self._grouping)
 
     def _faded(self, cursor: int) -> Floats:
         return self._seen * 0.5 ** ((cursor - self._asked_at) / self._config.half_life)
@@ -146,19 +156,29 @@ class Online:
         return [int(index) for index in best if keys[index] > -np.inf]
 
 
-def expected_gradient(right: Floats, wrong: Floats, exponent: float, mean_exponent: float = 0.0) -> Floats:
-    """Returns E[(p(1 − p))^((2 − α)/2)·p^(−β)] for p ~ Beta(right, wrong), in the limit of large groups.
+def expected_gradient(right: Floats, wrong: Floats, grouping: Grouping) -> Floats:
+    """Returns E[σ^(2−α)·(k/G)^(−β)] of a group whose pass rate is p ~ Beta(right, wrong); silent groups count as 0.
 
-    This is the factor by which normalization with the exponents α and β scales the gradient of a group
-    (arXiv:2607.00152). The expectation is B(right + 1 − α/2 − β, wrong + 1 − α/2)/B(right, wrong). With β ≠ 0 its first
-    argument counts as at least the Jeffreys prior's ½, since the expectation is infinite from 0 down.
+    σ = √(k(G−k))/G is the standard deviation of the rewards of a group with k of G right. This is the factor by which
+    normalization with the dials α and β scales the gradient of a group (arXiv:2607.00152). It is exact, by enumeration
+    of k. In the limit of large groups a problem that is never solved would have the largest gradient at β = 1
+    (MaxRL), but a group of G is nearly always silent there.
+
+    The probability of k is that of Pólya's urn (the beta-binomial distribution). That of k + 1 is
+    (G − k)/(k + 1) · (right + k)/(wrong + G − k − 1) times as much.
     """
     import numpy as np
-    from scipy.special import betaln
 
-    half = max(0.0, (2 - exponent) / 2)
-    left = np.maximum(right + half - mean_exponent, JEFFREYS) if mean_exponent else right + half
-    return np.exp(betaln(left, wrong + half) - betaln(right, wrong))
+    size, expected = grouping.size, np.zeros_like(right)
+    chance = np.ones_like(right)  # that none is right
+    for draw in range(size):
+        chance *= (wrong + draw) / (right + wrong + draw)
+    for correct in range(1, size):
+        failed = size - correct
+        chance *= (failed + 1) / correct * (right + correct - 1) / (wrong + failed)
+        variance = correct * failed / size**2
+        expected += chance * variance ** (1 - grouping.exponent / 2) * (correct / size) ** -grouping.mean_exponent
+    return expected
 
 
 def resampled(weights: Floats, count: int, seed: tuple[int, int]) -> Indices:
@@ -172,8 +192,8 @@ def resampled(weights: Floats, count: int, seed: tuple[int, int]) -> Indices:
     return random.permutation(places)
 
 
-def build_order(problems: Sequence[Problem], config: CurriculumConfig, dials: Dials, seed: int) -> Order:
-    """Builds the configured order; `dials` are α and β, the exponents of the advantage's normalization.
+def build_order(problems: Sequence[Problem], config: CurriculumConfig, grouping: Grouping, seed: int) -> Order:
+    """Builds the configured order. The curricula that weigh problems by their gradient read `grouping`.
 
     Raises `UserError` when the column of pass rates holds anything that is not a pass rate.
     """
@@ -184,10 +204,10 @@ def build_order(problems: Sequence[Problem], config: CurriculumConfig, dials: Di
     given = (solve_rate(problem, config.solve_rate_column) for problem in problems)
     rates = np.array([config.without_solve_rate if rate is None else rate for rate in given])
     if config.name == "online":
-        return Online(rates, config, dials, seed)
+        return Online(rates, config, grouping, seed)
     if config.name == "weighted":
         counted = np.stack([rates, 1 - rates]) * config.prior_samples + JEFFREYS
-        gradient = expected_gradient(*counted, *dials)
+        gradient = expected_gradient(*counted, grouping)
         return weighted(lambda position: gradient, config.block, seed)
 
     def near_target(position: int) -> Floats:

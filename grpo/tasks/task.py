@@ -10,7 +10,7 @@ from itertools import chain, zip_longest
 from typing import Any
 
 from grpo.config import TaskConfig, UserError
-from grpo.tasks.curriculum import Dials, build_order
+from grpo.tasks.curriculum import Grouping, build_order
 from grpo.tasks.grader import GraderPool
 from grpo.tasks.grading import Grading, unparsable
 from grpo.tasks.mixture import Mixture
@@ -136,14 +136,14 @@ def build_task(
     *,
     seed: int,
     max_tokens: int,
-    dials: Dials = (1.0, 0.0),
+    grouping: Grouping,
     rank: int = 0,
     world_size: int = 1,
 ) -> VerifiableTask:
     """Encodes and splits the problems, puts them into order, and starts the graders. Logs the problems left out.
 
-    `seed` orders the prompts. `max_tokens` is the sampler's limit of a completion. `dials` are the exponents of the
-    advantage's normalization, for curricula that weigh problems by their gradient.
+    `seed` orders the prompts. `max_tokens` is the sampler's limit of a completion. `grouping` is for curricula that
+    weigh problems by their gradient.
 
     Called after `grpo.config.validate`, which checks the settings that are a choice among words. Raises `UserError`
     for prompts and rewards that cannot be built.
@@ -153,7 +153,7 @@ def build_task(
     divided = {name: split(_fitting(loaded, name, encoders[name]), of_set.data.held_out_fraction)
                for name, of_set in config.all_sets.items()}  # fmt: skip
     train = [problems for problems, _ in divided.values()]
-    orders = [build_order(problems, config.curriculum, dials, seed) for problems in train]
+    orders = [build_order(problems, config.curriculum, grouping, seed) for problems in train]
     weights = [of_set.weight for of_set in config.all_sets.values()]
     order = Mixture(orders, [*map(len, train)], weights, seed) if config.sets else orders[0]
 

@@ -7,6 +7,7 @@ from grpo.telemetry.lines import JsonLines, JsonlTracker, read_metrics
 from grpo.telemetry.memory import peak_memory
 from grpo.telemetry.metrics import COUNTS, FIRST_COUNTS, REASON, WENT_BACK, flatten
 from grpo.telemetry.phases import Phases
+from grpo.telemetry.profiler import ProfiledRounds
 from grpo.telemetry.progress import RunDisplay
 from grpo.telemetry.trackers import Trackers, service_trackers
 
@@ -19,6 +20,7 @@ __all__ = [
     "JsonLines",
     "JsonlTracker",
     "Phases",
+    "ProfiledRounds",
     "RunDisplay",
     "Trackers",
     "completion_row",

@@ -10,6 +10,7 @@ An axis has one meaning in every shape of the project:
 """
 
 from grpo.types.learning import Batch, MicroBatch, StepReport, Tree
+from grpo.types.machine import MachineConstants
 from grpo.types.rollout import Completion, Grade, GroupWithLogprobs, Problem, Prompt, RolloutGroup, ScoredGroup
 from grpo.types.rounds import Collected, Decision, FinishedRound, Progress, RoundPlan, RoundStatistics, Verdict
 from grpo.types.values import Interval, Mean, alike
@@ -23,6 +24,7 @@ __all__ = [
     "Grade",
     "GroupWithLogprobs",
     "Interval",
+    "MachineConstants",
     "Mean",
     "MicroBatch",
     "Problem",

@@ -1,6 +1,9 @@
 """`grpo export` refuses what it cannot write before it loads anything."""
 
+from pathlib import Path
+
 import pytest
+from huggingface_hub.errors import HTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
 from grpo.cli import main
 
@@ -9,8 +12,11 @@ from grpo.cli import main
     ("words", "message"),
     [
         (["x"], "needs a checkpoint or a run's folder, and a folder to write"),
-        (["x", "y", "precision=fp16"], "precision='fp16' is not valid: it must be bfloat16 or float32"),
-        (["x", "y", "precision=float32", "adapter=true"], "as it was trained: leave out precision="),
+        (["x", "y", "dtype=fp16"], "dtype='fp16' is not valid: it must be bfloat16, float16 or float32"),
+        (["x", "y", "dtype=float32", "adapter=true"], "as it was trained: leave out dtype="),
+        (["x", "y", "public=true"], "public= says who may see what upload=USER/NAME sends: give both"),
+        (["x", "y", "upload=name"], "upload=name must be a user or an organization and a name"),
+        (["x", "y", "upload=me/a b"], "upload=me/a b: that is no valid name"),
         (["x", "y"], "x is no checkpoint, and has none in checkpoints/"),
         (["checkpoint", "file"], "file is not an empty folder: give a new one"),
         (["checkpoint", "full"], "full is not an empty folder: give a new one"),
@@ -24,3 +30,74 @@ def test_what_cannot_be_exported_is_one_line(words, message, tmp_path, monkeypat
         path.write_text("{}")
     assert main(["export", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+class Hub:
+    """A stand-in for `huggingface_hub.HfApi` that notes what it is asked for."""
+
+    def __init__(self, failure=None):
+        self.asked, self.failure = [], failure
+
+    def __call__(self):
+        return self
+
+    def whoami(self):
+        self.asked.append("whoami")
+        if self.failure:
+            raise self.failure
+
+    def create_repo(self, name, private, exist_ok):
+        self.asked.append((name, private, exist_ok))
+        return f"https://huggingface.co/{name}"
+
+    def upload_folder(self, repo_id, folder_path, commit_message):
+        self.asked.append((repo_id, sorted(path.name for path in folder_path.iterdir())))
+
+
+@pytest.fixture
+def exported(monkeypatch, tmp_path):
+    """Lets an export write one file, and returns the words that ask for it."""
+
+    def write(place, directory, dtype, adapter):
+        directory.mkdir()
+        (directory / "model.safetensors").write_bytes(bytes(2048))
+        return place
+
+    monkeypatch.setattr("grpo.commands.export.export_checkpoint", write)
+    return ["export", "run", f"{tmp_path}/model"]
+
+
+@pytest.mark.parametrize(("words", "private"), [([], True), (["public=true"], False)])
+def test_an_upload_sends_the_folder_and_is_private_unless_asked(words, private, exported, monkeypatch, capsys):
+    hub = Hub()
+    monkeypatch.setattr("huggingface_hub.HfApi", hub)
+    assert main([*exported, "upload=me/mine", *words]) == 0
+    assert hub.asked == ["whoami", ("me/mine", private, True), ("me/mine", ["model.safetensors"])]
+    printed = capsys.readouterr().out
+    assert "(2 KiB)" in printed and "it is uploaded to https://huggingface.co/me/mine" in printed
+
+
+def test_nothing_is_uploaded_without_being_asked(exported, monkeypatch):
+    hub = Hub()
+    monkeypatch.setattr("huggingface_hub.HfApi", hub)
+    assert main(exported) == 0
+    assert hub.asked == []
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        (LocalTokenNotFoundError("none"), "nobody is logged in on this machine: run `hf auth login`"),
+        (OfflineModeIsEnabled("offline"), "the hub is not reachable (offline): leave out upload="),
+        (HTTPError("no route"), "the hub is not reachable (no route): leave out upload="),
+    ],
+)
+def test_an_upload_that_cannot_be_is_one_line_before_anything_is_written(
+    failure, message, exported, monkeypatch, capsys
+):
+    hub = Hub(failure)
+    monkeypatch.setattr("huggingface_hub.HfApi", hub)
+    assert main([*exported, "upload=me/mine"]) == 2
+    said = capsys.readouterr().err
+    assert f"grpo: upload=me/mine: {message}" in said and said.count("\n") == 1
+    assert hub.asked == ["whoami"] and not Path(exported[-1]).exists()

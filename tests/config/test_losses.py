@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from grpo.config import UserError
+from grpo.config import NormalizationConfig, UserError
 from grpo.config.hydra import compose_config, compose_sweep, config_directory
 from grpo.config.validate import validate, value_at
 
@@ -48,6 +48,7 @@ def test_a_preset_has_its_papers_settings_and_is_valid(preset):
     assert {path: value_at(config, path) for path in PRESETS[preset]} == PRESETS[preset]
 
 
+@pytest.mark.slow
 def test_the_sweep_of_objectives_runs_every_preset_at_equal_samples():
     sweep = compose_sweep("objectives", [])
     assert sweep.budget == "samples" and next(iter(sweep.variants)) == "clip"
@@ -91,6 +92,12 @@ def test_the_sweep_of_objectives_runs_every_preset_at_equal_samples():
             "rollout.budget.enabled=true goes by the gradient of",
         ),
         ({"normalization__name": "a:b", "task__curriculum__name": "online"}, "task.curriculum.name=online goes by"),
+        (
+            {"normalization__parts": "each", "task__curriculum__name": "weighted"},
+            "task.curriculum.name=weighted goes by the gradient of normalization.parts=sum, and parts is each",
+        ),
+        ({"normalization__parts": "each", "dynamics__name": "adaptive"}, "dynamics.name=adaptive goes by the gradient"),
+        ({"normalization__parts": "each", "rollout__budget__enabled": True}, "rollout.budget.enabled=true goes by"),
         ({"normalization__name": "pass_at_k", "normalization__ddof": 1}, "knows all subsets: set it to 0"),
         ({"normalization__name": "pass_at_k", "normalization__mean_exponent": 1.0}, "belong to normalization.name"),
         ({"normalization__name": "reinforce_plus_plus", "normalization__parts": "each"}, "compares with the whole"),
@@ -110,3 +117,12 @@ def test_senseless_combinations_are_refused(values, message):
     with pytest.raises(UserError) as refused:
         validate(changed(**values))
     assert message in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("use", ["dynamics__name", "task__curriculum__name", "rollout__budget__enabled"])
+def test_a_sigma_of_the_whole_step_weighs_its_groups_as_alpha_zero_does(use):
+    value = {"dynamics__name": "adaptive", "task__curriculum__name": "weighted"}.get(use, True)
+    config = changed(**{"normalization__scope": "batch", "normalization__mean_exponent": 0.5, use: value})
+    validate(config)
+    assert config.normalization.dials == (0.0, 0.5)
+    assert NormalizationConfig(exponent=0.7).dials == (0.7, 0.0)

@@ -38,7 +38,7 @@ def test_failing_runs_are_told_what_fails(name):
     for seed in range(20):
         curves = healthy(1000 + seed)
         FAILURES[name](curves)
-        hits += name in {found.name for found in findings(curves)}
+        hits += bool(set(name.strip().split("|")) & {found.name for found in findings(curves)})
     assert hits >= 17
 
 
@@ -194,7 +194,7 @@ def test_what_could_not_be_checked_is_named_with_what_is_missing():
     assert missing["truncation"] == "completions/truncated_fraction" and missing["plateau"] == "pass_rate"
     assert missing["entropy"] == "policy/entropy or policy/sampler_entropy"
     assert "constant reward" not in missing
-    assert not set(unchecked(logged(healthy(1)))) - {"reward parts", "reward by length", "reward hacking"}
+    assert not unchecked(logged(healthy(1)))
 
 
 def test_an_oscillating_run_is_told_so():

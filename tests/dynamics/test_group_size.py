@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from grpo.dynamics.difficulty import Difficulty
-from grpo.dynamics.group_size import GroupSizeRule, choose_group_size, cost_of_progress, cost_per_group
-from grpo.dynamics.planning import PlanRequest, size_options
+from grpo.dynamics.group_size import GroupSizeRule, choose_group_size, cost_of_progress
+from grpo.dynamics.planning import PlanRequest, propose, size_options, step_seconds
+from grpo.types import MachineConstants
 
 
 def at(*rates):
@@ -23,7 +24,7 @@ def test_small_groups_are_cheapest_unless_prompts_are_expensive():
     """At p = .05 little of the infinite group's gradient is left at G = 4. Under Adam that is no reason to pay more."""
     assert [choose(at(rate)).size for rate in (0.5, 0.2, 0.05)] == [4, 4, 4]
     assert choose(prompt_cost=30.0).size >= 24
-    assert choose().reason == "progress costs fewest tokens at G = 4"
+    assert choose().reason == "progress is cheapest at G = 4"
 
 
 def test_the_cost_of_progress_by_hand():
@@ -50,14 +51,41 @@ def test_noise_asks_for_twice_the_size_at_most():
     assert choose(variance=0.0004, left=0.001).by_fluctuation == 16
 
 
-def test_cost_of_a_group_that_is_not_silent():
-    # G = 2, p = ½: every second group is silent.
-    assert cost_per_group(at(0.5), 2, prompt_cost=1.0, completion_cost=3.0) == pytest.approx(14.0)
-    assert cost_per_group(at(0.0, 1.0), 8, 1.0, 1.0) == float("inf")
-
-
 def test_a_plan_goes_by_both_dials():
     maxrl = PlanRequest(exponent=0.0, mean_exponent=1.0)
     for request, fidelity in ((maxrl, 1 - 0.9**7), (PlanRequest(exponent=0.0), 1 - 1 / 8)):
         [option] = [option for option in size_options(at(0.1), request) if option.size == 8]
         assert option.fidelity == pytest.approx(fidelity)
+
+
+def test_a_plan_takes_the_size_at_which_progress_costs_least():
+    request = PlanRequest(
+        prompt_tokens=0.0, completion_tokens=1.0, budget_tokens=1280.0, exponent=0.0, smallest=2, largest=4
+    )
+    options = {option.size: option for option in size_options(at(0.5), request)}
+    # Dr. GRPO's ratio is √((G − 1)·pq), and G tokens are paid for it.
+    gained = {size: (size - 1) ** 0.5 / size for size in (2, 3, 4)}
+    for size, option in options.items():
+        assert option.progress == pytest.approx(gained[size] / gained[2])
+        assert option.steps == 1280 // (128 * size) and option.seconds is None
+    assert propose(at(0.5), request).size.size == 2 and propose(at(0.5), request).interval == 1
+
+
+MACHINE = MachineConstants("CPU", 1_000_000, ((128, 100.0), (1024, 800.0)), 1000.0, 9.0, 1.0)
+
+
+def test_a_plan_counts_the_seconds_of_a_measured_machine():
+    """A step at G = 4 samples 512 completions of 10 tokens at 400 tokens/s, learns 5,120 + 128 tokens at 1,000."""
+    request = PlanRequest(prompt_tokens=1.0, completion_tokens=10.0, smallest=4, largest=4)
+    assert step_seconds(request, MACHINE, 4) == pytest.approx(12.8 + 5.248 + 10)
+    # Two steps a round sample 1,024 at once, twice as fast.
+    assert step_seconds(request, MACHINE, 4, interval=2) == pytest.approx(6.4 + 5.248 + 5)
+    proposal = propose(at(0.5), request, MACHINE)
+    # At τ = 8 the ten seconds are 1.25 of 12.9 a step, at τ = 6 1.67 of 13.3, more than a tenth.
+    assert proposal.interval == 8 and proposal.overhead == pytest.approx(1.25 / (6.4 + 5.248 + 1.25))
+
+
+def test_dear_refreshes_ask_for_larger_groups():
+    request = PlanRequest(prompt_tokens=0.0, completion_tokens=1.0, prompts_per_step=64)
+    small = propose(at(0.5), request, replace(MACHINE, refresh_seconds=0.0, round_overhead_seconds=0.0)).size.size
+    assert small < propose(at(0.5), request, replace(MACHINE, refresh_seconds=60.0)).size.size

@@ -5,7 +5,7 @@ from scipy.signal import lfilter
 from scipy.special import logit
 from scipy.stats import chi2
 
-from grpo.dynamics.identify import fit_law, identify
+from grpo.dynamics.identify import fit_law, identify, laws
 from grpo.dynamics.laws import EXPONENTIAL, MIXTURE, History, gating_law, oscillator_law
 from tests.dynamics.synthetic import measured, oscillating, sigmoid
 
@@ -143,3 +143,7 @@ def test_intervals_of_plateau_and_stiffness_cover_the_truth_as_often_as_they_say
             interval = fit.interval(lambda free, index=index: float(law.read(free)[index]))
             covered[name] += interval.low <= truth <= interval.high
     assert all(0.90 <= count / runs <= 0.99 for count in covered.values()), covered
+
+
+def test_without_dials_there_is_no_law_of_gating():
+    assert [law.name for law in laws(0.9, None)] == [law.name for law in laws(0.9, 1.0) if law.name != "gating"]

@@ -45,7 +45,12 @@ def test_asked_to_stop_the_command_may_take_its_time():
 @pytest.mark.parametrize("order", [b"kill\n", None])
 def test_with_the_command_goes_what_it_started_elsewhere(order):
     """A child in a session of its own that does not listen; the command itself is killed too, or not asked."""
-    start = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {DEAF!r}], start_new_session=True)\n"
+    # The command waits until its child is deaf: a child that still starts after the grace is killed before it says so.
+    deaf = DEAF.replace("time.sleep", "os.write(2, b'.'); time.sleep").replace("import", "import os,", 1)
+    beside = "start_new_session=True, stderr=subprocess.PIPE"
+    start = (
+        f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {deaf!r}], {beside}); p.stderr.read(1)\n"
+    )
     process = tethered(start + WAIT if order else start, grace=1 if order is None else 600)
     assert process.stdout.readline() == b"here\n"
     if order:

@@ -23,6 +23,20 @@ CHANGES = [
     ({"stage": 3}, {"stage": 3, **BFLOAT16}, False),
 ]
 
+# How a checkpoint was saved, and how a new run is configured that starts from it.
+STARTS = [
+    ({"stage": 1}, {"stage": 3}),
+    ({"stage": 2, **BFLOAT16}, {"stage": 1, **BFLOAT16}),
+    ({"stage": 3, **COPIES}, {"stage": 2}),
+    ({"stage": 3, **BFLOAT16}, {"stage": 3, **BFLOAT16}),
+    ({"stage": 1, **LORA}, {"stage": 3, **LORA}),
+    ({"stage": 2, **LORA, **BFLOAT16}, {"stage": 2, **LORA, **BFLOAT16}),
+    ({"stage": 3, **LORA}, {"stage": 1, **LORA, **TOGETHER}),
+]
+
+# Stages in which adapters are trained, saved and loaded, by this version or as an older one saved them.
+ADAPTED = [(stage, older) for stage in (1, 2, 3) for older in (False, True)]
+
 # How a checkpoint was saved, how it is read, what was done to it, and what is said.
 REFUSED = [
     ({"stage": 1}, {"stage": 3}, "", "continue with learner.zero_stage=1"),

@@ -22,7 +22,7 @@ from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.run.checkpoints import CheckpointStore
 from tests.learner.learner_worker import DEVICE, config_for, take_step, weights
-from tests.learner.resume_cases import CHANGES, CRAFTED, LATER, REFUSED
+from tests.learner.resume_cases import ADAPTED, CHANGES, CRAFTED, LATER, LORA, REFUSED, STARTS
 
 
 def saved(learner, config, layout=True):
@@ -56,6 +56,43 @@ def change_facts(model, before, after, layout):
         "norms": [straight.gradient_norm, report.gradient_norm],
         "left": left == there,
     }
+
+
+def start_facts(model, before, after):
+    """Largest difference of a weight between a learner and one that starts from its checkpoint, and the KL of the start
+    to its reference."""
+    first = config_for(**before)
+    learner = DeepSpeedLearner(first, model, DEVICE)
+    folder = saved(learner, first)
+    there = weights(learner)
+    learner.engine.destroy()
+    learner = DeepSpeedLearner(config_for(**after, model__start=folder, objective__kl__coefficient=0.1), model, DEVICE)
+    away = (weights(learner) - there).abs().max().item()
+    distance = take_step(learner, first).means["policy/reference_kl"].value
+    learner.engine.destroy()
+    return {"away": away, "steps": learner.num_steps, "kl": distance}
+
+
+def adapted_facts(model, stage, older):
+    """Whether a run of adapters goes on bit for bit, and how many bytes its checkpoint takes; with `older` as versions
+    saved it that kept the frozen base too."""
+    config = config_for(stage, **LORA)
+    learner = DeepSpeedLearner(config, model, DEVICE)
+    take_step(learner, config)
+    if older:
+        learner.policy._state_dict_hooks.clear()
+        whole = learner.engine.save_checkpoint
+        learner.engine.save_checkpoint = lambda *where, exclude_frozen_parameters, **how: whole(*where, **how)
+    folder = learner.collective.gather(tempfile.mkdtemp())[0]
+    learner.save(folder)
+    size = sum(file.stat().st_size for file in Path(folder).rglob("*_model_states.pt"))
+    straight = take_step(learner, config).gradient_norm, weights(learner)
+    learner.engine.destroy()
+    learner = DeepSpeedLearner(config, model, DEVICE, folder)
+    learner.load(folder)
+    again = take_step(learner, config).gradient_norm, weights(learner)
+    learner.engine.destroy()
+    return {"same": again[0] == straight[0] and torch.equal(again[1], straight[1]), "bytes": size}
 
 
 def said(action):
@@ -153,6 +190,8 @@ EDITS = {"damaged layout": edited_layout(ranks="two"), "no shards": without_shar
 def main(model, output):
     init_distributed(DEVICE, 60)
     facts = {
+        "starts": [start_facts(model, *each) for each in STARTS],
+        "adapted": [adapted_facts(model, *each) for each in ADAPTED],
         "changes": [change_facts(model, *each) for each in CHANGES],
         "refused": [refused_facts(model, before, after, EDITS[edit]) for before, after, edit, _ in REFUSED],
         "crafted": [

@@ -9,7 +9,7 @@ from grpo.config import TrainConfig, UserError
 from grpo.config.resume import check_resumed
 from tests import warm
 from tests.learner.models import tiny_llama
-from tests.learner.resume_cases import CHANGES, CRAFTED, LATER, REFUSED
+from tests.learner.resume_cases import ADAPTED, CHANGES, CRAFTED, LATER, LORA, REFUSED, STARTS
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +34,27 @@ def test_a_checkpoint_goes_on_as_it_was_under_other_settings(facts, index):
     straight, resumed = found["norms"]
     assert resumed == pytest.approx(straight, rel=1e-5 if same else 1e-2)
     assert found["left"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", range(len(STARTS)), ids=lambda index: f"{STARTS[index]}")
+def test_a_new_run_starts_with_the_weights_of_a_checkpoint(facts, index):
+    found = facts["starts"][index]
+    assert found["away"] == 0
+    assert found["steps"] == 1
+    # The reference is the start; of adapters it is their base, from which one step has led away.
+    adapted = LORA.items() <= STARTS[index][1].items()
+    assert found["kl"] > 0.1 if adapted else abs(found["kl"]) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", range(len(ADAPTED)), ids=lambda index: f"{ADAPTED[index]}")
+def test_a_run_of_adapters_goes_on_bit_for_bit_without_its_base_in_the_checkpoint(facts, index):
+    stage, _ = ADAPTED[index]
+    assert facts["adapted"][index]["same"]
+    kept, whole = (facts["adapted"][ADAPTED.index((stage, kind))]["bytes"] for kind in (False, True))
+    # The base has 90,432 weights of four bytes.
+    assert whole - kept > 4 * 90_000
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def main(folder: str) -> None:
 
 
 def verdicts(bench: Bench) -> dict[str, str]:
-    return {fact.what: fact.verdict for fact in exchange.sync(bench)}
+    return {fact.what: fact.verdict for fact in exchange.sync(bench).facts}
 
 
 if __name__ == "__main__":

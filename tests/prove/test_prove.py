@@ -11,6 +11,7 @@ from grpo.config import UserError
 from grpo.learner import attention as tree_attention
 from grpo.prove import computation
 from grpo.prove.bench import Bench
+from grpo.prove.record import read_constants
 from tests import warm
 
 
@@ -23,8 +24,8 @@ def bench(tmp_path_factory):
     os.environ.update(environment)
 
 
-def verdicts(facts):
-    return {fact.what.partition(":")[0]: fact.verdict for fact in facts}
+def verdicts(report):
+    return {fact.what.partition(":")[0]: fact.verdict for fact in report.facts}
 
 
 def test_attention_is_right_here_and_a_wrong_mask_is_found(bench, monkeypatch):
@@ -73,6 +74,12 @@ def test_the_command_measures_all_parts_and_writes_them_down(tmp_path):
     assert {fact["verdict"] for fact in found["facts"]} == {"fine", "–"}
     measured = {fact["what"]: fact["measured"] for fact in found["facts"]}
     assert measured["rounds finished"] == 6 and 0 < measured["neither sampling nor learning"] < 1
+    constants = read_constants(tmp_path / "prove.json")
+    assert [at_once for at_once, _ in constants.sampling_tokens_per_second] == [4, 16]
+    assert constants.sampling_speed(16) == measured["tokens, 16 completions at once"] > 0
+    assert constants.learning_tokens_per_second == measured["packed tokens"]
+    assert constants.refresh_seconds == measured["refresh of 1 MiB, checked"]
+    assert constants.round_overhead_seconds == measured["neither sampling nor learning nor refresh"]
     assert json.loads((tmp_path / "code.json").read_text())["versions"]["torch"]
     assert "verdict" in done.stdout
 

@@ -1,6 +1,7 @@
 """Variants compared, on runs whose truth is known."""
 
 import json
+import re
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -144,12 +145,27 @@ def test_silence_agrees_with_its_law(found):
 
 def test_the_conclusion_says_who_won_and_how_sure(found):
     said = " ".join(conclusion(found))
-    higher = "These variants end clearly higher than base: better by "
-    assert f"{higher}2" in said or f"{higher}3" in said
-    assert "These variants end clearly lower than base: worse by" in said
+    assert re.search(r"better ended highest, at [78]\d\.\d% \[.*\], clearly above all others\.", said)
+    assert re.search(r"clearly higher than base: better by \+[23]\d\.\d \[.*\] points \(5 of 5 seeds, p = ", said)
+    assert re.search(r"clearly lower than base: worse by -[12]\d\.\d \[.*\] points \(5 of 5 seeds, p = ", said)
     assert "No clear difference from base (in points): same" in said
     assert "The comparison has 40 held-out problems and 5 seeds." in said
-    assert "With fewer than 10 seeds, both overstate the certainty." in said
+    assert "corrected for the 3 comparisons (Holm)" in said
+    assert "by their signs alone nothing could be sure, since all 5 agree by chance in 6.2% of cases" in said
+
+
+def test_a_winner_that_others_may_equal_is_no_winner(runs):
+    alike = contrast([run for run in runs if run.variant in ("base", "same", "worse")])
+    assert alike.best in ("base", "same") and {alike.best, *alike.rivals} == {"base", "same"}
+    assert f"These may be as good, since they are not clearly below it: {alike.rivals[0]}." in conclusion(alike)[0]
+
+
+def test_two_seeds_are_too_few_to_say(runs):
+    few = contrast([run for run in runs if run.seed < 2])
+    said = " ".join(conclusion(few))
+    assert "clearly higher" not in said and "clearly lower" not in said
+    assert "Too few seeds to say whether another seed would agree (below 3), in points from base: same " in said
+    assert "better ended highest" in said and "but that decides nothing" in said
 
 
 def test_of_one_seed_there_are_no_intervals_over_seeds(runs):
@@ -168,17 +184,26 @@ def test_only_the_settings_that_differ_are_shown(found):
     ]
 
 
-def test_where_the_gradient_comes_from_is_left_empty_without_dials(tmp_path):
-    pair = []
-    for name, normalization in (("grpo", "dial"), ("best_of_k", "pass_at_k")):
+def test_where_the_gradient_comes_from_is_said_of_the_dials_only(tmp_path):
+    normalizations = {
+        "grpo": {},
+        "dr_grpo": {"exponent": 0.0},
+        "batch": {"scope": "batch"},
+        "best_of_k": {"name": "pass_at_k"},
+        "gdpo": {"parts": "each"},
+    }
+    runs = []
+    for name, changed in normalizations.items():
         folder = write_run(tmp_path / name, 0.5, 0)
         config = json.loads((folder / "config.json").read_text())
-        config["normalization"]["name"] = normalization
+        config["normalization"] |= changed
         (folder / "config.json").write_text(json.dumps(config))
-        pair.append(load(folder, name))
-    header, grpo, best_of_k = health(contrast(pair))
+        runs.append(load(folder, name))
+    header, *rows = health(contrast(runs))
     column = header.index("gradient on p < .1 or > .9")
-    assert grpo[column].endswith("%") and best_of_k[column] == ""
+    grpo, dr_grpo, batch, best_of_k, gdpo = (row[column] for row in rows)
+    assert dr_grpo == batch != grpo != "", "a σ that all groups share weighs none of them"
+    assert best_of_k == gdpo == ""
 
 
 def test_results_have_a_row_a_variant_and_samples_each_ones_text(found):

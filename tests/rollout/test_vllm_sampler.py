@@ -5,16 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from vllm.v1.executor import Executor
 
 from grpo.config import TrainConfig
 from grpo.rollout.engine_arguments import colocated_arguments
-from grpo.rollout.vllm_sampler import VllmSampler, _own_settings
 from grpo.weight_sync.refresh import CheckedSync
 
 
 def place_of_engine(arguments):
     """(rank, index of the GPU) of an engine, as vLLM computes them from its arguments and the environment."""
+    from vllm.v1.executor import Executor
+
     backend = arguments.get("distributed_executor_backend")
     parallel = SimpleNamespace(distributed_executor_backend=backend or "uni")
     device = SimpleNamespace(device=torch.device("cuda"))
@@ -37,6 +37,8 @@ def test_one_process_without_a_launcher_needs_no_variables_of_one(monkeypatch):
 
 
 def test_an_engine_leaves_the_threads_the_gpu_and_the_variables_as_they_were(monkeypatch):
+    from grpo.rollout.vllm_sampler import _own_settings
+
     calls = []
     monkeypatch.setattr(torch.cuda, "set_device", calls.append)
     monkeypatch.setattr(torch, "set_num_threads", calls.append)
@@ -68,6 +70,8 @@ class Recorded:
 @pytest.fixture
 def sampler():
     """A sampler on a GPU whose engine is `Recorded`."""
+    from grpo.rollout.vllm_sampler import VllmSampler
+
     value = object.__new__(VllmSampler)
     value._llm, value._on_gpu, value._config = Recorded(), True, TrainConfig()
     value._file_form = SimpleNamespace(of=lambda bucket: bucket)

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from grpo.config import UserError
-from grpo.run.checkpoints import CheckpointStore, read_config, read_progress, read_state, require_whole
+from grpo.config.saved import read_config, read_state
+from grpo.run.checkpoints import CheckpointStore, read_progress, require_whole
 from grpo.types import Progress, RoundPlan
 from tests.fakes import SingleRank, on_ranks
 

@@ -2,11 +2,12 @@
 
 import pytest
 
-from grpo.config import TrainConfig
+from grpo.config import NormalizationConfig, TrainConfig
 from grpo.run.clocks import Clocks
 from grpo.run.pipeline import PROBED_PROMPTS, PROBED_TOKENS, build_pipeline
 from grpo.telemetry import Phases
-from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank
+from grpo.types import RoundPlan
+from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, ids
 
 
 class Alone(SingleRank):
@@ -26,3 +27,34 @@ def test_where_rounds_are_sampled_ahead_sampler_and_learner_are_compared_after_e
         assert sync._probe is None
     else:
         assert len(sync._probe.prompts) == PROBED_PROMPTS and sync._probe.sampling.max_tokens == PROBED_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({}, ["p0", "p1", "p2"]),
+        # Every pair of p0 has a right one, so its best is 1 whichever it is.
+        ({"name": "pass_at_k", "k": 2}, ["p1", "p2", "p4"]),
+        ({"name": "pass_at_k", "k": 3}, ["p2", "p5", "p7"]),
+        ({"min_std": 0.45}, ["p1", "p4", "p6"]),
+        ({"scope": "batch", "min_std": 0.45}, ["p0", "p1", "p2"]),
+    ],
+)
+def test_refill_replaces_the_groups_that_the_normalization_makes_nothing_of(settings, kept):
+    groups = [
+        (1, 1, 1, 0),
+        (1, 1, 0, 0),
+        (1, 0, 0, 0),
+        (1, 1, 1, 1),
+        (1, 1, 0, 0),
+        (0, 0, 1, 0),
+        (0, 1, 0, 1),
+        (0, 0, 0, 1),
+    ]
+    config = TrainConfig()
+    config.normalization = NormalizationConfig(**settings)
+    config.rollout.refill.enabled, config.rollout.refill.max_waves = True, 9
+    task = ScriptedTask(groups)
+    collector, _ = build_pipeline(config, task, ScriptedSampler(), Alone(), Clocks(config, Phases()))
+    plan = RoundPlan(group_size=4, refresh_interval=1, prompts_per_step=3)
+    assert ids(collector.collect(plan, 9).groups) == kept

@@ -46,6 +46,7 @@ def test_every_cell_is_run_once_with_its_overrides(words):
     assert line.startswith("train experiment=tiny normalization=dr_grpo seed=1 output_dir=")
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_says_why_stops_no_other_and_is_the_only_one_run_again(words, capsys):
     output = Path(words[3].partition("=")[2])
     (output / "dr_grpo-seed0.wish").write_text("fail")

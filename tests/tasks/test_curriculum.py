@@ -4,10 +4,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from scipy import integrate, stats
+from scipy import integrate, special, stats
 
 from grpo.config import CurriculumConfig
-from grpo.tasks.curriculum import build_order, expected_gradient, resampled
+from grpo.dynamics.identity import drift
+from grpo.tasks.curriculum import Grouping, build_order, expected_gradient, resampled
 from grpo.tasks.stream import PromptStream
 from grpo.types import Problem
 
@@ -18,22 +19,36 @@ def problems(rates=RATES):
     return [Problem(f"p-{index}", str(index), "", {"rate": rate}) for index, rate in enumerate(rates)]
 
 
-def order(name, rates=RATES, exponent=1.0, seed=0, mean_exponent=0.0, **settings):
+def order(name, rates=RATES, exponent=1.0, seed=0, mean_exponent=0.0, size=8, **settings):
     config = CurriculumConfig(name=name, solve_rate_column="rate", **settings)
-    return build_order(problems(rates), config, (exponent, mean_exponent), seed)
+    return build_order(problems(rates), config, Grouping(size, exponent, mean_exponent), seed)
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, 1.5])
 @pytest.mark.parametrize("mean_exponent", [0.0, 0.5, 1.0, -1.0])
-def test_the_expected_gradient_is_the_integral_over_the_posterior(exponent, mean_exponent):
+@pytest.mark.parametrize("size", [2, 8])
+def test_the_expected_gradient_is_the_drift_over_the_posterior(exponent, mean_exponent, size):
     right, wrong = 2.5, 6.5
 
     def gradient(p):
-        return (p * (1 - p)) ** ((2 - exponent) / 2) * p**-mean_exponent * stats.beta.pdf(p, right, wrong)
+        return drift(p, size, exponent, mean_exponent=mean_exponent) * stats.beta.pdf(p, right, wrong)
 
     expected, _ = integrate.quad(gradient, 0, 1)
-    found = expected_gradient(np.array([right]), np.array([wrong]), exponent, mean_exponent)[0]
-    assert found == pytest.approx(expected, rel=1e-8)
+    grouping = Grouping(size, exponent, mean_exponent)
+    assert expected_gradient(np.array([right]), np.array([wrong]), grouping)[0] == pytest.approx(expected, rel=1e-8)
+
+
+def test_under_maxrl_a_problem_that_is_never_solved_is_hardly_asked():
+    """Of 0, 3, 6 and 13 right of 64: MaxRL's drift is (1−p) − (1−p)^G, whose mean over a Beta has a closed form."""
+    right = np.array([0, 3, 6, 13]) + 0.5
+    wrong = 65 - right
+    shares = {}
+    for size in (8, 10_000):
+        expected = (special.beta(right, wrong + 1) - special.beta(right, wrong + size)) / special.beta(right, wrong)
+        weights = expected_gradient(right, wrong, Grouping(size, 0.0, 1.0))
+        assert weights == pytest.approx(expected)
+        shares[size] = (weights / weights.sum()).round(2).tolist()
+    assert shares == {8: [0.03, 0.21, 0.32, 0.44], 10_000: [0.26, 0.27, 0.25, 0.22]}
 
 
 def test_maxrl_asks_hard_prompts_most():
@@ -43,11 +58,14 @@ def test_maxrl_asks_hard_prompts_most():
         return float(np.mean(asked == 1))
 
     assert share(0.0, 0.0) < share(1.0, 0.0) < share(0.0, 1.0)
-    assert np.isfinite(expected_gradient(np.array([0.5]), np.array([0.5]), 2.0, 1.0)).all()
 
 
 def test_at_exponent_two_every_group_that_speaks_counts_the_same():
-    assert expected_gradient(np.array([3.0, 0.5]), np.array([1.0, 9.0]), 2.0) == pytest.approx([1.0, 1.0])
+    """The weight is then the probability that the group is not silent: 1 − B(right + G, wrong)/B … − …"""
+    urn = stats.betabinom(6, [3.0, 0.5], [1.0, 9.0])
+    speaking = 1 - urn.pmf(0) - urn.pmf(6)
+    found = expected_gradient(np.array([3.0, 0.5]), np.array([1.0, 9.0]), Grouping(6, exponent=2.0))
+    assert found == pytest.approx(speaking)
 
 
 def test_a_block_asks_each_problem_in_proportion_to_its_weight_to_within_one():
@@ -61,9 +79,9 @@ def test_a_block_asks_each_problem_in_proportion_to_its_weight_to_within_one():
 def test_weighted_prompts_are_those_that_promise_gradient():
     asked = Counter(order("weighted", prior_samples=64, block=800).indices(0, 8000).tolist())
     share = np.array([asked[index] / 8000 for index in range(8)])
-    variance = np.array([r * (1 - r) for r in RATES])
     middle = slice(2, 6)
-    expected = np.sqrt(variance[middle]) / np.sqrt(variance[middle]).sum() * share[middle].sum()
+    gradient = drift(RATES[middle], 8, exponent=1.0)
+    expected = gradient / gradient.sum() * share[middle].sum()
     assert share[middle] == pytest.approx(expected, rel=0.05)
     assert 0 < share[0] < 0.25 * share[3], "never solved of 64 is not never, but seldom"
 

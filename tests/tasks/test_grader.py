@@ -83,6 +83,7 @@ def test_when_no_answer_of_many_gets_a_grade_the_run_ends(custom_rewards, monkey
             pool.grade([("crash", "5", {})])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("texts", [["5"], ["slow", "slow", "slow", "5"]], ids=["idle", "busy"])
 def test_workers_that_are_stopped_are_replaced_and_their_answers_graded(texts, custom_rewards, monkeypatch, caplog):
     monkeypatch.setattr(grader, "MARGIN_SECONDS", 2.0)

@@ -10,7 +10,7 @@ from grpo.config import DataConfig, PromptConfig, RewardConfig, RewardPartConfig
 from grpo.config.hydra import compose_config
 from grpo.config.task import CurriculumConfig, SourceRewardConfig
 from grpo.config.validate import check_files, validate
-from grpo.tasks import build_task, loaded_task
+from grpo.tasks import Grouping, build_task, loaded_task
 from grpo.tasks.curriculum import uniform
 from grpo.tasks.mixture import BLOCK, Mixture
 from grpo.types import Completion, RolloutGroup
@@ -79,7 +79,9 @@ def two_sets():
 
 
 def build(config, tokenizer, **settings):
-    return build_task(loaded_task(config, tokenizer), tokenizer, seed=0, max_tokens=16, **settings)
+    return build_task(
+        loaded_task(config, tokenizer), tokenizer, seed=0, max_tokens=16, grouping=Grouping(8), **settings
+    )
 
 
 def graded(task, prompt, *texts):

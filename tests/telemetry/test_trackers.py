@@ -149,6 +149,7 @@ def test_wandb_offline_writes_a_run_without_key_or_network(tmp_path):
     assert len(list(tmp_path.glob("wandb/wandb/offline-run-*/run-*.wandb"))) == 1
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_same_run_for_wandb_and_a_new_one_another(tmp_path):
     for resume in (False, True, False):
         WandbTracker({}, "offline", "grpo", tmp_path, resume).close()
@@ -188,6 +189,7 @@ def test_tensorboard_shows_rounds_evaluations_and_a_resumed_run_as_one(tmp_path)
     assert "groups/counts" not in found
 
 
+@pytest.mark.slow
 def test_mlflow_keeps_parameters_metrics_samples_and_code_of_one_run(tmp_path):
     import mlflow
 

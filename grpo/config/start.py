@@ -1,0 +1,131 @@
+"""What an earlier run has left says of itself what model it is, so that another run can start from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from grpo.config.engines import LoraConfig, ModelConfig
+from grpo.config.errors import UserError, require
+from grpo.config.folder import CHECKPOINTS, METRICS_FILE, MODEL_FOLDER, STATE_FILE, checkpoints_in
+from grpo.config.saved import read_config
+
+# These are peft's names for the files of an adapter's folder.
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+# An adapter with any of these settings is more than W + B·A·alpha/r on linear layers, which is all that is trained.
+UNTRAINED = (
+    *("use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern", "target_parameters", "lora_bias"),
+    *("layers_to_transform", "exclude_modules", "layer_replication", "trainable_token_indices", "fan_in_fan_out"),
+)
+
+
+def described(model: ModelConfig) -> ModelConfig:
+    """Returns the configuration of the model to which `model.path` or `model.start` leads.
+
+    A run's folder becomes the model that the run left. A checkpoint or an adapter becomes `start`, and `path`, `source`
+    and `lora` are then those of its base and its adapters. Everything else is returned as it is. Raises UserError for a
+    folder without weights, and for adapters that are configured otherwise than those of the start.
+    """
+    given = model.start or model.path
+    place = Path(given).expanduser()
+    if not given or not place.is_dir():
+        require(not model.start, f"model.start={model.start}: there is no such folder: give a checkpoint or an adapter")
+        return model
+    if (place / CHECKPOINTS).is_dir() or (place / METRICS_FILE).exists():
+        return replace(model, source="huggingface", path=str(_left_by(place)), start="")
+    if (place / STATE_FILE).exists():
+        return _of_checkpoint(model, place)
+    if (place / ADAPTER_CONFIG).exists():
+        return _of_adapter(model, place)
+    require(not model.start, f"model.start={model.start} is no checkpoint and no adapter: give it as model.path")
+    return replace(model, source="huggingface")
+
+
+def is_checkpoint(start: str) -> bool:
+    """Tells whether `model.start` is a checkpoint, and not an adapter or nothing."""
+    return bool(start) and (Path(start) / STATE_FILE).exists()
+
+
+def _left_by(run: Path) -> Path:
+    """Returns the folder of the model that a run left. Raises UserError when it has left none."""
+    left = run / MODEL_FOLDER
+    if left.is_dir():
+        return left
+    checkpoints = checkpoints_in(run / CHECKPOINTS)
+    instead = f"give its newest checkpoint, {checkpoints[-1]}" if checkpoints else "it has no checkpoint either"
+    raise UserError(f"the run {run} has left no {MODEL_FOLDER}/, since it is not finished or exports none: {instead}")
+
+
+def _of_checkpoint(model: ModelConfig, checkpoint: Path) -> ModelConfig:
+    saved = read_config(checkpoint).model
+    mend = f"`grpo export {checkpoint} DIRECTORY` makes one model of it, then give model.path=DIRECTORY"
+    lora = _agreed(model.lora, saved.lora, checkpoint, mend)
+    return replace(
+        saved,
+        start=str(checkpoint),
+        lora=lora,
+        config=saved.config | model.config,
+        head_precision=saved.head_precision if model.head_precision == "auto" else model.head_precision,
+        # A checkpoint may be somebody else's, whose code is run only where this command allows it.
+        trust_remote_code=model.trust_remote_code,
+        max_length=model.max_length,
+    )
+
+
+def _of_adapter(model: ModelConfig, folder: Path) -> ModelConfig:
+    settings = _read(folder / ADAPTER_CONFIG)
+    kind = settings.get("peft_type")
+    require(kind == "LORA", f"{folder} is an adapter of the kind {kind}; only LORA is trained")
+    unusual = [f"{name}={settings[name]}" for name in UNTRAINED if settings.get(name)]
+    unusual += [f"bias={settings['bias']}"] if settings.get("bias", "none") != "none" else []
+    merge = "merge it into its base with peft's merge_and_unload, and give the merged model as model.path"
+    require(not unusual, f"{folder} has {', '.join(unusual)}, which is not trained here: {merge}")
+    require(
+        (folder / ADAPTER_WEIGHTS).is_file(),
+        f"{folder} has no {ADAPTER_WEIGHTS}: save the adapter as safetensors, with save_pretrained",
+    )
+    targets = settings.get("target_modules")
+    require(
+        isinstance(targets, list) or targets == "all-linear",
+        f"{folder} names its target_modules by the pattern {targets!r}: list their names in {ADAPTER_CONFIG}",
+    )
+    names = targets if isinstance(targets, str) else ",".join(sorted(targets))
+    own = LoraConfig(rank=settings["r"], alpha=float(settings["lora_alpha"]), target_modules=names)
+    lora = _agreed(model.lora, own, folder, merge)
+    # With `model.start` the base may be given, for example a copy in another folder; else the adapter names it.
+    given = bool(model.start) and bool(model.path)
+    base = {"source": "huggingface"} if given else {"source": "huggingface", "path": _base(settings, folder)}
+    base |= {} if given or model.revision else {"revision": settings.get("revision") or ""}
+    return replace(model, start=str(folder), lora=lora, **base)
+
+
+def _base(settings: Mapping[str, Any], folder: Path) -> str:
+    name = settings.get("base_model_name_or_path")
+    require(bool(name), f"{folder / ADAPTER_CONFIG} names no base: give it as model.path, with model.start={folder}")
+    return str(name)
+
+
+def _agreed(given: LoraConfig, own: LoraConfig, place: Path, mend: str) -> LoraConfig:
+    """Returns the adapters of a start. Raises UserError where others are configured."""
+    has = f"adapters of rank {own.rank}, alpha {own.alpha:g} on {own.target_modules}" if own.rank else "no adapters"
+    require(
+        not given.rank or given == own,
+        f"model.lora asks for rank {given.rank}, alpha {given.alpha:g} on {given.target_modules}, but {place} has "
+        f"{has}: leave out model.lora to train on as it is; for other adapters, {mend}",
+    )
+    return own
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads(file.read_text())
+        if isinstance(settings["r"], int) and isinstance(settings["lora_alpha"], int | float):
+            return settings
+        raise ValueError("r and lora_alpha are no numbers")
+    except KeyError as error:
+        raise UserError(f"{file} is damaged: it has no {error.args[0]}") from error
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{file} is damaged ({str(error).splitlines()[0]})") from error

@@ -1,0 +1,128 @@
+"""This module holds the checks of a diagnosis that ask what is rewarded: right answers, or something else.
+
+Each returns a finding or None.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+from scipy.optimize import nnls
+
+from grpo.dynamics.evidence import FEWEST_ROUNDS, change, late_change, start, window_length
+from grpo.dynamics.findings import WARNING, DiagnosisRule, Finding
+from grpo.dynamics.run_log import RunLog, Series
+from grpo.types import Interval
+
+PART, REWARD = "reward/part/", "reward/mean"
+# A part whose correlation with the pass rate is above this is the part that grades answers.
+SAME = 0.999
+# A mean that was smoothed before it was logged may leave its range by this.
+SMOOTHED = 0.05
+
+
+class Rise(NamedTuple):
+    """The rise of a metric, the change of the pass rate meanwhile, and since when."""
+
+    risen: Interval
+    gained: Interval
+    since: str
+
+
+def unearned_rise(log: RunLog, name: str, rule: DiagnosisRule) -> Rise | None:
+    """Finds that a metric rises while answers do not improve, over the whole run or lately.
+
+    The pass rate may rise a little beside it: what counts is whether it gains less than `coupling` of the rise.
+    """
+    rises = []
+    for since, between in (("since the start", change), ("lately", late_change)):
+        risen, gained = between(log[name]), between(log["pass_rate"])
+        # A part that is the pass rate itself rises with it.
+        if risen is None or gained is None or risen.low < rule.moved:
+            continue
+        if gained.high <= rule.coupling * risen.value + rule.flat / 2:
+            rises.append(Rise(risen, gained, since))
+    return max(rises, key=lambda rise: rise.risen.value, default=None)
+
+
+def part_gaming(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds a part of the reward that rises while answers do not improve. Of several it tells the one that rose most.
+
+    The whole reward is looked at where it lies in [0, 1] as the pass rate does, or where no part was logged.
+    """
+    names = [name for name in log.series if name.startswith(PART)]
+    if not names or _within_0_and_1(log[REWARD]):
+        names.append(REWARD)
+    rises = {name: rise for name in names if (rise := unearned_rise(log, name, rule))}
+    if not rises:
+        return None
+    worst = max(rises, key=lambda name: rises[name].risen.value)
+    risen, gained, since = rises[worst]
+    evidence = f"{worst} rose by {risen.value:.2f} {since}, the pass rate by {gained.value:+.2f}"
+    remedy = (
+        "read samples.jsonl: something else than right answers is rewarded"
+        if worst == REWARD
+        else f"lower the weight of {worst.removeprefix(PART)!r} in task.reward.parts"
+    )
+    return Finding("reward part gamed", WARNING, evidence, remedy)
+
+
+def answers_hardly_count(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds a reward that is hardly ever for right answers, since its other parts give nearly all of it.
+
+    The weights of the parts are those that explain the mean reward best, none of them negative. Where the pass rate
+    gains clearly, answers count more and more, and nothing is found.
+    """
+    parts = [name for name in log.series if name.startswith(PART) and len(log[name]) == len(log[REWARD])]
+    graded = next((name for name in parts if _is_the_pass_rate(log[name], log["pass_rate"])), None)
+    lately = late_change(log["pass_rate"])
+    if graded is None or len(parts) < 2 or lately is None or lately.low > rule.gain_left:
+        return None
+    values = np.array([log[name].values for name in parts]).T
+    weights, _ = nnls(values, log[REWARD].values)
+    late = weights * values[-window_length(len(values)) :].mean(axis=0)
+    share = float(late[parts.index(graded)] / late.sum()) if late.sum() > 0 else 1.0
+    if share > rule.coupling:
+        return None
+    largest = parts[int(late.argmax())].removeprefix(PART)
+    evidence = f"right answers ({graded.removeprefix(PART)}) give {share:.0%} of the reward, most comes from {largest}"
+    return Finding("answers hardly count", WARNING, evidence, f"lower the weight of {largest!r} in task.reward.parts")
+
+
+def bought_by_length(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds a reward that goes with length: completions grow, and the reward rises with them and without answers, or
+    longer completions are rewarded more from round to round."""
+    length, reward = log["completions/length_mean"], log[REWARD]
+    first, grown, rise = start(length), change(length), change(reward)
+    if first is None or grown is None or rise is None or len(length) != len(reward):
+        return None
+    if grown.low < rule.longer * first.value or rise.low <= 0:
+        return None
+    longer = f"length {first.value:.0f} → {first.value + grown.value:.0f} tokens"
+    steps = [np.diff(series.values) for series in (length, reward)]
+    together = stats.pearsonr(*steps) if min(np.ptp(series) for series in steps) > 0 else None
+    unearned = unearned_rise(log, REWARD, rule) if _within_0_and_1(reward) else None
+    if together and together.statistic > rule.bought and together.pvalue < 1e-4:
+        evidence = f"{longer}; its changes from round to round go with those of the reward"
+        evidence += f" (correlation {together.statistic:.2f})"
+    elif unearned:
+        evidence = f"{longer}; {unearned.since} the reward rose by {unearned.risen.value:.2f}, the pass rate by "
+        evidence += f"{unearned.gained.value:+.2f}"
+    else:
+        return None
+    remedy = "read samples.jsonl; a reward that does not count words, or task.reward.overlong=soft"
+    return Finding("reward bought by length", WARNING, evidence, remedy)
+
+
+def _within_0_and_1(series: Series) -> bool:
+    """Tells whether a reward has the range of a pass rate, but for a few hundredths by smoothing."""
+    return bool(len(series) and series.values.min() >= -SMOOTHED and series.values.max() <= 1 + SMOOTHED)
+
+
+def _is_the_pass_rate(part: Series, passed: Series) -> bool:
+    """Tells whether a part of the reward is the pass rate itself, up to a factor."""
+    if len(part) != len(passed) or len(part) < FEWEST_ROUNDS or min(np.ptp(part.values), np.ptp(passed.values)) == 0:
+        return False
+    return bool(np.corrcoef(np.maximum(part.values, 0), passed.values)[0, 1] > SAME)

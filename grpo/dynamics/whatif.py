@@ -1,0 +1,284 @@
+"""This module predicts what a run would have done under another group size, batch, refresh interval or dial.
+
+The prediction assumes that the policy takes the same path at another speed. Adam's steps follow the gradient as far as
+it stands out of its noise, so a step gets ahead in proportion to a power γ of the signal-to-noise ratio of its
+gradient,
+
+    signal-to-noise = √(B·ESS) · E[σ^(2−α)·p^(−β)] / √(E[σ^(2−2α)·p^(−2β)]/G),
+
+over the prompts' pass rates, for B groups (arXiv:2607.00152 gives the moments; `group_size` chooses G by the same
+ratio). γ is 1 where noise is all and 0 where a gradient has none. It is not known of a run, so it is drawn from a
+prior, and so is the luck of a seed. The curve itself is the run's own, smoothed, and continued by its trend (`trend`).
+benchmarks/README.md says how often the intervals held on runs that were then made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from grpo.dynamics.difficulty import Difficulty, fit_difficulty
+from grpo.dynamics.group_size import signal_to_noise
+from grpo.dynamics.identity import silent_rate
+from grpo.dynamics.laws import History
+from grpo.dynamics.run_log import RunLog
+from grpo.dynamics.trend import follow
+
+Array = NDArray[np.float64]
+
+# The run is cut into at most so many stages, each with its own difficulty of prompts, lengths and times.
+STAGES = 8
+# A prediction is made of so many drawn courses, each on so many points.
+NUM_DRAWS, POINTS = 600, 300
+# A course is followed for at most so many times the run's own steps.
+LONGEST = 4.0
+# The power γ of the signal-to-noise ratio is drawn uniformly from this range.
+LEAST_POWER, GREATEST_POWER = 0.3, 1.0
+# Two runs that differ in their seed differ in speed by this standard deviation of its logarithm.
+SEED_SPREAD = 0.12
+# The smoothing bandwidth of the measured curve, as a share of its length.
+BANDWIDTH = 0.06
+# A run at τ = 1 has not measured how ratios drift. Then 1 − ESS at τ = 2 is drawn between these, evenly in its
+# logarithm.
+LEAST_DRIFT, GREATEST_DRIFT = 1e-4, 1e-2
+LEAST_ESS = 0.1
+# Silent groups are replaced until at least this share of the asked ones speaks.
+LEAST_SPEAKING = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSetting:
+    """A batch setting says how one optimizer step is sampled and weighed.
+
+    group_size, prompts_per_step, refresh_interval   G, B and τ
+    exponent, mean_exponent   the dials' α and β
+    ddof                      σ divides by G − ddof
+    refilled                  whether other prompts replace silent groups (DAPO)
+    """
+
+    group_size: int
+    prompts_per_step: int
+    refresh_interval: int = 1
+    exponent: float = 1.0
+    mean_exponent: float = 0.0
+    ddof: int = 0
+    refilled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage holds what was measured over some rounds in a row.
+
+    step               the optimizer step in its middle
+    setting            how its steps were sampled
+    difficulty         the pass rates of its prompts
+    prompt_tokens, completion_tokens   mean lengths
+    token_seconds      seconds of a round for each prompt and completion token that it sampled, without its refresh
+    refresh_seconds    seconds of a refresh
+    ess                effective share of samples under importance weights; 1 at τ = 1
+    """
+
+    step: float
+    setting: BatchSetting
+    difficulty: Difficulty
+    prompt_tokens: float
+    completion_tokens: float
+    token_seconds: float
+    refresh_seconds: float
+    ess: float
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """A course is a predicted run.
+
+    steps      [points] optimizer steps
+    rates      [draws, points] pass rates of the policy at these steps
+    tokens     [draws, points] prompt and completion tokens sampled until then
+    seconds    [draws, points] seconds of rounds until then
+    silent     [draws, points] share of silent groups among those sampled at that step
+    """
+
+    steps: Array
+    rates: Array
+    tokens: Array
+    seconds: Array
+    silent: Array
+
+    def spent(self, unit: str) -> Array:
+        """Returns what was spent at each point [draws, points], in ``"steps"``, ``"tokens"`` or ``"seconds"``."""
+        return np.broadcast_to(self.steps, self.rates.shape) if unit == "steps" else getattr(self, unit)
+
+    def at(self, unit: str, amount: float) -> dict[str, Array]:
+        """Returns each quantity [draws] when `amount` of the unit has been spent."""
+        spent = self.spent(unit)
+        columns = {"steps": self.spent("steps"), "rates": self.rates, "tokens": self.tokens}
+        columns |= {"seconds": self.seconds, "silent": self.silent}
+        return {
+            name: np.array([np.interp(amount, own, row) for own, row in zip(spent, values, strict=True)])
+            for name, values in columns.items()
+        }
+
+    def cost(self, unit: str, level: float) -> Array:
+        """Returns what each draw has spent when its pass rate first reaches `level`, ∞ where it never does."""
+        rows, spent, reached = np.arange(len(self.rates)), self.spent(unit), self.rates >= level
+        first = reached.argmax(axis=1)
+        before = np.maximum(first - 1, 0)
+        low, high = self.rates[rows, before], self.rates[rows, first]
+        share = np.where(high > low, (level - low) / np.where(high > low, high - low, 1.0), 0.0)
+        cost = spent[rows, before] + share * (spent[rows, first] - spent[rows, before])
+        return np.where(reached.any(axis=1), cost, np.inf)
+
+
+def stages_of(log: RunLog, setting: BatchSetting) -> tuple[Stage, ...]:
+    """Cuts a run into stages. `setting` is the configured one; the log says where a scheduler changed G, B and τ.
+
+    Raises ValueError when the log has no counts of correct completions.
+    """
+    rounds = [index for index, counts in enumerate(log.counts) if counts]
+    if not rounds or len(rounds) != len(log.history):
+        raise ValueError("the log has no counts of correct completions per group")
+    ends = log.history.steps + log.history.delays
+    return tuple(_stage(log, setting, part, ends) for part in np.array_split(rounds, min(STAGES, len(rounds))))
+
+
+def _stage(log: RunLog, setting: BatchSetting, rounds: NDArray[np.int_], ends: Array) -> Stage:
+    def middle(name: str, default: float) -> float:
+        series = log[name]
+        return float(np.median(np.interp(ends[rounds], series.steps, series.values))) if len(series) else default
+
+    own = replace(
+        setting,
+        group_size=round(middle("plan/group_size", setting.group_size)),
+        prompts_per_step=round(middle("plan/prompts_per_step", setting.prompts_per_step)),
+        refresh_interval=round(middle("plan/refresh_interval", setting.refresh_interval)),
+    )
+    counts: dict[tuple[int, int], float] = {}
+    for index in rounds:
+        for pair, number in log.counts[index].items():
+            counts[pair] = counts.get(pair, 0.0) + number
+    prompt, completion = middle("prompts/length_mean", 0.0), middle("completions/length_mean", 1.0)
+    refresh = middle("time/sync_seconds", 0.0)
+    groups = sum(counts.values()) / len(rounds)
+    tokens = groups * (prompt + own.group_size * completion)
+    return Stage(
+        step=float(log.history.steps[rounds].mean()),
+        setting=own,
+        difficulty=fit_difficulty(counts),
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        token_seconds=max(middle("time/round_seconds", 0.0) - refresh, 0.0) / tokens,
+        refresh_seconds=refresh,
+        ess=min(middle("policy/ess_fraction", 1.0), 1.0) if own.refresh_interval > 1 else 1.0,
+    )
+
+
+def progress_of_step(setting: BatchSetting, difficulty: Difficulty) -> float:
+    """Returns the signal-to-noise ratio of a step's gradient, up to a factor that all settings share, at ESS 1."""
+    ratio = signal_to_noise(difficulty, setting.group_size, setting.exponent, setting.ddof, setting.mean_exponent)
+    # Where silent groups are replaced, all B groups speak.
+    speaking = 1 - silent_share(setting, difficulty) if setting.refilled else 1.0
+    return ratio * (setting.prompts_per_step / max(speaking, LEAST_SPEAKING)) ** 0.5
+
+
+def silent_share(setting: BatchSetting, difficulty: Difficulty) -> float:
+    """Returns the share of silent groups among all that are sampled."""
+    return float(difficulty.weights @ silent_rate(difficulty.pass_rates, setting.group_size))
+
+
+def step_tokens(setting: BatchSetting, stage: Stage) -> float:
+    """Returns the prompt and completion tokens that one step samples, with those of the silent groups it replaces."""
+    group = stage.prompt_tokens + setting.group_size * stage.completion_tokens
+    asked = setting.prompts_per_step
+    if setting.refilled:
+        asked /= max(1 - silent_share(setting, stage.difficulty), LEAST_SPEAKING)
+    return asked * group
+
+
+def predict(log: RunLog, stages: Sequence[Stage], setting: BatchSetting, seed: int = 0) -> Course:
+    """Predicts the course that another run of the same task and model takes under `setting`.
+
+    With the run's own setting it predicts the run of another seed. `seed` is that of the luck; courses of the same log
+    share the draws of its curve.
+    """
+    steps = np.linspace(0.0, LONGEST * log.steps_taken, POINTS)
+    curves = drawn_curves(log.history, steps)
+    generator = np.random.default_rng([seed, 1])
+    centers = np.array([stage.step for stage in stages])
+    speeds = _log_speeds(stages, setting, generator)
+    places = np.array([np.interp(steps, centers, row) for row in speeds])
+    rate = log["learner/learning_rate"]
+    own_rate = np.interp(steps, rate.steps, rate.values) if len(rate) else np.ones(POINTS)
+    costs = np.array([[step_tokens(setting, stage), silent_share(setting, stage.difficulty)] for stage in stages])
+    seconds = [
+        stage.refresh_seconds / setting.refresh_interval + stage.token_seconds * tokens
+        for stage, tokens in zip(stages, costs[:, 0], strict=True)
+    ]
+    by_step = [np.interp(steps, centers, column) for column in (*costs.T, seconds)]
+
+    gap = steps[1]
+    place = np.zeros(NUM_DRAWS)
+    followed = []
+    for step in range(POINTS):
+        at = np.minimum(place / gap, POINTS - 1.0)
+        followed.append([_read(curves, at), *(_read(row[None], at) for row in by_step)])
+        # A schedule of the learning rate goes by the step, so a policy that is ahead of its step learns at another one.
+        factor = own_rate[step] / np.maximum(_read(own_rate[None], at), 1e-12) if own_rate[step] else 0.0
+        place = place + gap * np.exp(_read(places, at)) * factor
+    rates, tokens, silent, times = (np.array(column).T for column in zip(*followed, strict=True))
+    return Course(steps, rates, _summed(tokens, gap), _summed(times, gap), silent)
+
+
+def _read(rows: Array, at: Array) -> Array:
+    """Reads each draw's row of [draws or 1, points] at its own, fractional point `at` [draws]."""
+    below = np.minimum(at.astype(int), rows.shape[1] - 2)
+    own = np.arange(len(at)) if len(rows) > 1 else 0
+    return rows[own, below] + (at - below) * (rows[own, below + 1] - rows[own, below])
+
+
+def _log_speeds(stages: Sequence[Stage], setting: BatchSetting, generator: np.random.Generator) -> Array:
+    """Draws the logarithm of the speed under `setting` over the run's own speed, [draws, stages]."""
+    power = generator.uniform(LEAST_POWER, GREATEST_POWER, NUM_DRAWS)[:, None]
+    luck = SEED_SPREAD * generator.standard_normal(NUM_DRAWS)[:, None]
+    drift_at_two = np.exp(generator.uniform(np.log(LEAST_DRIFT), np.log(GREATEST_DRIFT), NUM_DRAWS))
+    columns = []
+    for stage in stages:
+        here, there = (progress_of_step(batch, stage.difficulty) for batch in (stage.setting, setting))
+        # Without any group that speaks there is nothing to compare.
+        ratio = there / here if here > 0 and there > 0 else 1.0
+        measured = stage.setting.refresh_interval
+        shortfall, at = (1 - stage.ess, measured) if measured > 1 else (drift_at_two, 2)
+        # The shortfall grows as the square of the steps since the samples' policy, as in `refresh`.
+        further = shortfall * ((setting.refresh_interval - 0.5) / (at - 0.5)) ** 2
+        then = np.maximum(1 - further, LEAST_ESS) if setting.refresh_interval > 1 else 1.0
+        columns.append(np.broadcast_to(np.log(ratio) + 0.5 * np.log(then / max(stage.ess, LEAST_ESS)), NUM_DRAWS))
+    return power * np.array(columns).T + luck
+
+
+def drawn_curves(history: History, steps: Array) -> Array:
+    """Draws the policy's pass rate at `steps` [draws, steps]: smoothed where it was measured, and continued by its
+    trend."""
+    now = float(history.steps[-1])
+    past = steps < now
+    generator = np.random.default_rng(0)
+    measured = history.values + history.errors * generator.standard_normal((NUM_DRAWS, len(history)))
+    smooth = np.clip(measured @ _smoother(history, steps[past]).T, 0.0, 1.0)
+    ahead, _ = follow(history).draws(steps[~past], NUM_DRAWS)
+    return np.concatenate([smooth, ahead], axis=1)
+
+
+def _smoother(history: History, steps: Array) -> Array:
+    """Returns the matrix [steps, rounds] of a local linear regression (Cleveland, JASA 1979, with normal weights)."""
+    distance = history.steps[None, :] - steps[:, None]
+    width = max(BANDWIDTH * float(np.ptp(history.steps)), 2 * float(np.median(np.diff(history.steps))))
+    weights = np.exp(-0.5 * (distance / width) ** 2) / history.errors**2
+    zeroth, first, second = (np.sum(weights * distance**order, axis=1, keepdims=True) for order in (0, 1, 2))
+    return weights * (second - first * distance) / np.maximum(zeroth * second - first**2, 1e-300)
+
+
+def _summed(amounts: Array, gap: float) -> Array:
+    """Returns what was spent before each point, when so much is spent per step."""
+    return np.concatenate([np.zeros((len(amounts), 1)), np.cumsum(amounts[:, :-1] * gap, axis=1)], axis=1)

@@ -1,0 +1,28 @@
+"""This module says how much space a folder takes, and how much is left."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+
+def size_of(folder: Path) -> str:
+    """Returns the size of all files in a folder in words, e.g. "1.2 GiB"."""
+    return in_words(sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()))
+
+
+def in_words(num_bytes: int) -> str:
+    """Returns a number of bytes in the unit that suits it.
+
+    >>> in_words(1_500), in_words(3 * 2**20), in_words(5 * 2**29)
+    ('1 KiB', '3.0 MiB', '2.5 GiB')
+    """
+    if num_bytes < 2**20:
+        return f"{num_bytes / 2**10:.0f} KiB"
+    return f"{num_bytes / 2**20:.1f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:.1f} GiB"
+
+
+def room(folder: Path) -> str:
+    """Says how much space is free on the disk of a folder, which need not exist yet."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    return f"{shutil.disk_usage(existing).free / 2**30:.1f} GiB are free"

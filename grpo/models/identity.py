@@ -1,0 +1,53 @@
+"""The identity of a model's weights tells whether adapters meet the base that they were trained on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from grpo.config import ModelConfig, UserError
+from grpo.models.cache import sha256
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def weights_identity(model: ModelConfig, directory: Path) -> dict[str, Any]:
+    """Returns where the model in `directory` came from, and the SHA-256 of each of its files of weights.
+
+    `revision` is the commit on the hub, or "". A process reads each folder once.
+    """
+    revision = directory.name if directory.parent.name == "snapshots" else model.revision
+    return {"path": model.path or model.source, "revision": revision, "sha256": _digests(directory)}
+
+
+@cache
+def _digests(directory: Path) -> dict[str, str]:
+    files = sorted(directory.glob("*.safetensors"))
+    with ThreadPoolExecutor() as pool:
+        return {file.name: digest for file, digest in zip(files, pool.map(_digest, files), strict=True)}
+
+
+def _digest(file: Path) -> str:
+    # The hub's cache names a large file by its SHA-256, which saves reading it.
+    stored = file.resolve()
+    known = stored.parent.name == "blobs" and _SHA256.fullmatch(stored.name)
+    return stored.name if known else sha256(file)
+
+
+def check_base(saved: Mapping[str, Any] | None, present: Mapping[str, Any], checkpoint: Path) -> None:
+    """Raises UserError when a checkpoint's adapters were trained on other weights than the present ones.
+
+    Checkpoints of older versions say nothing of their base, and hold it themselves.
+    """
+    if not saved or sorted(saved["sha256"].values()) == sorted(present["sha256"].values()):
+        return
+    revision = saved["revision"]
+    at = f" model.revision={revision}" if revision else ""
+    raise UserError(
+        f"the adapters in {checkpoint} were trained on {saved['path']}{f' at {revision}' if revision else ''}, but "
+        f"{present['path']} now holds other weights: give the same ones, model.path={saved['path']}{at}, or a copy"
+    )

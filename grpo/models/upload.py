@@ -1,0 +1,56 @@
+"""A folder with a model is uploaded to the Hugging Face hub, only when a person asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from grpo.config import UserError
+
+Result = TypeVar("Result")
+
+
+def check_upload(name: str) -> None:
+    """Asks the hub who is logged in, before any long work. Raises UserError where it cannot be uploaded to."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import validate_repo_id
+
+    if name.count("/") != 1:
+        raise UserError(f"upload={name} must be a user or an organization and a name, like upload=me/my-model")
+    _told(name, lambda: (validate_repo_id(name), HfApi().whoami()))
+
+
+def upload(folder: Path, name: str, public: bool = False) -> str:
+    """Uploads all files of a folder as one commit. Returns the address. The model is private if it is new, but for
+    `public`. Raises UserError where the hub refuses it or is not reached; the folder stays."""
+    from huggingface_hub import HfApi
+
+    def send() -> str:
+        api = HfApi()
+        address = api.create_repo(name, private=not public, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder, commit_message="A model trained by grpo")
+        return str(address)
+
+    return _told(name, send)
+
+
+def _told(name: str, action: Callable[[], Result]) -> Result:
+    """Calls `action`, and tells of its failure in one line."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, LocalTokenNotFoundError
+
+    try:
+        return action()
+    except HFValidationError as error:
+        problem = f"that is no valid name ({_first_line(error)})"
+    except LocalTokenNotFoundError:
+        problem = "nobody is logged in on this machine: run `hf auth login`, or set HF_TOKEN"
+    except HfHubHTTPError as error:
+        problem = f"the hub refuses it ({_first_line(error)}): check the name, and the rights of your token"
+    except (OSError, HTTPError) as error:
+        problem = f"the hub is not reachable ({_first_line(error)}): leave out upload=, and run `hf upload` later"
+    raise UserError(f"upload={name}: {problem}")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

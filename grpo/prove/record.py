@@ -1,0 +1,72 @@
+"""This module keeps what a proof has measured in `prove.json`, and reads the machine's constants from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from grpo.config import UserError
+from grpo.prove.facts import Report
+from grpo.types import MachineConstants
+
+FILE = "prove.json"
+# The part that measures each of the constants.
+MEASURED_BY = {
+    "sampling_tokens_per_second": "sampler",
+    "learning_tokens_per_second": "learner",
+    "refresh_seconds": "sync",
+    "round_overhead_seconds": "round",
+}
+
+
+def write_record(folder: Path, about: Mapping[str, Any], reports: Sequence[Report]) -> dict[str, Any]:
+    """Writes what was measured into the folder's `prove.json`, and returns all that stands there.
+
+    `about` says what was measured on: device, model and further settings. Parts that an earlier proof has measured on
+    the same stay, so that parts can be measured one by one.
+    """
+    facts = [fact.plain() for report in reports for fact in report.facts]
+    constants = {name: value for report in reports for name, value in report.constants.items()}
+    measured_now = {fact["part"] for fact in facts}
+    before = _same(folder / FILE, about)
+    record = dict(about) | {
+        "facts": [fact for fact in before.get("facts", []) if fact["part"] not in measured_now] + facts,
+        "constants": before.get("constants", {}) | constants,
+    }
+    (folder / FILE).write_text(json.dumps(record, indent=1))
+    return record
+
+
+def _same(path: Path, about: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the record at `path` if it is about the same, else an empty one."""
+    try:
+        record = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) and all(record.get(key) == about[key] for key in about) else {}
+
+
+def read_constants(path: str | Path) -> MachineConstants:
+    """Reads the constants from the `prove.json` at `path`. Raises UserError where it is no such file or lacks some."""
+    try:
+        record = json.loads(Path(path).read_text())
+        constants = record["constants"]
+        missing = [name for name in MEASURED_BY if name not in constants]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{path} is no file that `grpo prove` has written: {error}") from error
+    if missing:
+        parts = ",".join(MEASURED_BY[name] for name in missing)
+        raise UserError(f"{path} lacks {', '.join(missing)}: measure it by `grpo prove part={parts}`")
+    try:
+        named = {name: constants[name] if name in constants else record[name] for name in _NAMES}
+        pairs = named.pop("sampling_tokens_per_second")
+        speeds = tuple(sorted((int(at_once), float(speed)) for at_once, speed in pairs))
+        return MachineConstants(sampling_tokens_per_second=speeds, **named)
+    except (LookupError, TypeError, ValueError) as error:
+        raise UserError(f"{path} has constants that cannot be read: {error!r}") from error
+
+
+_NAMES = [field.name for field in fields(MachineConstants)]

@@ -1,0 +1,187 @@
+"""This module knows what other frameworks call a metric.
+
+Each table maps their names to ours. It was read in the named files of the named versions.
+
+trl        TRL 1.10: trl/trainer/grpo_trainer.py, GRPOTrainer's `_metrics`. Before 0.17: `completion_length`,
+           `clip_ratio`, and parts of the reward as `rewards/x`
+verl       verl 0.8: verl/trainer/ppo/metric_utils.py, ray_trainer.py; verl/workers/actor/dp_actor.py. It counts tokens
+           clipped on either side under one name, which stands for the high side here: that one usually clips
+openrlhf   OpenRLHF 0.11: openrlhf/trainer/ppo_trainer.py, openrlhf/trainer/ray/ppo_actor.py
+prime_rl   prime-rl 0.8: src/prime_rl/orchestrator/metrics.py, src/prime_rl/trainer/rl/train.py
+slime      slime 0.3: slime/observability/rollout_metrics.py, slime/backends/megatron_utils/loss.py and model.py
+rlprobe    rlprobe 0.1: rlprobe/schemas/__init__.py, a recorder of TRL's runs
+
+The Trainer of transformers, OpenRLHF and slime put `train/` in front, where they write to TensorBoard or Weights &
+Biases.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from grpo.dynamics.run_log import Series
+
+Row = Mapping[str, Any]
+
+TRL = {
+    "reward": "reward/mean",
+    "reward_std": "reward/std",
+    "frac_reward_zero_std": "groups/silent_fraction",
+    "entropy": "policy/entropy",
+    "kl": "policy/reference_kl",
+    "clip_ratio/low_mean": "policy/clip_low_fraction",
+    "clip_ratio/high_mean": "policy/clip_high_fraction",
+    "clip_ratio": "policy/clip_high_fraction",
+    "completions/mean_length": "completions/length_mean",
+    "completion_length": "completions/length_mean",
+    "completions/clipped_ratio": "completions/truncated_fraction",
+    "sampling/sampling_logp_difference/mean": "mismatch/mean_abs",
+    "grad_norm": "learner/gradient_norm",
+    "learning_rate": "learner/learning_rate",
+    "step_time": "time/round_seconds",
+}
+VERL = {
+    "critic/score/mean": "pass_rate",
+    "critic/rewards/mean": "reward/mean",
+    "actor/entropy": "policy/entropy",
+    "actor/entropy_loss": "policy/entropy",
+    "actor/kl_loss": "policy/reference_kl",
+    "actor/pg_clipfrac": "policy/clip_high_fraction",
+    "actor/pg_clipfrac_lower": "policy/clip_low_fraction",
+    "actor/grad_norm": "learner/gradient_norm",
+    "actor/lr": "learner/learning_rate",
+    "response_length/mean": "completions/length_mean",
+    "response_length/clip_ratio": "completions/truncated_fraction",
+    "perf/time_per_step": "time/round_seconds",
+}
+OPENRLHF = {
+    "rollout/reward_mean": "reward/mean",
+    "rollout/reward_std": "reward/std",
+    "rollout/response_length_mean": "completions/length_mean",
+    "rollout/truncated_rate": "completions/truncated_fraction",
+    "response_length": "completions/length_mean",
+    "entropy_loss": "policy/entropy",
+    "ppo_clip_ratio": "policy/clip_high_fraction",
+    "actor_grad_norm": "learner/gradient_norm",
+    "actor_lr": "learner/learning_rate",
+    "timing/step_total": "time/round_seconds",
+}
+SLIME = {
+    "rollout/raw_reward": "reward/mean",
+    "rollout/response_len/mean": "completions/length_mean",
+    "rollout/truncated_ratio": "completions/truncated_fraction",
+    "rollout/repetition_frac": "completions/repetition_fraction",
+    "pg_clipfrac": "policy/clip_high_fraction",
+    "kl_loss": "policy/reference_kl",
+    "train_rollout_logprob_abs_diff": "mismatch/mean_abs",
+    "lr-pg_0": "learner/learning_rate",
+    "perf/step_time": "time/round_seconds",
+}
+PRIME_RL = {
+    "optim/grad_norm": "learner/gradient_norm",
+    "optim/lr": "learner/learning_rate",
+    "entropy/all/mean": "policy/entropy",
+}
+RLPROBE = {
+    "reward_mean": "reward/mean",
+    "kl_mean": "policy/reference_kl",
+    "entropy_mean": "policy/entropy",
+    "clip_fraction": "policy/clip_high_fraction",
+    "adv_std": "advantages/std",
+    "adv_zero_frac": "advantages/zero_fraction",
+    "zero_variance_group_frac": "groups/silent_fraction",
+    "nan_count": "learner/skipped_steps",
+    "lr": "learner/learning_rate",
+    "completion_len_mean": "completions/length_mean",
+    "truncation_rate": "completions/truncated_fraction",
+    "repetition_rate": "completions/repetition_fraction",
+    "step_time_s": "time/round_seconds",
+}
+NAMES = RLPROBE | SLIME | OPENRLHF | PRIME_RL | VERL | TRL
+# Of prime-rl's names one part is an agent's. `all` counts every completion, `effective` those that were trained on.
+PATTERNS = (
+    (re.compile(r"train/agg/all/[^/]+/reward/mean"), "reward/mean"),
+    (re.compile(r"train/agg/all/[^/]+/reward/std"), "reward/std"),
+    (re.compile(r"train/agg/all/[^/]+/rewards/(?P<part>[^/]+)/mean"), "reward/part/{part}"),
+    (re.compile(r"train/agg/all/[^/]+/solved_all"), "groups/all_correct_fraction"),
+    (re.compile(r"train/agg/all/[^/]+/solved_none"), "groups/all_wrong_fraction"),
+    (re.compile(r"train/agg/all/[^/]+/num_output_tokens/mean"), "completions/length_mean"),
+    (re.compile(r"train/agg/all/[^/]+/is_truncated/mean"), "completions/truncated_fraction"),
+    # A part of the reward in TRL, in TRL before 0.17, and in rlprobe.
+    (re.compile(r"rewards/(?P<part>[^/]+)/mean|rewards/(?P<old>[^/]+)|reward_component\.(?P<probe>.+)"), "reward/part"),
+)
+# A column with such a name holds held-out scores: of TRL, verl, OpenRLHF, slime and prime-rl, and of older versions.
+HELD_OUT = re.compile(
+    r"eval_(reward|accuracy)|eval/.*(reward|accuracy|pass|score).*|eval/[\w.]+|eval/.+/avg@\d+"
+    r"|(eval/)?eval_.+_pass1|val-core/.+/mean@\d+|val/test_score/.+"
+)
+# These have such a name, and hold something else.
+NO_SCORE = re.compile(
+    r".*(length|_len|_std|/std|time|loss|ratio|epoch|step|runtime|per_second|kl|entropy|frac|tokens|clip|truncated).*"
+)
+# A row's step has one of these names; the first that it has is taken. A row of slime has the step of its kind.
+STEPS = (
+    *("step", "global_step", "train/global_step", "training/global_step", "trainer/global_step", "eval/global_step"),
+    *("rollout/step", "train/step", "eval/step", "_step", "Step"),
+)
+
+
+def step_of(row: Row) -> float | None:
+    """Returns the step of a row, or None if it has none."""
+    return next((row[name] for name in STEPS if _is_number(row.get(name))), None)
+
+
+def numbers_of(row: Row) -> dict[str, float]:
+    """Returns the numbers of a row without its step, under the row's own names."""
+    return {name: value for name, value in row.items() if name not in STEPS and _is_number(value)}
+
+
+def translated(row: Row) -> dict[str, float]:
+    """Returns the numbers of a row under our names. A metric that is logged under two names keeps its first value.
+
+    A gradient norm that is not a number stands for a skipped step. Where groups are counted as solved by all or by
+    none of their completions, these two shares make the share of silent groups.
+    """
+    ours: dict[str, float] = {}
+    for name, value in row.items():
+        ours.setdefault(our_name(name), value)
+    norm = ours.get("learner/gradient_norm")
+    if norm is not None:
+        ours.setdefault("learner/skipped_steps", float(not math.isfinite(norm)))
+    if {"groups/all_correct_fraction", "groups/all_wrong_fraction"} <= ours.keys():
+        silent = ours["groups/all_correct_fraction"] + ours["groups/all_wrong_fraction"]
+        ours.setdefault("groups/silent_fraction", silent)
+    return ours
+
+
+def our_name(name: str) -> str:
+    """Returns our name of a metric, or the name itself where the tables do not have it.
+
+    >>> our_name("train/rewards/accuracy_reward/mean"), our_name("train/agg/all/solver/solved_none"), our_name("loss")
+    ('reward/part/accuracy_reward', 'groups/all_wrong_fraction', 'loss')
+    """
+    for known in (name, name.removeprefix("train/")):
+        if known in NAMES:
+            return NAMES[known]
+        for pattern, ours in PATTERNS:
+            if match := pattern.fullmatch(known):
+                part = next((group for group in match.groups() if group), "")
+                return f"reward/part/{part}" if "part" in ours else ours
+    return name
+
+
+def held_out_score(series: Mapping[str, Series], graded: str) -> str | None:
+    """Returns the name of the column with held-out scores between 0 and 1, or None.
+
+    Of several that of the part that grades answers (`graded`, without `reward/part/`) comes first.
+    """
+    names = [name for name in series if HELD_OUT.fullmatch(name) and not NO_SCORE.fullmatch(name)]
+    inside = [name for name in names if series[name].values.min() >= 0 and series[name].values.max() <= 1]
+    return min(inside, key=lambda name: not (graded and graded in name), default=None)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

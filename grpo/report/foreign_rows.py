@@ -1,0 +1,132 @@
+"""This module reads the rows of other frameworks' logs, whatever kind of file they are in.
+
+trainer_state.json, or a folder with one    TRL and Unsloth, by the Trainer of transformers
+lines of {"step": …, "data": {…}}           verl's file logger
+event files, or a folder with them          TensorBoard
+steps.parquet, or a folder with it          rlprobe; any other Parquet file with a row for each step
+other JSON Lines, JSON or CSV               a row for each step; also what Weights & Biases exports: a run's history
+                                            (rows, or columns), and a chart as CSV, whose columns are "run - metric"
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo.config import UserError
+from grpo.config.folder import METRICS_FILE
+from grpo.report.foreign_names import Row, step_of
+from grpo.telemetry import read_metrics
+from grpo.telemetry.foreign_files import EVENT_FILES, read_event_files, read_parquet
+
+TRL_STATE = "trainer_state.json"
+PROBE_STEPS = "steps.parquet"
+# Between a run's name and a metric's in an exported chart. Its columns of least and largest values are left out.
+OF_RUN = " - "
+BOUNDS = ("__MIN", "__MAX")
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignRows:
+    """The rows of a log, each with a "step", and the steps that the run was to take (0 where the log does not say)."""
+
+    rows: list[Row]
+    max_steps: int = 0
+
+
+def read_rows(path: Path, column: str | None = None) -> ForeignRows:
+    """Reads the rows of a file or folder. `column`, as "run - metric", chooses one of several runs in a chart.
+
+    Raises `UserError` when there is nothing to read.
+    """
+    if not path.exists():
+        raise UserError(f"there is no file or folder {path}")
+    file = _file_in(path) if path.is_dir() else path
+    if file.is_dir() or "tfevents" in file.name:
+        return _stepped(read_event_files(file))
+    if file.suffix == ".parquet":
+        return _stepped(read_parquet(file))
+    if file.suffix == ".csv":
+        return _stepped(_csv_rows(file, column))
+    if file.suffix == ".json":
+        return _json_rows(file)
+    lines = read_metrics(file)
+    return _stepped({"step": row.get("step"), **row["data"]} if isinstance(row.get("data"), dict) else row
+                    for row in lines)  # fmt: skip
+
+
+def _file_in(folder: Path) -> Path:
+    """Returns the log in a folder: a file, or the folder itself where it holds event files."""
+    states = folder.glob(f"**/{TRL_STATE}")
+    newest = max(states, key=lambda file: file.stat().st_mtime, default=None)
+    if newest:
+        return newest
+    if (folder / PROBE_STEPS).exists():
+        return folder / PROBE_STEPS
+    if next(folder.rglob(EVENT_FILES), None):
+        return folder
+    raise UserError(f"{folder} has neither {METRICS_FILE}, {TRL_STATE}, {PROBE_STEPS} nor TensorBoard's event files")
+
+
+def _stepped(rows: Iterable[Row], max_steps: int = 0) -> ForeignRows:
+    """Puts the step of each row under "step", and leaves rows without one out."""
+    return ForeignRows([{**row, "step": step} for row in rows if (step := step_of(row)) is not None], max_steps)
+
+
+def _json_rows(path: Path) -> ForeignRows:
+    try:
+        content = json.loads(path.read_text())
+    except ValueError:
+        raise UserError(f"{path} is not JSON: give JSON Lines a name that ends in .jsonl") from None
+    if isinstance(content, list):
+        return _stepped(row for row in content if isinstance(row, dict))
+    if isinstance(content, dict) and isinstance(content.get("log_history"), list):
+        return _stepped(content["log_history"], int(content.get("max_steps", 0)))
+    if isinstance(content, dict) and content and all(isinstance(values, dict | list) for values in content.values()):
+        return _stepped(_pivoted(content))
+    raise UserError(
+        f"{path} holds no log: it is neither a {TRL_STATE} with a log_history, nor rows, nor columns of values"
+    )
+
+
+def _pivoted(content: Mapping[str, Any]) -> Iterable[Row]:
+    """Makes rows of columns, each a list, or a mapping from an index to a value."""
+    rows: dict[Any, dict[str, Any]] = {}
+    for name, values in content.items():
+        for index, value in values.items() if isinstance(values, dict) else enumerate(values):
+            rows.setdefault(index, {})[name] = value
+    return rows.values()
+
+
+def _csv_rows(path: Path, column: str | None) -> Iterable[Row]:
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = [name for name in (rows[0] if rows else ()) if name]
+    of_runs = {name: tuple(name.rsplit(OF_RUN, 1)) for name in names if OF_RUN in name}
+    runs = list(dict.fromkeys(run for run, _ in of_runs.values()))
+    if len(runs) > 1:
+        chosen = column.rsplit(OF_RUN, 1)[0] if column else ""
+        if chosen not in runs:
+            raise UserError(
+                f"{path} holds {len(runs)} runs ({', '.join(runs)}): choose one by column='RUN{OF_RUN}METRIC', where "
+                "METRIC holds its pass rates"
+            )
+        runs = [chosen]
+    for row in rows:
+        numbers: dict[str, Any] = {}
+        for name in names:
+            run, metric = of_runs.get(name, ("", name))
+            if (not run or run in runs) and not metric.endswith(BOUNDS):
+                numbers[metric] = _number(row[name])
+        yield {name: value for name, value in numbers.items() if value is not None}
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text or "")
+    except ValueError:
+        return None

@@ -1,0 +1,264 @@
+"""This module answers `grpo dynamics whatif`: what a run would have done under other settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.table import Table
+
+from grpo.config import UserError
+from grpo.config.folder import WHATIF_PLOT_FILE
+from grpo.config.run import TrainConfig
+from grpo.config.saved import from_dict
+from grpo.config.sweep_words import grid, plain
+from grpo.dynamics.identify import FEWEST_POINTS
+from grpo.dynamics.run_log import RunLog
+from grpo.dynamics.whatif import (
+    GREATEST_POWER,
+    LEAST_POWER,
+    BatchSetting,
+    Course,
+    Stage,
+    predict,
+    stages_of,
+    step_tokens,
+)
+from grpo.host.terminal import Terminal
+from grpo.report.curves import BLACK, BLUE, GREEN, ORANGE, STYLE
+from grpo.report.logs import read_log, run_config
+from grpo.report.runs import differing_keys
+
+Array = NDArray[np.float64]
+
+# The prediction knows what these keys do, and of no other key.
+KNOWN = (
+    "dynamics.group_size",
+    "dynamics.prompts_per_step",
+    "dynamics.refresh_interval",
+    "normalization.exponent",
+    "normalization.mean_exponent",
+    "normalization.ddof",
+    "rollout.refill.enabled",
+)
+UNITS = ("steps", "tokens", "seconds")
+MOST_ALTERNATIVES = 24
+AGAIN = "the same again"
+# An alternative counts as better or worse from this probability on.
+SURE = 0.9
+COLORS = (BLACK, BLUE, ORANGE, GREEN, "#CC79A7", "#56B4E9", "#E69F00")
+DOTS_PER_INCH = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A budget says how much of which unit every alternative may spend."""
+
+    unit: str
+    amount: float
+
+    @property
+    def words(self) -> str:
+        return f"{self.amount:,.0f} {self.unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer is what is predicted of one alternative when the budget is spent.
+
+    name       its overrides
+    price      tokens of a step, over those of a step of the run
+    end        quantities when the budget is spent, each [draws]
+    to_target  tokens until the pass rate of the run's last tenth, [draws], ∞ where it is not reached
+    """
+
+    name: str
+    price: float
+    end: Mapping[str, Array]
+    to_target: Array
+
+
+def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None) -> None:
+    """Prints a table of the alternatives that `words` name, and draws their curves beside the run's log.
+
+    A word with commas names several values, and words are combined: ``dynamics.group_size=4,16 normalization=dr_grpo``.
+    `budget` is what each alternative may spend, by default the tokens of the run. Raises `UserError` where the log does
+    not allow a prediction, or a word names a key that the prediction knows nothing of.
+    """
+    console, log, config = Terminal(), read_log(path), run_config(path)
+    if not log.dialled:
+        raise UserError(
+            f"{path} does not weigh its groups by the dials (see normalization.name, parts and scope), so nothing is "
+            "predicted"
+        )
+    if len(log.history) < FEWEST_POINTS:
+        raise UserError(f"{path} has {len(log.history)} rounds; a prediction needs at least {FEWEST_POINTS}")
+    stages = stages_of(log, setting_of(from_dict(config)))
+    settings = alternatives(config, words)
+    courses = {name: predict(log, stages, setting, index) for index, (name, setting) in enumerate(settings.items())}
+    again = courses[AGAIN]
+    budget = budget or Budget("tokens", float(np.median(again.at("steps", log.steps_taken)["tokens"])))
+    answers = [answer(name, courses[name], settings[name], stages, budget, log) for name in settings]
+    for line in lines(log, budget):
+        console.print(line, soft_wrap=True)
+    console.print(table(answers))
+    for line in verdicts(answers):
+        console.print(line, soft_wrap=True)
+    picture = path / WHATIF_PLOT_FILE
+    draw(log, courses, budget, picture)
+    console.print(f"picture {picture}", soft_wrap=True)
+
+
+def setting_of(config: TrainConfig) -> BatchSetting:
+    """Returns how a configuration samples and weighs a step."""
+    dynamics, normalization = config.dynamics, config.normalization
+    return BatchSetting(
+        group_size=dynamics.group_size,
+        prompts_per_step=dynamics.prompts_per_step,
+        refresh_interval=dynamics.refresh_interval,
+        exponent=normalization.exponent,
+        mean_exponent=normalization.mean_exponent,
+        ddof=normalization.ddof,
+        refilled=config.rollout.refill.enabled,
+    )
+
+
+def alternatives(saved: Mapping[str, Any], words: Sequence[str]) -> dict[str, BatchSetting]:
+    """Returns the run's own setting as `AGAIN`, and each alternative by its words.
+
+    `saved` are the values of the run's config.json.
+    """
+    same, own = plain(words), from_dict(saved)
+    settings = {AGAIN: setting_of(own)}
+    for swept in grid(words):
+        chosen = [*same, *(f"{key}={value}" for key, value in swept.items())]
+        if not chosen:
+            raise UserError("name what to change, for example dynamics.group_size=4,16 or normalization=dr_grpo")
+        other = from_dict(saved, chosen)
+        changed = differing_keys({"run": asdict(own), "other": asdict(other)})
+        if unknown := sorted(changed.keys() - {*KNOWN}):
+            raise UserError(f"no prediction is made for {unknown[0]}; it is made for {', '.join(KNOWN)}")
+        settings[" ".join(chosen)] = setting_of(other)
+    if len(settings) > MOST_ALTERNATIVES:
+        raise UserError(f"these are {len(settings) - 1} alternatives; ask for at most {MOST_ALTERNATIVES - 1}")
+    return settings
+
+
+def answer(
+    name: str, course: Course, setting: BatchSetting, stages: Sequence[Stage], budget: Budget, log: RunLog
+) -> Answer:
+    """Reads a course where its budget is spent."""
+    prices = [step_tokens(setting, stage) / step_tokens(stage.setting, stage) for stage in stages]
+    level = float(np.mean(log.history.values[-max(1, len(log.history) // 10) :]))
+    return Answer(name, float(np.mean(prices)), course.at(budget.unit, budget.amount), course.cost("tokens", level))
+
+
+def lines(log: RunLog, budget: Budget) -> list[str]:
+    """Says what is compared, and on which assumptions."""
+    assumed = (
+        "assumed: the policy takes the path of this run at another speed. A step gets ahead by a power of its "
+        "gradient's signal over its noise, which is not known and drawn between "
+        f"{LEAST_POWER:g} and {GREATEST_POWER:g}; seconds grow with tokens. Learning rate and all else stay"
+    )
+    unmeasured = "the run was on-policy, so what a longer refresh interval does to the ratios is a wide guess"
+    taken = [f"each alternative spends {budget.words}; intervals are of 90 %", assumed]
+    return [*taken, unmeasured] if np.all(log.history.delays <= 1) else taken
+
+
+def table(answers: Sequence[Answer]) -> Table:
+    """Returns a table with a row per alternative, the run's own setting first."""
+    shown = Table(title="What if", title_justify="left")
+    shown.add_column("setting", overflow="fold", min_width=12)
+    for column in ("pass rate", "steps", "silent", "tokens\na step", "tokens to the\nrun's last rate", "time"):
+        shown.add_column(column, justify="right", no_wrap=True)
+    for row in answers:
+        end = row.end
+        shown.add_row(
+            row.name.replace(" ", "\n") if row.name != AGAIN else AGAIN,
+            interval(end["rates"], "{:.2f}".format),
+            f"{np.median(end['steps']):,.0f}",
+            f"{np.median(end['silent']):.0%}",
+            f"{row.price:.2f} ×",
+            interval(row.to_target, compact),
+            duration(float(np.median(end["seconds"]))),
+        )
+    return shown
+
+
+def verdicts(answers: Sequence[Answer]) -> list[str]:
+    """Says of each alternative whether it does better than the run's own setting, and how sure that is."""
+    same, *others = answers
+    sentences = []
+    for other in others:
+        better = float(np.mean(other.end["rates"] > same.end["rates"]))
+        if better >= SURE:
+            judged = f"better, with probability {better:.0%}"
+        elif better <= 1 - SURE:
+            judged = f"worse, with probability {1 - better:.0%}"
+        else:
+            judged = f"not decided (better with probability {better:.0%})"
+        sentences.append(f"{other.name}: {judged}")
+    return sentences
+
+
+def interval(draws: Array, form: Callable[[float], str]) -> str:
+    """Writes the median and the 90 % interval of draws."""
+    low, middle, high = (form(float(bound)) for bound in np.quantile(draws, [0.05, 0.5, 0.95], method="nearest"))
+    return f"{middle} [{low}, {high}]"
+
+
+def compact(number: float) -> str:
+    """Writes a number with about three digits. ∞ stands for what is not reached within the course.
+
+    >>> compact(950.0), compact(65_573.0), compact(1.2e9), compact(float("inf"))
+    ('950', '66k', '1.2G', '∞')
+    """
+    if not np.isfinite(number):
+        return "∞"
+    for size, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}{sign}" if number < 10 * size else f"{number / size:.0f}{sign}"
+    return f"{number:.0f}"
+
+
+def duration(seconds: float) -> str:
+    """Writes seconds in the unit that suits them. Logs without times have none.
+
+    >>> duration(30.0), duration(600.0), duration(90_000.0), duration(0.0)
+    ('30 s', '10 min', '25.0 h', '–')
+    """
+    if seconds <= 0:
+        return "–"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def draw(log: RunLog, courses: Mapping[str, Course], budget: Budget, path: Path) -> None:
+    """Draws the measured pass rates, and each course with its interval until the budget is spent."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8, 4 + 0.2 * len(courses)), dpi=DOTS_PER_INCH, layout="constrained")
+        axes = figure.add_subplot()
+        grid_of = np.linspace(0, budget.amount, 60)
+        measured = np.median(courses[AGAIN].spent(budget.unit), axis=0)
+        at = np.interp(log.history.steps, courses[AGAIN].steps, measured)
+        axes.plot(at, log.history.values, ".", color="0.6", markersize=3, label="measured")
+        for color, (name, course) in zip(cycle(COLORS), courses.items(), strict=False):
+            rates = np.array([course.at(budget.unit, amount)["rates"] for amount in grid_of])
+            low, middle, high = np.quantile(rates, [0.05, 0.5, 0.95], axis=1)
+            axes.fill_between(grid_of, low, high, color=color, alpha=0.12, linewidth=0)
+            axes.plot(grid_of, middle, color=color, label=name)
+        axes.set_xlabel(f"{budget.unit} spent")
+        axes.set_title("pass rate, with intervals of 90 %")
+        axes.set_xlim(0, budget.amount)
+        axes.xaxis.set_major_formatter(lambda value, _: compact(value))
+        figure.legend(loc="outside lower left")
+        figure.savefig(path)

@@ -1,0 +1,62 @@
+"""Chosen rounds are recorded with torch's profiler, as traces that Perfetto and chrome://tracing show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from grpo.host.disk import in_words
+from grpo.interfaces import Clock
+
+
+class ProfiledRounds:
+    """Implements `interfaces.Clock` by another clock, and records a trace of each chosen round.
+
+    A trace holds what this process computes between `begin_round` and `end_round`, also that of a vLLM which samples in
+    it: every operation on the CPU, and every kernel where there is a GPU. Writing it takes no part of the round's time.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        rounds: Sequence[int],
+        folder: Path,
+        rank: int,
+        first_round: int,
+        tell: Callable[[str], None],
+    ):
+        """Takes the `clock` that goes on measuring, the chosen rounds, the folder of the traces, this process's rank,
+        the round that begins first, and `tell`, which is told of every trace."""
+        self._clock, self._rounds, self._folder, self._rank = clock, frozenset(rounds), folder, rank
+        self._round, self._tell = first_round, tell
+        self._profile: profile | None = None
+
+    def begin_round(self) -> None:
+        if self._round in self._rounds:
+            activities = [ProfilerActivity.CPU]
+            activities += [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+            self._profile = profile(activities=activities)
+            self._profile.start()
+        self._clock.begin_round()
+
+    def end_round(self) -> Mapping[str, float]:
+        seconds = self._clock.end_round()
+        if self._profile:
+            self._profile.stop()
+            self._write(self._profile)
+            self._profile = None
+        self._round += 1
+        return seconds
+
+    def _write(self, recorded: profile) -> None:
+        """Writes a trace. A disk without space for it is told, and the run goes on."""
+        trace = self._folder / f"round-{self._round:05d}-rank-{self._rank}.json.gz"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            recorded.export_chrome_trace(str(trace))
+            self._tell(f"round {self._round} is profiled in {trace} ({in_words(trace.stat().st_size)})")
+        except (OSError, RuntimeError) as error:
+            self._tell(f"round {self._round} was profiled, but {trace} could not be written: {error}")

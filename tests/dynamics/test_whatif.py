@@ -1,0 +1,126 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from grpo.dynamics import whatif
+from grpo.dynamics.difficulty import Difficulty
+from grpo.dynamics.laws import History
+from grpo.dynamics.run_log import NOTHING, RunLog, Series
+from grpo.dynamics.whatif import BatchSetting, predict, progress_of_step, silent_share, stages_of, step_tokens
+
+SETTING = BatchSetting(group_size=8, prompts_per_step=32)
+ROUNDS = 100
+
+
+def rate_at(step):
+    return 0.8 - 0.6 * np.exp(-step / 40)
+
+
+def run_log(interval=1, ess=1.0, **series):
+    """A run whose pass rate relaxes from .2 to .8, measured almost exactly. Its prompts are all alike."""
+    steps = np.arange(0, ROUNDS, interval, dtype=float)
+    ends = steps + interval
+    columns = {"prompts/length_mean": 20.0, "completions/length_mean": 100.0, "policy/ess_fraction": ess}
+    columns |= {"plan/group_size": 8.0, "plan/prompts_per_step": 32.0, "plan/refresh_interval": float(interval)}
+    columns |= {"time/round_seconds": 2.0 * interval + 1.0, "time/sync_seconds": 1.0}
+    values = {name: Series(ends, np.full(len(steps), value)) for name, value in columns.items()} | series
+    history = History(steps, rate_at(steps), np.full(len(steps), 1e-3), np.full(len(steps), float(interval)))
+    counts = [{(round(8 * rate), 8): 32 * interval} for rate in history.values]
+    return RunLog(history, values, counts)
+
+
+@pytest.fixture(autouse=True)
+def certain(monkeypatch):
+    """The power of the signal-to-noise ratio is 1, and seeds have no luck."""
+    monkeypatch.setattr(whatif, "LEAST_POWER", 1.0)
+    monkeypatch.setattr(whatif, "SEED_SPREAD", 0.0)
+
+
+def course(setting=SETTING, log=None):
+    log = log or run_log()
+    return predict(log, stages_of(log, SETTING), setting)
+
+
+def rates_at(predicted, step):
+    return float(np.median(predicted.at("steps", step)["rates"]))
+
+
+def test_the_same_setting_gives_the_same_curve_and_its_costs():
+    same = course()
+    for step in (0, 20, 50, 90):
+        assert rates_at(same, step) == pytest.approx(rate_at(step), abs=0.01)
+    there = same.at("steps", 50)
+    # 32 × (20 + 8 × 100) tokens a step; 2 s and a refresh of 1 s.
+    assert np.median(there["tokens"]) == pytest.approx(50 * 26_240)
+    assert np.median(there["seconds"]) == pytest.approx(150)
+    back = same.at("tokens", 50 * 26_240)
+    assert np.median(back["steps"]) == pytest.approx(50) and np.median(back["rates"]) == pytest.approx(
+        np.median(there["rates"])
+    )
+
+
+def test_four_times_the_prompts_are_twice_as_fast_a_step():
+    faster = course(replace(SETTING, prompts_per_step=128))
+    for step in (10, 25, 45):
+        assert rates_at(faster, step) == pytest.approx(rate_at(2 * step), abs=0.015)
+    assert np.median(faster.at("steps", 10)["tokens"]) == pytest.approx(10 * 4 * 26_240)
+
+
+def test_a_measured_staleness_slows_a_longer_interval_and_its_refreshes_cost_less():
+    """At τ = 4 a tenth of the samples is lost; 1 − ESS grows as the square of the steps, so at τ = 8 (7.5/3.5)²·.1."""
+    log = run_log(interval=4, ess=0.9)
+    longer = predict(log, stages_of(log, SETTING), replace(SETTING, refresh_interval=8))
+    slower = ((1 - 0.1 * (7.5 / 3.5) ** 2) / 0.9) ** 0.5
+    assert rates_at(longer, 40) == pytest.approx(rate_at(slower * 40), abs=0.015)
+    assert np.median(longer.at("steps", 40)["seconds"]) == pytest.approx(40 * (2 + 1 / 8))
+
+
+def test_an_interval_that_was_never_measured_widens_the_prediction():
+    known, guessed = (course(replace(SETTING, refresh_interval=tau)).at("steps", 50)["rates"] for tau in (1, 16))
+    assert np.ptp(guessed) > 2 * np.ptp(known)
+
+
+def test_the_power_of_the_ratio_and_luck_widen_the_prediction(monkeypatch):
+    monkeypatch.setattr(whatif, "LEAST_POWER", 0.3)
+    monkeypatch.setattr(whatif, "SEED_SPREAD", 0.12)
+    low, high = np.quantile(course(replace(SETTING, prompts_per_step=128)).at("steps", 25)["rates"], [0.05, 0.95])
+    # Between no gain and twice the speed.
+    assert rate_at(0.9 * 25) < low < rate_at(35) < rate_at(43) < high
+
+
+def test_the_progress_of_a_step_by_hand():
+    """Dr. GRPO at rate p: signal (1 − 1/G)·pq and noise (1 − 1/G)·pq/G, so √(B·G·(1 − 1/G)·pq)."""
+    alike = Difficulty(np.array([0.3]), np.array([1.0]))
+    setting = BatchSetting(group_size=4, prompts_per_step=10, exponent=0.0)
+    assert progress_of_step(setting, alike) == pytest.approx((10 * 3 * 0.21) ** 0.5)
+    silent = 0.3**4 + 0.7**4
+    assert silent_share(setting, alike) == pytest.approx(silent)
+    refilled = replace(setting, refilled=True)
+    # Ten groups that speak instead of 10·(1 − silent).
+    assert progress_of_step(refilled, alike) == pytest.approx((10 * 3 * 0.21 / (1 - silent)) ** 0.5)
+    stage = whatif.Stage(0.0, setting, alike, 20.0, 100.0, 0.0, 0.0, 1.0)
+    assert step_tokens(refilled, stage) == pytest.approx(10 * 420 / (1 - silent))
+
+
+def test_a_schedule_of_the_learning_rate_goes_by_the_step():
+    """The rate falls to 0 at step 100. With four times the prompts the policy is ahead, but its rate is that of the
+    step: at step t it has come to where ∫ of the rate is twice as large."""
+    steps = np.arange(ROUNDS, dtype=float)
+    log = run_log(**{"learner/learning_rate": Series(steps, 1e-3 * (1 - steps / 100))})
+    faster = predict(log, stages_of(log, SETTING), replace(SETTING, prompts_per_step=128))
+    area = 2 * (20 - 20**2 / 200)
+    assert rates_at(faster, 20) == pytest.approx(rate_at(100 - (100**2 - 200 * area) ** 0.5), abs=0.02)
+
+
+def test_what_a_level_costs():
+    same = course()
+    tokens = np.median(same.cost("tokens", 0.5))
+    # 0.5 is reached at step 40·ln 2.
+    assert tokens == pytest.approx(26_240 * 40 * np.log(2), rel=0.05)
+    assert np.all(np.isinf(same.cost("steps", 1.1)))
+
+
+def test_a_log_without_counts_is_refused():
+    with pytest.raises(ValueError, match="no counts"):
+        stages_of(replace(run_log(), counts=(), held_out=NOTHING), SETTING)

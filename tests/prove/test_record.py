@@ -1,0 +1,57 @@
+"""`prove.json` keeps the parts that were measured on the same, and tells a plan the machine's constants."""
+
+import json
+
+import pytest
+
+from grpo.config import UserError
+from grpo.prove.facts import Fact, Report
+from grpo.prove.record import read_constants, write_record
+from grpo.types import MachineConstants
+
+ABOUT = {"device": "CPU", "size": "tiny", "words": [], "parameters": 7}
+LEARNER = Report([Fact("learner", "packed tokens", 500.0)], {"learning_tokens_per_second": 500.0})
+REST = {
+    "sampling_tokens_per_second": [[16, 220.0], [4, 100.0]],
+    "refresh_seconds": 0.1,
+    "round_overhead_seconds": 0.2,
+}
+
+
+def test_parts_that_are_measured_one_by_one_stand_in_one_file(tmp_path):
+    write_record(tmp_path, ABOUT, [LEARNER])
+    write_record(tmp_path, ABOUT, [Report([Fact("round", "rounds finished", 6)], REST)])
+    faster = Report([Fact("learner", "packed tokens", 600.0)], {"learning_tokens_per_second": 600.0})
+    write_record(tmp_path, ABOUT, [faster])
+    record = json.loads((tmp_path / "prove.json").read_text())
+    assert [(fact["part"], fact["measured"]) for fact in record["facts"]] == [("round", 6), ("learner", 600.0)]
+    assert read_constants(tmp_path / "prove.json") == MachineConstants(
+        "CPU", 7, ((4, 100.0), (16, 220.0)), 600.0, 0.1, 0.2
+    )
+
+
+@pytest.mark.parametrize("other", [{"device": "NVIDIA H100"}, {"size": "7b"}, {"words": ["learner.zero_stage=3"]}])
+def test_what_was_measured_on_something_else_is_not_mixed_in(tmp_path, other):
+    write_record(tmp_path, ABOUT, [LEARNER])
+    record = write_record(tmp_path, ABOUT | other, [Report([], {"refresh_seconds": 0.1})])
+    assert record["facts"] == [] and record["constants"] == {"refresh_seconds": 0.1}
+
+
+def test_constants_that_were_not_measured_are_named_with_the_parts_that_measure_them(tmp_path):
+    write_record(tmp_path, ABOUT, [LEARNER])
+    with pytest.raises(UserError, match=r"lacks sampling_tokens.*: measure it by `grpo prove part=sampler,sync,round`"):
+        read_constants(tmp_path / "prove.json")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"facts": []}', '{"constants": 3}'])
+def test_a_file_of_something_else_is_one_line(tmp_path, text):
+    path = tmp_path / "prove.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match="is no file that `grpo prove` has written"):
+        read_constants(path)
+    with pytest.raises(UserError, match="is no file that `grpo prove` has written"):
+        read_constants(tmp_path / "nowhere.json")
+    constants = REST | {"learning_tokens_per_second": 1.0, "sampling_tokens_per_second": ["fast"]}
+    path.write_text(json.dumps(ABOUT | {"constants": constants}))
+    with pytest.raises(UserError, match="has constants that cannot be read"):
+        read_constants(path)

@@ -1,0 +1,174 @@
+"""Logs of other frameworks, in the files that they write."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from grpo.cli import main
+from grpo.config import UserError
+from grpo.dynamics.diagnostics import diagnose
+from grpo.report.logs import read_log
+
+RISING = [0.2 + 0.01 * step for step in range(40)]
+
+
+def write_lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_event_files_are_read_as_one_run(tmp_path):
+    summary = pytest.importorskip("torch.utils.tensorboard")
+    first = summary.SummaryWriter(str(tmp_path / "runs" / "a"))
+    for step, rate in enumerate(RISING[:30]):
+        first.add_scalar("train/reward", rate, step)
+    first.close()
+    # The run was resumed at step 20, and measured something else from there on.
+    resumed = summary.SummaryWriter(str(tmp_path / "runs" / "a"), purge_step=20, filename_suffix=".resumed")
+    for step in range(20, 40):
+        resumed.add_scalar("train/reward", 0.9, step)
+    resumed.add_scalar("eval/rewards/accuracy/mean", 0.25, 20)
+    resumed.close()
+    # Hyperparameters stand beside it, as one point in a folder of their own.
+    beside = summary.SummaryWriter(str(tmp_path / "runs" / "a" / "hparams"))
+    beside.add_scalar("hp_metric", 1.0, 0)
+    beside.close()
+    log = read_log(tmp_path)
+    assert log["pass_rate"].steps.tolist() == list(range(40))
+    assert log["pass_rate"].values[[0, 19, 20]] == pytest.approx([0.2, 0.39, 0.9])
+    assert log.held_out.values.tolist() == [0.25]
+    other = summary.SummaryWriter(str(tmp_path / "runs" / "b"))
+    for step in range(3):
+        other.add_scalar("train/reward", 0.1, step)
+    other.close()
+    with pytest.raises(UserError, match="holds the event files of 2 runs: give one of .*runs/a"):
+        read_log(tmp_path)
+    assert len(read_log(tmp_path / "runs" / "b")["pass_rate"]) == 3
+
+
+def test_a_chart_exported_from_weights_and_biases_is_one_run(tmp_path):
+    path = tmp_path / "chart.csv"
+    head = '"train/global_step","good - v2 - train/reward","good - v2 - train/reward__MIN","good - v2 - train/kl"'
+    path.write_text(head + "\n" + "".join(f'"{i}","{rate}","0","0.1"\n' for i, rate in enumerate(RISING)))
+    log = read_log(path)
+    assert log["pass_rate"].values[-1] == pytest.approx(0.59) and log["policy/reference_kl"].values[0] == 0.1
+    assert log.notes[0].startswith("train/reward is taken for the pass rate")
+    path.write_text("Step,a - reward,b - reward\n" + "".join(f"{i},{rate},\n" for i, rate in enumerate(RISING)))
+    with pytest.raises(UserError, match=r"holds 2 runs \(a, b\): choose one by column='RUN - METRIC'"):
+        read_log(path)
+    assert len(read_log(path, "a - reward")["pass_rate"]) == 40
+
+
+@pytest.mark.parametrize("form", ["rows", "columns", "lines"])
+def test_a_history_of_weights_and_biases_is_read(tmp_path, form):
+    rows = [{"_step": 3 * i, "train/global_step": i, "train/reward": rate, "train/grad_norm": "NaN"}
+            for i, rate in enumerate(RISING)]  # fmt: skip
+    path = tmp_path / "history.json"
+    if form == "rows":
+        path.write_text(json.dumps(rows))
+    elif form == "columns":
+        path.write_text(json.dumps({name: {str(i): row[name] for i, row in enumerate(rows)} for name in rows[0]}))
+    else:
+        path = write_lines(tmp_path / "history.jsonl", rows)
+    # The optimizer's step counts, not the number of calls of the logger.
+    assert read_log(path)["pass_rate"].steps.tolist() == list(range(40))
+
+
+def test_a_file_that_is_no_log_is_refused_in_one_line(tmp_path, capsys):
+    for name, text, message in (
+        ("a.json", "{", "is not JSON: give JSON Lines a name that ends in .jsonl"),
+        ("b.json", '{"x": 1}', "holds no log"),
+        ("c.jsonl", '{"reward": 1}\n', "has no rows with a step"),
+        ("d.jsonl", '{"step": 1, "text": "a"}\n', "has no finite numbers beside its steps"),
+    ):
+        (tmp_path / name).write_text(text)
+        assert main(["dynamics", "diagnose", str(tmp_path / name)]) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"has neither metrics.jsonl, trainer_state.json, steps.parquet nor"):
+        read_log(tmp_path / "empty")
+
+
+def test_openrlhfs_names_are_known(tmp_path):
+    rows = [{"train/global_step": i, "train/rollout/reward_mean": rate, "train/rollout/truncated_rate": 0.1,
+             "train/rollout/response_length_mean": 300.0, "train/ppo_clip_ratio": 0.02, "train/actor_grad_norm": 0.4,
+             "train/entropy_loss": 0.6, "train/kl": 0.01, "train/timing/step_total": 30.0}
+            for i, rate in enumerate(RISING, 1)]  # fmt: skip
+    rows += [{"eval/global_step": i, "eval/eval_math500_pass1": 0.3, "eval/eval_response_length_mean": 0.5}
+             for i in (10, 20, 30)]  # fmt: skip
+    log = read_log(write_lines(tmp_path / "log.jsonl", rows))
+    assert {
+        name: log[name].values[0] for name in log.series if name.startswith(("pol", "comp", "learner", "time"))
+    } == {
+        "policy/clip_high_fraction": 0.02,
+        "policy/entropy": 0.6,
+        "policy/reference_kl": 0.01,
+        "completions/length_mean": 300.0,
+        "completions/truncated_fraction": 0.1,
+        "learner/gradient_norm": 0.4,
+        "learner/skipped_steps": 0.0,
+        "time/round_seconds": 30.0,
+    }
+    assert log["pass_rate"].values[-1] == pytest.approx(0.59) and log.held_out.values.tolist() == [0.3, 0.3, 0.3]
+
+
+def test_prime_rls_names_are_known_whatever_its_agent_is_called(tmp_path):
+    rows = [{"step": i, "train/agg/all/solver/reward/mean": rate, "train/agg/effective/solver/reward/mean": 0.5,
+             "train/agg/all/solver/solved_all": 0.25, "train/agg/all/solver/solved_none": 0.5,
+             "train/agg/all/solver/is_truncated/mean": 0.1, "train/agg/all/solver/rewards/boxed/mean": 0.75}
+            for i, rate in enumerate(RISING)]  # fmt: skip
+    # The trainer and the evaluations write rows of their own for the same steps.
+    rows += [{"step": i, "optim/grad_norm": 0.3, "entropy/all/mean": 0.4} for i in range(40)]
+    rows += [{"step": i, "eval/aime24/all/solver/avg@16": 0.125} for i in (0, 20)]
+    log = read_log(write_lines(tmp_path / "metrics_of_prime.jsonl", rows))
+    assert log["groups/silent_fraction"].values[0] == 0.75 and log["reward/part/boxed"].values[0] == 0.75
+    assert log["pass_rate"].values[-1] == pytest.approx(0.59) and log["learner/gradient_norm"].values[0] == 0.3
+    assert log.held_out.values.tolist() == [0.125, 0.125]
+
+
+def test_slimes_names_are_known_each_with_the_step_of_its_kind(tmp_path):
+    rows = [{"rollout/step": i, "_step": 7 * i, "rollout/raw_reward": rate, "rollout/truncated_ratio": 0.1,
+             "rollout/repetition_frac": 0.01} for i, rate in enumerate(RISING)]  # fmt: skip
+    trained = {"train/grad_norm": 0.3, "train/entropy_loss": 0.5, "train/train_rollout_logprob_abs_diff": 0.02}
+    rows += [{"train/step": i, **trained} for i in range(40)]
+    rows += [{"eval/step": i, "eval/aime": 0.25, "eval/aime-truncated_ratio": 0.5} for i in (0, 20)]
+    log = read_log(write_lines(tmp_path / "history.jsonl", rows))
+    assert log["pass_rate"].steps.tolist() == log["policy/entropy"].steps.tolist() == list(range(40))
+    assert log["mismatch/mean_abs"].values[0] == 0.02 and log["completions/repetition_fraction"].values[0] == 0.01
+    assert log.held_out.values.tolist() == [0.25, 0.25]
+
+
+def test_a_recording_of_rlprobe_is_read(tmp_path):
+    rows = [{"step": i, "reward_mean": 0.6, "reward_component.correctness": rate, "zero_variance_group_frac": 0.3,
+             "adv_std": 1.0, "kl_mean": None} for i, rate in enumerate(RISING)]  # fmt: skip
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "steps.parquet")
+    log = read_log(tmp_path)
+    assert log["groups/silent_fraction"].values[0] == 0.3 and log["advantages/std"].values[0] == 1.0
+    assert not len(log["policy/reference_kl"])
+
+
+def test_a_step_that_was_logged_twice_keeps_its_last_value(tmp_path):
+    rows = [{"step": i, "reward": 0.1} for i in range(30)] + [{"step": i, "reward": 0.2} for i in range(20, 40)]
+    log = read_log(write_lines(tmp_path / "log.jsonl", rows))
+    assert log["pass_rate"].steps.tolist() == list(range(40))
+    assert log["pass_rate"].values.tolist() == [0.1] * 20 + [0.2] * 20
+
+
+def test_a_gradient_norm_that_is_not_a_number_is_a_skipped_step(tmp_path):
+    rows = [{"step": i, "reward": rate, "grad_norm": float("nan") if i % 4 == 0 else 0.5}
+            for i, rate in enumerate(RISING)]  # fmt: skip
+    log = read_log(write_lines(tmp_path / "log.jsonl", rows))
+    found = {finding.name: finding.evidence for finding in diagnose(log)}
+    assert found["gradients not finite"] == "gradients were NaN or Inf in 20% of the last 10 rounds"
+
+
+def test_a_smoothed_mean_may_leave_its_range_by_a_little(tmp_path):
+    rows = [{"step": i, "reward": 3.0, "rewards/accuracy/mean": rate, "rewards/format/mean": 1.0}
+            for i, rate in enumerate(np.linspace(-0.01, 1.01, 40))]  # fmt: skip
+    log = read_log(write_lines(tmp_path / "log.jsonl", rows))
+    assert log["pass_rate"].values[[0, -1]].tolist() == [0.0, 1.0]
+    assert log.notes[0].startswith("rewards/accuracy/mean is taken for the pass rate")

@@ -1,0 +1,66 @@
+import json
+
+import pytest
+
+from grpo.cli import main
+from grpo.config.folder import CONFIG_FILE
+from grpo.report.whatif import AGAIN, alternatives
+from tests.report.runs import trl_log, write_run
+
+
+@pytest.fixture
+def run(tmp_path):
+    write_run(tmp_path, 60)
+    config = saved(tmp_path)
+    config["dynamics"]["prompts_per_step"] = 32
+    (tmp_path / CONFIG_FILE).write_text(json.dumps(config))
+    return tmp_path
+
+
+def saved(run):
+    return json.loads((run / CONFIG_FILE).read_text())
+
+
+def test_alternatives_are_compared_at_equal_tokens(run, capsys):
+    words = ["dynamics.group_size=4,16", "normalization=dr_grpo"]
+    assert main(["dynamics", "whatif", str(run), *words, "tokens=1e6"]) == 0
+    printed = capsys.readouterr().out
+    assert "each alternative spends 1,000,000 tokens" in printed and "on-policy" in printed
+    # 20 + 8 × 100 tokens a group against 20 + 4 × 100 and 20 + 16 × 100.
+    assert "0.51 ×" in printed and "1.98 ×" in printed and "1.00 ×" in printed
+    assert "normalization=dr_grpo dynamics.group_size=16: " in printed and "with probability" in printed
+    assert (run / "whatif.png").stat().st_size > 10_000
+
+
+def test_a_word_may_choose_a_file_of_the_configuration(run):
+    settings = alternatives(saved(run), ["normalization=dapo,maxrl", "dynamics.prompts_per_step=4"])
+    dapo, maxrl = (settings[f"dynamics.prompts_per_step=4 normalization={name}"] for name in ("dapo", "maxrl"))
+    assert dapo.refilled and dapo.exponent == 1.0 and not settings[AGAIN].refilled
+    assert (maxrl.exponent, maxrl.mean_exponent, maxrl.prompts_per_step) == (0.0, 1.0, 4)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "name what to change, for example dynamics.group_size=4,16"),
+        (["learner.learning_rate=1e-3"], "no prediction is made for learner.learning_rate; it is made for dynamics.g"),
+        (["normalization=sgd"], "normalization has no 'sgd'; choose one of dapo, dial, dr_grpo, gdpo"),
+        (["normalization=pass_at_k"], "no prediction is made for normalization.name"),
+        (["dynamics.group_size=4", "steps=5", "tokens=6"], "give one budget, not steps=5 and tokens=6"),
+        (["dynamics.group_size=4", "tokens=-1"], "tokens='-1' is not valid: it must be a number above 0"),
+        (["dynamics.group_size=range(2,40)"], "these are 38 alternatives; ask for at most 23"),
+    ],
+)
+def test_what_cannot_be_predicted_is_one_line(run, capsys, words, message):
+    assert main(["dynamics", "whatif", str(run), *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_another_frameworks_log_and_a_short_one_are_refused(tmp_path, capsys):
+    trl_log(tmp_path / "trl")
+    assert main(["dynamics", "whatif", str(tmp_path / "trl"), "dynamics.group_size=4"]) == 2
+    assert "give the output_dir of a run" in capsys.readouterr().err
+    write_run(tmp_path / "short", 3)
+    assert main(["dynamics", "whatif", str(tmp_path / "short"), "dynamics.group_size=4"]) == 2
+    assert "has 3 rounds; a prediction needs at least 6" in capsys.readouterr().err
