@@ -48,13 +48,15 @@ from grpo.run.starting import base_of, check_start
 from grpo.tasks import LoadedTask, VerifiableTask, loaded_task
 from grpo.tasks.trial import tells_apart, trial
 from grpo.telemetry import CompletionFiles, Phases, ProfiledRounds, Trackers, peak_tflops, read_metrics
-from grpo.types import Progress, Verdict
+from grpo.types import MachineConstants, Progress, Verdict
 
 STOPPING = "stopping after this round, with a checkpoint; again to stop at once"
 
 
-def train(config: TrainConfig, observers: Sequence[Observer] = ()) -> int:
+def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: MachineConstants | None = None) -> int:
     """Runs one training job and returns the process's exit code. Every rank calls it with the same config.
+
+    A dry run is priced by the constants of `machine`.
 
     The `observers` look on after each round, besides the run's own.
     """
@@ -73,6 +75,8 @@ def train(config: TrainConfig, observers: Sequence[Observer] = ()) -> int:
     layout = proven_layout(path, config.model, config.learner.layout)
     preflight.print_tables(replace(config, learner=replace(config.learner, layout=layout)), path)
     if config.dry_run:
+        if ranks.rank() == 0:
+            preflight.print_price(config, path, machine)
         return _dry_run(config, tokenizer, own)
     # Tasks are loaded first, so that errors in data or reward show before the engines start.
     with load_task(config, tokenizer, ranks.rank(), world_size, own) as task:
