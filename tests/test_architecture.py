@@ -51,7 +51,7 @@ MAY_IMPORT = {
         *("telemetry", "run", "sweep", "launch", "reproduce", "prove"),
     },
     "trainer": {"types", "config", "host", "telemetry", "run"},
-    "cli": {"config", "host"},
+    "cli": {"config", "host", "tasks"},
 }
 
 # Room → packages that it may name besides Python's own; rooms that are not here name none.

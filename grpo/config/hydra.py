@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hydra import compose, initialize_config_dir, main
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -82,10 +83,21 @@ def _search_path(request: Request, first: Path) -> list[str]:
         if not word.startswith("hydra.searchpath="):
             key = word.partition("=")[0]
             raise UserError(f"{key} is not read here: output_dir is a run's folder, and grpo sweep takes launchers")
+        _require_folders(word)
     folders = {config_directory(), request.directory} - {None, first}
     if folders and own:
         raise UserError("hydra.searchpath and --config-dir name the same thing: give one of them")
     return [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in sorted(folders))}]"] if folders else []
+
+
+def _require_folders(word: str) -> None:
+    """Raises UserError for a folder in hydra.searchpath that does not exist, which Hydra passes over."""
+    given = OverridesParser.create().parse_override(word).value()
+    for entry in given if isinstance(given, list) else [given]:
+        scheme, separator, path = str(entry).partition("://")
+        path = path if separator else scheme
+        if (not separator or scheme == "file") and not Path(path).is_dir():
+            raise UserError(f"hydra.searchpath: there is no folder {path}")
 
 
 def _refuse_added(config: DictConfig) -> None:
