@@ -149,3 +149,25 @@ def test_a_policy_that_stops_asking_speaking_prompts_reports_the_true_rate():
     everything = Counter(zip(correct.tolist(), (4 + more).tolist(), strict=True))
     assert pass_rate(everything)[0] == pytest.approx(0.136, abs=0.002)
     assert pass_rate(Counter((int(k), 4) for k in first))[0] == pytest.approx(0.09, abs=0.002)
+
+
+def test_each_source_of_problems_has_numbers_of_its_own():
+    class Sourced(ScriptedTask):
+        def next_prompts(self, count):
+            prompts = super().next_prompts(count)
+            sources = ["sums", "words", "", "sums"]
+            return [
+                replace(prompt, problem=replace(prompt.problem, source=source))
+                for prompt, source in zip(prompts, sources, strict=True)
+            ]
+
+    task = Sourced([(1, 0), (0, 0), (1, 1), (1, 1)])
+    plan = RoundPlan(group_size=2, refresh_interval=1, prompts_per_step=4)
+    means = sampling_means(PlainCollector(asking(task, ScriptedSampler())).collect(plan, 9))
+    by_source = {name: mean.value for name, mean in means.items() if name.startswith("source/")}
+    assert by_source == {
+        **{"source/sums/reward_mean": 0.75, "source/sums/pass_rate": 0.75, "source/sums/length_mean": 2.0},
+        **{"source/sums/truncated_fraction": 0.0, "source/sums/silent_fraction": 0.5},
+        **{"source/words/reward_mean": 0.0, "source/words/pass_rate": 0.0, "source/words/length_mean": 2.0},
+        **{"source/words/truncated_fraction": 0.0, "source/words/silent_fraction": 1.0},
+    }
