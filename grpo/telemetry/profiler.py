@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-
-import torch
-from torch.profiler import ProfilerActivity, profile
+from typing import TYPE_CHECKING
 
 from grpo.host.disk import in_words
 from grpo.interfaces import Clock
+
+if TYPE_CHECKING:
+    from torch.profiler import profile
 
 
 class ProfiledRounds:
@@ -36,6 +37,10 @@ class ProfiledRounds:
 
     def begin_round(self) -> None:
         if self._round in self._rounds:
+            # Reports import this package too, and need no torch.
+            import torch
+            from torch.profiler import ProfilerActivity, profile
+
             activities = [ProfilerActivity.CPU]
             activities += [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
             self._profile = profile(activities=activities)
