@@ -180,6 +180,11 @@ def one_line(error: Exception) -> str:
     text = str(error) if error.__cause__ is None else f"{error}: {error.__cause__}"
     unknown = re.search(r"Could not override '([^']+)'", text)
     known = _paths(TrainConfig())
+    if unknown and unknown.group(1).startswith("task.sets."):
+        return (
+            f"there is no {unknown.group(1)}: a set is added by +task@task.sets.NAME=TASK, and has the keys of a task, "
+            "such as task.sets.NAME.data.path"
+        )
     if unknown and unknown.group(1) not in known:
         return f"unknown config key {unknown.group(1)}{hint(unknown.group(1), known)}"
     if unknown and (missing := re.search(r"Key '([^']+)' not in '", text)):

@@ -71,9 +71,15 @@ def _check_together(config: TrainConfig) -> None:
 def _check_set(config: TrainConfig) -> None:
     """Checks data and reward of a task that has no sets."""
     data, reward, answer = config.task.data, config.task.reward, config.rollout.sampling.max_tokens
+    require(
+        bool(reward.parts or data.path),
+        f"task={config.task.name} has no problems: add sets of problems with +task@task.sets.NAME=TASK, or choose "
+        "another task",
+    )
     _check_parts("task.reward.parts", reward.parts)
     for source, own in reward.by_source.items():
-        _check_parts(f"task.reward.by_source.{source}.parts", own.parts)
+        if own.parts or not own.extract:
+            _check_parts(f"task.reward.by_source.{source}.parts", own.parts)
         extracts = CHOICES["task.reward.extract"]
         require(
             own.extract in ("", *extracts),

@@ -85,7 +85,7 @@ class _RemotePart:
 
     def __init__(self, part: RewardPartConfig) -> None:
         self.name, self._server = part.name, part.server or RewardServerConfig()
-        self._judge = _Judge(self._server) if remote_kind(part.name) == "judge" else None
+        self._judge = _Judge(part.name, self._server) if remote_kind(part.name) == "judge" else None
         self._url = self._server.url.rstrip("/") + ("/chat/completions" if self._judge else "")
         self._headers = {}
         if variable := self._server.key_variable:
@@ -222,14 +222,16 @@ class _RemotePart:
 class _Judge:
     """A judge is a language model that is asked to score a completion, over OpenAI's interface for chats."""
 
-    def __init__(self, server: RewardServerConfig) -> None:
+    def __init__(self, name: str, server: RewardServerConfig) -> None:
+        """Takes the part's name, for messages."""
         self._server, self.model = server, server.model
+        pattern = f"task.reward.parts: {name!r}: server.pattern {server.pattern!r}"
         try:
             self._pattern = re.compile(server.pattern)
         except re.error as error:
-            raise UserError(f"server.pattern {server.pattern!r} is not a valid regular expression: {error}") from error
+            raise UserError(f"{pattern} is not a valid regular expression: {error}") from error
         if self._pattern.groups != 1:
-            raise UserError(f"server.pattern {server.pattern!r} has {self._pattern.groups} groups; it needs one")
+            raise UserError(f"{pattern} has {self._pattern.groups} groups; it needs one")
 
     def request(self, question: str, answer: str, completion: str) -> Mapping[str, Any]:
         """Returns the request that asks for a score. Only the places of the template itself are filled."""
