@@ -2,8 +2,8 @@
 
     python benchmarks/throughput.py FOLDER SHAPE [overrides of grpo train]
 
-SHAPE is small (two CPU cores), qwen2.5-1.5b or qwen2.5-7b: random weights of that size under SmolLM2's tokenizer, so
-that nothing is downloaded; completions then run to their limit. Rewards are all equal, and computed nevertheless.
+SHAPE is small (two CPU cores), qwen2.5-1.5b or qwen2.5-7b: random weights of that size under a tokenizer of characters,
+so that nothing is downloaded; completions then run to their limit. Rewards are all equal, and computed nevertheless.
 
 The sampler is held against the memory-bandwidth roofline: each step of decoding reads all weights and the cache of all
 completions once, at the bandwidth of a copy measured here. Learning is held against the device's dense bfloat16 peak.
@@ -29,9 +29,9 @@ from rich.table import Table
 from transformers import Qwen2ForCausalLM
 
 from benchmarks.runs import command, rows
-from grpo import models
 from grpo.config.hydra import compose_config
 from grpo.host import ranks
+from grpo.models import tiny
 from grpo.prove.bench import config_of
 from grpo.run import preflight
 from grpo.telemetry import peak_tflops, write_code
@@ -56,8 +56,7 @@ def build(shape, folder):
         torch.set_default_dtype(torch.bfloat16 if device == "cuda" else torch.float32)
         model = Qwen2ForCausalLM(config)
         torch.set_default_dtype(torch.float32)
-    embedded = compose_config(["model=smollm2_135m"]).model
-    models.load_tokenizer(models.resolve(embedded, list), embedded).save_pretrained(folder)
+    tiny.character_tokenizer().save_pretrained(folder)
     model.save_pretrained(folder)
     del model
     if device == "cuda":
@@ -97,7 +96,7 @@ def main(folder, name="small", *overrides):
     shape, (group_size, prompts, max_tokens) = SHAPES[name]
     build(shape, folder / name)
     settings = [
-        *("model=huggingface", f"model.path={folder / name}", "task=arithmetic", "normalization=dr_grpo"),
+        *("model=huggingface", f"model.path={folder / name}", "task=tiny_arithmetic", "normalization=dr_grpo"),
         *(f"dynamics.group_size={group_size}", f"dynamics.prompts_per_step={prompts}"),
         *(f"rollout.sampling.max_tokens={max_tokens}", "task.prompt.max_tokens=128", "model.max_length=2048"),
         *("learner.skip_silent_groups=false", "evaluation.num_problems=0", "checkpoint.every_rounds=0"),

@@ -15,6 +15,7 @@ from grpo.config import TrainConfig
 from grpo.config.errors import EndedElsewhere, UserError
 from grpo.config.flags import read_words
 from grpo.host import environment, ranks
+from grpo.host.alive import working
 from grpo.host.terminal import protect, say
 
 USAGE = """usage: grpo COMMAND [key=value ...]
@@ -123,7 +124,9 @@ def _run(command: str, words: list[str]) -> int:
         return _module(command).run(words)
     if ranks.rank() == 0 and command != "check-reward":
         say(f"grpo {command}: the configuration is valid; loading torch and transformers takes some seconds")
-    return _module(command).run(config)
+    with working("still loading torch and transformers"):
+        module = _module(command)
+    return module.run(config)
 
 
 def check(command: str, config: TrainConfig) -> None:

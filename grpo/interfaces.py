@@ -101,10 +101,9 @@ class Sampler(Protocol):
     ) -> list[RolloutGroup]:
         """Samples `group_size` completions of each prompt and returns one group per prompt, in order.
 
-        `group_size` is one number for all prompts or one per prompt, at least 1. `sampling` defaults to the run's own
-        settings. The completions of a prompt are numbered from `first_sample`. A completion's random seed comes from
-        its number, its prompt, the policy version and the run's seed, never from what else is sampled in the call.
-        `on_group` gets a prompt's place and its group once that is whole.
+        `group_size` is one number for all prompts or one per prompt, at least 1. `sampling` defaults to the run's own.
+        The completions of a prompt are numbered from `first_sample`. A completion's random seed comes from its number,
+        its prompt, the policy version and the run's seed. `on_group` gets a prompt's place and group once it is whole.
         """
 
     def begin_refresh(self) -> str:
@@ -124,6 +123,9 @@ class Sampler(Protocol):
 
         See `grpo.weight_sync.checksum`.
         """
+
+    def use(self) -> Mapping[str, float]:
+        """Returns, as metrics, how full the engine's cache was since the last call. Empty where it does not tell."""
 
     def sleep(self) -> None:
         """Frees memory while the learner works. What the sampler held may be lost: a refresh precedes the next use."""
@@ -167,8 +169,7 @@ class Collector(Protocol):
 
 
 class Learner(Protocol):
-    """A learner holds the trained policy, sharded over ranks. Every method is collective: all ranks call it
-    together."""
+    """A learner holds the trained policy, sharded over ranks. Every method is collective."""
 
     num_steps: int
     """The number of optimizer steps taken."""
@@ -206,8 +207,7 @@ class WeightSync(Protocol):
     """The weight sync is the only bridge from learner to sampler."""
 
     def refresh(self, learner: Learner, sampler: Sampler) -> None:
-        """Copies the weights to the sampler and verifies them. Afterwards the sampler samples from the learner's
-        policy."""
+        """Copies the weights to the sampler and verifies them. Then the sampler samples from the learner's policy."""
 
     def check(self, report: StepReport) -> None:
         """Checks the report of the first step after a refresh. Raises when sampler and learner disagree on

@@ -29,15 +29,11 @@ def pytest_unconfigure(config):
         server.wait()
 
 
-# Minutes long, longest first: begun first, so that two files at a time end together.
+# Dearest first, so that two files at a time end together.
 LONG = (
-    "test_servers",
-    "test_run",
-    "test_partition",
-    "test_solve_rates",
-    "test_sweep",
-    "test_learner",
-    "test_samplers",
+    *("test_servers", "test_run", "test_prove", "test_learner", "test_identify", "test_architectures"),
+    *("test_partition", "test_family_partition", "test_resume", "test_solve_rates", "test_model_classes"),
+    *("test_sweep", "test_contrast", "test_diagnostics", "test_adaptive", "test_hydra"),
 )
 
 

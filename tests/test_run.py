@@ -1,12 +1,9 @@
 """Runs from the command line on the real engines: learning, killing, resuming, hanging, refusing."""
 
 import json
-import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -68,6 +65,21 @@ def test_held_out_problems_and_a_suite_are_asked_before_and_after_and_tracked(fi
     assert shown[1] == (12, pytest.approx(last)) and shown[0][0] == 0
 
 
+def test_a_run_tells_lengths_by_kind_its_loss_the_samplers_cache_and_how_it_ended(finished):
+    output, printed = finished
+    for row in rows(output / "metrics.jsonl"):
+        shares = [value for name, value in row.items() if re.fullmatch("completions/by_pass_rate/.*/share", name)]
+        assert sum(shares) == pytest.approx(1.0)
+        assert row["completions/length_p10"] <= row["completions/length_p50"] <= row["completions/length_p90"]
+        assert 0 < row["rollout/cache_peak_fraction"] < 1 and row["rollout/preemptions"] == 0
+        assert abs(row["policy/loss"]) < 10
+    groups = [row["prompt_id"] for row in rows(output / "samples.jsonl")]
+    assert len(set(groups)) == 6, "each round keeps one group whole"
+    assert json.loads((output / "end.json").read_text()) == {"state": "finished", "step": 12, "why": ""}
+    assert "run: finished at step 12 of 12" in printed
+    assert "finished at step 12 of 12" in (output / "report.html").read_text()
+
+
 def test_every_prompt_of_an_epoch_is_asked_once(finished):
     ids = [each for _, round_ids in stream(finished[0]) for each in round_ids]
     assert len(ids) == 6 * 2 * 4
@@ -120,8 +132,11 @@ def test_an_exported_adapter_is_what_was_merged(tmp_path):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    run, adapted = f"{tmp_path}/run", ["model.lora.rank=4", "rollout=transformers", "evaluation.num_problems=0"]
-    done = grpo("train", *SMALL, *adapted, "num_steps=2", "learner.learning_rate=0.05", f"output_dir={run}")
+    run, lora = f"{tmp_path}/run", "model.lora.rank=4"
+    # Nearly greedy, so that seeds do not matter.
+    settings = [*SMALL, "rollout=transformers", "evaluation.temperature=0.001", "learner.learning_rate=0.05"]
+    exporting = ["num_steps=2", "checkpoint.export_every=2"]
+    done = grpo("train", *settings, lora, *exporting, f"output_dir={run}")
     assert done.returncode == 0, done.stderr[-3000:]
     for words in ([f"{tmp_path}/merged"], [f"{tmp_path}/adapter", "adapter=true"]):
         done = grpo("export", run, *words)
@@ -137,6 +152,19 @@ def test_an_exported_adapter_is_what_was_merged(tmp_path):
     adapter = PeftModel.from_pretrained(plain, tmp_path / "adapter")
     torch.testing.assert_close(adapter(tokens).logits, expected, rtol=1e-4, atol=1e-4)
     assert (before - expected).abs().max() > 0.1
+    left, exported = f"{run}/models/step-00000002", tmp_path / "adapter" / "adapter_model.safetensors"
+    assert Path(left, exported.name).read_bytes() == exported.read_bytes()
+    trained = [row["completion"] for row in rows(Path(run) / "evaluations.jsonl")[-1]["per_problem"]]
+    for index, place in enumerate((f"{run}/checkpoints/step-00000002", left, f"{tmp_path}/merged")):
+        output = tmp_path / f"from-{index}"
+        done = grpo("train", *settings, "num_steps=1", f"model.path={place}", f"output_dir={output}")
+        assert done.returncode == 0, done.stderr[-3000:]
+        evaluated = rows(output / "evaluations.jsonl")[0]["per_problem"]
+        assert [row["completion"] for row in evaluated] == trained, place
+    other = [f"model.path={tmp_path}/merged", "checkpoint.resume=true", "num_steps=3", f"output_dir={run}"]
+    done = grpo("train", *settings, lora, *other)
+    assert done.returncode == 2 and done.stderr.count("grpo: ") == 1
+    assert f"step-00000002 were trained on tiny, but {tmp_path}/merged now holds other weights" in done.stderr
 
 
 def test_a_loss_and_a_normalization_of_ones_own_train_a_model(tmp_path):
@@ -274,19 +302,16 @@ def test_a_run_that_loses_what_it_knew_goes_back_and_slows_down(tmp_path):
     assert (tmp_path / "checkpoints" / f"step-{last:08d}").exists()
 
 
+def two_ranks(*words):
+    return warm.ranks(2, ["-m", "grpo.cli", "train", *words])
+
+
 def test_two_ranks_ask_the_prompts_of_one_and_draw_the_same_samples(finished, tmp_path):
     output = tmp_path / "run"
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "grpo.cli"]
     overrides = [*SMALL, *ROUNDS, "num_steps=6", "learner.zero_stage=3", "objective.kl.coefficient=0.01"]
     # Both ranks decide for themselves after each round: if they did not agree, the next one would hang.
     overrides += ["dynamics=adaptive", "dynamics.adaptive.decide_every=1", "dynamics.adaptive.smallest_group=6"]
-    done = subprocess.run(
-        [*launcher, "train", *overrides, f"output_dir={output}"],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    done = two_ranks(*overrides, f"output_dir={output}")
     assert done.returncode == 0, done.stderr[-3000:]
     assert [sorted(ids) for _, ids in stream(output)] == [sorted(ids) for _, ids in stream(finished[0])[:3]]
     measured = rows(output / "metrics.jsonl")
@@ -303,10 +328,6 @@ def test_two_ranks_ask_the_prompts_of_one_and_draw_the_same_samples(finished, tm
     assert (output / "curves.png").exists()
     # Evaluated before the first step: held-out problems, greedily too, and a suite.
     assert rows(output / "evaluations.jsonl")[0] == rows(finished[0] / "evaluations.jsonl")[0]
-
-
-def two_ranks(*words):
-    return warm.ranks(2, ["-m", "grpo.cli", "train", *words])
 
 
 def test_a_tracker_that_cannot_be_reached_ends_all_ranks_with_one_line_before_the_engines_start(tmp_path):

@@ -24,14 +24,6 @@ pytestmark = pytest.mark.slow
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
-def run(*words, seconds):
-    """A whole command, as a person starts it; its exit code and what it printed."""
-    done = subprocess.run(
-        command(*words), env=ONE_THREAD, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds
-    )
-    return done.returncode, done.stdout
-
-
 def servers_of(output):
     """Every process of the run's servers that lives: the wrappers, vLLM's own, and their children."""
     found = []
@@ -146,8 +138,10 @@ def test_sampling_ahead_is_one_round_stale_and_corrected_for(tmp_path, served):
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {ONE_THREAD[KEY_VARIABLE]}"}
     urllib.request.urlopen(urllib.request.Request(f"{url}/start_weight_update", b"{}", headers), timeout=60)
     ranks = ["hardware.ranks_per_node=2", f"hardware.first_port={free_ports(1)}", "pipeline=one_round"]
-    code, printed = run("launch", *SMALL, *QUIET, *served, *ranks, "num_steps=8", f"output_dir={output}", seconds=400)
-    assert code == 0, printed[-3000:]
+    words = ["launch", *SMALL, *QUIET, *served, *ranks, "num_steps=8", f"output_dir={output}"]
+    forked = ONE_THREAD | {"PYTHON_EXEC": warm.interpreter(tmp_path)}
+    done = warm.run(["-m", "grpo.cli", *words], timeout=400, env=forked)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     measured = rows(output / "metrics.jsonl")
     assert [row["staleness/mean"] for row in measured] == [0.0] + [1.0] * 7
     assert 0.5 < min(row.get("mismatch/ess_fraction", 1.0) for row in measured) <= 1.0
@@ -219,7 +213,7 @@ SLOWLY = """
 import pathlib, time
 
 def reward(completion, answer, metadata):
-    time.sleep(0.3 * pathlib.Path(__file__).with_name("rest").exists())
+    time.sleep(0.6 * pathlib.Path(__file__).with_name("rest").exists())
     return 0.0
 """
 
@@ -249,13 +243,13 @@ def troubled(tmp_path_factory):
         hung = run.engine(0)
         slow_down(hung, lambda: run.step >= 16)
         hung.suspend()
+        # What others do needs the processor more than a run that waits for a minute, or for a server that starts.
+        resting.touch()
         run.wait_for("was lost")
         hung.resume()
         run.wait_for("is back")
         # Once it has its weights.
         wait_for_step(run.output, run.step + 2, run.process)
-        # The server that starts needs the processor more than a run that waits for it.
-        resting.touch()
         run.engine(1).kill()
         run.wait_for("is back", times=2, seconds=400)
         resting.unlink()

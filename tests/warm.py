@@ -29,7 +29,8 @@ from importlib import import_module
 from pathlib import Path
 
 SOCKET = "GRPO_TESTS_WARM"
-LEARNER = ("grpo.learner.learner",)
+# DeepSpeed imports the second to see whether it is the optimizer's, and torch's compiler with it.
+LEARNER = ("grpo.learner.learner", "deepspeed.runtime.zero.muon.muon_optimizer")
 TRAIN = (*LEARNER, "grpo.run.session", "grpo.rollout.transformers_sampler", "grpo.rollout.vllm_sampler")
 # What engines import only as they start.
 TRAIN += ("vllm.v1.worker.cpu_worker", "vllm.model_executor.models.llama", "torch._inductor.compile_fx", "pebble")
@@ -136,12 +137,23 @@ def ranks(
     return run([*torchrun, *rank], (*TORCHRUN, *imports), timeout, os.environ | {"OMP_NUM_THREADS": "1"})
 
 
+def interpreter(folder: Path) -> str:
+    """Makes a program that stands for Python where torchrun starts ranks, for PYTHON_EXEC. Returns its path."""
+    path = folder / "python"
+    path.write_text(
+        f'#!/bin/sh\n[ "$1" != -u ] || shift\nexec {sys.executable} -SP {__file__} run {",".join(TRAIN)} "$@"\n'
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
 def start_server() -> subprocess.Popen:
     """The process that imports, on its first request; its socket is announced in the environment."""
     folder = tempfile.mkdtemp(prefix="grpo-warm-")
     os.environ[SOCKET] = f"{folder}/socket"
-    # Threads of the learner and of vLLM are as many as when it was imported.
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    # Threads of the learner and of vLLM are as many as when it was imported. vLLM compiles one function, which counts
+    # ranks of tokens: the servers and the runs that start cold do that too.
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
     words = [sys.executable, "-m", "tests.warm", "serve", os.environ[SOCKET]]
     server = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
     server.stdout.readline()
@@ -172,8 +184,9 @@ def _serve(path: str) -> dict:
         request = json.loads(message)
         for name in request["imports"]:
             import_module(name)
-        # What is there is not looked at again, neither here nor in what is forked.
+        # What is there is not looked at again, neither here nor in what is forked, not even where vLLM ends.
         gc.freeze()
+        gc.unfreeze = lambda: None
         if os.fork() == 0:
             listener.close()
             _keep_or_become(client, streams)

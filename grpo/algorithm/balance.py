@@ -47,8 +47,8 @@ def evened_out(trees: Sequence[LooseTree], collective: Collective, cost: Cost) -
         if piece.home == here != rank
     }
     arriving: dict[tuple[int, Piece], LooseTree] = {}
-    for each in collective.gather(leaving):
-        arriving |= each
+    for sent in collective.gather(leaving):
+        arriving |= sent
     return [_cut(trees[piece.tree], piece) if piece.home == here else arriving[here, piece] for piece in shares[here]]
 
 

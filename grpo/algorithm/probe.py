@@ -138,5 +138,7 @@ def _compare(together: tuple[Tensor, Tensor], alone: Sequence[tuple[Tensor, Tens
 
 def _require_tensor(values: Tensor, count: int, unit: str) -> None:
     if not (isinstance(values, Tensor) and values.shape == (count,) and values.is_floating_point()):
-        found = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
-        raise ValueError(f"it returned {found} where a float tensor with one value per {unit}, ({count},), is needed")
+        returned = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+        raise ValueError(
+            f"it returned {returned} where a float tensor with one value per {unit}, ({count},), is needed"
+        )

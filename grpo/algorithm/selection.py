@@ -38,8 +38,8 @@ def clip_cov(tokens: Tokens, total: Total, settings: ObjectiveConfig) -> Tensor:
     covariance, count = _covariance(tokens, total)
     low, high = clipped(tokens, settings)
     eligible = (covariance > choice.low) & (covariance < choice.high) & ~low & ~high
-    [found] = total([float(eligible.sum())])
-    removed = min(1.0, _number(choice.share, count) / found) if found else 0.0
+    [num_eligible] = total([float(eligible.sum())])
+    removed = min(1.0, _number(choice.share, count) / num_eligible) if num_eligible else 0.0
     return 1 - removed * eligible.to(covariance.dtype)
 
 

@@ -14,6 +14,7 @@ import psutil
 from rich.table import Table
 from rich.text import Text
 
+from grpo.config import UserError
 from grpo.host.terminal import Terminal
 
 USAGE = """usage: grpo doctor

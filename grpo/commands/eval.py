@@ -13,6 +13,7 @@ from rich.table import Table
 from grpo.config import TrainConfig
 from grpo.config.validate import validate_evaluation
 from grpo.evaluation import held_out
+from grpo.host.alive import working
 from grpo.host.terminal import Terminal
 from grpo.interfaces import Task
 from grpo.run.candidate import candidate
@@ -40,7 +41,8 @@ def run(config: TrainConfig) -> int:
 
     def ask(task: Task, count: int) -> dict[str, Any]:
         asked = replace(config.evaluation, num_problems=count)
-        return held_out.evaluate(task, model.sampler, asked, config.rollout.sampling, model.collective)
+        with working(f"evaluating {count} problems × {asked.samples_per_problem}"):
+            return held_out.evaluate(task, model.sampler, asked, config.rollout.sampling, model.collective)
 
     if suite:
         results = held_out.evaluate_suite(model.tasks, model.load_task, ask)

@@ -42,7 +42,6 @@ def run(words: Sequence[str]) -> int:
     require(bool(name) or "public" not in given, "public= says who may see what upload=USER/NAME sends: give both")
     if name:
         models.check_upload(name)
-    require(places[0].is_dir(), f"there is no folder {places[0]}")
     # Its imports take seconds, so what is wrong with the words is told before.
     from grpo.run.exporting import export_checkpoint
 

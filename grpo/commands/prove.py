@@ -2,49 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
 from grpo.config import UserError
-from grpo.host.terminal import Terminal
+from grpo.host.terminal import Terminal, say
+from grpo.prove.facts import Fact, Report
 
 USAGE = """usage: grpo prove [part=attention,learner] [size=tiny|1.5b|7b] [output_dir=runs/prove] [key=value ...]
 
 Measures whether what is installed here is right and fast, all parts or those that are named:
 
   attention   attention over packed rows against float64, completion by completion
-  learner     gradients against float64; tokens/s, MFU, and peak memory against the estimate
-  sampler     tokens/s against the memory's bandwidth; what sleep frees
-  sync        a refresh with its checksums; a flipped bit has to be noticed; log-probabilities of both sides
+  learner     gradients against float64; tokens/s, MFU and peak memory of every way to save memory, each in a process
   round       a whole run of six rounds, and what is neither sampling nor learning
+  servers     a run with two vLLM servers, of which one is killed in the middle of a weight transfer
+  sync        a refresh with its checksums; a flipped bit has to be noticed; log-probabilities of both sides; the
+              channel between devices
+  sampler     tokens/s by completions at once, against the memory's bandwidth; what sleep frees
 
 Models have random weights, and no network is needed. Other words are keys of a run, e.g. learner.zero_stage=3. Without
-a size it is tiny on a CPU and 1.5b on a GPU. Ends with a table, and 1 where something is wrong or slow."""
+a size it is tiny on a CPU and 1.5b on a GPU. Ends with a table, and 1 where something is wrong or slow. Parts that
+were measured before stay in output_dir/prove.json. Once learner, sync and sampler are there, it also prints the
+settings that this machine asks for; grpo dynamics plan takes the file as machine=."""
 
-COLORS = {"fine": "green", "wrong": "red", "slow": "yellow"}
+NEED_VLLM = ("round", "servers", "sync", "sampler")
+COLORS = {"fine": "green", "wrong": "red", "slow": "yellow", "skipped": "dim"}
 
 
 def run(words: Sequence[str] = ()) -> int:
     """Measures the parts in order, prints the table and writes prove.json. Returns 0 when all is fine, else 1."""
     import torch
 
-    from grpo.prove import computation, exchange, speed
+    from grpo.prove import computation, exchange, learning, link, losing, sampling
     from grpo.prove.bench import Bench
     from grpo.prove.record import write_record
     from grpo.run import preflight
     from grpo.telemetry.code import write_code
 
-    # A run in a process of its own comes before engines take this one's memory.
+    # What runs in processes of its own comes before engines take this one's memory.
     parts = {
         "attention": [computation.attention],
+        "learner": [computation.gradients, learning.learner],
         "round": [exchange.whole_round],
-        "learner": [computation.gradients, speed.learner],
-        "sync": [exchange.sync],
-        "sampler": [speed.sampler],
+        "servers": [losing.servers],
+        "sync": [link.channel],
+        "sampler": [sampling.without_graphs],
     }
+    engines = {"sync": exchange.sync, "sampler": sampling.sampler}
     given = dict(word.partition("=")[::2] for word in words if word.partition("=")[0] in ("part", "size", "output_dir"))
     chosen = given.get("part", ",".join(parts)).split(",")
     for name in chosen:
@@ -58,17 +69,40 @@ def run(words: Sequence[str] = ()) -> int:
         raise UserError(f"output_dir={folder} cannot be written to: {error}") from error
     size = given.get("size", "1.5b" if torch.cuda.is_available() else "tiny")
     bench = Bench(size, folder.absolute(), overrides)
-    reports = [measure(bench) for name in parts if name in chosen for measure in parts[name]]
-    facts = [fact for report in reports for fact in report.facts]
-    device = torch.cuda.get_device_name(bench.device) if bench.device.type == "cuda" else "CPU"
     bench.build()
+    device = torch.cuda.get_device_name(bench.device) if bench.device.type == "cuda" else "CPU"
     about = {"device": device, "size": size, "words": overrides}
     about["parameters"] = preflight.model_shape(bench.path).parameters
-    write_record(folder, about, reports)
+    there = [name for name in chosen if name not in NEED_VLLM or find_spec("vllm")]
+    measures = [measure for name in parts if name in there for measure in parts[name]]
+    measures += [engines[name] for name in engines if name in there]
+    reports = []
+    for measure in measures:
+        say(f"grpo: measuring {measure.__name__.replace('_', ' ')}")
+        reports.append(measure(bench))
+    reports += [Report([Fact(name, "all of it", None, needs="needs vLLM")]) for name in chosen if name not in there]
+    record = write_record(folder, about, reports)
     write_code(folder)
-    table = Table("part", "what", "measured", "expected", "verdict", title=f"{device}, {size}", title_justify="left")
-    for fact in facts:
-        *cells, verdict = fact.row()
-        table.add_row(*map(Text, cells), Text(verdict, style=COLORS.get(verdict, "")))
-    Terminal().print(table)
+    facts = [fact for report in reports for fact in report.facts]
+    _print(f"{device}, {size}", sorted(facts, key=lambda fact: list(parts).index(fact.part)), record["settings"])
     return int(any(fact.verdict in ("wrong", "slow") for fact in facts))
+
+
+def _print(title: str, facts: Sequence[Fact], settings: Sequence[Mapping[str, str]]) -> None:
+    """Prints the table of the facts, and the settings that this machine asks for, as overrides and with reasons."""
+    terminal = Terminal()
+    table = Table("what", "measured", "expected", "verdict", title=title, title_justify="left", box=SIMPLE_HEAD)
+    for part, own in groupby(facts, key=lambda fact: fact.part):
+        table.add_section()
+        table.add_row(Text(part, style="bold"))
+        for fact in own:
+            *cells, verdict = fact.row()
+            table.add_row(*map(Text, cells), Text(verdict, style=COLORS.get(verdict, "")))
+    terminal.print(table)
+    if settings:
+        title = "Settings that this machine asks for"
+        reasons = Table("override", "because", title=title, title_justify="left", box=SIMPLE_HEAD)
+        for setting in settings:
+            reasons.add_row(setting["word"], setting["reason"])
+        terminal.print(reasons)
+        terminal.print("grpo train … " + " ".join(setting["word"] for setting in settings))

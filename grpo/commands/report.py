@@ -17,12 +17,14 @@ from grpo.report.contrast_page import write_contrast
 from grpo.report.run import write_report
 from grpo.report.runs import Run, load
 from grpo.sweep.ledger import DONE, FAILED, SWEEP_FILE, open_ledger
+from grpo.telemetry import read_ending
 
 USAGE = """usage: grpo report RUN
        grpo report SWEEP | RUN RUN ... [output=DIR] [watch=SECONDS]
 
-With one run, it draws the curves, compares the first evaluation with the last one, and diagnoses the run, into the
-run's folder. The run may be interrupted or still going on.
+With one run, it writes report.html into the run's folder: whether the model learned, charts, a diagnosis and some
+completions. It also prints the comparison of the first evaluation with the last one, and draws curves.png. The run may
+be interrupted, failed or still going on, and the report says so.
 
 With a sweep or several runs, it compares the variants of the sweep, or the runs. Runs whose names differ only by -seedN
 are seeds of one variant. The first variant is the one that the others are compared with. Writes report.html, report.png
@@ -60,6 +62,11 @@ def run(words: Sequence[str]) -> int:
 def _of_run(folder: Path, given: Mapping[str, Any]) -> int:
     """Writes the report of one run into its folder."""
     require(not given, f"a run's report is written into its own folder: leave out {', '.join(given)}=")
+    ending = read_ending(folder)
+    require(
+        (folder / METRICS_FILE).exists() or ending is None,
+        f"the run in {folder} {ending.state if ending else ''} before its first round: {ending.why if ending else ''}",
+    )
     require(
         (folder / METRICS_FILE).exists(),
         f"{folder} is the folder of no sweep, and of no run that has finished a round: it has no {METRICS_FILE}",

@@ -1,64 +1,117 @@
-"""This module implements `grpo samples`, which shows completions of a run in the terminal."""
+"""This module implements `grpo samples`, which shows completions of a run in the terminal, group by group."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
-from grpo.commands.words import count, truth, typed
+from grpo.commands.words import count, span, truth, typed
 from grpo.config import UserError
+from grpo.config.errors import require
 from grpo.host.terminal import Terminal
 from grpo.telemetry import read_completions
 
-USAGE = """usage: grpo samples RUN [step=N] [problem=ID] [correct=true|false] [truncated=true|false] [outcome=NAME]
-                    [contains=TEXT] [limit=10]
+USAGE = """usage: grpo samples RUN [step=N|A-B] [source=NAME] [prompt=TEXT] [problem=ID] [group=mixed|right|wrong]
+                    [correct=true|false] [truncated=true|false] [outcome=NAME] [contains=TEXT] [limit=5]
 
-Shows completions that a run has sampled, those of the last round first, with their rewards. The words choose among
-them: step is the optimizer step after the round, problem the beginning of a prompt's id, outcome is graded, timed_out,
-failed or unparsable, and contains is a text within the completion. limit=0 shows all that are chosen.
+Shows completions that a run has sampled, those of the last round first. The completions of one prompt stand together.
 
-A run keeps tracking.samples_per_round completions of each round, or every one with tracking.completions=all."""
+These words choose groups:
+  step       the optimizer step after the round, or a range such as 10-20
+  source     the problem's source, where the data name one
+  prompt     a text within the question
+  problem    the beginning of a prompt's id
+  group      mixed has right and wrong completions; right and wrong have only such
+These choose completions within the groups, and leave out groups without any:
+  correct    whether the completion is right
+  truncated  whether it was cut off at the token limit
+  outcome    graded, timed_out, failed or unparsable
+  contains   a text within the completion
+
+limit is the number of groups shown; 0 shows all. The output can be piped: grpo samples runs/x limit=0 | less
+
+A run keeps whole groups of each round with tracking.samples_per_round completions or a few more. With
+tracking.completions=all it keeps every one."""
+
+Row = Mapping[str, Any]
+KINDS = ("mixed", "right", "wrong")
 
 
 def run(words: Sequence[str]) -> int:
-    """Prints the chosen completions. Returns the exit code."""
+    """Prints the chosen groups. Returns the exit code."""
     folders = [word for word in words if "=" not in word]
     if len(folders) != 1:
         raise UserError("grpo samples needs the folder of one run (grpo samples help)")
-    settings = [word for word in words if "=" in word]
-    chosen = typed(
-        settings, step=int, problem=str, correct=truth, truncated=truth, outcome=str, contains=str, limit=count
+    given = typed(
+        [word for word in words if "=" in word],
+        **{"step": span, "source": str, "prompt": str, "problem": str, "group": str, "contains": str, "limit": count},
+        **{"correct": truth, "truncated": truth, "outcome": str},
     )
-    limit = chosen.pop("limit", 10)
+    limit, kind = given.pop("limit", 5), given.get("group")
+    require(kind in (None, *KINDS), f"group={kind!r} is none of {' | '.join(KINDS)}")
     console, shown = Terminal(), 0
-    for row in islice(_chosen(read_completions(Path(folders[0])), chosen), limit or None):
-        _show(console, row)
-        shown += 1
+    try:
+        for group, chosen in islice(chosen_groups(read_completions(Path(folders[0])), given), limit or None):
+            _show(console, group, chosen)
+            shown += 1
+    except BrokenPipeError:
+        # Whoever read the output, such as `head`, has seen enough. Python must not try to write the rest at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     if not shown:
         console.print("no completion fits; without words the last round's are shown")
     return 0
 
 
-def _chosen(rows: Iterable[Mapping[str, Any]], words: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yields the rows that fit all words."""
-    begins, contains = words.get("problem", ""), words.get("contains", "")
-    exact = {name: value for name, value in words.items() if name not in ("problem", "contains")}
-    for row in rows:
-        fits = all(row.get(name) == value for name, value in exact.items())
-        if fits and row["prompt_id"].startswith(begins) and contains in row["completion"]:
-            yield row
+def chosen_groups(rows: Iterable[Row], words: Mapping[str, Any]) -> Iterator[tuple[list[Row], list[Row]]]:
+    """Yields each group that fits all words, with those of its completions that fit."""
+    exact = {name: words[name] for name in ("correct", "truncated", "outcome") if name in words}
+    for _, members in groupby(rows, key=lambda row: (row["step"], row["prompt_id"])):
+        group = list(members)
+        if not _fits(group, words):
+            continue
+        chosen = [
+            row
+            for row in group
+            if words.get("contains", "") in row["completion"]
+            and all(row.get(name) == value for name, value in exact.items())
+        ]
+        if chosen:
+            yield group, chosen
 
 
-def _show(console: Terminal, row: Mapping[str, Any]) -> None:
-    """Prints a line of facts, the problem and the completion."""
-    verdict = "right" if row["correct"] else "wrong"
-    facts = [f"step {row['step']}", row["prompt_id"], f"reward {row['reward']:g}", verdict, f"{row['tokens']} tokens"]
-    facts += [row["outcome"]] if row["outcome"] != "graded" else []
-    facts += ["cut off"] if row.get("truncated") else []
-    console.rule(Text(" · ".join(facts), style="green" if row["correct"] else "red"), align="left")
-    console.print(Text(f"{row['question']}\n→ {row['answer']}", style="dim"), soft_wrap=True)
-    console.print(Text(row["completion"]), soft_wrap=True)
+def _fits(group: Sequence[Row], words: Mapping[str, Any]) -> bool:
+    """Says whether a group fits the words that choose groups."""
+    first, correct = group[0], sum(row["correct"] for row in group)
+    low, high = words.get("step", (0, float("inf")))
+    kind = "mixed" if 0 < correct < len(group) else "right" if correct else "wrong"
+    return (
+        low <= first["step"] <= high
+        and words.get("source", first.get("source")) == first.get("source")
+        and words.get("prompt", "") in first["question"]
+        and first["prompt_id"].startswith(words.get("problem", ""))
+        and words.get("group", kind) == kind
+    )
+
+
+def _show(console: Terminal, group: Sequence[Row], chosen: Sequence[Row]) -> None:
+    """Prints a line of facts, the problem and the chosen completions of a group."""
+    first, correct = group[0], sum(row["correct"] for row in group)
+    facts = [f"step {first['step']}", first["prompt_id"], f"{correct} of {len(group)} right"]
+    facts += [first["source"]] if first.get("source") else []
+    console.rule(Text(" · ".join(facts), style="bold"), align="left")
+    console.print(Text(f"{first['question']}\nexpected answer: {first['answer']}", style="dim"), soft_wrap=True)
+    for row in chosen:
+        verdict, style = ("✓ right", "green") if row["correct"] else ("✗ wrong", "red")
+        facts = [verdict, f"reward {row['reward']:g}", f"{row['tokens']} tokens"]
+        facts += [row["outcome"]] if row["outcome"] != "graded" else []
+        facts += ["cut off"] if row.get("truncated") else []
+        console.print(Text(f"\n{' · '.join(facts)}", style=style), soft_wrap=True)
+        console.print(Text(row["completion"] or "(empty)"), soft_wrap=True)
+    console.print()

@@ -15,6 +15,7 @@ from grpo.config import TrainConfig, UserError
 from grpo.config.resume import differences
 from grpo.config.saved import from_dict
 from grpo.config.validate import validate_evaluation
+from grpo.evaluation.held_out import drawn_as
 from grpo.host import ranks
 from grpo.interfaces import Collective, Sampler
 from grpo.report.solve_rates import write_solve_rates
@@ -30,7 +31,8 @@ CHUNK = 64
 # Rates depend on these keys. All others may change when the command is started again to continue its work.
 DECISIVE = (
     "model.", "seed", "task.data.", "task.prompt.", "task.reward.", "rollout.sampling.",
-    "evaluation.samples_per_problem", "evaluation.temperature",
+    "evaluation.samples_per_problem", "evaluation.temperature", "evaluation.top_p", "evaluation.top_k",
+    "evaluation.max_tokens",
 )  # fmt: skip
 
 
@@ -62,8 +64,7 @@ def run(config: TrainConfig) -> int:
 
 def _measure(task: VerifiableTask, sampler: Sampler, collective: Collective, config: TrainConfig, done: int) -> None:
     """Measures all problems but the first `done`, which the first rank counted, and appends their rows to the file."""
-    sampling = config.rollout.sampling
-    sampling.temperature = config.evaluation.temperature
+    sampling = drawn_as(config.evaluation, config.rollout.sampling)
     task.cursor = collective.gather(done)[0]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     first = collective.rank == 0

@@ -58,6 +58,7 @@ def run(words: Sequence[str]) -> int:
         except KeyboardInterrupt:
             print("stopped; run the same command again to continue", flush=True)
     Terminal().print(ledger_table(ledger))
+    print(f"grpo report {ledger.folder} compares the variants", flush=True)
     states = [ledger.state(cell) for cell in ledger.cells]
     return 0 if all(state.state == DONE for state in states) else 1
 

@@ -72,3 +72,19 @@ positive.__name__ = "a number above 0"
 def integers(words: str) -> tuple[int, ...]:
     """Reads integers separated by commas, such as ``"1,4,8"``. Raises ValueError for anything else."""
     return tuple(int(word) for word in words.split(","))
+
+
+def span(word: str) -> tuple[int, int]:
+    """Reads a whole number or a range of them, both ends included. Raises ValueError for anything else.
+
+    >>> span("7"), span("10-20")
+    ((7, 7), (10, 20))
+    """
+    low, _, high = word.partition("-")
+    ends = int(low), int(high or low)
+    if ends[0] > ends[1]:
+        raise ValueError(word)
+    return ends
+
+
+span.__name__ = "a whole number, or a range such as 10-20"

@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Sequence
 
 ALIASES = {
+    "adapter": "model.start",
+    "adapter_name_or_path": "model.start",
     "batch_size": "dynamics.prompts_per_step",
     "beta": "objective.kl.coefficient",
     "bf16": "learner.precision",
@@ -30,6 +32,7 @@ ALIASES = {
     "kl_coef": "objective.kl.coefficient",
     "kl_loss_coef": "objective.kl.coefficient",
     "learning_rate": "learner.learning_rate",
+    "lora_adapter_path": "model.start",
     "lora_alpha": "model.lora.alpha",
     "lora_r": "model.lora.rank",
     "lora_rank": "model.lora.rank",
@@ -51,6 +54,7 @@ ALIASES = {
     "max_tokens": "rollout.sampling.max_tokens",
     "micro_batch_size": "learner.micro_batch_tokens",
     "model_name_or_path": "model.path",
+    "model_revision": "model.revision",
     "n": "dynamics.group_size",
     "n_gpus_per_node": "hardware.ranks_per_node",
     "n_samples_per_prompt": "dynamics.group_size",

@@ -11,6 +11,8 @@ CONFIG_FILE, CODE_FILE, PATCH_FILE = "config.json", "code.json", "code.patch"
 # and some completions are kept.
 METRICS_FILE, PROMPTS_FILE = "metrics.jsonl", "prompts.jsonl"
 EVALUATIONS_FILE, SAMPLES_FILE = "evaluations.jsonl", "samples.jsonl"
+# How the run ended stands here, once it has.
+END_FILE = "end.json"
 # With tracking.completions=all every completion is kept here.
 COMPLETIONS_FOLDER = "completions"
 # Traces of the rounds in tracking.profile_rounds lie here.
@@ -20,6 +22,7 @@ CURVES_FILE, REPORT_FILE, MODEL_FOLDER = "curves.png", "report.md", "model"
 DYNAMICS_PLOT_FILE, DYNAMICS_PAGE_FILE, WHATIF_PLOT_FILE = "dynamics.png", "dynamics.html", "whatif.png"
 # checkpoint.export_every leaves models here while the run goes on.
 MODELS_FOLDER = "models"
+PAGE_FILE = "report.html"
 # The lock is held while the run goes on. The launcher is the process that started it on several machines. The logs are
 # what machines and servers print.
 LOCK_FILE, LAUNCHER_FILE, LOG_FOLDER = "run.lock", "launcher.pid", "logs"

@@ -82,6 +82,13 @@ class EvaluationConfig:
     every_rounds: int = 0
     # Completions of evaluations are drawn at this temperature.
     temperature: float = 1.0
+    # Nucleus sampling of evaluations draws from the most probable tokens that hold this share of the probability; null
+    # takes rollout.sampling.top_p.
+    top_p: float | None = None
+    # Tokens of evaluations are drawn from this many most probable ones; null takes rollout.sampling.top_k.
+    top_k: int | None = None
+    # A completion of an evaluation has at most this many tokens; null takes rollout.sampling.max_tokens.
+    max_tokens: int | None = None
     # True adds one completion a problem at temperature 0.
     greedy: bool = False
     # pass@k is reported for these k, e.g. [1, 4]; each is at most samples_per_problem.
@@ -126,10 +133,18 @@ class TrackingConfig:
     mlflow: str = ""
     # W&B's project and MLflow's experiment have this name.
     project: str = "grpo"
+    # W&B's user or team; "" takes the one that is logged in.
+    entity: str = ""
+    # W&B puts runs of one group together, e.g. the seeds of a variant; "" leaves the run by itself.
+    group: str = ""
+    # W&B shows the run as this type of job.
+    job_type: str = "train"
+    # W&B and MLflow find the run by these tags, e.g. [gsm8k, lora].
+    tags: list[str] = field(default_factory=list)
     # Each round writes some completions to samples.jsonl. all writes every one too, as Parquet files in
     # output_dir/completions.
     completions: str = "some"
-    # Each round writes this many completions to samples.jsonl.
+    # Each round writes whole groups to samples.jsonl, until these are at least so many completions.
     samples_per_round: int = 4
     # These rounds, counted from 0, are recorded with torch's profiler, e.g. [3, 4]: a trace of every rank in
     # output_dir/profile, for ui.perfetto.dev. The first rounds are slower than the rest.

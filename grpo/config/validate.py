@@ -51,12 +51,18 @@ def validate_evaluation(config: TrainConfig) -> None:
         f"evaluation.samples_per_problem={evaluation.samples_per_problem}: change one of the two",
     )
     sampling = config.rollout.sampling
-    _require(
-        sampling.temperature <= 2 or config.rollout.engine == "transformers",
-        f"rollout.sampling.temperature={sampling.temperature} is above 2, which vLLM refuses: lower it, or use "
-        "rollout.engine=transformers",
-    )
+    for key in ("rollout.sampling.temperature", "evaluation.temperature"):
+        temperature = value_at(config, key)
+        _require(
+            temperature <= 2 or config.rollout.engine == "transformers",
+            f"{key}={temperature} is above 2, which vLLM refuses: lower it, or use rollout.engine=transformers",
+        )
     _require(0 < sampling.top_p <= 1, f"rollout.sampling.top_p={sampling.top_p} must lie in (0, 1]; 1 turns it off")
+    _require(
+        evaluation.top_p is None or 0 < evaluation.top_p <= 1,
+        f"evaluation.top_p={evaluation.top_p} must lie in (0, 1]; 1 turns it off",
+    )
+    _require(evaluation.max_tokens != 0, "evaluation.max_tokens=0 must be above 0; null takes rollout.sampling's")
 
 
 def check_files(config: TrainConfig) -> None:
@@ -126,6 +132,12 @@ def _check_lengths(config: TrainConfig) -> None:
         not longest or prompt or answer < longest,
         f"rollout.sampling.max_tokens={answer} leaves no room for a prompt in model.max_length={longest}: lower the "
         "first or raise the second",
+    )
+    asked = config.evaluation.max_tokens or 0
+    _require(
+        not longest or prompt + asked <= longest - (not prompt),
+        f"evaluation.max_tokens={asked} leaves no room for a prompt in model.max_length={longest}: lower the first or "
+        "raise the second",
     )
     _require(
         not longest or prompt + answer <= longest,

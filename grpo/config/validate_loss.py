@@ -126,13 +126,13 @@ def _check_uses_of_the_dial(config: TrainConfig) -> None:
         "rollout.budget.enabled=true": config.rollout.budget.enabled,
         f"task.curriculum.name={config.task.curriculum.name}": config.task.curriculum.name in ("weighted", "online"),
     }
-    found = next((use for use, on in uses.items() if on), None)
+    refused = next((use for use, on in uses.items() if on), None)
     settings = config.normalization
     key, dialled = ("name", "dial") if settings.name != "dial" else ("parts", "sum")
     require(
-        found is None,
-        f"{found} goes by the gradient of normalization.{key}={dialled}, and {key} is {getattr(settings, key)}: change "
-        "one of the two",
+        refused is None,
+        f"{refused} goes by the gradient of normalization.{key}={dialled}, and {key} is {getattr(settings, key)}: "
+        "change one of the two",
     )
 
 

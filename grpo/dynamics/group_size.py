@@ -3,9 +3,8 @@
 Two criteria each ask for a size, and the larger one is chosen.
 
     cost          The size at which progress costs fewest tokens, or seconds. A step's progress is the mean gradient
-                  over the root of its noise, √B·E[σ^(2−α)]/√(E[σ^(2−2α)]/G) for B groups whose completions have
-                  independent scores (arXiv:2607.00152 gives the moments). Adam divides a common factor of the gradient
-                  away, so how much of the infinite group's gradient is left decides nothing by itself.
+                  over the root of its noise (`signal_to_noise`). Adam divides a common factor of the gradient away, so
+                  how much of the infinite group's gradient is left decides nothing by itself.
     fluctuation   Near its plateau the curve fluctuates with a variance ∝ 1/G (arXiv:2606.30789). The
                   standard deviation must stay below a share of the improvement that may be left. Early in a run much
                   is left, and small groups suffice. Near the plateau G grows, at most by a factor of 2 at a time, so
@@ -16,10 +15,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from grpo.dynamics.difficulty import Difficulty
+import numpy as np
+
+from grpo.dynamics.difficulty import Array, Difficulty
 from grpo.dynamics.identity import drift
 
 LADDER = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
+
+
+# The variance of what a prompt alone asks of the policy, over that of one completion's score. With this value the law
+# gives the measured speeds of the tiny model at other group sizes and batches (benchmarks/README.md, "What if").
+PROMPT_NOISE = 1.0
 
 
 def sizes_between(smallest: int, largest: int) -> tuple[int, ...]:
@@ -33,7 +39,7 @@ class GroupSizeRule:
 
     smallest, largest   smallest and largest size allowed
     fluctuation         largest standard deviation about the plateau, as a share of the improvement left
-    exponent, mean_exponent, ddof   the dials' α and β, and σ's degrees of freedom
+    exponent, mean_exponent   the dials' α and β
     hold_samples        whether a step keeps its number of samples when G changes, instead of its number of prompts
     """
 
@@ -41,7 +47,6 @@ class GroupSizeRule:
     largest: int
     fluctuation: float
     exponent: float = 1.0
-    ddof: int = 0
     mean_exponent: float = 0.0
     hold_samples: bool = False
 
@@ -105,20 +110,35 @@ def cost_of_progress(
     the same, but the number of prompts, and with its root the progress, falls as a group grows. It is ∞ when every
     group is silent.
     """
-    ratio = signal_to_noise(difficulty, size, rule.exponent, rule.ddof, rule.mean_exponent)
+    ratio = float(signal_to_noise(difficulty, size, rule.exponent, rule.mean_exponent))
     group = prompt_cost + size * completion_cost
     return (group**0.5 if rule.hold_samples else group) / ratio if ratio else float("inf")
 
 
 def signal_to_noise(
-    difficulty: Difficulty, size: int, exponent: float, ddof: int = 0, mean_exponent: float = 0.0
-) -> float:
-    """Returns the mean gradient of one group over the root of its noise, E[w·σ²]/√(E[w²·σ²]/G), w = σ^(−α)·p^(−β).
+    difficulty: Difficulty,
+    size: int,
+    exponent: float,
+    mean_exponent: float = 0.0,
+    prompt_noise: float | Array = PROMPT_NOISE,
+) -> Array:
+    """Returns the mean gradient of one group over the root of its noise.
 
-    It grows with the root of the number of groups. It is 0 when every group is silent.
+    A group is a sample of two stages, prompts and their completions (Cochran, Sampling Techniques, 1977, chapter 10).
+    By the identity of arXiv:2607.00152 its gradient is w·σ²·Δs, w = σ^(−α)·p^(−β). Δs is the difference of the mean
+    scores of right and wrong completions. It has a part that all prompts share, the signal; a part of the prompt's
+    own, of variance ρ; and the noise of its completions, of variance 1/(G·σ²). So the ratio is
+
+        E[w·σ²] / √(ρ·E[w²·σ⁴] + E[w²·σ²]/G)
+
+    up to a factor that all sizes share. It grows with the root of the number of groups, and is 0 when every group is
+    silent. ρ is `prompt_noise`, of any shape, which is that of the result.
     """
     rates, shares = difficulty.pass_rates, difficulty.weights
-    signal = float(shares @ drift(rates, size, exponent, ddof, mean_exponent))
-    # The square of a group's weight is that of dials twice as far.
-    noise = float(shares @ drift(rates, size, 2 * exponent, ddof, 2 * mean_exponent)) / size
-    return signal / noise**0.5 if signal > 1e-12 and noise > 1e-12 else 0.0
+    signal = float(shares @ drift(rates, size, exponent, mean_exponent=mean_exponent))
+    # `drift` at exponent a is E[σ^(2−a)], so w²·σ² is that at 2α, and w²·σ⁴ that at 2α − 2.
+    within, between = (
+        float(shares @ drift(rates, size, 2 * exponent - less, mean_exponent=2 * mean_exponent)) for less in (0, 2)
+    )
+    noise = within / size + np.asarray(prompt_noise) * between
+    return signal / noise**0.5 if signal > 1e-12 and within > 1e-12 else np.zeros_like(noise)

@@ -65,20 +65,20 @@ def shares(metrics: Mapping[str, float]) -> str:
 
 def warnings(metrics: Mapping[str, float]) -> dict[str, str]:
     """Returns what is wrong with a run that one round's numbers show to be useless, by topic."""
-    found = {}
+    told = {}
     nothing = metrics.get("reward/mean") == 0.0 and metrics.get("reward/std", 0.0) == 0.0
     if nothing:
         evidence, remedy = why(metrics)
-        found["no reward"] = f"every reward is 0, so nothing was learned: {evidence} ⇒ {remedy}"
+        told["no reward"] = f"every reward is 0, so nothing was learned: {evidence} ⇒ {remedy}"
     for name, meaning, remedy in _CAUSES:
         if not nothing and metrics.get(name) == 1.0:
-            found[name] = f"100% {meaning} ⇒ {remedy}"
+            told[name] = f"100% {meaning} ⇒ {remedy}"
     if metrics.get("completions/length_mean", 2.0) <= 1.0:
-        found["empty"] = (
+        told["empty"] = (
             "every completion is a single token, so the model stops before it answers: read samples.jsonl, and check "
             "task.prompt.chat and task.prompt.template"
         )
-    return found
+    return told
 
 
 def why(metrics: Mapping[str, float]) -> tuple[str, str]:

@@ -98,12 +98,13 @@ def size_options(
     difficulty: Difficulty, request: PlanRequest, machine: MachineConstants | None = None
 ) -> tuple[SizeOption, ...]:
     """Returns one option for each group size of the ladder that lies within the request."""
-    rates, shares, dials = difficulty.pass_rates, difficulty.weights, (request.exponent, request.ddof)
+    rates, shares = difficulty.pass_rates, difficulty.weights
     sizes = sizes_between(request.smallest, request.largest)
     tokens = {size: step_tokens(request, size) for size in sizes}
     seconds = {size: step_seconds(request, machine, size) for size in sizes} if machine else {}
     gained = {
-        size: signal_to_noise(difficulty, size, *dials, request.mean_exponent) / seconds.get(size, tokens[size])
+        size: float(signal_to_noise(difficulty, size, request.exponent, request.mean_exponent))
+        / seconds.get(size, tokens[size])
         for size in sizes
     }
     best = max(gained.values()) or 1.0
@@ -111,7 +112,7 @@ def size_options(
         SizeOption(
             size=size,
             silent=float(shares @ silent_rate(rates, size)),
-            fidelity=mean_fidelity(rates, shares, size, *dials, request.mean_exponent),
+            fidelity=mean_fidelity(rates, shares, size, request.exponent, request.ddof, request.mean_exponent),
             steps=int(request.budget_tokens // tokens[size]),
             seconds=seconds.get(size),
             progress=gained[size] / best,

@@ -101,7 +101,6 @@ def adaptive(config: TrainConfig, world_size: int) -> AdaptiveScheduler:
             hold_samples=rules.hold == "samples",
             fluctuation=rules.max_fluctuation,
             exponent=exponent,
-            ddof=normalization.ddof,
             mean_exponent=mean_exponent,
         ),
         refresh=RefreshRule(

@@ -91,7 +91,7 @@ class Trend:
         root = np.linalg.cholesky(self.covariance[picked] + 1e-12 * np.eye(2))
         level, slope = (self.mean[picked] + np.einsum("nij,nj->ni", root, generator.standard_normal((number, 2)))).T
         damping, level_wander, slope_wander, _, noise = SETTINGS[:, picked]
-        now, found = 0.0, []
+        now, rates = 0.0, []
         for ahead in (np.asarray(steps, float) - self.now) / self.span:
             pieces = int(np.ceil(max(ahead - now, 0.0) * BLOCKS))
             for _ in range(pieces):
@@ -101,8 +101,8 @@ class Trend:
                 level = level + level_wander * np.sqrt(gap) * generator.standard_normal(number)
                 slope = kept * slope + slope_wander * np.sqrt(1 - kept**2) * generator.standard_normal(number)
             now = max(now, ahead)
-            found.append(expit(level))
-        return np.array(found).T, self.error * np.sqrt(noise)
+            rates.append(expit(level))
+        return np.array(rates).T, self.error * np.sqrt(noise)
 
 
 def follow(history: History, span: float | None = None) -> Trend:
@@ -149,7 +149,7 @@ def _blocks(steps: Array, values: Array, errors: Array) -> tuple[Array, Array, A
     """Averages neighbouring rounds, weighted by 1/error², into at most `BLOCKS` (step, value, error)."""
     parts = np.array_split(np.arange(len(steps)), min(BLOCKS, len(steps)))
     weights = [errors[part] ** -2.0 for part in parts]
-    means = [np.average(values[part], weights=each) for part, each in zip(parts, weights, strict=True)]
+    means = [np.average(values[part], weights=own) for part, own in zip(parts, weights, strict=True)]
     sizes = [own.sum() ** -0.5 for own in weights]
     return np.array([steps[part].mean() for part in parts]), np.array(means), np.array(sizes)
 

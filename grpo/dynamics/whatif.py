@@ -1,15 +1,12 @@
 """This module predicts what a run would have done under another group size, batch, refresh interval or dial.
 
-The prediction assumes that the policy takes the same path at another speed. Adam's steps follow the gradient as far as
-it stands out of its noise, so a step gets ahead in proportion to a power γ of the signal-to-noise ratio of its
-gradient,
+The prediction assumes that the policy takes the same path at another speed. Adam divides by the root of the gradient's
+second moment, so where noise is most of it a step gets ahead in proportion to the signal over the noise of its gradient
+(`group_size.signal_to_noise`), times √(B·ESS) for B groups.
 
-    signal-to-noise = √(B·ESS) · E[σ^(2−α)·p^(−β)] / √(E[σ^(2−2α)·p^(−2β)]/G),
-
-over the prompts' pass rates, for B groups (arXiv:2607.00152 gives the moments; `group_size` chooses G by the same
-ratio). γ is 1 where noise is all and 0 where a gradient has none. It is not known of a run, so it is drawn from a
-prior, and so is the luck of a seed. The curve itself is the run's own, smoothed, and continued by its trend (`trend`).
-benchmarks/README.md says how often the intervals held on runs that were then made.
+Three things are not known of a run, and drawn from priors: how much prompts differ in what they ask of the policy, the
+power with which speed follows the ratio, and the luck of a seed. The curve itself is the run's own, smoothed, and
+continued by its trend (`trend`). benchmarks/README.md says how often the intervals held on runs that were then made.
 """
 
 from __future__ import annotations
@@ -35,10 +32,12 @@ STAGES = 8
 NUM_DRAWS, POINTS = 600, 300
 # A course is followed for at most so many times the run's own steps.
 LONGEST = 4.0
-# The power γ of the signal-to-noise ratio is drawn uniformly from this range.
-LEAST_POWER, GREATEST_POWER = 0.3, 1.0
+# The prompts' own part of the gradient (`PROMPT_NOISE`) is drawn between these, evenly in its logarithm.
+LEAST_PROMPT_NOISE, GREATEST_PROMPT_NOISE = 0.2, 5.0
+# The power with which speed follows the signal-to-noise ratio is drawn evenly from this range.
+LEAST_POWER, GREATEST_POWER = 0.7, 1.2
 # Two runs that differ in their seed differ in speed by this standard deviation of its logarithm.
-SEED_SPREAD = 0.12
+SEED_SPREAD = 0.08
 # The smoothing bandwidth of the measured curve, as a share of its length.
 BANDWIDTH = 0.06
 # A run at τ = 1 has not measured how ratios drift. Then 1 − ESS at τ = 2 is drawn between these, evenly in its
@@ -55,7 +54,6 @@ class BatchSetting:
 
     group_size, prompts_per_step, refresh_interval   G, B and τ
     exponent, mean_exponent   the dials' α and β
-    ddof                      σ divides by G − ddof
     refilled                  whether other prompts replace silent groups (DAPO)
     """
 
@@ -64,7 +62,6 @@ class BatchSetting:
     refresh_interval: int = 1
     exponent: float = 1.0
     mean_exponent: float = 0.0
-    ddof: int = 0
     refilled: bool = False
 
 
@@ -176,9 +173,10 @@ def _stage(log: RunLog, setting: BatchSetting, rounds: NDArray[np.int_], ends: A
     )
 
 
-def progress_of_step(setting: BatchSetting, difficulty: Difficulty) -> float:
-    """Returns the signal-to-noise ratio of a step's gradient, up to a factor that all settings share, at ESS 1."""
-    ratio = signal_to_noise(difficulty, setting.group_size, setting.exponent, setting.ddof, setting.mean_exponent)
+def progress_of_step(setting: BatchSetting, difficulty: Difficulty, prompt_noise: float | Array) -> Array:
+    """Returns the signal-to-noise ratio of a step's gradient at ESS 1, up to a factor that all settings share."""
+    dials = setting.exponent, setting.mean_exponent
+    ratio = signal_to_noise(difficulty, setting.group_size, *dials, prompt_noise)
     # Where silent groups are replaced, all B groups speak.
     speaking = 1 - silent_share(setting, difficulty) if setting.refilled else 1.0
     return ratio * (setting.prompts_per_step / max(speaking, LEAST_SPEAKING)) ** 0.5
@@ -241,21 +239,26 @@ def _read(rows: Array, at: Array) -> Array:
 
 def _log_speeds(stages: Sequence[Stage], setting: BatchSetting, generator: np.random.Generator) -> Array:
     """Draws the logarithm of the speed under `setting` over the run's own speed, [draws, stages]."""
-    power = generator.uniform(LEAST_POWER, GREATEST_POWER, NUM_DRAWS)[:, None]
-    luck = SEED_SPREAD * generator.standard_normal(NUM_DRAWS)[:, None]
-    drift_at_two = np.exp(generator.uniform(np.log(LEAST_DRIFT), np.log(GREATEST_DRIFT), NUM_DRAWS))
+    power = generator.uniform(LEAST_POWER, GREATEST_POWER, NUM_DRAWS)
+    luck = SEED_SPREAD * generator.standard_normal(NUM_DRAWS)
+    prompt_noise = _log_uniform(generator, LEAST_PROMPT_NOISE, GREATEST_PROMPT_NOISE)
+    drift_at_two = _log_uniform(generator, LEAST_DRIFT, GREATEST_DRIFT)
     columns = []
     for stage in stages:
-        here, there = (progress_of_step(batch, stage.difficulty) for batch in (stage.setting, setting))
+        here, there = (progress_of_step(batch, stage.difficulty, prompt_noise) for batch in (stage.setting, setting))
         # Without any group that speaks there is nothing to compare.
-        ratio = there / here if here > 0 and there > 0 else 1.0
+        ratio = there / here if np.all(here > 0) and np.all(there > 0) else 1.0
         measured = stage.setting.refresh_interval
         shortfall, at = (1 - stage.ess, measured) if measured > 1 else (drift_at_two, 2)
         # The shortfall grows as the square of the steps since the samples' policy, as in `refresh`.
         further = shortfall * ((setting.refresh_interval - 0.5) / (at - 0.5)) ** 2
         then = np.maximum(1 - further, LEAST_ESS) if setting.refresh_interval > 1 else 1.0
-        columns.append(np.broadcast_to(np.log(ratio) + 0.5 * np.log(then / max(stage.ess, LEAST_ESS)), NUM_DRAWS))
-    return power * np.array(columns).T + luck
+        columns.append(np.log(ratio) + 0.5 * np.log(then / max(stage.ess, LEAST_ESS)) + np.zeros(NUM_DRAWS))
+    return (power * np.array(columns) + luck).T
+
+
+def _log_uniform(generator: np.random.Generator, least: float, greatest: float) -> Array:
+    return np.exp(generator.uniform(np.log(least), np.log(greatest), NUM_DRAWS))
 
 
 def drawn_curves(history: History, steps: Array) -> Array:

@@ -19,15 +19,15 @@ def evaluate(
 ) -> dict[str, Any]:
     """Samples `samples_per_problem` completions of each of the first `num_problems` held-out problems and grades them.
 
-    When no problems are held out, it takes the first training problems. It samples as `sampling` says, but at the
-    evaluation's temperature. Called by all ranks together.
+    When no problems are held out, it takes the first training problems. It samples as `drawn_as` says. Called by all
+    ranks together.
 
     Returns a JSON object with the sampling settings; `pass@1`, `pass@k`, `maj@k` and, if configured, `greedy` as
     {value, low, high} with 95 % intervals over problems; the mean length in tokens; the truncated fraction; and a row
     per problem with its first completion. Problems of several sources have the same numbers by source under `sources`.
     """
     share = _share(task, evaluation.num_problems, collective)
-    drawn = replace(sampling, temperature=evaluation.temperature)
+    drawn = drawn_as(evaluation, sampling)
     scored = task.grade(sampler.generate(share, evaluation.samples_per_problem, drawn))
     mine = [_row(group, task.answer_of) for group in scored]
     if evaluation.greedy:
@@ -35,13 +35,9 @@ def evaluate(
         mine = [row | {"greedy": group.grades[0].correct} for row, group in zip(mine, likeliest, strict=True)]
     rows = [row for part in collective.gather(mine) for row in part]
     rows.sort(key=lambda row: row["problem_id"])
-    asked = {"temperature": drawn.temperature, "top_p": drawn.top_p, "top_k": drawn.top_k}
-    return {
-        "step": sampler.policy_version,
-        **asked,
-        **summarize(rows, evaluation.pass_at),
-        **_by_source(rows, evaluation),
-    }
+    asked = {name: getattr(drawn, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
+    result = summarize(rows, evaluation.pass_at) | _by_source(rows, evaluation)
+    return {"step": sampler.policy_version, **asked, **result}
 
 
 def _by_source(rows: Sequence[Mapping[str, Any]], evaluation: EvaluationConfig) -> dict[str, Any]:
@@ -54,6 +50,12 @@ def _by_source(rows: Sequence[Mapping[str, Any]], evaluation: EvaluationConfig) 
     results = {source: summarize(own, evaluation.pass_at) for source, own in sorted(by_source.items())}
     return {"sources": {source: {key: value for key, value in result.items() if key != "per_problem"}
                         for source, result in results.items()}}  # fmt: skip
+
+
+def drawn_as(evaluation: EvaluationConfig, sampling: SamplingConfig) -> SamplingConfig:
+    """Returns how completions of an evaluation are drawn: as in training, but for what `evaluation` sets itself."""
+    own = {name: getattr(evaluation, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
+    return replace(sampling, **{name: value for name, value in own.items() if value is not None})
 
 
 def evaluate_suite(
@@ -119,7 +121,11 @@ def score(result: Mapping[str, Any]) -> float:
 
 def told(result: Mapping[str, Any]) -> list[str]:
     """Describes an evaluation in one line for the terminal, and its sources and its suite, if any, in others."""
-    lines = [f"held-out pass@1 {_spelled(result['pass@1'])} on {result['problems']} problems"]
+    rate = result["pass@1"]
+    lines = [
+        f"of {result['problems']} held-out problems {rate['value']:.1%} are solved at the first try "
+        f"(pass@1; 95 % interval {rate['low']:.1%} to {rate['high']:.1%})"
+    ]
     for sets in (result.get("sources"), result.get("suite")):
         if sets:
             spelled = (f"{name} {_spelled(evaluation['pass@1'])}" for name, evaluation in sets.items())

@@ -41,6 +41,17 @@ def held(folder: Path, collective: Collective) -> Iterator[None]:
             file.close()
 
 
+def is_held(folder: Path) -> bool:
+    """Says whether a run of another process holds the folder's lock."""
+    if not (folder / LOCK_FILE).exists():
+        return False
+    try:
+        refuse_held(folder)
+    except UserError:
+        return True
+    return False
+
+
 def refuse_held(folder: Path) -> None:
     """Raises `UserError` when a run holds the folder's lock."""
     _taken(folder).close()

@@ -170,6 +170,7 @@ class DeepSpeedLearner:
             objective = dataclasses.replace(objective, entropy_coefficient=batch.entropy_coefficient)
         # On the device, so that the host goes on to the next micro-batch while it computes this one.
         sums = torch.zeros(len(METRICS), dtype=torch.float64, device=self._device)
+        whole_loss = torch.zeros((), dtype=torch.float64, device=self._device)
         together = self._config.learner.sequence_parallel
         for micro in with_choice(batch.micro_batches, self._look, objective, self.collective, together):
             placed = to_device(micro, self._device)
@@ -178,6 +179,7 @@ class DeepSpeedLearner:
             spoil_unless(loss.isfinite(), logprobs)
             self.engine.backward(loss * self.collective.world_size, scale_wrt_gas=False)
             sums += metrics
+            whole_loss += loss.detach()
         tokens = sum(micro.targets.numel() for micro in batch.micro_batches)
         flops = sum(map(self._flops.of, batch.micro_batches)) / together
         learning_rate = self._set_learning_rate(batch.learning_rate_factor)
@@ -188,8 +190,9 @@ class DeepSpeedLearner:
         if isinstance(self.reference, CopyReference) and self.reference.due(self.num_steps):
             self.reference.refresh(self._buckets(MERGED, self._config.learner.precision))
         slowest = self.collective.maximum(int(flops))
-        *totals, tokens, flops = self.collective.sum([*sums.tolist(), tokens, flops])
+        *totals, whole_loss, tokens, flops = self.collective.sum([*sums.tolist(), whole_loss.item(), tokens, flops])
         means = {name: Mean(total, tokens) for name, total in zip(METRICS, totals, strict=True)}
+        means["policy/loss"] = Mean(whole_loss, 1)
         if not batch.old_known:
             # The current policy stood in for the round's first: what it has learned is no mismatch of the engines.
             means |= {name: Mean(0.0, 0.0) for name in METRICS if name.startswith("mismatch/")}

@@ -6,7 +6,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
+from grpo.algorithm.batches import BatchMaker
 from grpo.config import TrainConfig, UserError
 from grpo.config.hydra import compose_config
 from grpo.host import ranks
@@ -22,7 +23,7 @@ from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.models import tiny
 from grpo.run import preflight
-from grpo.types import Completion, Grade, Problem, Prompt, RolloutGroup, ScoredGroup
+from grpo.types import Batch, Completion, Grade, Problem, Prompt, RolloutGroup, RoundPlan, ScoredGroup
 
 if TYPE_CHECKING:
     from grpo.rollout.vllm_sampler import VllmSampler
@@ -72,12 +73,13 @@ class Bench:
         """`overrides` are words of a run's configuration. Raises UserError for a size that there is not."""
         if size not in SIZES:
             raise UserError(f"size={size} is unknown: choose one of {', '.join(SIZES)}")
-        self.size, self.folder, self.path = SIZES[size], folder, folder / f"model-{size}"
-        self.words = self._words(overrides, device)
+        self.size_name, self.size, self.folder, self.path = size, SIZES[size], folder, folder / f"model-{size}"
+        self.overrides = [f"device={device}", *overrides]
+        self.words = self._words()
         self.config: TrainConfig = preflight.with_precision(compose_config(self.words))
         self.device = ranks.device(self.config)
 
-    def _words(self, overrides: list[str], device: str) -> list[str]:
+    def _words(self) -> list[str]:
         size = self.size
         longest = size.prompt_tokens + size.completion_tokens
         return [
@@ -86,7 +88,7 @@ class Bench:
             *(f"task.prompt.max_tokens={size.prompt_tokens}", f"model.max_length={longest}"),
             *(f"rollout.sampling.max_tokens={size.completion_tokens}", "rollout.kv_cache_gib=0.125"),
             *("evaluation.num_problems=0", "checkpoint.every_rounds=0", "checkpoint.export=false"),
-            *("learner.skip_silent_groups=false", f"device={device}", *overrides),
+            *("learner.skip_silent_groups=false", *self.overrides),
         ]
 
     @cached_property
@@ -120,7 +122,7 @@ class Bench:
 
     @cached_property
     def sampler(self) -> VllmSampler:
-        # vLLM takes seconds to import, and some parts of a proof need no sampler.
+        # vLLM takes seconds to import, and parts of a proof run where there is none.
         from grpo.rollout.vllm_sampler import VllmSampler
 
         # The learner first, as in a run: what it leaves of the memory is the sampler's.
@@ -136,8 +138,8 @@ class Bench:
             for index in range(size.prompts)
         ]
 
-    def made_up(self) -> list[ScoredGroup]:
-        """Returns the groups of a round as no sampler has written them, every other completion right."""
+    def made_up(self) -> list[RolloutGroup]:
+        """Returns the groups of a round as no sampler has written them."""
         draw, size = random.Random(1), self.size
         tokens, logprobs = range(3, size.shape[-1]), (-5.0,) * size.completion_tokens
         groups = []
@@ -146,9 +148,23 @@ class Bench:
                 Completion(tuple(draw.choices(tokens, k=size.completion_tokens)), logprobs, "", False)
                 for _ in range(size.group_size)
             )
-            grades = tuple(Grade(float(index % 2), index % 2 == 1, {}) for index in range(size.group_size))
-            groups.append(ScoredGroup(RolloutGroup(prompt, completions, 0, 0), grades, (True,) * size.group_size))
+            groups.append(RolloutGroup(prompt, completions, 0, 0))
         return groups
+
+    def batch(self, groups: list[RolloutGroup], row_tokens: int | None = None) -> Batch:
+        """Makes one optimizer step of this rank's share of the groups, every other completion right.
+
+        `row_tokens` stands for learner.micro_batch_tokens. Collective.
+        """
+        config, collective = self.config, self.learner.collective
+        grades = tuple(Grade(float(index % 2), index % 2 == 1, {}) for index in range(self.size.group_size))
+        own = groups[collective.rank :: collective.world_size]
+        scored = [ScoredGroup(group, grades, (True,) * self.size.group_size) for group in own]
+        settings = replace(config.learner, micro_batch_tokens=row_tokens or config.learner.micro_batch_tokens)
+        make = BatchMaker(config.normalization, config.objective, settings, collective)
+        plan = RoundPlan(self.size.group_size, 1, self.size.prompts)
+        [batch] = make(self.learner.add_logprobs([scored]), plan)
+        return batch
 
     @cached_property
     def bandwidth(self) -> float:

@@ -79,7 +79,7 @@ def gradients(bench: Bench) -> Report:
     for dtype, bound in BOUNDS.items():
         error = gradient_error(bench.device, dtype, micro, sequences)
         name = str(dtype).removeprefix("torch.")
-        facts.append(Fact("learner", f"gradients, {name}: difference from float64", error, high=20 * bound))
+        facts.append(Fact("learner", f"gradients, {name}: off float64 by", error, high=20 * bound))
     return Report(facts)
 
 
@@ -108,5 +108,7 @@ def gradient_error(
     ours = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME)
     ours.load_state_dict(own.state_dict())
     policy = Policy(ours, len(micro.targets), PLAIN).to(device)
-    logprobs, found = packed_results(policy, to_device(micro, device), coefficients.to(device))
-    return difference((logprobs.cpu(), {name: gradient.double().cpu() for name, gradient in found.items()}), expected)
+    logprobs, gradients = packed_results(policy, to_device(micro, device), coefficients.to(device))
+    return difference(
+        (logprobs.cpu(), {name: gradient.double().cpu() for name, gradient in gradients.items()}), expected
+    )

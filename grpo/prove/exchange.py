@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from statistics import median
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from grpo.interfaces import Bucket
+from grpo.prove.apart import exit_code
 from grpo.prove.bench import Bench
 from grpo.prove.facts import SLOW, Fact, Report
 from grpo.telemetry import read_metrics
@@ -75,11 +75,10 @@ def whole_round(bench: Bench) -> Report:
     output = bench.folder / "round"
     shutil.rmtree(output, ignore_errors=True)
     words = [*bench.words, f"num_steps={WARM_UP + ROUNDS}", f"output_dir={output}"]
-    done = subprocess.run([sys.executable, "-m", "grpo.cli", "train", *words], capture_output=True, text=True)
-    rows = read_metrics(output / "metrics.jsonl") if done.returncode == 0 else []
+    failed = exit_code([sys.executable, "-m", "grpo.cli", "train", *words])
+    rows = [] if failed else read_metrics(output / "metrics.jsonl")
     finished = Fact("round", "rounds finished", len(rows), low=WARM_UP + ROUNDS)
     if not rows:
-        print(done.stderr[-3000:], file=sys.stderr)
         return Report([finished])
     walls, *phases = (
         [row[f"time/{name}_seconds"] for row in rows[WARM_UP:]] for name in ("round", "sample", "learn", "sync")
@@ -90,7 +89,7 @@ def whole_round(bench: Bench) -> Report:
     facts = [
         finished,
         Fact("round", "seconds of a round", median(walls), "s"),
-        Fact("round", "neither sampling nor learning nor refresh", overhead, "s"),
+        Fact("round", "… without sampling, learning, refresh", overhead, "s"),
         Fact("round", "neither sampling nor learning", median(rest), high=highest, failing=SLOW),
     ]
     return Report(facts, {"round_overhead_seconds": max(0.0, overhead)})

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-FINE, WRONG, SLOW, UNKNOWN, MISSING = "fine", "wrong", "slow", "–", "not measured"
+FINE, WRONG, SLOW, UNKNOWN, MISSING = "fine", "wrong", "slow", "–", "skipped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class Fact:
         'slow'
         >>> Fact("attention", "error", float("nan"), high=1e-5).verdict
         'wrong'
-        >>> Fact("sync", "NCCL between GPUs", None, needs="needs two GPUs").verdict
-        'not measured'
+        >>> Fact("sync", "channel by NCCL", None, needs="needs two GPUs").verdict
+        'skipped'
         """
         if self.measured is None:
             return MISSING
@@ -48,24 +48,59 @@ class Fact:
     def expected(self) -> str:
         if self.measured is None:
             return self.needs
-        bounds = [f"≥ {self.low:.4g}"] if self.low is not None else []
-        return " and ".join(bounds + ([f"≤ {self.high:.4g}"] if self.high is not None else []))
+        if self.low is not None and self.high is not None:
+            return f"{self.low:.3g}" if self.low == self.high else f"{self.low:.3g} … {self.high:.3g}"
+        bounds = [f"≥ {self.low:.3g}"] if self.low is not None else []
+        return "".join(bounds + ([f"≤ {self.high:.3g}"] if self.high is not None else []))
 
-    def row(self) -> tuple[str, str, str, str, str]:
-        """Returns the cells of a table: part, what, measured, expected, verdict."""
-        number = "" if self.measured is None else f"{self.measured:,.4g} {self.unit}".rstrip()
-        return self.part, self.what, number, self.expected, self.verdict
+    def row(self) -> tuple[str, str, str, str]:
+        """Returns the cells of a table: what, measured, expected, verdict."""
+        number = "" if self.measured is None else f"{shown(self.measured)} {self.unit}".rstrip()
+        return self.what, number, self.expected, self.verdict
 
     def plain(self) -> dict[str, Any]:
         return asdict(self) | {"verdict": self.verdict}
 
 
+def shown(number: float) -> str:
+    """Writes a number with three digits that count, and whole ones from a thousand on.
+
+    >>> [shown(number) for number in (4893.4, 0.18581, 27.04, 6, 1.7e-6)]
+    ['4,893', '0.186', '27', '6', '1.7e-06']
+    """
+    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.3g}"
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A report holds the facts of one measurement, and those numbers among them that `prove.json` keeps by name.
+    """A report holds the facts of one measurement, and those numbers that `prove.json` keeps by name.
 
-    `constants` are fields of `grpo.types.MachineConstants`.
+    `constants` are fields of `grpo.types.MachineConstants`, and `basis` holds fields of `grpo.prove.settings.Basis`.
     """
 
     facts: Sequence[Fact]
     constants: Mapping[str, Any] = field(default_factory=dict)
+    basis: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def joined(cls, reports: Iterable[Report]) -> Report:
+        """Makes one report of several."""
+        facts: list[Fact] = []
+        constants: dict[str, Any] = {}
+        basis: dict[str, Any] = {}
+        for report in reports:
+            facts += report.facts
+            constants |= report.constants
+            basis |= report.basis
+        return cls(facts, constants, basis)
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Report:
+        """Rebuilds the report that `plain` wrote."""
+        names = {field.name for field in fields(Fact)}
+        facts = [Fact(**{name: row[name] for name in names}) for row in plain["facts"]]
+        return cls(facts, plain["constants"], plain["basis"])
+
+    def plain(self) -> dict[str, Any]:
+        rows = [fact.plain() for fact in self.facts]
+        return {"facts": rows, "constants": dict(self.constants), "basis": dict(self.basis)}

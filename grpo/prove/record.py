@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from grpo.config import UserError
 from grpo.prove.facts import Report
+from grpo.prove.settings import Basis, settings_of
 from grpo.types import MachineConstants
 
 FILE = "prove.json"
@@ -28,14 +29,19 @@ def write_record(folder: Path, about: Mapping[str, Any], reports: Sequence[Repor
     `about` says what was measured on: device, model and further settings. Parts that an earlier proof has measured on
     the same stay, so that parts can be measured one by one.
     """
-    facts = [fact.plain() for report in reports for fact in report.facts]
-    constants = {name: value for report in reports for name, value in report.constants.items()}
-    measured_now = {fact["part"] for fact in facts}
+    now = Report.joined(reports).plain()
+    measured_now = {fact["part"] for fact in now["facts"]}
     before = _same(folder / FILE, about)
     record = dict(about) | {
-        "facts": [fact for fact in before.get("facts", []) if fact["part"] not in measured_now] + facts,
-        "constants": before.get("constants", {}) | constants,
+        "facts": [fact for fact in before.get("facts", []) if fact["part"] not in measured_now] + now["facts"],
+        "constants": before.get("constants", {}) | now["constants"],
+        "basis": before.get("basis", {}) | now["basis"],
     }
+    whole = set(MEASURED_BY) <= set(record["constants"]) and set(_BASIS) <= set(record["basis"])
+    settings = (
+        settings_of(_constants(record), Basis(**{name: record["basis"][name] for name in _BASIS})) if whole else []
+    )
+    record["settings"] = [asdict(setting) for setting in settings]
     (folder / FILE).write_text(json.dumps(record, indent=1))
     return record
 
@@ -61,12 +67,17 @@ def read_constants(path: str | Path) -> MachineConstants:
         parts = ",".join(MEASURED_BY[name] for name in missing)
         raise UserError(f"{path} lacks {', '.join(missing)}: measure it by `grpo prove part={parts}`")
     try:
-        named = {name: constants[name] if name in constants else record[name] for name in _NAMES}
-        pairs = named.pop("sampling_tokens_per_second")
-        speeds = tuple(sorted((int(at_once), float(speed)) for at_once, speed in pairs))
-        return MachineConstants(sampling_tokens_per_second=speeds, **named)
+        return _constants(record)
     except (LookupError, TypeError, ValueError) as error:
         raise UserError(f"{path} has constants that cannot be read: {error!r}") from error
 
 
-_NAMES = [field.name for field in fields(MachineConstants)]
+def _constants(record: Mapping[str, Any]) -> MachineConstants:
+    constants = record["constants"]
+    named = {name: constants[name] if name in constants else record[name] for name in _NAMES}
+    pairs = named.pop("sampling_tokens_per_second")
+    speeds = tuple(sorted((int(at_once), float(speed)) for at_once, speed in pairs))
+    return MachineConstants(sampling_tokens_per_second=speeds, **named)
+
+
+_NAMES, _BASIS = ([field.name for field in fields(kind)] for kind in (MachineConstants, Basis))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from grpo.host.terminal import Terminal
-from grpo.report.curves import STYLE
+from grpo.report.style import STYLE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -143,7 +143,7 @@ def contrast(runs: Sequence[Run]) -> Contrast:
         for variant, against, p, tokens_p in zip(variants[1:], compared, corrected, corrected_tokens, strict=True)
     ]
     best = max(variants, key=lambda variant: variant.last.value).name
-    return Contrast((variants[0], *others), level, len(problems), best, _rivals(groups, best, problems))
+    return Contrast((variants[0], *others), level, len(problems), best, not_below(groups, best, problems))
 
 
 def over_seeds(values: Sequence[float], least: float, most: float) -> Interval:
@@ -236,8 +236,11 @@ def _silence(runs: Sequence[Run]) -> tuple[Difficulty, float, float]:
     return difficulty, silent, law / total
 
 
-def _rivals(groups: Mapping[str, Sequence[Run]], best: str, problems: Sequence[str]) -> tuple[str, ...]:
-    """Returns the variants that cannot be told from the best one (Hsu's multiple comparisons with the best, 1984)."""
+def not_below(groups: Mapping[str, Sequence[Run]], best: str, problems: Sequence[str]) -> tuple[str, ...]:
+    """Returns the variants that cannot be told from the best one (Hsu's multiple comparisons with the best, 1984).
+
+    `groups` maps the variants' names to their runs.
+    """
     others = [name for name in groups if name != best]
     cells = {name: _last_differences(_pairs(groups[name], groups[best]), problems) for name in others}
     p_values = holm([crossed_difference(cells[name])[1] if cells[name] else 1.0 for name in others])

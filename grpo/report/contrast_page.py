@@ -10,17 +10,21 @@ from typing import Any
 from rich.table import Table
 
 from grpo.evaluation.pass_rates import FEWEST_SEEDS
-from grpo.host.terminal import Terminal
+from grpo.host.terminal import Terminal, clean
 from grpo.report import page
 from grpo.report.contrast import SURE, Contrast, Variant
 from grpo.report.contrast_panels import PANELS
 from grpo.report.contrast_tables import CAPTIONS, by_quarter, health, percent, points, ratio, results, settings
-from grpo.report.curves import STYLE
 from grpo.report.runs import Run
+from grpo.report.style import sheet
+from grpo.report.verdict import GOOD, UNSURE, Number, probability
+from grpo.report.words import meanings
 
 PAGE_FILE, PLOT_FILE, MARKDOWN_FILE = "report.html", "report.png", "report.md"
 NUM_SAMPLES = 3
 EXCERPT = 400
+# The picture is so wide, and each of its rows so high.
+SHEET_INCHES = (10.0, 3.6)
 # A terminal has room for these columns of the results only: variant, after, difference, seeds higher, p, tokens.
 NARROW = (0, 3, 4, 5, 6, -1)
 
@@ -38,16 +42,24 @@ def write_contrast(shown: Contrast, folder: Path, notes: Sequence[str] = (), con
         "Settings that differ": settings(shown),
     }
     said = [*conclusion(shown), *notes]
-    _draw(shown, folder / PLOT_FILE)
+    panels = [partial(panel, shown=shown) for panel in PANELS]
+    sheet(panels[:4], folder / PLOT_FILE, SHEET_INCHES, columns=2, first_wide=False)
     page.write_page(
         "contrast.html",
         folder / PAGE_FILE,
         name=folder.resolve().name,
-        said=said,
+        verdict=said[:1],
+        mood=GOOD if any(variant.against and variant.against.clear for variant in shown.variants) else UNSURE,
+        numbers=numbers(shown),
+        notes=said[1:],
         tables=tables,
         captions=CAPTIONS,
-        pictures=[page.picture(partial(panel, shown=shown)) for panel in PANELS],
+        pictures=[page.picture(panel) for panel in panels],
         samples=samples(shown),
+        meanings=meanings(
+            *("pass@1", "held-out problems", "seed", "95 % interval", "percentage point", "p", "group"),
+            *("silent group", "entropy", "law"),
+        ),
     )
     lines = [f"# {folder.resolve().name}", *said, f"![curves]({PLOT_FILE})"]
     lines += ["\n".join([f"## {title}\n", f"{CAPTIONS[title]}\n", *_markdown(rows)]) for title, rows in tables.items()]
@@ -139,10 +151,30 @@ def _certainty(problems: int, seeds: int, others: int) -> str:
     least = 2.0 ** (1 - seeds)
     if seeds >= FEWEST_SEEDS and least >= SURE:
         said += (
-            f" With {seeds} seeds they rest on the differences being about normal: by their signs alone nothing could "
-            f"be sure, since all {seeds} agree by chance in {least:.1%} of cases."
+            f" With {seeds} seeds they rest on differences being about normal: by their signs alone nothing is sure, "
+            f"since all {seeds} agree by chance in {least:.1%} of cases."
         )
     return said
+
+
+def numbers(shown: Contrast) -> list[Number]:
+    """Returns the three numbers on top of the page: the best variant, its lead, and how many runs were compared."""
+    best = max(shown.variants, key=lambda variant: variant.last.value)
+    seeds = [len(variant.runs) for variant in shown.variants]
+    runs = f"{min(seeds)}" if min(seeds) == max(seeds) else f"{min(seeds)} to {max(seeds)}"
+    first = Number(f"highest at the end: {best.name}", f"{best.last.value:.1%}", f"{best.first:.1%} before training")
+    if best.against:
+        difference = best.against.difference
+        lead = Number(
+            f"points above {shown.base.name}",
+            f"{100 * difference.value:+.1f}",
+            f"95 % interval {100 * difference.low:+.1f} to {100 * difference.high:+.1f}, {probability(best.against.p)}"
+            if best.against.telling
+            else "too few seeds to say whether another would agree",
+        )
+    else:
+        lead = Number(f"points above {shown.base.name}", "–", f"no variant ends higher than {shown.base.name}")
+    return [first, lead, Number("runs compared", f"{sum(seeds)}", f"{runs} seeds a variant, {shown.problems} problems")]
 
 
 def samples(shown: Contrast) -> list[dict[str, Any]]:
@@ -167,21 +199,14 @@ def _sample(shown: Contrast, name: str) -> dict[str, Any]:
         "question": before["question"],
         "answer": before["answer"],
         "completions": [
-            {"who": who, "score": f"{row['correct']} of {row['total']}", "text": row["completion"][:EXCERPT]}
+            {
+                "who": who,
+                "score": f"{row['correct']} of {row['total']}",
+                "text": clean(row["completion"][:EXCERPT]),
+            }
             for who, row in written
         ],
     }
-
-
-def _draw(shown: Contrast, path: Path) -> None:
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(10, 6.4), dpi=160, layout="constrained")
-        for axes, panel in zip(figure.subplots(2, 2).flat, PANELS, strict=False):
-            panel(axes, shown)
-        figure.savefig(path)
 
 
 def _markdown(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from grpo.report.contrast import QUARTERS, Contrast, Variant
+from grpo.report.style import in_percent, legend_below
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,10 +27,11 @@ def look(shown: Contrast) -> Mapping[str, dict[str, str]]:
     }
 
 
-def learning(unit: str) -> Callable[[Axes, Contrast], None]:
+def learning(unit: str) -> Callable[[Axes, Contrast], str]:
     """Returns a function that draws held-out pass@1 over `unit`: means over seeds, with bands of one standard error."""
+    from matplotlib.ticker import MaxNLocator
 
-    def draw(axes: Axes, shown: Contrast) -> None:
+    def draw(axes: Axes, shown: Contrast) -> str:
         for variant in shown.variants:
             style = look(shown)[variant.name]
             end = min(run.spent[unit][-1] for run in variant.runs)
@@ -43,15 +45,23 @@ def learning(unit: str) -> Callable[[Axes, Contrast], None]:
         axes.axhline(shown.level, color="0.6", linewidth=0.8, linestyle=":")
         axes.set_xlabel(NAMED_UNITS[unit])
         axes.set_xlim(left=0)
+        axes.xaxis.set_major_locator(MaxNLocator(6))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
         axes.set_ylabel("held-out pass@1")
-        _legend_below(axes, len(shown.variants))
-        axes.set_title(f"held-out pass@1 over {NAMED_UNITS[unit]}")
+        in_percent(axes)
+        legend_below(axes)
+        axes.set_title(f"Held-out pass@1 over {NAMED_UNITS[unit]}")
+        seeds = max(len(variant.runs) for variant in shown.variants)
+        band = " Bands reach one standard error over seeds to each side." if seeds > 1 else ""
+        return (
+            f"The share of held-out problems solved at the first try.{band} The dotted line at {shown.level:.1%} is "
+            f"three quarters of what {shown.base.name} gained."
+        )
 
     return draw
 
 
-def differences(axes: Axes, shown: Contrast) -> None:
+def differences(axes: Axes, shown: Contrast) -> str:
     """Draws the differences of the last held-out pass@1 from the first variant's, with 95 % intervals."""
     others = [variant for variant in shown.variants if variant.against]
     for place, variant in enumerate(others):
@@ -62,13 +72,15 @@ def differences(axes: Axes, shown: Contrast) -> None:
     axes.axvline(0, color="0.4", linewidth=0.8)
     axes.set_ylabel("variant")
     axes.set_yticks(range(len(others)), [variant.name for variant in others])
-    axes.set_ylim(-0.6, len(others) - 0.4)
+    axes.set_ylim(-0.6, max(len(others), 1) - 0.4)
     axes.invert_yaxis()
-    axes.set_xlabel("difference of last held-out pass@1")
-    axes.set_title(f"against {shown.base.name}")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:+g}" if value else "0")
+    axes.set_xlabel("percentage points of held-out pass@1, at the end")
+    axes.set_title(f"Difference from {shown.base.name}")
+    return "Bars reach over the 95 % interval. A bar that crosses the line at 0 leaves open who is better."
 
 
-def quarters(axes: Axes, shown: Contrast) -> None:
+def quarters(axes: Axes, shown: Contrast) -> str:
     """Draws the change of the pass rate, for the problems of each quarter of difficulty before training."""
     places, width = np.arange(len(QUARTERS)), 0.8 / len(shown.variants)
     for index, variant in enumerate(shown.variants):
@@ -79,36 +91,33 @@ def quarters(axes: Axes, shown: Contrast) -> None:
         axes.bar(where, values, width * 0.9, yerr=reach, color=color, label=variant.name, error_kw={"linewidth": 0.8})
     axes.axhline(0, color="0.4", linewidth=0.8)
     axes.set_xticks(places, QUARTERS)
-    axes.set_xlabel("problems, by difficulty before training")
+    axes.set_xlabel("quarter of the problems, by pass rate before training")
     axes.set_ylabel("change of the pass rate")
-    _legend_below(axes, len(shown.variants))
-    axes.set_title("learned, by difficulty before training")
+    in_percent(axes)
+    legend_below(axes)
+    axes.set_title("What was learned, by difficulty")
+    return (
+        "How much the pass rate changed on the hardest quarter of the held-out problems, and so on. By chance alone "
+        "the hardest seem to gain and the easiest to lose, so compare the variants with each other."
+    )
 
 
-def _legend_below(axes: Axes, entries: int) -> None:
-    """Puts the legend below the panel, where it covers neither curves nor error bars.
-
-    Where nothing was drawn, the panel says so.
-    """
-    if not axes.has_data():
-        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color="0.4")
-        return
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=min(entries, 4))
-
-
-def rounds(name: str, title: str) -> Callable[[Axes, Contrast], None]:
+def rounds(name: str, title: str, unit: str, caption: str) -> Callable[[Axes, Contrast], str]:
     """Returns a function that draws a metric of the rounds: the mean over seeds, smoothed over a twentieth of the
     run."""
 
-    def draw(axes: Axes, shown: Contrast) -> None:
+    def draw(axes: Axes, shown: Contrast) -> str:
         for variant in shown.variants:
             steps, values = _mean_series(variant, name)
             if len(steps):
                 axes.plot(steps, values, label=variant.name, **look(shown)[variant.name])
         axes.set_xlabel("optimizer steps")
-        axes.set_ylabel(title)
-        _legend_below(axes, len(shown.variants))
+        axes.set_ylabel(unit)
+        if name.endswith("_fraction"):
+            in_percent(axes)
+        legend_below(axes)
         axes.set_title(title)
+        return caption
 
     return draw
 
@@ -124,13 +133,19 @@ def _mean_series(variant: Variant, name: str) -> tuple[np.ndarray, np.ndarray]:
     return steps, np.convolve(np.pad(mean, 1, mode="edge"), kernel, mode="valid")
 
 
-PANELS: tuple[Callable[[Axes, Contrast], None], ...] = (
+PANELS: tuple[Callable[[Axes, Contrast], str], ...] = (
     learning("tokens"),
     learning("steps"),
     differences,
     quarters,
-    rounds("groups/silent_fraction", "silent groups (share)"),
-    rounds("policy/entropy", "entropy (nats per token)"),
-    rounds("completions/length_mean", "completion length (tokens)"),
+    rounds(
+        *("groups/silent_fraction", "Silent groups", "share of groups"),
+        "Groups whose completions all got the same reward. Nothing is learned from them.",
+    ),
+    rounds(
+        *("policy/entropy", "Entropy", "nats per token"),
+        "How much the model still tries out: 0 nats is always the same token, 0.7 like a toss between two.",
+    ),
+    rounds(*("completions/length_mean", "Length of completions", "tokens"), "How much the model writes on average."),
     learning("seconds"),
 )

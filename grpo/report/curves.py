@@ -1,138 +1,251 @@
-"""This module draws a run's curves as one picture."""
+"""This module draws a run's curves, one function per panel. Some make the picture `curves.png`, all make the page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from grpo.config import UserError
+from grpo.report.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    ORANGE,
+    drawn,
+    in_percent,
+    legend_below,
+    share_from_zero,
+    sheet,
+    smooth,
+    window_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's palette can be told apart with every kind of colour vision, and in grey.
-BLUE, ORANGE, GREEN, BLACK = "#0072B2", "#D55E00", "#009E73", "#000000"
-STYLE = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "0.9",
-    "grid.linewidth": 0.6,
-    "axes.axisbelow": True,
-    "axes.titlesize": 9,
-    "axes.titlelocation": "left",
-    "legend.frameon": False,
-}
-_SIZE_INCHES = (7.0, 5.0)
-_DOTS_PER_INCH = 200
-# More points would be drawn on top of each other, and make a page of many megabytes.
-MOST_POINTS = 2000
-# Each point of a smoothed line is the mean of this share of the run's points.
-_WINDOW_FRACTION = 0.1
-# The small panels in order, as (metric, title). Fractions are drawn from 0 to 1.
-_PANELS = (
-    ("groups/silent_fraction", "silent groups (fraction)"),
-    ("policy/entropy", "entropy (nats per token)"),
-    ("completions/length_mean", "completion length (tokens)"),
-)
+_SHEET_INCHES, _SHEET_COLUMNS = (8.4, 2.6), 3
+PHASES = ("sample", "wait", "grade", "logprobs", "learn", "sync")
+"""These phases make up a round, in the order in which they follow each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """This type holds the rows of a run's metrics.jsonl and of its evaluations.jsonl."""
+
+    metrics: Sequence[Mapping[str, Any]]
+    evaluations: Sequence[Mapping[str, Any]]
+
+    def series(self, name: str) -> tuple[list[float], list[float]]:
+        """Returns the steps at which a metric was measured, and its values."""
+        rows = [row for row in self.metrics if name in row]
+        return [row["step"] for row in rows], [row[name] for row in rows]
+
+    def has(self, *names: str) -> bool:
+        """Says whether any of these metrics was measured."""
+        return any(name in row for row in self.metrics for name in names)
+
+
+Panel = Callable[["Axes", Curves], str]
 
 
 def plot_run(metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]], path: str | Path) -> None:
     """Draws reward and pass rate over optimizer steps, with the held-out evaluations, into the PNG `path`.
 
-    Small panels below show silent groups, entropy and length. `metrics` and `evaluations` are the rows of
+    Small panels below show equal groups, entropy and length. `metrics` and `evaluations` are the rows of
     metrics.jsonl and evaluations.jsonl. Dots are rounds; lines are centred means over a tenth of them. Metrics that
     were not measured are left out. Raises `UserError` when the run has no finished round.
     """
     if not metrics:
         raise UserError("there is nothing to plot, because the run has not finished its first round")
-    import matplotlib
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    panels = [panel for panel in _PANELS if any(panel[0] in row for row in metrics)]
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=_SIZE_INCHES, dpi=_DOTS_PER_INCH, layout="constrained")
-        grid = figure.add_gridspec(2, max(1, len(panels)), height_ratios=[2.4, 1])
-        top = figure.add_subplot(grid[0, :])
-        _draw_rewards(top, metrics, evaluations)
-        for column, (name, title) in enumerate(panels):
-            axes = figure.add_subplot(grid[1, column])
-            _draw_curve(axes, metrics, name, GREEN)
-            axes.set_title(title)
-            axes.set_ylim(0, 1 if name.endswith("_fraction") else 1.1 * max(_series(metrics, name)[1]))
-        last_step = max(1, *(row["step"] for row in [*metrics, *evaluations]))
-        for axes in figure.axes:
-            axes.set_xlabel("optimizer step")
-            axes.set_xlim(-0.02 * last_step, 1.02 * last_step)
-            axes.xaxis.set_major_locator(MaxNLocator(10 if axes is top else 4, integer=True))
-        figure.savefig(path)
+    run = Curves(metrics, evaluations)
+    small = [panel for panel in panels_of(run) if panel in (draw_equal_groups, draw_entropy, draw_length)]
+    shown = [partial(panel, run=run) for panel in (draw_pass_rate, *small)]
+    sheet(shown, Path(path), _SHEET_INCHES, _SHEET_COLUMNS, first_wide=True)
 
 
-def smooth(values: Sequence[float], window: int) -> np.ndarray:
-    """Returns the centred means of `window` values. Near the ends, a mean has only as many values as there are.
-
-    >>> smooth([0.0, 3.0, 6.0, 0.0], 3).tolist()
-    [1.5, 3.0, 3.0, 3.0]
-    """
-    count, width = len(values), min(window, len(values))
-    # Differences of running sums: the window grows with the run, and a convolution with its square.
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    last = np.arange(count) + (width - 1) // 2 + 1
-    high, low = np.minimum(last, count), np.maximum(last - width, 0)
-    return (sums[high] - sums[low]) / (high - low)
-
-
-def drawn(count: int) -> slice:
-    """Chooses which of `count` points are drawn one by one: all, or of a long run every so many.
-
-    >>> drawn(2000), drawn(100_000)
-    (slice(None, None, 1), slice(None, None, 50))
-    """
-    return slice(None, None, -(-count // MOST_POINTS) or 1)
+def panels_of(run: Curves) -> list[Panel]:
+    """Returns the panels for which the run has numbers, that of the pass rate first."""
+    needs: dict[Panel, Sequence[str]] = {
+        draw_length: ["completions/length_mean"],
+        draw_endings: ["completions/truncated_fraction"],
+        draw_equal_groups: ["groups/silent_fraction"],
+        draw_entropy: ["policy/entropy"],
+        draw_gradient: ["learner/gradient_norm"],
+        draw_time: ["time/round_seconds"],
+        draw_cache: ["rollout/cache_peak_fraction"],
+    }
+    # Without a KL term in the loss its metric is 0 all along.
+    penalty = [draw_kl] if any(run.series("policy/reference_kl")[1]) else []
+    return [draw_pass_rate, *(panel for panel, names in needs.items() if run.has(*names)), *penalty]
 
 
-def _draw_rewards(axes: Axes, metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]) -> None:
-    _draw_curve(axes, metrics, "pass_rate", BLUE, "pass rate of the round")
+def draw_pass_rate(axes: Axes, run: Curves) -> str:
+    """Draws the pass rate and reward of the rounds, and the held-out evaluations with their intervals."""
+    _curve(axes, run, "pass_rate", BLUE, "pass rate in training")
     # With the plain 0/1 reward both curves are the same.
-    if _series(metrics, "reward/mean") != _series(metrics, "pass_rate"):
-        _draw_curve(axes, metrics, "reward/mean", ORANGE, "mean reward of the round")
-    if evaluations:
+    if run.series("reward/mean") != run.series("pass_rate"):
+        _curve(axes, run, "reward/mean", ORANGE, "mean reward in training")
+    _, rewards = run.series("reward/mean")
+    if run.evaluations:
         low, value, high = (
-            np.array([row["pass@1"][bound] for row in evaluations]) for bound in ("low", "value", "high")
+            np.array([row["pass@1"][end] for row in run.evaluations]) for end in ("low", "value", "high")
         )
         axes.errorbar(
-            [row["step"] for row in evaluations],
+            [row["step"] for row in run.evaluations],
             value,
-            yerr=[value - low, high - value],
+            yerr=[np.maximum(value - low, 0), np.maximum(high - value, 0)],
             fmt="D",
             color=BLACK,
             markersize=4,
             capsize=3,
             linewidth=1,
-            label=f"held-out pass@1, 95 % interval ({evaluations[-1]['problems']} problems)",
+            label=f"held-out pass@1, 95 % interval ({run.evaluations[-1]['problems']} problems)",
             zorder=3,
         )
-    axes.set_ylabel("pass rate, reward")
-    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]), top=max(1.0, axes.get_ylim()[1]))
-    if axes.has_data():
-        axes.legend()
+    axes.set_title("Pass rate")
+    _over_steps(axes, run, "share of completions that are right")
+    if not rewards or (min(rewards) >= 0 and max(rewards) <= 1):
+        in_percent(axes, whole=True)
+    else:
+        axes.set_ylabel("pass rate, reward")
+    return (
+        "How often the model is right. Dots are single rounds and lines are means over a tenth of the run. Held-out "
+        "problems are never trained on; their bars reach over the 95 % interval."
+    )
 
 
-def _draw_curve(axes: Axes, metrics: Sequence[Mapping[str, Any]], name: str, color: str, label: str = "") -> None:
-    steps, values = _series(metrics, name)
+def draw_length(axes: Axes, run: Curves) -> str:
+    """Draws the mean length of completions, its spread, and the lengths of right and wrong ones."""
+    steps, low = run.series("completions/length_p10")
     if steps:
-        # The window must be odd for the mean to be centred.
-        window = 2 * round(_WINDOW_FRACTION * len(values) / 2) + 1
+        low, high = (
+            smooth(values, window_of(len(values))) for values in (low, run.series("completions/length_p90")[1])
+        )
+        axes.fill_between(steps, low, high, color=GREEN, alpha=0.15, linewidth=0, label="from the 10th to 90th percent")
+    _curve(axes, run, "completions/length_mean", GREEN, "mean")
+    for name, color, label in (("right", BLUE, "right ones"), ("wrong", ORANGE, "wrong ones")):
+        steps, values = run.series(f"completions/{name}/length_mean")
+        if steps:
+            axes.plot(steps, smooth(values, window_of(len(values))), color=color, linewidth=1.2, label=label)
+    axes.set_title("Length of completions")
+    axes.set_ylim(bottom=0)
+    _over_steps(axes, run, "tokens")
+    return "How much the model writes. If wrong completions grow and right ones do not, it rambles."
+
+
+def draw_endings(axes: Axes, run: Curves) -> str:
+    """Draws the shares of completions that were cut off, hold no answer or could not be graded."""
+    for name, color, label in (
+        ("completions/truncated_fraction", ORANGE, "cut off at the token limit"),
+        ("completions/no_answer_fraction", BLUE, "without an answer"),
+        ("completions/timed_out_fraction", BLACK, "timed out in grading"),
+    ):
+        # What never happened would only be a line on the axis.
+        if any(run.series(name)[1]) or name == "completions/truncated_fraction":
+            _curve(axes, run, name, color, label)
+    axes.set_title("Completions that cannot be right")
+    share_from_zero(axes)
+    _over_steps(axes, run, "share of completions")
+    return "A completion that is cut off or gives no answer counts as wrong, whatever the model knows."
+
+
+def draw_equal_groups(axes: Axes, run: Curves) -> str:
+    """Draws the share of groups from which nothing is learned, and why."""
+    for name, color, label in (
+        ("groups/silent_fraction", GREEN, "all rewards equal"),
+        ("groups/all_correct_fraction", BLUE, "all right"),
+        ("groups/all_wrong_fraction", ORANGE, "all wrong"),
+    ):
+        if run.has(name):
+            _curve(axes, run, name, color, label)
+    axes.set_title("Silent groups: nothing to learn from")
+    share_from_zero(axes)
+    _over_steps(axes, run, "share of groups")
+    return (
+        "A group is the completions of one prompt. If their rewards are equal, none is better than the others, and "
+        "the group teaches nothing."
+    )
+
+
+def draw_entropy(axes: Axes, run: Curves) -> str:
+    """Draws the policy's entropy."""
+    _curve(axes, run, "policy/entropy", GREEN, "entropy")
+    axes.set_title("Entropy: how much the model still tries out")
+    axes.set_ylim(bottom=0)
+    _over_steps(axes, run, "nats per token")
+    return "0 nats: always the same token. 0.7 nats: like a toss between two tokens. A fall to 0 ends exploration."
+
+
+def draw_gradient(axes: Axes, run: Curves) -> str:
+    """Draws the gradient norm."""
+    _curve(axes, run, "learner/gradient_norm", BLUE, "gradient norm")
+    axes.set_title("Gradient norm: how strongly each step pulls")
+    axes.set_ylim(bottom=0)
+    _over_steps(axes, run, "gradient norm, before clipping")
+    return "Spikes are rounds that pull hard in one direction. A norm of 0 means that nothing is learned."
+
+
+def draw_kl(axes: Axes, run: Curves) -> str:
+    """Draws the KL divergence from the reference model."""
+    _curve(axes, run, "policy/reference_kl", ORANGE, "KL from the reference")
+    axes.set_title("KL: how far from the reference model")
+    _over_steps(axes, run, "nats per token")
+    return "0 nats: the model still writes as the reference does."
+
+
+def draw_cache(axes: Axes, run: Curves) -> str:
+    """Draws how full the sampler's cache gets."""
+    _curve(axes, run, "rollout/cache_peak_fraction", BLUE, "fullest moment of the round")
+    axes.set_title("How full the sampler's cache gets")
+    share_from_zero(axes)
+    _over_steps(axes, run, "share of the cache in use")
+    interrupted = sum(run.series("rollout/preemptions")[1])
+    return (
+        f"In this run {interrupted:,.0f} completions were interrupted and computed anew since the cache was full. If "
+        "there are many, raise rollout.gpu_memory_fraction or rollout.kv_cache_gib."
+    )
+
+
+def draw_time(axes: Axes, run: Curves) -> str:
+    """Draws where the time of a round goes, as a stack of phases."""
+    _, rounds = run.series("time/round_seconds")
+    phases = {name: np.array([row.get(f"time/{name}_seconds", 0.0) for row in run.metrics]) for name in PHASES}
+    phases = {name: seconds for name, seconds in phases.items() if seconds.sum() > 0.01 * sum(rounds)}
+    colors = dict(zip(PHASES, (BLUE, "0.7", BLACK, "#CC79A7", ORANGE, GREEN), strict=True))
+    window, bottom, some = window_of(len(run.metrics)), np.zeros(len(run.metrics)), drawn(len(run.metrics))
+    every = [row["step"] for row in run.metrics]
+    for name, seconds in phases.items():
+        top = bottom + smooth(seconds, window)
+        axes.fill_between(every[some], bottom[some], top[some], color=colors[name], alpha=0.35, linewidth=0)
+        axes.plot(every[some], top[some], color=colors[name], linewidth=1, label=name)
+        bottom = top
+    axes.set_title("Where the time goes")
+    axes.set_ylim(bottom=0)
+    _over_steps(axes, run, "seconds per round, added up")
+    return "Sampling writes completions, grading scores them, learning updates the model, sync copies its weights."
+
+
+def _over_steps(axes: Axes, run: Curves, name: str) -> None:
+    """Finishes a panel over optimizer steps: labels, limits, whole numbers of steps, and the legend."""
+    from matplotlib.ticker import MaxNLocator
+
+    last_step = max([1, *(row["step"] for row in [*run.metrics, *run.evaluations])])
+    axes.set_ylabel(name)
+    axes.set_xlabel("optimizer step")
+    axes.set_xlim(-0.02 * last_step, 1.02 * last_step)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+    legend_below(axes)
+
+
+def _curve(axes: Axes, run: Curves, name: str, color: str, label: str) -> None:
+    """Draws a metric: a dot for each round, and the smoothed line."""
+    steps, values = run.series(name)
+    if steps:
         some = drawn(len(steps))
-        axes.plot(steps[some], values[some], ".", color=color, alpha=0.4, markersize=4, markeredgewidth=0)
-        axes.plot(steps, smooth(values, window), color=color, linewidth=1.8, label=label or None)
-
-
-def _series(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[list[float], list[float]]:
-    rows = [row for row in metrics if name in row]
-    return [row["step"] for row in rows], [row[name] for row in rows]
+        axes.plot(steps[some], values[some], ".", color=color, alpha=0.5, markersize=5, markeredgewidth=0)
+        axes.plot(steps[some], smooth(values, window_of(len(values)))[some], color=color, linewidth=1.8, label=label)

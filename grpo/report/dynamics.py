@@ -21,12 +21,13 @@ from grpo.dynamics.run_log import RunLog
 from grpo.dynamics.scheduler import SCHEDULERS
 from grpo.host.terminal import Terminal
 from grpo.report import page
-from grpo.report.curves import STYLE
-from grpo.report.dynamics_panels import Dynamics, draw_reward, panels
+from grpo.report.dynamics_panels import Dynamics, panels
 from grpo.report.dynamics_tables import (
+    LAW_CAPTION,
     LAW_COLUMNS,
     decisions_table,
     findings_table,
+    forecast_numbers,
     held_out_lines,
     law_rows,
     laws_table,
@@ -34,15 +35,19 @@ from grpo.report.dynamics_tables import (
     size_table,
     standing_lines,
     summary_lines,
+    verdict_lines,
     way_table,
 )
 from grpo.report.logs import counts_of, read_log, read_run, run_config
+from grpo.report.style import sheet
+from grpo.report.words import meanings
 from grpo.telemetry import FIRST_COUNTS
 from grpo.types import MachineConstants
 
 # The scheduler's decisions need these metrics of a round.
 NEEDED_MEANS = ("prompts/length_mean", "completions/length_mean")
-DOTS_PER_INCH = 160
+# The picture is so wide, and each of its rows so high.
+SHEET_INCHES = (9.0, 3.1)
 
 
 def write_fit(path: Path, last_step: int | None = None, column: str | None = None, scale: float = 1.0) -> None:
@@ -168,21 +173,29 @@ def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:
 
 def write_page(shown: Dynamics, findings: Sequence[Finding], folder: Path, console: Terminal) -> None:
     """Writes the picture and the page into `folder`, and prints their paths."""
-    draw(shown, folder / DYNAMICS_PLOT_FILE)
+    drawn = [partial(panel, shown=shown) for panel in panels(shown)]
+    sheet(drawn, folder / DYNAMICS_PLOT_FILE, SHEET_INCHES, columns=2, first_wide=True)
+    lines, mood = verdict_lines(shown.log)
     page.write_page(
         "dynamics.html",
         folder / DYNAMICS_PAGE_FILE,
         name=folder.resolve().name,
+        verdict=[line[:1].upper() + line[1:] + "." for line in lines],
+        mood=mood,
+        numbers=forecast_numbers(shown.identification, shown.ahead),
         log=shown.log,
+        notes=shown.log.notes,
         rounds=len(shown.log.history),
         summary=[
             *summary_lines(shown.identification, shown.ahead),
             *held_out_lines(shown.log, shown.ahead.steps[-1]),
         ],
         findings=findings,
-        pictures=[page.picture(partial(panel, shown=shown)) for panel in panels(shown)],
+        pictures=[*page.wide_picture(drawn[0]), *map(page.picture, drawn[1:])],
         law_columns=LAW_COLUMNS,
+        law_caption=LAW_CAPTION,
         laws=law_rows(shown.identification),
+        meanings=meanings("pass rate", "round", "group", "silent group", "law", "τ", "μ", "κ", "χ²/n", "entropy"),
     )
     console.print(f"picture {folder / DYNAMICS_PLOT_FILE}\npage    {folder / DYNAMICS_PAGE_FILE}", soft_wrap=True)
 
@@ -190,19 +203,3 @@ def write_page(shown: Dynamics, findings: Sequence[Finding], folder: Path, conso
 def print_findings(findings: Sequence[Finding], console: Terminal) -> None:
     """Prints the table of findings, or a line that there are none."""
     console.print(findings_table(findings) if findings else "diagnosis: the checks found no problem")
-
-
-def draw(shown: Dynamics, path: Path) -> None:
-    """Draws all panels into one PNG, the reward curve on top and the others below in pairs."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    others = [panel for panel in panels(shown) if panel is not draw_reward]
-    rows = 1 + (len(others) + 1) // 2
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9, 3 * rows), dpi=DOTS_PER_INCH, layout="constrained")
-        grid = figure.add_gridspec(rows, 2)
-        draw_reward(figure.add_subplot(grid[0, :]), shown)
-        for index, panel in enumerate(others):
-            panel(figure.add_subplot(grid[1 + index // 2, index % 2]), shown)
-        figure.savefig(path)

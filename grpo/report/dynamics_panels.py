@@ -19,7 +19,7 @@ from grpo.dynamics.identify import Identification
 from grpo.dynamics.identity import gradient_mass, silent_rate
 from grpo.dynamics.run_log import RunLog
 from grpo.dynamics.thresholds import PRINTED_BOUND, critical_gain, gain
-from grpo.report.curves import BLACK, BLUE, GREEN, ORANGE, drawn
+from grpo.report.style import BLACK, BLUE, GREEN, ORANGE, drawn, in_percent, legend_below, smooth, window_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,18 +43,20 @@ class Dynamics:
     ahead: Forecast
 
 
-def draw_reward(axes: Axes, shown: Dynamics) -> None:
+def draw_reward(axes: Axes, shown: Dynamics) -> str:
     """Draws each round's pass rate, means of neighbouring rounds with their errors, the best law, and the forecast with
     its interval."""
     best, ahead = shown.identification.fits[0], shown.ahead
     history = best.history
-    some = drawn(len(history))
-    axes.plot(history.steps[some], history.values[some], ".", color="0.8", markersize=4, label="measured")
     parts = np.array_split(np.arange(len(history)), min(MEANS, len(history)))
     weights = [history.errors[part] ** -2.0 for part in parts]
     middles = [history.steps[part].mean() for part in parts]
     means = [np.average(history.values[part], weights=own) for part, own in zip(parts, weights, strict=True)]
-    name = f"means of {len(parts[0])} rounds" if len(parts[0]) > 1 else "with standard errors"
+    together = len(parts[0])
+    if together > 1:
+        some = drawn(len(history))
+        axes.plot(history.steps[some], history.values[some], ".", color="0.7", markersize=4, label="single rounds")
+    name = f"means of {together} rounds" if together > 1 else "rounds, with standard errors"
     errors = [own.sum() ** -0.5 for own in weights]
     axes.errorbar(middles, means, yerr=errors, fmt=".", color="0.4", linewidth=0.8, label=name)
     steps = np.linspace(history.steps[0], history.steps[-1], 300)
@@ -63,15 +65,29 @@ def draw_reward(axes: Axes, shown: Dynamics) -> None:
     axes.fill_between(ahead.steps, ahead.low, ahead.high, color=ORANGE, alpha=0.2, linewidth=0)
     axes.plot(ahead.steps, ahead.value, "--", color=ORANGE, label="forecast, 90 % interval")
     if len(shown.log.held_out):
-        axes.plot(shown.log.held_out.steps, shown.log.held_out.values, "D", color=BLACK, markersize=4, label="held out")
+        _draw_held_out(axes, shown.log)
     highest = max(np.max(history.values), np.max(ahead.high))
-    axes.set_ylim(0, min(1.0, 1.2 * highest))
-    axes.legend(loc="upper left")
+    axes.set_ylim(-0.03, min(1.03, 1.2 * highest))
+    axes.set_ylabel("pass rate")
+    in_percent(axes)
     axes.set_xlabel("optimizer step")
-    axes.set_title("pass rate of the rounds")
+    axes.set_title("Pass rate in training, and where it goes")
+    legend_below(axes)
+    return (
+        "Points are rounds, or means of some, with their standard errors. The solid line is the law that fits best. In "
+        "the shaded band 90 % of the forecasts ended, and the dashed line is its middle."
+    )
 
 
-def draw_plan(axes: Axes, shown: Dynamics) -> None:
+def _draw_held_out(axes: Axes, log: RunLog) -> None:
+    """Draws the held-out evaluations, with their 95 % intervals where the error is known."""
+    reach = 1.96 * log.held_out_error
+    name = "held out, 95 % interval" if reach else "held out"
+    steps, values = log.held_out.steps, log.held_out.values
+    axes.errorbar(steps, values, yerr=reach or None, fmt="D", color=BLACK, markersize=4, linewidth=0.8, label=name)
+
+
+def draw_plan(axes: Axes, shown: Dynamics) -> str:
     """Draws group size and refresh interval, round by round."""
     size, interval = shown.log["plan/group_size"], shown.log["plan/refresh_interval"]
     axes.step(size.steps, size.values, where="post", color=BLUE, label="group size G")
@@ -79,12 +95,17 @@ def draw_plan(axes: Axes, shown: Dynamics) -> None:
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_ylim(0.8, None)
-    axes.legend()
+    axes.set_ylabel("completions, or optimizer steps")
     axes.set_xlabel("optimizer step")
-    axes.set_title("plan: group size and refresh interval")
+    axes.set_title("Plan: group size and refresh interval")
+    legend_below(axes)
+    return (
+        "The group size G is the number of completions of each prompt. The refresh interval τ is the number of "
+        "optimizer steps on completions of one policy."
+    )
 
 
-def draw_damping(axes: Axes, shown: Dynamics) -> None:
+def draw_damping(axes: Axes, shown: Dynamics) -> str:
     """Draws the gain c for every refresh interval τ, the thresholds above which training is unstable, and the run.
 
     c = κ(τ + lag)/(1−μ), with the stiffness κ measured from the reward curve, the last round's lag, and momentum μ.
@@ -108,13 +129,20 @@ def draw_damping(axes: Axes, shown: Dynamics) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set_xlabel("refresh interval τ")
-    axes.legend()
+    axes.set_xlabel("refresh interval τ (optimizer steps)")
+    axes.set_ylabel("gain c")
+    axes.set_title("Stability: how long an interval is safe")
+    legend_below(axes)
     formula = f"κ(τ + {late})/(1−μ)" if late else "κτ/(1−μ)"
-    axes.set_title(f"stability: c = {formula}, damping ratio ζ = {shown.identification.damping_ratio.value:.2g}")
+    return (
+        f"Where the blue line is above a threshold, training oscillates and may collapse. The gain is c = {formula}: "
+        "κ is how strongly the curve is pulled to its plateau at each step, τ the refresh interval and μ the "
+        f"optimizer's momentum. The damping ratio is ζ = {shown.identification.damping_ratio.value:.2g}; with ζ below "
+        "1 a curve overshoots its plateau."
+    )
 
 
-def draw_silent(axes: Axes, shown: Dynamics) -> None:
+def draw_silent(axes: Axes, shown: Dynamics) -> str:
     """Draws the share of silent groups, as measured and as predicted from the estimated difficulties.
 
     A group of G completions is silent (all correct or all wrong) with probability p^G + (1−p)^G, where p is the
@@ -122,19 +150,24 @@ def draw_silent(axes: Axes, shown: Dynamics) -> None:
     """
     silent = shown.log["groups/silent_fraction"]
     some = drawn(len(silent))
-    axes.plot(silent.steps[some], silent.values[some], ".", color="0.55", label="measured")
+    axes.plot(silent.steps[some], silent.values[some], ".", color="0.55", label="measured in each round")
     steps, predicted = [], []
     for step, size, difficulty in difficulties(shown.log):
         steps.append(step)
         predicted.append(float(difficulty.weights @ silent_rate(difficulty.pass_rates, size)))
-    axes.plot(steps, predicted, "o-", color=GREEN, label="p^G + (1−p)^G, estimated p")
-    axes.set_ylim(0, 1)
-    axes.legend()
+    axes.plot(steps, predicted, "o-", color=GREEN, label="expected from the difficulty")
     axes.set_xlabel("optimizer step")
-    axes.set_title("silent groups (fraction)")
+    axes.set_ylabel("share of groups")
+    in_percent(axes, whole=True)
+    axes.set_title("Silent groups: nothing to learn from")
+    legend_below(axes)
+    return (
+        "All G completions of a silent group are right, or all are wrong. That is expected of a share p^G + (1−p)^G of "
+        "the groups, where p is a prompt's pass rate, estimated here for each sixth of the run."
+    )
 
 
-def draw_gradient_mass(axes: Axes, shown: Dynamics) -> None:
+def draw_gradient_mass(axes: Axes, shown: Dynamics) -> str:
     """Draws the share of the gradient from each bin of pass rates, early and late in the run."""
     parts, dials = difficulties(shown.log), shown.log.group_dials
     if dials is None:
@@ -149,12 +182,18 @@ def draw_gradient_mass(axes: Axes, shown: Dynamics) -> None:
         mass = gradient_mass(rates, shares, BINS, exponent, group_size=size, mean_exponent=mean_exponent)
         axes.bar(middles + offset, mass, width=0.4, color=color, label=name)
     axes.set_xticks(middles, [f"{a:g}–{b:g}" for a, b in pairwise(BINS)], fontsize=7)
-    axes.set_xlabel("pass rate of a prompt")
-    axes.legend()
-    axes.set_title("share of the gradient by difficulty")
+    axes.set_xlabel("pass rate of a prompt: hard on the left, easy on the right")
+    axes.set_ylabel("share of the gradient")
+    in_percent(axes)
+    axes.set_title("Which prompts the model learns from")
+    legend_below(axes)
+    return (
+        "Computed from the estimated difficulty of the prompts and the setting of the dial, and not measured: how much "
+        "of a step's pull comes from hard, middling and easy prompts."
+    )
 
 
-def draw_policy(axes: Axes, shown: Dynamics) -> None:
+def draw_policy(axes: Axes, shown: Dynamics) -> str:
     """Draws entropy, completion length and gradient norm, each relative to its mean at the start."""
     for name, color, label in (
         ("policy/entropy", BLUE, "entropy"),
@@ -164,11 +203,19 @@ def draw_policy(axes: Axes, shown: Dynamics) -> None:
         series = shown.log[name]
         if len(series) and series.values[0] > 0:
             start = series.values[: max(len(series) // 20, 1)].mean()
-            axes.plot(series.steps, series.values / start, color=color, linewidth=1, label=label)
+            values, some = series.values / start, drawn(len(series))
+            axes.plot(series.steps[some], values[some], color=color, linewidth=0.8, alpha=0.3)
+            smoothed = smooth(values, window_of(len(values)))
+            axes.plot(series.steps[some], smoothed[some], color=color, linewidth=1.6, label=label)
     axes.axhline(1, color="0.7", linewidth=0.8)
-    axes.legend()
     axes.set_xlabel("optimizer step")
-    axes.set_title("policy, relative to its start")
+    axes.set_ylabel("multiple of the start")
+    axes.set_title("Policy, relative to its start")
+    legend_below(axes, of_one=True)
+    return (
+        "Thick lines are means over a tenth of the run. 1 is the mean over the first twentieth of the run. Entropy is "
+        "how much the model still tries out, and the gradient norm how strongly each step pulls."
+    )
 
 
 def difficulties(log: RunLog) -> list[tuple[float, int, Difficulty]]:
@@ -192,10 +239,10 @@ def merge(rounds: list[Counts]) -> dict[tuple[int, int], float]:
     return total
 
 
-def panels(shown: Dynamics) -> tuple[Callable[[Axes, Dynamics], None], ...]:
+def panels(shown: Dynamics) -> tuple[Callable[[Axes, Dynamics], str], ...]:
     """Returns the panels for which this log has the numbers."""
     log = shown.log
-    chosen: list[Callable[[Axes, Dynamics], None]] = [draw_reward]
+    chosen: list[Callable[[Axes, Dynamics], str]] = [draw_reward]
     if len(log["plan/group_size"]):
         chosen.append(draw_plan)
     if shown.identification.identified:

@@ -15,11 +15,29 @@ from grpo.dynamics.identify import Identification, LawFit
 from grpo.dynamics.planning import RunProposal
 from grpo.dynamics.replay import Proposal
 from grpo.dynamics.run_log import RunLog, Series
+from grpo.report.verdict import BAD, GOOD, UNSURE, Number
 from grpo.types import MachineConstants
 
 LAW_COLUMNS = ("law", "constants", "χ²/n", "R²", "misfit", "pattern", "weight")
 """These are the columns of `laws_table`. Misfit is the p-value of χ², pattern that of the residuals' correlation, and
 weight is Akaike's."""
+LAW_CAPTION = (
+    "Each law is a curve with few constants. χ²/n is the squared distance of the rounds from it, in units of their "
+    "noise, over their number: about n fits well. R² is the share of the variation that the curve explains. Misfit is "
+    "the probability of so large a distance, and pattern that of such neighbouring residuals, if the law were true: "
+    "below 0.05 it is not. Weight is how much the data prefer the law to the others (Akaike), and all weights add up "
+    "to 1."
+)
+SHAPES = {
+    "constant": "a level without a trend",
+    "line": "a straight rise or fall",
+    "exponential": "a rise that slows down steadily towards a plateau",
+    "mixture": "a rise that slows down ever longer on its way to a plateau",
+    "gating": "a slow start, then a rise to a plateau",
+    "sigmoid": "a slow start, then a rise to a plateau",
+    "oscillator": "a rise that may overshoot its plateau and swing back",
+}
+"""This is what the curve of each law looks like."""
 # A gain of pass rate that is worth going on for.
 WORTHWHILE = 0.02
 COLORS = {CRITICAL: "bold red", WARNING: "yellow", NOTE: "cyan"}
@@ -66,26 +84,51 @@ def summary_lines(identification: Identification, ahead: Forecast) -> list[str]:
 
 def standing_lines(log: RunLog) -> list[str]:
     """Says in a sentence or two where a run began, where it stands and where it goes, by pass rate or else reward."""
+    lines, _ = verdict_lines(log)
+    return [f"verdict: {lines[0]}", *lines[1:]]
+
+
+def verdict_lines(log: RunLog) -> tuple[list[str], str]:
+    """Returns the sentences of `standing_lines`, and whether they are good news, bad news, or open."""
     name = "pass_rate" if len(log["pass_rate"]) else "reward/mean"
     series, moved = log[name], change(log[name])
     what = "pass rate" if name == "pass_rate" else "reward"
     if not len(series):
-        return ["the log has neither pass rates nor rewards"]
+        return ["the log has neither pass rates nor rewards"], UNSURE
     if moved is None:
         needed = 2 * FEWEST_ROUNDS
-        return [
-            f"verdict: none yet; {len(series)} rounds are too few to say where the {what} goes, {needed} are needed"
-        ]
+        return [f"none yet; {len(series)} rounds are too few to say where the {what} goes, {needed} are needed"], UNSURE
     now = float(np.mean(series.values[-window_length(len(series)) :]))
-    surely = "learning" if moved.low > 0 else "getting worse" if moved.high < 0 else "no clear change yet"
+    mood = GOOD if moved.low > 0 else BAD if moved.high < 0 else UNSURE
+    surely = {GOOD: "learning", BAD: "getting worse", UNSURE: "no clear change yet"}[mood]
     lines = [
-        f"verdict: {surely}; the {what} went from {now - moved.value:.3g} to {now:.3g} over {len(series)} rounds "
+        f"{surely}; the {what} went from {now - moved.value:.3g} to {now:.3g} over {len(series)} rounds "
         f"(change {moved.value:+.3g}, 99 % interval [{moved.low:+.3g}, {moved.high:+.3g}])"
     ]
     if len(log.history) >= FEWEST_ROUNDS:
         ahead = forecast(log.history, log.horizon)
         lines.append(f"at step {ahead.steps[-1]:.0f} it will be in [{ahead.low[-1]:.2f}, {ahead.high[-1]:.2f}] (90 %)")
-    return lines
+    return lines, mood
+
+
+def forecast_numbers(identification: Identification, ahead: Forecast) -> list[Number]:
+    """Returns the three numbers on top of the page: the forecast, the gain until then, and the law of the curve."""
+    gain, best = ahead.gain, identification.fits[0]
+    surely = "it is identified" if identification.identified else "not identified yet: other laws fit about as well"
+    return [
+        Number(
+            f"forecast for step {ahead.steps[-1]:,.0f}",
+            f"{ahead.value[-1]:.1%}",
+            f"90 % interval {ahead.low[-1]:.1%} to {ahead.high[-1]:.1%}",
+        ),
+        Number(
+            "gain from now, in percentage points",
+            f"{100 * gain.value:+.1f}",
+            f"90 % interval {100 * gain.low:+.1f} to {100 * gain.high:+.1f}; above {100 * WORTHWHILE:g} with "
+            f"probability {ahead.chance(WORTHWHILE):.0%}",
+        ),
+        Number("best law of the curve", best.law.name, f"{SHAPES.get(best.law.name, '')}; {surely}".removeprefix("; ")),
+    ]
 
 
 def held_out_lines(log: RunLog, last_step: float) -> list[str]:

@@ -97,10 +97,10 @@ def decisions_of(rows: Sequence[Row]) -> list[tuple[int, str]]:
 
 def _read_ours(folder: Path) -> RunLog:
     path = folder / EVALUATIONS_FILE
-    found = read_metrics(path) if path.exists() else []
-    scores = [(row["step"], row["pass@1"]["value"]) for row in found]
+    evaluations = read_metrics(path) if path.exists() else []
+    scores = [(row["step"], row["pass@1"]["value"]) for row in evaluations]
     # A 95 % interval is 2 × 1.96 standard errors wide.
-    errors = [(row["pass@1"]["high"] - row["pass@1"]["low"]) / 3.92 for row in found if "low" in row["pass@1"]]
+    errors = [(row["pass@1"]["high"] - row["pass@1"]["low"]) / 3.92 for row in evaluations if "low" in row["pass@1"]]
     held_out = Series(*np.array(scores, float).T) if scores else NOTHING
     log = log_of(read_run(folder), run_config(folder), held_out)
     return replace(log, held_out_error=float(np.mean(errors)) if errors else 0.0)

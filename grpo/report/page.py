@@ -1,33 +1,146 @@
-"""This module writes web pages, each a single HTML file that needs nothing else."""
+"""This module writes web pages, each a single HTML file that needs nothing else.
+
+Charts are inline SVG, so that they take the page's colours, in dark mode too. Beside each stands the list of its points
+with their values, which the page's script shows under the pointer.
+"""
 
 from __future__ import annotations
 
-import base64
 import io
-from collections.abc import Callable
+import json
+import re
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo.report.curves import STYLE
+import numpy as np
+
+import grpo
+from grpo.report.style import STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
-PANEL_INCHES = (5.6, 3.4)
+PANEL_INCHES, WIDE_INCHES = (4.8, 3.3), (9.4, 3.9)
+# The words of a chart are set by the browser, in the page's font.
+_PAGE_STYLE = STYLE | {
+    "font.size": 9.5,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "grpo",
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "axes.titlesize": 0.01,
+}
+_VARIABLES = {
+    "#0072b2": "blue", "#d55e00": "orange", "#009e73": "green", "#000000": "ink", "#cc79a7": "pink",
+    "#e69f00": "yellow", "#56b4e9": "sky",
+}  # fmt: skip
+"""These colours of charts are CSS variables of the page, which differ between light and dark."""
+# A chart names the values of at most this many points of each series.
+_MOST_VALUES = 240
 
 
-def picture(draw: Callable[[Axes], None], inches: tuple[float, float] = PANEL_INCHES) -> dict[str, str]:
-    """Draws a panel as SVG for embedding in a page. The picture's title is that of the axes."""
+def picture(draw: Callable[[Axes], str], wide: bool = False) -> dict[str, str]:
+    """Draws a panel for a page: its title, caption, SVG, and the values of its points as JSON."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=inches, layout="constrained")
+    with matplotlib.rc_context(_PAGE_STYLE):
+        # The SVG's unit is a point, a 72nd of an inch. With 72 dots an inch, matplotlib's pixels are the same.
+        figure = Figure(figsize=WIDE_INCHES if wide else PANEL_INCHES, dpi=72, layout="constrained")
         axes = figure.add_subplot()
-        draw(axes)
-        drawn = io.BytesIO()
-        figure.savefig(drawn, format="svg")
-    return {"title": axes.get_title(loc="left"), "data": base64.b64encode(drawn.getvalue()).decode()}
+        caption = draw(axes) or ""
+        title = axes.get_title(loc="left")
+        axes.set_title("", loc="left")
+        drawing = io.StringIO()
+        figure.savefig(drawing, format="svg", metadata={"Date": None})
+        values = {"x": axes.get_xlabel(), "series": list(_series(axes))}
+    return {
+        "title": title,
+        "caption": caption,
+        "only": "",
+        "svg": _inline(drawing.getvalue()),
+        "values": json.dumps(values, ensure_ascii=False),
+    }
+
+
+def wide_picture(draw: Callable[[Axes], str]) -> list[dict[str, str]]:
+    """Draws a panel over the page's whole width, and once more for a phone. The page shows the one that fits."""
+    return [picture(draw, wide=True) | {"only": "wide"}, picture(draw) | {"only": "narrow"}]
+
+
+def _inline(svg: str) -> str:
+    """Makes a file of matplotlib a part of a page: without prologue, ids of groups and fixed size, in its colours."""
+    body = svg[svg.index("<svg") :]
+    body = re.sub(r'<g id="[^"]*"', "<g", body)
+    body = re.sub(r' width="[\d.]+pt"| height="[\d.]+pt"', "", body, count=2)
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.S)
+    body = re.sub(r"'DejaVu Sans'[^;\"]*", "inherit", body).replace("px inherit", "px system-ui, sans-serif")
+    return re.sub(r"#[0-9a-f]{6}\b", lambda match: _variable(match[0]), body)
+
+
+def _variable(color: str) -> str:
+    """Returns the page's variable for a colour: those of series by name, and greys by how dark they are."""
+    if color in _VARIABLES:
+        return f"var(--{_VARIABLES[color]})"
+    parts = {color[index : index + 2] for index in (1, 3, 5)}
+    if len(parts) > 1:
+        return color
+    brightness = int(parts.pop(), 16) / 255
+    return f"var(--{'line' if brightness > 0.85 else 'pale' if brightness > 0.65 else 'faint'})"
+
+
+def _series(axes: Axes) -> Iterator[dict[str, Any]]:
+    """Yields each named series of a chart: name, colour, and [x, y, text of x, text of y] of points, in the SVG."""
+    height = axes.figure.bbox.height
+    for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
+        points = _points(handle)
+        if points is None or not len(points):
+            continue
+        some = points[:: -(-len(points) // _MOST_VALUES)]
+        some = some[np.isfinite(some).all(axis=1)]
+        places = axes.transData.transform(some)
+        texts = [(_text(axes.xaxis, x), _text(axes.yaxis, y)) for x, y in some]
+        rows = [
+            [round(float(x), 1), round(float(height - y), 1), *text] for (x, y), text in zip(places, texts, strict=True)
+        ]
+        yield {"name": name, "color": _color(handle), "points": rows}
+
+
+def _points(handle: Any) -> np.ndarray | None:
+    """Returns the points of a line, of error bars or of bars, in the chart's units. Areas have none."""
+    if hasattr(handle, "get_xydata"):
+        return np.asarray(handle.get_xydata(), float)
+    if hasattr(handle, "patches"):
+        return np.array([(bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in handle.patches])
+    if hasattr(handle, "lines"):
+        return np.asarray(handle.lines[0].get_xydata(), float)
+    return None
+
+
+def _color(handle: Any) -> str:
+    from matplotlib.colors import to_hex
+
+    single = handle.patches[0] if hasattr(handle, "patches") else handle
+    single = single.lines[0] if hasattr(single, "lines") and not hasattr(single, "get_xydata") else single
+    color = single.get_color() if hasattr(single, "get_color") else single.get_facecolor()
+    return _variable(to_hex(color))
+
+
+def _text(axis: Axis, value: float) -> str:
+    """Writes a value as its axis does, with one more digit."""
+    from matplotlib.ticker import PercentFormatter, ScalarFormatter
+
+    formatter = axis.get_major_formatter()
+    if isinstance(formatter, PercentFormatter):
+        return f"{value:.1%}"
+    if isinstance(formatter, ScalarFormatter):
+        return f"{value:,.0f}" if value == int(value) else f"{value:,.4g}"
+    # Bars that stand beside each other are all at the tick between them, which has a word.
+    ticks = np.asarray(axis.get_majorticklocs())
+    return formatter(value) or formatter(ticks[np.argmin(np.abs(ticks - value))])
 
 
 def write_page(template: str, path: Path, **values: Any) -> None:
@@ -35,4 +148,6 @@ def write_page(template: str, path: Path, **values: Any) -> None:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(loader=PackageLoader("grpo.report"), autoescape=True, undefined=StrictUndefined)
-    path.write_text(environment.get_template(template).render(**values), encoding="utf-8", errors="backslashreplace")
+    made = f"grpo {grpo.__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    text = environment.get_template(template).render(made=made, **values)
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from grpo.config.folder import CURVES_FILE, EVALUATIONS_FILE, METRICS_FILE, REPORT_FILE
+from grpo.config.errors import require
+from grpo.config.folder import CONFIG_FILE, CURVES_FILE, EVALUATIONS_FILE, METRICS_FILE, REPORT_FILE
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.identify import FEWEST_POINTS
 from grpo.host.terminal import Terminal
 from grpo.report.curves import plot_run
 from grpo.report.dynamics import analysed, print_findings, write_page
-from grpo.report.logs import read_log
+from grpo.report.logs import read_log, run_config
+from grpo.report.run_page import standing, write_run_page
 from grpo.report.summary import samples_table, summary_table, write_markdown
+from grpo.report.verdict import judge
 from grpo.telemetry import read_metrics
 
 NUM_SAMPLES = 4
@@ -26,14 +29,20 @@ def write_report(output: Path, exported: Path | None, console: Terminal | None =
     metrics = read_metrics(output / METRICS_FILE)
     evaluations_path = output / EVALUATIONS_FILE
     evaluations = read_metrics(evaluations_path) if evaluations_path.exists() else []
+    config = run_config(output) if (output / CONFIG_FILE).exists() else {}
+    ended = f"{output.resolve().name}: {standing(output, metrics, config)}"
+    require(bool(metrics), f"{ended}; it has finished no round, so there is nothing to report on")
+    console.print(ended, soft_wrap=True)
     plot_run(metrics, evaluations, output / CURVES_FILE)
+    written = []
     if len(evaluations) > 1:
         before, after = evaluations[0], evaluations[-1]
         console.print(samples_table(before["per_problem"][:NUM_SAMPLES], after["per_problem"]))
         console.print(summary_table(before, after))
         write_markdown(output / REPORT_FILE, before, after, output / CURVES_FILE, NUM_SAMPLES)
-        console.print(f"report  {output / REPORT_FILE}", soft_wrap=True)
-    console.print(f"curves  {output / CURVES_FILE}", soft_wrap=True)
+        written.append(f"text    {output / REPORT_FILE}")
+    for line in judge(metrics, evaluations).lines:
+        console.print(line, soft_wrap=True)
     log = read_log(output)
     findings = diagnose(log)
     # A few rounds without a finding prove nothing.
@@ -42,5 +51,7 @@ def write_report(output: Path, exported: Path | None, console: Terminal | None =
     # A run that went back to an earlier policy has a new and shorter curve since then.
     if len(log.history) >= FEWEST_POINTS:
         write_page(analysed(log, output), findings, output, console)
-    if exported:
-        console.print(f"model   {exported}  (loads in transformers and in vLLM)", soft_wrap=True)
+    page = write_run_page(output, metrics, evaluations, findings)
+    written += [f"curves  {output / CURVES_FILE}", f"report  {page}  (opens in a browser)"]
+    written += [f"model   {exported}  (loads in transformers and in vLLM)"] if exported else []
+    console.print("\n".join(written), soft_wrap=True)

@@ -18,20 +18,24 @@ from rich.table import Table
 from grpo.dynamics.difficulty import Difficulty, fit_difficulty
 from grpo.dynamics.identity import gradient_mass, silent_rate, smallest_group_size
 from grpo.dynamics.planning import EXPONENTS, FAIR_SHARE, balanced_exponent, speaking_band
-from grpo.host.terminal import Terminal
+from grpo.host.terminal import Terminal, clean
 from grpo.report import page
-from grpo.report.curves import BLACK, BLUE, GREEN, ORANGE
+from grpo.report.style import BLACK, BLUE, GREEN, ORANGE, in_percent, legend_below
+from grpo.report.verdict import GOOD, UNSURE, Number
+from grpo.report.words import meanings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    Draw = Callable[[Axes], None]
+    Draw = Callable[[Axes], str]
 
 PAGE_FILE = "solve_rates.html"
 SIZES = (4, 8, 16, 32, 64)
 # These pass rates divide the problems from hard to easy.
 BINS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 MAX_SHORTFALL = 0.1
+# A data set of which at least this share is worth training on is a good one.
+ENOUGH = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,12 @@ def write_solve_rates(
         "solve_rates.html",
         path.with_name(PAGE_FILE),
         name=path.resolve().parent.name,
-        summary=lines,
+        verdict=[f"{analysis.within:.0%} of the problems are worth training on: neither too hard nor too easy."],
+        mood=GOOD if analysis.within > ENOUGH else UNSURE,
+        numbers=numbers(analysis),
+        settings="\n".join(recommended(analysis, column)),
+        reasons=[reasons(analysis)],
+        meanings=meanings("solve rate", "pass rate", "group", "silent group", "α, β"),
         pictures=[page.picture(draw) for draw in (_rates(analysis), _silence(analysis), _mass(analysis))],
         examples=_examples(rows, column),
     )
@@ -119,22 +128,58 @@ def summary(analysis: SolveRates, column: str) -> list[str]:
     """Summarizes the solve rates in sentences, with settings to be copied."""
     rates = analysis.correct / analysis.tried
     never, always = float(np.mean(rates == 0)), float(np.mean(rates == 1))
-    low, high = analysis.band
-    samples = np.unique(analysis.tried)
-    per_problem = f"{samples[0]}" if len(samples) == 1 else f"{samples[0]} to {samples[-1]}"
     return [
-        f"{len(rates):,} problems × {per_problem} samples: mean pass rate {rates.mean():.3f}, "
+        f"{len(rates):,} problems × {_samples(analysis)} samples: mean pass rate {rates.mean():.3f}, "
         f"{never:.1%} never and {always:.1%} always solved",
-        f"recommended: dynamics.group_size={analysis.group_size} normalization=dial "
-        f"normalization.exponent={analysis.exponent:g} task.data.selection.solve_rate_column={column} "
+        "recommended: " + " ".join(recommended(analysis, column)),
+        reasons(analysis),
+    ]
+
+
+def recommended(analysis: SolveRates, column: str) -> list[str]:
+    """Returns the recommended settings, as words of the command line."""
+    low, high = analysis.band
+    return [
+        f"dynamics.group_size={analysis.group_size}",
+        "normalization=dial",
+        f"normalization.exponent={analysis.exponent:g}",
+        f"task.data.selection.solve_rate_column={column}",
         f"'task.data.selection.solve_rate=[{low:.3f},{high:.3f}]'",
+    ]
+
+
+def reasons(analysis: SolveRates) -> str:
+    """Says why these settings are recommended."""
+    return (
         f"G = {analysis.group_size} is the smallest of {', '.join(map(str, SIZES))} that keeps at least "
         f"{1 - MAX_SHORTFALL:.0%} of the gradient's limit for large groups, on problems with pass rates between 2 and "
         f"98 %, or the largest if none does. The band holds {analysis.within:.0%} of the problems; there, at most half "
         f"of the groups are silent. α = {analysis.exponent:g} is the smallest of "
         f"{', '.join(f'{exponent:g}' for exponent in EXPONENTS)} that gives the harder half of the problems at least "
-        f"{FAIR_SHARE:.0%} of the gradient, or 1 if none does.",
+        f"{FAIR_SHARE:.0%} of the gradient, or 1 if none does."
+    )
+
+
+def numbers(analysis: SolveRates) -> list[Number]:
+    """Returns the three numbers on top of the page: the mean pass rate, and what is never and always solved."""
+    rates = analysis.correct / analysis.tried
+    asked = f"{len(rates):,} problems × {_samples(analysis)} samples"
+    return [
+        Number("mean pass rate", f"{rates.mean():.1%}", asked),
+        Number(
+            "never solved",
+            f"{np.mean(rates == 0):.1%}",
+            f"{np.sum(rates == 0):,} problems, from which nothing is learned",
+        ),
+        Number(
+            "always solved", f"{np.mean(rates == 1):.1%}", f"{np.sum(rates == 1):,} problems with nothing left to learn"
+        ),
     ]
+
+
+def _samples(analysis: SolveRates) -> str:
+    samples = np.unique(analysis.tried)
+    return f"{samples[0]}" if len(samples) == 1 else f"{samples[0]} to {samples[-1]}"
 
 
 def silence_table(analysis: SolveRates) -> Table:
@@ -168,7 +213,7 @@ def _share(analysis: SolveRates, index: int) -> float:
 
 
 def _rates(analysis: SolveRates) -> Draw:
-    def draw(axes: Axes) -> None:
+    def draw(axes: Axes) -> str:
         # There is a bin for each possible k/n, but at most twenty.
         parts = min(int(analysis.tried.max()), 20)
         edges = (np.arange(parts + 2) - 0.5) / parts
@@ -179,31 +224,37 @@ def _rates(analysis: SolveRates) -> Draw:
         )
         axes.axvspan(*analysis.band, color=GREEN, alpha=0.08, linewidth=0, label="recommended band")
         axes.set_xlim(edges[0], edges[-1])
-        axes.set_xlabel("pass rate")
-        axes.set_ylabel("problems")
-        axes.legend()
-        axes.set_title("how hard the problems are")
+        axes.set_xlabel("pass rate of a problem: hard on the left, easy on the right")
+        axes.set_ylabel("number of problems")
+        axes.set_title("How hard the problems are")
+        legend_below(axes)
+        return (
+            "Bars count the problems by the share of their samples that is right. Few samples scatter, so the line "
+            "estimates the true rates behind them. Problems in the green band are worth training on."
+        )
 
     return draw
 
 
 def _silence(analysis: SolveRates) -> Draw:
-    def draw(axes: Axes) -> None:
+    def draw(axes: Axes) -> str:
         sizes = np.arange(2, SIZES[-1] + 1)
-        axes.plot(sizes, [silent_share(analysis, int(size)) for size in sizes], color=BLUE)
+        axes.plot(sizes, [silent_share(analysis, int(size)) for size in sizes], color=BLUE, label="silent")
         axes.axvline(analysis.group_size, color=GREEN, linestyle=":", label="recommended")
-        axes.set_ylim(0, 1)
+        in_percent(axes, whole=True)
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.set_xlabel("group size G")
-        axes.legend()
-        axes.set_title("silent groups (share)")
+        axes.set_xlabel("group size G: completions of each prompt")
+        axes.set_ylabel("share of groups")
+        axes.set_title("Silent groups: nothing to learn from")
+        legend_below(axes)
+        return "The share of groups in which all completions would be right, or all wrong, over all problems."
 
     return draw
 
 
 def _mass(analysis: SolveRates) -> Draw:
-    def draw(axes: Axes) -> None:
+    def draw(axes: Axes) -> str:
         places = np.arange(len(BINS) - 1)
         drawn = (
             (0.0, 0.0, BLUE, "α = 0 (Dr. GRPO)"),
@@ -215,17 +266,22 @@ def _mass(analysis: SolveRates) -> Draw:
             shares = mass(analysis, exponent, analysis.group_size, of_mean)
             axes.bar(places + offset, shares, 0.19, color=color, label=label)
         axes.set_xticks(places, [f"{low:g}–{high:g}" for low, high in _bins()])
-        axes.set_xlabel("pass rate")
-        axes.legend()
-        axes.set_title(f"share of the gradient, G = {analysis.group_size}")
+        axes.set_xlabel("pass rate of a problem: hard on the left, easy on the right")
+        axes.set_ylabel("share of the gradient")
+        in_percent(axes)
+        axes.set_title(f"Which problems the model would learn from, at G = {analysis.group_size}")
+        legend_below(axes)
+        return (
+            "α and β are the dials of the advantage's normalization: it divides by the spread of a group's rewards to "
+            "the power α, and by their mean to the power β. A larger α moves the weight to hard and to easy problems."
+        )
 
     return draw
 
 
-def _examples(rows: Sequence[Mapping[str, Any]], column: str) -> list[dict[str, str]]:
-    """Returns the hardest, a middling and the easiest of the problems that were solved at least once but not always."""
+def _examples(rows: Sequence[Mapping[str, Any]], column: str) -> list[tuple[str, str, str]]:
+    """Returns a table of the hardest, a middling and the easiest of the problems that were solved, but not always."""
     mixed = sorted((row for row in rows if 0 < row[column] < 1), key=lambda row: row[column])
     chosen = [mixed[index] for index in (0, len(mixed) // 2, -1)] if mixed else []
-    return [
-        {"rate": f"{row[column]:.2f}", "problem": str(row["problem"]), "answer": str(row["answer"])} for row in chosen
-    ]
+    shown = [(f"{row[column]:.0%}", clean(str(row["problem"])), clean(str(row["answer"]))) for row in chosen]
+    return [("solve rate", "problem", "answer"), *shown]

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo.config import UserError
-from grpo.evaluation.pass_rates import Interval, paired_difference, pass_at_k
+from grpo.evaluation.pass_rates import FEWEST_PROBLEMS, Interval, paired_difference, pass_at_k, sign_test
 from grpo.host.terminal import clean
 
 Evaluation = Mapping[str, Any]
@@ -22,7 +22,7 @@ Evaluation = Mapping[str, Any]
 # A long completion is shown by this many characters of its head and tail, since the answer stands at the end.
 _HEAD, _TAIL = 240, 160
 # Two evaluations can be compared only when they agree in these.
-_CONDITIONS = ("problems", "samples_per_problem", "temperature")
+_CONDITIONS = ("problems", "samples_per_problem", "temperature", "top_p", "top_k", "max_tokens")
 
 
 def summary_table(before: Evaluation, after: Evaluation) -> Table:
@@ -30,8 +30,8 @@ def summary_table(before: Evaluation, after: Evaluation) -> Table:
 
     Raises `UserError` when the evaluations differ in their problems, samples or temperature.
     """
-    table = Table(title=_conditions(after), title_justify="left")
-    header, *rows = _summary_rows(before, after)
+    table = Table(title=conditions(after), title_justify="left")
+    header, *rows = summary_rows(before, after)
     table.add_column(header[0])
     for name in header[1:]:
         table.add_column(name, justify="right")
@@ -49,10 +49,12 @@ def samples_table(rows_before: Sequence[Mapping[str, Any]], rows_after: Sequence
     table = Table(show_lines=True)
     for name in ("problem", "before", "after"):
         table.add_column(name, ratio=1, overflow="fold")
-    for old, new in _pairs(rows_before, rows_after):
+    for old, new in pairs_of(rows_before, rows_after):
         # A str would be read as rich's markup, but the square brackets of a completion are none.
         question = Text(f"{_excerpt(old['question'])}\n→ {_excerpt(old['answer'])}")
-        table.add_row(question, *(Text(f"{_score(row)}\n{_excerpt(row['completion'])}") for row in (old, new)))
+        table.add_row(
+            question, *(Text(f"{_score(row)}, the first:\n{_excerpt(row['completion'])}") for row in (old, new))
+        )
     return table
 
 
@@ -77,63 +79,80 @@ def write_markdown(
 
     Raises `UserError` as `summary_table` does.
     """
-    header, *rows = _summary_rows(before, after)
-    lines = ["# Held-out evaluation", "", _conditions(after), ""]
+    header, *rows = summary_rows(before, after)
+    lines = ["# Held-out evaluation", "", conditions(after), ""]
     lines += [_markdown_row(header), _markdown_row(["---"] + ["---:"] * (len(header) - 1))]
     lines += [_markdown_row(row) for row in rows]
     link = Path(os.path.relpath(image, Path(path).parent)).as_posix()
     lines += ["", f"![Reward, pass rate and held-out evaluations over optimizer steps](<{link}>)", ""]
     lines += [f"## The first {num_samples} problems", ""]
-    for old, new in _pairs(before["per_problem"][:num_samples], after["per_problem"]):
+    for old, new in pairs_of(before["per_problem"][:num_samples], after["per_problem"]):
         lines += [f"### {old['problem_id']}", "", *_quoted(f"{old['question']}\n→ {old['answer']}")]
         lines += ["", f"Before, {_score(old)}:", "", *_quoted(old["completion"])]
         lines += ["", f"After, {_score(new)}:", "", *_quoted(new["completion"]), ""]
     Path(path).write_text("\n".join(lines), encoding="utf-8", errors="backslashreplace")
 
 
-def _summary_rows(before: Evaluation, after: Evaluation) -> list[list[str]]:
-    _check_comparable(before, after)
-    pairs = list(_pairs(before["per_problem"], after["per_problem"]))
+def summary_rows(before: Evaluation, after: Evaluation) -> list[list[str]]:
+    """Returns the cells of `summary_table`, the header first."""
+    check_comparable(before, after)
+    pairs = list(pairs_of(before["per_problem"], after["per_problem"]))
     rows = [["", f"step {before['step']}", f"step {after['step']}", "change"]]
     for k in sorted(set(before["pass@k"]) & set(after["pass@k"]), key=int):
         rates = [[pass_at_k(row["total"], row["correct"], int(k)) for row in side] for side in zip(*pairs, strict=True)]
         cells = [_percent(Interval(**side["pass@k"][k])) for side in (before, after)]
-        rows.append([f"pass@{k}", *cells, _points(paired_difference(*rates))])
+        rows.append([f"pass@{k}", *cells, _change(*rates)])
     old, new = before["truncated_fraction"], after["truncated_fraction"]
     rows.append(["truncated", f"{100 * old:.1f} %", f"{100 * new:.1f} %", f"{100 * (new - old):+.1f} pp"])
     old, new = before["mean_length"], after["mean_length"]
-    rows.append(["mean length, tokens", f"{old:.0f}", f"{new:.0f}", f"{new - old:+.0f}"])
+    digits = 0 if max(old, new) >= 100 else 1
+    rows.append(["mean length, tokens", f"{old:.{digits}f}", f"{new:.{digits}f}", f"{new - old:+.{digits}f}"])
     return rows
 
 
-def _check_comparable(before: Evaluation, after: Evaluation) -> None:
+def check_comparable(before: Evaluation, after: Evaluation) -> None:
+    """Raises `UserError` for evaluations of other problems, or with other settings."""
     for name in _CONDITIONS:
-        if before[name] != after[name]:
+        # Evaluations of earlier versions do not say how many tokens they asked for.
+        old, new = before.get(name), after.get(name)
+        if old != new and None not in (old, new):
             raise UserError(
-                f"the evaluations differ in {name} ({before[name]} and {after[name]}): "
-                "evaluate both with the same evaluation settings"
+                f"the evaluations differ in {name} ({old} and {new}): evaluate both with the same evaluation settings"
             )
     ids = [{row["problem_id"] for row in side["per_problem"]} for side in (before, after)]
     if ids[0] != ids[1]:
         raise UserError("the evaluations asked different problems: evaluate both with the same task.data")
 
 
-def _pairs(
+def pairs_of(
     rows_before: Sequence[Mapping[str, Any]], rows_after: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Yields the rows of the same problems before and after, in the order of `rows_before`."""
     by_id = {row["problem_id"]: row for row in rows_after}
     return ((row, by_id[row["problem_id"]]) for row in rows_before if row["problem_id"] in by_id)
 
 
-def _conditions(evaluation: Evaluation) -> str:
+def conditions(evaluation: Evaluation) -> str:
+    """Says how an evaluation was made, and what the numbers in its table are."""
+    few = evaluation["problems"] < FEWEST_PROBLEMS
     return (
         f"{evaluation['problems']} held-out problems × {evaluation['samples_per_problem']} samples, "
         f"temperature {evaluation['temperature']:g}; 95 % intervals"
+        + ("; of so few problems the change has a sign test and no interval" if few else "")
     )
 
 
 def _percent(interval: Interval) -> str:
     return f"{100 * interval.value:.1f} % [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+
+
+def _change(before: Sequence[float], after: Sequence[float]) -> str:
+    """Writes the mean change with its interval, or of few problems how many got better and worse."""
+    gain = paired_difference(before, after)
+    if len(before) >= FEWEST_PROBLEMS:
+        return _points(gain)
+    test = sign_test(before, after)
+    return f"{100 * gain.value:+.1f} pp; {test.better} better, {test.worse} worse (p = {test.p:.2g})"
 
 
 def _points(interval: Interval) -> str:

@@ -18,13 +18,13 @@ EXCERPT = 60
 def trial_table(scored: Sequence[ScoredGroup]) -> Table:
     """Makes a table with a line for each completion: question, completion, reward, its parts, and how it was graded."""
     table = Table("question", "completion", "reward", "parts", "graded as", title="Reward of made-up completions")
-    for each in scored:
-        question = _excerpt(each.group.prompt.problem.question)
-        for completion, grade in zip(each.group.completions, each.grades, strict=True):
+    for scored_group in scored:
+        question = _excerpt(scored_group.group.prompt.problem.question)
+        for completion, grade in zip(scored_group.group.completions, scored_group.grades, strict=True):
             parts = ", ".join(f"{name} {value:g}" for name, value in grade.parts.items())
             judged = ("right" if grade.correct else "wrong") if grade.outcome == "graded" else grade.outcome
-            found = "" if grade.answered is not False else ", no answer found"
-            table.add_row(question, _excerpt(completion.text), f"{grade.reward:g}", parts, judged + found)
+            unanswered = "" if grade.answered is not False else ", no answer found"
+            table.add_row(question, _excerpt(completion.text), f"{grade.reward:g}", parts, judged + unanswered)
             question = ""
         table.add_section()
     return table

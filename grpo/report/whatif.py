@@ -19,20 +19,12 @@ from grpo.config.saved import from_dict
 from grpo.config.sweep_words import grid, plain
 from grpo.dynamics.identify import FEWEST_POINTS
 from grpo.dynamics.run_log import RunLog
-from grpo.dynamics.whatif import (
-    GREATEST_POWER,
-    LEAST_POWER,
-    BatchSetting,
-    Course,
-    Stage,
-    predict,
-    stages_of,
-    step_tokens,
-)
+from grpo.dynamics.whatif import BatchSetting, Course, Stage, predict, stages_of, step_tokens
 from grpo.host.terminal import Terminal
-from grpo.report.curves import BLACK, BLUE, GREEN, ORANGE, STYLE
 from grpo.report.logs import read_log, run_config
 from grpo.report.runs import differing_keys
+from grpo.report.style import BLACK, BLUE, GREEN, ORANGE, STYLE
+from grpo.report.words import duration
 
 Array = NDArray[np.float64]
 
@@ -43,7 +35,7 @@ KNOWN = (
     "dynamics.refresh_interval",
     "normalization.exponent",
     "normalization.mean_exponent",
-    "normalization.ddof",
+    "normalization.scope",
     "rollout.refill.enabled",
 )
 UNITS = ("steps", "tokens", "seconds")
@@ -93,8 +85,7 @@ def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None)
     console, log, config = Terminal(), read_log(path), run_config(path)
     if not log.dialled:
         raise UserError(
-            f"{path} does not weigh its groups by the dials (see normalization.name, parts and scope), so nothing is "
-            "predicted"
+            f"{path} does not weigh its groups by the dials (see normalization.name and parts), so nothing is predicted"
         )
     if len(log.history) < FEWEST_POINTS:
         raise UserError(f"{path} has {len(log.history)} rounds; a prediction needs at least {FEWEST_POINTS}")
@@ -116,14 +107,14 @@ def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None)
 
 def setting_of(config: TrainConfig) -> BatchSetting:
     """Returns how a configuration samples and weighs a step."""
-    dynamics, normalization = config.dynamics, config.normalization
+    dynamics = config.dynamics
+    exponent, mean_exponent = config.normalization.dials
     return BatchSetting(
         group_size=dynamics.group_size,
         prompts_per_step=dynamics.prompts_per_step,
         refresh_interval=dynamics.refresh_interval,
-        exponent=normalization.exponent,
-        mean_exponent=normalization.mean_exponent,
-        ddof=normalization.ddof,
+        exponent=exponent,
+        mean_exponent=mean_exponent,
         refilled=config.rollout.refill.enabled,
     )
 
@@ -161,9 +152,9 @@ def answer(
 def lines(log: RunLog, budget: Budget) -> list[str]:
     """Says what is compared, and on which assumptions."""
     assumed = (
-        "assumed: the policy takes the path of this run at another speed. A step gets ahead by a power of its "
-        "gradient's signal over its noise, which is not known and drawn between "
-        f"{LEAST_POWER:g} and {GREATEST_POWER:g}; seconds grow with tokens. Learning rate and all else stay"
+        "assumed: the policy takes the path of this run at another speed, and a step gets ahead as far as the signal "
+        "of its gradient stands out of the noise of prompts and completions. Seconds grow with tokens. Learning "
+        "rate and all else stay"
     )
     unmeasured = "the run was on-policy, so what a longer refresh interval does to the ratios is a wide guess"
     taken = [f"each alternative spends {budget.words}; intervals are of 90 %", assumed]
@@ -224,19 +215,6 @@ def compact(number: float) -> str:
         if number >= size:
             return f"{number / size:.1f}{sign}" if number < 10 * size else f"{number / size:.0f}{sign}"
     return f"{number:.0f}"
-
-
-def duration(seconds: float) -> str:
-    """Writes seconds in the unit that suits them. Logs without times have none.
-
-    >>> duration(30.0), duration(600.0), duration(90_000.0), duration(0.0)
-    ('30 s', '10 min', '25.0 h', '–')
-    """
-    if seconds <= 0:
-        return "–"
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def draw(log: RunLog, courses: Mapping[str, Course], budget: Budget, path: Path) -> None:

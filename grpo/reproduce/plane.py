@@ -59,8 +59,8 @@ def _groups() -> Comparison:
             identity.smallest_group_size([rate], [1.0], SHORTFALL, alpha, largest=LARGEST, mean_exponent=beta)
             for rate in (0.5, 0.1, 0.05)
         ]
-        found = " / ".join(f"over {LARGEST}" if size is None else str(size) for size in sizes)
-        rows.append(Row(_point(alpha, beta), KNOWN.get((alpha, beta), "–"), found))
+        smallest = " / ".join(f"over {LARGEST}" if size is None else str(size) for size in sizes)
+        rows.append(Row(_point(alpha, beta), KNOWN.get((alpha, beta), "–"), smallest))
     return Comparison("Smallest G with fidelity 90 % at p = .5 / .1 / .05", "known as: what it ascends", rows)
 
 
@@ -69,8 +69,10 @@ def _mass(rates: Array, shares: Array) -> Comparison:
     edges = [0, HARDEST, EASIEST, 1]
     rows = []
     for alpha, beta in product(ALPHAS, BETAS):
-        found = [identity.gradient_mass(rates, shares, edges, alpha, size, mean_exponent=beta) for size in (SIZE, None)]
-        texts = [" / ".join(f"{share:.0%}" for share in mass) for mass in found]
+        masses = [
+            identity.gradient_mass(rates, shares, edges, alpha, size, mean_exponent=beta) for size in (SIZE, None)
+        ]
+        texts = [" / ".join(f"{share:.0%}" for share in mass) for mass in masses]
         rows.append(Row(_point(alpha, beta), texts[1], texts[0]))
     title = f"Gradient from prompts with p < {HARDEST} / between / p ≥ {EASIEST}, groups of {SIZE}"
     return Comparison(title, "limit of large groups", rows)

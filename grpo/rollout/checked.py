@@ -110,6 +110,9 @@ class CheckedSampler:
     def checksums(self) -> Sequence[Mapping[str, int]]:
         return self._sampler.checksums()
 
+    def use(self) -> Mapping[str, float]:
+        return self._sampler.use()
+
     def sleep(self) -> None:
         self._sampler.sleep()
 

@@ -34,7 +34,7 @@ def engine_arguments(config: TrainConfig, model_path: str, on_gpu: bool, state: 
         "logprobs_mode": "processed_logprobs",
         "enable_prefix_caching": True,
         "worker_extension_cls": "grpo.weight_sync.vllm_receiver.WeightReceiver",
-        "disable_log_stats": True,
+        "disable_log_stats": False,
         "use_tqdm_on_load": False,
     }
     if model.head_precision == "float32":

@@ -18,6 +18,7 @@ from grpo.config import TrainConfig
 from grpo.config.placement import KEY_VARIABLE
 from grpo.host.terminal import say
 from grpo.interfaces import Bucket, Collective
+from grpo.rollout.engine_use import ServerUse
 from grpo.rollout.replica import Replica, Standing
 from grpo.rollout.servers import start_servers
 from grpo.weight_sync.channel import manifest_of, packed
@@ -47,11 +48,21 @@ class Fleet:
         self._with_base: set[int] = set()
         # Requests that are under way at a refresh go on after it, their prefixes computed anew.
         self._pauses = config.pipeline == "continuous"
+        self._use = ServerUse()
         self._arranges = device.type == "cpu"
         asyncio.run(self._wait_for_all(servers.start_seconds))
 
     async def _wait_for_all(self, seconds: float) -> None:
         await asyncio.gather(*(replica.wait(seconds) for replica in self.replicas))
+
+    def use(self) -> dict[str, float]:
+        """Returns how the servers' caches were used since the last call, as the first rank asks them."""
+        return self._use.since(asyncio.run(self._metrics())) if self._first else {}
+
+    async def _metrics(self) -> dict[str, str]:
+        living = [replica for replica in self.replicas if replica.alive]
+        pages = await asyncio.gather(*(replica.metrics() for replica in living))
+        return {replica.url: page for replica, page in zip(living, pages, strict=True) if page}
 
     # --- a refresh -----------------------------------------------------------------------------
 

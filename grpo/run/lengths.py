@@ -22,7 +22,8 @@ def fit_lengths(config: TrainConfig, tasks: Sequence[LoadedTask], path: Path) ->
     model's length is then that of the longest prompt with a completion. `config.task` is not changed. Raises
     `UserError` where prompts and completions cannot fit.
     """
-    answer, given = config.rollout.sampling.max_tokens, config.model.max_length
+    answer, given = max(config.rollout.sampling.max_tokens, config.evaluation.max_tokens or 0), config.model.max_length
+    longer = "rollout.sampling" if answer == config.rollout.sampling.max_tokens else "evaluation"
     most = given or longest_length(path, config.model)
     room = most - answer
 
@@ -41,13 +42,12 @@ def fit_lengths(config: TrainConfig, tasks: Sequence[LoadedTask], path: Path) ->
     fitting = [*map(fitted_task, tasks)]
     require(
         room > 0,
-        f"rollout.sampling.max_tokens={answer} leaves no room for a prompt, since the model has {most} positions: "
-        "lower it",
+        f"{longer}.max_tokens={answer} leaves no room for a prompt, since the model has {most} positions: lower it",
     )
     longest = max(task.config.prompt.max_tokens for task in fitting)
     require(
         longest <= room,
-        f"task.prompt.max_tokens={longest} plus rollout.sampling.max_tokens={answer} is more than the {most} positions "
+        f"task.prompt.max_tokens={longest} plus {longer}.max_tokens={answer} is more than the {most} positions "
         "of the model: lower one of the two",
     )
     needed = min(most, -(-(longest + answer) // BLOCK) * BLOCK)

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from grpo.config import TaskConfig, TrainConfig
+from grpo.config import TrainConfig
 from grpo.config.folder import CODE_FILE, EVALUATIONS_FILE
 from grpo.telemetry import read_metrics
 
 PIPE = r"\|"
 """A vertical bar within a cell of a Markdown table is written so."""
+HELD_OUT = "held-out problems"
+
+USES = {
+    "transformers": "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+    'folder = "."\nmodel = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")',
+    "peft": "from peft import AutoPeftModelForCausalLM\nfrom transformers import AutoTokenizer\n\n"
+    'folder = "."\nmodel = AutoPeftModelForCausalLM.from_pretrained(folder, dtype="auto")',
+}
+"""How a folder is loaded, by the library that loads it. peft loads the adapter's base too."""
 
 
 def card_of(run: Path, config: TrainConfig, step: int, adapter: bool = False) -> str:
@@ -35,70 +44,139 @@ def card(
 
     `evaluations` are the rows of evaluations.jsonl, `code` the content of code.json. `library` loads the folder.
     """
-    base = config.model.path or config.model.source
-    sets = config.task.all_sets.values()
-    header = ["---", f"library_name: {library}", "tags: [grpo, reinforcement-learning]"]
-    header += [f"base_model: {base}"] if config.model.source == "huggingface" else []
-    hub = [of_set.data.path for of_set in sets if of_set.data.source == "hub"]
-    header += [f"datasets: [{', '.join(hub)}]"] if hub else []
-    dynamics, objective, sampling = config.dynamics, config.objective, config.rollout.sampling
-    normalization = config.normalization
-    facts = [
-        ("trained from", base),
-        *(fact for of_set in sets for fact in _of_set(of_set)),
-        ("optimizer steps", f"{step}"),
-        ("completions a step", f"{dynamics.prompts_per_step} prompts × {dynamics.group_size}"),
-        ("optimizer steps between refreshes", f"{dynamics.refresh_interval}"),
-        (
-            "normalization",
-            f"{normalization.name}, exponents {normalization.exponent:g} of σ and "
-            f"{normalization.mean_exponent:g} of the mean",
-        ),
-        ("objective", f"{objective.name}, {objective.aggregation.level}, KL coefficient {objective.kl.coefficient:g}"),
-        ("learning rate", f"{config.learner.learning_rate:g}"),
-        ("sampling", f"temperature {sampling.temperature:g}, at most {sampling.max_tokens} tokens"),
-        ("LoRA rank", f"{config.model.lora.rank or 'none'}"),
-        ("seed", f"{config.seed}"),
-    ]
-    lines = [*header, "---", "", f"# {base}, trained with GRPO on {config.task.name}", "", "| | |", "|---|---|"]
-    lines += [f"| {name} | {value.replace('|', PIPE)} |" for name, value in facts]
-    lines += _results([row for row in evaluations if row["step"] <= step])
-    lines += ["", "## How to train it again", "", *_versions(code)]
-    again = replace(config, checkpoint=replace(config.checkpoint, resume=False))
-    lines += [
-        "Save the whole configuration as `again.yaml`, then run `grpo train again.yaml output_dir=runs/again`:",
-        "",
-        "```json",
-        json.dumps({"defaults": ["schema", "_self_"], **asdict(again)}, indent=1),
-        "```",
-        "",
-    ]
+    so_far = [row for row in evaluations if row["step"] <= step]
+    parts = [_header(config, library), _summary(config, step, so_far, library), _use(config, library)]
+    parts += [_results(so_far), _table("Training", _facts(config, step)), _again(config, code)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _base(config: TrainConfig) -> str:
+    """Returns the name of the model that training began with: of a folder its last part, which says most."""
+    path = config.model.path
+    return (Path(path).name if Path(path).is_dir() else path) or config.model.source
+
+
+def _header(config: TrainConfig, library: str) -> str:
+    lines = ["---", f"library_name: {library}", "pipeline_tag: text-generation", "tags: [grpo, reinforcement-learning]"]
+    of_hub = config.model.source == "huggingface" and not Path(config.model.path).is_dir()
+    lines += [f"base_model: {config.model.path}"] if of_hub else []
+    sets = [of_set.data.path for of_set in config.task.all_sets.values() if of_set.data.source == "hub"]
+    lines += [f"datasets: [{', '.join(sets)}]"] if sets else []
+    return "\n".join([*lines, "---"])
+
+
+def _summary(config: TrainConfig, step: int, evaluations: Sequence[Mapping[str, Any]], library: str) -> str:
+    """Returns the title, and a paragraph on what this is and what training has brought."""
+    base, task, rank = _base(config), config.task.name, config.model.lora.rank
+    made = f"{base} was trained with GRPO for {step} optimizer steps on the problems of {task}."
+    if library == "peft":
+        made += f" This folder holds the LoRA adapter of rank {rank}, without its base."
+    elif rank:
+        made += f" A LoRA adapter of rank {rank} was trained, which is merged into these weights."
+    return f"# {base}, trained with GRPO on {task}\n\n{made} {_outcome(evaluations, step)} The base's license applies."
+
+
+def _outcome(evaluations: Sequence[Mapping[str, Any]], step: int) -> str:
+    """Says how pass@1 has moved from the first evaluation to the last."""
+    if not evaluations:
+        return "It was not evaluated on held-out problems while it was trained."
+    first, last = evaluations[0], evaluations[-1]
+    before, after = (f"{row['pass@1']['value']:.1%}" for row in (first, last))
+    when = "before training" if first["step"] == 0 else f"after step {first['step']}"
+    told = f"Its pass@1 on {last['problems']} held-out problems was {before} {when}"
+    told += f" and {after} after step {last['step']}." if first["step"] < last["step"] else "."
+    return told + ("" if last["step"] == step else f" It was not evaluated at step {step}.")
+
+
+def _use(config: TrainConfig, library: str) -> str:
+    """Returns how to load the folder and ask it as in training."""
+    # Of several sets, the first one's problems are asked.
+    prompt, sampling = next(iter(config.task.all_sets.values())).prompt, config.rollout.sampling
+    asked = json.dumps(prompt.template.replace("{question}", "How much is 3 + 4?"), ensure_ascii=False)
+    lines = [USES[library], "tokenizer = AutoTokenizer.from_pretrained(folder)", f"question = {asked}"]
+    if prompt.chat:
+        options = "".join(f", {name}={value!r}" for name, value in prompt.chat_template_kwargs.items())
+        system = json.dumps({"role": "system", "content": prompt.system}, ensure_ascii=False) + ", "
+        lines += [f'messages = [{system if prompt.system else ""}{{"role": "user", "content": question}}]']
+        lines += [
+            f"text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False{options})"
+        ]
+    else:
+        lines += ["text = question"]
+    lines += [f'inputs = tokenizer(text, return_tensors="pt"{", add_special_tokens=False" if prompt.chat else ""})']
+    settings = f"do_sample=True, temperature={sampling.temperature:g}, top_k=0, max_new_tokens={sampling.max_tokens}"
+    lines += [f"output = model.generate(**inputs, {settings})"]
+    lines += ['print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))']
+    shown = [f"In training {len(prompt.examples)} solved examples came before the question."] if prompt.examples else []
+    code = "\n".join(lines)
+    asking = (
+        "This asks the model as it was asked in training. `folder` is where these files are, or their name on the hub."
+    )
+    return "\n\n".join(["## Use", asking, f"```python\n{code}\n```", *shown])
+
+
+def _results(evaluations: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the first and the last evaluation as a table, or a line that says that there is none."""
+    if not evaluations:
+        return "## Results\n\nThere are none."
+    lines = ["## Results", "", "| problems | after step | pass@1 | 95 % interval | number |", "|---|---|---|---|---|"]
+    ends = {row["step"]: row for row in (evaluations[0], evaluations[-1])}.values()
+    for name in (HELD_OUT, *evaluations[-1].get("suite", {})):
+        for row in ends:
+            if result := row if name == HELD_OUT else row.get("suite", {}).get(name):
+                rate = result["pass@1"]
+                interval = f"[{rate['low']:.1%}, {rate['high']:.1%}]"
+                lines.append(f"| {name} | {row['step']} | {rate['value']:.1%} | {interval} | {result['problems']} |")
+    last = evaluations[-1]
+    if "temperature" in last:
+        drawn = f"with {last['samples_per_problem']} of each problem, drawn at temperature {last['temperature']:g}"
+        lines += ["", f"pass@1 is the share of right completions, {drawn}. Held-out problems were not trained on."]
     return "\n".join(lines)
 
 
-def _of_set(task: TaskConfig) -> list[tuple[str, str]]:
-    """Returns the facts of a task, or of one of its sets."""
-    return [
-        ("problems", f"{task.name} ({task.data.path or task.data.source})"),
-        ("reward", ", ".join(f"{part.name} × {part.weight:g}" for part in task.reward.parts)),
-        ("prompt", f"`{json.dumps(task.prompt.template)}`"),
-    ]
+def _facts(config: TrainConfig, step: int) -> Iterator[tuple[str, str]]:
+    """Yields what a reader asks of a training run, as pairs of a question and an answer."""
+    model = config.model
+    dynamics, objective, sampling = config.dynamics, config.objective, config.rollout.sampling
+    normalization, learner = config.normalization, config.learner
+    revision = f" at {model.revision}" if model.revision else ""
+    yield "trained from", f"{model.path or model.source}{revision}"
+    if model.start:
+        yield "beginning with the weights of", model.start
+    for of_set in config.task.all_sets.values():
+        yield "problems", f"{of_set.name} ({of_set.data.path or of_set.data.source})"
+        yield "reward", ", ".join(f"{part.name} × {part.weight:g}" for part in of_set.reward.parts)
+        yield "prompt", f"`{json.dumps(of_set.prompt.template)}`"
+    yield "optimizer steps", f"{step}"
+    yield "completions a step", f"{dynamics.prompts_per_step} prompts × {dynamics.group_size}"
+    yield "optimizer steps between refreshes", f"{dynamics.refresh_interval}"
+    yield (
+        "normalization",
+        f"{normalization.name}, exponents {normalization.exponent:g} of σ and "
+        f"{normalization.mean_exponent:g} of the mean",
+    )
+    yield "objective", f"{objective.name}, {objective.aggregation.level}, KL coefficient {objective.kl.coefficient:g}"
+    yield "learning rate", f"{learner.learning_rate:g}, {learner.schedule}, {learner.warmup_steps} steps of warm-up"
+    yield "precision", f"{learner.precision} (learner), {config.rollout.precision} (sampler)"
+    yield "sampling", f"temperature {sampling.temperature:g}, at most {sampling.max_tokens} tokens"
+    lora = model.lora
+    yield "LoRA", f"rank {lora.rank}, alpha {lora.alpha:g}, on {lora.target_modules}" if lora.rank else "none"
+    yield "seed", f"{config.seed}"
 
 
-def _results(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the first and the last evaluation as lines, or a line that says that there is none."""
-    if not evaluations:
-        return ["", "The model was not evaluated on held-out problems while it was trained."]
-    lines = ["", "## Held-out problems", "", "| after step | pass@1 | 95 % interval | problems |", "|---|---|---|---|"]
-    for row in {row["step"]: row for row in (evaluations[0], evaluations[-1])}.values():
-        rate = row["pass@1"]
-        interval = f"[{rate['low']:.1%}, {rate['high']:.1%}]"
-        lines.append(f"| {row['step']} | {rate['value']:.1%} | {interval} | {row['problems']} |")
-    return lines
+def _table(title: str, rows: Iterator[tuple[str, str]]) -> str:
+    cells = [f"| {name} | {value.replace('|', PIPE)} |" for name, value in rows]
+    return "\n".join([f"## {title}", "", "| | |", "|---|---|", *cells])
 
 
-def _versions(code: Mapping[str, Any]) -> list[str]:
-    """Returns the versions of the code that trained the model."""
+def _again(config: TrainConfig, code: Mapping[str, Any]) -> str:
+    """Returns the versions that trained the model, and the whole configuration as a file that trains it again."""
     versions = ", ".join(f"{name} {version}" for name, version in code.get("versions", {}).items())
     commit = f", commit {code['commit']}" if code.get("commit") else ""
-    return [f"It was trained with {versions}{commit}.", ""] if versions else []
+    trained = f"It was trained with {versions}{commit}.\n\n" if versions else ""
+    again = replace(config, checkpoint=replace(config.checkpoint, resume=False))
+    settings = json.dumps({"defaults": ["schema", "_self_"], **asdict(again)}, indent=1)
+    return (
+        f"## How to train it again\n\n{trained}Save the whole configuration as `again.yaml`, then run "
+        f"`grpo train again.yaml output_dir=runs/again`:\n\n```json\n{settings}\n```"
+    )

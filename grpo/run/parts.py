@@ -11,6 +11,7 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 from grpo.config import TaskConfig, TrainConfig, UserError
 from grpo.config.hydra import compose_suite
 from grpo.config.validate import validate_evaluation
+from grpo.host.alive import working
 from grpo.interfaces import Collective, Sampler
 from grpo.rollout.checked import CheckedSampler
 from grpo.tasks import (
@@ -76,7 +77,8 @@ def build_sampler(
 ) -> Sampler:
     """Builds the configured sampler, with checks around it. Only the configured engine's package is imported."""
     model = AutoConfig.from_pretrained(path, trust_remote_code=config.model.trust_remote_code).get_text_config()
-    return CheckedSampler(_engine(config, path, tokenizer, device, collective), model.vocab_size)
+    with working(f"starting the sampler ({config.rollout.engine})"):
+        return CheckedSampler(_engine(config, path, tokenizer, device, collective), model.vocab_size)
 
 
 def _engine(

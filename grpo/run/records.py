@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -12,6 +12,7 @@ from grpo.config import TrainConfig
 from grpo.config.folder import CONFIG_FILE, PROMPTS_FILE
 from grpo.dynamics import no_reward
 from grpo.interfaces import Collective, Tracker
+from grpo.rollout.engine_use import use_of_all
 from grpo.run.first_rank import on_first
 from grpo.run.resume import Saved
 from grpo.telemetry import (
@@ -23,10 +24,13 @@ from grpo.telemetry import (
     JsonlTracker,
     RunDisplay,
     Trackers,
-    completion_row,
+    breakdown,
+    facts_of,
+    first_groups,
     flatten,
     peak_memory,
     service_trackers,
+    whole_groups,
     write_code,
 )
 from grpo.types import FinishedRound, RoundPlan
@@ -77,7 +81,7 @@ class Recorder:
     """The recorder logs each round's metrics, samples and prompt ids, gathered from all ranks.
 
     The first rank writes them; `files` is None on the others. `peak_tflops` is the peak of one device, from which the
-    model FLOPs utilization (MFU) is computed, or None if it is not known.
+    model FLOPs utilization (MFU) is computed, or None if it is not known. `engine_use` is `Sampler.use`.
     """
 
     def __init__(
@@ -86,12 +90,14 @@ class Recorder:
         files: RecordFiles | None,
         samples_per_round: int,
         peak_tflops: float | None = None,
+        engine_use: Callable[[], Mapping[str, float]] = dict,
     ):
         self._collective = collective
         self._files = files
         self._samples_per_round = samples_per_round
         self._plan: RoundPlan | None = None
         self._remarked: set[str] = set()
+        self._engine_use = engine_use
         self._peak_tflops = peak_tflops and peak_tflops * collective.world_size
 
     def after_round(self, finished: FinishedRound) -> None:
@@ -99,23 +105,24 @@ class Recorder:
         ids = [scored.group.prompt.prompt_id for scored in sampled]
         correct = [scored.count for scored in sampled]
         versions = [(scored.group.oldest_version, scored.group.newest_version) for scored in sampled]
-        samples = [completion_row(scored, 0) for scored in sampled[: self._samples_per_round]]
-        shares = self._collective.gather((ids, correct, versions, samples, peak_memory()))
+        facts = list(chain.from_iterable(map(facts_of, sampled)))
+        samples = whole_groups(sampled, self._samples_per_round)
+        shares = self._collective.gather((ids, correct, versions, facts, samples, peak_memory(), self._engine_use()))
         on_first(self._collective, lambda: self._write(finished, shares))
 
     def _write(self, finished: FinishedRound, shares: Sequence[tuple]) -> None:
         """Writes what the ranks gathered, on the first rank. `shares` holds one tuple for each rank."""
         statistics, progress, verdict = finished.statistics, finished.progress, finished.verdict
-        ids, counts_by_rank, versions, samples, memory = zip(*shares, strict=True)
-        metrics = flatten(statistics, self._peak_tflops) | {
-            name: max(peaks[name] for peaks in memory) for name in memory[0]
-        }
+        ids, counts_by_rank, versions, facts, samples, memory, use = zip(*shares, strict=True)
+        metrics = flatten(statistics, self._peak_tflops) | breakdown(list(chain(*facts))) | use_of_all(use)
+        metrics |= {name: max(peaks[name] for peaks in memory) for name in memory[0]}
         counts = [[*pair, groups] for pair, groups in sorted(statistics.reward_counts.items())]
         row = metrics | {COUNTS: counts, REASON: verdict.reason, WENT_BACK: float(verdict.go_back)}
         if statistics.first_counts:
             row[FIRST_COUNTS] = [[*pair, groups] for pair, groups in sorted(statistics.first_counts.items())]
         self._files.tracker.log(row, statistics.step)
-        self._files.tracker.samples(list(chain(*samples))[: self._samples_per_round], statistics.step)
+        # The first rank's groups come first, so that a run on several ranks keeps as many as a run on one.
+        self._files.tracker.samples(first_groups(chain(*samples), self._samples_per_round), statistics.step)
         row = {
             "round": statistics.round_index,
             "cursor": progress.cursor,

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from grpo import models
 from grpo.config import TaskConfig, TrainConfig
 from grpo.config.errors import SamplerLost
-from grpo.config.folder import EVALUATIONS_FILE, MODEL_FOLDER, PROFILE_FOLDER
+from grpo.config.folder import EVALUATIONS_FILE, METRICS_FILE, MODEL_FOLDER, PROFILE_FOLDER
 from grpo.config.start import described
 from grpo.config.validate import validate
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.findings import Finding
 from grpo.dynamics.scheduler import may_go_back
 from grpo.host import ranks
+from grpo.host.alive import working
 from grpo.host.folder_lock import held
 from grpo.host.stop import INTERRUPTED, StopRequest
 from grpo.host.terminal import Terminal
@@ -47,7 +49,20 @@ from grpo.run.resume import Saved, checkpoint_store, fresh, resumed, saved_run
 from grpo.run.starting import base_of, check_start
 from grpo.tasks import LoadedTask, VerifiableTask, loaded_task
 from grpo.tasks.trial import tells_apart, trial
-from grpo.telemetry import CompletionFiles, Phases, ProfiledRounds, Trackers, peak_tflops, read_metrics
+from grpo.telemetry import (
+    FAILED,
+    FINISHED,
+    CompletionFiles,
+    Ending,
+    Phases,
+    ProfiledRounds,
+    Trackers,
+    forget_ending,
+    peak_tflops,
+    read_metrics,
+    write_ending,
+)
+from grpo.telemetry import INTERRUPTED as STOPPED
 from grpo.types import MachineConstants, Progress, Verdict
 
 STOPPING = "stopping after this round, with a checkpoint; again to stop at once"
@@ -67,12 +82,15 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
     if not config.dry_run:
         ranks.device(config)  # a GPU that is missing is told at once
     config = preflight.with_precision(config)
-    path = models.resolve(config.model, lambda: warm_start_examples(config), needs_weights=not config.dry_run)
-    tokenizer = models.load_tokenizer(path, config.model)
-    tasks = [loaded_task(task, tokenizer) for task in (config.task, *load_suite(config))]
-    config, (own, *suite) = fit_lengths(config, tasks, path)
+    with working("looking for the model and preparing it"):
+        path = models.resolve(config.model, lambda: warm_start_examples(config), needs_weights=not config.dry_run)
+        tokenizer = models.load_tokenizer(path, config.model)
+    with working("reading the problems"):
+        tasks = [loaded_task(task, tokenizer) for task in (config.task, *load_suite(config))]
+        config, (own, *suite) = fit_lengths(config, tasks, path)
     config = replace(config, task=own.config)
-    layout = proven_layout(path, config.model, config.learner.layout)
+    with working("proving that the model is computed as it computes itself"):
+        layout = proven_layout(path, config.model, config.learner.layout)
     preflight.print_tables(replace(config, learner=replace(config.learner, layout=layout)), path)
     if config.dry_run:
         if ranks.rank() == 0:
@@ -88,9 +106,25 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
             if not saved:
                 check_start(config, path, collective)
             # Services are opened before the engines: if one does not answer, no time is lost.
-            with open_services(config, collective, saved) as services:
+            with told_failure(Path(config.output_dir)), open_services(config, collective, saved) as services:
                 sets = [of_set.config for of_set in suite]
                 return Session(config, path, tokenizer, task, sets, saved, services).run(observers)
+
+
+@contextmanager
+def told_failure(output: Path) -> Iterator[None]:
+    """Writes into the run's folder why the run failed, on the first rank, if it does."""
+    if ranks.rank():
+        yield
+        return
+    forget_ending(output)
+    try:
+        yield
+    except BaseException as error:
+        rows = read_metrics(output / METRICS_FILE) if (output / METRICS_FILE).exists() else []
+        step = rows[-1]["step"] if rows else 0
+        write_ending(output, Ending(FAILED, step, " ".join((str(error) or type(error).__name__).split())))
+        raise
 
 
 def _dry_run(config: TrainConfig, tokenizer: PreTrainedTokenizerBase, loaded: LoadedTask) -> int:
@@ -128,12 +162,14 @@ class Session:
         device = ranks.device(config)
         self._config, self._output, self._saved, self._services = config, Path(config.output_dir), saved, services
         self._tokenizer, self._suite, self._device = tokenizer, suite, device
-        learner = DeepSpeedLearner(config, path, device, saved.checkpoint if saved else None)
+        with working("loading the model into the learner"):
+            learner = DeepSpeedLearner(config, path, device, saved.checkpoint if saved else None)
         self._collective = learner.collective
         self._first = self._collective.rank == 0
         self._base = on_first(self._collective, lambda: base_of(config, path))
         sampler = build_sampler(config, path, tokenizer, device, self._collective)
-        self._clocks = Clocks(config, Phases(self._collective.rank))
+        label = torch.profiler.record_function if config.tracking.profile_rounds else nullcontext
+        self._clocks = Clocks(config, Phases(self._collective.rank, label=label))
         self._store = checkpoint_store(config, self._collective)
         self._engines = assemble(config, task, sampler, learner, self._store, self._clocks)
         self._stop = StopRequest(STOPPING)
@@ -142,16 +178,22 @@ class Session:
         """Evaluates, trains, evaluates again, exports the model and writes the report. Returns the exit code."""
         engines, saved = self._engines, self._saved
         progress, verdict = resumed(self._config, saved, engines, self._store) if saved else fresh(engines)
-        engines.weight_sync.refresh(engines.learner, engines.sampler)
+        with working("giving the sampler the learner's weights"):
+            engines.weight_sync.refresh(engines.learner, engines.sampler)
         files = on_first(self._collective, lambda: open_files(self._config, self._services, progress.step))
         with files or nullcontext():
             progress, verdict = self._train(progress, verdict, files, observers)
-        if self._first and verdict.stop:
-            print(f"step {progress.step}: {verdict.reason}")
-        if not self._is_over(progress, verdict):
+        over = self._is_over(progress, verdict)
+        if self._first:
+            reason = verdict.reason if verdict.stop else ""
+            write_ending(self._output, Ending(FINISHED if over else STOPPED, progress.step, reason))
+            if reason:
+                print(f"step {progress.step}: {reason}")
+        if not over:
             if self._first:
                 steps = f"step {progress.step} of {self._config.num_steps}"
                 print(f"stopped at {steps}; continue with checkpoint.resume=true")
+                print(f"grpo report {self._output} shows how far it came")
             return INTERRUPTED
         self._leave(progress.step)
         return 0
@@ -169,7 +211,8 @@ class Session:
         evaluator = self._evaluator(files)
         facts = {"config": asdict(config), "base": self._base}
         checkpointer = Checkpointer(config.checkpoint, self._store, engines.learner, facts, evaluator, tell)
-        recorder = Recorder(self._collective, files, config.tracking.samples_per_round, peak_tflops(self._device))
+        peak = peak_tflops(self._device)
+        recorder = Recorder(self._collective, files, config.tracking.samples_per_round, peak, engines.sampler.use)
         exporter = Exporter(config.checkpoint.export_every, self._output, self._export_step, tell)
         own = [evaluator, checkpointer, exporter, self._watch(files), *self._completion_files(progress.step)]
         loop = Loop(engines, progress, verdict, recorder, [*own, *observers])
@@ -199,9 +242,11 @@ class Session:
         """Exports the model of the last step, and writes the report."""
         exported = self._output / MODEL_FOLDER if self._config.checkpoint.export else None
         if exported:
-            self._export(step, exported)
+            with working("writing the trained model"):
+                self._export(step, exported)
         if self._first:
-            write_report(self._output, exported)
+            with working("drawing the report"):
+                write_report(self._output, exported)
 
     def _export_step(self, step: int, directory: Path) -> None:
         """Writes what a run that goes on leaves of a step: the adapter where there is one, else the model."""

@@ -1,7 +1,9 @@
 """This package reports a run while it runs: metrics, trackers, timed phases, the terminal, memory and hardware."""
 
+from grpo.telemetry.breakdown import CompletionFacts, breakdown, facts_of
 from grpo.telemetry.code import write_code
-from grpo.telemetry.completions import CompletionFiles, completion_row, read_completions
+from grpo.telemetry.completions import CompletionFiles, completion_row, first_groups, read_completions, whole_groups
+from grpo.telemetry.ending import FAILED, FINISHED, INTERRUPTED, Ending, forget_ending, read_ending, write_ending
 from grpo.telemetry.hardware import peak_tflops
 from grpo.telemetry.lines import JsonLines, JsonlTracker, read_metrics
 from grpo.telemetry.memory import peak_memory
@@ -13,22 +15,34 @@ from grpo.telemetry.trackers import Trackers, service_trackers
 
 __all__ = [
     "COUNTS",
+    "FAILED",
+    "FINISHED",
     "FIRST_COUNTS",
+    "INTERRUPTED",
     "REASON",
     "WENT_BACK",
+    "CompletionFacts",
     "CompletionFiles",
+    "Ending",
     "JsonLines",
     "JsonlTracker",
     "Phases",
     "ProfiledRounds",
     "RunDisplay",
     "Trackers",
+    "breakdown",
     "completion_row",
+    "facts_of",
+    "first_groups",
     "flatten",
+    "forget_ending",
     "peak_memory",
     "peak_tflops",
     "read_completions",
+    "read_ending",
     "read_metrics",
     "service_trackers",
+    "whole_groups",
     "write_code",
+    "write_ending",
 ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ def completion_row(scored: ScoredGroup, sample: int) -> dict[str, Any]:
     completion, grade, problem = scored.group.completions[sample], scored.grades[sample], scored.group.prompt.problem
     return {
         "prompt_id": scored.group.prompt.prompt_id,
+        "source": str(problem.metadata.get("source") or ""),
         "sample": sample,
         "question": problem.question,
         "answer": problem.answer,
@@ -36,6 +38,31 @@ def completion_row(scored: ScoredGroup, sample: int) -> dict[str, Any]:
         "truncated": completion.truncated,
         "versions": completion.versions,
     }
+
+
+def whole_groups(sampled: Iterable[ScoredGroup], count: int) -> list[dict[str, Any]]:
+    """Returns the rows of the first groups that have at least `count` completions together, each group whole."""
+    rows: list[dict[str, Any]] = []
+    for scored in sampled:
+        if len(rows) >= count:
+            break
+        rows += [completion_row(scored, sample) for sample in range(len(scored.grades))]
+    return rows
+
+
+def first_groups(rows: Iterable[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """Returns the rows of the first groups that have at least `count` rows together. Rows of a group follow each other.
+
+    >>> rows = [{"prompt_id": name} for name in ("a", "a", "b", "b", "c")]
+    >>> [row["prompt_id"] for row in first_groups(rows, 3)]
+    ['a', 'a', 'b', 'b']
+    """
+    chosen: list[dict[str, Any]] = []
+    for _, group in groupby(rows, key=lambda row: row["prompt_id"]):
+        if len(chosen) >= count:
+            break
+        chosen += group
+    return chosen
 
 
 class CompletionFiles:

@@ -12,6 +12,9 @@ entropy and KL in nats. This table says which field of `RoundStatistics` a name 
     reward/…, groups/silent_fraction, completions/…, policy/…,
     source/<source>/…, mismatch/…, correction/…, staleness/…, throughput/imbalance  `means` of the round and its steps
 
+Percentiles and what depends on the kind of completion are added by `grpo.telemetry.breakdown`, and `rollout/…` by the
+sampler (`grpo.rollout.engine_use`). `policy/loss` is the loss that each step lowers, before gradient clipping.
+
 `throughput/imbalance` is the floating-point operations of the busiest learner rank over the mean rank's: what
 exceeds 1 is the share of the time that the mean rank waits.
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import ParamSpec, TypeVar
 
 from grpo.interfaces import ROUND
@@ -34,8 +34,14 @@ class Phases:
     Every thread has its own seconds, so a thread that samples ahead does not mix with the loop.
     """
 
-    def __init__(self, rank: int = 0, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._rank = rank
+    def __init__(
+        self,
+        rank: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+        label: Callable[[str], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        """Takes the `clock` in seconds, and `label`, in whose context each phase runs: a profiler's names it so."""
+        self._rank, self._label = rank, label
         self._clock = clock
         self._local = threading.local()
         self._between: dict[str, float] = {}
@@ -98,7 +104,8 @@ class Phases:
         start = self._clock()
         self._nested.append(0.0)
         try:
-            yield
+            with self._label(name):
+                yield
         finally:
             elapsed = self._clock() - start
             self._seconds[name] += elapsed - self._nested.pop()

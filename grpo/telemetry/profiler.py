@@ -37,7 +37,7 @@ class ProfiledRounds:
 
     def begin_round(self) -> None:
         if self._round in self._rounds:
-            # Reports import this package too, and need no torch.
+            # Commands that only read a log load this module too, and torch takes seconds.
             import torch
             from torch.profiler import ProfilerActivity, profile
 

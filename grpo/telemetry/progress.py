@@ -1,10 +1,14 @@
-"""This module prints one line per round and, on a terminal, a live progress bar below the lines."""
+"""This module prints one line per round and, on a terminal, a live progress bar below the lines.
+
+What each number of a line means is printed once, above the first line that has it.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from typing import NamedTuple
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
@@ -12,14 +16,39 @@ from rich.text import Text
 
 from grpo.host.terminal import Terminal
 
-# The fields of a line in order, as (label, metric, format). A metric that the round did not measure is left out.
-_FIELDS = (
-    ("reward", "reward/mean", "{:.3f}"),
-    ("pass", "pass_rate", "{:.0%}"),
-    ("silent", "groups/silent_fraction", "{:.0%}"),
-    ("length", "completions/length_mean", "{:.0f}"),
-    ("entropy", "policy/entropy", "{:.2f}"),
-    ("mismatch", "mismatch/mean_abs", "{:.1e}"),
+
+class Field(NamedTuple):
+    """A field is one number of a round's line: its label, its metric, its format, and what it means.
+
+    It is shown from `least` on, and always if `least` is 0.
+    """
+
+    label: str
+    metric: str
+    form: str
+    meaning: str
+    least: float = 0.0
+
+
+# A metric that the round did not measure is left out. On a narrow terminal the last ones are.
+FIELDS = (
+    Field("reward", "reward/mean", "{:.2f}", "mean reward of the round's completions"),
+    Field("right", "pass_rate", "{:.0%}", "share of the completions that are right (pass rate)"),
+    Field("silent", "groups/silent_fraction", "{:.0%}", "share of groups with equal rewards, which teach nothing"),
+    Field("len", "completions/length_mean", "{:.0f}", "mean length of a completion, in tokens"),
+    Field("cut", "completions/truncated_fraction", "{:.0%}", "share of completions cut off at the token limit"),
+    Field("KL", "policy/reference_kl", "{:.3f}", "distance from the reference model, in nats per token", 5e-4),
+    Field(
+        "loss",
+        "policy/loss",
+        "{:+.3f}",
+        "what a step lowers; about 0 unless a penalty or an old policy adds to it",
+        0.1,
+    ),
+    Field("gap", "mismatch/mean_abs", "{:.3f}", "sampler and learner differ by so many nats per token", 0.02),
+    Field("entropy", "policy/entropy", "{:.2f}", "how much the model tries out, in nats per token; 0: nothing"),
+    Field("grad", "learner/gradient_norm", "{:.2g}", "norm of the gradient before clipping"),
+    Field("lr", "learner/learning_rate", "{:.0e}", "learning rate"),
 )
 # A phase shorter than this many seconds is left out of the line.
 _SHORTEST_PHASE = 0.05
@@ -46,6 +75,7 @@ class RunDisplay:
         self._first = first_step
         self._clock = clock
         self._start = clock()
+        self._explained: set[str] = set()
         self._bar = Progress(
             BarColumn(bar_width=10),
             TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7)),
@@ -68,15 +98,26 @@ class RunDisplay:
         """Prints the line of a round that ended at optimizer step `step`. `metrics` have the names that `flatten`
         gives them."""
         width = len(str(self._total))
+        shown = [field for field in FIELDS if field.metric in metrics and abs(metrics[field.metric]) >= field.least]
+        self._explain(shown)
         numbers = [f"step {step:>{width}}/{self._total}"]
-        numbers += [f"{label} {form.format(metrics[name])}" for label, name, form in _FIELDS if name in metrics]
+        numbers += [f"{field.label} {field.form.format(metrics[field.metric])}" for field in shown]
         # The remaining time comes first, so that a narrow terminal cuts off something else.
         costs = [f"ETA {self._time_to_go(step)}", *_costs(metrics)]
         if self._console.is_terminal:
             self._bar.update(self._task, completed=step, description="  ".join(costs))
-            self.note("  ".join(numbers))
+            self.note(_fitting(numbers, self._console.width))
         else:
             self.note("  ".join(numbers + costs))
+
+    def _explain(self, shown: Sequence[Field]) -> None:
+        """Says once what each field of the lines means."""
+        new = [field for field in shown if field.label not in self._explained]
+        if new and not self._explained:
+            self.note("Each line is a round: the model writes completions, they are graded, and it learns from them.")
+        for field in new:
+            self.note(f"  {field.label:<8}{field.meaning}")
+        self._explained |= {field.label for field in new}
 
     def note(self, text: str) -> None:
         """Prints `text` unchanged above the bar."""
@@ -94,10 +135,26 @@ class RunDisplay:
         return str(timedelta(seconds=round(seconds)))
 
 
+def _fitting(parts: Sequence[str], width: int) -> str:
+    """Joins as many of the parts as fit into a line.
+
+    >>> _fitting(["step 1/9", "reward 0.5", "right 50%"], 20)
+    'step 1/9  reward 0.5'
+    """
+    line = parts[0]
+    for part in parts[1:]:
+        if len(line) + 2 + len(part) > width:
+            break
+        line += f"  {part}"
+    return line
+
+
 def _costs(metrics: Mapping[str, float]) -> list[str]:
-    """Spells out the seconds of each phase and, where it is measured, its tokens per second."""
+    """Spells out the seconds of the round, of each phase and, where it is measured, its tokens per second."""
     costs = []
-    for name, seconds in metrics.items():
+    whole = "time/round_seconds"
+    for name in sorted(metrics, key=lambda name: name != whole):
+        seconds = metrics[name]
         if name.startswith("time/") and seconds >= _SHORTEST_PHASE:
             phase = name.removeprefix("time/").removesuffix("_seconds")
             speed = metrics.get(f"throughput/{phase}_tokens_per_second")

@@ -34,25 +34,27 @@ def service_trackers(
     resume = resume_step is not None
     trackers: list[Tracker] = []
     if tracking.wandb != "off":
-        trackers.append(WandbTracker(config, tracking.wandb, tracking.project, directory, resume))
+        trackers.append(WandbTracker(config, tracking, directory, resume))
     if tracking.tensorboard:
         trackers.append(TensorBoardTracker(config, directory, resume_step))
     if tracking.mlflow:
-        trackers.append(MlflowTracker(config, tracking.mlflow, tracking.project, directory, resume))
+        trackers.append(MlflowTracker(config, tracking, directory, resume))
     return trackers
 
 
 class WandbTracker:
-    """This tracker logs to Weights & Biases.
+    """This tracker logs to Weights & Biases, online, or offline below `directory`, from where `wandb sync` sends it.
 
-    `mode` is ``"online"`` or ``"offline"``; the latter writes below `directory`, and `wandb sync` sends it later.
-    `resume` continues the run that `directory` belongs to. Raises `UserError` when wandb cannot start.
+    `resume` continues the run that `directory` belongs to: its id is kept in `directory`. A run that crashed is shown
+    as such. Raises `UserError` when wandb cannot start.
     """
 
     def __init__(
-        self, config: Mapping[str, Any], mode: str, project: str, directory: str | Path, resume: bool = False
+        self, config: Mapping[str, Any], tracking: TrackingConfig, directory: str | Path, resume: bool = False
     ) -> None:
         import wandb
+
+        mode = tracking.wandb
 
         identity = Path(directory, "wandb", RUN_ID_FILE)
         identity.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +72,11 @@ class WandbTracker:
                 resume="allow" if mode == "online" else None,
                 config={**config, "code": _code(directory)},
                 mode=mode,
-                project=project,
+                project=tracking.project,
+                entity=tracking.entity or None,
+                group=tracking.group or None,
+                job_type=tracking.job_type or None,
+                tags=list(tracking.tags),
                 dir=str(identity.parent),
                 settings=settings,
             )
@@ -134,15 +140,16 @@ class TensorBoardTracker:
 
 
 class MlflowTracker:
-    """This tracker logs a run of the experiment `project` to MLflow.
+    """This tracker logs a run of the experiment `tracking.project` to MLflow.
 
-    `uri` is a server's address, sqlite:///FILE or file:FOLDER. `resume` continues the run that `directory` belongs to.
-    Raises `UserError` when the package is not installed or the server does not answer.
+    `tracking.mlflow` is a server's address, sqlite:///FILE or file:FOLDER. `resume` continues the run that `directory`
+    belongs to. Raises `UserError` when the package is not installed or the server does not answer.
     """
 
     def __init__(
-        self, config: Mapping[str, Any], uri: str, project: str, directory: str | Path, resume: bool = False
+        self, config: Mapping[str, Any], tracking: TrackingConfig, directory: str | Path, resume: bool = False
     ) -> None:
+        uri, project = tracking.mlflow, tracking.project
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         # By default MLflow retries a server that does not answer for ten minutes.
@@ -159,6 +166,7 @@ class MlflowTracker:
             self._id = self._client.create_run(
                 experiment.experiment_id if experiment else self._client.create_experiment(project),
                 run_name=Path(directory).resolve().name,
+                tags=dict.fromkeys(tracking.tags, "true"),
             ).info.run_id
             identity.write_text(self._id)
             for name, value in flat(config):

@@ -46,7 +46,7 @@ def test_rates_are_written_row_by_row_and_a_stopped_run_goes_on(tmp_path):
     assert all(row["solve_rate"] == row["solve_rate_correct"] / 4 for row in found)
     assert all(row["solve_rate_low"] <= row["solve_rate"] <= row["solve_rate_high"] for row in found)
     assert 0.1 < np.mean([row["solve_rate"] for row in found]) < 0.6, "the tiny model starts at about a third"
-    assert "<img" in (output / "solve_rates.html").read_text()
+    assert "<svg" in (output / "solve_rates.html").read_text()
 
     lines = whole.splitlines(keepends=True)
     path.write_text("".join(lines[:128]) + lines[128][:40])
@@ -106,7 +106,7 @@ def test_the_page_says_what_to_do_with_the_rates(tmp_path, capsys):
     assert "50 problems × 8 samples: mean pass rate 0.475, 20.0% never and 10.0% always solved" in printed
     assert "recommended: dynamics.group_size=" in printed
     page = (tmp_path / "solve_rates.html").read_text()
-    assert page.count("<img") == 3 and "q 3" in page and "http" not in page.replace("http://www.w3.org", "")
+    assert page.count("<svg") == 3 and "q 3" in page and "http" not in page.replace("http://www.w3.org", "")
 
 
 def test_weighted_training_reads_the_column(tmp_path):

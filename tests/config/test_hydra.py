@@ -175,6 +175,7 @@ def test_wrong_keys_and_values_are_one_line_that_names_them(overrides, message):
         ("task.data.held_out_fraction=1.5", "must lie in [0, 1)"),
         ("checkpoint.resume=true", "checkpoints holds no checkpoint: start without checkpoint.resume=true"),
         ("checkpoint.keep_last=0", "checkpoint.keep_last=0 must be above 0"),
+        ("checkpoint.keep_every=70", "=70 must be a multiple of checkpoint.every_rounds=50"),
         ("learner.hpz_partition_size=4", "set learner.zero_stage=3"),
         ("model.path=some/model", "add model=huggingface"),
     ],
@@ -219,6 +220,16 @@ def test_training_on_a_part_of_the_distribution_is_refused_and_evaluation_is_not
 def test_what_no_sampler_can_draw_from_is_refused(value):
     with pytest.raises(UserError, match=f"rollout.sampling.{value.partition('=')[0]}"):
         validate_evaluation(compose_config(["task=arithmetic", f"rollout.sampling.{value}"]))
+
+
+@pytest.mark.parametrize("value", ["top_p=0", "top_p=1.5", "top_k=-1", "temperature=2.5", "max_tokens=0"])
+def test_an_evaluation_that_no_sampler_can_draw_is_refused(value):
+    with pytest.raises(UserError, match=f"evaluation.{value.partition('=')[0]}"):
+        validate_evaluation(compose_config(["task=arithmetic", f"evaluation.{value}"]))
+
+
+def test_an_evaluation_may_leave_out_tokens_that_training_must_score():
+    validate(compose_config(["task=arithmetic", "evaluation.top_p=0.95", "evaluation.top_k=20"]))
 
 
 def test_a_limit_below_zero_is_refused():

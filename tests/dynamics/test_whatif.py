@@ -34,6 +34,7 @@ def run_log(interval=1, ess=1.0, **series):
 def certain(monkeypatch):
     """The power of the signal-to-noise ratio is 1, and seeds have no luck."""
     monkeypatch.setattr(whatif, "LEAST_POWER", 1.0)
+    monkeypatch.setattr(whatif, "GREATEST_POWER", 1.0)
     monkeypatch.setattr(whatif, "SEED_SPREAD", 0.0)
 
 
@@ -82,23 +83,23 @@ def test_an_interval_that_was_never_measured_widens_the_prediction():
 
 
 def test_the_power_of_the_ratio_and_luck_widen_the_prediction(monkeypatch):
-    monkeypatch.setattr(whatif, "LEAST_POWER", 0.3)
+    monkeypatch.setattr(whatif, "LEAST_POWER", 0.2)
     monkeypatch.setattr(whatif, "SEED_SPREAD", 0.12)
     low, high = np.quantile(course(replace(SETTING, prompts_per_step=128)).at("steps", 25)["rates"], [0.05, 0.95])
-    # Between no gain and twice the speed.
+    # Between hardly a gain and twice the speed.
     assert rate_at(0.9 * 25) < low < rate_at(35) < rate_at(43) < high
 
 
 def test_the_progress_of_a_step_by_hand():
-    """Dr. GRPO at rate p: signal (1 − 1/G)·pq and noise (1 − 1/G)·pq/G, so √(B·G·(1 − 1/G)·pq)."""
+    """Dr. GRPO at rate p, all prompts alike: signal (1 − 1/G)·pq and noise that over G, so √(B·G·(1 − 1/G)·pq)."""
     alike = Difficulty(np.array([0.3]), np.array([1.0]))
     setting = BatchSetting(group_size=4, prompts_per_step=10, exponent=0.0)
-    assert progress_of_step(setting, alike) == pytest.approx((10 * 3 * 0.21) ** 0.5)
+    assert progress_of_step(setting, alike, 0.0) == pytest.approx((10 * 3 * 0.21) ** 0.5)
     silent = 0.3**4 + 0.7**4
     assert silent_share(setting, alike) == pytest.approx(silent)
     refilled = replace(setting, refilled=True)
     # Ten groups that speak instead of 10·(1 − silent).
-    assert progress_of_step(refilled, alike) == pytest.approx((10 * 3 * 0.21 / (1 - silent)) ** 0.5)
+    assert progress_of_step(refilled, alike, 0.0) == pytest.approx((10 * 3 * 0.21 / (1 - silent)) ** 0.5)
     stage = whatif.Stage(0.0, setting, alike, 20.0, 100.0, 0.0, 0.0, 1.0)
     assert step_tokens(refilled, stage) == pytest.approx(10 * 420 / (1 - silent))
 

@@ -7,7 +7,7 @@ import pytest
 from grpo.commands.eval import result_table
 from grpo.config import EvaluationConfig, SamplingConfig
 from grpo.config.hydra import compose_config, compose_suite
-from grpo.evaluation.held_out import evaluate, majority, score, summarize, told
+from grpo.evaluation.held_out import drawn_as, evaluate, majority, score, summarize, told
 from grpo.tasks.curriculum import uniform
 from grpo.tasks.stream import PromptStream
 from grpo.telemetry.metrics import evaluation_numbers
@@ -154,6 +154,15 @@ def test_completions_are_drawn_as_configured_at_the_evaluations_temperature_and_
     assert result_table("sums", found).title == "sums: 4 problems × 1, T = 0.7, top_p = 0.8, top_k = 20"
     plain = evaluate(Streamed(0, 1), sampler, asked, SamplingConfig(), SingleRank())
     assert result_table("sums", plain).title == "sums: 4 problems × 1, T = 0.7"
+
+
+def test_an_evaluation_has_its_own_way_of_drawing_where_it_says_so():
+    training = SamplingConfig(temperature=1.0, top_k=20, max_tokens=64, stop=["Question:"])
+    own = drawn_as(EvaluationConfig(temperature=0.6, top_p=0.95, top_k=0, max_tokens=256), training)
+    assert own == SamplingConfig(temperature=0.6, top_p=0.95, top_k=0, max_tokens=256, stop=["Question:"])
+    assert drawn_as(EvaluationConfig(), training) == training
+    found = evaluate(Streamed(0, 1), Noting(), EvaluationConfig(num_problems=4, max_tokens=9), training, SingleRank())
+    assert found["max_tokens"] == 9
 
 
 def test_a_checkpoint_is_kept_for_the_mean_of_the_suite_or_for_the_held_out_problems():

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
@@ -17,9 +18,12 @@ from grpo.host import environment
 
 environment.prepare()
 
-from grpo.config import UserError
+from grpo.config import ModelConfig, UserError
 from grpo.learner.engine import init_distributed
+from grpo.learner.export import Folder, export
 from grpo.learner.learner import DeepSpeedLearner
+from grpo.learner.loading import load_policy
+from grpo.learner.weights import weight_buckets
 from grpo.run.checkpoints import CheckpointStore
 from tests.learner.learner_worker import DEVICE, config_for, take_step, weights
 from tests.learner.resume_cases import ADAPTED, CHANGES, CRAFTED, LATER, LORA, REFUSED, STARTS
@@ -59,18 +63,23 @@ def change_facts(model, before, after, layout):
 
 
 def start_facts(model, before, after):
-    """Largest difference of a weight between a learner and one that starts from its checkpoint, and the KL of the start
-    to its reference."""
+    """Largest difference of a weight between a learner and one that starts from its checkpoint, or the model that it
+    exports; and the KL of the start to its reference."""
     first = config_for(**before)
     learner = DeepSpeedLearner(first, model, DEVICE)
     folder = saved(learner, first)
-    there = weights(learner)
+    there, exported = weights(learner), Path(folder, "model")
+    target = Folder(exported, SimpleNamespace(save_pretrained=lambda folder: None), "")
+    export(learner.policy, first.learner.precision, target, learner.collective)
     learner.engine.destroy()
+    read = load_policy(exported, ModelConfig(path=str(exported)), first.learner.precision, 64)
+    named = [tensor for bucket in weight_buckets(read, 2**20, there.dtype) for _, tensor in bucket]
+    lost = (torch.cat([tensor.flatten() for tensor in named]) - there).abs().max().item()
     learner = DeepSpeedLearner(config_for(**after, model__start=folder, objective__kl__coefficient=0.1), model, DEVICE)
     away = (weights(learner) - there).abs().max().item()
     distance = take_step(learner, first).means["policy/reference_kl"].value
     learner.engine.destroy()
-    return {"away": away, "steps": learner.num_steps, "kl": distance}
+    return {"away": away, "lost": lost, "steps": learner.num_steps, "kl": distance}
 
 
 def adapted_facts(model, stage, older):

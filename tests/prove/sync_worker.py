@@ -1,4 +1,5 @@
-"""Prints what `grpo.prove.exchange.sync` finds: as it is, over a slow link, and with a comparison that sees nothing.
+"""Prints what `grpo.prove.exchange.sync` and `grpo.prove.link` find: as it is, over a slow link, and with a comparison
+that sees nothing, or a flipped bit.
 
 Usage: python -m tests.prove.sync_worker FOLDER. It is a process of its own, for DeepSpeed keeps its groups for good.
 """
@@ -13,9 +14,10 @@ from grpo.host import environment
 
 environment.prepare()
 
-from grpo.prove import exchange
+from grpo.prove import exchange, link
 from grpo.prove.bench import Bench
 from grpo.weight_sync import refresh
+from grpo.weight_sync.channel import Channel
 
 
 def main(folder: str) -> None:
@@ -32,11 +34,26 @@ def main(folder: str) -> None:
         found["slow link"] = verdicts(bench)
     with mock.patch.object(refresh, "differing", lambda ours, theirs: []):
         found["blind comparison"] = verdicts(bench)
+    found["channel"] = verdicts(bench, link.channel)
+    send = Channel.send
+
+    def over_a_slow_channel(self, buffer):
+        time.sleep(len(buffer) / (link.LEAST_OF_CPU * bench.bandwidth))
+        send(self, buffer)
+
+    def flipped(self, buffer):
+        buffer[0] ^= 1
+        send(self, buffer)
+
+    with mock.patch.object(Channel, "send", over_a_slow_channel):
+        found["slow channel"] = verdicts(bench, link.channel)
+    with mock.patch.object(Channel, "send", flipped):
+        found["flipped bit"] = verdicts(bench, link.channel)
     print(json.dumps(found))
 
 
-def verdicts(bench: Bench) -> dict[str, str]:
-    return {fact.what: fact.verdict for fact in exchange.sync(bench).facts}
+def verdicts(bench: Bench, measure=exchange.sync) -> dict[str, str]:
+    return {fact.what.partition(" (")[0]: fact.verdict for fact in measure(bench).facts}
 
 
 if __name__ == "__main__":

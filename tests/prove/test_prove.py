@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 import pytest
 import torch
@@ -9,8 +10,9 @@ import torch
 from grpo.commands import prove
 from grpo.config import UserError
 from grpo.learner import attention as tree_attention
-from grpo.prove import computation
+from grpo.prove import apart, computation, learning
 from grpo.prove.bench import Bench
+from grpo.prove.facts import Fact, Report
 from grpo.prove.record import read_constants
 from tests import warm
 
@@ -62,30 +64,87 @@ def test_a_refresh_is_right_here_and_what_goes_wrong_on_the_way_is_found(tmp_pat
     assert found[""] == fine
     assert found["slow link"] == fine | {"refresh of 1 MiB, checked": "slow"}
     assert found["blind comparison"] == fine | {"flipped bit noticed": "wrong"}
+    speed, content = "channel by gloo", "channel by gloo: buckets as sent"
+    assert found["channel"] == {"channel by NCCL": "skipped", speed: "fine", content: "fine"}
+    assert found["slow channel"] == found["channel"] | {speed: "slow"}
+    assert found["flipped bit"] == found["channel"] | {content: "wrong"}
 
 
 @pytest.mark.slow
-def test_the_command_measures_all_parts_and_writes_them_down(tmp_path):
-    done = warm.run(["-m", "grpo.cli", "prove", "size=tiny", f"output_dir={tmp_path}", "device=cpu"], timeout=300)
+def test_a_run_survives_a_server_that_is_killed_in_a_transfer_and_what_goes_wrong_then_is_found(tmp_path):
+    done = warm.run(["-m", "tests.prove.servers_worker", str(tmp_path)], timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert set(found[""].values()) == {"fine", "–"}
+    for what in ("seconds until it is back", "… with the right weights at last"):
+        assert found[""][what] == "fine" and found["not started again"][what] in ("slow", "wrong")
+    assert found["not started again"]["completions lost"] == "fine"
+    assert found["flipped bit"] == 0
+
+
+@pytest.mark.slow
+def test_the_command_measures_parts_and_writes_them_down(tmp_path):
+    words = ["size=tiny", f"output_dir={tmp_path}", "device=cpu", "part=attention,learner,round,sync,sampler"]
+    done = warm.run(["-m", "tests.prove.command_worker", *words], timeout=500)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    found = json.loads((tmp_path / "prove.json").read_text())
-    assert (found["device"], found["size"]) == ("CPU", "tiny")
-    assert {fact["part"] for fact in found["facts"]} == {"attention", "learner", "sampler", "sync", "round"}
-    assert {fact["verdict"] for fact in found["facts"]} == {"fine", "–"}
-    measured = {fact["what"]: fact["measured"] for fact in found["facts"]}
+    record = json.loads((tmp_path / "prove.json").read_text())
+    assert (record["device"], record["size"]) == ("CPU", "tiny")
+    assert {fact["part"] for fact in record["facts"]} == {"attention", "learner", "sampler", "sync", "round"}
+    assert {fact["verdict"] for fact in record["facts"]} == {"fine", "–", "skipped"}
+    measured = {fact["what"]: fact["measured"] for fact in record["facts"]}
     assert measured["rounds finished"] == 6 and 0 < measured["neither sampling nor learning"] < 1
+    for way in ("ZeRO-2", "ZeRO-3", "checkpointing", "offload"):
+        assert measured[f"{way}: packed tokens"] > 0 and measured[f"{way}: norm off by"] < 0.02
     constants = read_constants(tmp_path / "prove.json")
     assert [at_once for at_once, _ in constants.sampling_tokens_per_second] == [4, 16]
-    assert constants.sampling_speed(16) == measured["tokens, 16 completions at once"] > 0
-    assert constants.learning_tokens_per_second == measured["packed tokens"]
+    assert constants.sampling_speed(16) == measured["16 completions at once"] > 0
+    assert constants.learning_tokens_per_second == measured["ZeRO-1: packed tokens"]
     assert constants.refresh_seconds == measured["refresh of 1 MiB, checked"]
-    assert constants.round_overhead_seconds == measured["neither sampling nor learning nor refresh"]
+    assert constants.round_overhead_seconds == measured["… without sampling, learning, refresh"]
+    words = [setting["word"] for setting in record["settings"]]
+    assert words[0].startswith("learner.micro_batch_tokens=") and words[1:] == [
+        "rollout=vllm",
+        "rollout.kv_cache_gib=0.125",
+    ]
     assert json.loads((tmp_path / "code.json").read_text())["versions"]["torch"]
-    assert "verdict" in done.stdout
+    assert "grpo train … " + " ".join(words) in " ".join(done.stdout.split())
+
+
+def test_a_process_that_fails_or_hangs_is_told_with_what_it_printed(bench, monkeypatch, capfd):
+    assert apart.exit_code([sys.executable, "-c", "print('the reason'); raise SystemExit(3)"]) == 3
+    monkeypatch.setattr(apart, "LONGEST_SECONDS", 2.0)
+    assert apart.exit_code(["sh", "-c", "echo the last word; exec sleep 60"]) == 124
+    assert {"the reason", "the last word"} <= set(capfd.readouterr().err.splitlines())
+    monkeypatch.setattr(apart, "exit_code", lambda command: 1)
+    [fact] = apart.measured_apart(bench, "learning", "learner", "ZeRO-3").facts
+    assert (fact.what, fact.verdict) == ("ZeRO-3: exit code of its process", "wrong")
+
+
+def test_ways_that_do_not_fit_and_ways_that_learn_something_else_are_told(bench, monkeypatch):
+    norms = dict.fromkeys(learning.WAYS, 2.0) | {"ZeRO-3": 2.1}
+    monkeypatch.setattr(learning, "_lacking", lambda bench, words, num_ranks: "needs more" * ("offload" in str(words)))
+
+    def measured(bench, measures, part, way, words, num_ranks):
+        fact = Fact("learner", f"{way}: gradient norm", norms[way])
+        return Report([fact], {"learning_tokens_per_second": float(len(way))})
+
+    monkeypatch.setattr(learning, "measured_apart", measured)
+    report = learning.learner(bench)
+    assert [fact.verdict for fact in report.facts] == ["–", "fine", "wrong", "fine", "skipped"]
+    # Of the learner as it is configured.
+    assert report.constants == {"learning_tokens_per_second": 6.0}
+
+
+def test_parts_that_need_vllm_say_so_where_there_is_none(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(prove, "find_spec", lambda name: None)
+    assert prove.run(["part=sampler,servers", "size=tiny", "device=cpu", f"output_dir={tmp_path}"]) == 0
+    assert capsys.readouterr().out.count("needs vLLM") == 2
 
 
 def test_what_there_is_not_is_refused(tmp_path):
-    with pytest.raises(UserError, match="part=nets is unknown: choose among attention, round, learner, sync, sampler"):
+    with pytest.raises(
+        UserError, match="part=nets is unknown: choose among attention, learner, round, servers, sync, sampler"
+    ):
         prove.run(["part=nets", f"output_dir={tmp_path}"])
     with pytest.raises(UserError, match="size=70b is unknown: choose one of tiny, 1.5b, 7b"):
         prove.run(["size=70b", f"output_dir={tmp_path}"])

@@ -18,11 +18,27 @@ REST = {
 }
 
 
+BASIS = {
+    "gpus": 0,
+    "device_gib": 8.0,
+    "at_rest_gib": 1.0,
+    "rows": [[512, 500.0, 2.0]],
+    "packed_tokens": 480,
+    "sampler_weights_gib": 0.1,
+    "cache_gib": 0.2,
+    "completions": 16,
+    "completion_tokens": 384,
+}
+
+
 def test_parts_that_are_measured_one_by_one_stand_in_one_file(tmp_path):
     write_record(tmp_path, ABOUT, [LEARNER])
     write_record(tmp_path, ABOUT, [Report([Fact("round", "rounds finished", 6)], REST)])
     faster = Report([Fact("learner", "packed tokens", 600.0)], {"learning_tokens_per_second": 600.0})
-    write_record(tmp_path, ABOUT, [faster])
+    assert write_record(tmp_path, ABOUT, [faster])["settings"] == []
+    with_basis = write_record(tmp_path, ABOUT, [Report([], basis=BASIS)])
+    words = ["learner.micro_batch_tokens=512", "rollout=vllm", "rollout.kv_cache_gib=0.25"]
+    assert [setting["word"] for setting in with_basis["settings"]] == words
     record = json.loads((tmp_path / "prove.json").read_text())
     assert [(fact["part"], fact["measured"]) for fact in record["facts"]] == [("round", 6), ("learner", 600.0)]
     assert read_constants(tmp_path / "prove.json") == MachineConstants(

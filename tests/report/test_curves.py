@@ -4,7 +4,7 @@ from matplotlib.image import imread
 
 from grpo.config import UserError
 from grpo.report import plot_run
-from grpo.report.curves import drawn, smooth
+from grpo.report.style import drawn, smooth
 
 ROUNDS = [
     {"step": step, "reward/mean": step / 20, "pass_rate": step / 25, "policy/entropy": 1 / step}

@@ -8,8 +8,10 @@ from grpo.cli import main
 from grpo.config import UserError
 from grpo.config.run import TrainConfig
 from grpo.dynamics.diagnostics import diagnose
+from grpo.dynamics.identify import laws
 from grpo.report.dynamics import analysed, write_fit
 from grpo.report.dynamics_panels import draw_gradient_mass, panels
+from grpo.report.dynamics_tables import SHAPES
 from grpo.report.logs import read_log
 from tests.report.runs import trl_log, verl_log, write_run
 
@@ -23,7 +25,8 @@ def test_a_run_is_fitted_told_drawn_and_made_a_page(tmp_path, capsys):
     assert "forecast for step 200: pass rate 0.8" in printed
     assert (tmp_path / "dynamics.png").stat().st_size > 10_000
     page = (tmp_path / "dynamics.html").read_text()
-    assert page.count("data:image/svg+xml;base64,") == 6
+    # The first chart is there twice: over the whole width, and for a phone.
+    assert page.count("<figure") == 7
     assert 'src="http' not in page and "law, plateau 0." in page
 
 
@@ -86,7 +89,7 @@ def test_rounds_are_read_as_they_were_measured(tmp_path):
 
 @pytest.mark.parametrize(
     ("settings", "drawn"),
-    [({}, True), ({"name": "pass_at_k"}, False), ({"parts": "each"}, False), ({"scope": "batch"}, False)],
+    [({}, True), ({"name": "pass_at_k"}, False), ({"parts": "each"}, False), ({"scope": "batch"}, True)],
 )
 def test_the_gradient_by_difficulty_is_drawn_for_the_dials_only(tmp_path, settings, drawn):
     write_run(tmp_path, 12)
@@ -231,3 +234,7 @@ def test_defaults_of_a_saved_config_fill_what_it_lacks():
     # Keys of earlier versions that decided nothing are gone, and their configurations are read.
     old = {"dynamics": {"adaptive": {"staleness": "fresh", "max_gain_share": 0.5, "max_shortfall": 0.25}}}
     assert from_dict(old).dynamics == TrainConfig().dynamics
+
+
+def test_every_law_is_told_of_by_the_shape_of_its_curve():
+    assert {law.name for law in laws(0.9, 1.0)} == SHAPES.keys()

@@ -39,7 +39,15 @@ def row_of(table, name: str) -> list[str]:
     return [cell.strip() for cell in line.strip("│").split("│")]
 
 
-BEFORE, AFTER = evaluation(0, [0, 0, 1, 1]), evaluation(9, [1, 1, 2, 2])
+# Twenty problems are enough for an interval.
+BEFORE, AFTER = evaluation(0, [0, 0, 1, 1] * 5), evaluation(9, [1, 1, 2, 2] * 5)
+
+
+def test_of_few_problems_the_change_has_a_sign_test_and_no_interval():
+    few = summary_table(evaluation(0, [0, 0, 1, 1]), evaluation(9, [1, 1, 2, 0]))
+    # Three got better and one worse: 2 × (1 + 4) / 2⁴.
+    assert row_of(few, "pass@1")[3] == "+25.0 pp; 3 better, 1 worse (p = 0.62)"
+    assert "of so few problems the change has a sign test" in shown(few)
 
 
 def test_pass_rates_show_intervals_and_the_paired_change():
@@ -56,7 +64,7 @@ def test_pass_rates_show_intervals_and_the_paired_change():
 def test_the_change_of_pass_at_k_is_that_of_the_problems_own_rates():
     # pass@2 of 0, 0, 1, 1 correct of two is 0, 0, 1, 1; afterwards all are 1.
     change = row_of(summary_table(BEFORE, AFTER), "pass@2")[3]
-    assert change.startswith("+50.0 pp [+0.0, ")
+    assert change == "+50.0 pp [+30.0, +70.0]"
 
 
 def test_truncation_and_length_stand_below():
@@ -72,7 +80,7 @@ def test_problems_are_paired_by_identity_not_by_order():
 
 def test_unlike_evaluations_are_not_compared():
     with pytest.raises(UserError, match=r"differ in temperature \(1.0 and 0.0\)"):
-        summary_table(BEFORE, evaluation(9, [1, 1, 2, 2], temperature=0.0))
+        summary_table(BEFORE, evaluation(9, [1, 1, 2, 2] * 5, temperature=0.0))
     others = [row | {"problem_id": "x" + row["problem_id"]} for row in AFTER["per_problem"]]
     with pytest.raises(UserError, match="different problems"):
         summary_table(BEFORE, AFTER | {"per_problem": others})
@@ -108,7 +116,7 @@ def test_facts_are_aligned_and_grouped_by_thousands():
 
 
 def test_markdown_has_the_table_the_picture_and_the_samples(tmp_path):
-    before = evaluation(0, [0, 0, 1, 1], completion="```\n# not a heading")
+    before = evaluation(0, [0, 0, 1, 1] * 5, completion="```\n# not a heading")
     path = tmp_path / "deep" / "report.md"
     path.parent.mkdir()
     write_markdown(path, before, AFTER, tmp_path / "a picture.png", num_samples=1)

@@ -84,15 +84,18 @@ def test_the_cache_gets_its_memory_after_the_weights_have_come(sampler):
     sampler.sleep()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("grpo.weight_sync.refresh.checksums", lambda bucket: {})
+        patch.setattr("torch.cuda.empty_cache", lambda: sampler._llm.calls.append(("the learner's room is free",)))
         sync.refresh(learner, sampler)
     assert sampler._llm.calls == [
         # Weights are sent anew, so that no copy of them is kept in main memory.
         ("sleep", 2),
+        ("the learner's room is free",),
         ("wake_up", ["weights"]),
         ("collective_rpc", "begin_refresh"),
         ("collective_rpc", "receive_bucket", (["first"],)),
         ("collective_rpc", "receive_bucket", (["second"],)),
         ("collective_rpc", "finish_refresh"),
+        ("the learner's room is free",),
         ("wake_up", ["kv_cache"]),
         ("reset_prefix_cache",),
         ("collective_rpc", "weight_checksums"),

@@ -58,6 +58,13 @@ def test_the_newest_up_to_the_good_step_is_kept_besides(store, tmp_path):
     assert store.latest(up_to=9) is None
 
 
+def test_one_checkpoint_in_so_many_rounds_is_kept_for_good(tmp_path):
+    store = CheckpointStore(tmp_path / "checkpoints", keep_last=1, collective=SingleRank(), keep_every=4)
+    for rounds in range(0, 12, 2):
+        store.save(10 * rounds, write("x"), {"progress": {"round_index": rounds}})
+    assert names(tmp_path) == ["step-00000040", "step-00000080", "step-00000100"]
+
+
 def test_a_full_disk_leaves_the_last_good_checkpoint_and_says_so(store, tmp_path):
     store.save(5, write("good"), {})
 

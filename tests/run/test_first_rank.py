@@ -2,11 +2,11 @@
 
 import os
 import subprocess
-import sys
 
 import pytest
 
 from grpo.host.network import free_port
+from tests import warm
 
 pytestmark = pytest.mark.slow
 
@@ -47,16 +47,18 @@ sys.exit(code)
 """
 
 
-def two_ranks(*words):
+def two_ranks(folder, *words):
     """(exit code, standard output, standard error) of each."""
+    script = folder / "two.py"
+    script.write_text(TWO)
     master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", TWO, *words],
-            env=os.environ | master | {"RANK": str(rank)},
+        warm.Process(
+            [script, *words],
+            warm.LEARNER,
+            os.environ | master | {"RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
         )
         for rank in range(2)
     ]
@@ -65,8 +67,8 @@ def two_ranks(*words):
 
 
 @pytest.fixture(scope="module")
-def failed():
-    return two_ranks()
+def failed(tmp_path_factory):
+    return two_ranks(tmp_path_factory.mktemp("failed"))
 
 
 def test_what_fails_on_the_first_rank_is_told_once_and_ends_all(failed):
@@ -77,8 +79,8 @@ def test_what_fails_on_the_first_rank_is_told_once_and_ends_all(failed):
     assert not any("never here" in printed for _, printed, _ in failed)
 
 
-def test_a_crash_of_the_first_rank_has_one_traceback():
-    (first_code, _, first_said), (second_code, _, second_said) = two_ranks("crash")
+def test_a_crash_of_the_first_rank_has_one_traceback(tmp_path):
+    (first_code, _, first_said), (second_code, _, second_said) = two_ranks(tmp_path, "crash")
     assert (first_code, second_code) == (1, 2)
     assert first_said.splitlines()[-1].endswith("ZeroDivisionError: of the first rank")
     assert "Traceback" not in second_said

@@ -1,3 +1,4 @@
+import re
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -5,12 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from grpo.config import CheckpointConfig, EvaluationConfig
+from grpo.config import CheckpointConfig, EvaluationConfig, UserError
 from grpo.config.folder import checkpoints_in
+from grpo.config.saved import read_state
 from grpo.dynamics.findings import Finding
 from grpo.measure import outcomes
 from grpo.rollout.collect import PlainCollector
-from grpo.run.checkpoints import CheckpointStore, read_state
+from grpo.run.checkpoints import CheckpointStore
+from grpo.run.exporting import Exporter
 from grpo.run.going_back import GoingBack
 from grpo.run.observers import Checkpointer, Evaluator, Watch
 from grpo.run.records import Recorder, RecordFiles
@@ -140,7 +143,8 @@ def test_the_last_checkpoint_has_the_score_of_its_policy(tmp_path):
     scored = {"pass@1": {"value": 0.25}}
     evaluator = Evaluator(config, lambda: scored, lambda result: None, (), lambda at, verdict: at.step == 6)
     learner = SimpleNamespace(save=written.append)
-    checkpointer = Checkpointer(CheckpointConfig(every_rounds=1), store, learner, {}, evaluator)
+    told, facts = [], {"config": {}, "base": {"path": "some/base"}}
+    checkpointer = Checkpointer(CheckpointConfig(every_rounds=1), store, learner, facts, evaluator, told.append)
     for index in (1, 2, 3):
         progress = Progress(index, 2 * index, 0, RoundPlan(8, 2, 8), None)
         for observer in (evaluator, checkpointer):
@@ -148,6 +152,27 @@ def test_the_last_checkpoint_has_the_score_of_its_policy(tmp_path):
     checkpointer.save(progress, Verdict())
     assert [read_state(path)["score"] for path in checkpoints_in(tmp_path)] == [None, None, 0.25]
     assert len(written) == 3
+    assert {read_state(path)["base"]["path"] for path in checkpoints_in(tmp_path)} == {"some/base"}
+    assert len(told) == 1 and re.match(rf"step 2: a checkpoint takes \d+ KiB in {tmp_path};", told[0])
+
+
+def test_a_model_is_written_every_so_many_rounds_and_a_full_disk_does_not_end_the_run(tmp_path):
+    told, written = [], []
+
+    def write(step, folder):
+        written.append((step, folder.name))
+        if step == 8:
+            raise UserError("the model could not be written to x (No space left on device)")
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(bytes(4096))
+
+    exporter = Exporter(2, tmp_path, write, told.append)
+    for index in range(1, 7):
+        progress = Progress(index, 2 * index, 0, RoundPlan(8, 2, 8), None)
+        exporter.after_round(FinishedRound(None, None, progress, Verdict()))
+    assert written == [(4, "step-00000004"), (8, "step-00000008"), (12, "step-00000012")]
+    assert told[0] == f"step 4: the model is in {tmp_path}/models/step-00000004 (4 KiB)"
+    assert "No space left on device" in told[1] and "the run goes on" in told[1] and len(told) == 3
 
 
 def test_only_a_change_of_what_is_sampled_is_remarked_on():

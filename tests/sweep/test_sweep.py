@@ -12,8 +12,11 @@ import pytest
 from benchmarks.runs import command
 from grpo.cli import main
 from grpo.sweep.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, open_ledger
+from tests import warm
 from tests.runs import grpo
 
+# Real runs in processes whose imports are done.
+FORKED = f"{sys.executable} -SP {warm.__file__} run {','.join(warm.TRAIN)} -m grpo.cli"
 STAND_IN = f"{sys.executable} {Path(__file__).with_name('stand_in.py')}"
 PRESET = "variants: {grpo: [normalization=grpo], dr_grpo: [normalization=dr_grpo]}"
 
@@ -151,7 +154,7 @@ def test_real_runs_of_two_variants_end_in_a_report(tmp_path):
     ]
     output = tmp_path / "sweep"
     words = [f"sweep={tmp_path}/two.yaml", "seeds=1", "budget=samples", "amount=64", *small, f"output_dir={output}"]
-    done = grpo("sweep", *words, timeout=400)
+    done = grpo("sweep", *words, f"command={FORKED}", timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [json.loads(line) for line in (output / "cells" / "grpo-seed0" / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 4, "64 samples are four steps of 4 × 4"

@@ -8,7 +8,7 @@ import pytest
 
 from grpo.commands import samples
 from grpo.config import UserError
-from grpo.telemetry import CompletionFiles, read_completions
+from grpo.telemetry import CompletionFiles, read_completions, whole_groups
 from grpo.types import Completion, Grade, Problem, Prompt, RolloutGroup, ScoredGroup
 
 
@@ -57,13 +57,50 @@ def test_samples_are_chosen_by_words_and_cannot_control_the_terminal(tmp_path, c
         assert samples.run([str(tmp_path), *words]) == 0
         return capsys.readouterr().out
 
-    assert "step 4 · sums-3@1 · reward 1 · right · 2 tokens" in shown("limit=1")
+    first = shown("limit=1")
+    assert "step 4 · sums-3@1 · 1 of 2 right" in first and "step 2" not in first
+    assert "✓ right · reward 1 · 2 tokens\n7\n" in first and "✗ wrong · reward 0 · 2 tokens" in first
     wrong = shown("correct=false", "step=2")
-    assert wrong.count(" · wrong · ") == 1 and "right" not in wrong
+    assert wrong.count("✗ wrong") == 1 and "✓ right" not in wrong and "step 4" not in wrong
     assert "\\x1b[2J8" in wrong and "\x1b" not in wrong
-    assert shown("contains=8").count("·") == 2 * 4
-    assert shown("problem=sums-3@", "limit=3").count(" · reward ") == 3
+    assert shown("contains=8").count("✗ wrong") == 2
+    assert shown("problem=sums-3@").count("of 2 right") == 2
     assert "no completion fits" in shown("outcome=failed")
+
+
+def test_groups_are_chosen_by_steps_source_question_and_kind(tmp_path, capsys):
+    rows = [
+        {"step": step, "prompt_id": f"{source}-{step}@0", "source": source, "question": question, "answer": "7"}
+        | {"completion": text, "reward": float(text == "7"), "correct": text == "7", "outcome": "graded", "tokens": 2}
+        for step, source, question, texts in (
+            (1, "sums", "3 + 4 =", "78"),
+            (2, "sums", "2 + 5 =", "77"),
+            (2, "tables", "7 × 1 =", "89"),
+            (3, "sums", "1 + 6 =", "98"),
+        )
+        for text in texts
+    ]
+    (tmp_path / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def found(*words):
+        assert samples.run([str(tmp_path), *words]) == 0
+        return [line.split(" · ")[1] for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+
+    assert found() == ["sums-3@0", "sums-2@0", "tables-2@0", "sums-1@0"]
+    assert found("step=1-2", "source=sums") == ["sums-2@0", "sums-1@0"]
+    assert found("prompt=×") == ["tables-2@0"]
+    assert found("group=mixed") == ["sums-1@0"] and found("group=right") == ["sums-2@0"]
+    assert found("group=wrong", "limit=1") == ["sums-3@0"]
+    with pytest.raises(UserError, match="step='2-1' is not valid: it must be a whole number, or a range such as 10-20"):
+        samples.run([str(tmp_path), "step=2-1"])
+    with pytest.raises(UserError, match=r"group='some' is none of mixed \| right \| wrong"):
+        samples.run([str(tmp_path), "group=some"])
+
+
+def test_groups_are_kept_whole_until_there_are_enough_completions():
+    [scored] = finished(4).collected.sampled
+    assert [row["completion"] for row in whole_groups([scored] * 3, 3)] == ["7", "\x1b[2J8"] * 2
+    assert whole_groups([scored], 0) == []
 
 
 def test_a_damaged_file_is_named(tmp_path):
@@ -96,7 +133,8 @@ def test_without_parquet_files_the_samples_of_each_round_are_shown(tmp_path, cap
     rows = [row | {"step": step, "outcome": "timed_out", "tokens": 3} for step in (1, 2)]
     (tmp_path / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert samples.run([str(tmp_path), "limit=1"]) == 0
-    assert "step 2 · p@0 · reward 0.5 · wrong · 3 tokens · timed_out" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "step 2 · p@0 · 0 of 1 right" in printed and "✗ wrong · reward 0.5 · 3 tokens · timed_out" in printed
     with pytest.raises(UserError, match="correct='maybe' is not valid: it must be true or false"):
         samples.run([str(tmp_path), "correct=maybe"])
     with pytest.raises(UserError, match="limit='-1' is not valid: it must be a whole number of at least 0"):

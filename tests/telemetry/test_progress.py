@@ -1,4 +1,5 @@
 import io
+import re
 
 from rich.console import Console
 
@@ -14,6 +15,7 @@ METRICS = {
     "time/sample_seconds": 3.21,
     "time/grade_seconds": 0.01,
     "time/learn_seconds": 5.0,
+    "time/round_seconds": 8.3,
     "throughput/sample_tokens_per_second": 1812.3,
 }
 
@@ -35,11 +37,38 @@ def logged(action, first_step: int = 0, elapsed: float = 10.0) -> str:
     return output.getvalue()
 
 
-def test_a_log_file_gets_one_plain_line_a_round():
-    assert logged(lambda display: display.round(5, METRICS)) == (
-        "step  5/80  reward 0.312  pass 25%  silent 50%  length 143  entropy 0.81  mismatch 2.1e-03  "
-        "ETA 0:02:30  sample 3.2 s (1,812 tok/s)  learn 5.0 s\n"
+def test_a_log_file_gets_one_plain_line_a_round_below_what_its_numbers_mean():
+    *meanings, line = logged(lambda display: display.round(5, METRICS)).splitlines()
+    assert line == (
+        "step  5/80  reward 0.31  right 25%  silent 50%  len 143  entropy 0.81  ETA 0:02:30  round 8.3 s  "
+        "sample 3.2 s (1,812 tok/s)  learn 5.0 s"
     )
+    assert meanings[0].startswith("Each line is a round: the model writes completions")
+    assert [text.split()[0] for text in meanings[1:]] == ["reward", "right", "silent", "len", "entropy"]
+
+
+def test_each_number_is_explained_once_when_it_first_appears():
+    def two_rounds(display):
+        display.round(5, METRICS | {"policy/reference_kl": 0.0})
+        display.round(6, METRICS | {"policy/reference_kl": 0.004, "mismatch/mean_abs": 0.03, "policy/loss": -0.5})
+
+    lines = logged(two_rounds).splitlines()
+    assert sum(line.startswith("  ") for line in lines) == 5 + 3
+    assert "KL" not in lines[6] and "gap" not in lines[6]
+    assert "KL 0.004  loss -0.500  gap 0.030" in lines[-1]
+
+
+def test_a_line_fits_a_terminal_of_a_hundred_columns():
+    output = io.StringIO()
+    display = RunDisplay(100, Console(file=output, force_terminal=True, width=100))
+    every = {"completions/truncated_fraction": 0.25, "learner/gradient_norm": 1.4, "learner/learning_rate": 3e-4}
+    display.round(100, METRICS | every)
+    display.round(100, METRICS | every | {"policy/reference_kl": 0.25, "policy/loss": -0.5, "mismatch/mean_abs": 0.1})
+    display.close()
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue()).replace("\r", "\n")
+    rounds = [line for line in plain.splitlines() if line.startswith("step ")]
+    assert len(rounds) == 2 and max(map(len, rounds)) <= 100
+    assert rounds[0].endswith("cut 25%  entropy 0.81  grad 1.4  lr 3e-04")
 
 
 def test_ranks_that_wait_for_the_busiest_are_told_of():
@@ -49,7 +78,8 @@ def test_ranks_that_wait_for_the_busiest_are_told_of():
 
 
 def test_what_was_not_measured_is_left_out():
-    assert logged(lambda display: display.round(80, {"pass_rate": 1.0})) == "step 80/80  pass 100%  ETA 0:00:00\n"
+    shown = logged(lambda display: display.round(80, {"pass_rate": 1.0})).splitlines()
+    assert len(shown) == 3 and shown[-1] == "step 80/80  right 100%  ETA 0:00:00"
 
 
 def test_time_to_go_of_a_resumed_run_counts_its_own_steps_only():
@@ -82,6 +112,6 @@ def test_a_terminal_keeps_the_line_and_shows_costs_in_the_bar():
     display.round(5, METRICS)
     display.close()
     shown = output.getvalue()
-    assert "step  5/80  reward 0.312" in shown
+    assert "step  5/80  reward 0.31" in shown
     assert "learn 5.0 s" in shown
     assert "mismatch 2.1e-03  ETA" not in shown

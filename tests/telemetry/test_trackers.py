@@ -26,6 +26,13 @@ EVALUATION = {
 }
 
 
+OFFLINE = TrackingConfig(wandb="offline")
+
+
+def sums(uri):
+    return TrackingConfig(mlflow=uri, project="sums", tags=["night"])
+
+
 def write_three_steps(directory):
     tracker = JsonlTracker(directory)
     for step in (1, 2, 3):
@@ -142,7 +149,7 @@ def test_several_trackers_all_get_rows_that_can_be_read_once_only(tmp_path):
 
 @pytest.mark.slow
 def test_wandb_offline_writes_a_run_without_key_or_network(tmp_path):
-    tracker = WandbTracker({"num_steps": 1}, "offline", "grpo", tmp_path)
+    tracker = WandbTracker({"num_steps": 1}, OFFLINE, tmp_path)
     tracker.log({"reward/mean": 0.5}, 1)
     tracker.samples([{"prompt": "p", "text": "t", "reward": 1.0}], 1)
     tracker.close()
@@ -152,7 +159,7 @@ def test_wandb_offline_writes_a_run_without_key_or_network(tmp_path):
 @pytest.mark.slow
 def test_a_resumed_run_is_the_same_run_for_wandb_and_a_new_one_another(tmp_path):
     for resume in (False, True, False):
-        WandbTracker({}, "offline", "grpo", tmp_path, resume).close()
+        WandbTracker({}, OFFLINE, tmp_path, resume).close()
     names = [path.stem.removeprefix("run-") for path in sorted(tmp_path.glob("wandb/wandb/offline-run-*/run-*.wandb"))]
     assert len(names) == 3 and len(set(names)) == 2
 
@@ -163,7 +170,7 @@ def test_wandb_online_without_a_key_says_how_to_go_on(tmp_path, monkeypatch):
     # Nothing listens here: the test cannot reach a server even where there is a network.
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     with pytest.raises(UserError, match="`wandb login`, or set tracking.wandb=offline"):
-        WandbTracker({}, "online", "grpo", tmp_path)
+        WandbTracker({}, TrackingConfig(wandb="online"), tmp_path)
 
 
 def scalars(directory):
@@ -196,7 +203,7 @@ def test_mlflow_keeps_parameters_metrics_samples_and_code_of_one_run(tmp_path):
     uri = f"file:{tmp_path}/mlruns"
     (tmp_path / "code.json").write_text('{"commit": "abc"}')
     for resume in (False, True):
-        tracker = MlflowTracker({"num_steps": 3, "learner": {"rate": 0.1}}, uri, "sums", tmp_path, resume)
+        tracker = MlflowTracker({"num_steps": 3, "learner": {"rate": 0.1}}, sums(uri), tmp_path, resume)
         step = 2 if resume else 1
         tracker.log({"pass_rate": step / 4}, step)
         tracker.evaluation(EVALUATION, step)
@@ -204,6 +211,7 @@ def test_mlflow_keeps_parameters_metrics_samples_and_code_of_one_run(tmp_path):
         tracker.close()
     client = mlflow.MlflowClient(uri)
     (run,) = client.search_runs([client.get_experiment_by_name("sums").experiment_id])
+    assert run.data.tags["night"] == "true"
     assert run.data.params == {"num_steps": "3", "learner.rate": "0.1"}
     assert run.data.metrics["evaluation/pass_at_4_high"] == 0.75
     assert [each.value for each in client.get_metric_history(run.info.run_id, "pass_rate")] == [0.25, 0.5]
@@ -215,7 +223,7 @@ def test_a_run_that_crashes_is_shown_as_failed(tmp_path):
     import mlflow
 
     uri = f"file:{tmp_path}/mlruns"
-    with pytest.raises(ZeroDivisionError), Trackers([MlflowTracker({}, uri, "sums", tmp_path)]) as trackers:
+    with pytest.raises(ZeroDivisionError), Trackers([MlflowTracker({}, sums(uri), tmp_path)]) as trackers:
         trackers.log({"pass_rate": 1 / 0}, 1)
     # It is closed once: what comes later does not make it a success.
     trackers.close()
@@ -224,35 +232,51 @@ def test_a_run_that_crashes_is_shown_as_failed(tmp_path):
     assert run.info.status == "FAILED"
 
 
-def exit_codes(path):
-    """What the file of an offline run says of its end. Behind seven bytes of its own it has records, each after its
-    checksum, length and kind; the last may be half written."""
+def records(path):
+    """What the file of an offline run holds. Behind seven bytes of its own it has records, each after its checksum,
+    length and kind; the last may be half written."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    written, place, codes = path.read_bytes(), 7, []
+    written, place, whole = path.read_bytes(), 7, []
     while place + 7 <= len(written):
         _, length, _ = struct.unpack_from("<IHB", written, place)
         start, place = place + 7, place + 7 + length
-        record = Record.FromString(written[start:place]) if place <= len(written) else Record()
-        codes += [record.exit.exit_code] if record.HasField("exit") else []
-    return codes
+        if place <= len(written):
+            whole.append(Record.FromString(written[start:place]))
+    return whole
+
+
+def told(path, name):
+    """The first record of this kind. wandb's own process writes, and may be a moment late."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for record in records(path):
+            if record.HasField(name):
+                return getattr(record, name)
+        time.sleep(0.05)
+    raise AssertionError(f"{path} holds no {name}")
+
+
+def test_wandb_is_told_where_a_run_belongs(tmp_path):
+    place = {"entity": "team", "project": "sums", "group": "dial", "job_type": "sweep", "tags": ["gsm8k", "lora"]}
+    WandbTracker({}, TrackingConfig(wandb="offline", **place), tmp_path).close()
+    [path] = tmp_path.glob("wandb/wandb/offline-run-*/run-*.wandb")
+    run = told(path, "run")
+    assert (run.entity, run.project, run.run_group, run.job_type) == ("team", "sums", "dial", "sweep")
+    assert list(run.tags) == ["gsm8k", "lora"] and run.display_name == tmp_path.name
 
 
 @pytest.mark.parametrize("failed", [True, False])
 def test_wandb_is_told_how_a_run_ended(failed, tmp_path):
-    WandbTracker({}, "offline", "grpo", tmp_path).close(failed)
+    WandbTracker({}, OFFLINE, tmp_path).close(failed)
     [path] = tmp_path.glob("wandb/wandb/offline-run-*/run-*.wandb")
-    # Its own process writes the last record, and may be a moment late.
-    deadline = time.monotonic() + 30
-    while not (codes := exit_codes(path)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert codes == [int(failed)]
+    assert told(path, "exit").exit_code == int(failed)
 
 
 @pytest.mark.slow
 def test_mlflow_without_a_server_says_how_to_go_on(tmp_path):
     with pytest.raises(UserError, match='did not start .* set tracking.mlflow=""'):
-        MlflowTracker({}, "http://127.0.0.1:9", "grpo", tmp_path)
+        MlflowTracker({}, sums("http://127.0.0.1:9"), tmp_path)
 
 
 def test_services_are_those_that_are_asked_for(tmp_path):
@@ -266,7 +290,7 @@ def test_services_are_those_that_are_asked_for(tmp_path):
 def test_a_package_that_is_missing_is_named_with_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(UserError, match=r"mlflow is not installed .* pip install 'grpo\[trackers\]'"):
-        MlflowTracker({}, "file:mlruns", "grpo", tmp_path)
+        MlflowTracker({}, sums("file:mlruns"), tmp_path)
 
 
 def test_a_run_says_which_code_it_ran(tmp_path):

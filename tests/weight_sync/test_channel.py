@@ -42,7 +42,9 @@ def own_addresses():
 @pytest.mark.slow
 @pytest.mark.parametrize("host", own_addresses())
 def test_every_worker_gets_every_tensor_whatever_its_type_and_shape(host):
-    context = multiprocessing.get_context("spawn")
+    # Both times the workers are forked from one process that has imported torch.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
     place, results = Host(host, 3, 60), context.Queue()
     workers = [context.Process(target=worker, args=(place.meeting, rank, results)) for rank in (1, 2)]
     for each in workers:

@@ -1,0 +1,49 @@
+# What the scripts beside this one share; each of them sources it from the repository's root.
+# OUT is the folder for logs and numbers, SITE the one for packages that the machine lacks, PYTHON the machine's own.
+set -u
+: "${OUT:?set OUT to a folder for logs and numbers}" "${SITE:=/tmp/grpo-site}" "${PYTHON:=python3}" "${DEVICE:=cuda}"
+WORK=/tmp/grpo-airgapped
+mkdir -p "$OUT" "$SITE" "$WORK"
+export PYTHONPATH="$PWD:$SITE" PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1
+# vLLM neither compiles a sampler nor reports its use. Its workers would not start by fork beside CUDA.
+export VLLM_USE_FLASHINFER_SAMPLER=0 VLLM_NO_USAGE_STATS=1 VLLM_WORKER_MULTIPROCESSING_METHOD=spawn
+failed=0
+
+# unpack FOLDER...: packages from the parts of an archive that lie in these folders.
+unpack() {
+  local parts
+  parts=$(find "$@" -name 'site.tar.xz.part*' | sort -t. -k4) || return 1
+  # shellcheck disable=SC2086
+  cat $parts | tar -xJ -C "$SITE"
+}
+
+# step NAME SECONDS COMMAND...: runs it so long at most. Its output is in OUT/NAME.log, its end is printed here.
+step() {
+  local name=$1 seconds=$2 begun=$SECONDS code=0
+  shift 2
+  timeout -k 10 "$seconds" "$@" >"$OUT/$name.log" 2>&1 || code=$?
+  tail -n 40 "$OUT/$name.log"
+  echo "== $name: exit code $code after $((SECONDS - begun)) s"
+  [ "$code" = 0 ] || failed=1
+}
+
+# prove SECONDS PART [WORDS]: parts of `grpo prove`; prove.json gathers them over all calls.
+prove() {
+  local seconds=$1 parts=$2
+  shift 2
+  step "prove-${parts//,/-}" "$seconds" "$PYTHON" -m grpo.cli prove "part=$parts" "output_dir=$WORK/prove" \
+    "device=$DEVICE" "$@"
+  cp "$WORK/prove/prove.json" "$OUT/" 2>/dev/null
+}
+
+# The machine and the versions that stand there, for whoever reads the numbers.
+about() {
+  {
+    nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv 2>&1
+    "$PYTHON" -m pip list 2>/dev/null | grep -iE '^(torch|triton|transformers|deepspeed|vllm|datasets|hydra-core) '
+    "$PYTHON" -c 'import torch; print("torch", torch.__version__, "CUDA", torch.version.cuda)'
+    git rev-parse HEAD 2>/dev/null
+    nproc && free -g
+  } >"$OUT/machine.txt"
+  cat "$OUT/machine.txt"
+}

@@ -1,0 +1,57 @@
+"""This module measures in processes of their own, which take memory and process groups with them when they end.
+
+DeepSpeed keeps process groups for good, and PyTorch keeps a GPU's memory, so every kind of learner has its own process.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from grpo.prove.bench import Bench
+from grpo.prove.facts import Fact, Report
+
+LAST_CHARACTERS = 3000
+# Of one process. A part that hangs is told before the eight minutes of a part are over.
+LONGEST_SECONDS = 450.0
+
+
+def exit_code(command: Sequence[str]) -> int:
+    """Runs a command for `LONGEST_SECONDS` at most, and returns its exit code. Where it is not 0, the end of what the
+    command printed goes to standard error."""
+    together = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+    try:
+        done = subprocess.run(command, timeout=LONGEST_SECONDS, **together)
+        code, printed = done.returncode, done.stdout
+    except subprocess.TimeoutExpired as late:
+        # As `timeout` of coreutils has it. What was printed comes as bytes here.
+        code, printed = 124, (late.stdout or b"").decode(errors="replace")
+    if code:
+        print(printed[-LAST_CHARACTERS:], file=sys.stderr)
+    return code
+
+
+def measured_apart(
+    bench: Bench, measures: str, part: str, name: str, words: Sequence[str] = (), num_ranks: int = 1
+) -> Report:
+    """Measures with these further overrides, on so many ranks. Facts get `name` in front. A process that fails is a
+    fact too."""
+    bench.build()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "report.json"
+        module = ["grpo.prove.worker", measures, bench.size_name, str(bench.folder), str(file)]
+        # torchrun's own port is for the ranks; alone, nothing has to listen.
+        torchrun = ["grpo.launch.ranks", "--standalone", f"--nproc-per-node={num_ranks}"]
+        started = [*torchrun, "-m", *module] if num_ranks > 1 else module
+        command = [sys.executable, "-m", *started, *bench.overrides, *words]
+        code = exit_code(command)
+        report = Report.of(json.loads(file.read_text())) if file.exists() else Report([])
+    if code:
+        report = Report([*report.facts, Fact(part, "exit code of its process", code, low=0.0, high=0.0)])
+    prefix = f"{name}: " if name else ""
+    return replace(report, facts=[replace(fact, what=prefix + fact.what) for fact in report.facts])

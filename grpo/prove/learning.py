@@ -1,0 +1,166 @@
+"""This module measures how fast a learner takes optimizer steps, under every way to save memory, and what it holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from grpo.config.estimate import RUNTIME_GIB, memory_estimate
+from grpo.prove.apart import measured_apart
+from grpo.prove.bench import Bench
+from grpo.prove.facts import SLOW, Fact, Report
+from grpo.prove.memory import held_gib, peak_gib, reset_peak
+from grpo.run import preflight
+from grpo.telemetry import peak_tflops
+
+WAYS = {
+    "ZeRO-1": (),
+    "ZeRO-2": ("learner.zero_stage=2",),
+    "ZeRO-3": ("learner.zero_stage=3",),
+    "checkpointing": ("learner.gradient_checkpointing=true",),
+    "offload": ("learner.offload_optimizer=true",),
+}
+NORM = "gradient norm"
+# What is asked of a GPU: a share of its dense peak, and how far above the estimate its memory may be.
+LEAST_MFU, HIGHEST_MEMORY = 0.4, 1.1
+# Gradient norms of two ways differ by rounding, of sums in another order.
+NORM_BOUNDS = {"float32": 1e-4, "bfloat16": 2e-2}
+# Rows that are longer bring no speed, and so many lengths are tried at most.
+LONGEST_ROW, MOST_LENGTHS = 2**16, 5
+
+
+def learner(bench: Bench) -> Report:
+    """Measures each of `WAYS` in a process of its own, on all GPUs of this machine, and compares gradient norms."""
+    num_ranks = max(1, torch.cuda.device_count()) if bench.device.type == "cuda" else 1
+    reports: list[Report] = []
+    first = math.nan
+    for way, words in WAYS.items():
+        if needs := _lacking(bench, words, num_ranks):
+            reports.append(Report([Fact("learner", f"{way}: packed tokens", None, needs=needs)]))
+            continue
+        # The first way also says how long rows should be.
+        measures = "learning,rows" if math.isnan(first) else "learning"
+        report = measured_apart(bench, measures, "learner", way, words, num_ranks)
+        norm = next((fact.measured for fact in report.facts if fact.what == f"{way}: {NORM}" and fact.measured), None)
+        if norm and not math.isnan(first):
+            bound = NORM_BOUNDS[bench.config.learner.precision]
+            off = Fact("learner", f"{way}: norm off by", abs(norm / first - 1), high=bound)
+            # Constants are those of the learner as it is configured.
+            report = Report([off if fact.what == f"{way}: {NORM}" else fact for fact in report.facts])
+        elif norm:
+            first = norm
+        reports.append(report)
+    return Report.joined(reports)
+
+
+def _lacking(bench: Bench, words: Sequence[str], num_ranks: int) -> str:
+    """Says what it takes where the GPUs have too little memory, else nothing."""
+    if bench.device.type != "cuda":
+        return ""
+    other = Bench(bench.size_name, bench.folder, [*bench.overrides, *words])
+    needed, there = estimated_gib(other, num_ranks) + RUNTIME_GIB, preflight.device_gib(other.config)
+    return f"needs {needed:.0f} GiB of a GPU, which has {there:.0f}" if needed > there else ""
+
+
+def estimated_gib(bench: Bench, num_ranks: int) -> float:
+    """Returns what `memory_estimate` says that a learner's tensors take, without a sampler and without CUDA itself."""
+    bench.build()
+    alone = replace(bench.config, rollout=replace(bench.config.rollout, engine="vllm_server"))
+    gib = preflight.device_gib(alone)
+    estimate = memory_estimate(alone, preflight.model_shape(bench.path), num_ranks, gib)[-1][2]
+    return estimate - (RUNTIME_GIB if gib else 0.0)
+
+
+def learning(bench: Bench) -> Report:
+    """Takes optimizer steps on a round of made-up completions. Collective."""
+    bench.build()
+    before = held_gib(bench.device)
+    device_gib = preflight.device_gib(bench.config) or preflight.available_gib(bench.config) + before
+    engine, device = bench.learner, bench.device
+    at_rest = held_gib(device)
+    batch = bench.batch(bench.made_up())
+    own_tokens = sum(len(micro.token_ids) for micro in batch.micro_batches)
+    [tokens] = engine.collective.sum([own_tokens])
+    reset_peak(device)
+    reports = []
+    seconds = bench.seconds(lambda: reports.append(engine.step(batch)))
+    num_ranks, peak = engine.collective.world_size, peak_tflops(device)
+    tflops = reports[-1].flops / seconds / 1e12 / num_ranks
+    taken, estimated = peak_gib(device) - before, estimated_gib(bench, num_ranks)
+    facts = [
+        Fact("learner", NORM, reports[0].gradient_norm, low=1e-12, high=1e6),
+        Fact("learner", "packed tokens", tokens / seconds, "tokens/s"),
+    ]
+    on_gpu = device.type == "cuda"
+    if peak:
+        facts.append(Fact("learner", "share of the peak (MFU)", tflops / peak, low=LEAST_MFU, failing=SLOW))
+    else:
+        facts.append(Fact("learner", "arithmetic", tflops, "TFLOP/s"))
+    if on_gpu:
+        waiting = max(0.0, 1 - _busy_seconds(bench, batch) / seconds)
+        facts.append(Fact("learner", "share of waiting for the host", waiting))
+    # A small process's memory is not that of its tensors.
+    highest = HIGHEST_MEMORY * estimated if on_gpu else None
+    facts.append(Fact("learner", f"peak memory (est. {estimated:.2g})", taken, "GiB", high=highest))
+    basis = {
+        "gpus": torch.cuda.device_count() if on_gpu else 0,
+        "device_gib": device_gib,
+        "at_rest_gib": at_rest,
+        "packed_tokens": tokens,
+    }
+    return Report(facts, {"learning_tokens_per_second": tokens / seconds / num_ranks}, basis)
+
+
+def rows(bench: Bench) -> Report:
+    """Takes the same step in rows of several lengths (learner.micro_batch_tokens). Collective."""
+    size, device, engine = bench.size, bench.device, bench.learner
+    step_tokens = size.prompts * (size.prompt_tokens + size.group_size * size.completion_tokens)
+    longest_sequence = size.prompt_tokens + size.completion_tokens
+    lengths = [2**power for power in range(6, 17) if longest_sequence <= 2**power <= min(LONGEST_ROW, 2 * step_tokens)]
+    facts, measured = [], []
+    for tokens in lengths[-MOST_LENGTHS:]:
+        if device.type == "cuda" and _row_gib(bench, tokens) > preflight.device_gib(bench.config):
+            break
+        batch = bench.batch(bench.made_up(), tokens)
+        [packed] = engine.collective.sum([sum(len(micro.token_ids) for micro in batch.micro_batches)])
+        reset_peak(device)
+        try:
+            speed = packed / bench.seconds(lambda batch=batch: engine.step(batch), 1)
+        except torch.OutOfMemoryError:
+            # Longer rows take more still.
+            break
+        facts.append(Fact("learner", f"in rows of {tokens:,}", speed, "tokens/s"))
+        measured.append((tokens, speed, peak_gib(device)))
+    return Report(facts, basis={"rows": measured})
+
+
+def _row_gib(bench: Bench, tokens: int) -> float:
+    words = [*bench.overrides, f"learner.micro_batch_tokens={tokens}"]
+    return estimated_gib(Bench(bench.size_name, bench.folder, words), bench.learner.collective.world_size) + RUNTIME_GIB
+
+
+def _busy_seconds(bench: Bench, batch) -> float:
+    """Returns the seconds of one step in which some kernel runs."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        bench.learner.step(batch)
+        torch.cuda.synchronize()
+    on_device = [event for event in profiler.events() if event.device_type == DeviceType.CUDA]
+    return covered((event.time_range.start, event.time_range.end) for event in on_device) / 1e6
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Returns the length of the union of intervals.
+
+    >>> covered([(0, 2), (5, 6), (1, 3), (5.5, 5.7)])
+    4
+    """
+    total, reached = 0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0, end - max(start, reached))
+        reached = max(reached, end)
+    return total

@@ -1,0 +1,126 @@
+"""Does a run go on when a vLLM server is killed in the middle of a weight transfer, and when is the server back?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from grpo.interfaces import Bucket
+from grpo.prove.apart import measured_apart
+from grpo.prove.bench import Bench
+from grpo.prove.facts import SLOW, Fact, Report
+from grpo.rollout.server_sampler import ServerSampler
+from grpo.weight_sync.refresh import CheckedSync, WeightSyncError
+
+NUM_SERVERS = 2
+WORDS = ("rollout=vllm_server", f"rollout.servers.replicas={NUM_SERVERS}", "rollout.servers.first_gpu=1")
+# A server is back within so many times what a start took, and some seconds more.
+LATEST, GRACE_SECONDS = 4.0, 60.0
+# Between two rounds, so that the server that starts gets the processor.
+PAUSE_SECONDS = 1.0
+
+
+def servers(bench: Bench) -> Report:
+    """Loses a server in a process of its own, as far as this machine has devices for two beside the learner."""
+    needed = 1 + NUM_SERVERS
+    if bench.device.type == "cuda" and torch.cuda.device_count() < needed:
+        needs = f"needs {needed} GPUs"
+        return Report([Fact("servers", "a server is killed in a transfer", None, needs=needs)])
+    return measured_apart(bench, "losing", "servers", "", [*WORDS, f"output_dir={bench.folder / 'servers'}"])
+
+
+class Striking:
+    """The sampler, on whose way to its servers an action happens once, between the halves of a bucket."""
+
+    def __init__(self, sampler: Any, strike: Callable[[], None]):
+        self._sampler, self._strike, self._struck = sampler, strike, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sampler, name)
+
+    def load_weights(self, bucket: Bucket) -> None:
+        if self._struck:
+            self._sampler.load_weights(bucket)
+            return
+        self._struck = True
+        half = max(1, len(bucket) // 2)
+        self._sampler.load_weights(bucket[:half])
+        self._strike()
+        self._sampler.load_weights(bucket[half:])
+
+
+class Run:
+    """A run learns from what its servers write, and refreshes them, round by round."""
+
+    def __init__(self, bench: Bench, sampler: ServerSampler):
+        self.bench, self.sampler = bench, sampler
+        self.rounds = 0
+        self.completions = 0
+        self._sync = CheckedSync.of(bench.config)
+
+    def refresh(self, sampler: Any = None) -> int:
+        """Returns how many servers hold the learner's weights afterwards, compared by checksum; 0 when any differ."""
+        try:
+            self._sync.refresh(self.bench.learner, sampler or self.sampler)
+        except WeightSyncError:
+            return 0
+        return sum(server.alive for server in self.sampler.servers)
+
+    def round(self, sampler: Any = None) -> int:
+        """Samples, learns and refreshes. Returns what `refresh` does."""
+        groups = self.sampler.generate(self.bench.prompts(self.rounds), self.bench.size.group_size)
+        self.completions += sum(len(group.completions) for group in groups)
+        self.bench.learner.step(self.bench.batch(groups))
+        self.rounds += 1
+        return self.refresh(sampler)
+
+    @property
+    def missing(self) -> int:
+        """The number of completions that were asked for and did not come."""
+        return self.rounds * self.bench.size.prompts * self.bench.size.group_size - self.completions
+
+
+def losing(bench: Bench) -> Report:
+    """Starts two servers and a run with them, and loses one."""
+    begun = time.perf_counter()
+    learner = bench.learner
+    sampler = ServerSampler(bench.config, bench.path, bench.tokenizer, bench.device, learner.collective)
+    report = lose(Run(bench, sampler), time.perf_counter() - begun)
+    for server in sampler.servers:
+        server.process.stop()
+    return report
+
+
+def lose(run: Run, start_seconds: float) -> Report:
+    """Kills the first server of the run in the middle of a transfer, and goes on until it is back."""
+    whole = run.refresh()
+    seconds = run.bench.seconds(lambda: run.round())
+    process = run.sampler.servers[0].process
+    begun = time.perf_counter()
+    others = run.round(Striking(run.sampler, process.kill))
+    noticed = time.perf_counter() - begun
+    latest = LATEST * start_seconds + GRACE_SECONDS
+    back, before = 0, run.rounds
+    while others and back < NUM_SERVERS and time.perf_counter() - begun < latest:
+        time.sleep(PAUSE_SECONDS)
+        back = run.round()
+    gone = time.perf_counter() - begun
+    meanwhile = run.rounds - before
+    # What came back also samples.
+    at_the_end = run.round() if back else back
+    return Report(
+        [
+            Fact("servers", "start of two servers", start_seconds, "s"),
+            Fact("servers", "servers with the right weights", whole, low=NUM_SERVERS),
+            Fact("servers", "a round with both", seconds, "s"),
+            Fact("servers", "a round that loses one", noticed, "s"),
+            Fact("servers", "… with the right weights then", others, low=NUM_SERVERS - 1, high=NUM_SERVERS - 1),
+            Fact("servers", "rounds until it is back", meanwhile, low=1),
+            Fact("servers", "seconds until it is back", gone, "s", high=latest, failing=SLOW),
+            Fact("servers", "… with the right weights at last", at_the_end, low=NUM_SERVERS),
+            Fact("servers", "completions lost", run.missing, low=0, high=0),
+        ]
+    )

@@ -1,0 +1,81 @@
+"""This module measures how fast the sampler is at the bench's size, and what its sleep frees."""
+
+from __future__ import annotations
+
+import time
+from itertools import count
+
+import torch
+
+from grpo.prove.apart import measured_apart
+from grpo.prove.bench import Bench
+from grpo.prove.facts import SLOW, Fact, Report
+from grpo.prove.memory import GIB
+from grpo.run import preflight
+from grpo.types import Completion, RolloutGroup
+
+# What is asked of a GPU: the share of its memory's bandwidth that decoding uses.
+LEAST_ROOFLINE = 0.6
+# Sleeping and waking only map memory.
+LONGEST_SLEEP_SECONDS = 5.0
+
+
+def without_graphs(bench: Bench) -> Report:
+    """Samples in a process of its own without CUDA graphs and torch.compile, as far as this device has them."""
+    if bench.device.type != "cuda":
+        return Report([Fact("sampler", "without CUDA graphs", None, needs="needs a GPU")])
+    report = measured_apart(bench, "sampler", "sampler", "without CUDA graphs", ["rollout.enforce_eager=true"])
+    # Nothing is asked of it, and nothing is learned from it but how much graphs are worth.
+    return Report([fact for fact in report.facts if fact.unit == "tokens/s" or fact.measured is None or fact.high == 0])
+
+
+def sampler(bench: Bench) -> Report:
+    """Samples a round and parts of one, and holds the round against the time that reading weights and cache takes."""
+    size, facts, speeds = bench.size, [], []
+    for num_prompts in sorted({1, max(1, size.prompts // 4), size.prompts}):
+        seconds, completions = _sampled(bench, num_prompts)
+        tokens = sum(len(completion.token_ids) for completion in completions)
+        speeds.append((len(completions), tokens / seconds))
+        facts.append(Fact("sampler", f"{len(completions):,} completions at once", tokens / seconds, "tokens/s"))
+    shape = preflight.model_shape(bench.path)
+    number = {"bfloat16": 2, "float32": 4}[bench.config.rollout.precision]
+    length = size.prompt_tokens + tokens / len(completions) / 2
+    cache = 2 * shape.layers * shape.key_value_width * number * length * len(completions)
+    steps = max(len(completion.token_ids) for completion in completions)
+    least = steps * (shape.parameters * number + cache) / bench.bandwidth
+    on_gpu = bench.device.type == "cuda"
+    longest = size.prompt_tokens + size.completion_tokens
+    facts += [
+        Fact("sampler", "memory bandwidth of a copy", bench.bandwidth / 1e9, "GB/s"),
+        Fact("sampler", "share of the roofline", least / seconds, low=LEAST_ROOFLINE if on_gpu else None, failing=SLOW),
+    ]
+    basis = {
+        "completions": len(completions),
+        "completion_tokens": tokens,
+        "sampler_weights_gib": shape.parameters * number / GIB,
+        "cache_gib": 2 * shape.layers * shape.key_value_width * number * longest * len(completions) / GIB,
+    }
+    return Report(facts + (_sleep(bench) if on_gpu else []), {"sampling_tokens_per_second": speeds}, basis)
+
+
+def _sampled(bench: Bench, num_prompts: int) -> tuple[float, list[Completion]]:
+    """Returns the seconds for the groups of so many prompts, and their completions."""
+    # Anew each time: what a prompt has left in the engine's cache would be read, not computed.
+    asked = (bench.prompts(seed)[:num_prompts] for seed in count())
+    made: list[list[RolloutGroup]] = []
+    seconds = bench.seconds(lambda: made.append(bench.sampler.generate(next(asked), bench.size.group_size)))
+    return seconds, [completion for group in made[-1] for completion in group.completions]
+
+
+def _sleep(bench: Bench) -> list[Fact]:
+    before, total = torch.cuda.mem_get_info(bench.device)
+    begun = time.perf_counter()
+    bench.sampler.sleep()
+    seconds = time.perf_counter() - begun
+    freed = torch.cuda.mem_get_info(bench.device)[0] - before
+    # All but graphs and what was there before weights and cache.
+    least = 0.7 * bench.config.rollout.gpu_memory_fraction * total / GIB
+    return [
+        Fact("sampler", "memory that sleep frees", freed / GIB, "GiB", low=least),
+        Fact("sampler", "going to sleep", seconds, "s", high=LONGEST_SLEEP_SECONDS, failing=SLOW),
+    ]

@@ -1,0 +1,141 @@
+"""Settings that a machine asks for follow from what was measured there, by three rules.
+
+Rows   The learner's rows (learner.micro_batch_tokens) are the shortest that reach `ENOUGH_SPEED` of the fastest, among
+       those whose peak memory is at most `MOST_MEMORY` of the device's.
+Place  Sampling and learning take turns on all N GPUs, unless servers on k of them make a round shorter than
+       `WORTH_SERVERS` of it, or the sampler does not fit beside the learner's states. In turns a round takes
+       S(N) + L/N + R + O seconds. With servers, which sample the next round meanwhile, it takes
+       max(S(k) + O, L/(N − k)) + R. S(n) is the time of n engines that share the completions, L that of one GPU for all
+       learning, R that of a refresh, and O is the rest of a round. One GPU, or a CPU, always takes turns.
+Share  In turns, the sampler has what the learner's states leave of the GPU, less `RESERVE_GIB`, in steps of `STEP`. On
+       a CPU it has a cache for all completions of a round at once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from grpo.prove.facts import shown
+from grpo.types import MachineConstants
+from grpo.types.values import ROUNDING
+
+ENOUGH_SPEED, MOST_MEMORY = 0.97, 0.9
+WORTH_SERVERS = 0.9
+# For CUDA itself, kernels' workspaces and CUDA graphs, and against fragmentation.
+RESERVE_GIB, STEP = 3.0, 0.05
+# The smallest cache on a CPU, and the share of a round's cache without which sampling beside the learner is no use.
+LEAST_CACHE_GIB, LEAST_CACHE_SHARE = 0.125, 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """The basis of the settings is what they follow from besides the machine's constants, for one round of one model.
+
+    gpus                 0 is a machine without any
+    device_gib           memory of one GPU, or main memory
+    at_rest_gib          what a learner rank holds between steps
+    rows                 (tokens of a row, packed tokens/s, peak GiB), by rising length
+    packed_tokens        tokens that are learned from in a round
+    sampler_weights_gib  weights of the sampler
+    cache_gib            KV cache of all completions of a round
+    completions          completions of a round
+    completion_tokens    their tokens, all together
+    """
+
+    gpus: int
+    device_gib: float
+    at_rest_gib: float
+    rows: tuple[tuple[int, float, float], ...]
+    packed_tokens: float
+    sampler_weights_gib: float
+    cache_gib: float
+    completions: int
+    completion_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting is an override of a run's configuration, and why it is asked for."""
+
+    word: str
+    reason: str
+
+
+def settings_of(constants: MachineConstants, basis: Basis) -> list[Setting]:
+    """Returns the overrides that follow, by the rules above.
+
+    >>> constants = MachineConstants("a GPU", 1_500_000_000, ((8, 900.0), (256, 10_000.0)), 40_000.0, 0.5, 1.0)
+    >>> rows = ((8192, 36_000.0, 40.0), (16384, 39_000.0, 50.0), (32768, 40_000.0, 60.0), (65536, 42_000.0, 79.0))
+    >>> basis = Basis(1, 79.0, 26.0, rows, 200_000, 3.1, 7.5, 256, 180_000)
+    >>> [setting.word for setting in settings_of(constants, basis)]
+    ['learner.micro_batch_tokens=16384', 'rollout=vllm', 'rollout.gpu_memory_fraction=0.6']
+    """
+    return [_row_length(basis), *(_placed(constants, basis) if basis.gpus else _on_cpu(basis))]
+
+
+def _row_length(basis: Basis) -> Setting:
+    fitting = [row for row in basis.rows if row[2] <= MOST_MEMORY * basis.device_gib] or list(basis.rows[:1])
+    fastest = max(speed for _, speed, _ in fitting)
+    tokens, speed, peak = next(row for row in fitting if row[1] >= ENOUGH_SPEED * fastest)
+    reason = f"{shown(speed)} tokens/s, of {shown(fastest)} at best; peak {peak:.1f} of {basis.device_gib:.1f} GiB"
+    return Setting(f"learner.micro_batch_tokens={tokens}", reason)
+
+
+def _on_cpu(basis: Basis) -> list[Setting]:
+    cache = max(LEAST_CACHE_GIB, math.ceil(basis.cache_gib / LEAST_CACHE_GIB) * LEAST_CACHE_GIB)
+    return [
+        Setting("rollout=vllm", "sampling and learning take turns on a CPU"),
+        Setting(f"rollout.kv_cache_gib={cache:g}", f"a round's completions take {basis.cache_gib:.2g} GiB"),
+    ]
+
+
+def _placed(constants: MachineConstants, basis: Basis) -> list[Setting]:
+    gpus = basis.gpus
+    room = basis.device_gib - basis.at_rest_gib - RESERVE_GIB
+    fits = room >= basis.sampler_weights_gib + LEAST_CACHE_SHARE * basis.cache_gib
+    if gpus > 1:
+        in_turns = seconds_in_turns(constants, basis)
+        serving = min(range(1, gpus), key=lambda count: seconds_beside(constants, basis, count))
+        beside = seconds_beside(constants, basis, serving)
+        if not fits:
+            return _beside(gpus, serving, "a sampler does not fit beside the learner's states")
+        if beside < WORTH_SERVERS * in_turns:
+            return _beside(gpus, serving, f"{shown(beside)} s a round, and {shown(in_turns)} s in turns")
+    share = max(STEP, math.floor(room / basis.device_gib / STEP + ROUNDING) * STEP)
+    held = f"the learner holds {basis.at_rest_gib:.1f} of {basis.device_gib:.1f} GiB between steps"
+    reason = held if fits else f"{held}, too much for a sampler: use a smaller model or learner.offload_optimizer=true"
+    place = [Setting("rollout=vllm", "the GPU samples and learns in turns")]
+    if gpus > 1:
+        place.append(Setting(f"hardware.ranks_per_node={gpus}", "every GPU samples and learns in turns"))
+    return [*place, Setting(f"rollout.gpu_memory_fraction={share:.2g}", reason)]
+
+
+def sampling_seconds(constants: MachineConstants, basis: Basis, engines: int) -> float:
+    """Returns the seconds of so many engines that share the completions of a round."""
+    return basis.completion_tokens / engines / constants.sampling_speed(basis.completions / engines)
+
+
+def seconds_in_turns(constants: MachineConstants, basis: Basis) -> float:
+    """Returns the seconds of a round in which every GPU samples and then learns."""
+    learning = basis.packed_tokens / constants.learning_tokens_per_second / basis.gpus
+    rest = constants.refresh_seconds + constants.round_overhead_seconds
+    return sampling_seconds(constants, basis, basis.gpus) + learning + rest
+
+
+def seconds_beside(constants: MachineConstants, basis: Basis, serving: int) -> float:
+    """Returns the seconds of a round while which `serving` GPUs sample the next one."""
+    sampling = sampling_seconds(constants, basis, serving) + constants.round_overhead_seconds
+    learning = basis.packed_tokens / constants.learning_tokens_per_second / (basis.gpus - serving)
+    return max(sampling, learning) + constants.refresh_seconds
+
+
+def _beside(gpus: int, serving: int, reason: str) -> list[Setting]:
+    learning = gpus - serving
+    return [
+        Setting("rollout=vllm_server", reason),
+        Setting("pipeline=one_round", "servers sample the next round while the learner learns"),
+        Setting(f"hardware.ranks_per_node={learning}", f"{learning} of {gpus} GPUs learn"),
+        Setting(f"rollout.servers.replicas={serving}", f"{serving} of {gpus} GPUs sample"),
+        Setting(f"rollout.servers.first_gpu={learning}", "the GPUs after the learner's"),
+    ]

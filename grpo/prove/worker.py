@@ -1,0 +1,40 @@
+"""This program measures something in a process of its own, see `grpo.prove.apart`.
+
+    python -m grpo.prove.worker MEASURE[,MEASURE] SIZE FOLDER FILE [OVERRIDES]
+
+Started by torchrun, all ranks measure together and the first one writes the reports to FILE.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from grpo.host import environment
+
+if __name__ == "__main__":
+    environment.prepare()
+
+from grpo.host import ranks
+from grpo.prove import learning, losing, sampling
+from grpo.prove.bench import Bench
+from grpo.prove.facts import Report
+
+MEASURES = {
+    "learning": learning.learning,
+    "rows": learning.rows,
+    "sampler": sampling.sampler,
+    "losing": losing.losing,
+}
+
+
+def main(measures: str, size: str, folder: str, file: str, *overrides: str) -> None:
+    bench = Bench(size, Path(folder), list(overrides))
+    reports = [MEASURES[name](bench) for name in measures.split(",")]
+    if ranks.rank() == 0:
+        Path(file).write_text(json.dumps(Report.joined(reports).plain()))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,182 @@
+"""This module writes the page of one run, which may be finished, interrupted, failed or still going on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any
+
+from grpo.config import TrainConfig
+from grpo.config.folder import CONFIG_FILE, PAGE_FILE, SAMPLES_FILE
+from grpo.config.saved import flat
+from grpo.dynamics.findings import Finding
+from grpo.host.folder_lock import is_held
+from grpo.host.terminal import clean
+from grpo.report import page
+from grpo.report.curves import Curves, panels_of
+from grpo.report.logs import run_config
+from grpo.report.summary import conditions, summary_rows
+from grpo.report.verdict import judge
+from grpo.report.words import meanings
+from grpo.telemetry import FINISHED, INTERRUPTED, read_completions, read_ending
+
+Row = Mapping[str, Any]
+
+# So many of the latest groups are looked at, and so many of each kind are shown.
+LOOKED_AT = 64
+SHOWN = {"mixed": 3, "wrong": 1, "right": 1}
+# A group shows at most so many right and so many wrong completions, each up to so many characters.
+EACH_SIDE, EXCERPT = 4, 2000
+BANDS = {"none": "none right", "some": "below half right", "most": "half or more right", "all": "all right"}
+
+
+def write_run_page(
+    output: Path, metrics: Sequence[Row], evaluations: Sequence[Row], findings: Sequence[Finding]
+) -> Path:
+    """Writes the page of the run in `output` from its rows, and returns the page's path."""
+    verdict, curves = judge(metrics, evaluations), Curves(metrics, evaluations)
+    config = run_config(output) if (output / CONFIG_FILE).exists() else {}
+    groups = shown_groups(read_completions(output)) if (output / SAMPLES_FILE).exists() else []
+    path = output / PAGE_FILE
+    first, *others = (partial(panel, run=curves) for panel in panels_of(curves))
+    page.write_page(
+        "run.html",
+        path,
+        name=output.resolve().name,
+        verdict=verdict.lines,
+        mood=verdict.mood,
+        numbers=verdict.numbers,
+        state=standing(output, metrics, config),
+        findings=findings,
+        pictures=[*page.wide_picture(first), *map(page.picture, others)],
+        tables=_tables(metrics, evaluations),
+        groups=groups,
+        about_groups=(
+            "These are whole groups of the last rounds: all completions of one prompt, some of each kind. "
+            "grpo samples shows more of them."
+        ),
+        settings=settings(config),
+        meanings=meanings(
+            *("pass rate", "pass@1", "held-out problems", "95 % interval", "percentage point", "p", "optimizer step"),
+            *("round", "group", "silent group", "entropy", "gradient norm", "cut off"),
+        ),
+    )
+    return path
+
+
+def standing(output: Path, metrics: Sequence[Row], config: Row) -> str:
+    """Says in a sentence whether the run is finished, was interrupted, failed, goes on, or was killed."""
+    ending, step = read_ending(output), metrics[-1]["step"] if metrics else 0
+    steps = f"step {step:,} of {config['num_steps']:,}" if "num_steps" in config else f"step {step:,}"
+    if ending is None:
+        if is_held(output):
+            return f"still goes on, at {steps}"
+        if step == config.get("num_steps"):
+            return f"finished at {steps}"
+        return f"ended at {steps} without a word: it was killed, or its machine was lost"
+    if ending.state == FINISHED:
+        return f"finished at {steps}" + (f": {ending.why}" if ending.why else "")
+    if ending.state == INTERRUPTED:
+        return f"interrupted at {steps}; checkpoint.resume=true goes on"
+    return f"failed at {steps}: {clean(ending.why)}"
+
+
+def settings(config: Row) -> list[tuple[str, str]]:
+    """Returns the settings that differ from the defaults, as a table."""
+    defaults = dict(flat(asdict(TrainConfig())))
+    rows = [(name, str(value)) for name, value in flat(config) if value != defaults.get(name)]
+    return [("key", "value"), *rows]
+
+
+def shown_groups(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """Chooses whole groups among the latest ones: those with right and wrong completions first."""
+    chosen: dict[str, list[dict[str, Any]]] = {kind: [] for kind in SHOWN}
+    for group in islice(_groups(rows), LOOKED_AT):
+        correct = sum(row["correct"] for row in group)
+        kind = "mixed" if 0 < correct < len(group) else "right" if correct else "wrong"
+        if len(chosen[kind]) < SHOWN[kind]:
+            chosen[kind].append(_group(group, correct))
+        if all(len(chosen[kind]) == SHOWN[kind] for kind in SHOWN):
+            break
+    return [group for kind in SHOWN for group in chosen[kind]]
+
+
+def _groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    for _, group in groupby(rows, key=lambda row: (row["step"], row["prompt_id"])):
+        yield list(group)
+
+
+def _group(rows: Sequence[Row], correct: int) -> dict[str, Any]:
+    """Makes what the page shows of a group: right completions first, then wrong ones."""
+    kept = [row for side in (True, False) for row in [row for row in rows if row["correct"] is side][:EACH_SIDE]]
+    first = rows[0]
+    source = f" Source: {first['source']}." if first.get("source") else ""
+    left = f" {len(kept)} of them are shown." if len(kept) < len(rows) else ""
+    return {
+        "score": f"{correct} of {len(rows)} right",
+        "question": clean(first["question"]),
+        "answer": clean(str(first["answer"])),
+        "about": f"Step {first['step']}, prompt {first['prompt_id']}.{source}{left}",
+        "rows": [
+            {"correct": row["correct"], "facts": _facts(row), "text": clean(_cut(row["completion"]))} for row in kept
+        ],
+    }
+
+
+def _facts(row: Row) -> str:
+    facts = [f"reward {row['reward']:g}", f"{row['tokens']} tokens"]
+    facts += ["cut off at the token limit"] if row.get("truncated") else []
+    facts += [row["outcome"].replace("_", " ") + " in grading"] if row["outcome"] != "graded" else []
+    return " · ".join(facts)
+
+
+def _cut(text: str) -> str:
+    if len(text) <= EXCERPT:
+        return text
+    return f"{text[: EXCERPT // 2]}\n… {len(text) - EXCERPT:,} characters left out …\n{text[-EXCERPT // 2 :]}"
+
+
+def _tables(metrics: Sequence[Row], evaluations: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """Returns the tables that the run has numbers for, with their captions."""
+    late = metrics[-max(1, len(metrics) // 4) :]
+    rounds = f"Means over the last {len(late)} of {len(metrics)} rounds."
+    tables: dict[str, dict[str, Any]] = {}
+    if len(evaluations) > 1:
+        before, after = evaluations[0], evaluations[-1]
+        tables["Held-out problems"] = {"caption": conditions(after) + ".", "rows": summary_rows(before, after)}
+    names = {name: f"completions/by_pass_rate/{name}" for name in BANDS}
+    tables["Completions by difficulty"] = {
+        "caption": f"{rounds} A prompt is hard where few of its completions are right.",
+        "rows": _parts("of the prompt's completions", {BANDS[name]: prefix for name, prefix in names.items()}, late),
+    }
+    prefix = "completions/by_source/"
+    sources = sorted(
+        {name.removeprefix(prefix).rpartition("/")[0] for row in late for name in row if name.startswith(prefix)}
+    )
+    tables["Completions by source"] = {
+        "caption": rounds,
+        "rows": _parts("source", {name: prefix + name for name in sources}, late),
+    }
+    return {title: part for title, part in tables.items() if len(part["rows"]) > 1}
+
+
+def _parts(heading: str, prefixes: Mapping[str, str], rows: Sequence[Row]) -> list[list[str]]:
+    """Returns a table of share, length and truncation with a line for each of the parts that was measured.
+
+    A round in which a part has no completion counts as none of its share, and not at all for its length.
+    """
+    lines = []
+    for name, prefix in prefixes.items():
+        present = [row for row in rows if f"{prefix}/share" in row]
+        shares = [row[f"{prefix}/share"] for row in present]
+        if not sum(shares):
+            continue
+        length, cut = (
+            sum(share * row[f"{prefix}/{key}"] for share, row in zip(shares, present, strict=True)) / sum(shares)
+            for key in ("length_mean", "truncated_fraction")
+        )
+        lines.append([name, f"{sum(shares) / len(rows):.1%}", f"{length:,.1f}", f"{cut:.1%}"])
+    return [[heading, "share of completions", "mean length, tokens", "cut off"], *lines]

@@ -1,0 +1,155 @@
+"""This module judges a run in plain words: did the model learn, how sure is that, and what did it cost?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from grpo.dynamics.evidence import FEWEST_ROUNDS, change
+from grpo.dynamics.run_log import NOTHING, Series
+from grpo.evaluation.pass_rates import FEWEST_PROBLEMS, paired_difference, sign_test
+from grpo.report.summary import check_comparable, pairs_of
+from grpo.report.words import duration
+from grpo.types import Interval
+
+GOOD, UNSURE, BAD = "good", "unsure", "bad"
+SURE = 0.05
+
+Row = Mapping[str, Any]
+
+
+class Number(NamedTuple):
+    """A number stands on top of a page: its name, its value, and a remark."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunVerdict:
+    """A verdict has sentences, a mood for their colour, and the numbers that matter most."""
+
+    lines: Sequence[str]
+    mood: str
+    numbers: Sequence[Number]
+
+
+def judge(metrics: Sequence[Row], evaluations: Sequence[Row]) -> RunVerdict:
+    """Judges a run by its held-out problems if they were asked twice, and else by its training problems."""
+    spent = _spent(metrics)
+    if not any(row.get("learner/gradient_norm", 1.0) for row in metrics):
+        lines = ["Nothing was learned: no optimizer step changed the weights. The diagnosis below says why."]
+        return RunVerdict(lines, BAD, [*_training_numbers(metrics), spent])
+    if len(evaluations) > 1 and evaluations[0]["step"] < evaluations[-1]["step"]:
+        verdict = _by_held_out(evaluations[0], evaluations[-1])
+    else:
+        verdict = _by_training(metrics)
+    return RunVerdict(verdict.lines, verdict.mood, [*verdict.numbers, spent])
+
+
+def _by_held_out(before: Row, after: Row) -> RunVerdict:
+    """Judges by the pass rates of the same held-out problems before and after."""
+    check_comparable(before, after)
+    rates = [
+        [row["correct"] / row["total"] for row in side]
+        for side in zip(*pairs_of(before["per_problem"], after["per_problem"]), strict=True)
+    ]
+    gain, test, count = paired_difference(*rates), sign_test(*rates), len(rates[0])
+    old, new = before["pass@1"], after["pass@1"]
+    few = count < FEWEST_PROBLEMS
+    surely = test.p < SURE and (few or gain.low > 0 or gain.high < 0)
+    now = f"{new['value']:.1%} of the held-out problems at the first try; before training it was {old['value']:.1%}"
+    if surely:
+        mood = GOOD if gain.value > 0 else BAD
+        lines = [f"The model {'learned' if gain.value > 0 else 'got worse'}: it now solves {now}."]
+    else:
+        mood = UNSURE
+        lines = [f"No clear change: the model solves {now}. Chance alone explains such a difference."]
+        if few:
+            lines.append(f"{count} problems are too few to say more. Raise evaluation.num_problems.")
+    lines.append(
+        f"Of {count} problems {test.better} got better and {test.worse} worse (sign test, {probability(test.p)}). This "
+        "is one run; another seed may come out differently, and grpo sweep sweep=seeds shows how much."
+    )
+    shown = f"{test.better} better, {test.worse} worse" if few else _reach(gain)
+    return RunVerdict(
+        lines,
+        mood,
+        [
+            Number(
+                f"held-out pass@1 after step {after['step']}",
+                f"{new['value']:.1%}",
+                f"95 % interval {new['low']:.1%} to {new['high']:.1%}; {old['value']:.1%} before",
+            ),
+            Number("change, in percentage points", f"{100 * gain.value:+.1f}", shown),
+        ],
+    )
+
+
+def _by_training(metrics: Sequence[Row]) -> RunVerdict:
+    """Judges by the pass rate of the prompts that were trained on."""
+    name = "pass_rate" if any("pass_rate" in row for row in metrics) else "reward/mean"
+    what = "pass rate" if name == "pass_rate" else "reward"
+    points = [(row["step"], row[name]) for row in metrics if name in row]
+    series = Series(*np.array(points, float).T) if points else NOTHING
+    moved, numbers = change(series), _training_numbers(metrics)
+    if moved is None:
+        lines = [
+            f"Too early to say: {len(series)} rounds, and {2 * FEWEST_ROUNDS} are needed to tell a trend from luck."
+        ]
+        return RunVerdict(lines, UNSURE, numbers)
+    sentences = {
+        GOOD: f"The model learns: its {what} in training rose",
+        BAD: f"The model gets worse: its {what} in training fell",
+        UNSURE: f"No clear change yet: the {what} in training moved",
+    }
+    mood = GOOD if moved.low > 0 else BAD if moved.high < 0 else UNSURE
+    lines = [
+        f"{sentences[mood]} by {moved.value:+.3f} (99 % interval {moved.low:+.3f} to {moved.high:+.3f}).",
+        "There are no two evaluations on held-out problems, so the run may have memorized what it was trained on.",
+    ]
+    return RunVerdict(lines, mood, numbers)
+
+
+def _training_numbers(metrics: Sequence[Row]) -> list[Number]:
+    """Returns the pass rate and the reward over the last quarter of the rounds."""
+    late = metrics[-max(1, len(metrics) // 4) :]
+    numbers = []
+    for name, label, form in (
+        ("pass_rate", "pass rate in training", "{:.1%}"),
+        ("reward/mean", "mean reward", "{:.3f}"),
+    ):
+        values = [row[name] for row in late if name in row]
+        if values:
+            note = f"mean of the last {len(values)} of {len(metrics)} rounds"
+            numbers.append(Number(label, form.format(sum(values) / len(values)), note))
+    return numbers
+
+
+def _spent(metrics: Sequence[Row]) -> Number:
+    seconds = sum(row.get("time/round_seconds", 0.0) for row in metrics)
+    completions = sum(size * groups for row in metrics for _, size, groups in row.get("groups/counts", ()))
+    tokens = sum(
+        row.get("completions/length_mean", 0.0) * sum(size * groups for _, size, groups in row.get("groups/counts", ()))
+        for row in metrics
+    )
+    step = metrics[-1]["step"] if metrics else 0
+    note = f"{step:,} optimizer steps, {completions:,} completions, {tokens:,.0f} tokens"
+    return Number("time of all rounds", duration(seconds), note)
+
+
+def probability(p: float) -> str:
+    """Writes a p-value.
+
+    >>> probability(0.0412), probability(1e-9)
+    ('p = 0.041', 'p < 0.001')
+    """
+    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+
+
+def _reach(interval: Interval) -> str:
+    return f"95 % interval {100 * interval.low:+.1f} to {100 * interval.high:+.1f}"

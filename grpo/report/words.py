@@ -1,0 +1,49 @@
+"""This module explains the words that pages use, of which a page shows its own, and writes durations in words."""
+
+MEANINGS = {
+    "pass rate": "The share of completions that are right.",
+    "pass@1": "The share of problems solved at the first try. pass@k: at least one of k tries is right.",
+    "held-out problems": "Problems that are never trained on. They tell whether the model learned or only memorized.",
+    "95 % interval": "If everything were repeated many times, 95 % of such intervals would hold the true value.",
+    "percentage point": "From 20 % to 30 % is a change of 10 percentage points.",
+    "p": (
+        "The probability of a difference this large, or larger, if there were none. Below 0.05 it is unlikely to be "
+        "chance."
+    ),
+    "seed": "The number that chance starts from. Runs that differ in the seed only show how much is luck.",
+    "optimizer step": "One update of the model's weights.",
+    "round": "The model writes completions, they are graded, and the model learns from them.",
+    "group": "The completions of one prompt. G is their number.",
+    "silent group": "A group whose completions all got the same reward. Nothing is learned from it.",
+    "entropy": "How much the model still tries out, in nats per token. 0: always the same. 0.7: like a coin toss.",
+    "gradient norm": "How strongly a step pulls at the weights.",
+    "cut off": "A completion that reached the token limit before it ended.",
+    "solve rate": "The share of a model's attempts at a problem that are right; the pass rate of one problem.",
+    "α, β": (
+        "The dials. The advantage divides by the spread of a group's rewards to the power α, and by their mean to the "
+        "power β. GRPO has α = 1, Dr. GRPO α = 0."
+    ),
+    "law": "A curve with few constants that is fitted to the pass rate, such as an exponential approach to a plateau.",
+    "τ": "The refresh interval: optimizer steps on completions of one policy, before new ones are written.",
+    "μ": "The optimizer's momentum: how much of a step's direction stays for the next one.",
+    "κ": "The stiffness: how strongly the curve is pulled to its plateau, per optimizer step.",
+    "χ²/n": "The squared distance from the curve in units of the noise, over the number of rounds. About n fits well.",
+}
+
+
+def meanings(*words: str) -> dict[str, str]:
+    """Returns these words with their meanings, in the order given."""
+    return {word: MEANINGS[word] for word in words}
+
+
+def duration(seconds: float) -> str:
+    """Writes seconds in the unit that suits them. Logs without times have none.
+
+    >>> duration(30.0), duration(600.0), duration(90_000.0), duration(0.0)
+    ('30 s', '10 min', '25.0 h', '–')
+    """
+    if seconds <= 0:
+        return "–"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

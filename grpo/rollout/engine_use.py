@@ -1,0 +1,99 @@
+"""This module tells how full an engine's cache gets, and how often it has to interrupt completions for want of room.
+
+    rollout/cache_peak_fraction   the largest share of the cache that was in use at once; only of an engine in process
+    rollout/preemptions           completions that were interrupted, and computed anew later, since the cache was full
+    rollout/prefix_hit_fraction   share of the prompts' tokens that were in the cache already
+
+A server is asked for its counters (vLLM: `/metrics`) after each round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+COUNTERS = ("vllm:num_preemptions_total", "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
+
+
+class EngineUse:
+    """This object stands in the place of vLLM's own loggers (`LLMEngine.logger_manager`), which print.
+
+    vLLM calls `record` after each of the engine's steps. It sees the fullest moment, which a look now and then would
+    miss.
+    """
+
+    def __init__(self) -> None:
+        self._peak = 0.0
+        self._preempted = 0
+        self._asked = self._hit = 0
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any, **others: Any) -> None:
+        """Takes vLLM's statistics of one step. `iteration_stats` is None for a step without new tokens."""
+        if scheduler_stats is not None:
+            self._peak = max(self._peak, scheduler_stats.kv_cache_usage)
+            self._asked += scheduler_stats.prefix_cache_stats.queries
+            self._hit += scheduler_stats.prefix_cache_stats.hits
+        if iteration_stats is not None:
+            self._preempted += iteration_stats.num_preempted_reqs
+
+    def log(self) -> None:
+        """Does nothing: vLLM would print here."""
+
+    def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
+        """Does nothing: the run itself puts the engine to sleep."""
+
+    def take(self) -> dict[str, float]:
+        """Returns the use since the last call, and begins anew. Empty when the engine has done nothing."""
+        peak, preempted, asked, hit = self._peak, self._preempted, self._asked, self._hit
+        EngineUse.__init__(self)
+        if not asked and not peak:
+            return {}
+        use = {"rollout/cache_peak_fraction": peak, "rollout/preemptions": float(preempted)}
+        return use | ({"rollout/prefix_hit_fraction": hit / asked} if asked else {})
+
+
+class ServerUse:
+    """This class turns the counters of servers, which only grow, into their use since the last look."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, Mapping[str, float]] = {}
+
+    def since(self, pages: Mapping[str, str]) -> dict[str, float]:
+        """Returns the use from the servers' metrics pages, by URL. A server that began anew counts from 0."""
+        preempted, asked, hit = (
+            sum(self._grown(url, counter, page) for url, page in pages.items()) for counter in COUNTERS
+        )
+        self._before |= {url: {counter: counted(page, counter) for counter in COUNTERS} for url, page in pages.items()}
+        if not asked:
+            return {}
+        return {"rollout/preemptions": preempted, "rollout/prefix_hit_fraction": hit / asked}
+
+    def _grown(self, url: str, counter: str, page: str) -> float:
+        now, before = counted(page, counter), self._before.get(url, {}).get(counter, 0.0)
+        return now - before if now >= before else now
+
+
+def counted(page: str, counter: str) -> float:
+    r"""Returns a counter of a page in Prometheus' text format, added up over its labels.
+
+    >>> counted('# HELP hits Hits.\nhits{engine="0"} 3.0\nhits{engine="1"} 4.0\nhits_created 9.0', "hits")
+    7.0
+    """
+    lines = (line.rpartition(" ") for line in page.splitlines())
+    return sum(float(value) for name, _, value in lines if name.partition("{")[0] == counter)
+
+
+def use_of_all(uses: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Joins the use of several engines: the fullest cache, all interruptions, and the mean share of hits.
+
+    >>> use_of_all([{"rollout/preemptions": 1.0}, {}, {"rollout/preemptions": 2.0}])
+    {'rollout/preemptions': 3.0}
+    """
+    joined: dict[str, float] = {}
+    for name in dict.fromkeys(name for use in uses for name in use):
+        values = [use[name] for use in uses if name in use]
+        if name.endswith("preemptions"):
+            joined[name] = sum(values)
+        else:
+            joined[name] = max(values) if name.endswith("peak_fraction") else sum(values) / len(values)
+    return joined

@@ -1,0 +1,107 @@
+"""This module says how long a round's completions are, and how many were cut off: right ones against wrong ones, by
+source, and by how hard the prompt is.
+
+    completions/length_p10, _p50, _p90                         percentiles of the length, in tokens
+    completions/right/…, completions/wrong/…                   the mean and the same percentiles, of those completions
+    completions/by_source/NAME/…                               mean, 90th percentile and truncated fraction of a source,
+                                                               and its share of the completions
+    completions/by_pass_rate/none|some|most|all/…              mean length and truncated fraction of prompts of which
+                                                               none, below half, half or more, or all were right
+    completions/by_pass_rate/none|some|most|all/share          their share of the completions
+
+The difficulty is that of the same round's completions. One that is cut off is hardly ever right, so truncation itself
+moves a prompt towards `none`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from grpo.types import ScoredGroup
+
+PERCENTS = (10, 50, 90)
+BANDS = ("none", "some", "most", "all")
+"""These are the bands of pass rates: 0, below one half, from one half on, and 1."""
+
+
+class CompletionFacts(NamedTuple):
+    """These are the facts of one completion. `source` is "" where the problem names none."""
+
+    length: int
+    right: bool
+    truncated: bool
+    source: str
+    band: str
+
+
+def facts_of(scored: ScoredGroup) -> list[CompletionFacts]:
+    """Returns the facts of a group's completions."""
+    source = str(scored.group.prompt.problem.metadata.get("source") or "")
+    band = band_of(*scored.count)
+    return [
+        CompletionFacts(len(completion.token_ids), grade.correct, completion.truncated, source, band)
+        for completion, grade in zip(scored.group.completions, scored.grades, strict=True)
+    ]
+
+
+def band_of(correct: int, size: int) -> str:
+    """Returns the band of a prompt that was answered rightly `correct` times out of `size`.
+
+    >>> [band_of(correct, 4) for correct in range(5)]
+    ['none', 'some', 'most', 'most', 'all']
+    """
+    if correct in (0, size):
+        return "all" if correct else "none"
+    return "some" if 2 * correct < size else "most"
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """Returns the smallest value that at least `percent` % of the values do not exceed (nearest rank).
+
+    >>> [percentile([1, 2, 3, 10], percent) for percent in (10, 50, 90)]
+    [1, 2, 10]
+    """
+    return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
+
+
+def breakdown(facts: Sequence[CompletionFacts]) -> dict[str, float]:
+    """Returns the metrics above for the completions of a round, of all ranks together."""
+    numbers = _percentiles("completions", facts)
+    for name, right in (("right", True), ("wrong", False)):
+        chosen = [fact for fact in facts if fact.right == right]
+        numbers |= _mean_length(f"completions/{name}", chosen) | _percentiles(f"completions/{name}", chosen)
+    sources = _divided(facts, lambda fact: fact.source)
+    for source, chosen in sources.items() if len(sources) > 1 else ():
+        prefix = f"completions/by_source/{source or 'unnamed'}"
+        numbers |= _mean_length(prefix, chosen) | _truncated(prefix, chosen)
+        numbers[f"{prefix}/length_p90"] = percentile(sorted(fact.length for fact in chosen), 90)
+        numbers[f"{prefix}/share"] = len(chosen) / len(facts)
+    for band, chosen in _divided(facts, lambda fact: fact.band).items():
+        prefix = f"completions/by_pass_rate/{band}"
+        numbers |= _mean_length(prefix, chosen) | _truncated(prefix, chosen)
+        numbers[f"{prefix}/share"] = len(chosen) / len(facts)
+    return {name: float(value) for name, value in numbers.items()}
+
+
+def _divided(
+    facts: Iterable[CompletionFacts], key: Callable[[CompletionFacts], str]
+) -> dict[str, list[CompletionFacts]]:
+    parts: dict[str, list[CompletionFacts]] = {}
+    for fact in facts:
+        parts.setdefault(key(fact), []).append(fact)
+    return dict(sorted(parts.items()))
+
+
+def _percentiles(prefix: str, facts: Sequence[CompletionFacts]) -> dict[str, float]:
+    ordered = sorted(fact.length for fact in facts)
+    return {f"{prefix}/length_p{percent}": percentile(ordered, percent) for percent in PERCENTS if ordered}
+
+
+def _mean_length(prefix: str, facts: Sequence[CompletionFacts]) -> dict[str, float]:
+    return {f"{prefix}/length_mean": sum(fact.length for fact in facts) / len(facts)} if facts else {}
+
+
+def _truncated(prefix: str, facts: Sequence[CompletionFacts]) -> dict[str, float]:
+    return {f"{prefix}/truncated_fraction": sum(fact.truncated for fact in facts) / len(facts)}

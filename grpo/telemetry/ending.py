@@ -1,0 +1,40 @@
+"""This module writes into a run's folder how the run ended, and reads it again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from grpo.config.folder import END_FILE
+
+FINISHED, INTERRUPTED, FAILED = "finished", "interrupted", "failed"
+# A reason is kept up to this many characters.
+LONGEST = 500
+
+
+class Ending(NamedTuple):
+    """An ending is how a run ended, after how many optimizer steps, and why it failed or stopped, if it did."""
+
+    state: str
+    step: int
+    why: str = ""
+
+
+def write_ending(folder: Path, ending: Ending) -> None:
+    """Writes end.json. A run that goes on removes it."""
+    kept = ending._replace(why=ending.why[:LONGEST])
+    (folder / END_FILE).write_text(json.dumps(kept._asdict()), encoding="utf-8")
+
+
+def forget_ending(folder: Path) -> None:
+    """Removes the ending of the run before, which a resumed run continues."""
+    (folder / END_FILE).unlink(missing_ok=True)
+
+
+def read_ending(folder: Path) -> Ending | None:
+    """Returns how the run ended. None: it goes on, was killed, or is of an earlier version."""
+    try:
+        return Ending(**json.loads((folder / END_FILE).read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None

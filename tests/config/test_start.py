@@ -1,0 +1,109 @@
+"""What an earlier run has left says what model it is, and what does not fit is one line before anything is loaded."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from grpo.config import ModelConfig, TrainConfig, UserError
+from grpo.config.engines import LoraConfig
+from grpo.config.start import described, is_checkpoint
+
+PLAIN = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["v_proj", "q_proj"]}
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A function that makes a checkpoint of a run with these model settings."""
+
+    def make(**settings):
+        config = TrainConfig(model=ModelConfig(**settings))
+        folder = tmp_path / "run" / "checkpoints" / "step-00000004"
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text(json.dumps({"config": asdict(config)}))
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    """A function that makes the folder of an adapter with these settings."""
+
+    def make(**settings):
+        (tmp_path / "adapter_config.json").write_text(json.dumps(PLAIN | settings))
+        (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+        return str(tmp_path)
+
+    return make
+
+
+def test_a_model_of_the_hub_and_one_in_a_folder_are_what_they_were(tmp_path):
+    hub = ModelConfig(path="some/model", source="huggingface")
+    assert described(hub) is hub
+    assert described(ModelConfig(path=str(tmp_path), source="tiny")).source == "huggingface"
+
+
+def test_a_run_stands_for_the_model_that_it_left(tmp_path, checkpoint):
+    newest, run = checkpoint(), tmp_path / "run"
+    with pytest.raises(UserError, match=f"has left no model/.* give its newest checkpoint, {newest}"):
+        described(ModelConfig(path=str(run)))
+    (run / "model").mkdir()
+    assert described(ModelConfig(path=str(run), source="tiny")) == ModelConfig(path=str(run / "model"))
+
+
+def test_a_checkpoint_brings_its_model_and_adapters_but_no_code_of_its_own(checkpoint):
+    lora = LoraConfig(rank=4, alpha=8.0)
+    folder = str(checkpoint(path="some/base", lora=lora, trust_remote_code=True, max_length=99, head_precision="model"))
+    model = described(ModelConfig(path=folder, source="tiny", max_length=32))
+    assert model == ModelConfig(path="some/base", start=folder, lora=lora, max_length=32, head_precision="model")
+    assert described(model) == model and is_checkpoint(model.start)
+
+
+@pytest.mark.parametrize(
+    ("saved", "given", "said"),
+    [
+        ({}, {"rank": 8}, "rank 8, .* has no adapters: .*`grpo export .*step-00000004 DIRECTORY`"),
+        ({"rank": 4}, {"rank": 8}, "has adapters of rank 4, alpha 32 on all-linear: leave out model.lora"),
+        ({"rank": 4}, {"rank": 4, "alpha": 1.0}, "asks for rank 4, alpha 1 on"),
+    ],
+)
+def test_other_adapters_than_those_of_the_start_are_refused(saved, given, said, checkpoint):
+    folder = str(checkpoint(lora=LoraConfig(**saved)))
+    with pytest.raises(UserError, match=said):
+        described(ModelConfig(path=folder, lora=LoraConfig(**given)))
+
+
+def test_an_adapter_names_its_base_unless_another_is_given(adapter):
+    folder = adapter(base_model_name_or_path="some/base", revision="v2")
+    model = described(ModelConfig(path=folder, source="smollm2"))
+    lora = LoraConfig(rank=4, alpha=8.0, target_modules="q_proj,v_proj")
+    assert model == ModelConfig(path="some/base", revision="v2", start=folder, lora=lora)
+    assert described(model) == model and not is_checkpoint(model.start)
+    assert described(ModelConfig(path="my/copy", start=folder)).path == "my/copy"
+    assert described(ModelConfig(start=folder, source="smollm2")) == model
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"peft_type": "IA3"}, "is an adapter of the kind IA3; only LORA is trained"),
+        ({"use_dora": True}, "has use_dora=True, which is not trained here: merge it"),
+        ({"modules_to_save": ["lm_head"]}, "has modules_to_save"),
+        ({"bias": "all"}, "has bias=all"),
+        ({"target_modules": ".*_proj"}, "names its target_modules by the pattern"),
+        ({"base_model_name_or_path": None}, "names no base: give it as model.path, with model.start="),
+        ({"r": "four"}, "adapter_config.json is damaged"),
+    ],
+)
+def test_an_adapter_that_would_be_another_one_here_is_refused(settings, said, adapter):
+    folder = adapter(**{"base_model_name_or_path": "some/base"} | settings)
+    with pytest.raises(UserError, match=said) as refusal:
+        described(ModelConfig(path=folder))
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_start_that_is_none_is_named(tmp_path):
+    for folder, said in (("nowhere", "there is no such folder"), (str(tmp_path), "no checkpoint and no adapter")):
+        with pytest.raises(UserError, match=said):
+            described(ModelConfig(start=folder))

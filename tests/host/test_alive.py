@@ -1,0 +1,36 @@
+"""Long waits say that they go on."""
+
+import threading
+
+from grpo.host import alive
+from grpo.host.alive import working
+
+
+def test_what_takes_long_is_told_of_again_and_again(monkeypatch):
+    monkeypatch.setattr(alive, "TOLD_AFTER", (0.001, 10.0))
+    monkeypatch.setattr(alive, "LATER", 0.001)
+    told, twice = [], threading.Event()
+
+    def tell(text):
+        told.append(text)
+        if len(told) == 1:
+            twice.set()
+
+    with working("starting the sampler", tell):
+        assert twice.wait(10)
+    assert told[0] == "grpo: starting the sampler …"
+
+
+def test_what_is_quick_says_nothing(capsys):
+    with working("reading the problems"):
+        pass
+    assert capsys.readouterr().err == ""
+
+
+def test_only_the_first_rank_speaks(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(alive, "TOLD_AFTER", (0.0, 0.0, 0.0))
+    told = []
+    with working("starting the sampler", told.append):
+        threading.Event().wait(0.05)
+    assert told == []

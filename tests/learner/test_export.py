@@ -1,0 +1,89 @@
+"""An exported model is loaded by others as it was, and what is interrupted leaves nothing that looks whole."""
+
+import errno
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from grpo.config import ModelConfig, UserError
+from grpo.config.engines import LoraConfig
+from grpo.config.start import described
+from grpo.learner.export import Folder, export, export_adapter
+from grpo.learner.loading import load_policy
+from tests.fakes import SingleRank
+from tests.learner.models import tiny_llama
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny_llama(tmp_path_factory.mktemp("base") / "model")
+
+
+@pytest.fixture(scope="module")
+def policy(base):
+    return load_policy(base, ModelConfig(path=str(base)), "float32", 64)
+
+
+def folder_at(path, tokenizer=lambda folder: None):
+    return Folder(path, SimpleNamespace(save_pretrained=tokenizer), "# A card")
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("float16", torch.float16), ("float32", torch.float32)])
+def test_a_model_is_written_in_the_dtype_that_is_asked_for(dtype, kind, policy, base, tmp_path):
+    export(policy, dtype, folder_at(tmp_path / "model"), SingleRank())
+    written = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype="auto").state_dict()
+    before = AutoModelForCausalLM.from_pretrained(base).state_dict()
+    assert written.keys() == before.keys() and all(torch.equal(written[name], before[name].to(kind)) for name in before)
+    assert (tmp_path / "model" / "README.md").read_text() == "# A card"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_full_disk_is_one_line_and_leaves_what_was_there(policy, tmp_path):
+    def full(folder):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "earlier").write_text("")
+    with pytest.raises(UserError, match=r"could not be written to .*No space left.*GiB are free: free some space"):
+        export(policy, "float32", folder_at(tmp_path / "model", full), SingleRank())
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["model", "model/earlier"]
+
+
+def test_a_kill_in_the_middle_leaves_no_folder_that_looks_whole(policy, tmp_path):
+    target = tmp_path / "model"
+    child = os.fork()
+    if child == 0:
+        # The weights are there by then.
+        export(policy, "float32", folder_at(target, lambda folder: os.kill(os.getpid(), signal.SIGKILL)), SingleRank())
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert [path.name for path in tmp_path.iterdir()] == [".writing-model"]
+    assert (tmp_path / ".writing-model" / "model.safetensors").exists()
+    export(policy, "float32", folder_at(target), SingleRank())
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_an_adapter_is_trained_on_as_it_was_left(base, tmp_path):
+    adapted = ModelConfig(path=str(base), lora=LoraConfig(rank=4, alpha=8.0, target_modules="q_proj,down_proj"))
+    policy = load_policy(base, adapted, "float32", 64, lora_seed=0)
+    drawn = {name: torch.randn(p.shape) for name, p in policy.named_parameters() if p.requires_grad}
+    policy.load_state_dict(drawn, strict=False)
+    export_adapter(policy, folder_at(tmp_path / "adapter"), SingleRank())
+    model = described(ModelConfig(path=str(tmp_path / "adapter")))
+    assert (model.path, model.lora.rank, model.lora.alpha) == (str(base), 4, 8.0)
+    again = dict(load_policy(base, model, "float32", 64, lora_seed=1).named_parameters())
+    assert drawn and all(torch.equal(again[name], weight) for name, weight in drawn.items())
+
+
+def test_an_adapter_of_another_model_is_refused(base, tmp_path):
+    lora = LoraConfig(rank=4, target_modules="q_proj")
+    policy = load_policy(base, ModelConfig(path=str(base), lora=lora), "float32", 64, lora_seed=0)
+    export_adapter(policy, folder_at(tmp_path / "adapter"), SingleRank())
+    deeper = tiny_llama(tmp_path / "deeper", layers=3)
+    model = described(ModelConfig(path=str(deeper), start=str(tmp_path / "adapter")))
+    with pytest.raises(UserError, match="is an adapter of another model, which differs in 2 weights"):
+        load_policy(deeper, model, "float32", 64, lora_seed=0)

@@ -1,0 +1,36 @@
+"""Adapters are told from those of another base by the checksums of its files."""
+
+import hashlib
+
+import pytest
+
+from grpo.config import ModelConfig, UserError
+from grpo.models import check_base, weights_identity
+
+
+def model_of(folder, content):
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(content)
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def test_the_same_weights_are_the_same_base_wherever_they_are(tmp_path):
+    first, copy, other = (model_of(tmp_path / name, text) for name, text in (("a", b"x"), ("b", b"x"), ("c", b"y")))
+    saved = weights_identity(ModelConfig(path="a", revision="v1"), first)
+    assert saved == {"path": "a", "revision": "v1", "sha256": {"model.safetensors": hashlib.sha256(b"x").hexdigest()}}
+    check_base(saved, weights_identity(ModelConfig(path="b"), copy), first)
+    check_base(None, weights_identity(ModelConfig(path="c"), other), first)
+    with pytest.raises(UserError, match=r"trained on a at v1, but c now holds other .* model.path=a model.revision=v1"):
+        check_base(saved, weights_identity(ModelConfig(path="c"), other), first)
+
+
+def test_a_file_of_the_hubs_cache_is_known_by_its_name_there(tmp_path):
+    (tmp_path / "blobs").mkdir()
+    blob = tmp_path / "blobs" / ("a" * 64)
+    blob.write_bytes(b"not read")
+    snapshot = tmp_path / "snapshots" / "0123abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "model.safetensors").symlink_to(blob)
+    identity = weights_identity(ModelConfig(path="some/model"), snapshot)
+    assert identity == {"path": "some/model", "revision": "0123abc", "sha256": {"model.safetensors": "a" * 64}}

@@ -1,0 +1,27 @@
+"""Runs `grpo prove`, whose processes of their own are started with their imports behind them.
+
+Usage: python -m tests.prove.command_worker WORDS
+"""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from unittest import mock
+
+from grpo.host import environment
+
+environment.prepare()
+
+from grpo.commands import prove
+from grpo.prove import apart
+from tests import warm
+
+
+def run(command, **_):
+    return warm.run(command[1:])
+
+
+if __name__ == "__main__":
+    named = {name: getattr(subprocess, name) for name in ("PIPE", "STDOUT", "TimeoutExpired")}
+    with mock.patch.object(apart, "subprocess", SimpleNamespace(run=run, **named)):
+        sys.exit(prove.run(sys.argv[1:]))

@@ -1,0 +1,51 @@
+"""Prints what `grpo.prove.losing` finds: as it is, then with a lost server that is not started again. At last a bit is
+flipped on the way to the other.
+
+Usage: python -m tests.prove.servers_worker FOLDER. It is a process of its own, for DeepSpeed keeps its groups for good.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from unittest import mock
+
+from grpo.host import environment
+
+environment.prepare()
+
+from grpo.prove import losing
+from grpo.prove.bench import Bench
+from grpo.rollout import fleet
+from grpo.rollout.server_sampler import ServerSampler
+
+
+def main(folder: str) -> None:
+    bench = Bench("tiny", Path(folder), ["device=cpu", *losing.WORDS, f"output_dir={folder}/servers"])
+    begun = time.perf_counter()
+    learner = bench.learner
+    sampler = ServerSampler(bench.config, bench.path, bench.tokenizer, bench.device, learner.collective)
+    found = {"": verdicts(losing.lose(losing.Run(bench, sampler), time.perf_counter() - begun))}
+    never = mock.patch.multiple(losing, LATEST=0.0, GRACE_SECONDS=3.0)
+    with never, mock.patch.object(fleet.Fleet, "restart_lost", lambda self: None):
+        found["not started again"] = verdicts(losing.lose(losing.Run(bench, sampler), 0.0))
+    packed = fleet.packed
+
+    def flipped(*arguments):
+        buffer = packed(*arguments)
+        buffer[0] ^= 1
+        return buffer
+
+    with mock.patch.object(fleet, "packed", flipped):
+        found["flipped bit"] = losing.Run(bench, sampler).refresh()
+    for server in sampler.servers:
+        server.process.stop()
+    print(json.dumps(found))
+
+
+def verdicts(report) -> dict[str, str]:
+    return {fact.what: fact.verdict for fact in report.facts}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

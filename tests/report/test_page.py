@@ -1,0 +1,70 @@
+"""Charts in pages: inline, in the page's colours, with their values beside them."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import grpo.report
+from grpo.report import page
+
+TEMPLATES = Path(grpo.report.__file__).parent / "templates"
+
+
+def bars_and_line(axes):
+    axes.bar([0, 1], [0.25, 0.5], color="#D55E00", label="<b>bars</b>")
+    axes.set_xticks([0, 1], ["hard", "easy"])
+    axes.plot([0, 1], [0.1, float("nan")], color="#0072B2", label="line")
+    axes.set_xlabel("difficulty")
+    axes.set_title("How <hard>")
+    return "What it shows."
+
+
+def test_a_chart_takes_the_colours_of_the_page_and_leaves_title_and_caption_to_it():
+    drawn = page.picture(bars_and_line)
+    assert (drawn["title"], drawn["caption"]) == ("How <hard>", "What it shows.")
+    assert "var(--orange)" in drawn["svg"] and "#d55e00" not in drawn["svg"].lower()
+    assert "How" not in drawn["svg"] and "<b>" not in drawn["svg"] and "<g id" not in drawn["svg"]
+    assert re.match(r"<svg [^>]*viewBox", drawn["svg"]) and " width=" not in drawn["svg"][: drawn["svg"].index(">")]
+
+
+def test_the_values_of_a_chart_are_written_as_its_axes_do():
+    values = json.loads(page.picture(bars_and_line)["values"])
+    assert values["x"] == "difficulty"
+    series = {one["name"]: one for one in values["series"]}
+    assert [point[2:] for point in series["<b>bars</b>"]["points"]] == [["hard", "0.25"], ["easy", "0.5"]]
+    assert series["<b>bars</b>"]["color"] == "var(--orange)"
+    # What is no number has no place.
+    assert [point[2:] for point in series["line"]["points"]] == [["hard", "0.1"]]
+    left, right = series["<b>bars</b>"]["points"]
+    assert left[0] < right[0] and left[1] > right[1], "further right, and higher up"
+
+
+def test_a_wide_chart_is_drawn_once_more_for_a_phone():
+    wide, narrow = page.wide_picture(bars_and_line)
+    sizes = [
+        [float(number) for number in re.search(r'viewBox="([^"]*)"', one["svg"])[1].split()] for one in (wide, narrow)
+    ]
+    assert [one["only"] for one in (wide, narrow)] == ["wide", "narrow"] and sizes[0][2] > 1.5 * sizes[1][2]
+
+
+def test_what_a_model_wrote_cannot_break_out_of_the_page(tmp_path):
+    attack = "</pre></details><script>alert(1)</script>"
+    row = {"correct": False, "facts": attack, "text": attack}
+    groups = [{"score": "0 of 1", "question": attack, "answer": attack, "about": attack, "rows": [row]}]
+    values = {"name": attack, "verdict": [attack], "mood": "bad", "numbers": [], "state": attack, "findings": []}
+    values |= {"pictures": [page.picture(bars_and_line)], "tables": {}, "groups": groups, "about_groups": "",
+               "settings": [("key", "value"), (attack, attack)], "meanings": {}}  # fmt: skip
+    page.write_page("run.html", tmp_path / "page.html", **values)
+    text = (tmp_path / "page.html").read_text()
+    assert text.count("<script>") == 1 and "alert(1)</script>" not in text
+    tags = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attributes: tags.append(tag)
+    parser.feed(text)
+    assert tags.count("details") == 1 and tags.count("script") == 1
+    assert "http" not in text.replace("http://www.w3.org", "")
+
+
+def test_the_script_stays_small():
+    assert (TEMPLATES / "page.js").read_text().count("\n") < 150

@@ -1,0 +1,131 @@
+"""The page of one run: what it says, and of which runs."""
+
+import json
+import multiprocessing
+
+import pytest
+
+from grpo.cli import main
+from grpo.report.run_page import shown_groups, standing
+from grpo.report.verdict import judge
+from grpo.telemetry import FAILED, FINISHED, INTERRUPTED, Ending, forget_ending, read_ending, write_ending
+from tests.report.runs import write_run
+
+CONFIG = {"num_steps": 40}
+ROWS = [{"step": 12}]
+
+
+def evaluation(step, rates, tries=4):
+    mean = sum(rates) / len(rates)
+    rows = [{"problem_id": f"p{i}", "correct": round(rate * tries), "total": tries} for i, rate in enumerate(rates)]
+    return {
+        "step": step, "problems": len(rates), "samples_per_problem": tries, "temperature": 1.0, "per_problem": rows,
+        "pass@1": {"value": mean, "low": mean - 0.05, "high": mean + 0.05},
+    }  # fmt: skip
+
+
+def metrics(*rates, norm=1.0):
+    return [
+        {"step": step, "pass_rate": rate, "reward/mean": rate, "learner/gradient_norm": norm, "time/round_seconds": 3.0}
+        for step, rate in enumerate(rates, start=1)
+    ]
+
+
+def test_a_run_that_learned_is_said_to_have_with_what_it_took():
+    verdict = judge(metrics(0.2, 0.4), [evaluation(0, [0.25] * 30), evaluation(2, [0.75] * 24 + [0.25] * 6)])
+    assert verdict.mood == "good"
+    assert verdict.lines[0].startswith("The model learned: it now solves 65.0% of the held-out problems at the first")
+    assert "24 got better and 0 worse (sign test, p < 0.001)" in verdict.lines[1]
+    assert [number.value for number in verdict.numbers] == ["65.0%", "+40.0", "6 s"]
+
+
+def test_of_a_handful_of_problems_it_is_said_that_they_are_too_few():
+    """Three of eight flipped by chance: a bootstrap of so few would exclude 0."""
+    verdict = judge(metrics(0.2), [evaluation(0, [0.0] * 8), evaluation(1, [1.0] * 3 + [0.0] * 5)])
+    assert verdict.mood == "unsure" and verdict.lines[0].startswith("No clear change")
+    assert "8 problems are too few to say more" in verdict.lines[1]
+    assert verdict.numbers[1].note == "3 better, 0 worse"
+
+
+def test_a_run_whose_weights_never_changed_learned_nothing_whatever_chance_says():
+    verdict = judge(metrics(0.2, 0.9, norm=0.0), [evaluation(0, [0.25] * 30), evaluation(2, [0.75] * 30)])
+    assert verdict.mood == "bad" and verdict.lines[0].startswith("Nothing was learned")
+
+
+def test_without_held_out_problems_the_training_curve_is_judged_once_it_is_long_enough():
+    assert "Too early to say: 3 rounds" in judge(metrics(0.1, 0.5, 0.9), []).lines[0]
+    rising = judge(metrics(*(step / 40 for step in range(40))), [])
+    assert rising.mood == "good" and "The model learns: its pass rate in training rose" in rising.lines[0]
+    assert "may have memorized" in rising.lines[1]
+
+
+def _hold(folder, ready, over):
+    from grpo.host.folder_lock import held
+    from tests.fakes import SingleRank
+
+    with held(folder, SingleRank()):
+        ready.set()
+        over.wait(60)
+
+
+def test_how_a_run_ended_is_read_from_its_folder(tmp_path):
+    assert "without a word: it was killed" in standing(tmp_path, ROWS, CONFIG)
+    for state, said in (
+        (FINISHED, "finished at step 12 of 40"),
+        (INTERRUPTED, "interrupted at step 12 of 40; checkpoint.resume=true goes on"),
+        (FAILED, "failed at step 12 of 40: the disk is full"),
+    ):
+        write_ending(tmp_path, Ending(state, 12, "the disk is full" if state == FAILED else ""))
+        assert standing(tmp_path, ROWS, CONFIG) == said
+    forget_ending(tmp_path)
+    assert read_ending(tmp_path) is None
+    assert standing(tmp_path, [{"step": 40}], CONFIG) == "finished at step 40 of 40", "of an earlier version"
+
+
+def test_a_run_that_goes_on_is_told_from_one_that_was_killed(tmp_path):
+    context = multiprocessing.get_context("fork")
+    ready, over = context.Event(), context.Event()
+    process = context.Process(target=_hold, args=(tmp_path, ready, over))
+    process.start()
+    try:
+        assert ready.wait(30)
+        assert standing(tmp_path, ROWS, CONFIG) == "still goes on, at step 12 of 40"
+    finally:
+        over.set()
+        process.join(30)
+    assert "it was killed" in standing(tmp_path, ROWS, CONFIG)
+
+
+def row(step, prompt, correct, text="7", **changes):
+    return {
+        "step": step, "prompt_id": prompt, "question": "3 + 4 =", "answer": "7", "completion": text, "tokens": 2,
+        "reward": float(correct), "correct": correct, "outcome": "graded", "truncated": False,
+    } | changes  # fmt: skip
+
+
+def test_groups_with_right_and_wrong_completions_are_shown_first():
+    rows = [row(2, "a@0", True), row(2, "a@0", True), row(2, "b@0", False, "8", truncated=True), row(2, "b@0", True)]
+    mixed, right = shown_groups(rows)
+    assert (mixed["score"], right["score"]) == ("1 of 2 right", "2 of 2 right")
+    assert [shown["correct"] for shown in mixed["rows"]] == [True, False]
+    assert mixed["rows"][1]["facts"] == "reward 0 · 2 tokens · cut off at the token limit"
+
+
+def test_long_completions_lose_their_middle_and_control_characters_their_power():
+    [group] = shown_groups([row(2, "a@0", False, "x" * 3000 + "\x1b[2J\u202e")])
+    assert "characters left out" in group["rows"][0]["text"] and len(group["rows"][0]["text"]) < 2100
+    assert "\x1b" not in group["rows"][0]["text"] and "\u202e" not in group["rows"][0]["text"]
+
+
+@pytest.mark.slow
+def test_grpo_report_writes_the_page_of_an_interrupted_run(tmp_path, capsys):
+    folder = tmp_path / "x"
+    write_run(folder, rounds=30)
+    (folder / "samples.jsonl").write_text("".join(json.dumps(row(1, "a@0", bool(i))) + "\n" for i in range(2)))
+    write_ending(folder, Ending(INTERRUPTED, 30))
+    assert main(["report", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "interrupted at step 30 of 200" in printed and str(folder / "report.html") in printed
+    text = (folder / "report.html").read_text()
+    assert "interrupted at step 30 of 200" in text and "1 of 2 right" in text
+    assert "Words on this page" in text and "data-values" in text

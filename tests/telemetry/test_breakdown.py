@@ -1,0 +1,50 @@
+"""Lengths and truncation of a round's completions, by what they are."""
+
+from grpo.telemetry.breakdown import CompletionFacts, breakdown, facts_of
+from grpo.types import Completion, Grade, Problem, Prompt, RolloutGroup, ScoredGroup
+
+
+def group(source, *completions):
+    """A group of (length, right, truncated)."""
+    metadata = {"source": source} if source else {}
+    prompt = Prompt(Problem("p", "q", "a", metadata), (1,))
+    written = tuple(Completion((5,) * length, (0.0,) * length, "", cut) for length, _, cut in completions)
+    grades = tuple(Grade(float(right), right, {}) for _, right, _ in completions)
+    return ScoredGroup(RolloutGroup(prompt, written, 0, 0), grades, (True,) * len(grades))
+
+
+def test_facts_have_source_and_difficulty_of_their_prompt():
+    facts = facts_of(group("gsm8k", (3, True, False), (9, False, True), (4, False, False)))
+    assert facts[1] == CompletionFacts(length=9, right=False, truncated=True, source="gsm8k", band="some")
+    assert {fact.band for fact in facts_of(group("", (3, False, False)))} == {"none"}
+
+
+def test_right_completions_stand_against_wrong_ones_with_percentiles():
+    lengths = [(length, length <= 4, False) for length in range(1, 11)]
+    numbers = breakdown(facts_of(group("", *lengths)))
+    assert [numbers[f"completions/length_p{percent}"] for percent in (10, 50, 90)] == [1.0, 5.0, 9.0]
+    assert numbers["completions/right/length_mean"] == 2.5 and numbers["completions/wrong/length_mean"] == 7.5
+    assert numbers["completions/wrong/length_p90"] == 10.0
+    # One source needs no table of sources.
+    assert not any("by_source" in name for name in numbers)
+
+
+def test_truncation_is_told_by_source_and_by_difficulty():
+    facts = [
+        *facts_of(group("easy", (2, True, False), (4, True, False))),
+        *facts_of(group("hard", (8, False, True), (8, False, True), (6, False, False), (6, True, False))),
+    ]
+    numbers = breakdown(facts)
+    assert numbers["completions/by_source/easy/truncated_fraction"] == 0.0
+    assert numbers["completions/by_source/hard/truncated_fraction"] == 0.5
+    assert numbers["completions/by_source/hard/length_mean"] == 7.0
+    assert numbers["completions/by_source/hard/length_p90"] == 8.0
+    assert numbers["completions/by_source/hard/share"] == 4 / 6
+    assert numbers["completions/by_pass_rate/some/truncated_fraction"] == 0.5
+    assert numbers["completions/by_pass_rate/some/share"] == 4 / 6
+    assert numbers["completions/by_pass_rate/all/share"] == 2 / 6
+    assert "completions/by_pass_rate/none/share" not in numbers
+
+
+def test_a_round_without_completions_has_no_numbers():
+    assert breakdown([]) == {}
