@@ -65,6 +65,8 @@ def composed(words: list[str]) -> DictConfig:
     try:
         with initialize_config_dir(str(first), version_base="1.3"):
             config = compose(request.name, overrides)
+    except YAMLError as error:
+        raise UserError(f"{request.name}.yaml cannot be read: {' '.join(str(error).split())}") from error
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(one_line(error)) from error
     if OmegaConf.get_type(config) is not TrainConfig:
