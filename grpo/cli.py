@@ -52,6 +52,8 @@ one's own, and --config-dir DIR adds a folder of groups, such as DIR/experiment/
 HELP = ("help", "-h", "--help")
 VERSION = ("version", "-V", "--version")
 WRONG_USE = 2
+# A shell gives this code to a program that Ctrl-C ended (128 + SIGINT).
+BROKEN_OFF = 130
 # A file or folder that is named wrongly, may not be written, or has no space left.
 MENDABLE = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EROFS, errno.ENOSPC)
 # The words of these commands are overrides of a run's configuration. The other commands read their words themselves.
@@ -83,6 +85,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(command, words)
     except EndedElsewhere:
         return WRONG_USE
+    except KeyboardInterrupt:
+        # A run that has begun takes the first Ctrl-C itself, and saves.
+        say(f"grpo {command}: interrupted")
+        return BROKEN_OFF
     except UserError as error:
         say(f"grpo: {error}")
         return WRONG_USE

@@ -17,13 +17,6 @@ from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, asking, on_ra
 PLAN = RoundPlan(group_size=2, refresh_interval=2, prompts_per_step=2)
 
 
-class TwoRanks(SingleRank):
-    world_size = 2
-
-    def gather(self, value):
-        return [value, {"sample": 4.0, "save": 1.0}]
-
-
 class BesideNothing(SingleRank):
     """The first of two ranks; the other one has no groups."""
 
@@ -67,7 +60,18 @@ def test_the_share_without_an_answer_is_among_the_completions_in_which_one_was_l
 
 
 def test_seconds_are_the_mean_over_ranks():
-    assert mean_seconds({"sample": 2.0}, TwoRanks()) == {"sample": 3.0, "save": 0.5}
+    assert mean_seconds([{"sample": 2.0}, {"sample": 4.0, "save": 1.0}]) == {"sample": 3.0, "save": 0.5}
+
+
+def test_the_busiest_ranks_share_of_the_sampling_is_told():
+    collected = PlainCollector(asking(ScriptedTask([(1, 0)] * 4), ScriptedSampler())).collect(PLAN, 9)
+    reports = [StepReport(7, True, 2.0, 1e-3, 1e12, {})]
+
+    def measured(ranks):
+        return measure_round(3, collected, reports, {"sample": [1.0, 1.5, 3.5][ranks.rank]}, ranks)
+
+    assert [flatten(each)["throughput/sample_imbalance"] for each in on_ranks(3, measured)] == [1.75] * 3
+    assert "throughput/sample_imbalance" not in flatten(measure_round(3, collected, reports, {}, SingleRank()))
 
 
 def test_a_skipped_step_stays_out_of_every_mean():

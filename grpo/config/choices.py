@@ -58,6 +58,7 @@ POSITIVE = (
     "rollout.sampling.max_tokens",
     "rollout.sampling.temperature",
     "rollout.max_concurrent",
+    "rollout.tensor_parallel",
     "rollout.refill.max_waves",
     "rollout.budget.pilot",
     "rollout.servers.replicas",

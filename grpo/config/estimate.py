@@ -71,7 +71,9 @@ def memory_estimate(
     in it.
     """
     states, passes = _learner_states(config, shape, world_size), _learner_passes(config, shape, world_size)
-    rows = [(name, amount, amount) for name, amount in states]
+    # On a GPU they may wait in main memory while an engine samples.
+    staying = 0.0 if config.learner.offload_states and gpu_gib else 1.0
+    rows = [(name, staying * amount, amount) for name, amount in states]
     rows += [(name, 0.0, amount) for name, amount in passes]
     if config.rollout.engine == "vllm" and gpu_gib:
         # It fills its share with the cache, and sleeps while the learner works.
@@ -84,6 +86,11 @@ def memory_estimate(
         rows.append(("runtime and CUDA graphs", RUNTIME_GIB * GIB, RUNTIME_GIB * GIB))
     in_gib = [(name, sampling / GIB, learning / GIB) for name, sampling, learning in rows]
     return [*in_gib, ("in all", sum(row[1] for row in in_gib), sum(row[2] for row in in_gib))]
+
+
+def offloaded_bytes(config: TrainConfig, shape: ModelShape, world_size: int) -> float:
+    """Returns the bytes of main memory that one rank's states take at most while an engine samples."""
+    return sum(amount for _, amount in _learner_states(config, shape, world_size))
 
 
 def optimizer_bytes(config: TrainConfig, shape: ModelShape, world_size: int) -> float:
@@ -144,7 +151,7 @@ def _sampler(config: TrainConfig, shape: ModelShape, world_size: int) -> list[tu
     size = BYTES[rollout.precision]
     cache = 2 * shape.layers * shape.key_value_width * size
     return [
-        ("sampler weights", size * shape.parameters),
+        ("sampler weights", size * shape.parameters / rollout.tensor_parallel),
         (f"KV cache in use by {concurrent:,} completions", cache * concurrent * config.model.max_length),
     ]
 

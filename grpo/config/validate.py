@@ -113,6 +113,21 @@ def _check_shards(config: TrainConfig, world_size: int) -> None:
         f"learner.sequence_parallel={together} does not divide the {world_size} learner ranks: use a divisor of "
         f"{world_size}",
     )
+    spread = config.rollout.tensor_parallel
+    _require(
+        spread == 1 or config.rollout.engine == "vllm",
+        f"rollout.tensor_parallel={spread} is for an engine in the learner's process: "
+        + (
+            "use rollout.servers.tensor_parallel"
+            if config.rollout.engine == "vllm_server"
+            else "use rollout.engine=vllm, or leave it out"
+        ),
+    )
+    _require(
+        world_size % spread == 0,
+        f"rollout.tensor_parallel={spread} does not divide the {world_size} learner ranks: use a divisor of "
+        f"{world_size}",
+    )
     size = config.learner.hpz_partition_size
     _require(
         size == 0 or config.learner.zero_stage == 3,

@@ -101,4 +101,4 @@ def _engine(
         from grpo.rollout.vllm_sampler import VllmSampler
     except ImportError as error:
         raise UserError(f"rollout.engine=vllm: {error}; install vLLM or use rollout.engine=transformers") from error
-    return VllmSampler(config, path, tokenizer, device)
+    return VllmSampler(config, path, tokenizer, device, collective)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ from grpo.run.parts import build_sampler, load_suite, load_task, warm_start_exam
 from grpo.run.records import Recorder, RecordFiles, open_files, open_services
 from grpo.run.resume import Saved, checkpoint_store, fresh, resumed, saved_run
 from grpo.run.starting import base_of, check_start
+from grpo.run.turns import sampler_in_turn, turn_of_learner
 from grpo.tasks import LoadedTask, VerifiableTask, loaded_task
 from grpo.tasks.trial import tells_apart, trial
 from grpo.telemetry import (
@@ -81,14 +83,16 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
     preflight.check_own_functions(config)
     if not config.dry_run:
         ranks.device(config)  # a GPU that is missing is told at once
+        preflight.check_vllm(config)
     config = preflight.with_precision(config)
     with working("looking for the model and preparing it"):
         path = models.resolve(config.model, lambda: warm_start_examples(config), needs_weights=not config.dry_run)
+        preflight.check_spread(config, path)
         tokenizer = models.load_tokenizer(path, config.model)
     with working("reading the problems"):
         tasks = [loaded_task(task, tokenizer) for task in (config.task, *load_suite(config))]
         config, (own, *suite) = fit_lengths(config, tasks, path)
-    config = replace(config, task=own.config)
+    config, sets = replace(config, task=own.config), [task.config for task in suite]
     with working("proving that the model is computed as it computes itself"):
         layout = proven_layout(path, config.model, config.learner.layout)
     preflight.print_tables(replace(config, learner=replace(config.learner, layout=layout)), path)
@@ -107,7 +111,6 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
                 check_start(config, path, collective)
             # Services are opened before the engines: if one does not answer, no time is lost.
             with told_failure(Path(config.output_dir)), open_services(config, collective, saved) as services:
-                sets = [of_set.config for of_set in suite]
                 return Session(config, path, tokenizer, task, sets, saved, services).run(observers)
 
 
@@ -167,9 +170,10 @@ class Session:
         self._collective = learner.collective
         self._first = self._collective.rank == 0
         self._base = on_first(self._collective, lambda: base_of(config, path))
-        sampler = build_sampler(config, path, tokenizer, device, self._collective)
         label = torch.profiler.record_function if config.tracking.profile_rounds else nullcontext
         self._clocks = Clocks(config, Phases(self._collective.rank, label=label))
+        build = partial(build_sampler, config, path, tokenizer, device, self._collective)
+        sampler = sampler_in_turn(config, learner, build, self._clocks)
         self._store = checkpoint_store(config, self._collective)
         self._engines = assemble(config, task, sampler, learner, self._store, self._clocks)
         self._stop = StopRequest(STOPPING)
@@ -242,6 +246,8 @@ class Session:
         """Exports the model of the last step, and writes the report."""
         exported = self._output / MODEL_FOLDER if self._config.checkpoint.export else None
         if exported:
+            # Weights are gathered on a device that the sampler may have.
+            self._engines.sampler.sleep()
             with working("writing the trained model"):
                 self._export(step, exported)
         if self._first:
@@ -250,7 +256,9 @@ class Session:
 
     def _export_step(self, step: int, directory: Path) -> None:
         """Writes what a run that goes on leaves of a step: the adapter where there is one, else the model."""
-        self._export(step, directory, adapter=self._config.model.lora.rank > 0)
+        engines = self._engines
+        with turn_of_learner(self._config, engines.learner, engines.sampler, engines.weight_sync):
+            self._export(step, directory, adapter=self._config.model.lora.rank > 0)
 
     def _export(self, step: int, directory: Path, adapter: bool = False) -> None:
         """Writes the present model, or its adapter alone, with its card. Collective."""

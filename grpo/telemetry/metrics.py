@@ -10,13 +10,15 @@ entropy and KL in nats. This table says which field of `RoundStatistics` a name 
     time/round_seconds                                                   `seconds`, the wall-clock time of the round
     time/<phase>_seconds, throughput/…                                   `seconds` of the round's phases
     reward/…, groups/silent_fraction, completions/…, policy/…,
-    source/<source>/…, mismatch/…, correction/…, staleness/…, throughput/imbalance  `means` of the round and its steps
+    source/<source>/…, mismatch/…, correction/…, staleness/…, throughput/…imbalance  `means` of the round and its steps
 
 Percentiles and what depends on the kind of completion are added by `grpo.telemetry.breakdown`, and `rollout/…` by the
 sampler (`grpo.rollout.engine_use`). `policy/loss` is the loss that each step lowers, before gradient clipping.
 
-`throughput/imbalance` is the floating-point operations of the busiest learner rank over the mean rank's: what
-exceeds 1 is the share of the time that the mean rank waits.
+`throughput/imbalance` is the floating-point operations of the busiest learner rank over the mean rank's, in optimizer
+steps: what exceeds 1 is the share of the time that the mean rank waits. Under ZeRO 2 and 3, whose ranks wait for each
+other in every micro-batch, it is those of the busiest rank in each. `throughput/logprobs_imbalance` is the same of
+passes for old and reference log-probabilities, and `throughput/sample_imbalance` is of the seconds of sampling.
 
 `mismatch/…` compares the sampler's log-probabilities with the learner's at the start of the round. When the round was
 sampled by the newest weights, this is the difference between the two engines. When it was sampled ahead (`pipeline`),

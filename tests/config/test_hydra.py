@@ -339,6 +339,10 @@ def test_a_second_copy_of_the_weights_fills_whole_nodes(size):
 def test_ranks_that_compute_together_divide_all_of_them():
     with pytest.raises(UserError, match="learner.sequence_parallel=3 does not divide the 8 learner ranks"):
         validate(compose_config(["task=arithmetic", "learner.sequence_parallel=3"]), world_size=8)
+    with pytest.raises(UserError, match="rollout.tensor_parallel=3 does not divide the 8 learner ranks"):
+        validate(compose_config(["task=arithmetic", "rollout.tensor_parallel=3"]), world_size=8)
+    with pytest.raises(UserError, match=r"tensor_parallel=2 is for an engine .*: use rollout.servers.tensor_parallel"):
+        validate(compose_config(["task=arithmetic", "rollout.tensor_parallel=2", "rollout=vllm_server"]), world_size=8)
 
 
 def test_differences_name_the_leaves_that_changed():
