@@ -45,6 +45,7 @@ def _whole(shard: Tensor, module: nn.Module, kind: str, part: int = 0) -> Tensor
     from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
+    shard = shard.contiguous()
     if isinstance(module, RowParallelLinear):
         # Its bias is added once, to the sum of all ranks.
         return tensor_model_parallel_all_gather(shard, 1) if kind == "weight" else shard
