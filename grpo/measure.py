@@ -135,6 +135,27 @@ def sampling_means(collected: Collected) -> dict[str, Mean]:
         means["completions/no_answer_fraction"] = _mean([not answered for answered in looked])
     for part in sorted({part for grade in grades for part in grade.parts}):
         means[f"reward/part/{part}"] = _mean([grade.parts[part] for grade in grades if part in grade.parts])
+    return means | _by_source(groups)
+
+
+def _by_source(groups: Sequence[ScoredGroup]) -> dict[str, Mean]:
+    """Returns the means of each source of problems that has a name."""
+    by_source: dict[str, list[ScoredGroup]] = {}
+    for group in groups:
+        by_source.setdefault(group.group.prompt.problem.source, []).append(group)
+    means = {}
+    for source, own in by_source.items():
+        if source:
+            grades = [grade for group in own for grade in group.grades]
+            completions = [completion for group in own for completion in group.group.completions]
+            of_source = {
+                "reward_mean": [grade.reward for grade in grades],
+                "pass_rate": [grade.correct for grade in grades],
+                "length_mean": [len(completion.token_ids) for completion in completions],
+                "truncated_fraction": [completion.truncated for completion in completions],
+                "silent_fraction": [group.silent for group in own],
+            }
+            means |= {f"source/{source}/{name}": _mean(values) for name, values in of_source.items()}
     return means
 
 

@@ -38,7 +38,7 @@ def batch_table(config: TrainConfig, world_size: int) -> list[tuple[str, int, in
     prompts = dynamics.prompts_per_step
     sequences = prompts * dynamics.group_size
     answer_tokens = sequences * sampling.max_tokens
-    tokens = _step_tokens(config, prompts)
+    tokens = step_tokens(config, prompts)
     # Ranks that compute rows together pool their tokens.
     micro = -(-tokens * config.learner.sequence_parallel // world_size // config.learner.micro_batch_tokens)
     rounds = -(-config.num_steps // dynamics.refresh_interval)
@@ -118,8 +118,8 @@ def _learner_passes(config: TrainConfig, shape: ModelShape, world_size: int) -> 
     size = BYTES[learner.precision]
     # Of ranks that compute a row together, each holds a share of it.
     together = learner.sequence_parallel
-    step_tokens = _step_tokens(config, config.dynamics.prompts_per_step // world_size)
-    tokens = min(learner.micro_batch_tokens, step_tokens * together) // together
+    own = step_tokens(config, config.dynamics.prompts_per_step // world_size)
+    tokens = min(learner.micro_batch_tokens, own * together) // together
     chunk = min(learner.logit_chunk_tokens, tokens)
     rows = [
         (f"activations of {tokens:,} tokens", tokens * activation_bytes(shape, size, learner.gradient_checkpointing)),
@@ -170,8 +170,8 @@ def activation_bytes(shape: ModelShape, size: int, checkpointing: bool) -> int:
     return shape.layers * size * shape.width + layer if checkpointing else shape.layers * layer
 
 
-def _step_tokens(config: TrainConfig, prompts: int) -> int:
-    """Tokens of the rows of so many prompts, at most: each prompt once, or before each of its completions."""
+def step_tokens(config: TrainConfig, prompts: int) -> int:
+    """Returns the tokens of the rows of so many prompts, at most: each once, or before each of its completions."""
     group = config.dynamics.group_size
     copies = 1 if config.learner.layout == "shared" else group
     return prompts * (copies * config.task.prompt.max_tokens + group * config.rollout.sampling.max_tokens)

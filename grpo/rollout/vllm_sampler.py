@@ -15,7 +15,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from grpo.config import SamplingConfig, TrainConfig
 from grpo.host import ranks
-from grpo.interfaces import MERGED, Bucket, Collective
+from grpo.interfaces import MERGED, Bucket, Collective, OnGroup
 from grpo.rollout.engine_arguments import colocated_arguments, engine_arguments, keeps_state, sampling_arguments
 from grpo.rollout.engine_use import EngineUse
 from grpo.rollout.file_names import FileForm
@@ -66,6 +66,7 @@ class VllmSampler:
         group_size: int | Sequence[int],
         sampling: SamplingConfig | None = None,
         first_sample: int = 0,
+        on_group: OnGroup | None = None,
     ) -> list[RolloutGroup]:
         sampling = sampling or self._config.rollout.sampling
         engine = self._llm.llm_engine
@@ -74,29 +75,35 @@ class VllmSampler:
         for index, (prompt, samples) in enumerate(asked):
             self._submit(index, samples[0], prompt, sampling)
         outputs: dict[str, object] = {}
+        groups: dict[int, RolloutGroup] = {}
+
+        def advance() -> None:
+            """Takes one step, and makes a group of each of this rank's prompts whose last completion it finished."""
+            for index in self._advance(engine, outputs) & {*range(own.start, own.start + len(prompts))}:
+                prompt, samples = asked[index]
+                whole = [outputs.get(f"{index}/{sample}") for sample in samples]
+                if None not in whole:
+                    place, completions = index - own.start, tuple(map(self._completion, whole))
+                    groups[place] = RolloutGroup(prompt, completions, self.policy_version, self.policy_version)
+                    if on_group:
+                        on_group(place, groups[place])
+
         # One engine step ahead, the first sample of each prompt fills the prefix cache for its siblings.
         if any(len(samples) > 1 for _, samples in asked):
-            self._advance(engine, outputs)
+            advance()
             for index, (prompt, samples) in enumerate(asked):
                 for sample in samples[1:]:
                     self._submit(index, sample, prompt, sampling)
         while engine.has_unfinished_requests():
-            self._advance(engine, outputs)
-        return [
-            RolloutGroup(
-                prompt,
-                tuple(self._completion(outputs[f"{index}/{sample}"]) for sample in samples),
-                self.policy_version,
-                self.policy_version,
-            )
-            for index, (prompt, samples) in enumerate(asked[own], start=own.start)
-        ]
+            advance()
+        return [groups[index] for index in range(len(prompts))]
 
     @staticmethod
-    def _advance(engine, outputs: dict[str, object]) -> None:
-        for output in engine.step():
-            if output.finished:
-                outputs[output.request_id] = output.outputs[0]
+    def _advance(engine, outputs: dict[str, object]) -> set[int]:
+        """Takes one step. Returns the places of the prompts of which a completion was finished."""
+        finished = [output for output in engine.step() if output.finished]
+        outputs.update({output.request_id: output.outputs[0] for output in finished})
+        return {int(output.request_id.partition("/")[0]) for output in finished}
 
     def _submit(self, index: int, sample: int, prompt: Prompt, sampling: SamplingConfig) -> None:
         seed = sample_seed(self._config.seed, prompt.prompt_id, sample, self.policy_version)

@@ -30,7 +30,8 @@ def assemble(
     collector, sync = build_pipeline(config, task, sampler, collective, clocks)
     laid_out = replace(config.learner, layout=learner.layout)
     timed = learner_in_turn(config, clocks.learner(learner), sampler, sync)
-    reward = config.task.reward
+    # All sets have the same parts where parts count (see `grpo.config.validate_task`).
+    reward = next(iter(config.task.all_sets.values())).reward
     parts = reward.weights | ({"overlong": 1.0} if reward.overlong == "soft" else {})
     return Engines(
         task=task,

@@ -9,6 +9,7 @@ from typing import Any
 from grpo.config import TrainConfig
 from grpo.host.alive import slow
 from grpo.interfaces import AskableSampler, Collector, Learner, Pending, Sampler, Task, WeightSync
+from grpo.rollout.grading import GradingThread
 from grpo.telemetry import Phases
 from grpo.types import Collected, RoundPlan
 
@@ -40,6 +41,10 @@ class Clocks:
     def task(self, task: Task, phase: str = "grade") -> Task:
         """Wraps a task so that grading is timed."""
         return Timed(task, grade=self._of_rollout(phase, task.grade))
+
+    def grading(self, grading: GradingThread) -> GradingThread:
+        """Wraps a thread that grades beside the sampler, so that waiting for it after the last sample is timed."""
+        return Timed(grading, results=self._of_rollout("grade", grading.results))
 
     def sampler(self, sampler: Sampler, phase: str = "sample") -> Sampler:
         """Wraps a sampler so that `generate` is timed."""

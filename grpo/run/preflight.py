@@ -19,6 +19,8 @@ from grpo.config.placement import placement_table
 from grpo.host import ranks
 from grpo.host.terminal import Terminal
 from grpo.report.summary import facts_table
+from grpo.run.price import price, price_rows
+from grpo.types import MachineConstants
 
 GPUS_ELSEWHERE, GIB_ELSEWHERE = 8, 80.0
 """A dry run without a GPU is that of a machine with so many GPUs of this size."""
@@ -139,6 +141,18 @@ def inner_width(config: PretrainedConfig) -> int:
     """
     widths = (getattr(config, name, None) for name in ("intermediate_size", "n_inner"))
     return next((width for width in widths if width), 4 * config.hidden_size)
+
+
+def print_price(config: TrainConfig, path: Path, machine: MachineConstants | None) -> None:
+    """Prints how many tokens the run takes, and by what was measured of such a machine how long. Called on rank 0."""
+    parameters = model_shape(path, config.model.trust_remote_code).parameters
+    priced = price(config, parameters, ranks.world_size(), machine)
+    of = f"by {config.hardware.measured}, measured on {machine.device}" if machine else "in tokens"
+    header = (of, "in a round", f"in {priced.rounds} rounds")
+    console = Terminal()
+    console.print(facts_table("Price", header, price_rows(priced, config.hardware.price_per_hour)))
+    if machine is None:
+        console.print("`grpo prove` measures a machine; hardware.measured=FILE then prices the run in hours")
 
 
 def print_tables(config: TrainConfig, path: Path) -> None:

@@ -10,7 +10,7 @@ entropy and KL in nats. This table says which field of `RoundStatistics` a name 
     time/round_seconds                                                   `seconds`, the wall-clock time of the round
     time/<phase>_seconds, throughput/…                                   `seconds` of the round's phases
     reward/…, groups/silent_fraction, completions/…, policy/…,
-    mismatch/…, correction/…, staleness/…, throughput/…imbalance         `means` of the round and its steps
+    source/<source>/…, mismatch/…, correction/…, staleness/…, throughput/…imbalance  `means` of the round and its steps
 
 Percentiles and what depends on the kind of completion are added by `grpo.telemetry.breakdown`, and `rollout/…` by the
 sampler (`grpo.rollout.engine_use`). `policy/loss` is the loss that each step lowers, before gradient clipping.
@@ -78,8 +78,8 @@ def flatten(statistics: RoundStatistics, peak_tflops: float | None = None) -> di
 
 
 def evaluation_numbers(result: Mapping[str, Any]) -> dict[str, float]:
-    """Returns all numbers of a held-out evaluation as `evaluation/…`, and those of a suite's sets as
-    `evaluation/<set>/…`.
+    """Returns all numbers of a held-out evaluation as `evaluation/…`, those of a source of its problems as
+    `evaluation/source/<source>/…`, and those of a suite's sets as `evaluation/<set>/…`.
 
     They are pass@k, maj@k and greedy with the ends of their 95 % intervals, length and truncation.
     """
@@ -93,7 +93,8 @@ def evaluation_numbers(result: Mapping[str, Any]) -> dict[str, float]:
         values[name] = interval["value"]
         values |= {f"{name}_{end}": interval[end] for end in ("low", "high")}
     values |= {"length_mean": result["mean_length"], "truncated_fraction": result["truncated_fraction"]}
-    for name, set_result in result.get("suite", {}).items():
+    sources = {f"source/{name}": of_source for name, of_source in result.get("sources", {}).items()}
+    for name, set_result in {**sources, **result.get("suite", {})}.items():
         inner = evaluation_numbers(set_result).items()
         values |= {f"{name}/{key.removeprefix('evaluation/')}": value for key, value in inner}
     return {f"evaluation/{name}": value for name, value in values.items()}

@@ -387,3 +387,12 @@ def test_the_grid_is_hydras_own():
     assert grid(words) == [{"a": a, "c.d": d} for a in "12" for d in "012"]
     assert plain(words) == ["b=x", "e=[1,2]"]
     assert grid(["b=x"]) == [{}]
+
+
+def test_a_file_that_is_not_yaml_and_a_word_without_a_key_are_one_line(tmp_path):
+    (tmp_path / "broken.yaml").write_text("defaults: [train\n")
+    with pytest.raises(UserError, match=r"^broken.yaml cannot be read: while parsing a flow sequence"):
+        compose_config([f"{tmp_path}/broken.yaml"])
+    for word in ("=3", "+=3"):
+        with pytest.raises(UserError, match="a key is written KEY=VALUE"):
+            compose_config([word])
