@@ -22,7 +22,8 @@ import pyarrow.parquet
 from grpo import models
 from grpo.config import ModelConfig
 from grpo.config.hydra import compose_config
-from grpo.tasks.task import build_task
+from grpo.tasks import Grouping
+from grpo.tasks.task import build_task, loaded_task
 
 SOURCES = {
     "orca_math": 83215, "cn_k12": 63609, "olympiads": 33485, "math": 9257, "aops_forum": 5740, "gsm8k": 3254,
@@ -63,7 +64,10 @@ def tokenizer():
 
 def ours(path: Path) -> int:
     config = compose_config([*TASK, f"task.data.path={path}"])
-    with build_task(config.task, tokenizer(), seed=0, max_tokens=1024, rank=3, world_size=RANKS) as task:
+    loaded = loaded_task(config.task, tokenizer())
+    with build_task(
+        loaded, tokenizer(), seed=0, max_tokens=1024, grouping=Grouping(8), rank=3, world_size=RANKS
+    ) as task:
         task.next_prompts(1024)
         return task.num_problems
 

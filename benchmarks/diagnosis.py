@@ -12,11 +12,10 @@ from rich.table import Table
 
 from benchmarks.synthetic_logs import FAILURES, healthy, logged, still
 from grpo.dynamics.diagnostics import diagnose
-from grpo.dynamics.findings import NOTE
 
 
 def names(curves):
-    return {finding.name for finding in diagnose(logged(curves)) if finding.severity != NOTE}
+    return {finding.name for finding in diagnose(logged(curves))}
 
 
 def main(num_healthy=300, num_failing=50):
@@ -28,15 +27,18 @@ def main(num_healthy=300, num_failing=50):
         for seed in range(num_failing):
             curves = healthy(10_000 + seed)
             fail(curves)
-            found = names(curves)
-            hits += name in found
-            others.update(found - {name})
+            found, wanted = names(curves), set(name.strip().split("|"))
+            hits += bool(found & wanted)
+            others.update(found - wanted)
         also = ", ".join(f"{other} {number / num_failing:.0%}" for other, number in others.most_common())
         table.add_row(name, f"{hits / num_failing:.0%}", also)
     console = Console()
     for kind, found in alarms.items():
-        # A run that stands still has learned nothing, so saying that is right.
-        wrong = [each - {"nothing learned"} if kind == "still" else each for each in found]
+        # What is said of a run that is solved, on its plateau, without progress lately or ever is right here.
+        true = {"problems solved", "on the plateau", "no gain lately"} | (
+            {"nothing learned"} if kind == "still" else set()
+        )
+        wrong = [each - true for each in found]
         console.print(f"{kind} runs with a false alarm: {sum(map(bool, wrong))} of {num_healthy}")
         console.print(Counter(name for each in found for name in each) or "no alarm")
     console.print(table)

@@ -110,6 +110,12 @@ def main(output, *settings):
                     rows = list(backtest_held_out(evaluated(kind, seed), simulated(kind, seed)))
                     done.append(["trend", "held out", f"{kind.__name__} {seed}", rows])
                     file.write(json.dumps(done[-1]) + "\n")
+        folders = sorted(Path(given["runs"]).glob("**/metrics.jsonl")) if "runs" in given else ()
+        for name, log in ((str(path.parent), read_log(path.parent)) for path in folders):
+            curve = log.held_out_history()
+            if curve is not None and ("trend", "runs, held out", name) not in known:
+                done.append(["trend", "runs, held out", name, list(backtest_held_out(curve, log.history))])
+                file.write(json.dumps(done[-1]) + "\n")
     table = Table(
         "runs", "by", "seen", "forecasts", "covered", "missed above", "width", "interval score", "stop here (wrong)"
     )

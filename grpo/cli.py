@@ -41,6 +41,7 @@ USAGE = """usage: grpo COMMAND [key=value ...]
   dynamics     fits, forecasts, diagnoses or replays a run, or plans one: grpo dynamics help
   reproduce    reproduces numbers and figures of the papers: grpo reproduce help
   config       explains every key: grpo config clip
+  completion   lets the Tab key complete words: eval "$(grpo completion bash)", or zsh, or fish
   doctor       checks this machine, and says what to do about each problem
   prove        measures whether what is installed is right and fast here: grpo prove help
 
@@ -51,13 +52,15 @@ one's own, and --config-dir DIR adds a folder of groups, such as DIR/experiment/
 HELP = ("help", "-h", "--help")
 VERSION = ("version", "-V", "--version")
 WRONG_USE = 2
+# A shell gives this code to a program that Ctrl-C ended (128 + SIGINT).
+BROKEN_OFF = 130
 # A file or folder that is named wrongly, may not be written, or has no space left.
 MENDABLE = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EROFS, errno.ENOSPC)
 # The words of these commands are overrides of a run's configuration. The other commands read their words themselves.
 CONFIGURED = ("train", "serve", "eval", "solve-rates", "check-reward")
 # These commands need a word. Without one they print their usage.
 WORDED = ("sweep", "report", "samples", "export", "dynamics", "reproduce")
-COMMANDS = (*CONFIGURED, "launch", *WORDED, "config", "doctor", "prove")
+COMMANDS = (*CONFIGURED, "launch", *WORDED, "config", "completion", "doctor", "prove")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -82,6 +85,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(command, words)
     except EndedElsewhere:
         return WRONG_USE
+    except KeyboardInterrupt:
+        # A run that has begun takes the first Ctrl-C itself, and saves.
+        say(f"grpo {command}: interrupted")
+        return BROKEN_OFF
     except UserError as error:
         say(f"grpo: {error}")
         return WRONG_USE
@@ -100,7 +107,7 @@ def _run(command: str, words: list[str]) -> int:
         if asked or (not words and command in WORDED):
             print(module.USAGE)
             return 0
-        return module.run(words)
+        return module.run(words, COMMANDS) if command == "completion" else module.run(words)
     from grpo.config.hydra import as_yaml, compose_config
     from grpo.config.start import described
 
@@ -132,6 +139,7 @@ def check(command: str, config: TrainConfig) -> None:
     """Raises UserError for a configuration with which the command cannot work, before anything heavy is imported."""
     from grpo.config.hydra import compose_suite
     from grpo.config.validate import check_files, validate, validate_evaluation
+    from grpo.tasks.early import check_early
 
     suite = compose_suite(config) if command in ("train", "eval") else []
     if command == "train":
@@ -142,6 +150,7 @@ def check(command: str, config: TrainConfig) -> None:
         validate_evaluation(replace(config, task=task))
     if command == "train" or (command in ("eval", "solve-rates", "check-reward") and not suite):
         check_files(config)
+        check_early(config.task)
 
 
 def _module(command: str) -> ModuleType:

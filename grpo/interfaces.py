@@ -9,7 +9,7 @@ Methods marked "Collective" exchange data between ranks, so all ranks must call 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from grpo.types import (
@@ -17,6 +17,7 @@ from grpo.types import (
     Collected,
     Decision,
     GroupWithLogprobs,
+    Problem,
     Prompt,
     RolloutGroup,
     RoundPlan,
@@ -35,6 +36,7 @@ Bucket = Sequence[tuple[str, "Tensor"]]
 """A bucket is a list of weights under their Hugging Face names. The tensors are whole (not sharded), and valid only
 until the next bucket is asked for."""
 
+OnGroup = Callable[[int, RolloutGroup], None]
 MERGED, BASE, ADAPTERS = "merged", "base", "adapters"
 """These are the forms in which a refresh sends weights. `MERGED` means all weights, with LoRA adapters added in. `BASE`
 means the frozen weights beside their adapters. A receiver that keeps the frozen weights is sent only `ADAPTERS` from
@@ -73,8 +75,8 @@ class Task(Protocol):
     def held_out_prompts(self, count: int) -> list[Prompt]:
         """Returns the first `count` problems that are never trained on. They are always the same."""
 
-    def answer_of(self, text: str) -> str | None:
-        """Returns the answer in a completion, in a normalized spelling, or None when there is none."""
+    def answer_of(self, problem: Problem, text: str) -> str | None:
+        """Returns the answer in a completion of a problem, in a normalized spelling, or None when there is none."""
 
     def grade(self, groups: Sequence[RolloutGroup]) -> list[ScoredGroup]:
         """Grades every completion, in order. Never raises because of what a model wrote."""
@@ -95,12 +97,13 @@ class Sampler(Protocol):
         group_size: int | Sequence[int],
         sampling: SamplingConfig | None = None,
         first_sample: int = 0,
+        on_group: OnGroup | None = None,
     ) -> list[RolloutGroup]:
         """Samples `group_size` completions of each prompt and returns one group per prompt, in order.
 
-        `group_size` is one number for all prompts or one per prompt, at least 1. `sampling` defaults to the run's own
-        settings. The completions of a prompt are numbered from `first_sample`. A completion's random seed comes from
-        its number, its prompt, the policy version and the run's seed, never from what else is sampled in the call.
+        `group_size` is one number for all prompts or one per prompt, at least 1. `sampling` defaults to the run's own.
+        The completions of a prompt are numbered from `first_sample`. A completion's random seed comes from its number,
+        its prompt, the policy version and the run's seed. `on_group` gets a prompt's place and group once it is whole.
         """
 
     def begin_refresh(self) -> str:
@@ -166,8 +169,7 @@ class Collector(Protocol):
 
 
 class Learner(Protocol):
-    """A learner holds the trained policy, sharded over ranks. Every method is collective: all ranks call it
-    together."""
+    """A learner holds the trained policy, sharded over ranks. Every method is collective."""
 
     num_steps: int
     """The number of optimizer steps taken."""
@@ -205,8 +207,7 @@ class WeightSync(Protocol):
     """The weight sync is the only bridge from learner to sampler."""
 
     def refresh(self, learner: Learner, sampler: Sampler) -> None:
-        """Copies the weights to the sampler and verifies them. Afterwards the sampler samples from the learner's
-        policy."""
+        """Copies the weights to the sampler and verifies them. Then the sampler samples from the learner's policy."""
 
     def check(self, report: StepReport) -> None:
         """Checks the report of the first step after a refresh. Raises when sampler and learner disagree on

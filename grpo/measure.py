@@ -34,6 +34,8 @@ def measure_round(
     for name in applied[0] if applied else ():
         means[name] = reduce(Mean.__add__, (step_means[name] for step_means in applied))
     means["staleness/max"] = Mean(float(collective.maximum(max(stale, default=0))), 1)
+    by_rank = collective.gather({**seconds, **collected.seconds})
+    means["throughput/sample_imbalance"] = _imbalance([rank_seconds.get("sample", 0.0) for rank_seconds in by_rank])
     counts, first_counts = (
         sum(collective.gather(mine), Counter())
         for mine in (correct_counts(collected.sampled), first_correct_counts(collected))
@@ -44,7 +46,7 @@ def measure_round(
         plan=collected.plan,
         means=means,
         reward_counts=dict(counts),
-        seconds=mean_seconds({**seconds, **collected.seconds}, collective),
+        seconds=mean_seconds(by_rank),
         reports=tuple(reports),
         first_counts=dict(first_counts),
     )
@@ -84,13 +86,15 @@ def by_problem(groups: Iterable[tuple[str, tuple[int, int]]]) -> dict[str, tuple
     return counts
 
 
-def mean_seconds(seconds: Mapping[str, float], collective: Collective) -> dict[str, float]:
-    """Averages the seconds of each phase over ranks. A rank that did not enter a phase counts as 0. Collective."""
-    by_rank = collective.gather(dict(seconds))
-    names = sorted({name for rank_seconds in by_rank for name in rank_seconds})
-    return {
-        name: sum(rank_seconds.get(name, 0.0) for rank_seconds in by_rank) / collective.world_size for name in names
-    }
+def mean_seconds(by_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Averages the seconds of each phase over ranks. A rank that did not enter a phase counts as 0."""
+    names = sorted({name for seconds in by_rank for name in seconds})
+    return {name: sum(seconds.get(name, 0.0) for seconds in by_rank) / len(by_rank) for name in names}
+
+
+def _imbalance(by_rank: Sequence[float]) -> Mean:
+    """Returns the largest value over the mean of all; the mean of nothing where all are 0."""
+    return Mean(max(by_rank) * len(by_rank) / sum(by_rank), 1) if any(by_rank) else Mean(0.0, 0.0)
 
 
 def correct_counts(groups: Sequence[ScoredGroup]) -> Counter[tuple[int, int]]:
@@ -131,6 +135,27 @@ def sampling_means(collected: Collected) -> dict[str, Mean]:
         means["completions/no_answer_fraction"] = _mean([not answered for answered in looked])
     for part in sorted({part for grade in grades for part in grade.parts}):
         means[f"reward/part/{part}"] = _mean([grade.parts[part] for grade in grades if part in grade.parts])
+    return means | _by_source(groups)
+
+
+def _by_source(groups: Sequence[ScoredGroup]) -> dict[str, Mean]:
+    """Returns the means of each source of problems that has a name."""
+    by_source: dict[str, list[ScoredGroup]] = {}
+    for group in groups:
+        by_source.setdefault(group.group.prompt.problem.source, []).append(group)
+    means = {}
+    for source, own in by_source.items():
+        if source:
+            grades = [grade for group in own for grade in group.grades]
+            completions = [completion for group in own for completion in group.group.completions]
+            of_source = {
+                "reward_mean": [grade.reward for grade in grades],
+                "pass_rate": [grade.correct for grade in grades],
+                "length_mean": [len(completion.token_ids) for completion in completions],
+                "truncated_fraction": [completion.truncated for completion in completions],
+                "silent_fraction": [group.silent for group in own],
+            }
+            means |= {f"source/{source}/{name}": _mean(values) for name, values in of_source.items()}
     return means
 
 

@@ -3,7 +3,9 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+from grpo.rollout.grading import GradingThread
 from grpo.rollout.seeds import sample_numbers
+from grpo.rollout.source import Asking
 from grpo.types import Completion, Grade, Problem, Prompt, RolloutGroup, ScoredGroup
 
 
@@ -96,9 +98,9 @@ class ScriptedSampler:
 
     policy_version = 0
 
-    def generate(self, prompts, group_size, sampling=None, first_sample=0):
+    def generate(self, prompts, group_size, sampling=None, first_sample=0, on_group=None):
         numbers = sample_numbers(group_size, first_sample, len(prompts))
-        return [
+        groups = [
             RolloutGroup(
                 prompt,
                 tuple(Completion((5, 2), (-0.5, -0.25), str(n), False) for n in samples),
@@ -107,9 +109,17 @@ class ScriptedSampler:
             )
             for prompt, samples in zip(prompts, numbers, strict=True)
         ]
+        for place, group in enumerate(groups if on_group else ()):
+            on_group(place, group)
+        return groups
 
     def sleep(self):
         """Holds nothing."""
+
+
+def asking(task, sampler):
+    """A source that asks `task`'s prompts when they are taken, and grades in a thread of its own."""
+    return Asking(task, sampler, GradingThread(task))
 
 
 def ids(groups):

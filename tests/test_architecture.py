@@ -51,7 +51,7 @@ MAY_IMPORT = {
         *("telemetry", "run", "sweep", "launch", "reproduce", "prove"),
     },
     "trainer": {"types", "config", "host", "telemetry", "run"},
-    "cli": {"config", "host"},
+    "cli": {"config", "host", "tasks"},
 }
 
 # Room → packages that it may name besides Python's own; rooms that are not here name none.
@@ -60,7 +60,7 @@ MAY_NAME = {
     "host": {"psutil", "rich", "torch"},
     "algorithm": {"torch"},
     "dynamics": {"numpy", "scipy"},
-    "tasks": {"numpy", "scipy", "pyarrow", "datasets", "math_verify", "reasoning_gym", "pebble"},
+    "tasks": {"numpy", "scipy", "pyarrow", "datasets", "math_verify", "reasoning_gym", "pebble", "aiohttp"},
     "models": {"torch", "transformers", "tokenizers", "safetensors", "gguf", "huggingface_hub", "filelock"},
     "weight_sync": {"torch", "vllm"},
     "rollout": {"torch", "transformers", "vllm", "aiohttp"},
@@ -79,7 +79,7 @@ MAY_NAME = {
 
 # Heavy packages that one room hides from all others.
 HIDDEN = {
-    *("deepspeed", "peft", "aiohttp", "datasets", "math_verify", "reasoning_gym", "pebble", "wandb", "mlflow"),
+    *("deepspeed", "peft", "datasets", "math_verify", "reasoning_gym", "pebble", "wandb", "mlflow"),
     *("tensorboard", "matplotlib", "jinja2", "hydra", "omegaconf", "optuna"),
 }
 # Who puts a run together, and who may call it. `cli` imports the commands by name.
@@ -187,6 +187,7 @@ def test_a_heavy_package_is_named_in_one_room_only():
     for package in HIDDEN:
         assert len([own for own, named in MAY_NAME.items() if package in named]) == 1, package
     assert {own for own, named in MAY_NAME.items() if "vllm" in named} == {"rollout", "weight_sync"}
+    assert {own for own, named in MAY_NAME.items() if "aiohttp" in named} == {"rollout", "tasks"}
 
 
 def test_a_run_is_put_together_in_one_place():

@@ -30,6 +30,15 @@ def test_a_wrong_key_is_one_line_before_anything_heavy_is_imported(capsys):
     assert error == "grpo: unknown config key leaner.zero_stage; did you mean learner.zero_stage?\n"
 
 
+def test_ctrl_c_before_a_run_has_begun_is_one_line(monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("grpo.cli._run", interrupted)
+    assert main(["train", "experiment=tiny"]) == 130
+    assert capsys.readouterr().err == "grpo train: interrupted\n"
+
+
 def test_several_runs_at_once_are_refused_with_what_to_do_instead(capsys):
     assert main(["train", "--multirun", "seed=0,1"]) == 2
     assert "one run at a time; grpo sweep" in capsys.readouterr().err

@@ -9,19 +9,12 @@ from grpo.config import BudgetConfig
 from grpo.dynamics.history import pass_rate
 from grpo.measure import mean_seconds, measure_round, sampling_means
 from grpo.rollout.collect import BudgetedCollector, PlainCollector
-from grpo.rollout.source import Asking
+from grpo.rollout.grading import GradingThread
 from grpo.telemetry import flatten
 from grpo.types import Collected, Mean, RoundPlan, StepReport
-from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, on_ranks
+from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, asking, on_ranks
 
 PLAN = RoundPlan(group_size=2, refresh_interval=2, prompts_per_step=2)
-
-
-class TwoRanks(SingleRank):
-    world_size = 2
-
-    def gather(self, value):
-        return [value, {"sample": 4.0, "save": 1.0}]
 
 
 class BesideNothing(SingleRank):
@@ -38,7 +31,7 @@ class BesideNothing(SingleRank):
 
 
 def test_a_rank_without_groups_leaves_the_means_as_they_are():
-    collected = PlainCollector(Asking(ScriptedTask([(1, 0)] * 4), ScriptedSampler())).collect(PLAN, 9)
+    collected = PlainCollector(asking(ScriptedTask([(1, 0)] * 4), ScriptedSampler())).collect(PLAN, 9)
     reports = [StepReport(step, True, 2.0, 1e-3, 1e12, {}) for step in (7, 8)]
     alone, beside = (measure_round(3, collected, reports, {}, each) for each in (SingleRank(), BesideNothing()))
     assert beside.means == alone.means and alone.means["reward/part/exact"] == Mean(4.0, 8.0)
@@ -46,7 +39,7 @@ def test_a_rank_without_groups_leaves_the_means_as_they_are():
 
 @pytest.mark.parametrize("busy", [0, 1])
 def test_whichever_rank_has_the_groups_all_ranks_have_the_same_facts(busy):
-    collected = PlainCollector(Asking(ScriptedTask([(1, 0)] * 4), ScriptedSampler())).collect(PLAN, 9)
+    collected = PlainCollector(asking(ScriptedTask([(1, 0)] * 4), ScriptedSampler())).collect(PLAN, 9)
     reports = [StepReport(step, True, 2.0, 1e-3, 1e12, {}) for step in (7, 8)]
     nothing = Collected(((), ()), (), PLAN, collected.cursor)
 
@@ -58,7 +51,7 @@ def test_whichever_rank_has_the_groups_all_ranks_have_the_same_facts(busy):
 
 
 def test_the_share_without_an_answer_is_among_the_completions_in_which_one_was_looked_for():
-    collected = PlainCollector(Asking(ScriptedTask([(1, 0)] * 4), ScriptedSampler())).collect(PLAN, 9)
+    collected = PlainCollector(asking(ScriptedTask([(1, 0)] * 4), ScriptedSampler())).collect(PLAN, 9)
     assert "completions/no_answer_fraction" not in sampling_means(collected)
     scored = collected.sampled[0]
     grades = tuple(replace(grade, answered=grade.correct) for grade in scored.grades)
@@ -67,11 +60,22 @@ def test_the_share_without_an_answer_is_among_the_completions_in_which_one_was_l
 
 
 def test_seconds_are_the_mean_over_ranks():
-    assert mean_seconds({"sample": 2.0}, TwoRanks()) == {"sample": 3.0, "save": 0.5}
+    assert mean_seconds([{"sample": 2.0}, {"sample": 4.0, "save": 1.0}]) == {"sample": 3.0, "save": 0.5}
+
+
+def test_the_busiest_ranks_share_of_the_sampling_is_told():
+    collected = PlainCollector(asking(ScriptedTask([(1, 0)] * 4), ScriptedSampler())).collect(PLAN, 9)
+    reports = [StepReport(7, True, 2.0, 1e-3, 1e12, {})]
+
+    def measured(ranks):
+        return measure_round(3, collected, reports, {"sample": [1.0, 1.5, 3.5][ranks.rank]}, ranks)
+
+    assert [flatten(each)["throughput/sample_imbalance"] for each in on_ranks(3, measured)] == [1.75] * 3
+    assert "throughput/sample_imbalance" not in flatten(measure_round(3, collected, reports, {}, SingleRank()))
 
 
 def test_a_skipped_step_stays_out_of_every_mean():
-    collected = PlainCollector(Asking(ScriptedTask([(1, 0)] * 4), ScriptedSampler())).collect(PLAN, 9)
+    collected = PlainCollector(asking(ScriptedTask([(1, 0)] * 4), ScriptedSampler())).collect(PLAN, 9)
     applied = StepReport(7, True, 2.0, 1e-3, 1e12, {"policy/entropy": Mean(1.0, 4.0)})
     skipped = StepReport(8, False, math.inf, 9.0, 1e12, {"policy/entropy": Mean(math.nan, 4.0)})
     for reports in ((applied, skipped), (skipped, applied)):
@@ -84,7 +88,7 @@ def test_facts_of_a_round_by_hand():
     task = ScriptedTask([(1, 0), (1, 1), (0, 0), (1, 0)])
     sampler = ScriptedSampler()
     sampler.policy_version = 6
-    collected = PlainCollector(Asking(task, sampler)).collect(PLAN, 9)
+    collected = PlainCollector(asking(task, sampler)).collect(PLAN, 9)
     reports = [
         StepReport(
             7,
@@ -126,7 +130,9 @@ def test_the_pass_rate_of_ragged_groups_is_that_of_the_completions_asked_for_fir
     tasks = ScriptedTask([(1, 0), (0, 0, 1, 0, 1, 0)])
     plan = RoundPlan(group_size=4, refresh_interval=1, prompts_per_step=2)
     budget = BudgetConfig(enabled=True, pilot=2)
-    collector = BudgetedCollector(tasks, ScriptedSampler(), budget, SingleRank(), lambda *_: [0, 4])
+    collector = BudgetedCollector(
+        tasks, ScriptedSampler(), GradingThread(tasks), budget, SingleRank(), lambda *_: [0, 4]
+    )
     statistics = measure_round(
         0, collector.collect(plan, 9), [StepReport(1, True, 2.0, 1e-3, 1e12, {})], {}, SingleRank()
     )
@@ -147,3 +153,25 @@ def test_a_policy_that_stops_asking_speaking_prompts_reports_the_true_rate():
     everything = Counter(zip(correct.tolist(), (4 + more).tolist(), strict=True))
     assert pass_rate(everything)[0] == pytest.approx(0.136, abs=0.002)
     assert pass_rate(Counter((int(k), 4) for k in first))[0] == pytest.approx(0.09, abs=0.002)
+
+
+def test_each_source_of_problems_has_numbers_of_its_own():
+    class Sourced(ScriptedTask):
+        def next_prompts(self, count):
+            prompts = super().next_prompts(count)
+            sources = ["sums", "words", "", "sums"]
+            return [
+                replace(prompt, problem=replace(prompt.problem, source=source))
+                for prompt, source in zip(prompts, sources, strict=True)
+            ]
+
+    task = Sourced([(1, 0), (0, 0), (1, 1), (1, 1)])
+    plan = RoundPlan(group_size=2, refresh_interval=1, prompts_per_step=4)
+    means = sampling_means(PlainCollector(asking(task, ScriptedSampler())).collect(plan, 9))
+    by_source = {name: mean.value for name, mean in means.items() if name.startswith("source/")}
+    assert by_source == {
+        **{"source/sums/reward_mean": 0.75, "source/sums/pass_rate": 0.75, "source/sums/length_mean": 2.0},
+        **{"source/sums/truncated_fraction": 0.0, "source/sums/silent_fraction": 0.5},
+        **{"source/words/reward_mean": 0.0, "source/words/pass_rate": 0.0, "source/words/length_mean": 2.0},
+        **{"source/words/truncated_fraction": 0.0, "source/words/silent_fraction": 1.0},
+    }

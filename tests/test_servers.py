@@ -26,12 +26,12 @@ ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
 def servers_of(output):
     """Every process of the run's servers that lives: the wrappers, vLLM's own, and their children."""
-    found = []
+    processes = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
         if "grpo.host.tether" in words and any(str(output) in opened for opened in logs(process)):
-            found += [process, *process.children(recursive=True)]
-    return found
+            processes += [process, *process.children(recursive=True)]
+    return processes
 
 
 def logs(process):
@@ -148,7 +148,7 @@ def test_sampling_ahead_is_one_round_stale_and_corrected_for(tmp_path, served):
     # A round of silent groups has none.
     first, *later = [row["mismatch/mean_abs"] for row in measured if "mismatch/mean_abs" in row]
     assert first < 1e-5 < min(later)
-    ids = [each for _, round_ids in stream(output) for each in round_ids]
+    ids = [prompt for _, round_ids in stream(output) for prompt in round_ids]
     assert len(ids) == len(set(ids)) == 32
 
 
@@ -158,7 +158,7 @@ def test_when_the_last_server_is_lost_in_a_refresh_the_round_is_saved(tmp_path, 
     assert done.returncode == 2 and "was lost: the cable is cut" in done.stderr
     assert done.stderr.strip().splitlines()[-1].startswith("grpo: no vLLM server is left")
     assert [row["step"] for row in rows(output / "metrics.jsonl")] == [1, 2, 3, 4, 5]
-    assert [each.name for each in (output / "checkpoints").iterdir()] == ["step-00000005"]
+    assert [folder.name for folder in (output / "checkpoints").iterdir()] == ["step-00000005"]
 
 
 def test_when_the_last_server_is_killed_the_last_round_is_saved(tmp_path, served):
@@ -167,13 +167,13 @@ def test_when_the_last_server_is_killed_the_last_round_is_saved(tmp_path, served
     process = warm.Process(["-m", "grpo.cli", "train", *words], env=ONE_THREAD, stderr=subprocess.PIPE)
     wait_for_step(output, 3, process)
     port = served[-1].rpartition(":")[2].strip("/]")
-    for each in psutil.process_iter(["cmdline"]):
-        if {"--port", port} <= {*(each.info["cmdline"] or [])} and "grpo.host.tether" not in each.info["cmdline"]:
-            each.kill()
+    for running in psutil.process_iter(["cmdline"]):
+        if {"--port", port} <= {*(running.info["cmdline"] or [])} and "grpo.host.tether" not in running.info["cmdline"]:
+            running.kill()
     *_, said = process.communicate(timeout=120)[1].strip().splitlines()
     assert process.returncode == 2 and said.startswith("grpo: no vLLM server is left"), said
     last = rows(output / "metrics.jsonl")[-1]["step"]
-    assert [each.name for each in (output / "checkpoints").iterdir()] == [f"step-{last:08d}"]
+    assert [folder.name for folder in (output / "checkpoints").iterdir()] == [f"step-{last:08d}"]
 
 
 class Launched:
@@ -203,10 +203,16 @@ class Launched:
 
     def engine(self, number):
         """Server `number`'s wrapper, and the process that computes."""
-        wrappers = {each for each in servers_of(self.output) if {"grpo.host.tether", "--port"} <= {*each.cmdline()}}
-        wrapper = sorted(wrappers, key=lambda each: each.cmdline()[each.cmdline().index("--port") + 1])[number]
+        wrappers = {
+            process for process in servers_of(self.output) if {"grpo.host.tether", "--port"} <= {*process.cmdline()}
+        }
+        wrapper = sorted(wrappers, key=lambda process: process.cmdline()[process.cmdline().index("--port") + 1])[number]
         below = wrapper.children(recursive=True)
-        return next(each for each in below if "EngineCore" in each.name() or "EngineCore" in " ".join(each.cmdline()))
+        return next(
+            process
+            for process in below
+            if "EngineCore" in process.name() or "EngineCore" in " ".join(process.cmdline())
+        )
 
 
 SLOWLY = """
@@ -273,7 +279,7 @@ def test_no_sample_is_lost_or_doubled_by_it(troubled):
     output = troubled[0]
     measured = rows(output / "metrics.jsonl")
     assert all(sum(groups for _, size, groups in row["groups/counts"] if size == 4) == 4 for row in measured)
-    ids = [each for _, round_ids in stream(output) for each in round_ids]
+    ids = [prompt for _, round_ids in stream(output) for prompt in round_ids]
     assert len(ids) == len(set(ids)) == 4 * len(measured)
 
 

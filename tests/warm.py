@@ -64,8 +64,8 @@ class Process:
         self.stderr, error = (None, os.dup(output)) if stderr == subprocess.STDOUT else _pipe(stderr, 2)
         nothing = os.open(os.devnull, os.O_RDONLY)
         socket.send_fds(self._server, [json.dumps(request).encode()], [nothing, output, error])
-        for each in (nothing, output, error):
-            os.close(each)
+        for descriptor in (nothing, output, error):
+            os.close(descriptor)
         self.pid = int(self._server.recv(LONGEST) or 0)
         assert self.pid, f"{request['command']} was not started"
 
@@ -86,19 +86,19 @@ class Process:
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str | None, str | None]:
-        found: dict[int, str] = {}
+        texts: dict[int, str] = {}
         streams = [stream for stream in (self.stdout, self.stderr) if stream]
-        readers = [threading.Thread(target=lambda s=each: found.update({id(s): s.read()})) for each in streams]
-        for each in readers:
-            each.start()
+        readers = [threading.Thread(target=lambda s=stream: texts.update({id(s): s.read()})) for stream in streams]
+        for reader in readers:
+            reader.start()
         try:
             self.wait(timeout)
         except subprocess.TimeoutExpired:
             self.kill()
             raise
-        for each in readers:
-            each.join(timeout)
-        printed, said = (found.get(id(stream)) for stream in (self.stdout, self.stderr))
+        for reader in readers:
+            reader.join(timeout)
+        printed, said = (texts.get(id(stream)) for stream in (self.stdout, self.stderr))
         return printed, said
 
     def send_signal(self, number: int) -> None:
@@ -192,8 +192,8 @@ def _serve(path: str) -> dict:
             _keep_or_become(client, streams)
             return request
         client.close()
-        for each in streams:
-            os.close(each)
+        for descriptor in streams:
+            os.close(descriptor)
 
 
 def _reap() -> None:
@@ -210,12 +210,12 @@ def _keep_or_become(client: socket.socket, streams: Sequence[int]) -> None:
     child = os.fork()
     if child == 0:
         client.close()
-        for number, each in enumerate(streams):
-            os.dup2(each, number)
-            os.close(each)
+        for number, descriptor in enumerate(streams):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
         return
-    for each in (0, 1, 2, *streams):
-        os.close(each)
+    for descriptor in (0, 1, 2, *streams):
+        os.close(descriptor)
     client.send(str(child).encode())
     ended = os.pidfd_open(child)
     if ended not in select.select([ended, client], [], [])[0]:

@@ -1,12 +1,12 @@
-# With all parts there: vLLM in the learner's process. About seven minutes on one GPU.
+# With all parts there: vLLM in the learner's process.
 #   OUT=FOLDER bash benchmarks/airgapped/sampler.sh FOLDERS_OF_PARTS
 source benchmarks/airgapped/steps.sh
 unpack "$@"
 about
 # The smallest first, without graphs: whatever is wrong is told by a short log.
-step colocated 120 "$PYTHON" -m grpo.cli train experiment=tiny "device=$DEVICE" num_steps=3 evaluation.num_problems=0 \
+step colocated 110 "$PYTHON" -m grpo.cli train experiment=tiny "device=$DEVICE" num_steps=3 evaluation.num_problems=0 \
   checkpoint.export=false rollout.gpu_memory_fraction=0.2 rollout.enforce_eager=true "output_dir=$WORK/colocated"
 cp "$WORK/colocated/metrics.jsonl" "$OUT/" 2>/dev/null
-step sleep 100 "$PYTHON" -m pytest -m gpu tests/gpu/test_sleep.py
+step sleep 90 "$PYTHON" -m pytest -m gpu tests/gpu/test_sleep.py
 prove 240 sync,sampler
 exit $failed

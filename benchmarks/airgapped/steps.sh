@@ -12,7 +12,7 @@ failed=0
 # unpack FOLDER...: packages from the parts of an archive that lie in these folders.
 unpack() {
   local parts
-  parts=$(find "$@" -name 'site.tar.xz.part*' | sort -t. -k4) || return 1
+  parts=$(find "$@" -name 'site.tar.xz.part*' -printf '%f %p\n' | sort | cut -d ' ' -f 2)
   # shellcheck disable=SC2086
   cat $parts | tar -xJ -C "$SITE"
 }

@@ -10,5 +10,7 @@ kl, correction  the two optional terms
 loss            the composition of these
 logprobs        hidden states → log-probabilities and entropies, in chunks
 packing         groups → packed rows
+balance         trees of all ranks → equal work for every rank
+layout          a rank's trees → as many rows as all ranks have, of equal work
 batches         groups of one round → batches of its optimizer steps
 """

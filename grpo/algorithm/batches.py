@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from grpo.algorithm.aggregation import AGGREGATIONS, Totals
-from grpo.algorithm.balance import Cost, evened_out
+from grpo.algorithm.balance import Cost, shared
 from grpo.algorithm.kl import ESTIMATORS
+from grpo.algorithm.layout import lay_out
 from grpo.algorithm.lookup import member
 from grpo.algorithm.normalization import GROUP_RELATIVE, Moments, advantages, scaled
-from grpo.algorithm.packing import Branch, LooseTree, lay_out, pack, trees_of
+from grpo.algorithm.packing import Branch, LooseTree, pack, trees_of
 from grpo.interfaces import Collective
 from grpo.types import Batch, GroupWithLogprobs, RoundPlan
 from grpo.types.values import ROUNDING
@@ -65,8 +66,9 @@ class BatchMaker:
         trees = [
             tree for group, values in zip(groups, advantage, strict=True) for tree in self._trees(group, values, totals)
         ]
-        trees = evened_out(trees, self._collective, self._cost)
-        rows, _ = lay_out(trees, self._collective, self._learner.layout, self._learner.micro_batch_tokens)
+        trees = shared(trees, self._collective, self._cost).trees
+        learner = self._learner
+        rows, _ = lay_out(trees, self._collective, learner.layout, learner.micro_batch_tokens, self._cost)
         old_known = first or self._objective.old_logprobs == "learner" or self._objective.kl.in_reward
         # A step with nothing to learn from is still taken. Its batch is one empty row.
         packed = tuple(pack(row) for row in rows or [[]])

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from grpo.algorithm.ratio import LOG_RATIO_LIMIT
+
 
 def k1(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     """Returns k1 = log π − log π_ref."""
@@ -22,7 +24,7 @@ def k2(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
 
 def k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     """Returns k3 = π_ref/π − log(π_ref/π) − 1, which is never negative and has low variance (GRPO's choice)."""
-    difference = (reference_logprobs - logprobs).clamp(-20.0, 20.0)
+    difference = (reference_logprobs - logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     return difference.exp() - difference - 1
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 
-from grpo.interfaces import Collective
 from grpo.types import Completion, MicroBatch, Tree
 
 
@@ -114,21 +113,6 @@ def pad(trees: Sequence[LooseTree]) -> list[LooseTree]:
     """Pads every completion to the length of the longest, as rectangular batches do."""
     longest = max((branch.input_length for tree in trees for branch in tree.branches), default=0)
     return [LooseTree(tree.prompt, tree.branches, longest) for tree in trees]
-
-
-def lay_out(
-    trees: Sequence[LooseTree], collective: Collective, layout: str, row_tokens: int
-) -> tuple[list[list[LooseTree]], list[LooseTree]]:
-    """Lays this rank's trees out in rows. Every rank gets the same number of rows; one with less work gets empty ones.
-
-    Ranks that compute each row together (sequence parallelism) pool their trees first. Returns the rows, and this
-    rank's own trees as the rows hold them, padding included. Collective.
-    """
-    pooled, from_this_rank = collective.pool(trees)
-    if layout == "padded":
-        pooled = pad(pooled)
-    rows = rows_of(pooled, row_tokens, layout)
-    return rows + [[] for _ in range(collective.maximum(len(rows)) - len(rows))], pooled[from_this_rank]
 
 
 def pack(trees: Sequence[LooseTree]) -> MicroBatch:

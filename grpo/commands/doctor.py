@@ -14,6 +14,7 @@ import psutil
 from rich.table import Table
 from rich.text import Text
 
+from grpo.config import UserError
 from grpo.host.terminal import Terminal
 
 USAGE = """usage: grpo doctor
@@ -38,6 +39,8 @@ class Finding:
 
 def run(words: Sequence[str] = ()) -> int:
     """Prints all findings. Returns 0 when none needs a remedy, else 1."""
+    if words:
+        raise UserError(f"grpo doctor takes no words, such as {words[0]!r}")
     findings = [*_machine(), *_packages(), *_vllm(), *_torch(), *_embedded_model()]
     table = Table("what", "found", "what to do")
     for finding in findings:

@@ -33,7 +33,8 @@ def run(config: TrainConfig) -> int:
     suite = load_suite(config)
     if not suite:
         validate_evaluation(config)
-        load_problems(config.task.data)
+        for of_set in config.task.all_sets.values():
+            load_problems(of_set.data)
     model = candidate(config, suite or [config.task])
     output = Path(config.output_dir)
     output.mkdir(parents=True, exist_ok=True)
@@ -55,8 +56,9 @@ def run(config: TrainConfig) -> int:
         file.write_text(json.dumps(result, indent=1, ensure_ascii=False), "utf-8", "backslashreplace")
     for name, result in results.items():
         Terminal().print(result_table(name, result))
-    if len(results) > 1:
-        Terminal().print(suite_table(results))
+    for sets in (results, *(result["sources"] for result in results.values() if "sources" in result)):
+        if len(sets) > 1:
+            Terminal().print(suite_table(sets))
     return 0
 
 

@@ -10,7 +10,6 @@ from grpo.commands.words import truth, typed
 from grpo.config import UserError
 from grpo.config.errors import require
 from grpo.host.disk import size_of
-from grpo.run.exporting import export_checkpoint
 
 USAGE = """usage: grpo export CHECKPOINT | RUN DIRECTORY [dtype=bfloat16|float16|float32] [adapter=true]
                    [upload=USER/NAME [public=true]]
@@ -43,6 +42,9 @@ def run(words: Sequence[str]) -> int:
     require(bool(name) or "public" not in given, "public= says who may see what upload=USER/NAME sends: give both")
     if name:
         models.check_upload(name)
+    # Its imports take seconds, so what is wrong with the words is told before.
+    from grpo.run.exporting import export_checkpoint
+
     checkpoint = export_checkpoint(places[0], places[1], given.get("dtype", ""), given.get("adapter", False))
     print(f"{checkpoint} is exported to {places[1]} ({size_of(places[1])})")
     if name:

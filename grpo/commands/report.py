@@ -62,13 +62,11 @@ def run(words: Sequence[str]) -> int:
 def _of_run(folder: Path, given: Mapping[str, Any]) -> int:
     """Writes the report of one run into its folder."""
     require(not given, f"a run's report is written into its own folder: leave out {', '.join(given)}=")
-    ending = read_ending(folder)
+    has_rounds = (folder / METRICS_FILE).exists()
+    if not has_rounds and (ending := read_ending(folder)):
+        raise UserError(f"the run in {folder} {ending.state} before its first round: {ending.why}")
     require(
-        (folder / METRICS_FILE).exists() or ending is None,
-        f"the run in {folder} {ending.state if ending else ''} before its first round: {ending.why if ending else ''}",
-    )
-    require(
-        (folder / METRICS_FILE).exists(),
+        has_rounds,
         f"{folder} is the folder of no sweep, and of no run that has finished a round: it has no {METRICS_FILE}",
     )
     model = folder / MODEL_FOLDER

@@ -24,7 +24,8 @@ USAGE = """usage: grpo reproduce WHAT [output_dir=runs/reproduce]
               [rates=FILE] [column=llama8b_solve_rate]
   slow-start  whether inertia or gating explains the slow start of a curve
   deep-threshold  the threshold in a small transformer that this framework trains   [rate=1e-3] [steps=96]
-              [intervals=1,4,8,16,32] [seeds=0,1] [objective=clip]; about a minute per run, finished runs are kept
+              [intervals=1,4,8,16,32] [seeds=0,1] [objective=clip] [warmup=0]; about a minute per run,
+              finished runs are kept
 
 Each takes up to a few minutes on a CPU. It ends with a table of the paper's values beside the reproduced ones."""
 
@@ -38,6 +39,7 @@ KEYS = {
     "intervals": integers,
     "seeds": integers,
     "objective": str,
+    "warmup": int,
 }
 
 
@@ -63,7 +65,8 @@ def _rates(settings: dict[str, Any]) -> np.ndarray | None:
 
 
 def _deep_threshold(settings: dict[str, Any]) -> Reproduction:
-    given = {name: settings[name] for name in ("rate", "steps", "objective", "intervals", "seeds") if name in settings}
+    names = ("rate", "steps", "objective", "intervals", "seeds", "warmup")
+    given = {name: settings[name] for name in names if name in settings}
     sweep = Sweep(Path(settings.get("output_dir", OUTPUT)), **given)
     if 1 not in sweep.intervals:
         raise UserError("intervals must contain 1: deep-threshold measures the stiffness at τ = 1")

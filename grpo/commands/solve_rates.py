@@ -47,6 +47,8 @@ def run(config: TrainConfig) -> int:
     config.task.data.held_out_fraction = 0.0
     config.task.curriculum.name = "uniform"
     validate_evaluation(config)
+    if config.task.sets:
+        raise UserError(f"grpo solve-rates measures one set at a time: choose one of {', '.join(config.task.sets)}")
     output = Path(config.output_dir)
     done = _begun(output, config)
     load_problems(config.task.data)  # errors in the data show before the engine starts

@@ -7,6 +7,7 @@ import signal
 from grpo.config import TrainConfig
 from grpo.host import ranks
 from grpo.host.tether import end_with_parent
+from grpo.prove.record import read_constants
 from grpo.run.session import train
 
 
@@ -15,4 +16,5 @@ def run(config: TrainConfig) -> int:
     if ranks.launched():
         # A rank whose launcher is killed gets this signal, so that it saves and ends. Nothing else would end it.
         end_with_parent(signal.SIGTERM)
-    return train(config)
+    measured = config.hardware.measured
+    return train(config, machine=read_constants(measured) if measured else None)

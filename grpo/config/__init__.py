@@ -31,6 +31,7 @@ from grpo.config.task import (
     PromptConfig,
     RewardConfig,
     RewardPartConfig,
+    RewardServerConfig,
     SelectionConfig,
     TaskConfig,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "RefillConfig",
     "RewardConfig",
     "RewardPartConfig",
+    "RewardServerConfig",
     "RolloutConfig",
     "SamplingConfig",
     "SelectionConfig",

@@ -1,5 +1,9 @@
 """These tables say which values a key may have; `grpo.config.validate` refuses all others."""
 
+from __future__ import annotations
+
+from typing import Any
+
 CHOICES = {
     "normalization.name": ("dial", "pass_at_k", "reinforce_plus_plus"),
     "normalization.epsilon_in": ("std", "variance"),
@@ -54,6 +58,7 @@ POSITIVE = (
     "rollout.sampling.max_tokens",
     "rollout.sampling.temperature",
     "rollout.max_concurrent",
+    "rollout.tensor_parallel",
     "rollout.refill.max_waves",
     "rollout.budget.pilot",
     "rollout.servers.replicas",
@@ -81,3 +86,10 @@ POSITIVE = (
     "hardware.learner_nodes",
     "hardware.ranks_per_node",
 )
+
+
+def value_at(config: Any, path: str) -> Any:
+    """Returns the value at a dotted path, e.g. ``"learner.zero_stage"``."""
+    for name in path.split("."):
+        config = getattr(config, name)
+    return config

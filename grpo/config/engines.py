@@ -144,6 +144,10 @@ class RolloutConfig:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     refill: RefillConfig = field(default_factory=RefillConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
+    # So many learner ranks are one vLLM engine, which spreads the model over their GPUs, for models that no single GPU
+    # samples well (vLLM: tensor_parallel_size). It divides the ranks of a machine. Servers have
+    # rollout.servers.tensor_parallel.
+    tensor_parallel: int = 1
     # The sampler holds its weights in this precision; the learner's are cast to it. auto chooses as learner.precision.
     precision: str = "auto"
     # On a CPU the KV cache has this many GiB. On a GPU gpu_memory_fraction decides.
@@ -183,6 +187,10 @@ class LearnerConfig:
     sequence_parallel: int = 1
     # True keeps optimizer moments and float32 master weights in CPU memory.
     offload_optimizer: bool = False
+    # True moves weights, gradients and optimizer to main memory while an engine in the learner's process samples, and
+    # back. Sampler and learner then have the whole GPU in turn, so rollout.gpu_memory_fraction may be 0.85 (verl:
+    # param_offload and optimizer_offload). `time/offload_seconds` is what the copies take. A CPU gains nothing by it.
+    offload_states: bool = False
     # The learner computes in this precision. bfloat16 has float32 master weights. auto is bfloat16 where the hardware
     # multiplies it (GPUs, CPUs with AMX or AVX512-BF16), else float32: older CPUs are several times slower in bfloat16.
     precision: str = "auto"

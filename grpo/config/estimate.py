@@ -38,7 +38,7 @@ def batch_table(config: TrainConfig, world_size: int) -> list[tuple[str, int, in
     prompts = dynamics.prompts_per_step
     sequences = prompts * dynamics.group_size
     answer_tokens = sequences * sampling.max_tokens
-    tokens = _step_tokens(config, prompts)
+    tokens = step_tokens(config, prompts)
     # Ranks that compute rows together pool their tokens.
     micro = -(-tokens * config.learner.sequence_parallel // world_size // config.learner.micro_batch_tokens)
     rounds = -(-config.num_steps // dynamics.refresh_interval)
@@ -71,7 +71,9 @@ def memory_estimate(
     in it.
     """
     states, passes = _learner_states(config, shape, world_size), _learner_passes(config, shape, world_size)
-    rows = [(name, amount, amount) for name, amount in states]
+    # On a GPU they may wait in main memory while an engine samples.
+    staying = 0.0 if config.learner.offload_states and gpu_gib else 1.0
+    rows = [(name, staying * amount, amount) for name, amount in states]
     rows += [(name, 0.0, amount) for name, amount in passes]
     if config.rollout.engine == "vllm" and gpu_gib:
         # It fills its share with the cache, and sleeps while the learner works.
@@ -84,6 +86,11 @@ def memory_estimate(
         rows.append(("runtime and CUDA graphs", RUNTIME_GIB * GIB, RUNTIME_GIB * GIB))
     in_gib = [(name, sampling / GIB, learning / GIB) for name, sampling, learning in rows]
     return [*in_gib, ("in all", sum(row[1] for row in in_gib), sum(row[2] for row in in_gib))]
+
+
+def offloaded_bytes(config: TrainConfig, shape: ModelShape, world_size: int) -> float:
+    """Returns the bytes of main memory that one rank's states take at most while an engine samples."""
+    return sum(amount for _, amount in _learner_states(config, shape, world_size))
 
 
 def optimizer_bytes(config: TrainConfig, shape: ModelShape, world_size: int) -> float:
@@ -111,8 +118,8 @@ def _learner_passes(config: TrainConfig, shape: ModelShape, world_size: int) -> 
     size = BYTES[learner.precision]
     # Of ranks that compute a row together, each holds a share of it.
     together = learner.sequence_parallel
-    step_tokens = _step_tokens(config, config.dynamics.prompts_per_step // world_size)
-    tokens = min(learner.micro_batch_tokens, step_tokens * together) // together
+    own = step_tokens(config, config.dynamics.prompts_per_step // world_size)
+    tokens = min(learner.micro_batch_tokens, own * together) // together
     chunk = min(learner.logit_chunk_tokens, tokens)
     rows = [
         (f"activations of {tokens:,} tokens", tokens * activation_bytes(shape, size, learner.gradient_checkpointing)),
@@ -144,7 +151,7 @@ def _sampler(config: TrainConfig, shape: ModelShape, world_size: int) -> list[tu
     size = BYTES[rollout.precision]
     cache = 2 * shape.layers * shape.key_value_width * size
     return [
-        ("sampler weights", size * shape.parameters),
+        ("sampler weights", size * shape.parameters / rollout.tensor_parallel),
         (f"KV cache in use by {concurrent:,} completions", cache * concurrent * config.model.max_length),
     ]
 
@@ -163,8 +170,8 @@ def activation_bytes(shape: ModelShape, size: int, checkpointing: bool) -> int:
     return shape.layers * size * shape.width + layer if checkpointing else shape.layers * layer
 
 
-def _step_tokens(config: TrainConfig, prompts: int) -> int:
-    """Tokens of the rows of so many prompts, at most: each prompt once, or before each of its completions."""
+def step_tokens(config: TrainConfig, prompts: int) -> int:
+    """Returns the tokens of the rows of so many prompts, at most: each once, or before each of its completions."""
     group = config.dynamics.group_size
     copies = 1 if config.learner.layout == "shared" else group
     return prompts * (copies * config.task.prompt.max_tokens + group * config.rollout.sampling.max_tokens)

@@ -55,7 +55,8 @@ def read_words(words: Sequence[str]) -> Request:
             require(Path(word).is_file(), f"there is no file {word}")
             flags |= {"--config-dir": str(Path(word).parent), "--config-name": Path(word).stem}
         else:
-            require(bool(equals) or word.startswith("~"), f"cannot read {word!r}: a key is written KEY=VALUE")
+            named = bool(equals and name.lstrip("+~")) or word.startswith("~")
+            require(named, f"cannot read {word!r}: a key is written KEY=VALUE")
             overrides.append(word)
     require(
         flags.get("--cfg", "job") == "job",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hydra import compose, initialize_config_dir, main
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -64,6 +65,8 @@ def composed(words: list[str]) -> DictConfig:
     try:
         with initialize_config_dir(str(first), version_base="1.3"):
             config = compose(request.name, overrides)
+    except YAMLError as error:
+        raise UserError(f"{request.name}.yaml cannot be read: {' '.join(str(error).split())}") from error
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(one_line(error)) from error
     if OmegaConf.get_type(config) is not TrainConfig:
@@ -82,10 +85,21 @@ def _search_path(request: Request, first: Path) -> list[str]:
         if not word.startswith("hydra.searchpath="):
             key = word.partition("=")[0]
             raise UserError(f"{key} is not read here: output_dir is a run's folder, and grpo sweep takes launchers")
+        _require_folders(word)
     folders = {config_directory(), request.directory} - {None, first}
     if folders and own:
         raise UserError("hydra.searchpath and --config-dir name the same thing: give one of them")
     return [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in sorted(folders))}]"] if folders else []
+
+
+def _require_folders(word: str) -> None:
+    """Raises UserError for a folder in hydra.searchpath that does not exist, which Hydra passes over."""
+    given = OverridesParser.create().parse_override(word).value()
+    for entry in given if isinstance(given, list) else [given]:
+        scheme, separator, path = str(entry).partition("://")
+        path = path if separator else scheme
+        if (not separator or scheme == "file") and not Path(path).is_dir():
+            raise UserError(f"hydra.searchpath: there is no folder {path}")
 
 
 def _refuse_added(config: DictConfig) -> None:
@@ -168,13 +182,19 @@ def one_line(error: Exception) -> str:
     text = str(error) if error.__cause__ is None else f"{error}: {error.__cause__}"
     unknown = re.search(r"Could not override '([^']+)'", text)
     known = _paths(TrainConfig())
+    if unknown and unknown.group(1).startswith("task.sets."):
+        return (
+            f"there is no {unknown.group(1)}: a set is added by +task@task.sets.NAME=TASK, and has the keys of a task, "
+            "such as task.sets.NAME.data.path"
+        )
     if unknown and unknown.group(1) not in known:
         return f"unknown config key {unknown.group(1)}{hint(unknown.group(1), known)}"
     if unknown and (missing := re.search(r"Key '([^']+)' not in '", text)):
         return f"{unknown.group(1)} has no key {missing.group(1)}"
     if unknown and "not in struct" in text:
         return (
-            f"{unknown.group(1)} gets entries with names of your own; put a + before it: +{unknown.group(1)}.NAME=VALUE"
+            f"{unknown.group(1)} gets entries with names of your own; put a + before it: "
+            f"'+{unknown.group(1)}={{NAME: VALUE}}'"
         )
     text = text.split("Config search path")[0].split("See https")[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -97,6 +97,8 @@ def _sections(default: Any, alone: Any, prefix: str = "") -> Iterator[Section]:
     yield Section(prefix.rstrip("."), _docstring(type(default)), _keys(default, alone, prefix))
     for name, item in _items(type(default)).items():
         yield from _sections(item(), item(), f"{prefix}{name}[].")
+    for name, item in _optional(type(default)).items():
+        yield from _sections(item(), item(), f"{prefix}{name}.")
     for name in _nested(default):
         yield from _sections(getattr(default, name), getattr(alone, name), f"{prefix}{name}.")
 
@@ -118,6 +120,11 @@ def _values(config_class: type, field: str, name: str) -> str:
     if field in _items(config_class):
         inside = ", ".join(part.name for part in fields(_items(config_class)[field]))
         return f"list of {{{inside}}}"
+    if field in _by_name(config_class):
+        inside = ", ".join(part.name for part in fields(_by_name(config_class)[field]))
+        return f"NAME: {{{inside}}}"
+    if field in _optional(config_class):
+        return f"null | {{{', '.join(part.name for part in fields(_optional(config_class)[field]))}}}"
     hint = get_type_hints(config_class)[field]
     if hint is bool:
         return "true | false"
@@ -127,8 +134,21 @@ def _values(config_class: type, field: str, name: str) -> str:
 
 def _items(config_class: type) -> dict[str, type]:
     """Returns the fields that hold a list of another dataclass, and which one."""
-    inside = {name: get_args(hint)[:1] for name, hint in get_type_hints(config_class).items()}
+    hints = get_type_hints(config_class).items()
+    inside = {name: get_args(hint)[:1] for name, hint in hints if get_origin(hint) is list}
     return {name: item[0] for name, item in inside.items() if item and is_dataclass(item[0])}
+
+
+def _by_name(config_class: type) -> dict[str, type]:
+    """Returns the fields that hold other dataclasses by names of the user's own, and which ones."""
+    inside = {name: get_args(hint)[1:] for name, hint in get_type_hints(config_class).items()}
+    return {name: item[0] for name, item in inside.items() if item and is_dataclass(item[0])}
+
+
+def _optional(config_class: type) -> dict[str, type]:
+    """Returns the fields that hold another dataclass or nothing, and which one."""
+    inside = {name: get_args(hint) for name, hint in get_type_hints(config_class).items()}
+    return {name: item[0] for name, item in inside.items() if item[1:] == (type(None),) and is_dataclass(item[0])}
 
 
 def _nested(config: Any) -> list[str]:
@@ -137,7 +157,14 @@ def _nested(config: Any) -> list[str]:
 
 def _text(value: Any) -> str:
     """Returns a value as it is typed on the command line."""
-    return '""' if value == "" else json.dumps(value, ensure_ascii=False, default=vars).replace('"', "")
+    if value == "":
+        return '""'
+    return json.dumps(value, ensure_ascii=False, default=_given).replace('"', "")
+
+
+def _given(config: Any) -> dict[str, Any]:
+    """Returns the fields of a dataclass that hold something."""
+    return {name: value for name, value in vars(config).items() if value is not None}
 
 
 def _docstring(config_class: type) -> str:

@@ -26,7 +26,7 @@ ENGINE_ARGS = {
     "enforce_eager": "rollout.enforce_eager",
     "gpu_memory_utilization": "rollout.gpu_memory_fraction, or rollout.servers.gpu_memory_fraction",
     "kv_cache_memory_bytes": "rollout.kv_cache_gib",
-    "tensor_parallel_size": "rollout.servers.tensor_parallel",
+    "tensor_parallel_size": "rollout.tensor_parallel, or rollout.servers.tensor_parallel",
     "host": "rollout.servers.host",
     "port": "rollout.servers.port",
     "api_key": "the variable GRPO_SERVER_KEY",

@@ -153,7 +153,7 @@ class TrackingConfig:
 
 @dataclass(kw_only=True)
 class HardwareConfig:
-    """The hardware says what `grpo launch` starts on which machine. `grpo train` does not read it.
+    """The hardware says what `grpo launch` starts on which machine. `grpo train` reads of it what a dry run is told.
 
     `grpo train` is one rank of such a run, or a whole run in one process.
     """
@@ -169,6 +169,10 @@ class HardwareConfig:
     hosts: list[str] = field(default_factory=list)
     # Commands are started on this machine (here), over ssh, or by Slurm's srun.
     shell: str = "here"
+    # This prove.json, which `grpo prove` has written on such a machine, lets a dry run tell how long the run takes.
+    measured: str = ""
+    # A device costs this much an hour, in any currency; a dry run multiplies. 0: no price.
+    price_per_hour: float = 0.0
     # Ranks meet at this port of the first machine; servers listen from 100 ports higher on. A run on one machine takes
     # other ports where these are taken.
     first_port: int = 29500
@@ -215,6 +219,6 @@ class TrainConfig:
     output_dir: str = "runs/default"
     # The run computes on this device. auto is cuda where there is a GPU, else cpu.
     device: str = "auto"
-    # True checks data, prompt and reward, prints the batch table, the memory estimate, the first prompt and rewards of
-    # made-up answers, and stops. It needs neither a GPU nor the model's weights.
+    # True checks data, prompt and reward, prints the batch table, the memory estimate, the price of the run, the first
+    # prompt and rewards of made-up answers, and stops. It needs neither a GPU nor the model's weights.
     dry_run: bool = False

@@ -1,6 +1,8 @@
 """A task says what is asked, how it is put to the model, and how answers are graded."""
 
-from dataclasses import dataclass, field
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -93,6 +95,9 @@ class DataConfig:
     # This regular expression, with one group, finds the part of each answer that counts, e.g. "#### (.*)" for GSM8K. ""
     # takes the whole answer.
     answer_pattern: str = ""
+    # This column names each problem's source, for task.reward.by_source and for numbers of each source. "": there is
+    # none.
+    source_column: str = ""
     # Only this many first rows of a file or a hub's data set are read. 0 reads all.
     limit: int = 0
     # A generator draws this many problems. For arithmetic, 0 takes every problem there is.
@@ -134,16 +139,85 @@ class PromptConfig:
     too_long: str = "skip"
 
 
+JUDGING = """Question:
+{question}
+
+Reference answer:
+{answer}
+
+Response:
+{completion}
+
+How good is the response, from 0 (wrong or useless) to 10 (right and clear)? Give your reasons in a sentence, then the
+last line "Score: N"."""
+
+
+@dataclass(kw_only=True)
+class RewardServerConfig:
+    """The server of a reward part computes its rewards: a service of one's own (http), or a language model (judge)."""
+
+    # An http part posts {completion, answer, metadata, prompt, messages, source, step, truncated} to this address, and
+    # gets back a number or {"score": number, ...}. A judge is any server with OpenAI's interface, e.g. vLLM's
+    # http://127.0.0.1:8000/v1.
+    url: str = ""
+    # The judge is this model. "" takes the first one that its server names.
+    model: str = ""
+    # The key of the server stands in this environment variable, e.g. OPENAI_API_KEY. "" sends none.
+    key_variable: str = ""
+    # The judge is asked this, with {question}, {answer} and {completion} filled in.
+    prompt: str = JUDGING
+    # This regular expression, with one group, finds the score in the judge's reply. The last one counts.
+    pattern: str = r"[Ss]core\W*(-?[0-9.]*[0-9])"
+    # The judge's score is divided by this number.
+    scale: float = 10.0
+    # A request to the judge has these further fields, e.g. {max_tokens: 256}.
+    options: dict[str, Any] = field(default_factory=dict)
+    # Each learner rank has at most this many requests under way.
+    at_once: int = 32
+    # A request may take this many seconds.
+    seconds: float = 60.0
+    # A request that fails is repeated so often, with growing pauses.
+    retries: int = 3
+    # True asks about the same completion of the same problem once only.
+    cache: bool = True
+
+
+REMOTE = ("http", "judge")
+"""These parts are computed by servers."""
+
+
+def remote_kind(name: str) -> str:
+    """Returns "http" or "judge" for a part of that kind, which may have a name of its own after a slash, or "".
+
+    >>> remote_kind("judge/style"), remote_kind("math")
+    ('judge', '')
+    """
+    kind = name.partition("/")[0]
+    return kind if kind in REMOTE and ":" not in name else ""
+
+
 @dataclass(kw_only=True)
 class RewardPartConfig:
     """A reward part is one function of a completion and its weight in the sum."""
 
     # The part is math | exact | number | reasoning_gym | format, or the path of a function of one's own,
     # "package.module:function" or "file.py:function". It takes (completion, answer, metadata), or what TRL or verl
-    # would give it (verl: custom_reward_function).
+    # would give it (verl: custom_reward_function). http and judge ask a server; judge/style is a second judge.
     name: str = ""
     # The part's value is multiplied by this weight (TRL: reward_weights).
     weight: float = 1.0
+    # This server computes the part, if its name is http or judge, e.g. {url: "http://127.0.0.1:8000/v1"}.
+    server: RewardServerConfig | None = None
+
+
+@dataclass(kw_only=True)
+class SourceRewardConfig:
+    """The reward of one source of problems takes the place of the task's own."""
+
+    # The reward of this source is the weighted sum of these parts.
+    parts: list[RewardPartConfig] = field(default_factory=list)
+    # Answers of this source are read in this way. "" reads them as those of all others.
+    extract: str = ""
 
 
 @dataclass(kw_only=True)
@@ -153,6 +227,9 @@ class RewardConfig:
     # The reward is the weighted sum of these parts, e.g. [{name: math}, {name: format, weight: 0.1}] (TRL:
     # reward_funcs).
     parts: list[RewardPartConfig] = field(default_factory=list)
+    # Problems of these sources have other parts, e.g. +task.reward.by_source={gsm8k: {parts: [{name: number}]}}. The
+    # source of a problem stands in task.data.source_column.
+    by_source: dict[str, SourceRewardConfig] = field(default_factory=dict)
     # A completion's answer is read from `\boxed{}`, from an `<answer>` tag, from whatever it gives as its final answer
     # (see `grpo.tasks.extraction.final`), from its last number, from its last line, or from all of it.
     extract: str = "boxed"
@@ -180,6 +257,13 @@ class RewardConfig:
         """Returns the weight of each part by its name, in the order given."""
         return {part.name: part.weight for part in self.parts}
 
+    def of(self, source: str) -> RewardConfig:
+        """Returns the reward of the problems of a source."""
+        if source not in self.by_source:
+            return replace(self, by_source={})
+        own = self.by_source[source]
+        return replace(self, parts=own.parts or self.parts, extract=own.extract or self.extract, by_source={})
+
 
 @dataclass(kw_only=True)
 class TaskConfig:
@@ -191,6 +275,16 @@ class TaskConfig:
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
+    # A task may be made of several sets of problems, each with data, prompt and reward of its own, by names of their
+    # own: see configs/task/mixed.yaml. The task itself then has a curriculum only.
+    sets: dict[str, TaskConfig] = field(default_factory=dict)
+    # One of several sets is asked in proportion to this weight, however many problems it has.
+    weight: float = 1.0
+
+    @property
+    def all_sets(self) -> dict[str, TaskConfig]:
+        """Returns the sets by their names. A task without sets is its only set, and has the name ""."""
+        return self.sets or {"": self}
 
     @property
     def answer_name(self) -> str:

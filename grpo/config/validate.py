@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from grpo.config.choices import CHOICES, IMPORTED, POSITIVE
+from grpo.config.choices import CHOICES, IMPORTED, POSITIVE, value_at
 from grpo.config.errors import require as _require
 from grpo.config.folder import CHECKPOINTS, checkpoints_in
 from grpo.config.pass_through import check_pass_through, check_training
@@ -14,8 +14,7 @@ from grpo.config.ranges import check_ranges
 from grpo.config.run import TrainConfig
 from grpo.config.validate_loss import check_loss
 from grpo.config.validate_pipeline import check_pipeline
-
-PATHS = {"file": "file", "hub": "data set on the hub", "reasoning_gym": "generator"}
+from grpo.config.validate_task import check_task
 
 
 def validate(config: TrainConfig, world_size: int = 1) -> None:
@@ -44,32 +43,12 @@ def validate_evaluation(config: TrainConfig) -> None:
         _require(value_at(config, path) > 0, f"{path}={value_at(config, path)} must be above 0")
     _check_lengths(config)
     check_pass_through(config)
-    _require(bool(config.task.reward.parts), "task.reward.parts is empty: name a reward, for example [{name: math}]")
-    names = [part.name for part in config.task.reward.parts]
-    for name in names:
-        _require(
-            names.count(name) == 1,
-            f"task.reward.parts names {name!r} {names.count(name)} times: name it once, with the sum of the weights",
-        )
-    data = config.task.data
-    _require(
-        data.source == "arithmetic" or bool(data.path),
-        f"task.data.path is empty: give the {PATHS.get(data.source)} that task={config.task.name} reads",
-    )
+    check_task(config)
     evaluation = config.evaluation
     _require(
         all(1 <= k <= evaluation.samples_per_problem for k in evaluation.pass_at),
         f"evaluation.pass_at={list(evaluation.pass_at)} must hold numbers between 1 and "
         f"evaluation.samples_per_problem={evaluation.samples_per_problem}: change one of the two",
-    )
-    band = data.selection.solve_rate
-    _require(
-        len(band) == 2 and 0 <= band[0] <= band[1] <= 1,
-        f"task.data.selection.solve_rate={band} must be [low, high] with 0 <= low <= high <= 1",
-    )
-    _require(
-        0 <= data.held_out_fraction < 1,
-        f"task.data.held_out_fraction={data.held_out_fraction} must lie in [0, 1): 0.1 holds out a tenth",
     )
     sampling = config.rollout.sampling
     for key in ("rollout.sampling.temperature", "evaluation.temperature"):
@@ -88,18 +67,12 @@ def validate_evaluation(config: TrainConfig) -> None:
 
 def check_files(config: TrainConfig) -> None:
     """Raises UserError for a file of problems that the configuration names and that does not exist."""
-    data = config.task.data
-    named = [("task.data.path", data.path)] if data.source == "file" else []
-    named += [("task.data.selection.evaluation_sets", path) for path in data.selection.evaluation_sets]
-    for key, path in named:
-        _require(Path(path).is_file(), f"{key}: there is no file {path!r}.")
-
-
-def value_at(config: Any, path: str) -> Any:
-    """Returns the value at a dotted path, e.g. ``"learner.zero_stage"``."""
-    for name in path.split("."):
-        config = getattr(config, name)
-    return config
+    for name, of_set in config.task.all_sets.items():
+        key, data = f"task.sets.{name}.data" if name else "task.data", of_set.data
+        named = [(f"{key}.path", data.path)] if data.source == "file" else []
+        named += [(f"{key}.selection.evaluation_sets", path) for path in data.selection.evaluation_sets]
+        for file_key, path in named:
+            _require(Path(path).is_file(), f"{file_key}: there is no file {path!r}.")
 
 
 def _check_batch(config: TrainConfig, world_size: int) -> None:
@@ -140,6 +113,21 @@ def _check_shards(config: TrainConfig, world_size: int) -> None:
         f"learner.sequence_parallel={together} does not divide the {world_size} learner ranks: use a divisor of "
         f"{world_size}",
     )
+    spread = config.rollout.tensor_parallel
+    _require(
+        spread == 1 or config.rollout.engine == "vllm",
+        f"rollout.tensor_parallel={spread} is for an engine in the learner's process: "
+        + (
+            "use rollout.servers.tensor_parallel"
+            if config.rollout.engine == "vllm_server"
+            else "use rollout.engine=vllm, or leave it out"
+        ),
+    )
+    _require(
+        world_size % spread == 0,
+        f"rollout.tensor_parallel={spread} does not divide the {world_size} learner ranks: use a divisor of "
+        f"{world_size}",
+    )
     size = config.learner.hpz_partition_size
     _require(
         size == 0 or config.learner.zero_stage == 3,
@@ -171,17 +159,12 @@ def _check_lengths(config: TrainConfig) -> None:
         f"task.prompt.max_tokens={prompt} plus rollout.sampling.max_tokens={answer} is more than "
         f"model.max_length={longest}: lower one of the two, or raise model.max_length to {prompt + answer}",
     )
-    reward = config.task.reward
-    _require(
-        reward.overlong != "soft" or 0 < reward.overlong_buffer <= answer,
-        f"task.reward.overlong_buffer={reward.overlong_buffer} must lie between 1 and rollout.sampling.max_tokens="
-        f"{answer} with task.reward.overlong=soft: change it",
-    )
 
 
 def _check_run(config: TrainConfig) -> None:
     _require(
-        config.evaluation.num_problems == 0 or config.task.data.held_out_fraction > 0,
+        config.evaluation.num_problems == 0
+        or any(of_set.data.held_out_fraction > 0 for of_set in config.task.all_sets.values()),
         f"evaluation.num_problems={config.evaluation.num_problems} needs held-out problems: set "
         "task.data.held_out_fraction above 0, or evaluation.num_problems=0",
     )

@@ -42,7 +42,7 @@ def check_loss(config: TrainConfig) -> None:
 def _check_objective(objective: ObjectiveConfig) -> None:
     name = objective.name
     require(
-        not objective.dual_clip or name not in ("cispo", "unclipped", "sapo", "dppo", "gmpo"),
+        not objective.dual_clip or name == "clip" or ":" in name,
         f"objective.dual_clip={objective.dual_clip} is not read by objective.name={name}: set it to 0",
     )
     require(

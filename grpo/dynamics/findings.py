@@ -8,6 +8,41 @@ NOTE, WARNING, CRITICAL = "note", "warning", "critical"
 SEVERITIES = (NOTE, WARNING, CRITICAL)
 
 
+# What each finding means, for a reader who meets its name for the first time.
+MEANINGS = {
+    "no reward": "No completion has ever been rewarded, so there is nothing to learn from.",
+    "constant reward": "The reward is always the same number, so there is nothing to learn from.",
+    "nothing learned": "After many rounds the run is where it began.",
+    "no gain lately": "The run has learned, but not over its last half.",
+    "on the plateau": "Going on is unlikely to gain anything that is worth its cost.",
+    "problems solved": "Nearly every answer is right, so hardly anything is left to learn here.",
+    "prompts too easy": "Most groups of completions are all right, and such a group teaches nothing.",
+    "prompts too hard": "Most answers, or most groups of them, are all wrong, and such a group teaches nothing.",
+    "no signal": "Rewards within a group hardly differ any more, and learning lives on their differences.",
+    "unstable": "The run has lost much of what it had learned.",
+    "underdamped": "The pass rate swings about its plateau, which often comes before it is lost.",
+    "reward hacking or overfitting": "Training gets better and held-out problems do not.",
+    "reward part gamed": "Something is learned that pays, and it is not right answers.",
+    "answers hardly count": "Nearly all of the reward is paid for something else than right answers.",
+    "reward bought by length": "Longer completions earn more, whether or not they are right.",
+    "length without reward": "Completions grow, and answers do not get better.",
+    "truncated": "Many completions are cut off before they can answer.",
+    "repetition": "Completions repeat themselves, which often comes before answers get worse.",
+    "entropy collapse": "The model gives nearly the same completions each time, so it finds nothing new.",
+    "KL runs off": "The model moves away from the one it began as, faster than before.",
+    "gradients not finite": "Some steps could not be taken, because their gradient was not a number.",
+    "no gradient": "The optimizer gets gradients of exactly 0, so the weights do not change.",
+    "gradient spikes": "Single steps have far larger gradients than their neighbours, and may undo what was learned.",
+    "growing gradients": "Gradients get larger and larger, which often comes before training is lost.",
+    "clipped low": "Much of each batch is clipped, so that the later steps of a round hardly learn.",
+    "clipped high": "Much of each batch is clipped, so that the later steps of a round hardly learn.",
+    "stale sampler": "The policy that is trained is too far from the one that wrote its samples.",
+    "sampler mismatch": "Sampler and learner disagree about the same tokens under the same weights.",
+    "rounds take longer": "Rounds get slower by more than their completions grow.",
+    "grading fails": "Some answers are never graded, so they count as wrong whatever they say.",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """A finding is one problem of a run. `remedy` lists configuration overrides that help, or says what else helps."""
@@ -16,6 +51,11 @@ class Finding:
     severity: str
     evidence: str
     remedy: str
+
+    @property
+    def meaning(self) -> str:
+        """What the finding means, in a sentence."""
+        return MEANINGS[self.name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +97,7 @@ class DiagnosisRule:
     collapse          largest loss of pass rate against the run's best
     gain_left         a run is on its plateau when gaining more than this until its end is unlikely
     underdamped       damping ratio below which a fitted curve oscillates
+    swinging          least Akaike weight of the oscillator among all laws before its damping ratio counts
     """
 
     silent: float = 0.65
@@ -95,3 +136,4 @@ class DiagnosisRule:
     collapse: float = 0.1
     gain_left: float = 0.02
     underdamped: float = 0.9
+    swinging: float = 0.999

@@ -33,7 +33,7 @@ from grpo.dynamics.laws import (
     gating_law,
     oscillator_law,
 )
-from grpo.dynamics.oscillator import oscillator
+from grpo.dynamics.oscillator import held_oscillator
 from grpo.types import Interval
 
 Array = NDArray[np.float64]
@@ -217,14 +217,14 @@ def identify(
     ends = [plateau_of(fit.law, free) for fit, draws in supported(levelling(fits)) for free in draws]
     plateau = Interval(*map(float, np.quantile(ends, [0.5, 0.025, 0.975])))
     model = next(fit for fit in fits if fit.law.name == "oscillator")
-    lag = float(history.delays[-1])
+    delay = float(history.delays[-1])
     identified, reason = _verdict(best, flat, plateau, fits)
     return Identification(
         fits=tuple(fits),
         identified=identified,
         reason=reason,
         plateau=plateau,
-        damping_ratio=model.interval(lambda free: damping_ratio(free, momentum, lag)),
+        damping_ratio=model.interval(lambda free: damping_ratio(free, momentum, delay)),
         stiffness=model.interval(lambda free: float(np.exp(free[2]))),
     )
 
@@ -253,10 +253,10 @@ def plateau_of(law: Law, free: Array) -> float:
     return float(law.read(free)[law.names.index(names.pop())])
 
 
-def damping_ratio(free: Array, momentum: float, lag: float) -> float:
-    """Computes the damping ratio ζ from the oscillator law's free parameters, at a delay of `lag` steps (τ + lag)."""
+def damping_ratio(free: Array, momentum: float, delay: float) -> float:
+    """Computes the damping ratio ζ from the oscillator law's free parameters, at a delay of τ + lag steps."""
     stiffness, inertia = np.exp(np.clip(free[2:], -60, 60))
-    model = oscillator(momentum, float(stiffness), lag)
+    model = held_oscillator(momentum, float(stiffness), delay)
     mass = model.mass - (1 + momentum) / 2 + inertia
     return float(model.damping / (2 * np.sqrt(stiffness * mass)))
 

@@ -91,16 +91,6 @@ def shortfall_rate(pass_rate: ArrayLike, exponent: float = 1.0, ddof: int = 0, m
     return a * b + (a * (1 - a) * q / p + b * (1 - b) * p / q) / 2 + ddof * exponent / 2
 
 
-def asymptotic_group_size(
-    pass_rate: ArrayLike, shortfall: float, exponent: float = 1.0, ddof: int = 0, mean_exponent: float = 0.0
-) -> Array:
-    """Returns the group size c/ε from which on φ ≥ 1 − ε, by the approximation of `shortfall_rate`.
-
-    ε is `shortfall`. For GRPO the size is 1/(8εp(1−p)), the group-size law.
-    """
-    return shortfall_rate(pass_rate, exponent, ddof, mean_exponent) / shortfall
-
-
 def smallest_group_size(
     pass_rates: ArrayLike,
     weights: ArrayLike,
@@ -154,16 +144,6 @@ def subsampled_silent_rate(correct: ArrayLike, tried: ArrayLike, group_size: int
     return all_of(k) + all_of(n - k)
 
 
-def refill_cost(pass_rates: ArrayLike, weights: ArrayLike, group_size: int) -> float:
-    """Returns the number of groups sampled per group kept when silent ones are replaced: 1/(1 − E[silent rate]).
-
-    It is ∞ if all groups are silent.
-    """
-    shares = np.asarray(weights, float)
-    kept = 1 - shares @ silent_rate(pass_rates, group_size) / shares.sum()
-    return float(1 / kept) if kept > 0 else float("inf")
-
-
 def objective(pass_rate: ArrayLike, exponent: float, mean_exponent: float = 0.0) -> Array:
     """Returns F(p) = ∫ q^(−α/2−β)·(1−q)^(−α/2) dq, the objective that the dials ascend for G → ∞.
 
@@ -197,22 +177,6 @@ def weight(pass_rate: ArrayLike, exponent: float, mean_exponent: float = 0.0) ->
     """Returns F′(p) = [p(1−p)]^(−α/2)·p^(−β): how much a small gain of pass rate is worth at p. Needs 0 < p < 1."""
     p = np.asarray(pass_rate, float)
     return (p * (1 - p)) ** (-exponent / 2) * p**-mean_exponent
-
-
-def finite_objective(pass_rate: ArrayLike, group_size: int, exponent: float, mean_exponent: float = 0.0) -> Array:
-    """Returns what groups of G completions ascend in expectation, ∫ drift(q)/(q(1−q)) dq from 0 to p.
-
-    The integral is exact: every term k of the drift is C(G, k)·q^k·(1−q)^(G−k) times a constant, and integrates to a
-    Beta function. For MaxRL it is Σ [1 − (1−p)^k]/k over k up to G − 1. That is log p up to a constant, with its series
-    about p = 1 cut after G − 1 terms (arXiv:2602.02710).
-    """
-    p = np.asarray(pass_rate, float)
-    correct = np.arange(1, group_size)
-    sigma = np.sqrt(correct * (group_size - correct)) / group_size
-    lengths = sigma ** (2 - exponent) * (correct / group_size) ** -mean_exponent
-    # C(G, k)·B(k, G − k) = G/(k(G − k))
-    parts = special.betainc(correct, group_size - correct, p[..., None])
-    return parts @ (lengths * group_size / (correct * (group_size - correct)))
 
 
 def gradient_mass(

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, logit
 
 from grpo.dynamics.identity import objective
-from grpo.dynamics.oscillator import oscillator, propagate
+from grpo.dynamics.oscillator import held_oscillator, propagate
 
 Array = NDArray[np.float64]
 
@@ -86,8 +86,9 @@ def _inside(rate: float) -> float:
 def oscillator_law(momentum: float) -> Law:
     """Returns the oscillator law at known momentum μ.
 
-    The free parameters are logit P₀, logit P*, log κ and log M₀, where M₀ is the inertia in M = M₀ + ½κτ². With μ
-    known, C = (1−μ) − κτ. In the model M₀ is (1+μ)/2. It is left free because the fitted damping ratio ζ depends on it.
+    The free parameters are logit P₀, logit P*, log κ and log M₀, where M₀ is the inertia in M = M₀ + ½κ·E[a²], and a
+    the age of a round's samples (`held_oscillator`; a lag counts as if the round were longer by it). With μ known,
+    C = (1−μ) − κ·E[a]. In the model M₀ is (1+μ)/2. It is left free because the fitted damping ratio ζ depends on it.
     """
 
     def curve(free: Array, times: Array, delays: Array) -> Array:
@@ -121,7 +122,7 @@ def _distance(steps: Array, delays: Array, momentum: float, stiffness: float, in
     position, velocity, since = 1.0, 0.0, 0.0
     edges = [0, *(np.flatnonzero(np.diff(delays)) + 1), len(steps)]
     for first, last in pairwise(edges):
-        model = oscillator(momentum, stiffness, delays[first])
+        model = held_oscillator(momentum, stiffness, delays[first])
         mass = model.mass - (1 + momentum) / 2 + inertia
         frequency = np.sqrt(stiffness / mass)
         ratio = model.damping / (2 * np.sqrt(stiffness * mass))

@@ -41,11 +41,6 @@ class Oscillator:
         unstable."""
         return self.damping / (2 * float(np.sqrt(self.stiffness * self.mass)))
 
-    @property
-    def relaxation_time(self) -> float:
-        """The relaxation time C/k in steps. For ζ ≫ 1 the curve is a single exponential with this time constant."""
-        return self.damping / self.stiffness
-
 
 def oscillator(momentum: float, stiffness: float, lag: float) -> Oscillator:
     """Returns the model for momentum μ, stiffness κ > 0 and a lag of τ ≥ 0 steps."""
@@ -56,9 +51,21 @@ def oscillator(momentum: float, stiffness: float, lag: float) -> Oscillator:
     )
 
 
-def trajectory(steps: ArrayLike, damping_ratio: float, frequency: float) -> Array:
-    """Returns E(t)/E(0) after `steps` from rest, that is from E(0) = 1 and Ė(0) = 0. It is smooth in ζ through 1."""
-    return propagate(steps, 1.0, 0.0, damping_ratio, frequency)[0]
+def held_oscillator(momentum: float, stiffness: float, interval: float) -> Oscillator:
+    """Returns the model for a gradient that is held for `interval` steps, as in training: sample and hold.
+
+    The samples' age a is 0 … τ−1 steps, each equally often. So the expansion above, averaged over a, has the mean age
+    (τ−1)/2 in the place of τ, and the mean square (τ−1)(2τ−1)/6 in that of τ². At τ = 1 it is the heavy ball itself.
+
+    >>> held_oscillator(0.9, 0.004, 1) == oscillator(0.9, 0.004, 0)
+    True
+    """
+    age, square = (interval - 1) / 2, (interval - 1) * (2 * interval - 1) / 6
+    return Oscillator(
+        mass=(1 + momentum) / 2 + stiffness * square / 2,
+        damping=(1 - momentum) - stiffness * age,
+        stiffness=stiffness,
+    )
 
 
 def propagate(

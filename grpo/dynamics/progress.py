@@ -85,7 +85,11 @@ def no_progress(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     if moved.high > (rule.flat if passing else scatter / 2) or (passing and now.value > rule.solved):
         return None
     before = now.value - moved.value
-    evidence = f"{name} {before:.3g} → {now.value:.3g} in {len(series)} rounds, a change of at most {moved.high:+.3g}"
+    what, rounds = "pass rate" if passing else "mean reward", window_length(len(series))
+    evidence = (
+        f"{what} {before:.3g} in the first {rounds} of {len(series)} rounds, {now.value:.3g} in the last {rounds}; it "
+        f"rose by {moved.high:.3g} at most"
+    )
     remedy = "look at the other findings; then a larger learner.learning_rate, or problems of medium difficulty"
     return Finding("nothing learned", WARNING, evidence, remedy)
 
@@ -198,8 +202,11 @@ def plateau(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 
 def oscillation(log: RunLog, curve: Identification, rule: DiagnosisRule) -> Finding | None:
-    """Finds instability before it happens: the fitted model is underdamped."""
-    if curve.fits[0].law.name != "oscillator" or curve.damping_ratio.high >= rule.underdamped:
+    """Finds instability before it happens: the fitted model is underdamped, and no other law explains the curve.
+
+    Noise that wanders looks like a swing now and then, so the oscillator's Akaike weight must be near 1.
+    """
+    if curve.weights["oscillator"] < rule.swinging or curve.damping_ratio.high >= rule.underdamped:
         return None
     evidence = f"damping ratio ζ {curve.damping_ratio}: the curve oscillates about its plateau"
     return Finding("underdamped", WARNING, evidence, "a smaller dynamics.refresh_interval or learner.learning_rate")

@@ -123,6 +123,7 @@ def _within_0_and_1(series: Series) -> bool:
 
 def _is_the_pass_rate(part: Series, passed: Series) -> bool:
     """Tells whether a part of the reward is the pass rate itself, up to a factor."""
-    if len(part) != len(passed) or len(part) < FEWEST_ROUNDS or min(np.ptp(part.values), np.ptp(passed.values)) == 0:
+    rewards = np.maximum(part.values, 0)
+    if len(part) != len(passed) or len(part) < FEWEST_ROUNDS or min(np.ptp(rewards), np.ptp(passed.values)) == 0:
         return False
-    return bool(np.corrcoef(np.maximum(part.values, 0), passed.values)[0, 1] > SAME)
+    return bool(np.corrcoef(rewards, passed.values)[0, 1] > SAME)

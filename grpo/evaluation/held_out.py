@@ -11,7 +11,7 @@ from typing import Any
 from grpo.config import EvaluationConfig, SamplingConfig, TaskConfig
 from grpo.evaluation.pass_rates import mean_interval, pass_at_k_interval
 from grpo.interfaces import Collective, Sampler, Task
-from grpo.types import Prompt, ScoredGroup
+from grpo.types import Problem, Prompt, ScoredGroup
 
 
 def evaluate(
@@ -24,7 +24,7 @@ def evaluate(
 
     Returns a JSON object with the sampling settings; `pass@1`, `pass@k`, `maj@k` and, if configured, `greedy` as
     {value, low, high} with 95 % intervals over problems; the mean length in tokens; the truncated fraction; and a row
-    per problem with its first completion.
+    per problem with its first completion. Problems of several sources have the same numbers by source under `sources`.
     """
     share = _share(task, evaluation.num_problems, collective)
     drawn = drawn_as(evaluation, sampling)
@@ -36,7 +36,20 @@ def evaluate(
     rows = [row for part in collective.gather(mine) for row in part]
     rows.sort(key=lambda row: row["problem_id"])
     asked = {name: getattr(drawn, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
-    return {"step": sampler.policy_version, **asked, **summarize(rows, evaluation.pass_at)}
+    result = summarize(rows, evaluation.pass_at) | _by_source(rows, evaluation)
+    return {"step": sampler.policy_version, **asked, **result}
+
+
+def _by_source(rows: Sequence[Mapping[str, Any]], evaluation: EvaluationConfig) -> dict[str, Any]:
+    """Returns the statistics of each source of problems under "sources", if there are several."""
+    by_source: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        by_source.setdefault(row.get("source", ""), []).append(row)
+    if len(by_source) < 2:
+        return {}
+    results = {source: summarize(own, evaluation.pass_at) for source, own in sorted(by_source.items())}
+    return {"sources": {source: {key: value for key, value in result.items() if key != "per_problem"}
+                        for source, result in results.items()}}  # fmt: skip
 
 
 def drawn_as(evaluation: EvaluationConfig, sampling: SamplingConfig) -> SamplingConfig:
@@ -107,15 +120,16 @@ def score(result: Mapping[str, Any]) -> float:
 
 
 def told(result: Mapping[str, Any]) -> list[str]:
-    """Describes an evaluation in one line for the terminal, and its suite, if any, in another."""
+    """Describes an evaluation in one line for the terminal, and its sources and its suite, if any, in others."""
     rate = result["pass@1"]
     lines = [
         f"of {result['problems']} held-out problems {rate['value']:.1%} are solved at the first try "
         f"(pass@1; 95 % interval {rate['low']:.1%} to {rate['high']:.1%})"
     ]
-    if suite := result.get("suite"):
-        sets = (f"{name} {_spelled(evaluation['pass@1'])}" for name, evaluation in suite.items())
-        lines.append("pass@1 of " + ", ".join(sets))
+    for sets in (result.get("sources"), result.get("suite")):
+        if sets:
+            spelled = (f"{name} {_spelled(evaluation['pass@1'])}" for name, evaluation in sets.items())
+            lines.append("pass@1 of " + ", ".join(spelled))
     return lines
 
 
@@ -135,7 +149,7 @@ def majority(answers: Sequence[str | None], correct: Sequence[bool]) -> bool:
     return correct[answers.index(chosen)]
 
 
-def _row(scored: ScoredGroup, answer_of: Callable[[str], str | None]) -> dict[str, Any]:
+def _row(scored: ScoredGroup, answer_of: Callable[[Problem, str], str | None]) -> dict[str, Any]:
     """Makes a problem's row of the result's `per_problem`."""
     completions, problem = scored.group.completions, scored.group.prompt.problem
     return {
@@ -145,9 +159,11 @@ def _row(scored: ScoredGroup, answer_of: Callable[[str], str | None]) -> dict[st
         "correct": sum(grade.correct for grade in scored.grades),
         "total": len(completions),
         "majority": majority(
-            [answer_of(completion.text) for completion in completions], [grade.correct for grade in scored.grades]
+            [answer_of(problem, completion.text) for completion in completions],
+            [grade.correct for grade in scored.grades],
         ),
         "completion": completions[0].text,
         "tokens": sum(len(completion.token_ids) for completion in completions),
         "truncated": sum(completion.truncated for completion in completions),
+        **({"source": problem.source} if problem.source else {}),
     }

@@ -38,7 +38,7 @@ def with_free_ports(config: TrainConfig, machines: Sequence[Machine]) -> TrainCo
 def _taken(config: TrainConfig, machines: Sequence[Machine], first: int) -> int | None:
     """Returns the first of the run's ports on this machine that is taken, or None if all are free."""
     servers = range(first + SERVER_PORTS, first + SERVER_PORTS + config.rollout.servers.replicas)
-    needed = [(machines[0], first)]
+    needed = [(machine, first) for machine in machines[:1]]
     for index, machine in enumerate(machines[config.hardware.learner_nodes :]):
         needed += [(machine, port + index * len(servers)) for port in servers]
     return next((port for machine, port in needed if machine.is_here and not _free(machine.address, port)), None)

@@ -7,6 +7,8 @@ attention    attention over trees: prompts shared by their completions; windows,
 sequence_parallel   several ranks compute one row together
 engine       DeepSpeed's configuration and start
 learner      one optimizer step; old and reference log-probabilities
+offloading   states that leave the device while a sampler works there
+scoring      log-probabilities of groups, evenly over ranks
 reference    the policy that a KL term measures from
 weights      weights gathered bucket by bucket, LoRA merged
 collective   sums over ranks

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from grpo.algorithm.layout import imbalance
 from grpo.algorithm.loss import METRICS, policy_loss, tokens_of
 from grpo.algorithm.objective import Tokens
-from grpo.algorithm.packing import Branch, lay_out, pack, trees_of
 from grpo.config import TrainConfig
 from grpo.config.errors import UserError
 from grpo.interfaces import MERGED, Bucket
@@ -22,11 +21,13 @@ from grpo.learner.engine import learning_rate_factor, quiet, sharded_loading, st
 from grpo.learner.flops import flop_count
 from grpo.learner.layout import SHARDS, Layout, saved_layout
 from grpo.learner.loading import fitting_layout, load_policy
+from grpo.learner.offloading import LearnerStates
 from grpo.learner.on_device import spoil_unless, to_device
 from grpo.learner.plain_data import only_plain_data
 from grpo.learner.policy import DTYPES, Policy
 from grpo.learner.reference import AdapterReference, CopyReference, reference_logprobs
 from grpo.learner.resharding import load_resharded
+from grpo.learner.scoring import Scoring
 from grpo.learner.sequence_parallel import SequenceGroup
 from grpo.learner.weights import MergeLoss, weight_buckets
 from grpo.learner.writing import to_the_end
@@ -74,6 +75,8 @@ class DeepSpeedLearner:
         self.engine = start_engine(policy, learner)
         self.policy = self.engine.module
         self.reference = self._reference(model_path)
+        row_tokens = learner.micro_batch_tokens
+        self._logprobs = Scoring(self.layout, row_tokens, self.collective, device, self.cost)
         self.num_steps = 0
         self._skipped_in_a_row = 0
         # Of the last time that adapters were merged.
@@ -100,6 +103,11 @@ class DeepSpeedLearner:
         loading = sharded_loading(dataclasses.replace(learner, hpz_partition_size=0), precision)
         frozen = load_policy(model_path, model, precision, chunk, together=self._together, loading=loading)
         return CopyReference(frozen, learner, kl, self._device)
+
+    def states(self) -> LearnerStates:
+        """Returns what this learner holds on its device, which may leave it between two calls of other methods."""
+        frozen = [self.reference.policy] if isinstance(self.reference, CopyReference) else []
+        return LearnerStates(self.engine, self._device, frozen)
 
     # --- log-probabilities ---------------------------------------------------------------------
 
@@ -136,25 +144,6 @@ class DeepSpeedLearner:
     def _from_reference(self, micro: MicroBatch) -> torch.Tensor:
         return reference_logprobs(self.reference, micro, self._temperature)
 
-    def _logprobs(self, groups: Sequence[RolloutGroup], forward) -> list[tuple[torch.Tensor, ...]]:
-        """Computes one float32 CPU tensor for each completion of each group, in order."""
-        learner = self._config.learner
-        branches = [[Branch(completion, 0.0, 0.0) for completion in group.completions] for group in groups]
-        trees = [
-            tree
-            for group, own in zip(groups, branches, strict=True)
-            for tree in trees_of(group.prompt.token_ids, own, self.layout, learner.micro_batch_tokens)
-        ]
-        rows, own_trees = lay_out(trees, self.collective, self.layout, learner.micro_batch_tokens)
-        by_tree: dict[int, tuple[torch.Tensor, ...]] = {}
-        computed = [forward(to_device(pack(row), self._device)) for row in rows]
-        for row, values in zip(rows, (tensor.cpu() for tensor in computed), strict=True):
-            lengths = [len(branch.completion.token_ids) for tree in row for branch in tree.branches]
-            pieces = iter(values.split(lengths) if lengths else ())
-            by_tree |= {id(tree): tuple(next(pieces) for _ in tree.branches) for tree in row}
-        in_order = chain.from_iterable(by_tree[id(tree)] for tree in own_trees)
-        return [tuple(next(in_order) for _ in own) for own in branches]
-
     # --- one step ------------------------------------------------------------------------------
 
     def step(self, batch: Batch) -> StepReport:
@@ -181,7 +170,7 @@ class DeepSpeedLearner:
             sums += metrics
             whole_loss += loss.detach()
         tokens = sum(micro.targets.numel() for micro in batch.micro_batches)
-        flops = sum(map(self._flops.of, batch.micro_batches)) / together
+        work = [self._flops.of(micro) / together for micro in batch.micro_batches]
         learning_rate = self._set_learning_rate(batch.learning_rate_factor)
         self.engine.step()
         self.num_steps += 1
@@ -189,8 +178,7 @@ class DeepSpeedLearner:
         self._count_skipped(applied)
         if isinstance(self.reference, CopyReference) and self.reference.due(self.num_steps):
             self.reference.refresh(self._buckets(MERGED, self._config.learner.precision))
-        slowest = self.collective.maximum(int(flops))
-        *totals, whole_loss, tokens, flops = self.collective.sum([*sums.tolist(), whole_loss.item(), tokens, flops])
+        *totals, whole_loss, tokens, flops = self.collective.sum([*sums.tolist(), whole_loss.item(), tokens, sum(work)])
         means = {name: Mean(total, tokens) for name, total in zip(METRICS, totals, strict=True)}
         means["policy/loss"] = Mean(whole_loss, 1)
         if not batch.old_known:
@@ -198,9 +186,10 @@ class DeepSpeedLearner:
             means |= {name: Mean(0.0, 0.0) for name in METRICS if name.startswith("mismatch/")}
         if self._config.model.lora.rank:
             means["lora/merge_error"] = Mean(self._merge_loss.value, 1)
-        means["throughput/imbalance"] = (
-            Mean(slowest * self.collective.world_size / flops, 1) if flops else Mean(0.0, 0.0)
-        )
+        # From stage 2 on, ranks exchange gradients in every micro-batch.
+        in_step = self._config.learner.zero_stage >= 2
+        means["throughput/imbalance"] = imbalance(self.collective.gather(work), in_step)
+        means["throughput/logprobs_imbalance"] = self._logprobs.take_imbalance()
         gradient_norm = float(self.engine.get_global_grad_norm())
         return StepReport(self.num_steps, applied, gradient_norm, learning_rate, flops, means)
 

@@ -36,7 +36,7 @@ class CopyReference:
     def __init__(self, policy: Policy, learner: LearnerConfig, kl: KlConfig, device: torch.device):
         self._kl = kl
         policy.requires_grad_(False).eval()
-        self._policy = policy.to(device) if learner.zero_stage < 3 else policy
+        self.policy = policy.to(device) if learner.zero_stage < 3 else policy
         self._forward = start_frozen_engine(policy, learner) if learner.zero_stage == 3 else policy
 
     @contextmanager
@@ -51,7 +51,7 @@ class CopyReference:
     @torch.no_grad()
     def refresh(self, buckets: Iterator[list[tuple[str, torch.Tensor]]]) -> None:
         """Moves the reference: θ_ref ← θ_ref + rate·(θ − θ_ref), bucket by bucket."""
-        own = dict(base_model(self._policy.language_model).named_parameters())
+        own = dict(base_model(self.policy.language_model).named_parameters())
         for bucket in buckets:
             with gathered([own[name] for name, _ in bucket], modifier_rank=0):
                 for name, tensor in bucket:
@@ -59,14 +59,14 @@ class CopyReference:
 
     def state(self) -> dict[str, torch.Tensor]:
         """Returns the weights by name, whole, on the CPU, for a checkpoint. Collective."""
-        own = dict(base_model(self._policy.language_model).named_parameters())
+        own = dict(base_model(self.policy.language_model).named_parameters())
         with gathered(list(own.values())):
             return {name: parameter.detach().cpu().clone() for name, parameter in own.items()}
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         """Takes back what `state` gave. Collective."""
-        own = dict(base_model(self._policy.language_model).named_parameters())
+        own = dict(base_model(self.policy.language_model).named_parameters())
         with gathered(list(own.values()), modifier_rank=0):
             for name, tensor in state.items():
                 own[name].copy_(tensor)

@@ -46,8 +46,8 @@ def check_base(saved: Mapping[str, Any] | None, present: Mapping[str, Any], chec
     if not saved or sorted(saved["sha256"].values()) == sorted(present["sha256"].values()):
         return
     revision = saved["revision"]
-    at = f" model.revision={revision}" if revision else ""
+    mend = f"model and model.revision={revision}" if revision else "model"
     raise UserError(
         f"the adapters in {checkpoint} were trained on {saved['path']}{f' at {revision}' if revision else ''}, but "
-        f"{present['path']} now holds other weights: give the same ones, model.path={saved['path']}{at}, or a copy"
+        f"{present['path']} now holds other weights: set {mend} as before, or give a copy of it as model.path"
     )

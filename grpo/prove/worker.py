@@ -16,6 +16,7 @@ from grpo.host import environment
 if __name__ == "__main__":
     environment.prepare()
 
+from grpo.config import UserError
 from grpo.host import ranks
 from grpo.prove import learning, losing, sampling
 from grpo.prove.bench import Bench
@@ -37,4 +38,7 @@ def main(measures: str, size: str, folder: str, file: str, *overrides: str) -> N
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except UserError as error:
+        sys.exit(f"grpo: {error}")

@@ -174,7 +174,11 @@ def numbers(shown: Contrast) -> list[Number]:
         )
     else:
         lead = Number(f"points above {shown.base.name}", "–", f"no variant ends higher than {shown.base.name}")
-    return [first, lead, Number("runs compared", f"{sum(seeds)}", f"{runs} seeds a variant, {shown.problems} problems")]
+    return [
+        first,
+        lead,
+        Number("runs compared", f"{sum(seeds)}", f"seeds of each variant: {runs}; {shown.problems} held-out problems"),
+    ]
 
 
 def samples(shown: Contrast) -> list[dict[str, Any]]:

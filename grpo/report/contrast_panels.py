@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from grpo.report.contrast import QUARTERS, Contrast, Variant
-from grpo.report.style import in_percent, legend_below
+from grpo.report.style import in_percent, legend_below, name_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,7 +71,8 @@ def differences(axes: Axes, shown: Contrast) -> str:
         axes.errorbar(difference.value, place, xerr=reach, fmt="o", color=color, capsize=3)
     axes.axvline(0, color="0.4", linewidth=0.8)
     axes.set_ylabel("variant")
-    axes.set_yticks(range(len(others)), [variant.name for variant in others])
+    names = [variant.name for variant in others]
+    axes.set_yticks(range(len(names)), names, fontsize=name_size(len(names)))
     axes.set_ylim(-0.6, max(len(others), 1) - 0.4)
     axes.invert_yaxis()
     axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:+g}" if value else "0")

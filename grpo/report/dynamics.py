@@ -35,6 +35,7 @@ from grpo.report.dynamics_tables import (
     size_table,
     standing_lines,
     summary_lines,
+    unchecked_lines,
     verdict_lines,
     way_table,
 )
@@ -83,9 +84,8 @@ def write_diagnosis(path: Path, column: str | None = None, scale: float = 1.0) -
     for line in (*log.notes, *standing_lines(log)):
         console.print(line, soft_wrap=True)
     print_findings(diagnose(log), console)
-    missing = ", ".join(f"{name} ({need})" for name, need in unchecked(log).items())
-    if missing:
-        console.print(f"not checked, since the log lacks what stands in brackets: {missing}", soft_wrap=True)
+    for line in unchecked_lines(unchecked(log)):
+        console.print(line, soft_wrap=True)
 
 
 def write_replay(folder: Path, overrides: Sequence[str]) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from rich.table import Table
 from rich.text import Text
 
 from grpo.dynamics.evidence import FEWEST_ROUNDS, change, paired, window_length
-from grpo.dynamics.findings import CRITICAL, NOTE, WARNING, Finding
+from grpo.dynamics.findings import CRITICAL, NOTE, WARNING, DiagnosisRule, Finding
 from grpo.dynamics.forecast import Forecast, forecast, forecast_held_out
 from grpo.dynamics.identify import Identification, LawFit
 from grpo.dynamics.planning import RunProposal
@@ -38,8 +38,30 @@ SHAPES = {
     "oscillator": "a rise that may overshoot its plateau and swing back",
 }
 """This is what the curve of each law looks like."""
+# Above this pass rate problems count as solved.
+SOLVED = DiagnosisRule().finished
 # A gain of pass rate that is worth going on for.
 WORTHWHILE = 0.02
+# What a check needs, in words.
+METRIC_WORDS = {
+    "pass_rate": "pass rates",
+    "held out": "held-out scores",
+    "reward/mean": "mean rewards",
+    "reward/mean or pass_rate": "rewards",
+    "groups/silent_fraction": "the share of silent groups",
+    "policy/entropy or policy/sampler_entropy": "entropies",
+    "policy/reference_kl": "a KL to the reference",
+    "learner/gradient_norm": "gradient norms",
+    "reward/std or advantages/std": "spreads of rewards",
+    "policy/clip_low_fraction or policy/clip_high_fraction": "clipped shares",
+    "policy/ess_fraction": "effective sample sizes",
+    "mismatch/mean_abs": "the sampler's log-probabilities",
+    "completions/length_mean": "lengths",
+    "completions/truncated_fraction": "the share of truncated completions",
+    "completions/repetition_fraction": "the share of repetitive completions",
+    "time/round_seconds": "seconds of rounds",
+    "completions/failed_fraction or completions/timed_out_fraction": "counts of failed grading",
+}
 COLORS = {CRITICAL: "bold red", WARNING: "yellow", NOTE: "cyan"}
 
 
@@ -101,13 +123,18 @@ def verdict_lines(log: RunLog) -> tuple[list[str], str]:
     now = float(np.mean(series.values[-window_length(len(series)) :]))
     mood = GOOD if moved.low > 0 else BAD if moved.high < 0 else UNSURE
     surely = {GOOD: "learning", BAD: "getting worse", UNSURE: "no clear change yet"}[mood]
+    if name == "pass_rate" and now > SOLVED:
+        mood, surely = GOOD, "the problems are solved"
     lines = [
         f"{surely}; the {what} went from {now - moved.value:.3g} to {now:.3g} over {len(series)} rounds "
-        f"(change {moved.value:+.3g}, 99 % interval [{moved.low:+.3g}, {moved.high:+.3g}])"
+        f"(a change of {moved.value:+.3g}, with 99 % certainty between {moved.low:+.3g} and {moved.high:+.3g})"
     ]
     if len(log.history) >= FEWEST_ROUNDS:
         ahead = forecast(log.history, log.horizon)
-        lines.append(f"at step {ahead.steps[-1]:.0f} it will be in [{ahead.low[-1]:.2f}, {ahead.high[-1]:.2f}] (90 %)")
+        lines.append(
+            f"at step {ahead.steps[-1]:.0f} it is expected between {ahead.low[-1]:.2f} and {ahead.high[-1]:.2f} "
+            "(with 90 % certainty)"
+        )
     return lines, mood
 
 
@@ -166,6 +193,15 @@ def way_table(ahead: Forecast) -> Table:
     return table
 
 
+def unchecked_lines(missing: Mapping[str, str]) -> list[str]:
+    """Says which checks were not made, by what the log lacks. `missing` maps a check to the metric that it needs."""
+    by_need: dict[str, list[str]] = {}
+    for check, need in missing.items():
+        by_need.setdefault(METRIC_WORDS.get(need, need), []).append(check)
+    told = "; ".join(f"without {need}: {', '.join(checks)}" for need, checks in by_need.items())
+    return [f"not checked {told}"] if told else []
+
+
 def findings_table(findings: Sequence[Finding]) -> Table:
     """Returns a table with a row per finding, the gravest first."""
     table = Table(title="Diagnosis", title_justify="left")
@@ -173,7 +209,7 @@ def findings_table(findings: Sequence[Finding]) -> Table:
         table.add_column(name, overflow="fold")
     for finding in findings:
         severity = Text(finding.severity, style=COLORS[finding.severity])
-        table.add_row(severity, finding.name, finding.evidence, finding.remedy)
+        table.add_row(severity, finding.name, f"{finding.meaning}\n{finding.evidence}", finding.remedy)
     return table
 
 

@@ -69,7 +69,7 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
         series={**others, "pass_rate": passed} if len(passed) else others,
         held_out=series[scores] if scores else NOTHING,
         num_steps=max(log.max_steps, last),
-        notes=(note,),
+        notes=(note,) if note else (),
     )
 
 
@@ -94,7 +94,9 @@ def _named(path: Path, name: str, own: Mapping[str, Series], series: Mapping[str
 
 
 def _note(graded: str, scale: float, own: Mapping[str, Series]) -> str:
-    """Says which column was taken for the pass rate."""
+    """Says which column was taken for the pass rate, unless it is called that."""
+    if graded in own and graded == "pass_rate":
+        return ""
     if not graded:
         return "no column is a pass rate, so what needs one is left out: column=NAME scale=NUMBER names one"
     known_as = next((name for name in own if our_name(name) == graded), graded)

@@ -13,18 +13,21 @@ from grpo.config import TrainConfig
 from grpo.config.folder import CONFIG_FILE, PAGE_FILE, SAMPLES_FILE
 from grpo.config.saved import flat
 from grpo.dynamics.findings import Finding
+from grpo.dynamics.identify import FEWEST_POINTS
 from grpo.host.folder_lock import is_held
 from grpo.host.terminal import clean
 from grpo.report import page
 from grpo.report.curves import Curves, panels_of
 from grpo.report.logs import run_config
 from grpo.report.summary import conditions, summary_rows
-from grpo.report.verdict import judge
+from grpo.report.verdict import BAD, judge
 from grpo.report.words import meanings
-from grpo.telemetry import FINISHED, INTERRUPTED, read_completions, read_ending
+from grpo.telemetry import FAILED, FINISHED, INTERRUPTED, read_completions, read_ending
 
 Row = Mapping[str, Any]
 
+NOTHING_FOUND = "The checks found no problem."
+TOO_FEW = "Nothing was found so far. Most checks need more rounds than the run has."
 # So many of the latest groups are looked at, and so many of each kind are shown.
 LOOKED_AT = 64
 SHOWN = {"mixed": 3, "wrong": 1, "right": 1}
@@ -40,17 +43,19 @@ def write_run_page(
     verdict, curves = judge(metrics, evaluations), Curves(metrics, evaluations)
     config = run_config(output) if (output / CONFIG_FILE).exists() else {}
     groups = shown_groups(read_completions(output)) if (output / SAMPLES_FILE).exists() else []
-    path = output / PAGE_FILE
+    state, ending, path = standing(output, metrics, config), read_ending(output), output / PAGE_FILE
+    failed = ending is not None and ending.state == FAILED
     first, *others = (partial(panel, run=curves) for panel in panels_of(curves))
     page.write_page(
         "run.html",
         path,
         name=output.resolve().name,
-        verdict=verdict.lines,
-        mood=verdict.mood,
+        verdict=[f"The run {state}.", *verdict.lines] if failed else verdict.lines,
+        mood=BAD if failed else verdict.mood,
         numbers=verdict.numbers,
-        state=standing(output, metrics, config),
+        state="failed" if failed else state,
         findings=findings,
+        nothing=NOTHING_FOUND if len(metrics) >= FEWEST_POINTS else TOO_FEW,
         pictures=[*page.wide_picture(first), *map(page.picture, others)],
         tables=_tables(metrics, evaluations),
         groups=groups,

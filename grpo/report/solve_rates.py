@@ -156,7 +156,8 @@ def reasons(analysis: SolveRates) -> str:
         f"98 %, or the largest if none does. The band holds {analysis.within:.0%} of the problems; there, at most half "
         f"of the groups are silent. α = {analysis.exponent:g} is the smallest of "
         f"{', '.join(f'{exponent:g}' for exponent in EXPONENTS)} that gives the harder half of the problems at least "
-        f"{FAIR_SHARE:.0%} of the gradient, or 1 if none does."
+        f"{FAIR_SHARE:.0%} of the gradient, or 1 if none does. The mean is not divided out (β = 0); the table shows "
+        "where the gradient comes from under MaxRL, which has β = 1."
     )
 
 

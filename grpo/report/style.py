@@ -39,6 +39,8 @@ _WINDOW_FRACTION = 0.1
 _LEGEND_DISTANCE = 30.0
 # A legend has as many columns as fit into this many letters.
 _LEGEND_LETTERS = 56
+# More names than this are written small.
+_FEW_NAMES = 8
 
 
 def smooth(values: Sequence[float], window: int) -> np.ndarray:
@@ -84,6 +86,11 @@ def share_from_zero(axes: Axes) -> None:
     axes.set_ylim(-0.004, max(0.1, axes.get_ylim()[1]))
 
 
+def name_size(count: int) -> float:
+    """Returns the size of letters in which so many names of variants fit into a panel, in points."""
+    return 6.0 if count > _FEW_NAMES else STYLE["font.size"]
+
+
 def legend_below(axes: Axes, of_one: bool = False) -> None:
     """Puts the legend below the axes, where it covers neither curves nor error bars. Without data it says so.
 
@@ -97,9 +104,12 @@ def legend_below(axes: Axes, of_one: bool = False) -> None:
     names = axes.get_legend_handles_labels()[1]
     if len(names) < 2 and not of_one:
         return
-    columns = max(1, min(len(names), 4, _LEGEND_LETTERS // (max(map(len, names)) + 5)))
+    size = name_size(len(names))
+    letters = _LEGEND_LETTERS * STYLE["font.size"] / size
+    columns = max(1, min(len(names), 4, int(letters / (max(map(len, names)) + 5))))
     below = axes.transAxes + ScaledTranslation(0, -_LEGEND_DISTANCE / 72, axes.figure.dpi_scale_trans)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), bbox_transform=below, ncols=columns, borderaxespad=0.0)
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "bbox_transform": below, "borderaxespad": 0.0}
+    axes.legend(ncols=columns, fontsize=size, **place)
 
 
 def sheet(panels: Sequence[Panel], path: Path, inches: tuple[float, float], columns: int, first_wide: bool) -> None:

@@ -2,8 +2,9 @@
 
 The paper (arXiv:2606.30789), which predicts such a threshold, left this to future work. Here a small transformer is
 trained by this framework's own loop, at refresh intervals on both sides of the predicted threshold. The threshold
-follows from the stiffness, which is measured from the early curves at τ = 1. A run counts as lost when it ends with
-less than half of the improvement that the runs at τ = 1 made. A finished run is kept and not run again.
+follows from the stiffness, which is measured from the early curves at τ = 1. A step at a part of the learning rate, as
+in a warm-up, counts as that part of a step, since the stiffness is proportional to the rate. A run counts as lost when
+it ends with less than half of the improvement that the runs at τ = 1 made. A finished run is kept and not run again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from rich.progress import track
 from grpo.config import UserError
 from grpo.dynamics.evidence import window_length
 from grpo.dynamics.identify import Identification, identify
+from grpo.dynamics.laws import History
 from grpo.dynamics.run_log import RunLog
 from grpo.dynamics.thresholds import RADII
 from grpo.report.comparison import Comparison, Reproduction, Row
@@ -34,13 +36,15 @@ MOMENTUM = 0.9
 LARGEST_INTERVAL = 4096
 KNOWN_TO = 10.0
 DONE = "finished"
+# The stiffness is measured from this share of a run at τ = 1, but from so many steps at least.
+EARLY_SHARE, FEWEST_EARLY = 0.25, 96
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
     """This sweep runs the tiny experiment at each refresh interval with each seed.
 
-    `objective` is clip or unclipped, and `rate` is the learning rate.
+    `objective` is clip or unclipped, and `rate` is the learning rate, which rises over the first `warmup` steps.
     """
 
     output: Path
@@ -49,10 +53,13 @@ class Sweep:
     steps: int = 96
     rate: float = 1e-3
     objective: str = "clip"
+    warmup: int = 0
 
     def folder(self, interval: int, seed: int) -> Path:
         """Returns the folder of one run."""
-        return self.output / f"deep-{self.objective}-{self.rate:g}-{self.steps}" / f"tau{interval}-seed{seed}"
+        warmup = f"-warmup{self.warmup}" if self.warmup else ""
+        name = f"deep-{self.objective}-{self.rate:g}-{self.steps}{warmup}"
+        return self.output / name / f"tau{interval}-seed{seed}"
 
 
 def reproduce(sweep: Sweep) -> Reproduction:
@@ -61,8 +68,8 @@ def reproduce(sweep: Sweep) -> Reproduction:
         for seed in sweep.seeds:
             _train(sweep, interval, seed)
     logs = {(tau, seed): read_log(sweep.folder(tau, seed)) for tau in sweep.intervals for seed in sweep.seeds}
-    fresh = [identify(logs[1, seed].history, MOMENTUM) for seed in sweep.seeds]
-    usable = [fit for fit in fresh if fit is not None and fit.identified and known(fit.stiffness)]
+    fresh = [identify(early_curve(logs[1, seed], sweep.steps), MOMENTUM) for seed in sweep.seeds]
+    usable = [fit for fit in fresh if fit is not None and known(fit.stiffness)]
     ends = {key: _gain(log) for key, log in logs.items()}
     return Reproduction(
         name="deep-threshold",
@@ -85,6 +92,7 @@ def _train(sweep: Sweep, interval: int, seed: int) -> None:
         f"dynamics.refresh_interval={interval}",
         f"objective={sweep.objective}",
         f"learner.learning_rate={sweep.rate:g}",
+        f"learner.warmup_steps={sweep.warmup}",
         "dynamics.diagnose_every=0",
         "evaluation.num_problems=0",
         "checkpoint.every_rounds=0",
@@ -101,6 +109,13 @@ def _gain(log: RunLog) -> tuple[float, float]:
     """Returns the pass rate of the first round, and the mean pass rate of the last quarter of the rounds."""
     values = log["pass_rate"].values
     return float(values[0]), float(values[-max(len(values) // 4, 1) :].mean())
+
+
+def early_curve(log: RunLog, steps: int) -> History:
+    """Returns the early part of a curve at τ = 1, with time in steps at the full learning rate."""
+    rates = log["learner/learning_rate"].values
+    taken = np.concatenate([[0.0], np.cumsum(rates / rates.max())[:-1]])
+    return replace(log.history, steps=taken).until(max(EARLY_SHARE * steps, FEWEST_EARLY))
 
 
 def known(stiffness: Interval) -> bool:
@@ -155,8 +170,32 @@ def _remarks(sweep: Sweep, fits: Sequence[Identification], ends: dict) -> tuple[
     boundary = f"every seed learns up to τ = {max(kept)}" if kept else "no interval keeps every seed"
     boundary += f", every seed is lost from τ = {min(lost)}" if lost else "; no interval loses every seed"
     if not fits:
-        return (boundary, "the curves at τ = 1 do not identify a stiffness, so no threshold is predicted")
-    return (boundary,)
+        return (boundary, "the curves at τ = 1 do not show a stiffness, so no threshold is predicted")
+    lowest, highest = min(fit.stiffness.low for fit in fits), max(fit.stiffness.high for fit in fits)
+    exact = [critical_interval("sample_and_hold", kappa) or LARGEST_INTERVAL for kappa in (highest, lowest)]
+    printed = [(1 - MOMENTUM) / kappa for kappa in (highest, lowest)]
+    return (
+        boundary,
+        f"the printed bound [{printed[0]:.0f}, {printed[1]:.0f}] is {judged(kept, lost, *printed)} as the boundary",
+        f"the loss of stability under sample and hold at [{exact[0]}, {exact[1]}] is {judged(kept, lost, *exact)} as "
+        "the boundary",
+    )
+
+
+def judged(kept: Sequence[int], lost: Sequence[int], low: float, high: float) -> str:
+    """Says whether runs confirm or refute a boundary that is predicted in [low, high].
+
+    `kept` are the intervals at which every seed learns, and `lost` those at which every seed is lost. The boundary is
+    refuted by one that is lost below it, or kept above it, and confirmed where there are both kinds on their own sides.
+
+    >>> judged([1, 8], [16, 32], 10, 14), judged([1], [4, 8], 10, 14), judged([1, 8], [32], 10, 40)
+    ('confirmed', 'refuted', 'neither confirmed nor refuted')
+    """
+    if any(tau < low for tau in lost) or any(tau > high for tau in kept):
+        return "refuted"
+    # The curves at τ = 1 set the measure, so they confirm nothing.
+    below, above = [tau for tau in kept if 1 < tau <= low], [tau for tau in lost if tau >= high]
+    return "confirmed" if below and above else "neither confirmed nor refuted"
 
 
 def _draw(figure: Figure, sweep: Sweep, logs: dict[tuple[int, int], RunLog]) -> None:

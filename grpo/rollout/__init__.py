@@ -4,6 +4,7 @@ seeds                  one seed per (prompt, sample, policy version)
 stopping               which tokens end a completion
 engine_arguments       vLLM's settings, for an engine and for a server
 vllm_sampler           vLLM's engine in this process
+pooling                prompts of ranks that share an engine
 model_classes          transformers' classes, kept from what vLLM makes of them for itself
 server_sampler         asks vLLM servers for completions
 servers, replica       how servers are started, and one of them

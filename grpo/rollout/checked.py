@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from grpo.config import SamplingConfig, UserError
-from grpo.interfaces import AskableSampler, Bucket, Pending, Sampler
+from grpo.interfaces import AskableSampler, Bucket, OnGroup, Pending, Sampler
 from grpo.types import Completion, Prompt, RolloutGroup
 
 
@@ -75,8 +75,14 @@ class CheckedSampler:
         group_size: int | Sequence[int],
         sampling: SamplingConfig | None = None,
         first_sample: int = 0,
+        on_group: OnGroup | None = None,
     ) -> list[RolloutGroup]:
-        groups = self._sampler.generate(prompts, group_size, sampling, first_sample)
+        def checked(place: int, group: RolloutGroup) -> None:
+            check_groups([prompts[place]], [group], self._vocabulary)
+            on_group(place, group)
+
+        told = checked if on_group else None
+        groups = self._sampler.generate(prompts, group_size, sampling, first_sample, told)
         check_groups(prompts, groups, self._vocabulary)
         return groups
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from grpo.config import BudgetConfig, RefillConfig
 from grpo.interfaces import Collective, Sampler, Task
+from grpo.rollout.grading import GradingThread, sampled_and_graded
 from grpo.rollout.source import Source
 from grpo.types import Collected, RoundPlan, ScoredGroup
 
@@ -140,9 +141,18 @@ class BudgetedCollector:
     """Collects groups of unequal size: each prompt is asked a few times, and the rest of the round's completions goes
     where `spread` sees something to learn. Every rank spends prompts × G, as without, or less."""
 
-    def __init__(self, task: Task, sampler: Sampler, budget: BudgetConfig, collective: Collective, spread: Spread):
+    def __init__(
+        self,
+        task: Task,
+        sampler: Sampler,
+        grading: GradingThread,
+        budget: BudgetConfig,
+        collective: Collective,
+        spread: Spread,
+    ):
         self._task = task
         self._sampler = sampler
+        self._grading = grading
         self._budget = budget
         self._collective = collective
         self._spread = spread
@@ -150,16 +160,15 @@ class BudgetedCollector:
     def collect(self, plan: RoundPlan, steps_left: int) -> Collected:
         prompts = self._task.next_prompts(plan.prompts_per_round)
         first = min(self._budget.pilot, plan.group_size)
-        looked = self._task.grade(self._sampler.generate(prompts, first))
+        looked = sampled_and_graded(self._sampler, self._grading, prompts, first)
         mine = [group.count for group in looked]
         everyone = sum((Counter(counts) for counts in self._collective.gather(mine)), Counter())
         further = self._spread(everyone, mine, (plan.group_size - first) * len(prompts))
         again = [index for index, count in enumerate(further) if count]
-        asked = self._sampler.generate(
-            [prompts[index] for index in again], [further[index] for index in again], first_sample=first
-        )
+        chosen, sizes = [prompts[index] for index in again], [further[index] for index in again]
+        asked = sampled_and_graded(self._sampler, self._grading, chosen, sizes, first)
         self._sampler.sleep()
-        for index, group in zip(again, self._task.grade(asked), strict=True):
+        for index, group in zip(again, asked, strict=True):
             looked[index] = _joined(looked[index], group)
         steps = in_steps(looked, plan.num_batches)
         return Collected(steps, tuple(looked), plan, self._task.cursor, asked_first=first)

@@ -34,7 +34,6 @@ def engine_arguments(config: TrainConfig, model_path: str, on_gpu: bool, state: 
         "logprobs_mode": "processed_logprobs",
         "enable_prefix_caching": True,
         "worker_extension_cls": "grpo.weight_sync.vllm_receiver.WeightReceiver",
-        "disable_log_stats": False,
         "use_tqdm_on_load": False,
     }
     if model.head_precision == "float32":
@@ -61,15 +60,18 @@ def engine_arguments(config: TrainConfig, model_path: str, on_gpu: bool, state: 
     return arguments | rollout.engine_args
 
 
-def colocated_arguments(on_gpu: bool, num_ranks: int) -> dict[str, Any]:
-    """Returns what `vllm.LLM` gets besides in the process of one of `num_ranks` learner ranks.
+def colocated_arguments(on_gpu: bool, num_ranks: int, tensor_parallel: int = 1) -> dict[str, Any]:
+    """Returns what `vllm.LLM` gets besides in the process of one of `num_ranks` learner ranks, of which
+    `tensor_parallel` consecutive ones are one engine.
 
-    >>> colocated_arguments(on_gpu=True, num_ranks=8)
-    {'enable_sleep_mode': True, 'distributed_executor_backend': 'external_launcher'}
+    >>> colocated_arguments(on_gpu=True, num_ranks=8, tensor_parallel=2)["tensor_parallel_size"]
+    2
     """
     # vLLM's own executor knows nothing of ranks: it would put the engine of each of them on the first GPU.
     launched = {"distributed_executor_backend": "external_launcher"} if num_ranks > 1 else {}
-    return {"enable_sleep_mode": on_gpu, **launched}
+    spread = {"tensor_parallel_size": tensor_parallel} if tensor_parallel > 1 else {}
+    # A server counts how its cache is used unless it is told not to, and `vllm.LLM` only if it is told to.
+    return {"enable_sleep_mode": on_gpu, "disable_log_stats": False, **launched, **spread}
 
 
 def sampling_arguments(sampling: SamplingConfig, stop_token_ids: Sequence[int], seed: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Every learner rank draws its own prompts from all servers. `fleet` knows the ser
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from grpo.config import SamplingConfig, TrainConfig
 from grpo.config.errors import NOBODY_LEFT, SamplerLost, UserError
-from grpo.interfaces import ADAPTERS, BASE, MERGED, Bucket, Collective
+from grpo.interfaces import ADAPTERS, BASE, MERGED, Bucket, Collective, OnGroup
 from grpo.rollout.dispatch import Answers, Dispatcher
 from grpo.rollout.engine_arguments import sampling_arguments
 from grpo.rollout.file_names import FileForm
@@ -46,15 +47,24 @@ class Asked:
         self.answers.cancel()
 
 
-def wait_for(asked: Sequence[Asked]) -> tuple[list[RolloutGroup], SamplerLost | None]:
-    """Waits for all groups. Returns those that came, and the error of those that did not because no server is left."""
-    groups, lost = [], None
-    for pending in asked:
+def wait_for(asked: Sequence[Asked], on_group: OnGroup | None = None) -> tuple[list[RolloutGroup], SamplerLost | None]:
+    """Waits for all groups. Returns those that came, and the error of those that did not because no server is left.
+
+    `on_group` is called with each group as soon as it is there.
+    """
+    places = {pending.answers: place for place, pending in enumerate(asked)}
+    groups: dict[int, RolloutGroup] = {}
+    lost = None
+    for answers in as_completed(places):
+        place = places[answers]
         try:
-            groups.append(pending.result())
+            groups[place] = asked[place].result()
         except SamplerLost as error:
             lost = error
-    return groups, lost
+            continue
+        if on_group:
+            on_group(place, groups[place])
+    return [groups[place] for place in sorted(groups)], lost
 
 
 class ServerSampler:
@@ -90,9 +100,10 @@ class ServerSampler:
         group_size: int | Sequence[int],
         sampling: SamplingConfig | None = None,
         first_sample: int = 0,
+        on_group: OnGroup | None = None,
     ) -> list[RolloutGroup]:
         asked = self.ask(prompts, group_size, sampling, first_sample)
-        groups, lost = wait_for(asked)
+        groups, lost = wait_for(asked, on_group)
         # All ranks give up together, or none.
         if self._drawing.maximum(lost is not None):
             raise lost or SamplerLost(NOBODY_LEFT)

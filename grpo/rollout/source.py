@@ -7,11 +7,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 from typing import Protocol
 
 from grpo.config.errors import NOBODY_LEFT, SamplerLost
 from grpo.interfaces import AskableSampler, Collective, Pending, Sampler, Task
+from grpo.rollout.grading import GradingThread, sampled_and_graded
 from grpo.types import Prompt, RoundPlan, ScoredGroup
 
 
@@ -40,8 +42,8 @@ class Source(Protocol):
 class Asking:
     """Prompts are asked when they are taken."""
 
-    def __init__(self, task: Task, sampler: Sampler):
-        self._task, self._sampler = task, sampler
+    def __init__(self, task: Task, sampler: Sampler, grading: GradingThread):
+        self._task, self._sampler, self._grading = task, sampler, grading
 
     @property
     def cursor(self) -> int:
@@ -52,7 +54,7 @@ class Asking:
 
     def take(self, num_prompts: int) -> list[ScoredGroup]:
         prompts = self._task.next_prompts(num_prompts)
-        return self._task.grade(self._sampler.generate(prompts, self._group_size))
+        return sampled_and_graded(self._sampler, self._grading, prompts, self._group_size)
 
     def rest(self) -> None:
         self._sampler.sleep()
@@ -88,6 +90,7 @@ class AskingAhead:
         sampler: AskableSampler,
         collective: Collective,
         max_staleness: int,
+        grading: GradingThread,
         thread_seconds: Callable[[], Mapping[str, float]] = dict,
     ):
         """`thread_seconds` gives the calling thread's seconds by phase since the last call."""
@@ -97,9 +100,9 @@ class AskingAhead:
         self._rounds_ahead = 1
         self._taken_cursor: int | None = None
         self._thread_seconds, self._seconds = thread_seconds, Counter()
-        self._to_grade: SimpleQueue[_Asked] = SimpleQueue()
+        self._grading, self._sampled = grading, SimpleQueue()
         # A daemon: a run that ends does not wait for what nobody will learn from.
-        threading.Thread(target=self._grade, name="grading ahead", daemon=True).start()
+        threading.Thread(target=self._wait, name="sampling ahead", daemon=True).start()
 
     @property
     def cursor(self) -> int:
@@ -134,9 +137,9 @@ class AskingAhead:
         return groups
 
     def take_seconds(self) -> dict[str, float]:
-        """Seconds that this rank waited for and graded the groups taken since the last call. Prompts wait for each
-        other in their order, so that those of all rounds add up to the clock on the wall."""
-        seconds, self._seconds = dict(self._seconds), Counter()
+        """Seconds that this rank waited for the groups taken since the last call, and graded meanwhile. Prompts wait
+        for each other in their order, so that those of all rounds add up to the clock on the wall."""
+        seconds, self._seconds = dict(self._seconds + Counter(self._grading.take_seconds())), Counter()
         return seconds
 
     def rest(self) -> None:
@@ -166,20 +169,22 @@ class AskingAhead:
         pending = self._sampler.ask(prompts, self._plan.group_size)
         under_way = [_Asked(*prompt) for prompt in zip(prompts, cursors, pending, strict=True)]
         for asked in under_way:
-            self._to_grade.put(asked)
+            self._sampled.put(asked)
         return under_way
 
-    def _grade(self) -> None:
+    def _wait(self) -> None:
+        """Waits for the groups in the order in which they were asked, and hands them on to be graded."""
         while True:
-            asked = self._to_grade.get()
+            asked = self._sampled.get()
             if not asked.scored.set_running_or_notify_cancel():
                 continue
             try:
-                scored = self._task.grade([asked.pending.result()])[0]
-                asked.seconds.update(self._thread_seconds())
-                asked.scored.set_result(scored)
+                group = asked.pending.result()
             except BaseException as error:
                 asked.scored.set_exception(error)
+                continue
+            asked.seconds.update(self._thread_seconds())
+            self._grading.grade(group).add_done_callback(partial(_pass_on, asked.scored))
 
     def _staleness(self, group: ScoredGroup) -> int:
         """In optimizer steps, when the last step of the round learns from this group: which step will is not known
@@ -192,6 +197,14 @@ class AskingAhead:
             asked.scored.cancel()
         self._under_way.clear()
         self._task.cursor = self.cursor
+
+
+def _pass_on(scored: Future[ScoredGroup], graded: Future[ScoredGroup]) -> None:
+    """Gives one future the result or the error of another one that is done."""
+    if error := graded.exception():
+        scored.set_exception(error)
+    else:
+        scored.set_result(graded.result())
 
 
 def _scored(asked: _Asked) -> ScoredGroup | None:

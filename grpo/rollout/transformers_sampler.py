@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessor, PreTrainedTokenizerBase
 
 from grpo.config import SamplingConfig, TrainConfig, UserError
-from grpo.interfaces import MERGED, Bucket
+from grpo.interfaces import MERGED, Bucket, OnGroup
 from grpo.rollout.seeds import sample_numbers, sample_seed
 from grpo.rollout.stopping import stop_token_ids
 from grpo.types import Completion, Prompt, RolloutGroup
@@ -78,6 +78,7 @@ class TransformersSampler:
         group_size: int | Sequence[int],
         sampling: SamplingConfig | None = None,
         first_sample: int = 0,
+        on_group: OnGroup | None = None,
     ) -> list[RolloutGroup]:
         sampling = sampling or self._config.rollout.sampling
         if sampling.top_p < 1 or sampling.top_k or sampling.stop:
@@ -91,10 +92,12 @@ class TransformersSampler:
             for completion in self._complete(rows[start : start + size], sampling)
         )
         version = self.policy_version
-        return [
-            RolloutGroup(prompt, tuple(islice(completions, len(samples))), version, version)
-            for prompt, samples in zip(prompts, drawn, strict=True)
-        ]
+        groups = []
+        for place, (prompt, samples) in enumerate(zip(prompts, drawn, strict=True)):
+            groups.append(RolloutGroup(prompt, tuple(islice(completions, len(samples))), version, version))
+            if on_group:
+                on_group(place, groups[-1])
+        return groups
 
     def _complete(self, rows: Sequence[tuple[Prompt, int]], sampling: SamplingConfig) -> list[Completion]:
         seeds = [sample_seed(self._config.seed, p.prompt_id, sample, self.policy_version) for p, sample in rows]

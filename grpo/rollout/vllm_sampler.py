@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,23 +15,32 @@ from vllm.sampling_params import RequestOutputKind
 
 from grpo.config import SamplingConfig, TrainConfig
 from grpo.host import ranks
-from grpo.interfaces import MERGED, Bucket
+from grpo.interfaces import MERGED, Bucket, Collective, OnGroup
 from grpo.rollout.engine_arguments import colocated_arguments, engine_arguments, keeps_state, sampling_arguments
 from grpo.rollout.engine_use import EngineUse
 from grpo.rollout.file_names import FileForm
 from grpo.rollout.model_classes import ModelClasses
+from grpo.rollout.pooling import pooled
 from grpo.rollout.seeds import sample_numbers, sample_seed
 from grpo.rollout.stopping import stop_token_ids
 from grpo.types import Completion, Prompt, RolloutGroup
 
 
 class VllmSampler:
-    """`interfaces.Sampler` on an in-process vLLM engine, one per learner rank."""
+    """`interfaces.Sampler` on an in-process vLLM engine, one for each learner rank or for `rollout.tensor_parallel` of
+    them, which then pool their prompts: each asks its share of the engine for those of all, and returns its own."""
 
     def __init__(
-        self, config: TrainConfig, model_path: str | Path, tokenizer: PreTrainedTokenizerBase, device: torch.device
+        self,
+        config: TrainConfig,
+        model_path: str | Path,
+        tokenizer: PreTrainedTokenizerBase,
+        device: torch.device,
+        collective: Collective | None = None,
     ):
+        """`collective` is of all learner ranks. It is needed where several share an engine."""
         self._config = config
+        self._pool = partial(pooled, collective, config.rollout.tensor_parallel)
         self._tokenizer = tokenizer
         self._stop_token_ids = stop_token_ids(model_path, tokenizer)
         self._on_gpu = device.type == "cuda"
@@ -38,8 +48,11 @@ class VllmSampler:
         self._file_form = FileForm(str(model_path), config.model.trust_remote_code)
         trust = config.model.trust_remote_code
         arguments = engine_arguments(config, str(model_path), self._on_gpu, keeps_state(str(model_path), trust))
-        arguments |= colocated_arguments(self._on_gpu, ranks.world_size())
+        arguments |= colocated_arguments(self._on_gpu, ranks.world_size(), config.rollout.tensor_parallel)
         classes = ModelClasses()
+        if self._on_gpu:
+            # vLLM asks whether its share is free, which what PyTorch keeps of loading the learner is not.
+            torch.cuda.empty_cache()
         with _own_settings(device):
             self._llm = LLM(**arguments)
             self._llm.apply_model(classes.part)
@@ -53,36 +66,44 @@ class VllmSampler:
         group_size: int | Sequence[int],
         sampling: SamplingConfig | None = None,
         first_sample: int = 0,
+        on_group: OnGroup | None = None,
     ) -> list[RolloutGroup]:
         sampling = sampling or self._config.rollout.sampling
         engine = self._llm.llm_engine
         drawn = sample_numbers(group_size, first_sample, len(prompts))
-        for index, prompt in enumerate(prompts):
-            self._submit(index, drawn[index][0], prompt, sampling)
+        asked, own = self._pool(list(zip(prompts, drawn, strict=True)))
+        for index, (prompt, samples) in enumerate(asked):
+            self._submit(index, samples[0], prompt, sampling)
         outputs: dict[str, object] = {}
+        groups: dict[int, RolloutGroup] = {}
+
+        def advance() -> None:
+            """Takes one step, and makes a group of each of this rank's prompts whose last completion it finished."""
+            for index in self._advance(engine, outputs) & {*range(own.start, own.start + len(prompts))}:
+                prompt, samples = asked[index]
+                whole = [outputs.get(f"{index}/{sample}") for sample in samples]
+                if None not in whole:
+                    place, completions = index - own.start, tuple(map(self._completion, whole))
+                    groups[place] = RolloutGroup(prompt, completions, self.policy_version, self.policy_version)
+                    if on_group:
+                        on_group(place, groups[place])
+
         # One engine step ahead, the first sample of each prompt fills the prefix cache for its siblings.
-        if any(len(samples) > 1 for samples in drawn):
-            self._advance(engine, outputs)
-            for index, prompt in enumerate(prompts):
-                for sample in drawn[index][1:]:
+        if any(len(samples) > 1 for _, samples in asked):
+            advance()
+            for index, (prompt, samples) in enumerate(asked):
+                for sample in samples[1:]:
                     self._submit(index, sample, prompt, sampling)
         while engine.has_unfinished_requests():
-            self._advance(engine, outputs)
-        return [
-            RolloutGroup(
-                prompt,
-                tuple(self._completion(outputs[f"{index}/{sample}"]) for sample in drawn[index]),
-                self.policy_version,
-                self.policy_version,
-            )
-            for index, prompt in enumerate(prompts)
-        ]
+            advance()
+        return [groups[index] for index in range(len(prompts))]
 
     @staticmethod
-    def _advance(engine, outputs: dict[str, object]) -> None:
-        for output in engine.step():
-            if output.finished:
-                outputs[output.request_id] = output.outputs[0]
+    def _advance(engine, outputs: dict[str, object]) -> set[int]:
+        """Takes one step. Returns the places of the prompts of which a completion was finished."""
+        finished = [output for output in engine.step() if output.finished]
+        outputs.update({output.request_id: output.outputs[0] for output in finished})
+        return {int(output.request_id.partition("/")[0]) for output in finished}
 
     def _submit(self, index: int, sample: int, prompt: Prompt, sampling: SamplingConfig) -> None:
         seed = sample_seed(self._config.seed, prompt.prompt_id, sample, self.policy_version)

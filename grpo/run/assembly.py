@@ -14,6 +14,7 @@ from grpo.run.checkpoints import CheckpointStore
 from grpo.run.clocks import Clocks
 from grpo.run.going_back import GoingBack
 from grpo.run.pipeline import build_pipeline
+from grpo.run.turns import learner_in_turn
 
 
 def assemble(
@@ -28,8 +29,9 @@ def assemble(
     collective = learner.collective
     collector, sync = build_pipeline(config, task, sampler, collective, clocks)
     laid_out = replace(config.learner, layout=learner.layout)
-    timed = clocks.learner(learner)
-    reward = config.task.reward
+    timed = learner_in_turn(config, clocks.learner(learner), sampler, sync)
+    # All sets have the same parts where parts count (see `grpo.config.validate_task`).
+    reward = next(iter(config.task.all_sets.values())).reward
     parts = reward.weights | ({"overlong": 1.0} if reward.overlong == "soft" else {})
     return Engines(
         task=task,

@@ -21,7 +21,7 @@ from grpo.run import preflight
 from grpo.run.lengths import fit_lengths
 from grpo.run.parts import build_sampler, load_task, warm_start_examples
 from grpo.run.starting import check_start
-from grpo.tasks import VerifiableTask
+from grpo.tasks import VerifiableTask, loaded_task
 from grpo.weight_sync.refresh import CheckedSync
 
 
@@ -50,9 +50,11 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
     config = preflight.with_precision(config)
     with working("looking for the model and preparing it"):
         path = models.resolve(config.model, lambda: warm_start_examples(config))
+        preflight.check_spread(config, path)
         tokenizer = models.load_tokenizer(path, config.model)
     with working("reading the problems"):
-        config, tasks = fit_lengths(config, tasks, path, tokenizer)
+        config, fitted = fit_lengths(config, [loaded_task(task, tokenizer) for task in tasks], path)
+    loaded = {task.config.name: task for task in fitted}
     if ranks.world_size() > 1:
         init_distributed(device, config.learner.deadline_seconds)
     collective = TorchCollective(device)
@@ -69,9 +71,10 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
         CheckedSync.of(config).refresh(learner, sampler)
 
     def load(task: TaskConfig) -> VerifiableTask:
-        return load_task(replace(config, task=task), tokenizer, collective.rank, collective.world_size)
+        own = replace(config, task=task)
+        return load_task(own, tokenizer, collective.rank, collective.world_size, loaded[task.name])
 
-    return Candidate(sampler, collective, tasks, load)
+    return Candidate(sampler, collective, [task.config for task in fitted], load)
 
 
 def saved_learner(present: LearnerConfig, saved: LearnerConfig) -> LearnerConfig:

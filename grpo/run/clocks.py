@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from grpo.config import TrainConfig
+from grpo.host.alive import slow
 from grpo.interfaces import AskableSampler, Collector, Learner, Pending, Sampler, Task, WeightSync
+from grpo.rollout.grading import GradingThread
 from grpo.telemetry import Phases
 from grpo.types import Collected, RoundPlan
 
@@ -40,9 +42,15 @@ class Clocks:
         """Wraps a task so that grading is timed."""
         return Timed(task, grade=self._of_rollout(phase, task.grade))
 
+    def grading(self, grading: GradingThread) -> GradingThread:
+        """Wraps a thread that grades beside the sampler, so that waiting for it after the last sample is timed."""
+        return Timed(grading, results=self._of_rollout("grade", grading.results))
+
     def sampler(self, sampler: Sampler, phase: str = "sample") -> Sampler:
         """Wraps a sampler so that `generate` is timed."""
-        return Timed(sampler, generate=self._of_rollout(phase, sampler.generate))
+        # An evaluation tells of itself.
+        generate = sampler.generate if phase == EVALUATION else slow("writing completions", sampler.generate)
+        return Timed(sampler, generate=self._of_rollout(phase, generate))
 
     def asked(self, sampler: AskableSampler) -> AskableSampler:
         """Wraps a sampler that works in the background, so that waiting for a prompt's completions is timed."""
@@ -57,12 +65,18 @@ class Clocks:
     def learner(self, learner: Learner) -> Learner:
         """Wraps a learner so that its long methods are timed."""
         phases = {"add_logprobs": "logprobs", "step": "learn", "save": "save", "rewind": "load"}
+        words = {"logprobs": "scoring completions", "learn": "taking an optimizer step", "save": "saving a checkpoint"}
         deadline, key = self._config.learner.deadline_seconds, "learner.deadline_seconds"
         timed = {
-            method: self.phases.timed(phase, getattr(learner, method), deadline, key)
+            method: self.phases.timed(phase, slow(words.get(phase, phase), getattr(learner, method)), deadline, key)
             for method, phase in phases.items()
         }
         return Timed(learner, **timed)
+
+    def offload(self, function: Callable) -> Callable:
+        """Wraps a function that moves the learner's states to main memory or back."""
+        deadline, key = self._config.learner.deadline_seconds, "learner.deadline_seconds"
+        return self.phases.timed("offload", function, deadline, key)
 
     def weight_sync(self, sync: WeightSync) -> WeightSync:
         """Wraps a weight sync so that `refresh` is timed."""
@@ -71,7 +85,7 @@ class Clocks:
 
     def waited(self, function: Callable) -> Callable:
         """Wraps a function in which the loop waits for groups that are sampled in the background."""
-        return self._of_rollout("wait", function)
+        return self._of_rollout("wait", slow("waiting for completions", function))
 
     def _of_rollout(self, phase: str, function: Callable) -> Callable:
         return self.phases.timed(phase, function, self._config.rollout.deadline_seconds, "rollout.deadline_seconds")

@@ -60,7 +60,8 @@ def _header(config: TrainConfig, library: str) -> str:
     lines = ["---", f"library_name: {library}", "pipeline_tag: text-generation", "tags: [grpo, reinforcement-learning]"]
     of_hub = config.model.source == "huggingface" and not Path(config.model.path).is_dir()
     lines += [f"base_model: {config.model.path}"] if of_hub else []
-    lines += [f"datasets: [{config.task.data.path}]"] if config.task.data.source == "hub" else []
+    sets = [of_set.data.path for of_set in config.task.all_sets.values() if of_set.data.source == "hub"]
+    lines += [f"datasets: [{', '.join(sets)}]"] if sets else []
     return "\n".join([*lines, "---"])
 
 
@@ -89,7 +90,8 @@ def _outcome(evaluations: Sequence[Mapping[str, Any]], step: int) -> str:
 
 def _use(config: TrainConfig, library: str) -> str:
     """Returns how to load the folder and ask it as in training."""
-    prompt, sampling = config.task.prompt, config.rollout.sampling
+    # Of several sets, the first one's problems are asked.
+    prompt, sampling = next(iter(config.task.all_sets.values())).prompt, config.rollout.sampling
     asked = json.dumps(prompt.template.replace("{question}", "How much is 3 + 4?"), ensure_ascii=False)
     lines = [USES[library], "tokenizer = AutoTokenizer.from_pretrained(folder)", f"question = {asked}"]
     if prompt.chat:
@@ -134,16 +136,17 @@ def _results(evaluations: Sequence[Mapping[str, Any]]) -> str:
 
 def _facts(config: TrainConfig, step: int) -> Iterator[tuple[str, str]]:
     """Yields what a reader asks of a training run, as pairs of a question and an answer."""
-    model, data, reward = config.model, config.task.data, config.task.reward
+    model = config.model
     dynamics, objective, sampling = config.dynamics, config.objective, config.rollout.sampling
     normalization, learner = config.normalization, config.learner
     revision = f" at {model.revision}" if model.revision else ""
     yield "trained from", f"{model.path or model.source}{revision}"
     if model.start:
         yield "beginning with the weights of", model.start
-    yield "problems", f"{config.task.name} ({data.path or data.source})"
-    yield "reward", ", ".join(f"{part.name} × {part.weight:g}" for part in reward.parts)
-    yield "prompt", f"`{json.dumps(config.task.prompt.template)}`"
+    for of_set in config.task.all_sets.values():
+        yield "problems", f"{of_set.name} ({of_set.data.path or of_set.data.source})"
+        yield "reward", ", ".join(f"{part.name} × {part.weight:g}" for part in of_set.reward.parts)
+        yield "prompt", f"`{json.dumps(of_set.prompt.template)}`"
     yield "optimizer steps", f"{step}"
     yield "completions a step", f"{dynamics.prompts_per_step} prompts × {dynamics.group_size}"
     yield "optimizer steps between refreshes", f"{dynamics.refresh_interval}"

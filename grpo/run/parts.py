@@ -14,20 +14,33 @@ from grpo.config.validate import validate_evaluation
 from grpo.host.alive import working
 from grpo.interfaces import Collective, Sampler
 from grpo.rollout.checked import CheckedSampler
-from grpo.tasks import Grouping, VerifiableTask, build_task, load_problems, select, split
+from grpo.tasks import (
+    Grouping,
+    LoadedTask,
+    VerifiableTask,
+    build_task,
+    load_problems,
+    loaded_task,
+    split,
+    usable_problems,
+)
 from grpo.tasks.prompts import filled
 
 
 def load_task(
-    config: TrainConfig, tokenizer: PreTrainedTokenizerBase, rank: int = 0, world_size: int = 1
+    config: TrainConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    rank: int = 0,
+    world_size: int = 1,
+    loaded: LoadedTask | None = None,
 ) -> VerifiableTask:
-    """Builds the configured task. This rank gets its share of the prompts."""
-    max_tokens = config.rollout.sampling.max_tokens
+    """Builds the configured task, from its problems where they are loaded already. This rank gets its share of the
+    prompts."""
     return build_task(
-        config.task,
+        loaded or loaded_task(config.task, tokenizer),
         tokenizer,
         seed=config.seed,
-        max_tokens=max_tokens,
+        max_tokens=config.rollout.sampling.max_tokens,
         grouping=Grouping(config.dynamics.group_size, *config.normalization.dials),
         rank=rank,
         world_size=world_size,
@@ -48,9 +61,11 @@ def load_suite(config: TrainConfig) -> list[TaskConfig]:
 
 def warm_start_examples(config: TrainConfig) -> list[tuple[str, str]]:
     """Returns (prompt, answer) of all training problems, from which a tiny model learns its warm start."""
-    problems, _ = select(load_problems(config.task.data)[0], config.task.data.selection)
-    train, _ = split(problems, config.task.data.held_out_fraction)
-    return [(filled(config.task.prompt.template, problem), problem.answer) for problem in train]
+    examples = []
+    for name, of_set in config.task.all_sets.items():
+        train, _ = split(usable_problems(of_set, name), of_set.data.held_out_fraction)
+        examples += [(filled(of_set.prompt.template, problem), problem.answer) for problem in train]
+    return examples
 
 
 def build_sampler(
@@ -86,4 +101,4 @@ def _engine(
         from grpo.rollout.vllm_sampler import VllmSampler
     except ImportError as error:
         raise UserError(f"rollout.engine=vllm: {error}; install vLLM or use rollout.engine=transformers") from error
-    return VllmSampler(config, path, tokenizer, device)
+    return VllmSampler(config, path, tokenizer, device, collective)

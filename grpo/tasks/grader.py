@@ -13,8 +13,8 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from grpo.config import RewardConfig, UserError
-from grpo.tasks.grading_worker import Failure, RawGrade, grade_group, grade_one, start_worker
-from grpo.tasks.own_rewards import WANTED, GroupReward
+from grpo.tasks.grading_worker import Failure, RawGrade, grade_batch, grade_group, grade_one, start_worker
+from grpo.tasks.own_rewards import TOGETHER, WANTED, BatchReward, Facts, GroupReward
 from grpo.tasks.rewards import REWARDS, build_parts
 from grpo.types import Problem
 
@@ -36,11 +36,11 @@ at most this many times."""
 
 MAX_EXCERPT = 60
 
-Item = tuple[str, str, Mapping[str, Any]]
-"""An item to grade is (completion's text, problem's answer, problem's metadata)."""
+Item = tuple[str, str, Mapping[str, Any]] | tuple[str, str, Mapping[str, Any], Facts]
+"""An item to grade is (completion's text, problem's answer, problem's metadata), and facts where a part wants some."""
 
-GroupItem = tuple[tuple[str, ...], Problem]
-"""A group to grade is (its completions' texts, its problem)."""
+GroupItem = tuple[Sequence[str], Problem, Facts]
+"""A group to grade is (its completions' texts, its problem, the facts that parts want)."""
 
 
 _BROKEN = Failure("grading ended its process before it began")
@@ -63,10 +63,13 @@ class GraderPool:
         The columns of `example` are checked against those that group rewards need.
         """
         parts = build_parts(reward, answer_name)
-        self._groups = {name: part for name, part in parts.items() if isinstance(part, GroupReward)}
-        for name, part in self._groups.items() if example else ():
-            part.require_columns(name, example)
-        self._alone = len(self._groups) < len(parts)
+        self._groups = [name for name, part in parts.items() if isinstance(part, TOGETHER)]
+        self._batches = [name for name, part in parts.items() if isinstance(part, BatchReward)]
+        self._alone = [name for name in parts if name not in (*self._groups, *self._batches)]
+        for name, part in parts.items() if example else ():
+            if isinstance(part, GroupReward):
+                part.require_columns(name, example)
+        self.wanted: frozenset[str] = frozenset().union(*(getattr(part, "wanted", ()) for part in parts.values()))
         self._reward, self._answer_name = reward, answer_name
         self._own = [name for name in parts if name not in REWARDS]
         self._warned: set[str] = set()
@@ -81,7 +84,7 @@ class GraderPool:
         """
         if not self._alone:
             return [RawGrade({})] * len(items)
-        nothing = dict.fromkeys(self._reward.weights, 0.0)
+        nothing = dict.fromkeys(self._alone, 0.0)
         results = self._checked(grade_one, items, self._reward.timeout_seconds)
         return [RawGrade(nothing, result.outcome) if isinstance(result, Failure) else result for result in results]
 
@@ -91,14 +94,28 @@ class GraderPool:
         A group may take as long as its completions would one after another. Raises `UserError` as `grade` does.
         """
         if not self._groups:
-            return [[RawGrade({})] * len(texts) for texts, _ in groups]
+            return [[RawGrade({})] * len(texts) for texts, *_ in groups]
         nothing = dict.fromkeys(self._groups, 0.0)
-        largest = max((len(texts) for texts, _ in groups), default=1)
+        largest = max((len(texts) for texts, *_ in groups), default=1)
         results = self._checked(grade_group, groups, self._reward.timeout_seconds * largest)
         return [
             [RawGrade(nothing, result.outcome)] * len(texts) if isinstance(result, Failure) else result
-            for (texts, _), result in zip(groups, results, strict=True)
+            for (texts, *_), result in zip(groups, results, strict=True)
         ]
+
+    def grade_batch(self, groups: Sequence[GroupItem]) -> list[list[RawGrade]]:
+        """Returns one grade per completion of each group, by the parts that see all groups in one call.
+
+        It may take as long as the completions would one after another. Raises `UserError` as `grade` does.
+        """
+        if not self._batches or not groups:
+            return [[RawGrade({})] * len(texts) for texts, *_ in groups]
+        nothing = dict.fromkeys(self._batches, 0.0)
+        seconds = self._reward.timeout_seconds * sum(len(texts) for texts, *_ in groups)
+        [result] = self._checked(grade_batch, [tuple(groups)], seconds)
+        if isinstance(result, Failure):
+            return [[RawGrade(nothing, result.outcome)] * len(texts) for texts, *_ in groups]
+        return result
 
     def _checked(self, function: Callable[..., Any], items: Sequence[tuple], seconds: float) -> list[Any]:
         """Returns the result or failure of each item. Warns of failures, and raises `UserError` when all are."""
@@ -235,7 +252,9 @@ class GraderPool:
 
 
 def _example(item: tuple, failure: Failure) -> str:
-    text = item[0] if isinstance(item[0], str) else item[0][0]
+    text = item[0]
+    while not isinstance(text, str):  # of a group or a batch, the first completion
+        text = text[0]
     completion = text if len(text) <= MAX_EXCERPT else f"{text[:MAX_EXCERPT]}…"
     return f"{completion!r}" + (f" ({failure.message})" if failure.message else "")
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo.config import RewardConfig
-from grpo.tasks.own_rewards import GroupReward
-from grpo.tasks.rewards import RewardPart, build_parts
+from grpo.tasks.own_rewards import NOTHING, TOGETHER, BatchReward, CompletionReward, Facts, Part
+from grpo.tasks.rewards import build_parts
 from grpo.tasks.verification import UnparsableAnswer
 from grpo.types import Problem
 
@@ -47,7 +47,7 @@ class Failure:
     outcome: str = "failed"
 
 
-_parts: dict[str, RewardPart | GroupReward] = {}
+_parts: dict[str, Part] = {}
 """The reward's parts, in a worker process only. `start_worker` sets them."""
 
 
@@ -70,14 +70,15 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-def grade_one(completion: str, answer: str, metadata: Mapping[str, Any]) -> RawGrade | Failure:
+def grade_one(completion: str, answer: str, metadata: Mapping[str, Any], facts: Facts = NOTHING) -> RawGrade | Failure:
     """Grades one completion by those parts that see one at a time, in a worker process."""
     values: dict[str, float] = {}
     for name, part in _parts.items():
-        if isinstance(part, GroupReward):
+        if isinstance(part, (*TOGETHER, BatchReward)):
             continue
+        more = (facts,) if isinstance(part, CompletionReward) else ()
         try:
-            values |= _numbers(name, part(completion, answer, metadata))
+            values |= numbers(name, part(completion, answer, metadata, *more))
         except (MemoryError, RecursionError):
             raise
         except UnparsableAnswer:
@@ -88,14 +89,14 @@ def grade_one(completion: str, answer: str, metadata: Mapping[str, Any]) -> RawG
     return RawGrade(values)
 
 
-def grade_group(completions: Sequence[str], problem: Problem) -> list[RawGrade] | Failure:
+def grade_group(completions: Sequence[str], problem: Problem, facts: Facts = NOTHING) -> list[RawGrade] | Failure:
     """Grades a whole group by those parts that see all of its completions, in a worker process."""
     values: list[dict[str, float]] = [{} for _ in completions]
     for name, part in _parts.items():
-        if isinstance(part, GroupReward):
+        if isinstance(part, TOGETHER):
             try:
-                for own, reward in zip(values, part(completions, problem), strict=True):
-                    own |= _numbers(name, reward)
+                for own, reward in zip(values, part(completions, problem, facts), strict=True):
+                    own |= numbers(name, reward)
             except (MemoryError, RecursionError):
                 raise
             except BaseException as error:
@@ -103,7 +104,23 @@ def grade_group(completions: Sequence[str], problem: Problem) -> list[RawGrade] 
     return [*map(RawGrade, values)]
 
 
-def _numbers(name: str, returned: Any) -> dict[str, float]:
+def grade_batch(*groups: tuple[Sequence[str], Problem, Facts]) -> list[list[RawGrade]] | Failure:
+    """Grades several groups by those parts that see all of them, in a worker process."""
+    values: list[list[dict[str, float]]] = [[{} for _ in texts] for texts, _, _ in groups]
+    for name, part in _parts.items():
+        if isinstance(part, BatchReward):
+            try:
+                for of_group, rewards in zip(values, part(groups), strict=True):
+                    for own, reward in zip(of_group, rewards, strict=True):
+                        own |= numbers(name, reward)
+            except (MemoryError, RecursionError):
+                raise
+            except BaseException as error:
+                return _raised(name, error)
+    return [[*map(RawGrade, of_group)] for of_group in values]
+
+
+def numbers(name: str, returned: Any) -> dict[str, float]:
     """Returns what a part returned as numbers: its value under its name, and further ones under ``"name/further"``.
 
     A part returns a number, or verl's mapping with the value under "score". Raises TypeError for anything else, and

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from grpo.config import RewardConfig, UserError
+from grpo.config.task import REMOTE, remote_kind
 from grpo.tasks.extraction import EXTRACTORS, extract
-from grpo.tasks.own_rewards import GroupReward, own_reward
+from grpo.tasks.own_rewards import Part, own_reward
 from grpo.tasks.verification import exact, mathematics, number, value
 
 RewardPart = Callable[[str, str, Mapping[str, Any]], Any]
@@ -88,8 +89,9 @@ REWARDS: dict[str, Callable[[RewardConfig], RewardPart]] = {
 }
 
 
-def build_parts(config: RewardConfig, answer_name: str = "answer") -> dict[str, RewardPart | GroupReward]:
-    """Builds the parts that `config.weights` names, in its order, and imports what they need.
+def build_parts(config: RewardConfig, answer_name: str = "answer") -> dict[str, Part]:
+    """Builds the parts that `config.weights` names, in its order, and imports what they need. Servers' parts are left
+    out, see `grpo.tasks.remote`.
 
     `answer_name` is the name of the data's column of answers, under which a group reward gets them. Raises `UserError`
     for an unknown name, an import path that leads to no function of a known signature, an unknown `extract`, and a
@@ -99,16 +101,16 @@ def build_parts(config: RewardConfig, answer_name: str = "answer") -> dict[str, 
         raise UserError("task.reward.parts is empty; name at least one part, e.g. [{name: math}].")
     if config.extract not in EXTRACTORS:
         raise UserError(f"task.reward.extract is {config.extract!r}; choose one of {', '.join(EXTRACTORS)}.")
-    return {name: _part(name, config, answer_name) for name in config.weights}
+    return {name: _part(name, config, answer_name) for name in config.weights if not remote_kind(name)}
 
 
-def _part(name: str, config: RewardConfig, answer_name: str) -> RewardPart | GroupReward:
+def _part(name: str, config: RewardConfig, answer_name: str) -> Part:
     if name in REWARDS:
         return REWARDS[name](config)
     module, colon, function = name.rpartition(":")
     if not (module and colon and function):
         raise UserError(
-            f"task.reward.parts: unknown part {name!r}; choose from {', '.join(REWARDS)}, "
+            f"task.reward.parts: unknown part {name!r}; choose from {', '.join((*REWARDS, *REMOTE))}, "
             'or give an import path "package.module:function" or "file.py:function".'
         )
     return own_reward(name, answer_name)

@@ -19,6 +19,7 @@ from grpo.types import Problem
 Row = Mapping[str, Any]
 
 NUM_LISTED = 5
+MAX_SOURCES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,7 @@ def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -
     if not rows:
         raise UserError(f"{data.path} has no rows.")
     columns = columns_of(rows)
-    for key in ("question_column", "answer_column", "id_column", "choices_column"):
+    for key in ("question_column", "answer_column", "id_column", "choices_column", "source_column"):
         name = getattr(data, key)
         if name not in columns and (name or key in ("question_column", "answer_column")):
             raise UserError(
@@ -173,7 +174,13 @@ def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -
             continue
         used = {data.question_column, data.answer_column, data.id_column}
         metadata = {name: value for name, value in row.items() if name not in used}
-        problems.append(Problem(row_id, question, answer, metadata, messages))
+        source = text_of(cell(row, data.source_column)) if data.source_column else ""
+        problems.append(Problem(row_id, question, answer, metadata, messages, source))
+    if len(sources := {problem.source for problem in problems}) > MAX_SOURCES:
+        raise UserError(
+            f"task.data.source_column={data.source_column!r} has {len(sources)} values, and each would get numbers of "
+            f"its own; name a column with at most {MAX_SOURCES}."
+        )
     return problems, SourceReport(len(rows), unusable=tuple(unusable))
 
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, zip_longest
 from typing import Any
 
-from grpo.config import RewardConfig, TaskConfig, UserError
+from grpo.config import TaskConfig, UserError
 from grpo.tasks.curriculum import Grouping, build_order
-from grpo.tasks.extraction import extract
 from grpo.tasks.grader import GraderPool
-from grpo.tasks.grading_worker import RawGrade
-from grpo.tasks.overlong import overlong_penalty
+from grpo.tasks.grading import Grading, unparsable
+from grpo.tasks.mixture import Mixture
 from grpo.tasks.prompts import PromptEncoder
-from grpo.tasks.rewards import EXTRACTING, readable
+from grpo.tasks.rewards import readable
 from grpo.tasks.selection import select
 from grpo.tasks.sources import listed, load_problems
 from grpo.tasks.split import split
 from grpo.tasks.stream import PromptStream
-from grpo.tasks.verification import bare
-from grpo.types import Completion, Grade, Problem, Prompt, RolloutGroup, ScoredGroup
+from grpo.types import Problem, Prompt, RolloutGroup, ScoredGroup
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +28,7 @@ logger = logging.getLogger(__name__)
 class VerifiableTask:
     """A verifiable task has problems whose answers a program can check.
 
-    `max_tokens` is the limit of a completion. `bad_rows` says what to do with problems whose own answer a grader
-    cannot parse: "skip" (their completions get no reward, with one warning) or "refuse" (an error).
+    `gradings` are those of the problems' sources; that of all other sources has the key "".
     """
 
     def __init__(
@@ -37,20 +36,12 @@ class VerifiableTask:
         stream: PromptStream,
         held_out: Sequence[Problem],
         encode: Callable[[Problem], tuple[int, ...]],
-        pool: GraderPool,
-        reward: RewardConfig,
-        max_tokens: int,
-        bad_rows: str = "skip",
+        gradings: Mapping[str, Grading],
     ) -> None:
         self._stream = stream
         self._held_out = tuple(held_out)
         self._encode = encode
-        self._pool = pool
-        self._reward = reward
-        self._max_tokens = max_tokens
-        self._bad_rows = bad_rows
-        self._told: set[str] = set()
-        self._extracts = bool(EXTRACTING & {*reward.weights})
+        self._gradings = gradings
 
     @property
     def cursor(self) -> int:
@@ -82,10 +73,9 @@ class VerifiableTask:
         fewer."""
         return [Prompt(problem, self._encode(problem)) for problem in self._held_out[:count]]
 
-    def answer_of(self, text: str) -> str | None:
+    def answer_of(self, problem: Problem, text: str) -> str | None:
         """Returns the answer in a completion without its typesetting, or None when there is none."""
-        answer = extract(text, self._reward.extract)
-        return None if answer is None else bare(answer)
+        return self._grading(problem).answer_of(text)
 
     def grade(self, groups: Sequence[RolloutGroup]) -> list[ScoredGroup]:
         """Returns one grade per completion, in order.
@@ -93,25 +83,22 @@ class VerifiableTask:
         Raises `UserError` when the reward itself is at fault, and for an unparsable answer where `bad_rows` is
         "refuse".
         """
-        items = [
-            (completion.text, group.prompt.problem.answer, group.prompt.problem.metadata)
-            for group in groups
-            for completion in group.completions
-        ]
-        alone = iter(self._pool.grade(items))
-        texts = [tuple(completion.text for completion in group.completions) for group in groups]
-        problems = [group.prompt.problem for group in groups]
-        together = self._pool.grade_groups([*zip(texts, problems, strict=True)])
-        scored = [
-            self._scored(group, [_both(next(alone), own) for own in of_group])
-            for group, of_group in zip(groups, together, strict=True)
-        ]
-        self._tell_unparsable(scored)
-        return scored
+        by_grading: dict[Grading, list[int]] = {}
+        for index, group in enumerate(groups):
+            by_grading.setdefault(self._grading(group.prompt.problem), []).append(index)
+        scored: dict[int, ScoredGroup] = {}
+        for grading, indices in by_grading.items():
+            scored |= zip(indices, grading.grade([groups[index] for index in indices]), strict=True)
+        return [scored[index] for index in range(len(groups))]
+
+    def _grading(self, problem: Problem) -> Grading:
+        """Returns the grading of a problem's source, or the one of all other sources."""
+        return self._gradings.get(problem.source) or self._gradings[""]
 
     def close(self) -> None:
         """Stops the grading workers."""
-        self._pool.close()
+        for grading in {*self._gradings.values()}:
+            grading.close()
 
     def __enter__(self) -> VerifiableTask:
         return self
@@ -119,57 +106,32 @@ class VerifiableTask:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _tell_unparsable(self, scored: Sequence[ScoredGroup]) -> None:
-        """Warns once of each problem whose own answer the graders cannot parse, or refuses it."""
-        refused = [graded for graded in scored if graded.grades and graded.grades[0].outcome == "unparsable"]
-        problems = [graded.group.prompt.problem for graded in refused]
-        new = {problem.problem_id: problem.answer for problem in problems if problem.problem_id not in self._told}
-        if new and self._bad_rows == "refuse":
-            raise UserError(f"{unparsable(new)}; correct them or set task.data.bad_rows=skip.")
-        if new:
-            self._told |= new.keys()
-            logger.warning("%s; nothing is learned from them", unparsable(new))
 
-    def _scored(self, group: RolloutGroup, raw_grades: Sequence[RawGrade]) -> ScoredGroup:
-        grades = tuple(map(self._grade, group.completions, raw_grades))
-        masked = self._reward.overlong == "mask"
-        included = tuple(not (masked and completion.truncated) for completion in group.completions)
-        return ScoredGroup(group, grades, included)
+@dataclass(frozen=True, slots=True)
+class LoadedTask:
+    """A loaded task has its usable problems in memory, by the names of its sets.
 
-    def _grade(self, completion: Completion, raw: RawGrade) -> Grade:
-        """Combines the values of the parts into a reward.
+    `longest` holds the tokens of each set's longest prompt, where `prompt.max_tokens` is 0 and has to follow from it.
+    """
 
-        The overlong penalty is added after the sign, since in DAPO it lowers a reward that is already −1 or 1.
-        """
-        config = self._reward
-        terms = [weight * raw.parts[name] for name, weight in config.weights.items()]
-        if config.signed:
-            terms = [*(2.0 * term for term in terms), -1.0]
-        parts = dict(raw.parts)
-        if config.overlong == "soft":
-            penalty = overlong_penalty(len(completion.token_ids), self._max_tokens, config.overlong_buffer)
-            terms.append(penalty)
-            parts["overlong"] = penalty
-        correct = raw.outcome == "graded" and raw.parts[next(iter(config.weights))] >= config.correct_at
-        answered = extract(completion.text, config.extract) is not None if self._extracts else None
-        return Grade(math.fsum(terms), correct, parts, raw.outcome, math.fsum(map(abs, terms)), answered)
+    config: TaskConfig
+    problems: Mapping[str, Sequence[Problem]]
+    longest: Mapping[str, int]
 
 
-def _both(alone: RawGrade, in_group: RawGrade) -> RawGrade:
-    """Joins the grades by parts that see one completion and by those that see its group. A failure counts for both."""
-    outcome = alone.outcome if alone.outcome != "graded" else in_group.outcome
-    parts = {**in_group.parts, **alone.parts}
-    return RawGrade(parts if outcome == "graded" else dict.fromkeys(parts, 0.0), outcome)
-
-
-def unparsable(answers: Mapping[str, str]) -> str:
-    """Returns a message about problems whose own answers cannot be parsed; `answers` maps their ids to the answers."""
-    examples = listed(tuple(f"{name}: {answer!r}" for name, answer in answers.items()))
-    return f"{len(answers)} answers cannot be parsed ({examples})"
+def loaded_task(config: TaskConfig, tokenizer: Any) -> LoadedTask:
+    """Loads the problems of a task. Raises `UserError` for data that cannot be loaded. Logs what is left out."""
+    problems = {name: usable_problems(of_set, name) for name, of_set in config.all_sets.items()}
+    longest = {
+        name: PromptEncoder(tokenizer, of_set.prompt).longest(problems[name])
+        for name, of_set in config.all_sets.items()
+        if not of_set.prompt.max_tokens
+    }
+    return LoadedTask(config, problems, longest)
 
 
 def build_task(
-    config: TaskConfig,
+    loaded: LoadedTask,
     tokenizer: Any,
     *,
     seed: int,
@@ -178,36 +140,79 @@ def build_task(
     rank: int = 0,
     world_size: int = 1,
 ) -> VerifiableTask:
-    """Loads, selects, splits and encodes the problems, and starts the graders. Logs the problems left out.
+    """Encodes and splits the problems, puts them into order, and starts the graders. Logs the problems left out.
 
     `seed` orders the prompts. `max_tokens` is the sampler's limit of a completion. `grouping` is for curricula that
     weigh problems by their gradient.
 
     Called after `grpo.config.validate`, which checks the settings that are a choice among words. Raises `UserError`
-    for data that cannot be loaded, and for prompts and rewards that cannot be built.
+    for prompts and rewards that cannot be built.
     """
-    encode = PromptEncoder(tokenizer, config.prompt)
-    fitting, too_long = encode.fitting(usable_problems(config))
+    config = loaded.config
+    encoders = {name: PromptEncoder(tokenizer, of_set.prompt) for name, of_set in config.all_sets.items()}
+    divided = {name: split(_fitting(loaded, name, encoders[name]), of_set.data.held_out_fraction)
+               for name, of_set in config.all_sets.items()}  # fmt: skip
+    train = [problems for problems, _ in divided.values()]
+    orders = [build_order(problems, config.curriculum, grouping, seed) for problems in train]
+    weights = [of_set.weight for of_set in config.all_sets.values()]
+    order = Mixture(orders, [*map(len, train)], weights, seed) if config.sets else orders[0]
+
+    def encode(problem: Problem) -> tuple[int, ...]:
+        return encoders[problem.source if config.sets else ""](problem)
+
+    stream = PromptStream([*chain(*train)], encode, order, rank=rank, world_size=world_size)
+    # The first held-out problems are those of all sets in turn.
+    held_out = [problem for turn in zip_longest(*(kept for _, kept in divided.values())) for problem in turn if problem]
+    examples = {name: problems[0] for name, (problems, _) in divided.items()}
+    return VerifiableTask(stream, held_out, encode, build_gradings(config, examples, max_tokens))
+
+
+def _fitting(loaded: LoadedTask, name: str, encode: PromptEncoder) -> Sequence[Problem]:
+    """Returns the problems of a set whose prompts are not too long. Logs those left out."""
+    config, problems = loaded.config.all_sets[name], loaded.problems[name]
+    if loaded.longest.get(name, math.inf) <= config.prompt.max_tokens:
+        return problems
+    fitting, too_long = encode.fitting(problems)
     if too_long:
         logger.warning(
             "task %s: left out %d prompts of more than %d tokens (%s)",
             config.name, len(too_long), config.prompt.max_tokens, listed(too_long),
         )  # fmt: skip
-    train, held_out = split(fitting, config.data.held_out_fraction)
-    order = build_order(train, config.curriculum, grouping, seed)
-    pool = GraderPool(config.reward, config.answer_name, fitting[0])
-    stream = PromptStream(train, encode, order, rank=rank, world_size=world_size)
-    return VerifiableTask(stream, held_out, encode, pool, config.reward, max_tokens, config.data.bad_rows)
+    return fitting
 
 
-def longest_prompt(config: TaskConfig, tokenizer: Any) -> int:
-    """Returns the number of tokens of the task's longest prompt. Raises `UserError` for data that cannot be loaded."""
-    problems, _ = select(load_problems(config.data)[0], config.data.selection)
-    return PromptEncoder(tokenizer, config.prompt).longest(problems)
+def build_gradings(config: TaskConfig, examples: Mapping[str, Problem], max_tokens: int) -> dict[str, Grading]:
+    """Starts the graders of a task, by the sources of problems. That of all other sources has the key "".
+
+    Sources with the same reward share their graders. `examples` holds a problem of each set, and `max_tokens` is the
+    limit of a completion. Raises `UserError` for a reward that cannot be built.
+    """
+    gradings: dict[str, Grading] = {}
+    built: list[tuple[Any, Grading]] = []
+    try:
+        for name, of_set in config.all_sets.items():
+            sources = [name, *of_set.reward.by_source]
+            for source in sources:
+                reward = of_set.reward.of(source)
+                kind = reward, of_set.answer_name, of_set.data.bad_rows
+                same = next((grading for other, grading in built if other == kind), None)
+                if same is None:
+                    pool = GraderPool(reward, of_set.answer_name, examples[name])
+                    same = Grading(pool, reward, max_tokens, of_set.data.bad_rows)
+                    built.append((kind, same))
+                gradings[source] = same
+    except BaseException:
+        for _, grading in built:
+            grading.close()
+        raise
+    return gradings
 
 
-def usable_problems(config: TaskConfig) -> list[Problem]:
-    """Returns the source's problems that are selected and whose answers the reward can read."""
+def usable_problems(config: TaskConfig, set_name: str = "") -> list[Problem]:
+    """Returns the source's problems that are selected and whose answers the reward can read.
+
+    Those of one of several sets have its name as their source, and before their identity.
+    """
     problems, report = load_problems(config.data)
     if report.unusable or report.repeated:
         logger.warning("task %s: left out of %s", config.name, report)
@@ -218,10 +223,26 @@ def usable_problems(config: TaskConfig) -> list[Problem]:
         pairs = tuple(f"{name} is {where}" for name, where in left_out.overlaps.items())
         logger.warning("task %s: questions of evaluation sets: %s", config.name, listed(pairs))
     unreadable = {
-        problem.problem_id: problem.answer for problem in problems if not readable(problem.answer, config.reward)
+        problem.problem_id: problem.answer
+        for problem in problems
+        if not readable(problem.answer, config.reward.of(problem.source))
     }
     if len(unreadable) == len(problems) or (unreadable and config.data.bad_rows == "refuse"):
         raise UserError(f"{unparsable(unreadable)}; correct them, or choose other task.reward.parts.")
     if unreadable:
         logger.warning("task %s: left out %s", config.name, unparsable(unreadable))
-    return [problem for problem in problems if problem.problem_id not in unreadable]
+    _require_sources(config, problems)
+    usable = [problem for problem in problems if problem.problem_id not in unreadable]
+    if not set_name:
+        return usable
+    return [replace(problem, problem_id=f"{set_name}/{problem.problem_id}", source=set_name) for problem in usable]
+
+
+def _require_sources(config: TaskConfig, problems: Sequence[Problem]) -> None:
+    """Raises `UserError` for a source in `reward.by_source` that no problem has."""
+    sources = {problem.source for problem in problems}
+    if unknown := config.reward.by_source.keys() - sources:
+        raise UserError(
+            f"task.reward.by_source: no problem has the source {listed(tuple(sorted(unknown)))}; there are "
+            f"{listed(tuple(sorted(sources)))}."
+        )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from grpo.config import TaskConfig
 from grpo.tasks.curriculum import uniform
-from grpo.tasks.grader import GraderPool
 from grpo.tasks.stream import PromptStream
-from grpo.tasks.task import VerifiableTask, usable_problems
+from grpo.tasks.task import VerifiableTask, build_gradings, usable_problems
 from grpo.types import Completion, Problem, Prompt, RolloutGroup, ScoredGroup
 
 # How `task.reward.extract` wants an answer to be written.
@@ -24,18 +23,26 @@ NOTHING = "I am not sure."
 """This completion holds no answer."""
 
 
-def trial(config: TaskConfig, max_tokens: int, count: int) -> list[ScoredGroup]:
-    """Grades three made-up completions of each of the first `count` problems: the right answer, a wrong one, and none.
+def trial(
+    config: TaskConfig, max_tokens: int, count: int, problems: Mapping[str, Sequence[Problem]] | None = None
+) -> list[ScoredGroup]:
+    """Grades three made-up completions of each of the first `count` problems of each set: the right answer, a wrong
+    one, and none.
 
-    The wrong answer is that of the next problem with another one. `max_tokens` is the limit of a completion. Needs no
-    model. Raises `UserError` for data that cannot be loaded, and for a reward that cannot be built or always fails.
+    The wrong answer is that of the next problem with another one. `max_tokens` is the limit of a completion.
+    `problems` are those of each set, where they are loaded already. Needs no model. Raises `UserError` for data that
+    cannot be loaded, and for a reward that cannot be built or always fails.
     """
-    problems = usable_problems(config)
-    first = problems[:count]
-    groups = [_group(problem, _wrong(problem, problems), FORMS[config.reward.extract]) for problem in first]
-    stream = PromptStream(first, lambda problem: (0,), uniform(len(first), 0))
-    pool = GraderPool(config.reward, config.answer_name, first[0])
-    with VerifiableTask(stream, (), lambda problem: (0,), pool, config.reward, max_tokens) as task:
+    of_sets = problems or {name: usable_problems(of_set, name) for name, of_set in config.all_sets.items()}
+    gradings = build_gradings(config, {name: of_set[0] for name, of_set in of_sets.items()}, max_tokens)
+    groups, shown = [], []
+    for name, of_set in of_sets.items():
+        for problem in of_set[:count]:
+            form = FORMS[config.all_sets[name].reward.of(problem.source).extract]
+            groups.append(_group(problem, _wrong(problem, of_set), form))
+            shown.append(problem)
+    stream = PromptStream(shown, lambda problem: (0,), uniform(len(shown), 0))
+    with VerifiableTask(stream, (), lambda problem: (0,), gradings) as task:
         return task.grade(groups)
 
 

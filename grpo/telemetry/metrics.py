@@ -10,13 +10,15 @@ entropy and KL in nats. This table says which field of `RoundStatistics` a name 
     time/round_seconds                                                   `seconds`, the wall-clock time of the round
     time/<phase>_seconds, throughput/…                                   `seconds` of the round's phases
     reward/…, groups/silent_fraction, completions/…, policy/…,
-    mismatch/…, correction/…, staleness/…, throughput/imbalance          `means` of the round and its steps
+    source/<source>/…, mismatch/…, correction/…, staleness/…, throughput/…imbalance  `means` of the round and its steps
 
 Percentiles and what depends on the kind of completion are added by `grpo.telemetry.breakdown`, and `rollout/…` by the
 sampler (`grpo.rollout.engine_use`). `policy/loss` is the loss that each step lowers, before gradient clipping.
 
-`throughput/imbalance` is the floating-point operations of the busiest learner rank over the mean rank's: what
-exceeds 1 is the share of the time that the mean rank waits.
+`throughput/imbalance` is the floating-point operations of the busiest learner rank over the mean rank's, in optimizer
+steps: what exceeds 1 is the share of the time that the mean rank waits. Under ZeRO 2 and 3, whose ranks wait for each
+other in every micro-batch, it is those of the busiest rank in each. `throughput/logprobs_imbalance` is the same of
+passes for old and reference log-probabilities, and `throughput/sample_imbalance` is of the seconds of sampling.
 
 `mismatch/…` compares the sampler's log-probabilities with the learner's at the start of the round. When the round was
 sampled by the newest weights, this is the difference between the two engines. When it was sampled ahead (`pipeline`),
@@ -76,8 +78,8 @@ def flatten(statistics: RoundStatistics, peak_tflops: float | None = None) -> di
 
 
 def evaluation_numbers(result: Mapping[str, Any]) -> dict[str, float]:
-    """Returns all numbers of a held-out evaluation as `evaluation/…`, and those of a suite's sets as
-    `evaluation/<set>/…`.
+    """Returns all numbers of a held-out evaluation as `evaluation/…`, those of a source of its problems as
+    `evaluation/source/<source>/…`, and those of a suite's sets as `evaluation/<set>/…`.
 
     They are pass@k, maj@k and greedy with the ends of their 95 % intervals, length and truncation.
     """
@@ -91,7 +93,8 @@ def evaluation_numbers(result: Mapping[str, Any]) -> dict[str, float]:
         values[name] = interval["value"]
         values |= {f"{name}_{end}": interval[end] for end in ("low", "high")}
     values |= {"length_mean": result["mean_length"], "truncated_fraction": result["truncated_fraction"]}
-    for name, set_result in result.get("suite", {}).items():
+    sources = {f"source/{name}": of_source for name, of_source in result.get("sources", {}).items()}
+    for name, set_result in {**sources, **result.get("suite", {})}.items():
         inner = evaluation_numbers(set_result).items()
         values |= {f"{name}/{key.removeprefix('evaluation/')}": value for key, value in inner}
     return {f"evaluation/{name}": value for name, value in values.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,6 +42,8 @@ class ProfiledRounds:
             import torch
             from torch.profiler import ProfilerActivity, profile
 
+            # Its library tells of each start and stop between the lines of the run.
+            os.environ.setdefault("KINETO_LOG_LEVEL", "9")
             activities = [ProfilerActivity.CPU]
             activities += [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
             self._profile = profile(activities=activities)

@@ -54,6 +54,12 @@ FIELDS = (
 _SHORTEST_PHASE = 0.05
 # Up to here ranks have equally much to compute.
 _EVEN = 1.05
+# What ranks wait for each other after → the metric that says by how much.
+_WORK = {
+    " sampling": "throughput/sample_imbalance",
+    " scoring": "throughput/logprobs_imbalance",
+    "": "throughput/imbalance",
+}
 
 
 class RunDisplay:
@@ -159,6 +165,7 @@ def _costs(metrics: Mapping[str, float]) -> list[str]:
             phase = name.removeprefix("time/").removesuffix("_seconds")
             speed = metrics.get(f"throughput/{phase}_tokens_per_second")
             costs.append(f"{phase} {seconds:.1f} s" + (f" ({speed:,.0f} tok/s)" if speed else ""))
-    if (imbalance := metrics.get("throughput/imbalance", 1.0)) > _EVEN:
-        costs.append(f"busiest rank {imbalance:.2f} × mean")
+    for work, name in _WORK.items():
+        if (imbalance := metrics.get(name, 1.0)) > _EVEN:
+            costs.append(f"busiest rank{work} {imbalance:.2f} × mean")
     return costs

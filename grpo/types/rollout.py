@@ -18,7 +18,7 @@ class Problem:
 
     `problem_id` is unique within its data set and the same in every run (for example ``"mawps-17"``). `messages`
     are the chat messages (``{"role": …, "content": …}``) that ask it, where the data set has such. The question is then
-    the text of the last one.
+    the text of the last one. `source` says where the problem comes from, where a task has several sources.
     """
 
     problem_id: str
@@ -26,6 +26,7 @@ class Problem:
     answer: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
     messages: tuple[Mapping[str, str], ...] = ()
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)

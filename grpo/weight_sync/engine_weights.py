@@ -12,7 +12,8 @@ from grpo.weight_sync.checksum import bit_sum, placed_sum
 
 def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The weights of a vLLM model under the names that learners send: fused ones cut apart, rows that fill up the
-    vocabulary cut off. What is stored under another name or in another shape comes as it is stored."""
+    vocabulary cut off, shards of tensor parallelism put together. What is stored under another name or in another shape
+    comes as it is stored. All ranks of an engine call it together."""
     fused = getattr(model, "packed_modules_mapping", {})
     # GPT-2 is trained with matrices that lie the other way round than in everybody's linear layers.
     lying = ("c_attn", "c_proj", "c_fc") if getattr(getattr(model, "config", None), "model_type", "") == "gpt2" else ()
@@ -27,10 +28,33 @@ def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield name, parameter.detach().t()
         elif len(parts) == len(sizes) > 1 and sum(sizes) == rows:
             pieces = parameter.detach().split(list(sizes))
-            yield from ((f"{parent}{dot}{part}.{kind}", piece) for part, piece in zip(parts, pieces, strict=True))
+            for index, (part, piece) in enumerate(zip(parts, pieces, strict=True)):
+                yield f"{parent}{dot}{part}.{kind}", _whole(piece, module, kind, index)
         else:
-            vocabulary = getattr(module, "org_vocab_size", rows)
-            yield name, parameter.detach()[:vocabulary] if vocabulary < rows else parameter.detach()
+            stored = _whole(parameter.detach(), module, kind)
+            vocabulary = getattr(module, "org_vocab_size", None)
+            yield name, stored if vocabulary is None else stored[:vocabulary]
+
+
+def _whole(shard: Tensor, module: nn.Module, kind: str, part: int = 0) -> Tensor:
+    """Puts a weight or bias together from the shards of all ranks of an engine. `part` is its place in a fused one."""
+    if getattr(module, "tp_size", 1) == 1:
+        return shard
+    # vLLM's layers are only looked at where there are several ranks.
+    from vllm.distributed import tensor_model_parallel_all_gather
+    from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    shard = shard.contiguous()
+    if isinstance(module, RowParallelLinear):
+        # Its bias is added once, to the sum of all ranks.
+        return tensor_model_parallel_all_gather(shard, 1) if kind == "weight" else shard
+    if not isinstance(module, (ColumnParallelLinear, VocabParallelEmbedding)):
+        return shard
+    whole = tensor_model_parallel_all_gather(shard, 0)
+    # Where there are fewer heads of keys and values than ranks, neighbours have the same ones.
+    copies = getattr(module, "num_kv_head_replicas", 1) if part else 1
+    return whole.unflatten(0, (module.tp_size, -1))[::copies].flatten(0, 1)
 
 
 class ExpertOrder:

@@ -56,9 +56,9 @@ def over_all_subsets(rewards, k, exponent):
 @pytest.mark.parametrize("k", [1, 2, 3])
 @pytest.mark.parametrize("exponent", [0.0, 1.0, 0.5])
 def test_pass_at_k_is_the_mean_over_all_subsets(rewards, k, exponent):
-    found = one(rewards, name="pass_at_k", k=k, exponent=exponent)
-    assert found == pytest.approx(over_all_subsets(rewards, k, exponent), rel=1e-12)
-    assert sum(found) == pytest.approx(0, abs=1e-12)
+    advantages = one(rewards, name="pass_at_k", k=k, exponent=exponent)
+    assert advantages == pytest.approx(over_all_subsets(rewards, k, exponent), rel=1e-12)
+    assert sum(advantages) == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize(("right", "wrong", "k"), [(1, 7, 4), (3, 5, 2), (2, 14, 8)])
@@ -91,7 +91,7 @@ def graded(parts_of_completions):
     completions = tuple(Completion((3, 4), (-1.0, -1.0), "", False) for _ in parts_of_completions)
     group = RolloutGroup(Prompt(Problem("p", "q", "a"), (1,)), completions, 0, 0)
     parts = [dict(zip("abc", values, strict=False)) for values in parts_of_completions]
-    grades = tuple(Grade(sum(each.values()), False, each) for each in parts)
+    grades = tuple(Grade(sum(by_part.values()), False, by_part) for by_part in parts)
     return GroupWithLogprobs(ScoredGroup(group, grades, (True,) * len(grades)))
 
 
@@ -123,8 +123,8 @@ def test_gdpo_normalizes_each_part_by_itself_and_their_sum_by_the_step(ranks):
     each = torch.where(std > 0, (columns - columns.mean(1, keepdim=True)) / std, 0.0)
     total = (each * torch.tensor([1.0, 0.25])).sum(-1).flatten()
     expected = sorted((total / total.std()).tolist())
-    found = advantages_of(GROUPS, {"a": 1.0, "b": 0.25}, ranks, parts="each", ddof=1)
-    assert found == pytest.approx(expected, rel=1e-6)
+    advantages = advantages_of(GROUPS, {"a": 1.0, "b": 0.25}, ranks, parts="each", ddof=1)
+    assert advantages == pytest.approx(expected, rel=1e-6)
 
 
 def test_gdpo_is_refused_without_the_weights_of_the_parts():

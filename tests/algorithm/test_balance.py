@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from grpo.algorithm.balance import Piece, assign, evened_out
+from grpo.algorithm.balance import Piece, assign, at_home, shared
 from grpo.algorithm.batches import BatchMaker
 from grpo.algorithm.packing import Branch, LooseTree
 from grpo.config import TrainConfig
@@ -67,8 +67,10 @@ def test_nothing_moves_where_ranks_are_even_and_all_silent_ranks_have_nothing():
     even = [[(1.0, (4.0, 4.0))], [(1.0, (5.0, 3.0))]]
     assert assign(even) == [[Piece(0, 0, (0, 1))], [Piece(1, 0, (0, 1))]]
     assert assign([[], []]) == [[], []]
-    # A branch is never cut.
+    # A branch is never cut, and one that no rank can take does not keep the others from evening out.
     assert assign([[(1.0, (100.0,))], []]) == [[Piece(0, 0, (0,))], []]
+    shares = assign([[(1.0, (100.0,))], [(1.0, (4.0, 4.0, 4.0, 4.0))], []])
+    assert shares == [[Piece(0, 0, (0,))], [Piece(1, 0, (1, 2, 3))], [Piece(1, 0, (0,))]]
 
 
 def branch(*tokens):
@@ -80,13 +82,37 @@ def test_what_moves_arrives_whole_with_all_that_its_loss_needs():
 
     def action(collective):
         own = trees if collective.rank == 0 else []
-        return evened_out(own, collective, lambda before, tokens: tokens)
+        return shared(own, collective, lambda before, tokens: tokens).trees
 
     first, second = on_ranks(2, action)
     assert [tree.prompt for tree in first + second] == [(1, 2, 3), (1, 2, 3)]
     found = [each for tree in first + second for each in tree.branches]
     assert sorted(found, key=lambda each: each.completion.token_ids) == list(trees[0].branches)
     assert abs(len(first[0].branches) - len(second[0].branches)) <= 2
+
+
+def test_what_was_computed_elsewhere_comes_home_in_its_place():
+    drawn = random.Random(0)
+    trees = [
+        [
+            LooseTree((rank, tree), tuple(branch(*([token] * drawn.randint(1, 90))) for token in range(6)))
+            for tree in (0, 1)
+        ]
+        for rank in (0, 1, 2)
+    ]
+
+    def action(collective):
+        own = trees[collective.rank]
+        share = shared(own, collective, lambda before, tokens: before + tokens)
+        values = [tuple((tree.prompt, each.completion.token_ids) for each in tree.branches) for tree in share.trees]
+        return share, at_home(own, share, values, collective)
+
+    found = on_ranks(3, action)
+    for own, (_, values) in zip(trees, found, strict=True):
+        assert values == [tuple((tree.prompt, each.completion.token_ids) for each in tree.branches) for tree in own]
+    work = [sum(2 + 2 * len(tree.branches) + sum(tree.lengths) for tree in share.trees) for share, _ in found]
+    assert [piece.home for share, _ in found for piece in share.pieces] != sorted([0, 1, 2] * 2)
+    assert [share.imbalance for share, _ in found] == [pytest.approx(slowest_over_mean(work))] * 3
 
 
 def test_a_rank_whose_groups_are_silent_computes_those_of_others():

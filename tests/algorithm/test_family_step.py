@@ -220,9 +220,9 @@ def settings(level="token_mean", **objective):
     )
 
 
-def assert_equal(found, expected):
-    assert found[0] == pytest.approx(expected[0], rel=1e-6)
-    torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-8)
+def assert_equal(taken, expected):
+    assert taken[0] == pytest.approx(expected[0], rel=1e-6)
+    torch.testing.assert_close(taken[1], expected[1], rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -230,21 +230,21 @@ def assert_equal(found, expected):
 def test_a_step_of_an_objective_is_that_of_its_formula(member, level):
     tables = scenario()
     formula, objective = OBJECTIVES[member]
-    found = ours(settings(level, **objective), NormalizationConfig(), tables)
-    assert_equal(found, by_formula(formula, level, GRPO, tables))
+    taken = ours(settings(level, **objective), NormalizationConfig(), tables)
+    assert_equal(taken, by_formula(formula, level, GRPO, tables))
     plain = by_formula(unclipped, level, GRPO, tables)
-    assert member == "unclipped" or not torch.allclose(found[1], plain[1], rtol=1e-2), "no bound was active"
+    assert member == "unclipped" or not torch.allclose(taken[1], plain[1], rtol=1e-2), "no bound was active"
 
 
 @pytest.mark.parametrize("name", NORMALIZED)
 def test_a_step_of_a_normalization_is_that_of_its_formula(name):
     tables = scenario()
     normalization, advantages = NORMALIZED[name]
-    found = ours(settings(**BOUNDS), NormalizationConfig(**normalization), tables)
-    assert_equal(found, by_formula(clip, "token_mean", advantages, tables))
+    taken = ours(settings(**BOUNDS), NormalizationConfig(**normalization), tables)
+    assert_equal(taken, by_formula(clip, "token_mean", advantages, tables))
     learns_from_silent = {"reinforce_plus_plus"}
     silent = [index for completion in step(tables)[1] if completion.group == 1 for index in completion.ids]
-    assert bool(found[1][silent].any()) == (name in learns_from_silent)
+    assert bool(taken[1][silent].any()) == (name in learns_from_silent)
 
 
 def tokens_by_formula(tables):
@@ -282,8 +282,8 @@ def test_a_step_of_a_selection_is_that_of_its_formula(name):
     expected = losses.mean()
     choice = TokenSelectionConfig(name=name, share=0.2, low=0.02, high=5.0, penalty=0.5)
     objective = settings(name="unclipped" if name == "kl_cov" else "clip", selection=choice, **BOUNDS)
-    found = ours(objective, NormalizationConfig(), tables)
-    assert_equal(found, (expected.item(), torch.autograd.grad(expected, tables.new)[0]))
+    taken = ours(objective, NormalizationConfig(), tables)
+    assert_equal(taken, (expected.item(), torch.autograd.grad(expected, tables.new)[0]))
 
 
 def test_a_step_with_a_kl_by_the_ratio_is_that_of_its_formula():
@@ -297,6 +297,6 @@ def test_a_step_with_a_kl_by_the_ratio_is_that_of_its_formula():
         return clip(new, old, advantage) + 0.3 * mean([k * r for k, r in zip(kl, ratios, strict=True)])
 
     objective = settings("sequence_mean", kl=KlConfig(coefficient=0.3, by_ratio=True), **BOUNDS)
-    found = ours(objective, NormalizationConfig(), tables)
-    assert_equal(found, by_formula(formula, "sequence_mean", GRPO, tables))
-    assert math.isfinite(found[0])
+    taken = ours(objective, NormalizationConfig(), tables)
+    assert_equal(taken, by_formula(formula, "sequence_mean", GRPO, tables))
+    assert math.isfinite(taken[0])

@@ -96,8 +96,8 @@ FIRST, SECOND = 1.2840254166877414, 0.9048374180359595
 def test_bounds_on_both_sides_equal_those_of_peers(level, mode, floor, expected, source):
     old = flat(OLD)
     weights = importance_weights(old, old - flat(OLD_MINUS_SAMPLER), level, SEQUENCE_INDEX)
-    found = corrected(weights, CorrectionConfig(level=level, mode=mode, floor=floor))
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+    weighted = corrected(weights, CorrectionConfig(level=level, mode=mode, floor=floor))
+    torch.testing.assert_close(weighted, torch.tensor(expected, dtype=torch.float64))
 
 
 def test_the_geometric_mean_of_a_completion_equals_that_of_verl():

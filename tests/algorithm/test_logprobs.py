@@ -30,11 +30,11 @@ def test_values_and_gradients_equal_those_of_the_whole_logit_matrix(chunk, uses,
     use = {"logprobs": (1, 0), "entropies": (0, 1), "both": (1, 1)}[uses]
 
     def gradients(function, dtype):
-        inputs = [each.to(dtype, copy=True).requires_grad_() for each in (hidden, weight, bias)]
+        inputs = [tensor.to(dtype, copy=True).requires_grad_() for tensor in (hidden, weight, bias)]
         values = function(*inputs)
         loss = sum(flag * (row * value).sum() for flag, row, value in zip(use, scale, values, strict=True))
         loss.backward()
-        return [*values, *(each.grad for each in inputs)]
+        return [*values, *(tensor.grad for tensor in inputs)]
 
     exact = gradients(lambda h, w, b: plain(h, w, b, targets, 0.7, RULES[rule]), torch.float64)
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-12)):

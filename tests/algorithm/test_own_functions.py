@@ -107,12 +107,12 @@ def test_a_run_refuses_in_one_line_before_its_engines_start():
 
 
 def test_a_loss_of_ones_own_is_the_loss():
-    found = loss_of(objective(name=f"{OWN}:soft_clip", clip_high=0.5))
-    assert found != loss_of(objective())
+    loss = loss_of(objective(name=f"{OWN}:soft_clip", clip_high=0.5))
+    assert loss != loss_of(objective())
     micro = micro_batch()
     distance = flat(NEW) - flat(OLD)
     expected = (-distance.square() / 0.5).exp() * distance.exp() * -micro.advantages
-    assert found == pytest.approx((micro.weights * expected).sum().item(), rel=1e-12)
+    assert loss == pytest.approx((micro.weights * expected).sum().item(), rel=1e-12)
 
 
 def test_the_example_of_the_readme_is_what_it_says(tmp_path, monkeypatch):

@@ -63,13 +63,13 @@ def test_trees_split_at_the_budget_and_repeat_their_prompt():
 
 def test_rows_are_filled_first_fit_decreasing_and_a_large_tree_stands_alone():
     trees = [LooseTree((0,) * length, (branch(1),)) for length in (3, 12, 5, 4, 2)]
-    assert [[tree.length for tree in each] for each in rows_of(trees, 8)] == [[12], [5, 3], [4, 2]]
+    assert [[tree.length for tree in row] for row in rows_of(trees, 8)] == [[12], [5, 3], [4, 2]]
 
 
 def test_rows_of_their_own_are_within_the_budget_once_they_are_as_long_as_the_longest_beside_them():
     trees = [LooseTree((0,) * length, (branch(1),)) for length in (12, 6, 2, 2, 1, 1, 1, 1, 1, 1)]
     filled = rows_of(trees, 8, ONE_A_ROW)
-    assert [[tree.length for tree in each] for each in filled] == [[12], [6], [2, 2, 1, 1], [1, 1, 1, 1]]
+    assert [[tree.length for tree in row] for row in filled] == [[12], [6], [2, 2, 1, 1], [1, 1, 1, 1]]
     assert sum(map(len, filled)) == len(trees)
 
 
@@ -159,10 +159,10 @@ def test_a_second_pass_learns_from_the_same_samples_and_compares_with_the_policy
     config = TrainConfig()
     make = BatchMaker(config.normalization, config.objective, config.learner, SingleRank())
     batches = make(steps, RoundPlan(2, 4, 1, passes=2))
-    found = [(micro.advantages[0].item(), micro.old_logprobs) for batch in batches for micro in batch.micro_batches]
-    assert [advantage for advantage, _ in found] == [1.0, -1.0, 1.0, -1.0]
+    rows = [(micro.advantages[0].item(), micro.old_logprobs) for batch in batches for micro in batch.micro_batches]
+    assert [advantage for advantage, _ in rows] == [1.0, -1.0, 1.0, -1.0]
     # Only in the round's first step is the current policy the old one.
-    assert [None if known is None else known.tolist() for _, known in found] == [None, *[[-1.0, -2.0, -3.0]] * 3]
+    assert [None if known is None else known.tolist() for _, known in rows] == [None, *[[-1.0, -2.0, -3.0]] * 3]
     assert RoundPlan(2, 4, 8, passes=2).prompts_per_round == 16
 
 
@@ -175,8 +175,8 @@ def test_the_std_of_a_batch_is_exact_whatever_all_rewards_have_in_common(offset,
         batch = make_batch(groups[collective.rank :: ranks], collective, normalization__scope="batch")
         return [value for micro in batch.micro_batches for value in micro.advantages.tolist()]
 
-    found = [value for values in on_ranks(ranks, advantages_of) for value in values]
+    advantages = [value for values in on_ranks(ranks, advantages_of) for value in values]
     # Two of six are right: σ = √2/3. The groups' means are 1/2 and 1/4.
     std = 2**0.5 / 3
     expected = [0.5 / std, -0.5 / std, 0.75 / std, *[-0.25 / std] * 3]
-    assert found == pytest.approx(expected, rel=1e-6)
+    assert advantages == pytest.approx(expected, rel=1e-6)

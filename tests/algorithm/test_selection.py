@@ -89,11 +89,11 @@ def test_the_largest_are_those_of_all_ranks(number, ranks):
     def mine(collective):
         return largest(torch.tensor(values[collective.rank :: ranks]), number, collective.sum).tolist()
 
-    found = [None] * 60
+    together = [None] * 60
     for rank, kept in enumerate(on_ranks(ranks, mine)):
-        found[rank::ranks] = kept
+        together[rank::ranks] = kept
     threshold = sorted(values)[-number]
-    assert found == [value >= torch.tensor(threshold).item() or value >= threshold for value in values]
+    assert together == [value >= torch.tensor(threshold).item() or value >= threshold for value in values]
 
 
 def test_a_rank_without_tokens_takes_part():

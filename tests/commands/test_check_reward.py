@@ -40,6 +40,6 @@ def test_a_reward_that_fails_is_one_line(words, tmp_path, capsys):
 def test_every_extraction_finds_the_answers_of_a_trial(extract, words):
     config = compose_config([*words, f"task.reward.extract={extract}", "task.reward.parts=[{name: number}]"])
     scored = trial(config.task, 512, 2)
-    assert [grade.correct for each in scored for grade in each.grades] == [True, False, False] * 2
+    assert [grade.correct for group in scored for grade in group.grades] == [True, False, False] * 2
     assert tells_apart(scored)
     assert set(FORMS) == set(EXTRACTORS)

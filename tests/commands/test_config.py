@@ -51,7 +51,7 @@ def test_a_key_has_its_values_its_default_and_its_comment():
     assert (KEYS["dry_run"].values, KEYS["dry_run"].default) == ("true | false", "false")
     assert (KEYS["num_steps"].values, KEYS["num_steps"].default) == ("int > 0", "100")
     assert (KEYS["model.path"].values, KEYS["model.path"].default) == ("str", '""')
-    assert KEYS["task.reward.parts"].values == "list of {name, weight}"
+    assert KEYS["task.reward.parts"].values == "list of {name, weight, server}"
     assert KEYS["task.reward.parts[].weight"].default == "1.0"
 
 

@@ -63,7 +63,7 @@ def exported(monkeypatch, tmp_path):
         (directory / "model.safetensors").write_bytes(bytes(2048))
         return place
 
-    monkeypatch.setattr("grpo.commands.export.export_checkpoint", write)
+    monkeypatch.setattr("grpo.run.exporting.export_checkpoint", write)
     return ["export", "run", f"{tmp_path}/model"]
 
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from grpo.cli import main
+from grpo.telemetry import FAILED, Ending, write_ending
 from tests.report.runs import write_run
 
 
@@ -38,6 +39,15 @@ def test_findings_of_a_run_are_printed_without_markup(tmp_path, capsys, monkeypa
 def test_what_is_no_run_is_told_in_one_line(words, message, tmp_path, capsys):
     assert main(["report", *(word.format(tmp_path) for word in words)]) == 2
     assert message.format(tmp_path) in capsys.readouterr().err
+
+
+def test_a_run_that_failed_before_its_first_round_is_told_of_with_the_reason(tmp_path, capsys):
+    write_ending(tmp_path, Ending(FAILED, 0, "the server did not answer"))
+    assert main(["report", str(tmp_path)]) == 2
+    assert "failed before its first round: the server did not answer" in capsys.readouterr().err
+    (tmp_path / "metrics.jsonl").write_text("")
+    assert main(["report", str(tmp_path)]) == 2
+    assert "the server did not answer; it has finished no round" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("pause", ["0", "-1", "nan", "inf"])

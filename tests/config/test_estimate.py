@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from grpo.config import ModelConfig, TrainConfig
-from grpo.config.estimate import BYTES, ModelShape, activation_bytes, batch_table, memory_estimate
+from grpo.config.estimate import BYTES, ModelShape, activation_bytes, batch_table, memory_estimate, offloaded_bytes
 from grpo.config.hydra import compose_config
 from grpo.learner.loading import load_policy
 from grpo.run.preflight import model_shape
@@ -121,6 +121,20 @@ def test_an_optimizer_in_main_memory_takes_none_of_a_gpu():
     chosen.learner.offload_optimizer = True
     without = memory_estimate(chosen, SEVEN_B, 1, GPU_GIB)[-1]
     assert [a - b for a, b in zip(with_optimizer[1:], without[1:], strict=True)] == [12 * 7e9 / 2**30] * 2
+
+
+def test_states_that_leave_a_gpu_take_none_of_it_while_sampling_and_main_memory_instead():
+    chosen = config()
+    chosen.learner.zero_stage = 3
+    staying = memory_estimate(chosen, SEVEN_B, 8, GPU_GIB)[-1]
+    chosen.learner.offload_states = True
+    leaving = memory_estimate(chosen, SEVEN_B, 8, GPU_GIB)[-1]
+    # Weights of two bytes, gradients of four, masters and moments of twelve, of an eighth of the numbers.
+    states = 18 * 7e9 / 8
+    assert staying[1] - leaving[1] == pytest.approx(states / 2**30) and staying[2] == leaving[2]
+    assert offloaded_bytes(chosen, SEVEN_B, 8) == states
+    # A CPU has one memory.
+    assert memory_estimate(chosen, SEVEN_B, 8)[-1][1] > states / 2**30
 
 
 def test_ranks_that_compute_rows_together_pool_tokens_and_share_activations():

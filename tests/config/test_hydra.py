@@ -339,6 +339,10 @@ def test_a_second_copy_of_the_weights_fills_whole_nodes(size):
 def test_ranks_that_compute_together_divide_all_of_them():
     with pytest.raises(UserError, match="learner.sequence_parallel=3 does not divide the 8 learner ranks"):
         validate(compose_config(["task=arithmetic", "learner.sequence_parallel=3"]), world_size=8)
+    with pytest.raises(UserError, match="rollout.tensor_parallel=3 does not divide the 8 learner ranks"):
+        validate(compose_config(["task=arithmetic", "rollout.tensor_parallel=3"]), world_size=8)
+    with pytest.raises(UserError, match=r"tensor_parallel=2 is for an engine .*: use rollout.servers.tensor_parallel"):
+        validate(compose_config(["task=arithmetic", "rollout.tensor_parallel=2", "rollout=vllm_server"]), world_size=8)
 
 
 def test_differences_name_the_leaves_that_changed():
@@ -383,3 +387,12 @@ def test_the_grid_is_hydras_own():
     assert grid(words) == [{"a": a, "c.d": d} for a in "12" for d in "012"]
     assert plain(words) == ["b=x", "e=[1,2]"]
     assert grid(["b=x"]) == [{}]
+
+
+def test_a_file_that_is_not_yaml_and_a_word_without_a_key_are_one_line(tmp_path):
+    (tmp_path / "broken.yaml").write_text("defaults: [train\n")
+    with pytest.raises(UserError, match=r"^broken.yaml cannot be read: while parsing a flow sequence"):
+        compose_config([f"{tmp_path}/broken.yaml"])
+    for word in ("=3", "+=3"):
+        with pytest.raises(UserError, match="a key is written KEY=VALUE"):
+            compose_config([word])

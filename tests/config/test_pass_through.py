@@ -62,7 +62,7 @@ def test_sampling_gets_vllms_own_settings_and_training_refuses_what_changes_prob
 
 
 def test_an_entry_without_a_plus_is_told_where_it_belongs():
-    with pytest.raises(UserError, match=r"put a \+ before it: \+rollout.engine_args.NAME=VALUE"):
+    with pytest.raises(UserError, match=r"put a \+ before it: '.rollout.engine_args={NAME: VALUE}'"):
         config("rollout.engine_args={kv_cache_dtype: fp8}")
 
 

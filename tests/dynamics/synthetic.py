@@ -4,7 +4,7 @@ import numpy as np
 from scipy.special import expit
 
 from grpo.dynamics.laws import History
-from grpo.dynamics.oscillator import oscillator, trajectory
+from grpo.dynamics.oscillator import held_oscillator, propagate
 
 
 def measured(curve, group_size=8, prompts=16, seed=0, interval=1):
@@ -21,11 +21,12 @@ def measured(curve, group_size=8, prompts=16, seed=0, interval=1):
 
 def oscillating(rounds, start=0.2, plateau=0.8, momentum=0.9, stiffness=0.004, inertia=None, interval=1):
     """The reduced model; `inertia` in place of (1+μ)/2 makes it more or less damped."""
-    model = oscillator(momentum, stiffness, interval)
+    model = held_oscillator(momentum, stiffness, interval)
     mass = model.mass if inertia is None else model.mass - (1 + momentum) / 2 + inertia
     frequency = np.sqrt(stiffness / mass)
     steps = interval * np.arange(rounds)
-    return plateau + (start - plateau) * trajectory(steps, model.damping / (2 * np.sqrt(stiffness * mass)), frequency)
+    ratio = model.damping / (2 * np.sqrt(stiffness * mass))
+    return plateau + (start - plateau) * propagate(steps, 1.0, 0.0, ratio, frequency)[0]
 
 
 def sigmoid(rounds, floor=0.1, plateau=0.8, middle=40.0, width=6.0):

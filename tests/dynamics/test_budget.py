@@ -17,8 +17,8 @@ MINE = [(0, 4), (1, 4), (2, 4), (4, 4)]
 
 def test_from_nothing_the_expected_gradient_is_the_drift():
     prior = Difficulty(np.array([0.1, 0.5]), np.array([0.25, 0.75]))
-    found = expected_gradient(prior, 0, 0, largest=8, exponent=1.0)[1:]
-    assert found == pytest.approx([0.25 * drift(0.1, n, 1.0) + 0.75 * drift(0.5, n, 1.0) for n in range(1, 9)])
+    gradients = expected_gradient(prior, 0, 0, largest=8, exponent=1.0)[1:]
+    assert gradients == pytest.approx([0.25 * drift(0.1, n, 1.0) + 0.75 * drift(0.5, n, 1.0) for n in range(1, 9)])
 
 
 def test_expected_gradient_after_counts_by_hand():
@@ -54,8 +54,8 @@ def test_no_other_spread_has_more_expected_gradient(exponent):
         return sum(curve[extra] for curve, extra in zip(curves, more, strict=True))
 
     every = [more for more in np.ndindex(7, 7, 7) if sum(more) <= budget]
-    found = further_tries(EVERYONE, mine, budget, 10, exponent)
-    assert worth(found) == pytest.approx(max(map(worth, every)), rel=0.02)
+    tries = further_tries(EVERYONE, mine, budget, 10, exponent)
+    assert worth(tries) == pytest.approx(max(map(worth, every)), rel=0.02)
 
 
 def test_the_same_completions_give_more_gradient_and_fewer_silent_groups():

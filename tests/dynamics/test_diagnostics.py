@@ -1,8 +1,10 @@
 """Healthy runs raise no alarm, failing ones are told what fails; rates over more runs are in benchmarks/."""
 
+import ast
 import re
 from dataclasses import replace
 from itertools import zip_longest
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from grpo.config import TrainConfig
 from grpo.config.hydra import compose_config
 from grpo.config.validate import value_at
 from grpo.dynamics import evidence
+from grpo.dynamics import findings as findings_module
 from grpo.dynamics.diagnostics import CHECKS, diagnose, unchecked
 from grpo.dynamics.findings import NOTE, DiagnosisRule
 from grpo.dynamics.history import history_of_values
@@ -60,18 +63,18 @@ def test_a_whole_diagnosis_puts_the_gravest_first():
     curves = healthy(3, rounds=120)
     FAILURES["truncated"](curves)
     FAILURES["unstable"](curves)
-    found = diagnose(logged(curves))
-    assert found[0].name == "unstable" and found[0].severity == "critical"
-    assert "truncated" in {each.name for each in found[1:]}
+    diagnosis = diagnose(logged(curves))
+    assert diagnosis[0].name == "unstable" and diagnosis[0].severity == "critical"
+    assert "truncated" in {finding.name for finding in diagnosis[1:]}
 
 
 def test_a_finished_run_is_told_to_be_on_its_plateau_as_a_note():
     curves = healthy(0, rounds=200)
     curves["pass"] = 0.8 - 0.6 * np.exp(-np.arange(200) / 15)
     log = replace(logged(curves), num_steps=205)
-    found = diagnose(log)
-    assert [(each.name, each.severity) for each in found] == [("on the plateau", NOTE)]
-    assert re.match(r"a gain of more than 0.02 until step 205 has probability \d%; exp", found[0].evidence)
+    diagnosis = diagnose(log)
+    assert [(finding.name, finding.severity) for finding in diagnosis] == [("on the plateau", NOTE)]
+    assert re.match(r"a gain of more than 0.02 until step 205 has probability \d%; exp", diagnosis[0].evidence)
     # Twice as far away the same curve may gain more.
     assert not diagnose(replace(log, num_steps=400))
 
@@ -119,13 +122,13 @@ def test_a_few_giant_spikes_and_exact_zeros_of_the_gradient_are_told():
 def test_a_reward_that_never_moved_is_told_after_a_few_rounds():
     steps, same = np.arange(10.0), np.full(10, 0.5)
     log = RunLog(history_of_values(steps, same), {"reward/mean": Series(steps, same)})
-    assert [(found.name, found.severity) for found in diagnose(log)] == [("constant reward", "critical")]
+    assert [(finding.name, finding.severity) for finding in diagnose(log)] == [("constant reward", "critical")]
 
 
 def test_problems_that_were_solved_from_the_start_are_no_constant_reward():
     solved = np.ones(200)
-    found = changed(pass_rate=solved, reward__mean=solved)
-    assert "constant reward" not in found and "problems solved" in found
+    diagnosis = changed(pass_rate=solved, reward__mean=solved)
+    assert "constant reward" not in diagnosis and "problems solved" in diagnosis
     # Every answer earns the same, right or wrong.
     assert "constant reward" in changed(reward__mean=solved)
 
@@ -201,22 +204,22 @@ def test_an_oscillating_run_is_told_so():
     curves = healthy(0, rounds=200)
     time = np.arange(200)
     curves["pass"] = 0.6 - 0.35 * np.exp(-time / 80) * np.cos(time / 12)
-    assert "underdamped" in {each.name for each in diagnose(logged(curves))}
+    assert "underdamped" in {finding.name for finding in diagnose(logged(curves))}
 
 
 def test_silent_groups_are_told_apart_by_what_they_are():
     for name, word in (("prompts too hard", "all wrong"), ("prompts too easy", "all right")):
         curves = healthy(1, rounds=80)
         FAILURES[name](curves)
-        found = next(each for each in findings(curves) if each.name == name)
-        assert word in found.evidence
+        finding = next(other for other in findings(curves) if other.name == name)
+        assert word in finding.evidence
 
 
 def test_solved_problems_are_a_note():
     curves = healthy(1, rounds=80)
     curves["pass"][:] = 0.99
-    found = [each for each in findings(curves) if "silent" in each.evidence]
-    assert [(each.name, each.severity) for each in found] == [("problems solved", NOTE)]
+    silent = [finding for finding in findings(curves) if "silent" in finding.evidence]
+    assert [(finding.name, finding.severity) for finding in silent] == [("problems solved", NOTE)]
 
 
 def test_a_short_or_empty_log_says_nothing():
@@ -227,11 +230,11 @@ def test_a_short_or_empty_log_says_nothing():
 
 def remedies():
     """What the findings of all failures advise, and what the two checks of a fitted curve do."""
-    found = {finding.remedy for name in FAILURES for finding in findings(broken(name))}
+    advice = {finding.remedy for name in FAILURES for finding in findings(broken(name))}
     finished = healthy(0, rounds=200)
     finished["pass"] = 0.8 - 0.6 * np.exp(-np.arange(200) / 15)
     log = replace(logged(finished), num_steps=205)
-    return sorted(found | {finding.remedy for finding in diagnose(log)})
+    return sorted(advice | {finding.remedy for finding in diagnose(log)})
 
 
 def broken(name):
@@ -265,16 +268,16 @@ def test_intervals_cover_the_mean_of_correlated_noise():
     generator, covered = np.random.default_rng(0), 0
     for _ in range(400):
         series = Series(np.arange(80.0), 1 + noise(generator, 80, 0.2, memory=0.6))
-        found = evidence.level(series)
-        covered += found.low <= 1 <= found.high
+        level = evidence.level(series)
+        covered += level.low <= 1 <= level.high
     assert covered / 400 >= 0.9
 
 
 def test_a_trend_is_no_noise():
     series = Series(np.arange(100.0), np.linspace(0, 1, 100))
-    found = evidence.change(series)
-    assert found.value == pytest.approx(75 / 99)
-    assert found.high - found.low < 1e-9
+    change = evidence.change(series)
+    assert change.value == pytest.approx(75 / 99)
+    assert change.high - change.low < 1e-9
 
 
 def test_the_fall_is_counted_from_the_best_stretch():
@@ -284,6 +287,18 @@ def test_the_fall_is_counted_from_the_best_stretch():
 
 def test_a_series_is_averaged_around_sparser_steps():
     series = Series(np.arange(10.0), np.arange(10.0))
-    found = evidence.paired(series, np.array([2.0, 7.0, 30.0]))
+    pairs = evidence.paired(series, np.array([2.0, 7.0, 30.0]))
     # Rounds 0 to 4 are nearest to 2, rounds 5 to 9 to 7, none to 30.
-    assert found.steps.tolist() == [2.0, 7.0] and found.values.tolist() == [2.0, 7.0]
+    assert pairs.steps.tolist() == [2.0, 7.0] and pairs.values.tolist() == [2.0, 7.0]
+
+
+def test_every_finding_has_a_meaning_and_every_meaning_a_finding():
+    """The names of findings stand in the code of the checks as literals."""
+    named = set()
+    for file in Path(findings_module.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Finding":
+                named.add(node.args[0].value if isinstance(node.args[0], ast.Constant) else "clipped")
+    told = {name.split(" ")[0] if name.startswith("clipped") else name for name in findings_module.MEANINGS}
+    assert named == told
+    assert all(meaning.endswith(".") for meaning in findings_module.MEANINGS.values())

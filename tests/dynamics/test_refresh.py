@@ -78,9 +78,9 @@ def test_without_a_stiffness_nothing_grows():
 
 def test_time_per_step_is_fitted_where_the_interval_varied():
     intervals = np.array([1.0, 2.0, 4.0])
-    found = fit_step_time(intervals, 3.0 + 2.0 * intervals, fixed_seconds=0.0)
-    assert (found.per_step, found.per_round) == pytest.approx((2.0, 3.0))
-    assert found.seconds(4) == pytest.approx(2.75)
+    time = fit_step_time(intervals, 3.0 + 2.0 * intervals, fixed_seconds=0.0)
+    assert (time.per_step, time.per_round) == pytest.approx((2.0, 3.0))
+    assert time.seconds(4) == pytest.approx(2.75)
     only_one = fit_step_time(np.array([2.0, 2.0]), np.array([9.0, 11.0]), fixed_seconds=1.0)
     assert (only_one.per_step, only_one.per_round) == pytest.approx((4.5, 1.0))
 

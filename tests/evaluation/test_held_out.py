@@ -7,10 +7,11 @@ import pytest
 from grpo.commands.eval import result_table
 from grpo.config import EvaluationConfig, SamplingConfig
 from grpo.config.hydra import compose_config, compose_suite
-from grpo.evaluation.held_out import drawn_as, evaluate, majority, score, summarize
+from grpo.evaluation.held_out import drawn_as, evaluate, majority, score, summarize, told
 from grpo.tasks.curriculum import uniform
 from grpo.tasks.stream import PromptStream
-from grpo.types import Problem
+from grpo.telemetry.metrics import evaluation_numbers
+from grpo.types import Problem, Prompt
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank
 
 SETS = ["gsm8k_test", "math500", "aime24", "aime25", "amc23", "minerva", "olympiadbench", "svamp"]
@@ -78,7 +79,7 @@ class Streamed:
     def held_out_prompts(self, count):
         return []
 
-    def answer_of(self, text):
+    def answer_of(self, problem, text):
         return text
 
 
@@ -110,6 +111,29 @@ class Noting(ScriptedSampler):
     def generate(self, prompts, group_size, sampling=None, first_sample=0):
         self.drawn.append((sampling.temperature, sampling.top_p, sampling.top_k, group_size))
         return super().generate(prompts, group_size, sampling, first_sample)
+
+
+def test_problems_of_several_sources_have_numbers_by_source():
+    class Sourced(Streamed):
+        def __init__(self):
+            super().__init__(0, 1)
+            names = ["sums"] * 6 + ["words"] * 3
+            problems = [Problem(f"p{index}", "q", "a", source=name) for index, name in enumerate(names)]
+            self.held_out = [Prompt(problem, (1,)) for problem in problems]
+            self.grade = ScriptedTask([[1]] * 6 + [[0]] * 3).grade
+
+        def held_out_prompts(self, count):
+            return self.held_out
+
+    found = evaluate(Sourced(), ScriptedSampler(), EvaluationConfig(num_problems=9), SamplingConfig(), SingleRank())
+    rates = {name: (result["problems"], result["pass@1"]["value"]) for name, result in found["sources"].items()}
+    assert rates == {"sums": (6, 1.0), "words": (3, 0.0)}
+    numbers = evaluation_numbers(found)
+    assert (numbers["evaluation/source/sums/pass@1"], numbers["evaluation/source/words/pass@1"]) == (1.0, 0.0)
+    assert told(found)[1].startswith("pass@1 of sums 1.000 [")
+    assert "sources" not in evaluate(
+        Streamed(0, 1), ScriptedSampler(), EvaluationConfig(num_problems=6), SamplingConfig(), SingleRank()
+    )
 
 
 @pytest.mark.parametrize("greedy", [True, False])

@@ -3,7 +3,7 @@
 import threading
 
 from grpo.host import alive
-from grpo.host.alive import working
+from grpo.host.alive import slow, working
 
 
 def test_what_takes_long_is_told_of_again_and_again(monkeypatch):
@@ -19,6 +19,18 @@ def test_what_takes_long_is_told_of_again_and_again(monkeypatch):
     with working("starting the sampler", tell):
         assert twice.wait(10)
     assert told[0] == "grpo: starting the sampler …"
+
+
+def test_what_a_run_does_again_and_again_is_told_of_once_a_minute(monkeypatch):
+    monkeypatch.setattr(alive, "A_MINUTE", 0.001)
+    told, once = [], threading.Event()
+    with working("taking an optimizer step", lambda text: (told.append(text), once.set()), seldom=True):
+        assert once.wait(10)
+    assert told[0] == "grpo: taking an optimizer step …"
+
+
+def test_a_function_that_may_be_slow_gives_what_it_gave():
+    assert slow("taking an optimizer step", max)(3, 6) == 6
 
 
 def test_what_is_quick_says_nothing(capsys):

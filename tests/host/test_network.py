@@ -21,7 +21,7 @@ def test_a_connection_is_watched_for_a_minute():
         end.connect(listening.getsockname())
         assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         timers = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_USER_TIMEOUT)
-        assert [end.getsockopt(socket.IPPROTO_TCP, each) for each in timers] == [20, 10, 60_000]
+        assert [end.getsockopt(socket.IPPROTO_TCP, timer) for timer in timers] == [20, 10, 60_000]
 
 
 def test_towards_itself_a_machine_is_its_loopback():

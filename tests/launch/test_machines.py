@@ -31,8 +31,8 @@ def test_this_machine_as_often_as_it_is_needed():
 
 
 def test_others_reach_this_machine_at_its_own_address(on_debian):
-    found = machines_of(["a", "b", "c"], "ssh", 3)
-    assert found == [Machine("a", "10.0.0.1"), Machine("b", "10.0.0.2"), Machine("c", "10.0.0.3")]
+    machines = machines_of(["a", "b", "c"], "ssh", 3)
+    assert machines == [Machine("a", "10.0.0.1"), Machine("b", "10.0.0.2"), Machine("c", "10.0.0.3")]
 
 
 def test_names_that_are_this_machine_stay_on_it(on_debian):

@@ -49,3 +49,8 @@ def test_with_other_machines_it_is_one_line(config):
 def test_what_others_listen_on_is_not_looked_at_here(config):
     with socket.create_server((LOOPBACK, 21000 + SERVER_PORTS)):
         assert with_free_ports(config, [HERE, THERE]) is config
+
+
+def test_without_machines_no_port_is_taken_and_the_seats_tell_what_is_missing():
+    config = compose_config(["hardware=two_nodes"])
+    assert with_free_ports(config, []) == config

@@ -14,7 +14,7 @@ def setup(folder, drivers, **variables):
     """Runs setup.sh where nvidia-smi tells `drivers`; an environment of the kind in `installed` is there already."""
     smi = folder / "bin" / "nvidia-smi"
     smi.parent.mkdir()
-    lines = "\n".join(f"echo {each}; sleep 0.05" for each in drivers)
+    lines = "\n".join(f"echo {driver}; sleep 0.05" for driver in drivers)
     smi.write_text(f"#!/usr/bin/env bash\n{lines or 'echo NVIDIA-SMI has failed; exit 9'}\n")
     smi.chmod(0o755)
     environment = {"PATH": f"{smi.parent}:{os.environ['PATH']}", "GRPO_VENV": str(folder), "GRPO_PYTHON": "bash"}
@@ -25,7 +25,7 @@ def setup(folder, drivers, **variables):
 
 def installed(folder, kind):
     files = [f"launch/requirements-{kind}.txt", "launch/setup.sh", "pyproject.toml"]
-    wanted = hashlib.sha256(b"".join((ROOT / each).read_bytes() for each in files))
+    wanted = hashlib.sha256(b"".join((ROOT / file).read_bytes() for file in files))
     (folder / ".installed").write_text(wanted.hexdigest())
 
 

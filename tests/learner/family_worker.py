@@ -120,15 +120,15 @@ def changes_of(model, together, precision, cuts):
     learner = DeepSpeedLearner(config, model, torch.device("cpu"))
     folder = learner.collective.gather(tempfile.mkdtemp())[0]
     learner.save(folder)
-    before, found = weights(learner), {}
+    before, changes = weights(learner), {}
     for (member, (objective, normalization)), (layout, budget) in itertools.product(MEMBERS.items(), cuts):
         none = CorrectionConfig(level="none")
         config.objective = ObjectiveConfig(**({"correction": none, "clip_low": 0.1, "clip_high": 0.1} | objective))
         config.normalization = NormalizationConfig(**normalization)
         config.learner.layout, config.learner.micro_batch_tokens = layout, budget
-        found[member, layout, budget] = change(learner, config, folder, before)
+        changes[member, layout, budget] = change(learner, config, folder, before)
     learner.engine.destroy()
-    return found
+    return changes
 
 
 def main(model, output):

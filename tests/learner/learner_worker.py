@@ -3,6 +3,7 @@
 Usage: learner_worker.py MODEL_DIRECTORY OUTPUT_FILE. Rank 0 writes a JSON object of facts per stage.
 """
 
+import gc
 import itertools
 import json
 import sys
@@ -18,6 +19,7 @@ environment.prepare()
 from grpo.algorithm.batches import BatchMaker
 from grpo.config import TrainConfig, UserError
 from grpo.interfaces import ADAPTERS, BASE
+from grpo.learner import offloading
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.rollout.collect import in_steps
@@ -205,6 +207,43 @@ def saving_facts(model, stage, precision):
     return norms
 
 
+def storages():
+    """Bytes of every storage that a tensor has now, by its identity. A file that is mapped belongs to no tensor."""
+    gc.collect()
+    tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]
+    held = [tensor.untyped_storage() for tensor in tensors if tensor.device == DEVICE]
+    return {storage._cdata: storage.nbytes() for storage in held if storage.resizable()}
+
+
+def offload_facts(model, stage, precision):
+    """Weights and gradient norms of three steps, with all states in main memory between them and without; and the bytes
+    that a learner has on its device with its states there, without them, and without all but the weights."""
+    # Smaller than the states, so that these are cut.
+    offloading.CHUNK = 2**16
+    found, held = [], []
+    for away in (False, True):
+        config = config_for(stage, precision, objective__kl__coefficient=0.1)
+        before = storages()
+        learner = DeepSpeedLearner(config, model, DEVICE)
+        states, norms = learner.states(), []
+        for _ in range(3):
+            norms.append(take_step(learner, config).gradient_norm)
+            if away:
+                held = [sum(size for name, size in storages().items() if name not in before)]
+                states.offload(keep_weights=True)
+                sent = weights(learner)
+                states.offload()
+                kept = sum(chunk.nbytes for chunk in states._memory._chunks) + sent.untyped_storage().nbytes()
+                held.append(sum(size for name, size in storages().items() if name not in before) - kept)
+                states.reload()
+                # What was sent while the rest was away is what is there afterwards.
+                assert torch.equal(sent, weights(learner))
+        found.append((norms, weights(learner)))
+        learner.engine.destroy()
+    (norms, plain), (others, back) = found
+    return {"norms": [norms, others], "same": torch.equal(plain, back), "held": held}
+
+
 def hpz_facts(model):
     """Weights after two steps with a second copy of the shards, and without; and as a sampler is given them."""
     found = []
@@ -278,7 +317,8 @@ def refused_facts(model):
 def main(model, output):
     init_distributed(DEVICE, 300)
     facts = {}
-    parts = (reference_facts, average_facts, lora_facts, resume_facts, rate_facts, nan_facts, saving_facts)
+    parts = (reference_facts, average_facts, lora_facts, resume_facts, rate_facts, nan_facts)
+    parts += (saving_facts, offload_facts)
     for stage, precision in itertools.product((1, 2, 3), ("float32", "bfloat16")):
         facts[f"{stage}/{precision}"] = {part.__name__: part(model, stage, precision) for part in parts}
     facts["hpz"] = hpz_facts(model)

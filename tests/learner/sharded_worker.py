@@ -43,7 +43,7 @@ def sharded(policy):
 
 def buffers(policy):
     """What a model keeps besides weights, its table of positions: types and values."""
-    return {name: [str(each.dtype), each.tolist()] for name, each in policy.named_buffers()}
+    return {name: [str(buffer.dtype), buffer.tolist()] for name, buffer in policy.named_buffers()}
 
 
 def noted(enter):
@@ -51,7 +51,9 @@ def noted(enter):
 
     def entered(self):
         enter(self)
-        held["most at once"] = max(held["most at once"], sum(each.data.numel() for each in getattr(self, "params", ())))
+        held["most at once"] = max(
+            held["most at once"], sum(parameter.data.numel() for parameter in getattr(self, "params", ()))
+        )
 
     return entered
 

@@ -26,9 +26,9 @@ def proven(config: PretrainedConfig) -> proof.Proof:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_model_is_computed_exactly_in_trees_or_one_completion_a_row(name):
-    found = proven(config_of(name))
-    assert ("trees" if found.in_trees else "alone") == ARCHITECTURES[name][2]
-    assert found.difference <= proof.TOLERANCE == TOLERANCE
+    proved = proven(config_of(name))
+    assert ("trees" if proved.in_trees else "alone") == ARCHITECTURES[name][2]
+    assert proved.difference <= proof.TOLERANCE == TOLERANCE
 
 
 # As their configs are by default, far too large to be computed: how many parameters the small copy has at most.
@@ -46,8 +46,8 @@ def test_a_model_whose_widths_depend_on_each_other_is_proven_on_one_with_all_of_
         return model
 
     config = AutoConfig.for_model(model_type)
-    found = proof.prove("a model", config, build, loading.logit_rule(config))
-    assert not found.in_trees and found.difference <= TOLERANCE
+    proved = proof.prove("a model", config, build, loading.logit_rule(config))
+    assert not proved.in_trees and proved.difference <= TOLERANCE
     assert 0 < max(sizes) <= LARGE[model_type]
 
 
@@ -78,10 +78,10 @@ def test_a_part_of_attention_that_is_left_out_is_noticed(name, lost, monkeypatch
         return attention.tree_attention(*arguments, **(options | {lost: None}))
 
     monkeypatch.setitem(attention.AttentionInterface._global_mapping, attention.NAME, deaf)
-    found = proven(config_of(name))
+    without = proven(config_of(name))
     # The model's own code, one completion a row, has no need of ours; torch's fused attention has no softcap.
-    assert found.way == ("eager" if lost == "softcap" else None)
-    assert float(found.reason.removeprefix("packed in trees off by ")) > 1e-3
+    assert without.way == ("eager" if lost == "softcap" else None)
+    assert float(without.reason.removeprefix("packed in trees off by ")) > 1e-3
 
 
 def test_what_a_model_does_to_its_logits_is_noticed():
@@ -255,9 +255,9 @@ def changes(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LEARNED)
 def test_the_learners_gradient_is_that_of_the_models_own_eager_forward_pass(changes, name):
-    models, found = changes
+    models, learned = changes
     reference = reference_gradient(str(models / name), "token_mean")
-    cases = {case: change for case, change in found.items() if case.startswith(f"{name}/")}
+    cases = {case: change for case, change in learned.items() if case.startswith(f"{name}/")}
     assert len(cases) == 5
     for case, change in cases.items():
         if case.endswith("/2") and ARCHITECTURES[name][2] == ALONE:

@@ -20,12 +20,12 @@ MEMBERS = (
 def changes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("family")
     model = tiny_llama(folder / "model")
-    found = {}
+    changes = {}
     for ranks in (1, 2):
         done = warm.ranks(ranks, ["-m", "tests.learner.family_worker", model, folder], warm.LEARNER, timeout=300)
         assert done.returncode == 0, done.stderr[-3000:]
-        found |= torch.load(folder / f"family-{ranks}.pt")
-    return found
+        changes |= torch.load(folder / f"family-{ranks}.pt")
+    return changes
 
 
 @pytest.mark.parametrize("member", MEMBERS)

@@ -75,6 +75,16 @@ def test_what_saves_memory_changes_no_gradient(facts, stage):
     assert recomputed == pytest.approx(plain, rel=1e-6) and offloaded == pytest.approx(plain, rel=1e-6)
 
 
+@STAGES
+@pytest.mark.slow
+def test_states_that_leave_the_device_between_steps_come_back_bit_by_bit(facts, stage):
+    found = facts[stage]["offload_facts"]
+    plain, away = found["norms"]
+    assert plain == away and found["same"]
+    there, left = found["held"]
+    assert left < 0.001 * there
+
+
 @pytest.mark.slow
 def test_a_second_copy_of_the_shards_changes_nothing(facts):
     """The second copy is of both ranks here. One of fewer than all needs four ranks, which is not tried."""

@@ -19,15 +19,15 @@ TOLERANCE = 1e-5
 def changes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("partition")
     model = tiny_llama(folder / "model")
-    found, counts = {}, {}
+    changes, counts = {}, {}
     for ranks in (1, 2):
         worker = ["-m", "tests.learner.partition_worker", model, folder]
         done = warm.ranks(ranks, worker, warm.LEARNER, timeout=300)
         assert done.returncode == 0, done.stderr[-3000:]
-        found |= torch.load(folder / f"changes-{ranks}.pt")
+        changes |= torch.load(folder / f"changes-{ranks}.pt")
         facts = json.loads((folder / f"micro-batches-{ranks}.json").read_text())
         counts |= facts["micro-batches"] | facts["logprobs"]
-    return model, found, counts
+    return model, changes, counts
 
 
 def reference_gradient(model: str, level: str) -> dict[str, torch.Tensor]:
@@ -70,9 +70,9 @@ def relative_difference(ours, reference):
 @pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 def test_gradient_is_the_same_for_every_split_and_equals_the_reference(changes, level):
-    model, found, _ = changes
+    model, splits, _ = changes
     reference = reference_gradient(str(model), level)
-    cases = {case: change for case, change in found.items() if case.endswith(f"/{level}")}
+    cases = {case: change for case, change in splits.items() if case.endswith(f"/{level}")}
     # (1 and 2 ranks × 3 stages, and 2 ranks that compute each row together × 2 stages) × layouts × row lengths
     assert len(cases) == (2 * 3 + 2) * 3 * 3
     differences = {case: relative_difference(change, reference) for case, change in cases.items()}

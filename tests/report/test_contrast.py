@@ -3,19 +3,22 @@
 import json
 import re
 from dataclasses import asdict, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from grpo.cli import main
 from grpo.config import UserError
 from grpo.config.run import TrainConfig
 from grpo.report.contrast import contrast, not_below, over_seeds
-from grpo.report.contrast_page import conclusion, samples, write_contrast
+from grpo.report.contrast_page import SHEET_INCHES, conclusion, samples, write_contrast
 from grpo.report.contrast_panels import PANELS, differences
 from grpo.report.contrast_tables import CAPTIONS, by_quarter, health, results, settings
 from grpo.report.runs import load
+from grpo.report.style import STYLE
 from grpo.types import Interval
 
 pytestmark = pytest.mark.slow
@@ -92,6 +95,23 @@ def test_every_panel_has_labels_and_no_legend_over_what_it_shows(found):
         legend = axes.get_legend()
         assert legend is None or legend.get_window_extent().y1 < axes.get_window_extent().y0
         assert legend or axes.texts or panel is differences
+
+
+def test_the_names_of_many_variants_have_room(found):
+    first, second, *_ = found.variants
+    others = [replace(second, name=f"reinforce_plus_plu{number:02}") for number in range(16)]
+    with rc_context(STYLE):
+        figure = Figure(figsize=(SHEET_INCHES[0], 2 * SHEET_INCHES[1]), layout="constrained")
+        grid = dict(zip(PANELS[:4], figure.subplots(2, 2).flat, strict=True))
+        for panel, axes in grid.items():
+            panel(axes, replace(found, variants=(first, *others)))
+        figure.draw_without_rendering()
+    for axes in grid.values():
+        legend = axes.get_legend()
+        assert legend is None or legend.get_window_extent().y0 >= 0
+    labels = [label.get_window_extent() for label in grid[differences].get_yticklabels()]
+    heights = sorted(label.y0 for label in labels)
+    assert min(high - low for low, high in pairwise(heights)) > 0.7 * labels[0].height
 
 
 def test_every_table_says_what_its_columns_mean(found, tmp_path):

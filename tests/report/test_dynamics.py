@@ -206,7 +206,8 @@ def test_a_reward_that_is_no_pass_rate_is_diagnosed_without_one(tmp_path, capsys
     printed = capsys.readouterr().out
     assert "no column is a pass rate, so what needs one is left out" in printed
     assert "verdict: no clear change yet; the reward went from" in printed and "truncated" in printed
-    assert "not checked, since the log lacks what stands in brackets: reward hacking (pass_rate)" in printed
+    assert "not checked without pass rates: reward hacking, reward parts, " in printed
+    assert "│ Many" in printed
     assert main(["dynamics", "forecast", str(path)]) == 2
     assert "column=NAME" in capsys.readouterr().err
 

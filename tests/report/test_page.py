@@ -52,7 +52,15 @@ def test_what_a_model_wrote_cannot_break_out_of_the_page(tmp_path):
     attack = "</pre></details><script>alert(1)</script>"
     row = {"correct": False, "facts": attack, "text": attack}
     groups = [{"score": "0 of 1", "question": attack, "answer": attack, "about": attack, "rows": [row]}]
-    values = {"name": attack, "verdict": [attack], "mood": "bad", "numbers": [], "state": attack, "findings": []}
+    values = {
+        "name": attack,
+        "verdict": [attack],
+        "mood": "bad",
+        "numbers": [],
+        "state": attack,
+        "findings": [],
+        "nothing": "",
+    }
     values |= {"pictures": [page.picture(bars_and_line)], "tables": {}, "groups": groups, "about_groups": "",
                "settings": [("key", "value"), (attack, attack)], "meanings": {}}  # fmt: skip
     page.write_page("run.html", tmp_path / "page.html", **values)

@@ -129,3 +129,6 @@ def test_grpo_report_writes_the_page_of_an_interrupted_run(tmp_path, capsys):
     text = (folder / "report.html").read_text()
     assert "interrupted at step 30 of 200" in text and "1 of 2 right" in text
     assert "Words on this page" in text and "data-values" in text
+    write_ending(folder, Ending(FAILED, 30, "the disk is full"))
+    assert main(["report", str(folder)]) == 0
+    assert "<p>The run failed at step 30 of 200: the disk is full.</p>" in (folder / "report.html").read_text()

@@ -79,8 +79,8 @@ def test_the_bandit_loses_stability_where_the_eigenvalues_say(mode, law, momentu
     """Importance weights leave the threshold where it is while the KL penalty is inside the reward; with the penalty
     in the loss nothing is stale."""
     step_size = bandit.critical_step_size(bandit.MODES[mode], momentum, 4)
-    found = step_size * bandit.curvature() * 4 / (1 - momentum)
-    assert found == pytest.approx(critical_gain(law, momentum, 4), rel=2e-3)
+    gain = step_size * bandit.curvature() * 4 / (1 - momentum)
+    assert gain == pytest.approx(critical_gain(law, momentum, 4), rel=2e-3)
 
 
 def test_stiffness_is_measured_from_the_early_curve():

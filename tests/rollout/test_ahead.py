@@ -7,9 +7,8 @@ import pytest
 
 from grpo.rollout.ahead import AheadCollector
 from grpo.rollout.collect import PlainCollector
-from grpo.rollout.source import Asking
 from grpo.types import RoundPlan
-from tests.fakes import ScriptedSampler, ScriptedTask, ids
+from tests.fakes import ScriptedSampler, ScriptedTask, asking, ids
 
 PLAN = RoundPlan(group_size=2, refresh_interval=2, prompts_per_step=1)
 
@@ -19,7 +18,7 @@ class Watched(PlainCollector):
 
     def __init__(self):
         self.task = ScriptedTask([(1, 0, 1)] * 40)
-        super().__init__(Asking(self.task, ScriptedSampler()))
+        super().__init__(asking(self.task, ScriptedSampler()))
         self.plans, self.may_go_on = [], threading.Event()
         self.may_go_on.set()
 

@@ -7,9 +7,8 @@ import pytest
 from grpo.config import UserError
 from grpo.rollout.checked import CheckedSampler
 from grpo.rollout.collect import PlainCollector
-from grpo.rollout.source import Asking
 from grpo.types import Completion, RoundPlan
-from tests.fakes import ScriptedSampler, ScriptedTask
+from tests.fakes import ScriptedSampler, ScriptedTask, asking
 
 VOCABULARY = 8
 PLAN = RoundPlan(group_size=2, refresh_interval=1, prompts_per_step=2)
@@ -21,11 +20,14 @@ class Odd(ScriptedSampler):
     def __init__(self, completion=None, change=None):
         self._completion, self._change = completion, change
 
-    def generate(self, *arguments, **named):
-        groups = super().generate(*arguments, **named)
+    def generate(self, prompts, group_size, sampling=None, first_sample=0, on_group=None):
+        groups = super().generate(prompts, group_size, sampling, first_sample)
         if self._completion is not None:
             groups[-1] = replace(groups[-1], completions=(*groups[-1].completions[:-1], self._completion))
-        return self._change(groups) if self._change else groups
+        groups = self._change(groups) if self._change else groups
+        for place, group in enumerate(groups if on_group else ()):
+            on_group(place, group)
+        return groups
 
     def ask(self, prompts, group_size, sampling=None, first_sample=0):
         return [Ready(group) for group in self.generate(prompts, group_size, sampling, first_sample)]
@@ -55,7 +57,7 @@ ODD = [
 
 @pytest.mark.parametrize(("completion", "message"), ODD)
 def test_an_odd_completion_is_refused_before_it_is_graded(completion, message):
-    collector = PlainCollector(Asking(NeverGraded([[1, 0]] * 2), CheckedSampler(Odd(completion), VOCABULARY)))
+    collector = PlainCollector(asking(NeverGraded([[1, 0]] * 2), CheckedSampler(Odd(completion), VOCABULARY)))
     with pytest.raises(UserError, match=message) as caught:
         collector.collect(PLAN, 1)
     assert "\n" not in str(caught.value)

@@ -7,9 +7,9 @@ import pytest
 
 from grpo.config import BudgetConfig, RefillConfig
 from grpo.rollout.collect import BudgetedCollector, PlainCollector, RefillingCollector
-from grpo.rollout.source import Asking
+from grpo.rollout.grading import GradingThread
 from grpo.types import RoundPlan
-from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, ids, on_ranks
+from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, asking, ids, on_ranks
 
 MIXED, RIGHT, WRONG = (1, 0), (1, 1), (0, 0)
 PLAN = RoundPlan(group_size=2, refresh_interval=1, prompts_per_step=3)
@@ -18,14 +18,14 @@ PLAN = RoundPlan(group_size=2, refresh_interval=1, prompts_per_step=3)
 def refilled(rewards, **settings):
     task = ScriptedTask(rewards)
     collector = RefillingCollector(
-        Asking(task, ScriptedSampler()), RefillConfig(enabled=True, **settings), SingleRank()
+        asking(task, ScriptedSampler()), RefillConfig(enabled=True, **settings), SingleRank()
     )
     return collector.collect(PLAN, 9), task
 
 
 def test_without_refill_silent_groups_stay_in():
     task = ScriptedTask([MIXED, RIGHT, WRONG])
-    collected = PlainCollector(Asking(task, ScriptedSampler())).collect(PLAN, 9)
+    collected = PlainCollector(asking(task, ScriptedSampler())).collect(PLAN, 9)
     assert ids(collected.groups) == ids(collected.sampled) == ["p0", "p1", "p2"]
 
 
@@ -57,7 +57,7 @@ def on_so_many_ranks(ranks, rewards, plan, **settings):
     def collect(collective):
         task = ScriptedTask(rewards, collective.rank, ranks)
         refill = RefillConfig(enabled=True, **settings)
-        return RefillingCollector(Asking(task, ScriptedSampler()), refill, collective).collect(plan, 9), task.cursor
+        return RefillingCollector(asking(task, ScriptedSampler()), refill, collective).collect(plan, 9), task.cursor
 
     return on_ranks(ranks, collect)
 
@@ -117,7 +117,9 @@ def test_a_budget_asks_a_few_times_and_the_rest_where_it_is_spread():
 
     task = ScriptedTask([(1, 1), (1, 0, 1, 0, 1), (0, 0, 1)])
     plan = RoundPlan(group_size=4, refresh_interval=1, prompts_per_step=3)
-    collector = BudgetedCollector(task, ScriptedSampler(), BudgetConfig(enabled=True, pilot=2), SingleRank(), spread)
+    collector = BudgetedCollector(
+        task, ScriptedSampler(), GradingThread(task), BudgetConfig(enabled=True, pilot=2), SingleRank(), spread
+    )
     groups = collector.collect(plan, 9).groups
     # Two tries of each of three prompts; the other two of four are spread.
     assert seen == [({(2, 2): 1, (1, 2): 1, (0, 2): 1}, [(2, 2), (1, 2), (0, 2)], 6)]
@@ -133,7 +135,12 @@ def test_a_budget_asks_a_few_times_and_the_rest_where_it_is_spread():
 def test_a_budget_with_nothing_to_spread_is_a_plain_round():
     task = ScriptedTask([MIXED, RIGHT, WRONG])
     collector = BudgetedCollector(
-        task, ScriptedSampler(), BudgetConfig(enabled=True), SingleRank(), lambda everyone, mine, budget: [0] * 3
+        task,
+        ScriptedSampler(),
+        GradingThread(task),
+        BudgetConfig(enabled=True),
+        SingleRank(),
+        lambda everyone, mine, budget: [0] * 3,
     )
-    plain = PlainCollector(Asking(ScriptedTask(task.rewards), ScriptedSampler())).collect(PLAN, 9)
+    plain = PlainCollector(asking(ScriptedTask(task.rewards), ScriptedSampler())).collect(PLAN, 9)
     assert collector.collect(PLAN, 9) == replace(plain, asked_first=2)

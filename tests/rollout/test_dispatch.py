@@ -71,7 +71,7 @@ EXPECTED = [{sample: {"seed": 10 * index + sample} for sample in range(4)} for i
 def draw(requests, servers, at_once):
     dispatcher = Dispatcher(servers, at_once)
     try:
-        return [each.result(20) for each in dispatcher.ask(requests)]
+        return [answer.result(20) for answer in dispatcher.ask(requests)]
     finally:
         dispatcher.close()
 
@@ -194,7 +194,7 @@ def test_a_server_that_is_given_up_elsewhere_gives_back_its_work():
         # As after a refresh in which it did not answer.
         servers[0].standing = Standing.LOST
         dispatcher.look_again()
-        assert [each.result(20) for each in answers] == EXPECTED
+        assert [answer.result(20) for answer in answers] == EXPECTED
         dispatcher.close()
 
 
@@ -203,10 +203,10 @@ def test_a_server_that_came_back_is_asked_once_it_has_its_weights():
         servers = replicas(back, other)
         servers[0].standing = Standing.JOINING
         dispatcher = Dispatcher(servers, at_once=99)
-        assert [each.result(20) for each in dispatcher.ask(REQUESTS)] == EXPECTED
+        assert [answer.result(20) for answer in dispatcher.ask(REQUESTS)] == EXPECTED
         assert asked_back == [] and len(asked_other) == 48
         servers[0].standing = Standing.READY
-        assert [each.result(20) for each in dispatcher.ask(REQUESTS)] == EXPECTED
+        assert [answer.result(20) for answer in dispatcher.ask(REQUESTS)] == EXPECTED
         dispatcher.close()
     assert len(asked_back) == len(asked_other) - 48 == 24
 

@@ -1,6 +1,9 @@
 import asyncio
 import sys
+import time
+from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks.small_models import config_of
@@ -8,6 +11,8 @@ from grpo.config import TrainConfig, UserError
 from grpo.host.network import free_port
 from grpo.rollout.engine_arguments import command_line, engine_arguments, keeps_state
 from grpo.rollout.replica import Replica, ServerProcess
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_server_that_exits_while_starting_shows_the_end_of_its_log(tmp_path):
@@ -17,6 +22,20 @@ def test_a_server_that_exits_while_starting_shows_the_end_of_its_log(tmp_path):
     replica = Replica(0, f"http://127.0.0.1:{free_port()}", "", 1.0, process)
     with pytest.raises(UserError, match=r"exited with 3 while starting(.|\n)*there is no such model"):
         asyncio.run(replica.wait(30))
+
+
+def test_a_server_that_is_killed_has_ended_with_the_processes_below_it(tmp_path):
+    process = ServerProcess([], {}, tmp_path / "logs" / "server-0.log")
+    below = ["sh", "-c", "trap '' TERM; sleep 600 & echo $! > child; wait"]
+    process._command = ["env", "-C", tmp_path, "PYTHONPATH=" + str(ROOT), sys.executable]
+    process._command += ["-m", "grpo.host.tether", "600", "0", *below]
+    process.start()
+    deadline = time.monotonic() + 30
+    while not (told := tmp_path / "child").exists() or not told.read_text().strip():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.kill()
+    assert process.ended and not psutil.pid_exists(int(told.read_text()))
 
 
 def test_a_server_elsewhere_that_never_answers_is_not_waited_for_for_ever():

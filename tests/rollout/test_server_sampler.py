@@ -131,8 +131,8 @@ def test_a_server_lost_in_a_refresh_is_given_up_and_the_other_has_its_weights(ro
         counts = refresh(sampler, 2)
         assert {"all": 4} in counts and (harmless or len(counts) == 1)
         assert sampler.policy_version == 2
-        lost = [each for each in capsys.readouterr().err.splitlines() if "was lost" in each]
-        assert len(lost) == (0 if harmless else 1) and all(first in each for each in lost)
+        lost = [line for line in capsys.readouterr().err.splitlines() if "was lost" in line]
+        assert len(lost) == (0 if harmless else 1) and all(first in line for line in lost)
         sampler._dispatcher.close()
 
 

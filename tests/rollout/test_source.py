@@ -9,6 +9,7 @@ import pytest
 from grpo.config import RefillConfig
 from grpo.config.errors import SamplerLost
 from grpo.rollout.collect import PlainCollector, RefillingCollector
+from grpo.rollout.grading import GradingThread
 from grpo.rollout.source import AskingAhead
 from grpo.types import RoundPlan
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, ids, on_ranks
@@ -47,7 +48,7 @@ class Run:
 
     def __init__(self, max_staleness, rewards=((1, 0, 1, 0),) * 60, refill=None):
         self.task, self.sampler = ScriptedTask(rewards), SlowSampler()
-        self.source = AskingAhead(self.task, self.sampler, SingleRank(), max_staleness)
+        self.source = AskingAhead(self.task, self.sampler, SingleRank(), max_staleness, GradingThread(self.task))
         self.collector = (
             RefillingCollector(self.source, refill, SingleRank()) if refill else PlainCollector(self.source)
         )
@@ -136,7 +137,7 @@ def test_the_prompts_taken_are_the_same_on_every_number_of_ranks():
 
     def three_rounds(collective):
         task, sampler = ScriptedTask(rewards, collective.rank, collective.world_size), SlowSampler()
-        source = AskingAhead(task, sampler, collective, max_staleness=3)
+        source = AskingAhead(task, sampler, collective, 3, GradingThread(task))
         collector = RefillingCollector(source, RefillConfig(enabled=True), collective)
         taken = []
         for _ in range(3):

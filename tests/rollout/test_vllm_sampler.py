@@ -9,6 +9,7 @@ import torch
 from grpo.config import TrainConfig
 from grpo.rollout.engine_arguments import colocated_arguments
 from grpo.weight_sync.refresh import CheckedSync
+from tests.learner.models import tiny_llama
 
 
 def place_of_engine(arguments):
@@ -34,6 +35,16 @@ def test_one_process_without_a_launcher_needs_no_variables_of_one(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     assert place_of_engine(colocated_arguments(on_gpu=True, num_ranks=1)) == (0, 0)
+
+
+def test_ranks_that_are_one_engine_say_so_to_vllm(monkeypatch):
+    arguments = colocated_arguments(on_gpu=True, num_ranks=8, tensor_parallel=4)
+    assert arguments["tensor_parallel_size"] == 4
+    assert "tensor_parallel_size" not in colocated_arguments(on_gpu=True, num_ranks=8)
+    monkeypatch.setenv("RANK", "6")
+    monkeypatch.setenv("LOCAL_RANK", "6")
+    # All ranks join one world, of which vLLM makes engines of four neighbours.
+    assert place_of_engine(arguments) == (6, 6)
 
 
 def test_an_engine_leaves_the_threads_the_gpu_and_the_variables_as_they_were(monkeypatch):
@@ -65,6 +76,18 @@ class Recorded:
             return [{}]
 
         return call
+
+
+def test_an_engine_starts_once_what_loading_the_learner_took_is_free(tmp_path, monkeypatch):
+    from benchmarks.small_models import tiny_tokenizer
+    from grpo.rollout import vllm_sampler
+
+    path, calls = tiny_llama(tmp_path), []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("room"))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(vllm_sampler, "LLM", lambda **arguments: calls.append("engine") or Recorded())
+    vllm_sampler.VllmSampler(TrainConfig(), path, tiny_tokenizer(), torch.device("cuda", 0))
+    assert calls == ["room", "engine"]
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from grpo.config import UserError
 from grpo.config.hydra import compose_config
 from grpo.run.lengths import fit_lengths
 from grpo.run.parts import warm_start_examples
+from grpo.tasks import loaded_task
 
 
 @pytest.fixture(scope="module")
@@ -17,11 +18,12 @@ def tiny():
     return path, AutoTokenizer.from_pretrained(path)
 
 
-def fitted(tiny, path, *words):
-    settings = ["experiment=tiny", "task=file", f"task.data.path={path}", "task.prompt.template='{question}'"]
+def fitted(tiny, problems, *words):
+    settings = ["experiment=tiny", "task=file", f"task.data.path={problems}", "task.prompt.template='{question}'"]
     config = compose_config([*settings, "model.max_length=0", "rollout.sampling.max_tokens=6", *words])
-    longer, [task] = fit_lengths(config, [config.task], *tiny)
-    return task.prompt.max_tokens, longer.model.max_length
+    path, tokenizer = tiny
+    longer, [task] = fit_lengths(config, [loaded_task(config.task, tokenizer)], path)
+    return task.config.prompt.max_tokens, longer.model.max_length
 
 
 @pytest.fixture

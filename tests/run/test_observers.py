@@ -12,7 +12,6 @@ from grpo.config.saved import read_state
 from grpo.dynamics.findings import Finding
 from grpo.measure import outcomes
 from grpo.rollout.collect import PlainCollector
-from grpo.rollout.source import Asking
 from grpo.run.checkpoints import CheckpointStore
 from grpo.run.exporting import Exporter
 from grpo.run.going_back import GoingBack
@@ -20,7 +19,7 @@ from grpo.run.observers import Checkpointer, Evaluator, Watch
 from grpo.run.records import Recorder, RecordFiles
 from grpo.run.resume import relearn
 from grpo.types import Collected, FinishedRound, Mean, Progress, RoundPlan, RoundStatistics, Verdict
-from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank
+from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, asking
 
 
 def test_findings_are_looked_for_every_so_often_and_told_once():
@@ -121,7 +120,7 @@ class Lessons:
 def test_what_a_resumed_run_reads_back_is_what_the_task_was_told():
     # The second round asks p2 twice, as a curriculum may.
     scripted = ScriptedTask([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 1]])
-    collector = PlainCollector(Asking(scripted, ScriptedSampler()))
+    collector = PlainCollector(asking(scripted, ScriptedSampler()))
     told, read, noted = Lessons(), Lessons(), Noted()
     recorder = Recorder(SingleRank(), RecordFiles(noted, noted, noted), samples_per_round=0)
     for index in range(2):

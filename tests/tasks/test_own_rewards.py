@@ -6,9 +6,10 @@ from grpo.config import RewardConfig, RewardPartConfig, UserError
 from grpo.config.hydra import compose_config
 from grpo.config.validate import validate
 from grpo.tasks.grader import GraderPool
+from grpo.tasks.grading import Grading
 from grpo.tasks.grading_worker import RawGrade
 from grpo.tasks.rewards import build_parts
-from grpo.types import Problem
+from grpo.types import Completion, Problem, Prompt, RolloutGroup
 
 SOURCE = """
 import asyncio, sys
@@ -26,13 +27,25 @@ def too_few(completions): return [1.0]
 def words(completion, answer, metadata): return "good"
 def unscored(completion, answer, metadata): return {"reward": 1}
 def nan_of_group(completions): return [float("nan")] * len(completions)
-def two(completion, answer): return 1.0
+def two(completion, label): return 1.0
 def foreign(prompt, response, label): return 1.0
 def needy(completions, trainer_state, level): return [0.0] * len(completions)
+def named(completion, source, step, truncated, tokens, prompt, messages):
+    return {"score": float(truncated), "step": step, "tokens": len(tokens), "asked": len(messages) + len(prompt),
+            "source": float(source == "sums")}
+async def together(completion, step):
+    running.append(step); await asyncio.sleep(0.05)
+    return float(len(running))
+running = []
+def trl_ids(prompts, completions, completion_ids, **kwargs): return [float(sum(ids)) for ids in completion_ids]
+def batch(groups):
+    return [[len(groups) * 10.0 + len(group["completions"]) + group["step"]] * len(group["completions"])
+            for group in groups]
+def short_batch(groups): return [[1.0]]
 def hangs(completions):
     while True: pass
 """
-PROBLEM = Problem("p", "1 + 1?", "2", {"bonus": 0.25, "extra_info": {"depth": 3}, "data_source": "sums"})
+PROBLEM = Problem("p", "1 + 1?", "2", {"bonus": 0.25, "extra_info": {"depth": 3}, "data_source": "sums"}, source="sums")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +59,7 @@ def values(rewards, *names, problem=PROBLEM, texts=("2", "31", "pass")):
     """The values of each part for each completion, by the function's name."""
     with GraderPool(rewards(*names), "solution", problem) as pool:
         alone = pool.grade([(text, problem.answer, problem.metadata) for text in texts])
-        together = pool.grade_groups([(texts, problem)])[0]
+        together = pool.grade_groups([(texts, problem, {})])[0]
     joined = [{**one.parts, **other.parts} for one, other in zip(alone, together, strict=True)]
     return [{name.rpartition(":")[2]: value for name, value in grade.items()} for grade in joined]
 
@@ -58,6 +71,43 @@ def test_a_function_of_a_file_may_have_any_of_the_signatures(rewards):
     }
     assert (second["ours"], second["verl"], second["trl"], second["rank"]) == (0.25, 0.0, 0.0, 1.0)
     assert third["rank"] == 0.0  # None counts as 0
+
+
+def written(text, tokens=(7, 8), truncated=False):
+    return Completion(tokens, (-1.0,) * len(tokens), text, truncated)
+
+
+def scored(config, *groups):
+    """The parts' values of each completion of each group, by the function's name."""
+    grading = Grading(GraderPool(config, "solution", PROBLEM), config, 16)
+    graded = grading.grade([RolloutGroup(Prompt(PROBLEM, (1,)), completions, 4, 6) for completions in groups])
+    grading.close()
+    return [
+        [{name.rpartition(":")[2]: value for name, value in grade.parts.items()} for grade in group.grades]
+        for group in graded
+    ]
+
+
+def test_a_function_gets_what_its_parameters_name(rewards):
+    completions = (written("2"), written("3", (1, 2, 3), truncated=True))
+    [[first, second]] = scored(rewards("named", "trl_ids"), completions)
+    facts = {"named/step": 6.0, "named/asked": 7.0, "named/source": 1.0}
+    assert first == {"named": 0.0, "named/tokens": 2.0, "trl_ids": 15.0, **facts}
+    assert second == {"named": 1.0, "named/tokens": 3.0, "trl_ids": 6.0, **facts}
+
+
+def test_an_async_function_of_one_completion_is_asked_about_a_whole_group_at_once(rewards):
+    [group] = scored(rewards("together"), (written("a"), written("b"), written("c")))
+    # Each saw that all three had begun before the first went on.
+    assert [grade["together"] for grade in group] == [3.0, 3.0, 3.0]
+
+
+def test_a_batch_reward_sees_all_groups_in_one_call(rewards):
+    first, second = scored(rewards("batch"), (written("a"), written("b")), (written("c"),))
+    assert [grade["batch"] for grade in first] == [28.0, 28.0]
+    assert [grade["batch"] for grade in second] == [27.0]
+    with pytest.raises(UserError, match=r"it returned \[\[1.0\]\] for 2 groups, not a list of as many"):
+        scored(rewards("short_batch"), (written("a"),), (written("b"),))
 
 
 def test_a_group_reward_sees_messages_where_the_data_has_them(rewards):
@@ -87,7 +137,7 @@ def test_a_reward_that_returns_nonsense_is_one_line_with_its_name_and_what_is_wa
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("two", r"takes \(completion, answer\); write it as f\(completion, answer, metadata\) for one completion"),
+        ("two", r"takes \(completion, label\); write it as f\(completion, answer, metadata\) for one completion"),
         ("foreign", r"takes \(prompt, response, label\); write it as"),
         ("needy", "takes level, trainer_state, which the data have no column for; they have bonus, data_source, extra"),
         ("nowhere", "AttributeError: module 'rewards' has no attribute 'nowhere'"),
@@ -109,7 +159,7 @@ def test_a_group_that_is_not_graded_in_time_loses_its_grades(rewards):
     config.timeout_seconds = 0.1
     [part] = config.weights
     with GraderPool(config) as pool:
-        assert pool.grade_groups([(("a", "b"), PROBLEM)]) == [[RawGrade({part: 0.0}, "timed_out")] * 2]
+        assert pool.grade_groups([(("a", "b"), PROBLEM, {})]) == [[RawGrade({part: 0.0}, "timed_out")] * 2]
 
 
 def test_a_part_named_twice_is_refused():

@@ -204,17 +204,17 @@ def test_ranks_together_give_out_the_stream_of_one(world_size):
     ranks = [stream(rank, world_size) for rank in range(world_size)]
     merged = []
     for _ in range(2):
-        shares = [ids(each.next_prompts(12)) for each in ranks]
+        shares = [ids(stream.next_prompts(12)) for stream in ranks]
         merged += [shares[position % world_size][position // world_size] for position in range(12)]
     assert merged == expected
-    assert [each.cursor for each in ranks] == [24] * world_size
+    assert [stream.cursor for stream in ranks] == [24] * world_size
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_ranks_together_give_out_the_stream_of_one_however_many_are_taken(world_size):
     ranks, one = [stream(rank, world_size) for rank in range(world_size)], stream()
     for count in (5, 1, 3, 8, 2):
-        shares = [ids(each.next_prompts(count)) for each in ranks]
+        shares = [ids(stream.next_prompts(count)) for stream in ranks]
         assert sorted(name for share in shares for name in share) == sorted(ids(one.next_prompts(count)))
     # All have had as many as the others, to within one.
     assert max(map(len, shares)) - min(map(len, shares)) <= 1

@@ -15,7 +15,7 @@ def problem(number, question="", answer="1", **metadata):
 
 def taken(problems, **settings):
     kept, left_out = select(problems, SelectionConfig(**settings))
-    return [each.problem_id for each in kept], left_out
+    return [problem.problem_id for problem in kept], left_out
 
 
 RATED = [problem(index, llama8b_solve_rate=rate) for index, rate in enumerate([0.0, 0.1, None, 0.5, 0.8, 1.0])]

@@ -9,7 +9,7 @@ from grpo.config import (
     TaskConfig,
     UserError,
 )
-from grpo.tasks import Grouping, build_task
+from grpo.tasks import Grouping, build_task, loaded_task
 from grpo.types import Completion, Prompt, RolloutGroup
 
 
@@ -27,7 +27,8 @@ def config(**reward):
 
 
 def build(tokenizer, task_config, **settings):
-    return build_task(task_config, tokenizer, **{"seed": 0, "max_tokens": 16, "grouping": Grouping(8), **settings})
+    fixed = {"seed": 0, "max_tokens": 16, "grouping": Grouping(8)}
+    return build_task(loaded_task(task_config, tokenizer), tokenizer, **{**fixed, **settings})
 
 
 def test_the_reward_is_the_weighted_sum_of_its_parts(tokenizer):

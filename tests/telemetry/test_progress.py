@@ -74,6 +74,9 @@ def test_a_line_fits_a_terminal_of_a_hundred_columns():
 def test_ranks_that_wait_for_the_busiest_are_told_of():
     uneven = logged(lambda display: display.round(5, METRICS | {"throughput/imbalance": 1.312}))
     assert uneven.endswith("learn 5.0 s  busiest rank 1.31 × mean\n")
+    sampling = {"throughput/sample_imbalance": 1.2, "throughput/logprobs_imbalance": 1.11}
+    uneven = logged(lambda display: display.round(5, METRICS | sampling))
+    assert uneven.endswith("learn 5.0 s  busiest rank sampling 1.20 × mean  busiest rank scoring 1.11 × mean\n")
     assert "busiest" not in logged(lambda display: display.round(5, METRICS | {"throughput/imbalance": 1.04}))
 
 

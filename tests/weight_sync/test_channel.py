@@ -47,15 +47,15 @@ def test_every_worker_gets_every_tensor_whatever_its_type_and_shape(host):
     context.set_forkserver_preload([__name__])
     place, results = Host(host, 3, 60), context.Queue()
     workers = [context.Process(target=worker, args=(place.meeting, rank, results)) for rank in (1, 2)]
-    for each in workers:
-        each.start()
+    for process in workers:
+        process.start()
     channel = open_end(place.store, host, 0, 3, CPU, 60)
     for bucket in BUCKETS:
         channel.send(packed(bucket, CPU))
     assert sorted(results.get(timeout=60) for _ in range(4)) == [(1, True), (1, True), (2, True), (2, True)]
-    for each in workers:
-        each.join(30)
-        assert each.exitcode == 0
+    for process in workers:
+        process.join(30)
+        assert process.exitcode == 0
     channel.close()
     place.close()
 
@@ -88,7 +88,9 @@ def test_who_reaches_the_port_of_a_meeting_does_not_know_its_name():
 
 
 def listening_ports():
-    return {each.laddr for each in psutil.Process().net_connections() if each.status == psutil.CONN_LISTEN}
+    return {
+        connection.laddr for connection in psutil.Process().net_connections() if connection.status == psutil.CONN_LISTEN
+    }
 
 
 def test_a_manifest_is_plain_data():

@@ -82,8 +82,8 @@ def wire(monkeypatch):
 
 def opened(members=("member 1",)):
     store = dist.HashStore()
-    for each in members:
-        store.set(each, "here")
+    for member in members:
+        store.set(member, "here")
     return open_end(store, "127.0.0.1", 0, 2, CUDA, SECONDS)
 
 

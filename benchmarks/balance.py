@@ -1,0 +1,138 @@
+"""How long ranks wait for the busiest one: in optimizer steps, and while colocated engines sample. Simulated.
+
+    python benchmarks/balance.py OUTPUT.json [SEEDS=4]
+
+Completion lengths are log-normal with a problem's own hardness in the mean, as runs have them. Work of learning is
+counted in floating-point operations of a 7B model, through the code that moves trees and lays out rows. Seconds of
+sampling come from a decode step of WEIGHTS_MS + SEQUENCE_MS for each running completion, continuously batched: a 7B
+model on an H100. Prompts are placed by what could be known of their lengths, at worst nothing and at best all.
+"""
+
+import heapq
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from grpo.algorithm.balance import shared
+from grpo.algorithm.layout import imbalance, lay_out
+from grpo.algorithm.packing import Branch, LooseTree, rows_of, trees_of
+from grpo.learner.flops import FlopCount
+from grpo.types import Completion
+from tests.fakes import on_ranks
+
+# Operations of a token, of a target and of a pair of tokens.
+COST = FlopCount(39.2e9, 3.3e9, 1.2e6).of_run
+WEIGHTS_MS, SEQUENCE_MS, AT_ONCE = 4.5, 0.02, 256
+GROUP, SPREAD, HARDNESS = 16, 0.7, 0.4
+
+
+def lengths(seed: int, prompts: int, median: int, longest: int, samples: int = GROUP) -> np.ndarray:
+    """[prompts, samples] tokens. Every draw of a seed has the same problems."""
+    hardness = np.random.default_rng(seed).normal(0, HARDNESS, prompts)
+    means = np.log(median) + hardness[:, None]
+    drawn = np.random.default_rng([seed, samples]).normal(means, SPREAD, (prompts, samples))
+    return np.minimum(longest, np.exp(drawn).astype(int) + 2)
+
+
+def row_work(rows: list[list[LooseTree]]) -> list[float]:
+    return [
+        sum(COST(0, len(tree.prompt)) + sum(COST(len(tree.prompt), each) for each in tree.lengths) for tree in row)
+        for row in rows
+    ]
+
+
+def padded(by_rank: list[list[float]]) -> list[list[float]]:
+    most = max(map(len, by_rank))
+    return [own + [0.0] * (most - len(own)) for own in by_rank]
+
+
+def learning(seed: int, ranks: int, prompts: int, silent: float, row_tokens: int) -> dict[str, float]:
+    """Slowest over mean of ranks that compute rows in step: of rows as they come, once trees have moved between ranks,
+    and once rows are even; and the work of the last over that of the first."""
+    chosen = np.random.default_rng(seed)
+    drawn = lengths(seed, prompts, 490, 1536)
+    trees: list[list[LooseTree]] = [[] for _ in range(ranks)]
+    for place, own in enumerate(drawn):
+        prompt = (1,) * int(chosen.integers(60, 400))
+        branches = [Branch(Completion((1,) * int(n), (0.0,) * int(n), "", False), 0.0, 0.0) for n in own]
+        if chosen.random() >= silent:
+            trees[place % ranks] += trees_of(prompt, branches, "shared", row_tokens)
+
+    def action(collective):
+        share = shared(trees[collective.rank], collective, COST).trees
+        return rows_of(share, row_tokens), lay_out(share, collective, "shared", row_tokens, COST)[0]
+
+    moved, even = zip(*on_ranks(ranks, action), strict=True)
+    stages = [[row_work(rows) for rows in each] for each in ([rows_of(own, row_tokens) for own in trees], moved, even)]
+    found = [imbalance(padded(stage), in_step=True).value for stage in stages]
+    work = [sum(map(sum, stage)) for stage in stages]
+    return dict(zip(("as they come", "trees moved", "rows even"), found, strict=True)) | {"work": work[2] / work[0]}
+
+
+def engine_ms(own: np.ndarray) -> float:
+    """Time of one engine: first come, first served, so many at once."""
+    waiting, running, step, total = list(own)[::-1], [], 0, 0.0
+    while waiting or running:
+        while waiting and len(running) < AT_ONCE:
+            heapq.heappush(running, step + waiting.pop())
+        total += (running[0] - step) * (WEIGHTS_MS + SEQUENCE_MS * len(running))
+        step = running[0]
+        while running and running[0] == step:
+            heapq.heappop(running)
+    return total
+
+
+def placed(expected: np.ndarray, ranks: int) -> np.ndarray:
+    """The longest first, each to the engine with least."""
+    loads, places = np.zeros(ranks), np.zeros(len(expected), int)
+    for index in np.argsort(-expected):
+        places[index] = loads.argmin()
+        loads[places[index]] += expected[index]
+    return places
+
+
+def sampling(seed: int, ranks: int, prompts: int, median: int, longest: int) -> dict[str, float]:
+    """Slowest over mean of the seconds of engines, by what is known before of a prompt's lengths."""
+    draw = partial(lengths, seed, prompts, median, longest)
+    drawn = draw()
+    ways = {
+        "nothing": np.arange(prompts) % ranks,
+        "an earlier group": placed(draw(GROUP + 1).mean(1), ranks),
+        "its mean": placed(draw(400).mean(1), ranks),
+        "all lengths": placed(drawn.sum(1), ranks),
+    }
+    seconds = {way: [engine_ms(drawn[places == rank].ravel()) for rank in range(ranks)] for way, places in ways.items()}
+    # Instead of whole groups, every prompt's samples are spread over all engines.
+    spread = (np.arange(prompts)[:, None] + np.arange(GROUP)) % ranks
+    seconds["samples spread"] = [engine_ms(drawn[spread == rank]) for rank in range(ranks)]
+    return {way: max(own) / fmean(own) for way, own in seconds.items()}
+
+
+def main(output: str, seeds: str = "4") -> None:
+    results: dict[str, list] = {"learning": [], "sampling": []}
+    steps = [(*size, silent, row) for size in ((8, 128), (32, 256)) for silent in (0.0, 0.5) for row in (2**14, 2**15)]
+    rounds = [(8, 128, 490, 1536), (32, 256, 490, 1536), (32, 512, 490, 1536), (8, 256, 1800, 8192)]
+    cases = {
+        "learning": (learning, steps, ("ranks", "prompts", "silent", "row tokens")),
+        "sampling": (sampling, rounds, ("ranks", "prompts", "median length", "longest")),
+    }
+    for name, (simulate, settings, words) in cases.items():
+        for case in settings:
+            runs = [simulate(seed, *case) for seed in range(int(seeds))]
+            means = {column: fmean(run[column] for run in runs) for column in runs[0]}
+            results[name].append(dict(zip(words, case, strict=True)) | means)
+        table = Table(*results[name][0], title=name)
+        for row in results[name]:
+            table.add_row(*(f"{value:.3f}" if isinstance(value, float) else f"{value:,}" for value in row.values()))
+        Console().print(table)
+    Path(output).write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

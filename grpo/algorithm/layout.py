@@ -1,0 +1,87 @@
+"""This module lays the trees of all ranks out in rows: equally many on every rank, and of equal work.
+
+Under ZeRO 2 and 3 ranks exchange weights or gradients in every micro-batch, so each row lasts as long as the longest
+row that any rank computes at the same time. Rows that only have equally many tokens at most would differ by a third.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from grpo.algorithm.balance import Cost, assign, costs_of, cut
+from grpo.algorithm.packing import ONE_A_ROW, LooseTree, pad, rows_of
+from grpo.interfaces import Collective
+from grpo.types import Mean
+
+
+def lay_out(
+    trees: Sequence[LooseTree], collective: Collective, layout: str, row_tokens: int, cost: Cost
+) -> tuple[list[list[LooseTree]], list[LooseTree]]:
+    """Lays this rank's trees out in rows of at most `row_tokens` tokens. Every rank gets the same number of rows; one
+    with less work gets smaller ones, or empty ones.
+
+    Ranks that compute each row together (sequence parallelism) pool their trees first. Returns the rows, and this
+    rank's own trees whole, with the branches that the rows hold, padding included. Collective.
+    """
+    pooled, from_this_rank = collective.pool(trees)
+    if layout == "padded":
+        pooled = pad(pooled)
+    rows = rows_of(pooled, row_tokens, layout)
+    if collective.world_size == 1:
+        return rows, pooled[from_this_rank]
+    # What is padded to the longest of its row is even already, and cutting would not make it less.
+    evened = layout != ONE_A_ROW
+    if evened:
+        rows = _fewest(pooled, row_tokens, cost, rows)
+    count = collective.maximum(len(rows))
+    if evened and count > len(rows):
+        rows = even_rows(pooled, count, row_tokens, cost) or rows
+    return rows + [[] for _ in range(count - len(rows))], pooled[from_this_rank]
+
+
+def _fewest(
+    trees: Sequence[LooseTree], row_tokens: int, cost: Cost, rows: list[list[LooseTree]]
+) -> list[list[LooseTree]]:
+    """Returns even rows, as few as hold the trees and no more than `rows`, or else `rows`."""
+    least = -(-sum(tree.length for tree in trees) // row_tokens)
+    tries = (even_rows(trees, count, row_tokens, cost) for count in range(max(1, least), len(rows) + 1))
+    return next((tried for tried in tries if tried is not None), rows)
+
+
+def even_rows(trees: Sequence[LooseTree], count: int, row_tokens: int, cost: Cost) -> list[list[LooseTree]] | None:
+    """Returns `count` rows of equal work, or None where one would have more than `row_tokens` tokens.
+
+    Trees go one after another, the costliest first, to the row with least work. Then branches move from the fullest to
+    the emptiest row as they do between ranks.
+    """
+    rows: list[list[LooseTree]] = [[] for _ in range(count)]
+    work = [0.0] * count
+    totals = [prompt + sum(branches) for prompt, branches in (costs_of(tree, cost) for tree in trees)]
+    for index in sorted(range(len(trees)), key=lambda index: -totals[index]):
+        least = work.index(min(work))
+        rows[least].append(trees[index])
+        work[least] += totals[index]
+    shares = assign([[costs_of(tree, cost) for tree in row] for row in rows])
+    evened = [[cut(rows[piece.home][piece.tree], piece) for piece in pieces] for pieces in shares]
+    return evened if all(_fits(row, row_tokens) for row in evened) else None
+
+
+def _fits(row: Sequence[LooseTree], row_tokens: int) -> bool:
+    """Tells whether a row is within its limit. A completion that is above it alone gets a row alone."""
+    alone = len(row) == 1 and len(row[0].branches) == 1
+    return alone or sum(tree.length for tree in row) <= row_tokens
+
+
+def imbalance(by_rank: Sequence[Sequence[float]], in_step: bool) -> Mean:
+    """Returns the work that ranks wait for over the mean rank's, of the work of each row of each rank.
+
+    It is the busiest rank's work, or, where ranks compute their rows `in_step`, the sum of the largest of each row.
+    Without any work it is the mean of nothing.
+
+    >>> by_rank = [[3.0, 1.0], [1.0, 3.0]]
+    >>> imbalance(by_rank, in_step=False).value, imbalance(by_rank, in_step=True).value
+    (1.0, 1.5)
+    """
+    total = sum(map(sum, by_rank))
+    slowest = sum(map(max, zip(*by_rank, strict=True))) if in_step else max(map(sum, by_rank))
+    return Mean(slowest * len(by_rank) / total, 1) if total else Mean(0.0, 0.0)

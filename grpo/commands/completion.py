@@ -1,0 +1,25 @@
+"""This module implements `grpo completion`, which completes commands, groups and keys in a shell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from grpo.config import UserError
+from grpo.config.completion import SCRIPTS, candidates
+from grpo.config.hydra import config_directory
+
+USAGE = """usage: eval "$(grpo completion bash)"      in ~/.bashrc; zsh in ~/.zshrc after compinit
+       grpo completion fish | source          in ~/.config/fish/config.fish
+
+Lets the Tab key complete commands, groups such as objective=, their choices, and keys."""
+
+
+def run(words: Sequence[str], commands: Sequence[str] = ()) -> int:
+    """Prints a shell's script, or the words that complete a line. Returns the exit code."""
+    if len(words) == 2 and words[0] == "words":
+        print("\n".join(candidates(words[1], commands, config_directory())))
+        return 0
+    if len(words) != 1 or words[0] not in SCRIPTS:
+        raise UserError(f"grpo completion prints the script of one shell: choose one of {', '.join(SCRIPTS)}")
+    print(SCRIPTS[words[0]])
+    return 0

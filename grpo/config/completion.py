@@ -1,0 +1,79 @@
+"""This module completes words on the command line, as `grpo completion` installs it in a shell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+from grpo.config.choices import CHOICES
+from grpo.config.run import TrainConfig
+
+SCRIPTS = {
+    "bash": """_grpo() {
+    local line="${COMP_LINE:0:COMP_POINT}" word
+    local typed="${line##* }"
+    COMPREPLY=()
+    # Bash takes what stands after a = as a word of its own.
+    while read -r word; do
+        if [[ $typed == *=* ]]; then word="${word#"${typed%"${typed##*=}"}"}"; fi
+        COMPREPLY+=("$word")
+    done < <(grpo completion words "$line" 2>/dev/null)
+}
+complete -o nospace -o default -F _grpo grpo""",
+    "zsh": """_grpo() {
+    compadd -Q -S '' -- ${(f)"$(grpo completion words "${(j: :)words[1,CURRENT]}" 2>/dev/null)"}
+}
+compdef _grpo grpo""",
+    "fish": "complete -c grpo -f -a '(grpo completion words (commandline -cp) 2>/dev/null)'",
+}
+"""Each shell asks `grpo completion words LINE` for the words that may stand where the cursor is."""
+
+
+def candidates(line: str, commands: Sequence[str], directory: Path) -> list[str]:
+    """Returns the words that may stand at the end of a line that begins with "grpo ".
+
+    `directory` holds the YAML groups. A word that ends in "=" or "." can be completed further.
+
+    >>> candidates("grpo tra", ["train", "eval"], Path("configs"))
+    ['train ']
+    >>> candidates("grpo train task.reward.overlong=", ["train"], Path("configs"))
+    ['task.reward.overlong=keep ', 'task.reward.overlong=mask ', 'task.reward.overlong=soft ']
+    """
+    words = line.split(" ")
+    typed = words[-1]
+    if len(words) < 3:
+        return sorted(f"{command} " for command in commands if command.startswith(typed))
+    key, equals, _ = typed.partition("=")
+    known = _values(key, directory) if equals else _keys(key, directory)
+    return sorted(word for word in known if word.startswith(typed))
+
+
+def _values(key: str, directory: Path) -> list[str]:
+    """Returns `key=value` for every value that a group or a key may have."""
+    if (directory / key).is_dir():
+        return [f"{key}={file.stem} " for file in (directory / key).glob("*.yaml")]
+    return [f"{key}={value} " for value in CHOICES.get(key, ())]
+
+
+def _keys(typed: str, directory: Path) -> set[str]:
+    """Returns groups, and the keys up to the next dot after what is typed."""
+    groups = {f"{path.name}=" for path in directory.iterdir() if path.is_dir() and path.name != "sweep"}
+    depth = typed.count(".")
+    keys = set()
+    for key in _paths(TrainConfig()):
+        parts = key.split(".")
+        whole = len(parts) == depth + 1
+        if len(parts) > depth:
+            keys.add(f"{key}=" if whole else ".".join(parts[: depth + 1]) + ".")
+    return groups | keys
+
+
+def _paths(config: object, prefix: str = "") -> Iterator[str]:
+    """Yields the dotted key of every value of a configuration."""
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if is_dataclass(value):
+            yield from _paths(value, f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}"

@@ -1,0 +1,154 @@
+"""This part of `grpo.config.validate` checks a task: its sets, its data and its reward."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from grpo.config.choices import CHOICES, POSITIVE, value_at
+from grpo.config.errors import UserError, require
+from grpo.config.ranges import check_ranges
+from grpo.config.run import TrainConfig
+from grpo.config.task import REMOTE, RewardPartConfig, RewardServerConfig, TaskConfig, remote_kind
+
+PATHS = {"file": "file", "hub": "data set on the hub", "reasoning_gym": "generator"}
+
+
+def check_task(config: TrainConfig) -> None:
+    """Raises UserError for the first thing that is wrong with the task, or with one of its sets."""
+    task = config.task
+    if not task.sets:
+        _check_set(config)
+        return
+    plain = TaskConfig()
+    for section in ("data", "reward"):
+        require(
+            getattr(task, section) == getattr(plain, section),
+            f"task.{section} is not read where task.sets has sets of problems: begin with task=mixed, and set "
+            f"task.sets.{next(iter(task.sets))}.{section}",
+        )
+    require(
+        replace(task.prompt, max_tokens=0) == plain.prompt,
+        "task.prompt is not read where task.sets has sets of problems: begin with task=mixed, and set "
+        f"task.sets.{next(iter(task.sets))}.prompt",
+    )
+    for name, of_set in task.sets.items():
+        try:
+            _check_member(replace(config, task=of_set))
+        except UserError as error:
+            raise UserError(f"task.sets.{name}: {error}") from error
+    _check_together(config)
+
+
+def _check_member(config: TrainConfig) -> None:
+    """Checks one of several sets, whose own keys are then those of `config.task`."""
+    task = config.task
+    require(not task.sets, "task.sets: a set has no sets of its own")
+    require(task.weight > 0, f"task.weight={task.weight:g} must be above 0")
+    require(task.curriculum == TaskConfig().curriculum, "task.curriculum is that of all sets: set it there")
+    require(not task.reward.by_source, "task.reward.by_source: a set is one source, so set its reward.parts")
+    check_ranges(config)
+    for path, choices in CHOICES.items():
+        if path.startswith(("task.data.", "task.prompt.", "task.reward.")):
+            value = value_at(config, path)
+            require(value in choices, f"{path}={value!r} is unknown: choose one of {' | '.join(map(str, choices))}")
+    for path in POSITIVE:
+        if path.startswith("task.reward."):
+            require(value_at(config, path) > 0, f"{path}={value_at(config, path)} must be above 0")
+    _check_set(config)
+
+
+def _check_together(config: TrainConfig) -> None:
+    """Checks what sets have to have in common."""
+    rewards = [of_set.reward for of_set in config.task.sets.values()]
+    first = rewards[0]
+    require(
+        config.normalization.parts == "sum" or all(reward.weights == first.weights for reward in rewards),
+        "normalization.parts=each normalizes each part of the reward, so all sets need the same parts and weights: "
+        "set normalization.parts=sum, or the same reward.parts in every set",
+    )
+
+
+def _check_set(config: TrainConfig) -> None:
+    """Checks data and reward of a task that has no sets."""
+    data, reward, answer = config.task.data, config.task.reward, config.rollout.sampling.max_tokens
+    require(
+        bool(reward.parts or data.path),
+        f"task={config.task.name} has no problems: add sets of problems with +task@task.sets.NAME=TASK, or choose "
+        "another task",
+    )
+    _check_parts("task.reward.parts", reward.parts)
+    for source, own in reward.by_source.items():
+        if own.parts or not own.extract:
+            _check_parts(f"task.reward.by_source.{source}.parts", own.parts)
+        extracts = CHOICES["task.reward.extract"]
+        require(
+            own.extract in ("", *extracts),
+            f"task.reward.by_source.{source}.extract={own.extract!r} is unknown: choose one of {' | '.join(extracts)}",
+        )
+    require(
+        not reward.by_source or bool(data.source_column),
+        "task.reward.by_source needs task.data.source_column, the column that names each problem's source",
+    )
+    require(
+        not reward.by_source or config.normalization.parts == "sum",
+        "normalization.parts=each normalizes each part of the reward, and task.reward.by_source gives sources other "
+        "parts: set normalization.parts=sum",
+    )
+    require(
+        reward.overlong != "soft" or 0 < reward.overlong_buffer <= answer,
+        f"task.reward.overlong_buffer={reward.overlong_buffer} must lie between 1 and rollout.sampling.max_tokens="
+        f"{answer} with task.reward.overlong=soft: change it",
+    )
+    require(
+        data.source == "arithmetic" or bool(data.path),
+        f"task.data.path is empty: give the {PATHS.get(data.source)} that task={config.task.name} reads",
+    )
+    band = data.selection.solve_rate
+    require(
+        len(band) == 2 and 0 <= band[0] <= band[1] <= 1,
+        f"task.data.selection.solve_rate={band} must be [low, high] with 0 <= low <= high <= 1",
+    )
+    require(
+        0 <= data.held_out_fraction < 1,
+        f"task.data.held_out_fraction={data.held_out_fraction} must lie in [0, 1): 0.1 holds out a tenth",
+    )
+
+
+def _check_parts(key: str, parts: list[RewardPartConfig]) -> None:
+    require(bool(parts), f"{key} is empty: name a reward, for example [{{name: math}}]")
+    names = [part.name for part in parts]
+    for part in parts:
+        require(
+            names.count(part.name) == 1,
+            f"{key} names {part.name!r} {names.count(part.name)} times: name it once, with the sum of the weights",
+        )
+        _check_server(key, part)
+    require(
+        any(part.weight for part in parts), f"{key}: all weights are 0, so every reward would be 0: raise one of them"
+    )
+
+
+def _check_server(key: str, part: RewardPartConfig) -> None:
+    """Checks the server of a part that has one, and that no other part names one."""
+    kind = remote_kind(part.name)
+    if not kind:
+        kinds = " or ".join(REMOTE)
+        require(part.server is None, f"{key}: {part.name!r} asks no server: name the part {kinds}, or remove server")
+        return
+    server = part.server or RewardServerConfig()
+    key = f"{key}: {part.name!r}"
+    require(
+        server.url.startswith(("http://", "https://")),
+        f"{key} needs server.url, an address that begins with http:// or https://; it is {server.url!r}",
+    )
+    require(
+        "@" not in server.url.split("/")[2],
+        f"{key}: server.url must hold no password: put the key into an environment variable, and name that in "
+        "server.key_variable",
+    )
+    for name in ("at_once", "seconds", "scale"):
+        require(getattr(server, name) > 0, f"{key}: server.{name}={getattr(server, name)} must be above 0")
+    require(
+        kind != "judge" or "{completion}" in server.prompt,
+        f"{key}: server.prompt lacks {{completion}}, where the completion is put",
+    )

@@ -1,0 +1,131 @@
+"""The learner's states leave the GPU while a sampler works there, and come back as they were.
+
+DeepSpeed's own `offload_states` (0.19.8) refuses every optimizer but its FusedAdam under ZeRO-3, and rebuilds each
+stage's views by other code. Here the bytes of a tensor's storage are copied to main memory and the storage is emptied,
+as FSDP frees its weights. Every view of a storage stays valid, so all ZeRO stages come back bit by bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from deepspeed import DeepSpeedEngine
+from torch import Tensor, UntypedStorage, nn
+
+CHUNK = 2**28
+"""Main memory is taken in pieces of so many bytes. torch rounds pinned memory up to a power of two."""
+
+
+class MainMemory:
+    """Holds the contents of storages of `device`. The memory is kept for the next time."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._chunks: list[Tensor] = []
+        self._used = 0
+        self._taken: list[tuple[UntypedStorage, list[Tensor]]] = []
+
+    def take(self, tensors: Iterable[Tensor]) -> None:
+        """Copies the storages of `tensors` that lie on the device, and frees them there. A storage that has been taken
+        already is empty, and stays so."""
+        storages = {
+            storage.data_ptr(): storage
+            for tensor in tensors
+            if tensor.device.type == self._device.type and (storage := tensor.untyped_storage()).nbytes()
+        }
+        # On a CPU a storage that is mapped from a file belongs to nobody here.
+        freed = [storage for storage in storages.values() if storage.resizable()]
+        for storage in freed:
+            copies = list(self._room(storage.nbytes()))
+            for part, copy in _pairs(storage, copies):
+                copy.copy_(part, non_blocking=True)
+            self._taken.append((storage, copies))
+        self._wait()
+        for storage in freed:
+            storage.resize_(0)
+        if self._device.type == "cuda":
+            # Otherwise torch keeps what was freed, and nobody else on the GPU gets it.
+            torch.cuda.empty_cache()
+
+    def give_back(self) -> None:
+        """Puts all that was taken back into its storages."""
+        for storage, copies in self._taken:
+            storage.resize_(sum(map(len, copies)))
+            for part, copy in _pairs(storage, copies):
+                part.copy_(copy, non_blocking=True)
+        self._wait()
+        self._taken.clear()
+        self._used = 0
+
+    def _room(self, size: int) -> Iterator[Tensor]:
+        """Yields free pieces of main memory, [bytes] uint8 each, of `size` bytes together."""
+        while size:
+            index, start = divmod(self._used, CHUNK)
+            if index == len(self._chunks):
+                pinned = self._device.type == "cuda"
+                self._chunks.append(torch.empty(CHUNK, dtype=torch.uint8, pin_memory=pinned))
+            length = min(size, CHUNK - start)
+            yield self._chunks[index][start : start + length]
+            self._used += length
+            size -= length
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _pairs(storage: UntypedStorage, copies: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields each piece of a storage, [bytes] uint8, with its copy."""
+    content = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    return zip(content.split([len(copy) for copy in copies]), copies, strict=True)
+
+
+class LearnerStates:
+    """What a learner holds on its device: the weights, and besides them gradients, masters and moments.
+
+    While states are away, the engine computes, saves and loads nothing.
+    """
+
+    def __init__(self, engine: DeepSpeedEngine, device: torch.device, frozen: Sequence[nn.Module] = ()):
+        """`frozen` are modules that no refresh sends, such as a reference: their weights leave with the moments."""
+        self._engine, self._frozen, self._memory = engine, frozen, MainMemory(device)
+
+    def offload(self, keep_weights: bool = False) -> None:
+        """Frees the device of all states. With `keep_weights` the policy's weights stay until the next call."""
+        self._engine.empty_partition_cache()
+        weights, frozen = list(_weights(self._engine.module)), chain.from_iterable(map(_weights, self._frozen))
+        staying = {tensor.untyped_storage().data_ptr() for tensor in weights if keep_weights}
+        sharded = self._engine.optimizer
+        # Shards and buffers are ZeRO's, and the moments of AdamW, which it wraps.
+        states = chain(weights, frozen, _tensors(vars(sharded)), _tensors(sharded.optimizer.state))
+        self._memory.take(tensor for tensor in states if tensor.untyped_storage().data_ptr() not in staying)
+
+    def reload(self) -> None:
+        """Takes all states back, bit by bit as they were."""
+        self._memory.give_back()
+
+
+def _weights(module: nn.Module) -> Iterator[Tensor]:
+    """Yields the weights of a module, and under ZeRO-3 the shards that this rank has of them."""
+    for parameter in module.parameters():
+        shards = (getattr(parameter, name, None) for name in ("ds_tensor", "ds_secondary_tensor"))
+        yield from _tensors([parameter, *shards])
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yields the tensors in a value, their gradients, and those in the containers and records that it holds."""
+    if isinstance(value, Tensor):
+        yield value.detach()
+        yield from _tensors(value.grad if value.is_leaf else None)
+    elif isinstance(value, Mapping):
+        yield from _tensors([*value.keys(), *value.values()])
+    elif isinstance(value, (list, tuple, set)):
+        for item in value:
+            yield from _tensors(item)
+    elif is_dataclass(value):
+        # DeepSpeed's buckets of gradients.
+        yield from _tensors(vars(value))

@@ -1,0 +1,56 @@
+"""Log-probabilities of whole groups are computed without gradients, and evenly by all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+
+import torch
+
+from grpo.algorithm.balance import Cost, at_home, shared
+from grpo.algorithm.layout import lay_out
+from grpo.algorithm.packing import Branch, pack, trees_of
+from grpo.interfaces import Collective
+from grpo.learner.on_device import to_device
+from grpo.types import Mean, MicroBatch, RolloutGroup
+
+Forward = Callable[[MicroBatch], torch.Tensor]
+"""Computes log π [targets] of a micro-batch."""
+
+
+class Scoring:
+    """Scoring computes log-probabilities of groups. Trees move between ranks by `cost`, as in a step, and their
+    log-probabilities come back."""
+
+    def __init__(self, layout: str, row_tokens: int, collective: Collective, device: torch.device, cost: Cost):
+        """A row has at most `row_tokens` tokens, see `grpo.algorithm.packing`."""
+        self._layout, self._row_tokens = layout, row_tokens
+        self._collective, self._device, self._cost = collective, device, cost
+        self._imbalance = Mean(0.0, 0.0)
+
+    def __call__(self, groups: Sequence[RolloutGroup], forward: Forward) -> list[tuple[torch.Tensor, ...]]:
+        """Returns one float32 CPU tensor [completion tokens] for each completion of each group. Collective."""
+        branches = [[Branch(completion, 0.0, 0.0) for completion in group.completions] for group in groups]
+        trees = [
+            tree
+            for group, own in zip(groups, branches, strict=True)
+            for tree in trees_of(group.prompt.token_ids, own, self._layout, self._row_tokens)
+        ]
+        share = shared(trees, self._collective, self._cost)
+        self._imbalance += Mean(share.imbalance, 1)
+        rows, laid_out = lay_out(share.trees, self._collective, self._layout, self._row_tokens, self._cost)
+        by_branch: dict[int, torch.Tensor] = {}
+        computed = [forward(to_device(pack(row), self._device)) for row in rows]
+        for row, values in zip(rows, (tensor.cpu() for tensor in computed), strict=True):
+            inside = [branch for tree in row for branch in tree.branches]
+            pieces = values.split([len(branch.completion.token_ids) for branch in inside]) if inside else ()
+            # Each is copied, since a piece of a row would travel with all of the row.
+            by_branch |= {id(branch): piece.clone() for branch, piece in zip(inside, pieces, strict=True)}
+        scored = [tuple(by_branch[id(branch)] for branch in tree.branches) for tree in laid_out]
+        in_order = chain.from_iterable(at_home(trees, share, scored, self._collective))
+        return [tuple(next(in_order) for _ in own) for own in branches]
+
+    def take_imbalance(self) -> Mean:
+        """Returns the mean work of the busiest rank over the mean rank's, of all calls since the last time."""
+        imbalance, self._imbalance = self._imbalance, Mean(0.0, 0.0)
+        return imbalance

@@ -1,0 +1,119 @@
+"""This module turns what graders return into rewards: one `Grading` for every reward that a task has."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+
+from grpo.config import RewardConfig, UserError
+from grpo.tasks.extraction import extract
+from grpo.tasks.grader import GraderPool
+from grpo.tasks.grading_worker import RawGrade
+from grpo.tasks.overlong import overlong_penalty
+from grpo.tasks.own_rewards import OF_EACH, facts_of
+from grpo.tasks.remote import RemoteRewards, joined
+from grpo.tasks.rewards import EXTRACTING
+from grpo.tasks.sources import listed
+from grpo.tasks.verification import bare
+from grpo.types import Completion, Grade, RolloutGroup, ScoredGroup
+
+logger = logging.getLogger(__name__)
+
+
+class Grading:
+    """A grading gives completions their grades, by one reward.
+
+    `max_tokens` is the limit of a completion. `bad_rows` says what to do with problems whose own answer a grader
+    cannot parse: "skip" (their completions get no reward, with one warning) or "refuse" (an error).
+    """
+
+    def __init__(self, pool: GraderPool, reward: RewardConfig, max_tokens: int, bad_rows: str = "skip") -> None:
+        self._pool = pool
+        self._remote = RemoteRewards(reward.parts)
+        self._reward = reward
+        self._max_tokens = max_tokens
+        self._bad_rows = bad_rows
+        self._told: set[str] = set()
+        self._extracts = bool(EXTRACTING & {*reward.weights})
+
+    def answer_of(self, text: str) -> str | None:
+        """Returns the answer in a completion without its typesetting, or None when there is none."""
+        answer = extract(text, self._reward.extract)
+        return None if answer is None else bare(answer)
+
+    def grade(self, groups: Sequence[RolloutGroup]) -> list[ScoredGroup]:
+        """Returns one grade per completion, in order.
+
+        Raises `UserError` when the reward itself is at fault, and for an unparsable answer where `bad_rows` is
+        "refuse".
+        """
+        # Servers are asked first, so that workers grade while the answers are on their way.
+        remote = self._remote.ask(groups) if self._remote.names else None
+        raw_grades = [*self._graded_here(groups), *([remote.result()] if remote else [])]
+        scored = [
+            self._scored(group, [*map(joined, zip(*of_group, strict=True))])
+            for group, *of_group in zip(groups, *raw_grades, strict=True)
+        ]
+        self._tell_unparsable(scored)
+        return scored
+
+    def close(self) -> None:
+        """Stops the grading workers and the requests to servers."""
+        self._pool.close()
+        self._remote.close()
+
+    def _graded_here(self, groups: Sequence[RolloutGroup]) -> list[list[list[RawGrade]]]:
+        """Returns the grades by parts that see one completion, a group, and all groups: each by group."""
+        items, group_items = [], []
+        for group in groups:
+            problem, facts = group.prompt.problem, facts_of(group, self._pool.wanted)
+            texts = tuple(completion.text for completion in group.completions)
+            group_items.append((texts, problem, facts))
+            for place, text in enumerate(texts):
+                own = {name: value[place] if name in OF_EACH else value for name, value in facts.items()}
+                items.append((text, problem.answer, problem.metadata, own))
+        alone = iter(self._pool.grade(items))
+        one_by_one = [[next(alone) for _ in group.completions] for group in groups]
+        return [one_by_one, self._pool.grade_groups(group_items), self._pool.grade_batch(group_items)]
+
+    def _tell_unparsable(self, scored: Sequence[ScoredGroup]) -> None:
+        """Warns once of each problem whose own answer the graders cannot parse, or refuses it."""
+        refused = [graded for graded in scored if graded.grades and graded.grades[0].outcome == "unparsable"]
+        problems = [graded.group.prompt.problem for graded in refused]
+        new = {problem.problem_id: problem.answer for problem in problems if problem.problem_id not in self._told}
+        if new and self._bad_rows == "refuse":
+            raise UserError(f"{unparsable(new)}; correct them or set task.data.bad_rows=skip.")
+        if new:
+            self._told |= new.keys()
+            logger.warning("%s; nothing is learned from them", unparsable(new))
+
+    def _scored(self, group: RolloutGroup, raw_grades: Sequence[RawGrade]) -> ScoredGroup:
+        grades = tuple(map(self._grade, group.completions, raw_grades))
+        masked = self._reward.overlong == "mask"
+        included = tuple(not (masked and completion.truncated) for completion in group.completions)
+        return ScoredGroup(group, grades, included)
+
+    def _grade(self, completion: Completion, raw: RawGrade) -> Grade:
+        """Combines the values of the parts into a reward.
+
+        The overlong penalty is added after the sign, since in DAPO it lowers a reward that is already −1 or 1.
+        """
+        config = self._reward
+        terms = [weight * raw.parts[name] for name, weight in config.weights.items()]
+        if config.signed:
+            terms = [*(2.0 * term for term in terms), -1.0]
+        parts = dict(raw.parts)
+        if config.overlong == "soft":
+            penalty = overlong_penalty(len(completion.token_ids), self._max_tokens, config.overlong_buffer)
+            terms.append(penalty)
+            parts["overlong"] = penalty
+        correct = raw.outcome == "graded" and raw.parts[next(iter(config.weights))] >= config.correct_at
+        answered = extract(completion.text, config.extract) is not None if self._extracts else None
+        return Grade(math.fsum(terms), correct, parts, raw.outcome, math.fsum(map(abs, terms)), answered)
+
+
+def unparsable(answers: Mapping[str, str]) -> str:
+    """Returns a message about problems whose own answers cannot be parsed; `answers` maps their ids to the answers."""
+    examples = listed(tuple(f"{name}: {answer!r}" for name, answer in answers.items()))
+    return f"{len(answers)} answers cannot be parsed ({examples})"

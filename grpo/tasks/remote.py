@@ -1,0 +1,262 @@
+"""This module asks servers for rewards: a reward service (`http`), or a language model that judges (`judge`).
+
+Requests are made in the trainer's process, by a thread of its own, many at once. What a model wrote is only sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from grpo.config import RewardPartConfig, RewardServerConfig, UserError
+from grpo.config.task import remote_kind
+from grpo.tasks.grading_worker import RawGrade, numbers
+from grpo.tasks.own_rewards import FACTS, facts_of
+from grpo.types import RolloutGroup
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_SECONDS = 0.5
+"""A request that failed is repeated after this pause, then after twice as long, and so on."""
+MAX_EXCERPT = 200
+MAX_CACHED = 100_000
+"""So many answers of a server are kept; the oldest one is dropped first."""
+FRUITLESS = 32
+"""When this many requests in succession have failed, the run ends."""
+RETRIED = (408, 409, 425, 429)
+"""These statuses below 500 say that a later try may succeed."""
+
+
+class _Failed(Exception):
+    """A server gave no reward. The message says which URL and what came back."""
+
+
+class RemoteRewards:
+    """Remote rewards are those parts of a reward that servers compute."""
+
+    def __init__(self, parts: Sequence[RewardPartConfig]) -> None:
+        """Takes the parts. Raises `UserError` for a key's variable that is not set, and for a wrong pattern."""
+        self._parts = [_RemotePart(part) for part in parts if remote_kind(part.name)]
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the parts."""
+        return [part.name for part in self._parts]
+
+    def ask(self, groups: Sequence[RolloutGroup]) -> Future[list[list[RawGrade]]]:
+        """Begins to ask for the rewards of all completions. Returns them when they are there, by group.
+
+        The future raises `UserError` when a server gives no rewards at all.
+        """
+        return asyncio.run_coroutine_threadsafe(self._graded(groups), self._running())
+
+    def close(self) -> None:
+        """Ends the thread. Requests under way are given up."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop = None
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        """Returns the thread's event loop, and starts it first if there is none."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=self._loop.run_forever, name="rewards from servers", daemon=True).start()
+        return self._loop
+
+    async def _graded(self, groups: Sequence[RolloutGroup]) -> list[list[RawGrade]]:
+        by_part = [await part.grade(groups) for part in self._parts]
+        return [
+            [joined([of_part[index][place] for of_part in by_part]) for place in range(len(group.completions))]
+            for index, group in enumerate(groups)
+        ]
+
+
+class _RemotePart:
+    """A remote part asks one server about every completion."""
+
+    def __init__(self, part: RewardPartConfig) -> None:
+        self.name, self._server = part.name, part.server or RewardServerConfig()
+        self._judge = _Judge(part.name, self._server) if remote_kind(part.name) == "judge" else None
+        self._url = self._server.url.rstrip("/") + ("/chat/completions" if self._judge else "")
+        self._headers = {}
+        if variable := self._server.key_variable:
+            if not os.environ.get(variable):
+                raise UserError(
+                    f"task.reward.parts: {part.name!r} takes its key from {variable}, which is not set: export it, or "
+                    "leave key_variable empty"
+                )
+            self._headers["Authorization"] = f"Bearer {os.environ[variable]}"
+        self._cache: OrderedDict[str, Any] = OrderedDict()
+        self._answered, self._in_vain, self._warned = False, 0, False
+
+    async def grade(self, groups: Sequence[RolloutGroup]) -> list[list[RawGrade]]:
+        """Returns one grade per completion. Raises `UserError` when the server gives no rewards at all."""
+        import aiohttp
+
+        server = self._server
+        connector = aiohttp.TCPConnector(limit=server.at_once)
+        timeout = aiohttp.ClientTimeout(total=server.seconds)
+        async with aiohttp.ClientSession(headers=self._headers, connector=connector, timeout=timeout) as session:
+            turn = asyncio.Semaphore(server.at_once)
+            if self._judge and not self._judge.model:
+                self._judge.model = await self._only_model(session)
+            asked = [
+                self._value(session, turn, self._request(group, place))
+                for group in groups
+                for place in range(len(group.completions))
+            ]
+            answers = await asyncio.gather(*asked)
+        self._judge_failures([answer for answer in answers if isinstance(answer, _Failed)], len(answers))
+        values = iter(answers)
+        return [[self._grade(next(values)) for _ in group.completions] for group in groups]
+
+    def _judge_failures(self, failures: Sequence[_Failed], count: int) -> None:
+        """Warns once of a completion without a reward. Raises `UserError` once such are all that comes."""
+        if failures and len(failures) == count and (not self._answered or self._in_vain >= FRUITLESS):
+            raise UserError(f"reward part {self.name!r}: {failures[0]}; correct its server in task.reward.parts")
+        if failures and not self._warned:
+            self._warned = True
+            logger.warning(
+                "reward part %r: %s; %d of %d completions get no reward", self.name, failures[0], len(failures), count
+            )
+
+    def _grade(self, answer: Mapping[str, float] | _Failed) -> RawGrade:
+        return RawGrade({self.name: 0.0}, "failed") if isinstance(answer, _Failed) else RawGrade(answer)
+
+    def _request(self, group: RolloutGroup, place: int) -> Mapping[str, Any]:
+        """Returns what the server is asked about one completion."""
+        problem, completion = group.prompt.problem, group.completions[place]
+        if self._judge:
+            return self._judge.request(problem.question, problem.answer, completion.text)
+        facts = facts_of(group, frozenset(FACTS) - {"tokens", "truncated"})
+        return {
+            "completion": completion.text,
+            "answer": problem.answer,
+            "metadata": dict(problem.metadata),
+            "truncated": completion.truncated,
+            **facts,
+        }
+
+    async def _value(
+        self, session: Any, turn: asyncio.Semaphore, request: Mapping[str, Any]
+    ) -> Mapping[str, float] | _Failed:
+        """Returns the numbers of one completion, or why there are none."""
+        key = json.dumps(request, sort_keys=True, default=str)
+        if self._server.cache and key in self._cache:
+            return self._cache[key]
+        try:
+            async with turn:
+                read = self._read(await self._answer(session, key))
+        except _Failed as failed:
+            self._in_vain += 1
+            return failed
+        self._answered, self._in_vain = True, 0
+        self._cache[key] = read
+        if len(self._cache) > MAX_CACHED:
+            self._cache.popitem(last=False)
+        return read
+
+    def _read(self, answer: Any) -> Mapping[str, float]:
+        """Returns the numbers of a server's answer. Raises `_Failed` where it holds no reward."""
+        try:
+            return numbers(self.name, self._judge.score(answer) if self._judge else answer)
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            raise _Failed(f"{self._url} answered {_excerpt(answer)}, which holds no reward ({error})") from error
+
+    async def _answer(self, session: Any, body: str) -> Any:
+        """Posts a request until an answer comes, at most `retries` times more than once. Raises `_Failed`."""
+        problem = ""
+        for attempt in range(self._server.retries + 1):
+            if attempt:
+                await asyncio.sleep(FIRST_PAUSE_SECONDS * 2 ** (attempt - 1))
+            status, text = await self._post(session, body)
+            if status is not None and status < 400:
+                try:
+                    return json.loads(text)
+                except ValueError:
+                    raise _Failed(f"{self._url} answered {_excerpt(text)}, which is not JSON") from None
+            problem = f"{self._url} answered {status}: {_excerpt(text)}" if status else f"{self._url}: {text}"
+            if status is not None and status < 500 and status not in RETRIED:
+                break
+        raise _Failed(problem)
+
+    async def _post(self, session: Any, body: str) -> tuple[int | None, str]:
+        """Returns an answer's status and text, or None and why there is none."""
+        import aiohttp
+
+        try:
+            headers = {"Content-Type": "application/json"}
+            async with session.post(self._url, data=body.encode(), headers=headers) as response:
+                return response.status, await response.text(errors="replace")
+        except TimeoutError:
+            return None, f"no answer within {self._server.seconds:g} s"
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return None, f"{type(error).__name__}: {error}"
+
+    async def _only_model(self, session: Any) -> str:
+        """Returns the model that the judge's server serves. Raises `UserError` where it does not say one."""
+        import aiohttp
+
+        url = self._server.url.rstrip("/") + "/models"
+        try:
+            async with session.get(url) as response:
+                text = await response.text(errors="replace")
+                return json.loads(text)["data"][0]["id"]
+        except (aiohttp.ClientError, OSError) as error:
+            raise UserError(f"reward part {self.name!r}: {url}: {type(error).__name__}: {error}") from error
+        except (ValueError, LookupError, TypeError) as error:
+            raise UserError(
+                f"reward part {self.name!r}: {url} answered {_excerpt(text)}, which names no model: set server.model"
+            ) from error
+
+
+class _Judge:
+    """A judge is a language model that is asked to score a completion, over OpenAI's interface for chats."""
+
+    def __init__(self, name: str, server: RewardServerConfig) -> None:
+        """Takes the part's name, for messages."""
+        self._server, self.model = server, server.model
+        pattern = f"task.reward.parts: {name!r}: server.pattern {server.pattern!r}"
+        try:
+            self._pattern = re.compile(server.pattern)
+        except re.error as error:
+            raise UserError(f"{pattern} is not a valid regular expression: {error}") from error
+        if self._pattern.groups != 1:
+            raise UserError(f"{pattern} has {self._pattern.groups} groups; it needs one")
+
+    def request(self, question: str, answer: str, completion: str) -> Mapping[str, Any]:
+        """Returns the request that asks for a score. Only the places of the template itself are filled."""
+        texts = {"{question}": question, "{answer}": answer, "{completion}": completion}
+        text = re.sub("|".join(map(re.escape, texts)), lambda place: texts[place[0]], self._server.prompt)
+        message = {"role": "user", "content": text}
+        return {"model": self.model, "messages": [message], "temperature": 0.0, **self._server.options}
+
+    def score(self, answer: Mapping[str, Any]) -> float:
+        """Returns the last score in the judge's reply. Raises ValueError where there is none."""
+        reply = answer["choices"][0]["message"]["content"] or ""
+        scores = self._pattern.findall(reply)
+        if not scores:
+            raise ValueError(f"no {self._server.pattern!r} in the reply {_excerpt(reply)}")
+        return float(scores[-1]) / self._server.scale
+
+
+def _excerpt(answer: Any) -> str:
+    """Returns the beginning of what a server answered, on one line."""
+    text = " ".join(str(answer).split())
+    return repr(text if len(text) <= MAX_EXCERPT else f"{text[:MAX_EXCERPT]}…")
+
+
+def joined(grades: Sequence[RawGrade]) -> RawGrade:
+    """Joins the grades of one completion by several parts. A failure of one counts for all."""
+    outcome = next((grade.outcome for grade in grades if grade.outcome != "graded"), "graded")
+    parts = {name: value for grade in grades for name, value in grade.parts.items()}
+    return RawGrade(parts if outcome == "graded" else dict.fromkeys(parts, 0.0), outcome)

@@ -1,0 +1,59 @@
+"""Log-probabilities of groups are computed by all ranks alike, and come back to the rank whose groups they are."""
+
+import random
+
+import pytest
+import torch
+
+from grpo.learner.scoring import Scoring
+from grpo.types import Completion, Problem, Prompt, RolloutGroup
+from tests.fakes import on_ranks
+
+CPU = torch.device("cpu")
+
+
+def groups(rank):
+    """Rank 0 has long completions, rank 1 short ones, rank 2 nothing."""
+    drawn = random.Random(rank)
+    longest = [90, 12, 0][rank]
+    return [
+        RolloutGroup(
+            Prompt(Problem(f"{rank}/{number}", "q", "a"), (1, 2, 3 + number)),
+            tuple(completion(drawn, longest) for _ in range(5)),
+            0,
+            0,
+        )
+        for number in range(4 if longest else 0)
+    ]
+
+
+def completion(drawn, longest):
+    tokens = tuple(drawn.randrange(4, 1000) for _ in range(drawn.randint(1, longest)))
+    return Completion(tokens, (0.0,) * len(tokens), "", False)
+
+
+def forward(micro):
+    """A log-probability that says which token it is of, and after which it came."""
+    return micro.targets.float() + micro.token_ids[micro.predictors].float() / 1024
+
+
+@pytest.mark.parametrize("layout", ["shared", "packed", "padded"])
+def test_every_completion_gets_its_own_log_probabilities_wherever_they_were_computed(layout):
+    work = [0, 0, 0]
+
+    def action(collective):
+        def counted(micro):
+            work[collective.rank] += len(micro.token_ids)
+            return forward(micro)
+
+        scoring = Scoring(layout, 120, collective, CPU, lambda before, tokens: tokens)
+        return scoring(groups(collective.rank), counted), scoring.take_imbalance(), scoring.take_imbalance()
+
+    for rank, (scored, imbalance, again) in enumerate(on_ranks(3, action)):
+        for group, of_group in zip(groups(rank), scored, strict=True):
+            for own, logprobs in zip(group.completions, of_group, strict=True):
+                before = torch.tensor((group.prompt.token_ids[-1], *own.token_ids[:-1]))
+                assert torch.equal(logprobs, torch.tensor(own.token_ids) + before / 1024)
+        assert 1 <= imbalance.value < 1.1 and imbalance.count == 1 and again.count == 0
+    # What is padded to a rank's longest completion is not even.
+    assert layout == "padded" or max(work) < 1.3 * sum(work) / 3

@@ -1,0 +1,74 @@
+"""Grading goes on beside sampling."""
+
+import threading
+
+import pytest
+
+from grpo.rollout.grading import GradingThread, sampled_and_graded
+from tests.fakes import ScriptedSampler, ScriptedTask
+
+SECONDS = 10
+
+
+class SlowlyFinishing(ScriptedSampler):
+    """A sampler that finishes its last group only after the first one was graded."""
+
+    def __init__(self, graded):
+        self.graded = graded
+
+    def generate(self, prompts, group_size, sampling=None, first_sample=0, on_group=None):
+        groups = super().generate(prompts, group_size, sampling, first_sample)
+        on_group(1, groups[1])
+        assert self.graded.wait(SECONDS), "the group that was whole was not graded while another one was sampled"
+        on_group(0, groups[0])
+        return groups
+
+
+class Noting(ScriptedTask):
+    """A task that notes what it grades together."""
+
+    def __init__(self, rewards):
+        super().__init__(rewards)
+        self.graded, self.together = threading.Event(), []
+
+    def grade(self, groups):
+        self.together.append([group.prompt.problem.problem_id for group in groups])
+        self.graded.set()
+        return super().grade(groups)
+
+
+def test_a_group_is_graded_while_others_are_sampled_and_all_come_in_order():
+    task = Noting([(1, 0), (0, 0)])
+    scored = sampled_and_graded(SlowlyFinishing(task.graded), GradingThread(task), task.next_prompts(2), 2)
+    assert task.together == [["p1"], ["p0"]]
+    assert [group.rewards for group in scored] == [(1, 0), (0, 0)]
+
+
+def test_groups_that_come_while_it_is_busy_are_graded_together():
+    go_on, task = threading.Event(), Noting([(1, 0)] * 3)
+
+    class Waiting(Noting):
+        def grade(self, groups):
+            scored = super().grade(groups)
+            assert go_on.wait(SECONDS)
+            return scored
+
+    task = Waiting([(1, 0)] * 3)
+    grading = GradingThread(task)
+    groups = ScriptedSampler().generate(task.next_prompts(3), 2)
+    first = grading.grade(groups[0])
+    assert task.graded.wait(SECONDS)
+    rest = [grading.grade(group) for group in groups[1:]]
+    go_on.set()
+    assert len(grading.results([first, *rest])) == 3
+    assert task.together == [["p0"], ["p1", "p2"]]
+
+
+def test_an_error_of_grading_is_raised_where_the_results_are_awaited():
+    class Failing(ScriptedTask):
+        def grade(self, groups):
+            raise ValueError("no grade")
+
+    task = Failing([(1, 0)] * 2)
+    with pytest.raises(ValueError, match="no grade"):
+        sampled_and_graded(ScriptedSampler(), GradingThread(task), task.next_prompts(2), 2)

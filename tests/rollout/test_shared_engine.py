@@ -1,0 +1,25 @@
+"""Two ranks are one engine of vLLM's: each has half of the model and writes the completions of its own prompts."""
+
+import json
+
+import pytest
+
+from benchmarks.small_models import tiny_tokenizer
+from tests import warm
+from tests.learner.models import tiny_llama
+
+
+@pytest.mark.slow
+def test_two_ranks_are_one_engine_that_runs_the_learners_policy(tmp_path):
+    model = tiny_llama(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(model)
+    worker = ["-m", "tests.rollout.shared_engine_worker", model, tmp_path / "facts.json"]
+    done = warm.ranks(2, worker, warm.TRAIN, timeout=400)
+    assert done.returncode == 0, done.stderr[-3000:]
+    facts = json.loads((tmp_path / "facts.json").read_text())
+    for rank in facts["ranks"]:
+        # Before and after the weights have changed, on every rank's own prompts.
+        assert max(rank["gaps"]) < 1e-5 and rank["own"]
+        assert 0.45 < rank["shard"] / facts["numbers"] < 0.6
+        # A sign of one rank's shard.
+        assert "layer 0" in rank["flipped"] and "layers.0.mlp.down_proj.weight [64, 96]" in rank["flipped"]

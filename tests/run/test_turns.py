@@ -1,0 +1,152 @@
+"""A learner and a sampler that have one device in turn: who holds memory when."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from grpo.config import TrainConfig, UserError
+from grpo.config.validate_pipeline import check_pipeline
+from grpo.run.clocks import Clocks
+from grpo.run.turns import learner_in_turn, sampler_in_turn
+from grpo.telemetry import Phases
+from grpo.weight_sync.refresh import CheckedSync
+
+STATES, WEIGHTS, CACHE = "learner's states", "learner's weights", "sampler's cache"
+
+
+class Device:
+    """Writes down what each part holds of a device, and refuses who comes when it is full."""
+
+    def __init__(self):
+        self.held, self.seconds = {STATES, WEIGHTS}, 0.0
+
+    # The learner's states.
+
+    def offload(self, keep_weights=False):
+        self.seconds += 2.0
+        self.held -= {STATES} if keep_weights else {STATES, WEIGHTS}
+
+    def reload(self):
+        assert "sampler's weights" not in self.held
+        self.seconds += 1.0
+        self.held |= {STATES, WEIGHTS}
+
+    # The sampler.
+
+    def build(self):
+        assert not self.held
+        self.held = {"sampler's weights", CACHE}
+        return self.sampler
+
+    def wake(self):
+        assert STATES not in self.held
+        self.held.add("sampler's weights")
+
+    def finish_weights(self, version):
+        assert WEIGHTS not in self.held
+        self.held.add(CACHE)
+
+    def sleep(self):
+        self.held -= {"sampler's weights", CACHE}
+
+    @property
+    def sampler(self):
+        return SimpleNamespace(
+            wake=self.wake,
+            begin_refresh=lambda: "merged",
+            load_weights=lambda bucket: None,
+            finish_weights=self.finish_weights,
+            checksums=lambda: [],
+            sleep=self.sleep,
+        )
+
+    def needs(self, *held):
+        """A method of the learner that works with these on the device and nothing of the sampler's."""
+
+        def method(*arguments):
+            assert set(held) <= self.held and CACHE not in self.held
+            return [[]]
+
+        return method
+
+
+def offloading():
+    config = TrainConfig()
+    config.learner.offload_states = True
+    return config
+
+
+@pytest.fixture
+def parts():
+    device, config = Device(), offloading()
+    clocks = Clocks(config, Phases(clock=lambda: device.seconds))
+    learner = SimpleNamespace(
+        states=lambda: SimpleNamespace(offload=device.offload, reload=device.reload),
+        weight_buckets=device.needs(WEIGHTS),
+        step=device.needs(STATES, WEIGHTS),
+        save=device.needs(STATES, WEIGHTS),
+        rewind=device.needs(STATES, WEIGHTS),
+        num_steps=3,
+    )
+    sampler = sampler_in_turn(config, learner, device.build, clocks)
+    return device, clocks, sampler, learner_in_turn(config, learner, sampler, CheckedSync(0.5))
+
+
+def test_the_sampler_starts_on_an_empty_device_and_leaves_it_to_the_learner(parts):
+    device, *_ = parts
+    assert device.held == {STATES, WEIGHTS}
+
+
+def test_states_leave_before_a_refresh_and_weights_before_the_cache_comes(parts):
+    device, clocks, sampler, learner = parts
+    clocks.phases.begin_round()
+    sampler.wake()
+    assert device.held == {WEIGHTS, "sampler's weights"}
+    sampler.finish_weights(3)
+    assert device.held == {"sampler's weights", CACHE}
+    sampler.sleep()
+    assert device.held == {STATES, WEIGHTS}
+    learner.step()
+    # Twice away and once back, which a round's table shows.
+    assert clocks.phases.end_round()["offload"] == 5.0
+
+
+def test_a_checkpoint_is_written_by_the_learner_and_the_sampler_has_the_device_afterwards(parts):
+    device, _, sampler, learner = parts
+    CheckedSync(0.5).refresh(learner, sampler)
+    learner.save("folder")
+    assert device.held == {"sampler's weights", CACHE}
+
+
+def test_a_rank_that_cannot_write_a_checkpoint_refreshes_with_the_others(parts):
+    device, _, sampler, learner = parts
+
+    def save(directory):
+        raise OSError("no space left")
+
+    CheckedSync(0.5).refresh(learner, sampler)
+    learner.save = save
+    with pytest.raises(OSError, match="no space left"):
+        learner.save("folder")
+    assert device.held == {"sampler's weights", CACHE}
+
+
+def test_going_back_has_the_device_for_the_learner(parts):
+    device, _, sampler, learner = parts
+    CheckedSync(0.5).refresh(learner, sampler)
+    learner.rewind("folder")
+    assert device.held == {STATES, WEIGHTS}
+
+
+def test_without_it_nothing_is_wrapped():
+    built, learner = object(), object()
+    config = TrainConfig()
+    assert sampler_in_turn(config, learner, lambda: built, None) is built
+    assert learner_in_turn(config, learner, built, None) is learner
+
+
+def test_states_do_not_leave_for_servers_that_have_gpus_of_their_own():
+    config = offloading()
+    config.rollout.engine = "vllm_server"
+    with pytest.raises(UserError, match="offload_states=true makes room for an engine in the learner's process"):
+        check_pipeline(config)

@@ -1,0 +1,40 @@
+"""Data and rewards are checked before anything heavy is imported."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+def said(*words):
+    """What grpo says of a mistake, in a process that has not imported torch by then."""
+    code = "import sys; from grpo.cli import main; code = main(sys.argv[1:]); sys.exit(code + ('torch' in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["dynamics", "fitt", "x"], "grpo dynamics has no 'fitt'"),
+        (["report", "no/such/run"], "there is no folder no/such/run"),
+        (["sweep", "sweep=nope"], "there is no sweep 'nope'"),
+        (["samples", "no/such/run"], "no/such/run"),
+    ],
+)
+def test_mistakes_of_commands_without_engines_are_told_without_torch(words, message):
+    assert message in said(*words)
+
+
+def test_mistakes_in_data_and_reward_are_told_without_torch(write_rows, tmp_path):
+    rows = write_rows([{"problem": "1 + 1", "answer": "2"}])
+    file = ["task=file", f"task.data.path={rows}"]
+    assert "has no column 'q' (task.data.question_column)" in said("train", *file, "task.data.question_column=q")
+    assert "cannot import 'nowhere:f'" in said("train", 'task.reward.parts=[{name: "nowhere:f"}]')
+    (tmp_path / "own.py").write_text("def f(prompt, response): return 1.0\n")
+    assert "takes (prompt, response); write it as" in said(
+        "train", f'task.reward.parts=[{{name: "{tmp_path}/own.py:f"}}]'
+    )
+    server = "{name: http, server: {url: 'http://127.0.0.1:9', key_variable: NO_SUCH_KEY}}"
+    assert "takes its key from NO_SUCH_KEY, which is not set" in said("train", f"task.reward.parts=[{server}]")

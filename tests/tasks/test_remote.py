@@ -1,0 +1,199 @@
+"""Rewards of real HTTP servers on this machine."""
+
+import json
+import threading
+import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from grpo.config import RewardConfig, RewardPartConfig, RewardServerConfig, UserError
+from grpo.config.hydra import compose_config
+from grpo.config.validate import validate
+from grpo.tasks.grader import GraderPool
+from grpo.tasks.grading import Grading
+from grpo.types import Completion, Problem, Prompt, RolloutGroup
+
+PROBLEM = Problem("p", "1 + 1?", "2", {"level": 3}, source="sums")
+
+
+@contextmanager
+def served(answer):
+    """The address of a server, and the (path, headers, body) of every request. `answer` makes (status, text) of one."""
+    requests, lock = [], threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            with lock:
+                requests.append((self.path, dict(self.headers), body))
+            self.reply(*answer(body))
+
+        def do_GET(self):
+            self.reply(200, json.dumps({"data": [{"id": "served-model"}]}))
+
+        def reply(self, status, text):
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text.encode())))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *arguments):
+            """Says nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", requests
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def group(*texts, truncated=False):
+    completions = tuple(Completion((7,), (-1.0,), text, truncated) for text in texts)
+    return RolloutGroup(Prompt(PROBLEM, (1,)), completions, 4, 5)
+
+
+def grades(name, server, *texts, times=1, groups=1):
+    reward = RewardConfig(parts=[RewardPartConfig(name=name, server=RewardServerConfig(retries=0, **server))])
+    grading = Grading(GraderPool(reward), reward, 16)
+    try:
+        for _ in range(times):
+            scored = grading.grade([group(*texts)] * groups)
+        return [grade for of_group in scored for grade in of_group.grades]
+    finally:
+        grading.close()
+
+
+def test_a_service_sees_the_completion_and_what_is_known_of_it():
+    with served(lambda body: (200, json.dumps({"score": len(body["completion"]) / 10, "words": 2}))) as (url, requests):
+        first, second = grades("http", {"url": f"{url}/score"}, "abc", "abcde")
+    assert (first.reward, second.reward) == (0.3, 0.5)
+    assert first.parts == {"http": 0.3, "http/words": 2.0} and first.outcome == "graded"
+    path, headers, body = next(request for request in requests if request[2]["completion"] == "abc")
+    assert path == "/score" and "Authorization" not in headers
+    assert body == {
+        "completion": "abc", "answer": "2", "metadata": {"level": 3}, "prompt": "1 + 1?", "source": "sums", "step": 5,
+        "messages": [{"role": "user", "content": "1 + 1?"}], "truncated": False,
+    }  # fmt: skip
+
+
+def reply(text):
+    return 200, json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]})
+
+
+def test_a_judge_is_asked_over_the_interface_of_openai(monkeypatch, caplog):
+    monkeypatch.setenv("JUDGE_KEY", "secret-7")
+    server = {"prompt": "{question}|{completion}", "key_variable": "JUDGE_KEY", "options": {"max_tokens": 9}}
+    with served(lambda body: reply("I think so.\n**Score:** 8")) as (url, requests):
+        [grade] = grades("judge/style", {"url": f"{url}/v1/", **server}, "It is {question}.")
+    assert grade.reward == 0.8 and grade.parts == {"judge/style": 0.8}
+    [(path, headers, body)] = requests
+    assert path == "/v1/chat/completions" and headers["Authorization"] == "Bearer secret-7"
+    assert body == {
+        "model": "served-model",
+        "messages": [{"role": "user", "content": "1 + 1?|It is {question}."}],
+        "temperature": 0.0,
+        "max_tokens": 9,
+    }
+    assert "secret-7" not in caplog.text
+
+
+def test_many_are_asked_at_once_and_the_same_completion_once():
+    busy, most, lock = [], [], threading.Lock()
+
+    def answer(body):
+        with lock:
+            busy.append(body)
+            most.append(len(busy))
+        time.sleep(0.2)
+        with lock:
+            busy.pop()
+        return 200, "1.0"
+
+    with served(answer) as (url, requests):
+        found = grades("http", {"url": url, "at_once": 4}, *map(str, range(8)), times=2)
+    assert [grade.reward for grade in found] == [1.0] * 8
+    assert max(most) == 4 and len(requests) == 8
+
+
+def test_a_request_that_fails_is_repeated_and_one_that_never_succeeds_costs_its_own_grade(monkeypatch, caplog):
+    monkeypatch.setattr("grpo.tasks.remote.FIRST_PAUSE_SECONDS", 0.01)
+    tries = {}
+
+    def answer(body):
+        text = body["completion"]
+        tries[text] = tries.get(text, 0) + 1
+        return (200, "1") if text == "good" or (text == "later" and tries[text] == 3) else (503, "too busy\nnow")
+
+    with served(answer) as (url, _):
+        server = RewardServerConfig(url=url, retries=2)
+        reward = RewardConfig(parts=[RewardPartConfig(name="http", server=server)])
+        grading = Grading(GraderPool(reward), reward, 16)
+        [scored] = grading.grade([group("good", "later", "never")])
+        grading.close()
+    assert [(grade.reward, grade.outcome) for grade in scored.grades] == [
+        (1.0, "graded"),
+        (1.0, "graded"),
+        (0.0, "failed"),
+    ]
+    assert tries == {"good": 1, "later": 3, "never": 3}
+    assert f"'http': {url} answered 503: 'too busy now'; 1 of 3 completions get no reward" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "message"),
+    [
+        ("http", (404, "no such page"), "answered 404: 'no such page'; correct its server in task.reward.parts"),
+        ("http", (200, "<html>"), "answered '<html>', which is not JSON"),
+        ("http", (200, '{"reward": 1}'), "holds no reward .it returned a mapping without 'score', but with reward"),
+        ("http", (200, "NaN"), "holds no reward .the reward is nan"),
+        ("judge", reply("I cannot say"), "holds no reward .no '.*' in the reply 'I cannot say'"),
+        ("judge", (200, '{"error": "x"}'), "answered \"{'error': 'x'}\", which holds no reward"),
+    ],
+)
+def test_a_server_that_gives_no_reward_is_one_line_with_its_address_and_what_came_back(name, answer, message):
+    with served(lambda body: answer) as (url, _), pytest.raises(UserError, match=message) as error:
+        grades(name, {"url": url}, "a", "b")
+    assert str(error.value).startswith(f"reward part {name!r}: {url}") and "\n" not in str(error.value)
+
+
+def test_a_server_that_is_not_there_or_too_slow_is_one_line():
+    with pytest.raises(UserError, match="'http': http://127.0.0.1:9: ClientConnectorError"):
+        grades("http", {"url": "http://127.0.0.1:9"}, "a")
+    with pytest.raises(UserError, match="'judge': http://127.0.0.1:9/models: ClientConnectorError"):
+        grades("judge", {"url": "http://127.0.0.1:9"}, "a")
+    slow = served(lambda body: (time.sleep(1), (200, "1"))[1])
+    with slow as (url, _), pytest.raises(UserError, match="no answer within 0.1 s"):
+        grades("http", {"url": url, "seconds": 0.1}, "a")
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("{name: http}", "'http' needs server.url, an address that begins with http:// or https://; it is ''"),
+        ("{name: judge, server: {url: notaurl}}", "it is 'notaurl'"),
+        ("{name: math, server: {url: 'http://a'}}", "'math' asks no server: name the part http or judge"),
+        ("{name: http, server: {url: 'http://me:key@a/'}}", "server.url must hold no password"),
+        ("{name: http, server: {url: 'http://a', at_once: 0}}", "server.at_once=0 must be above 0"),
+        ("{name: judge, server: {url: 'http://a', prompt: hello}}", "server.prompt lacks {completion}"),
+        ("{name: judge, server: {url: 'http://a', retries: -1}}", r"server.retries=-1 must not be negative"),
+    ],
+)
+def test_a_server_is_checked_before_anything_starts(part, message):
+    with pytest.raises(UserError, match=message):
+        validate(compose_config([f"task.reward.parts=[{part}]"]))
+
+
+def test_a_key_that_is_not_set_and_a_pattern_that_is_none_are_refused_before_the_first_request(monkeypatch):
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    with pytest.raises(UserError, match="takes its key from NO_SUCH_KEY, which is not set"):
+        grades("http", {"url": "http://a", "key_variable": "NO_SUCH_KEY"}, "a")
+    with pytest.raises(UserError, match="server.pattern '.' is not a valid regular expression"):
+        grades("judge", {"url": "http://a", "pattern": "("}, "a")
+    with pytest.raises(UserError, match="server.pattern 'x' has 0 groups"):
+        grades("judge", {"url": "http://a", "pattern": "x"}, "a")

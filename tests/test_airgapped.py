@@ -1,0 +1,40 @@
+"""The scripts for a GPU without network are whole, and their steps end within the eight minutes that a call has."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parent.parent / "benchmarks" / "airgapped"
+SCRIPTS = sorted(FOLDER.glob("*.sh"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_a_script_can_be_read_and_its_limits_end_within_a_call(script):
+    assert subprocess.run(["bash", "-n", script]).returncode == 0
+    limits = re.findall(r"^(?:step \S+|prove) (\d+) ", script.read_text(), re.MULTILINE)
+    assert sum(map(int, limits)) <= 480
+    assert f"airgapped/{script.name}" in (FOLDER / "README.md").read_text() or script.name == "steps.sh"
+
+
+def test_a_step_that_fails_is_told_and_does_not_stop_the_next(tmp_path):
+    lines = ["source benchmarks/airgapped/steps.sh", "step first 9 false", "step second 9 echo fine", "exit $failed"]
+    environment = {"OUT": str(tmp_path / "out"), "SITE": str(tmp_path / "site"), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(lines)], cwd=FOLDER.parent.parent, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 1 and "first: exit code 1" in done.stdout and "second: exit code 0" in done.stdout
+    assert (tmp_path / "out" / "second.log").read_text() == "fine\n"
+
+
+def test_parts_are_put_together_in_their_order(tmp_path):
+    archive = subprocess.run(["tar", "-cJ", "-C", FOLDER, "steps.sh"], capture_output=True, check=True).stdout
+    for number, folder in ((0, "z.y"), (1, "a")):
+        (tmp_path / folder).mkdir()
+        half = archive[: len(archive) // 2] if number == 0 else archive[len(archive) // 2 :]
+        (tmp_path / folder / f"site.tar.xz.part0{number}").write_bytes(half)
+    lines = ["source benchmarks/airgapped/steps.sh", f"unpack {tmp_path}/a {tmp_path}/z.y"]
+    environment = {"OUT": str(tmp_path / "out"), "SITE": str(tmp_path / "site"), "PATH": "/usr/bin:/bin"}
+    subprocess.run(["bash", "-c", "\n".join(lines)], cwd=FOLDER.parent.parent, env=environment, check=True)
+    assert (tmp_path / "site" / "steps.sh").read_text() == (FOLDER / "steps.sh").read_text()
