@@ -2,11 +2,11 @@
 
     python benchmarks/whatif.py FOLDER [SEEDS]      (5 by default; half a minute a run)
 
-Every arm is run with every seed; a run that ended is not made again. From each run of the first arm alone, every arm is
-predicted at the tokens, and at the steps, that the arm itself took, and held against its runs. Before that the speed of
-each arm is measured, the factor on the step that lays its curve on the first arm's, beside that of the law. An arm is decided where
-the 95 % interval of its difference from the first arm, over seeds and at what both spent, leaves out 0. A prediction is
-right there if it calls the side that came more probable.
+Every arm is run with every seed; a run that ended is not made again. The speed of an arm is the factor on the step that
+lays its curve on the first arm's. From each run of the first arm alone, every arm is predicted at the tokens and at the
+steps that the arm itself took, and held against its runs. An arm is decided where the 95 % interval of its difference
+from the first arm, over seeds and at what both spent, leaves out 0. A prediction is right there if it calls the side
+that came more probable.
 """
 
 import shutil
