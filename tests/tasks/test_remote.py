@@ -187,6 +187,9 @@ def test_a_server_that_is_not_there_or_too_slow_is_one_line():
     [
         ("{name: http}", "'http' needs server.url, an address that begins with http:// or https://; it is ''"),
         ("{name: judge, server: {url: notaurl}}", "it is 'notaurl'"),
+        ("{name: http, server: {url: 'http://'}}", "it is 'http://'"),
+        ("{name: http, server: {url: 'http://a:99999'}}", "it is 'http://a:99999'"),
+        ("{name: judge, server: {url: 'http://a/v1?key=x'}}", "must end where /chat/completions is added"),
         ("{name: math, server: {url: 'http://a'}}", "'math' asks no server: name the part http or judge"),
         ("{name: http, server: {url: 'http://me:key@a/'}}", "server.url must hold no password"),
         ("{name: http, server: {url: 'http://a', at_once: 0}}", "server.at_once=0 must be above 0"),
