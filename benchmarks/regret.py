@@ -1,15 +1,17 @@
 """What the choice of the group size costs: sampled tokens until a pass rate, over those of the best fixed size.
 
-    python benchmarks/regret.py [SEEDS]      (2 by default; a minute)
+    python benchmarks/regret.py [SEEDS] [prompts|samples]      (2 and prompts by default; a minute)
 
 A policy has 32 parameters that all prompts share. A prompt's logit is its own constant plus its direction times the
 parameters; directions have a common part. A completion's score is that of its answer, and noise of all that its words
-say besides. Adam learns from 16 prompts a step; the group's advantages are GRPO's. The arms begin alike; the adaptive
-one chooses G every 5 steps by `grpo.dynamics.group_size`, from G = 16. A prompt costs a tenth of a completion.
+say besides. Adam learns from 16 prompts a step, or with `samples` from 64 completions, whatever G; advantages are
+GRPO's. The arms begin alike; the adaptive one chooses G every 5 steps by `grpo.dynamics.group_size`, from G = 16. A
+prompt costs a tenth of a completion.
 """
 
 import sys
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -20,21 +22,22 @@ from scipy.special import expit
 from grpo.dynamics.difficulty import fit_difficulty
 from grpo.dynamics.group_size import GroupSizeRule, choose_group_size
 
-DIMENSIONS, PROBLEMS, PROMPTS, MOST_STEPS = 32, 200, 16, 3000
+DIMENSIONS, PROBLEMS, PROMPTS, SAMPLES, MOST_STEPS = 32, 200, 16, 64, 3000
 RATE, PROMPT, COMPLETION = 0.02, 0.1, 1.0
 SIZES = (2, 4, 8, 16, 32)
-RULE = GroupSizeRule(smallest=4, largest=64, fluctuation=0.5)
+RULE = GroupSizeRule(smallest=4, largest=32, fluctuation=0.5)
 # Mean of the prompts' logits → roughly the first pass rate; and their spread.
 HARDNESS, SPREADS, NUISANCES = {".45": -0.2, ".15": -2.2, ".05": -4.0}, (0.5, 2.0), (1.0, 5.0)
 ADAPTIVE = "adaptive"
 
 
-def choose(counts, size):
+def choose(counts, size, hold):
     difficulty = fit_difficulty(counts)
-    return choose_group_size(difficulty, RULE, size, 0.0, None, PROMPT, COMPLETION).size
+    rule = replace(RULE, hold_samples=hold == "samples")
+    return choose_group_size(difficulty, rule, size, 0.0, None, PROMPT, COMPLETION).size
 
 
-def tokens_to_level(arm, hardness, spread, nuisance, seed):
+def tokens_to_level(arm, hold, hardness, spread, nuisance, seed):
     """Tokens (in completions) until the mean pass rate is half way to 1 in what is missing, or ∞."""
     generator = np.random.default_rng(seed)
     own = hardness + spread * generator.standard_normal(PROBLEMS)
@@ -47,15 +50,16 @@ def tokens_to_level(arm, hardness, spread, nuisance, seed):
         rates = expit(own + directions @ theta)
         if rates.mean() >= level:
             return spent
-        asked = generator.choice(PROBLEMS, PROMPTS, replace=False)
-        right = generator.random((PROMPTS, size)) < rates[asked][:, None]
-        spent += PROMPTS * (PROMPT + size * COMPLETION)
+        prompts = PROMPTS if hold == "prompts" else SAMPLES // size
+        asked = generator.choice(PROBLEMS, prompts, replace=False)
+        right = generator.random((prompts, size)) < rates[asked][:, None]
+        spent += prompts * (PROMPT + size * COMPLETION)
         sigma = right.std(axis=1, keepdims=True)
         advantage = np.where(sigma > 0, (right - right.mean(axis=1, keepdims=True)) / np.maximum(sigma, 1e-9), 0.0)
         # The sum of a group's noises, weighted by its advantages, is normal with their sum of squares as its variance.
         answers = (advantage * (right - rates[asked][:, None])).mean(axis=1)
         noise = nuisance * np.sqrt((advantage**2).sum(axis=1)) / size
-        words = noise[:, None] * generator.standard_normal((PROMPTS, DIMENSIONS))
+        words = noise[:, None] * generator.standard_normal((prompts, DIMENSIONS))
         scores = answers[:, None] * directions[asked] + words
         gradient = scores.mean(axis=0)
         first, second = 0.9 * first + 0.1 * gradient, 0.99 * second + 0.01 * gradient**2
@@ -63,11 +67,11 @@ def tokens_to_level(arm, hardness, spread, nuisance, seed):
         if arm == ADAPTIVE:
             counts = Counter({pair: 0.8 * number for pair, number in counts.items() if number > 1e-3})
             counts.update(Counter((int(k), size) for k in right.sum(axis=1)))
-            size = choose(counts, size) if step % 5 == 0 or step < 3 else size
+            size = choose(counts, size, hold) if step % 5 == 0 or step < 3 else size
     return float("inf")
 
 
-def main(seeds="2"):
+def main(seeds="2", hold="prompts"):
     sizes = [f"G = {size}" for size in SIZES]
     table = Table("first pass rate", "spread", "noise", *sizes, ADAPTIVE, "÷ best", "÷ G = 16")
     ratios = []
@@ -75,7 +79,7 @@ def main(seeds="2"):
         task = hardness, spread, nuisance
         spent = {}
         for arm in (*SIZES, ADAPTIVE):
-            spent[arm] = np.mean([tokens_to_level(arm, *task, seed) for seed in range(int(seeds))])
+            spent[arm] = np.mean([tokens_to_level(arm, hold, *task, seed) for seed in range(int(seeds))])
         # G = 2 is below the smallest size that the adaptive arm may take.
         ratios.append(spent[ADAPTIVE] / min(spent[size] for size in SIZES if size >= RULE.smallest))
         cells = [f"{spent[arm]:,.0f}" for arm in (*SIZES, ADAPTIVE)]

@@ -2,10 +2,11 @@
 
     python benchmarks/whatif.py FOLDER [SEEDS]      (5 by default; half a minute a run)
 
-Every arm is run with every seed; a run that ended is not made again. From each run of the first arm alone, every arm is
-predicted at the tokens, and at the steps, that the arm itself took, and held against its runs. An arm is decided where
-the 95 % interval of its difference from the first arm, over seeds and at what both spent, leaves out 0. A prediction is
-right there if it calls the side that came more probable.
+Every arm is run with every seed; a run that ended is not made again. The speed of an arm is the factor on the step that
+lays its curve on the first arm's. From each run of the first arm alone, every arm is predicted at the tokens and at the
+steps that the arm itself took, and held against its runs. An arm is decided where the 95 % interval of its difference
+from the first arm, over seeds and at what both spent, leaves out 0. A prediction is right there if it calls the side
+that came more probable.
 """
 
 import shutil
@@ -20,7 +21,8 @@ from scipy import stats
 
 from benchmarks.runs import grpo
 from grpo.config.saved import from_dict
-from grpo.dynamics.whatif import drawn_curves, predict, stages_of
+from grpo.dynamics.group_size import PROMPT_NOISE
+from grpo.dynamics.whatif import drawn_curves, predict, progress_of_step, stages_of
 from grpo.report.logs import read_log, run_config
 from grpo.report.whatif import setting_of
 
@@ -102,10 +104,43 @@ def backtest(folder, seeds, unit):
     return rows
 
 
+def speeds(folder, seeds):
+    """Prints each arm's speed over the first arm's, measured and by the law at three amounts of the prompts' noise."""
+    steps = np.arange(STEPS)
+    curves = {(arm, seed): np.interp(steps, *steps_and_rates(folder, arm, seed)) for arm, seed in product(ARMS, seeds)}
+    first = np.mean([curves[FIRST, seed] for seed in seeds], axis=0)
+    factors = np.exp(np.linspace(-1.5, 1.5, 121))
+
+    def speed(curve):
+        misses = [np.mean((np.interp(f * steps, steps, first) - curve)[f * steps < STEPS] ** 2) for f in factors]
+        return factors[int(np.argmin(misses))]
+
+    noises = np.array([0.0, PROMPT_NOISE, 1e6])
+    table = Table("arm", "measured", *(f"ρ = {noise:g}" for noise in noises), title="speed of a step")
+    config = {seed: run_config(folder / f"{FIRST}-s{seed}") for seed in seeds}
+    for arm, words in ARMS.items():
+        ratios = []
+        for seed in seeds:
+            own, other = (setting_of(from_dict(config[seed], chosen)) for chosen in ([], words))
+            for stage in stages_of(read_log(folder / f"{FIRST}-s{seed}"), own):
+                here, there = (progress_of_step(setting, stage.difficulty, noises) for setting in (own, other))
+                ratios.append(np.log(there / here))
+        measured = [speed(curves[arm, seed]) for seed in seeds]
+        law = np.exp(np.mean(ratios, axis=0))
+        table.add_row(arm, f"{np.mean(measured):.2f} ± {stats.sem(measured):.2f}", *(f"{ratio:.2f}" for ratio in law))
+    Console().print(table)
+
+
+def steps_and_rates(folder, arm, seed):
+    run = Measured(folder / f"{arm}-s{seed}")
+    return run.spent["steps"], run.rates
+
+
 def main(folder, seeds="5"):
     folder, seeds = Path(folder), range(int(seeds))
     for arm, seed in product(ARMS, seeds):
         train(folder, arm, seed)
+    speeds(folder, seeds)
     for unit in ("tokens", "steps"):
         table = Table("arm", "inside 90 %", "width", "miss", "better?", "measured difference", "decided", title=unit)
         everything, right, decided = [], 0, 0
