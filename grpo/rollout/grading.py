@@ -27,7 +27,7 @@ class GradingThread:
         threading.Thread(target=self._run, name="grading", daemon=True).start()
 
     def grade(self, group: RolloutGroup) -> Scored:
-        """Begins to grade a group, and returns it when it is graded."""
+        """Begins to grade a group, and returns a future of it with its grades."""
         scored: Scored = Future()
         self._groups.put((group, scored))
         return scored
