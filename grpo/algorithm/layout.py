@@ -42,7 +42,7 @@ def lay_out(
 def _fewest(
     trees: Sequence[LooseTree], row_tokens: int, cost: Cost, rows: list[list[LooseTree]]
 ) -> list[list[LooseTree]]:
-    """Returns even rows, as few as hold the trees and no more than `rows`, or else `rows`."""
+    """Returns the fewest even rows that hold the trees, at most as many as `rows`, or else `rows` themselves."""
     least = -(-sum(tree.length for tree in trees) // row_tokens)
     tries = (even_rows(trees, count, row_tokens, cost) for count in range(max(1, least), len(rows) + 1))
     return next((tried for tried in tries if tried is not None), rows)

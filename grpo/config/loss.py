@@ -47,7 +47,7 @@ class NormalizationConfig:
 
     @property
     def dials(self) -> tuple[float, float]:
-        """α and β as they weigh the groups of one step against each other. They mean nothing unless `dialled`.
+        """Returns α and β, which weigh the groups of one step against each other. They mean nothing unless `dialled`.
 
         With scope=batch, σ^(−α) is the same number for all groups. So α is 0 here, whatever the exponent is.
         """

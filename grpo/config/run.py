@@ -116,8 +116,8 @@ class CheckpointConfig:
     resume: bool = False
     # True writes the trained model as a Hugging Face directory at the end.
     export: bool = True
-    # Models are written this many rounds apart too, into output_dir/models/step-N, of LoRA the adapter alone. All are
-    # kept. 0: none.
+    # A model is written every so many rounds into output_dir/models/step-N, or the adapter alone with LoRA. All of them
+    # are kept. 0: none.
     export_every: int = 0
 
 
@@ -153,9 +153,10 @@ class TrackingConfig:
 
 @dataclass(kw_only=True)
 class HardwareConfig:
-    """The hardware says what `grpo launch` starts on which machine. `grpo train` reads of it what a dry run is told.
+    """The hardware says what `grpo launch` starts on which machine.
 
-    `grpo train` is one rank of such a run, or a whole run in one process.
+    `grpo train` is one rank of such a run, or a whole run in one process. A dry run prices it by `measured` and
+    `price_per_hour`.
     """
 
     # The GPUs of this many machines learn. They come first in `hosts`.

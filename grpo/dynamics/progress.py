@@ -119,7 +119,7 @@ def silent_groups(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 
 def _risen_silence(log: RunLog, silent: Interval, passed: Interval | None, rule: DiagnosisRule) -> bool:
-    """Tells whether the share of silent groups has risen far although the pass rate is no sign of success."""
+    """Tells whether the share of silent groups has risen far and the pass rate does not explain it by success."""
     risen = change(log["groups/silent_fraction"])
     succeeding = passed is not None and passed.high > rule.mastered
     return risen is not None and silent.low > rule.much_silence and risen.low > rule.more_silence and not succeeding

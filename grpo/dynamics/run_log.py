@@ -76,7 +76,7 @@ class RunLog:
 
     @property
     def group_dials(self) -> tuple[float, float] | None:
-        """α and β as they weigh the groups of one step against each other, or None where they do not."""
+        """Returns α and β, which weigh the groups of one step against each other, or None where they do not."""
         if not self.dialled:
             return None
         return 0.0 if self.shared_std else self.exponent, self.mean_exponent

@@ -39,8 +39,10 @@ def exit_code(command: Sequence[str]) -> int:
 def measured_apart(
     bench: Bench, measures: str, part: str, name: str, words: Sequence[str] = (), num_ranks: int = 1
 ) -> Report:
-    """Measures with these further overrides, on so many ranks. Facts get `name` in front. A process that fails is a
-    fact too."""
+    """Measures in processes of their own, one for each rank, with `words` as further overrides.
+
+    The names of the facts get `name` in front. A process that fails is a fact too.
+    """
     bench.build()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "report.json"

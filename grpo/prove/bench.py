@@ -139,7 +139,7 @@ class Bench:
         ]
 
     def made_up(self) -> list[RolloutGroup]:
-        """Returns the groups of a round as no sampler has written them."""
+        """Returns made-up groups of one round, which no sampler has written."""
         draw, size = random.Random(1), self.size
         tokens, logprobs = range(3, size.shape[-1]), (-5.0,) * size.completion_tokens
         groups = []

@@ -59,7 +59,7 @@ def learner(bench: Bench) -> Report:
 
 
 def _lacking(bench: Bench, words: Sequence[str], num_ranks: int) -> str:
-    """Says what it takes where the GPUs have too little memory, else nothing."""
+    """Says how much memory is needed where the GPUs have too little. Returns "" where it suffices."""
     if bench.device.type != "cuda":
         return ""
     other = Bench(bench.size_name, bench.folder, [*bench.overrides, *words])

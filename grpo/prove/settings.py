@@ -112,7 +112,7 @@ def _placed(constants: MachineConstants, basis: Basis) -> list[Setting]:
 
 
 def sampling_seconds(constants: MachineConstants, basis: Basis, engines: int) -> float:
-    """Returns the seconds of so many engines that share the completions of a round."""
+    """Returns the seconds in which so many engines together sample a round."""
     return basis.completion_tokens / engines / constants.sampling_speed(basis.completions / engines)
 
 
@@ -124,7 +124,7 @@ def seconds_in_turns(constants: MachineConstants, basis: Basis) -> float:
 
 
 def seconds_beside(constants: MachineConstants, basis: Basis, serving: int) -> float:
-    """Returns the seconds of a round while which `serving` GPUs sample the next one."""
+    """Returns the seconds of a round in which `serving` GPUs sample while the others learn."""
     sampling = sampling_seconds(constants, basis, serving) + constants.round_overhead_seconds
     learning = basis.packed_tokens / constants.learning_tokens_per_second / (basis.gpus - serving)
     return max(sampling, learning) + constants.refresh_seconds

@@ -31,7 +31,7 @@ class GradingThread:
         threading.Thread(target=self._run, name="grading", daemon=True).start()
 
     def grade(self, group: RolloutGroup) -> Future[Graded]:
-        """Begins to grade a group."""
+        """Begins to grade a group, and returns a future of it with its grades."""
         graded: Future[Graded] = Future()
         self._groups.put((group, graded))
         return graded

@@ -28,7 +28,7 @@ class Price:
 
     @property
     def round_seconds(self) -> float:
-        """Seconds of a whole round.
+        """Returns the seconds of a whole round.
 
         >>> Price(3, 100, 100, (4.0, 3.0, 0.5), False, 1).round_seconds
         7.5

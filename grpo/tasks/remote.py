@@ -53,7 +53,7 @@ class RemoteRewards:
         return [part.name for part in self._parts]
 
     def ask(self, groups: Sequence[RolloutGroup]) -> Future[list[list[RawGrade]]]:
-        """Begins to ask for the rewards of all completions. Returns them when they are there, by group.
+        """Asks for the rewards of all completions, and returns a future of them, by group.
 
         The future raises `UserError` when a server gives no rewards at all.
         """

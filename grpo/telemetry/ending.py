@@ -37,7 +37,7 @@ def forget_ending(folder: Path) -> None:
 
 
 def read_ending(folder: Path) -> Ending | None:
-    """Returns how the run ended. None: it goes on, was killed, or is of an earlier version."""
+    """Returns how the run ended, or None when it goes on, was killed, or is of an earlier version."""
     try:
         return Ending(**json.loads((folder / END_FILE).read_text(encoding="utf-8")))
     except (FileNotFoundError, ValueError, TypeError):

@@ -40,7 +40,7 @@ class Phases:
         clock: Callable[[], float] = time.perf_counter,
         label: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """Takes the `clock` in seconds, and `label`, in whose context each phase runs: a profiler's names it so."""
+        """Takes the `clock` in seconds, and `label`, which makes a context in which a profiler names a phase."""
         self._rank, self._label = rank, label
         self._clock = clock
         self._local = threading.local()

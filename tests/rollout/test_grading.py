@@ -45,7 +45,7 @@ def test_a_group_is_graded_while_others_are_sampled_and_all_come_in_order():
 
 
 def test_groups_that_come_while_it_is_busy_are_graded_together():
-    go_on, task = threading.Event(), Noting([(1, 0)] * 3)
+    go_on = threading.Event()
 
     class Waiting(Noting):
         def grade(self, groups):

@@ -5,6 +5,10 @@ import sys
 
 import pytest
 
+from grpo.config import UserError
+from grpo.config.hydra import compose_config
+from grpo.tasks import early
+
 
 def said(*words):
     """What grpo says of a mistake, in a process that has not imported torch by then."""
@@ -27,6 +31,7 @@ def test_mistakes_of_commands_without_engines_are_told_without_torch(words, mess
     assert message in said(*words)
 
 
+@pytest.mark.slow
 def test_mistakes_in_data_and_reward_are_told_without_torch(write_rows, tmp_path):
     rows = write_rows([{"problem": "1 + 1", "answer": "2"}])
     file = ["task=file", f"task.data.path={rows}"]
@@ -39,3 +44,20 @@ def test_mistakes_in_data_and_reward_are_told_without_torch(write_rows, tmp_path
     )
     server = "{name: http, server: {url: 'http://127.0.0.1:9', key_variable: NO_SUCH_KEY}}"
     assert "takes its key from NO_SUCH_KEY, which is not set" in said("train", f"task.reward.parts=[{server}]")
+
+
+def test_the_reward_of_one_source_is_tried_too(write_rows):
+    rows = write_rows([{"problem": "1 + 1", "answer": "2", "from": "sums"}])
+    of_source = '+task.reward.by_source={sums: {parts: [{name: "nowhere:f"}]}}'
+    words = ["task=file", f"task.data.path={rows}", "task.data.source_column=from", of_source]
+    with pytest.raises(UserError, match="cannot import 'nowhere:f'"):
+        early.check_early(compose_config(words).task)
+
+
+def test_a_large_file_is_read_once_only_when_the_run_begins(write_rows, monkeypatch):
+    rows = write_rows([{"problem": "1 + 1", "answer": "2"}])
+    task = compose_config(["task=file", f"task.data.path={rows}", "task.data.question_column=q"]).task
+    with pytest.raises(UserError, match="has no column 'q'"):
+        early.check_early(task)
+    monkeypatch.setattr(early, "MOST_BYTES", 10)
+    early.check_early(task)

@@ -53,17 +53,17 @@ def served(answer):
         server.server_close()
 
 
-def group(*texts, truncated=False):
+def group(*texts, truncated=False, problem=PROBLEM):
     completions = tuple(Completion((7,), (-1.0,), text, truncated) for text in texts)
-    return RolloutGroup(Prompt(PROBLEM, (1,)), completions, 4, 5)
+    return RolloutGroup(Prompt(problem, (1,)), completions, 4, 5)
 
 
-def grades(name, server, *texts, times=1, groups=1):
+def grades(name, server, *texts, times=1, groups=1, problem=PROBLEM):
     reward = RewardConfig(parts=[RewardPartConfig(name=name, server=RewardServerConfig(retries=0, **server))])
     grading = Grading(GraderPool(reward), reward, 16)
     try:
         for _ in range(times):
-            scored = grading.grade([group(*texts)] * groups)
+            scored = grading.grade([group(*texts, problem=problem)] * groups)
         return [grade for of_group in scored for grade in of_group.grades]
     finally:
         grading.close()
@@ -89,7 +89,7 @@ def reply(text):
 def test_a_judge_is_asked_over_the_interface_of_openai(monkeypatch, caplog):
     monkeypatch.setenv("JUDGE_KEY", "secret-7")
     server = {"prompt": "{question}|{completion}", "key_variable": "JUDGE_KEY", "options": {"max_tokens": 9}}
-    with served(lambda body: reply("I think so.\n**Score:** 8")) as (url, requests):
+    with served(lambda body: reply("Score: 2 would be hard.\n**Score:** 8")) as (url, requests):
         [grade] = grades("judge/style", {"url": f"{url}/v1/", **server}, "It is {question}.")
     assert grade.reward == 0.8 and grade.parts == {"judge/style": 0.8}
     [(path, headers, body)] = requests
@@ -103,14 +103,22 @@ def test_a_judge_is_asked_over_the_interface_of_openai(monkeypatch, caplog):
     assert "secret-7" not in caplog.text
 
 
+def test_what_looks_like_a_place_of_the_template_in_a_text_is_left_as_it_is():
+    problem = Problem("p", "{answer} {completion}", "{question} {completion}")
+    with served(lambda body: reply("Score: 1")) as (url, requests):
+        grades("judge", {"url": url, "prompt": "{question}|{answer}|{completion}"}, "{question}", problem=problem)
+    [(_, _, body)] = requests
+    assert body["messages"][0]["content"] == "{answer} {completion}|{question} {completion}|{question}"
+
+
 def test_many_are_asked_at_once_and_the_same_completion_once():
-    busy, most, lock = [], [], threading.Lock()
+    busy, most, lock, four = [], [], threading.Lock(), threading.Barrier(4)
 
     def answer(body):
         with lock:
             busy.append(body)
             most.append(len(busy))
-        time.sleep(0.2)
+        four.wait(60)
         with lock:
             busy.pop()
         return 200, "1.0"
@@ -151,6 +159,14 @@ def test_a_request_that_fails_is_repeated_and_one_that_never_succeeds_costs_its_
     ]
     assert tries == {"good": 1, "later": 3, "never": 3}
     assert f"'http': {url} answered 503: 'too busy now'; 1 of 3 completions get no reward" in caplog.text
+
+
+def test_a_completion_that_got_no_reward_is_asked_about_again_when_it_comes_again():
+    answers = {"a": [(200, "1"), (200, "1")], "b": [(404, "gone"), (200, "0.5")]}
+    with served(lambda body: answers[body["completion"]].pop(0)) as (url, requests):
+        again = grades("http", {"url": url}, "a", "b", times=2)
+    assert [(grade.reward, grade.outcome) for grade in again] == [(1.0, "graded"), (0.5, "graded")]
+    assert sorted(body["completion"] for _, _, body in requests) == ["a", "b", "b"]
 
 
 @pytest.mark.parametrize(
