@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from grpo.config import UserError
+from grpo.config.choices import POSITIVE, value_at
+from grpo.config.errors import require
 from grpo.config.folder import WHATIF_PLOT_FILE
+from grpo.config.ranges import check_ranges
 from grpo.config.run import TrainConfig
 from grpo.config.saved import from_dict
 from grpo.config.sweep_words import grid, plain
@@ -40,6 +43,7 @@ KNOWN = (
 )
 UNITS = ("steps", "tokens", "seconds")
 MOST_ALTERNATIVES = 24
+LARGEST_GROUP = 1024
 AGAIN = "the same again"
 # An alternative counts as better or worse from this probability on.
 SURE = 0.9
@@ -134,10 +138,20 @@ def alternatives(saved: Mapping[str, Any], words: Sequence[str]) -> dict[str, Ba
         changed = differing_keys({"run": asdict(own), "other": asdict(other)})
         if unknown := sorted(changed.keys() - {*KNOWN}):
             raise UserError(f"no prediction is made for {unknown[0]}; it is made for {', '.join(KNOWN)}")
+        _check(other)
         settings[" ".join(chosen)] = setting_of(other)
     if len(settings) > MOST_ALTERNATIVES:
         raise UserError(f"these are {len(settings) - 1} alternatives; ask for at most {MOST_ALTERNATIVES - 1}")
     return settings
+
+
+def _check(config: TrainConfig) -> None:
+    """Raises `UserError` for an alternative with which no run could sample, or whose groups are too large."""
+    check_ranges(config)
+    for key in (key for key in KNOWN if key in POSITIVE):
+        require(value_at(config, key) > 0, f"{key}={value_at(config, key)} must be above 0")
+    size = config.dynamics.group_size
+    require(1 < size <= LARGEST_GROUP, f"dynamics.group_size={size} must lie between 2 and {LARGEST_GROUP}")
 
 
 def answer(
@@ -164,8 +178,8 @@ def lines(log: RunLog, budget: Budget) -> list[str]:
 def table(answers: Sequence[Answer]) -> Table:
     """Returns a table with a row per alternative, the run's own setting first."""
     shown = Table(title="What if", title_justify="left")
-    shown.add_column("setting", overflow="fold", min_width=12)
-    for column in ("pass rate", "steps", "silent", "tokens\na step", "tokens to the\nrun's last rate", "time"):
+    shown.add_column("setting", overflow="fold")
+    for column in ("pass rate", "steps", "silent", "tokens\na step", "tokens to\nlast rate", "time"):
         shown.add_column(column, justify="right", no_wrap=True)
     for row in answers:
         end = row.end
@@ -198,9 +212,9 @@ def verdicts(answers: Sequence[Answer]) -> list[str]:
 
 
 def interval(draws: Array, form: Callable[[float], str]) -> str:
-    """Writes the median and the 90 % interval of draws."""
+    """Writes the median, and the 90 % interval of draws in a second line, so that a table fits into 80 letters."""
     low, middle, high = (form(float(bound)) for bound in np.quantile(draws, [0.05, 0.5, 0.95], method="nearest"))
-    return f"{middle} [{low}, {high}]"
+    return f"{middle}\n[{low}, {high}]"
 
 
 def compact(number: float) -> str:

@@ -21,7 +21,8 @@ def saved(run):
     return json.loads((run / CONFIG_FILE).read_text())
 
 
-def test_alternatives_are_compared_at_equal_tokens(run, capsys):
+def test_alternatives_are_compared_at_equal_tokens(run, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     words = ["dynamics.group_size=4,16", "normalization=dr_grpo"]
     assert main(["dynamics", "whatif", str(run), *words, "tokens=1e6"]) == 0
     printed = capsys.readouterr().out
@@ -29,6 +30,7 @@ def test_alternatives_are_compared_at_equal_tokens(run, capsys):
     # 20 + 8 × 100 tokens a group against 20 + 4 × 100 and 20 + 16 × 100.
     assert "0.51 ×" in printed and "1.98 ×" in printed and "1.00 ×" in printed
     assert "normalization=dr_grpo dynamics.group_size=16: " in printed and "with probability" in printed
+    assert " time " in printed, "no column is lost on a narrow terminal"
     assert (run / "whatif.png").stat().st_size > 10_000
 
 
@@ -48,6 +50,9 @@ def test_a_word_may_choose_a_file_of_the_configuration(run):
         (["normalization=pass_at_k"], "no prediction is made for normalization.name"),
         (["dynamics.group_size=4", "steps=5", "tokens=6"], "give one budget, not steps=5 and tokens=6"),
         (["dynamics.group_size=4", "tokens=-1"], "tokens='-1' is not valid: it must be a number above 0"),
+        (["dynamics.group_size=0"], "dynamics.group_size=0 must be above 0"),
+        (["dynamics.group_size=1"], "dynamics.group_size=1 must lie between 2 and 1024"),
+        (["normalization.exponent=nan"], "normalization.exponent=nan must be a finite number"),
         (["dynamics.group_size=range(2,40)"], "these are 38 alternatives; ask for at most 23"),
     ],
 )
