@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from grpo.commands.words import positive, typed
+from grpo.commands.words import count, positive, typed
 from grpo.config import UserError
 from grpo.dynamics.planning import PlanRequest
 from grpo.prove.record import read_constants
@@ -26,8 +26,9 @@ USAGE = """usage: grpo dynamics WHAT PATH [key=value ...]
   plan      proposes G and steps from pass rates, before a run
             grpo dynamics plan rates.jsonl completion_tokens=600
 
-PATH is a run's folder, TRL's trainer_state.json, verl's file log, or JSON Lines or CSV with one row per step. For plan,
-it is a file of pass rates.
+PATH is a run's folder, TRL's trainer_state.json, verl's file log, TensorBoard's event files, what Weights & Biases
+exports, rlprobe's recording, or JSON Lines, JSON, CSV or Parquet with one row per step. replay and whatif take a run's
+folder only. For plan, it is a file of pass rates.
 fit and forecast take last_step=N. fit, forecast and diagnose take column=NAME, the pass rate in other frameworks' logs,
 and scale=NUMBER, what that column holds for a right answer (1). diagnose also reads logs without a pass rate.
 whatif takes steps=N, tokens=N or seconds=N, which each alternative may spend (default: the tokens of the run).
@@ -48,15 +49,15 @@ def run(words: Sequence[str]) -> int:
 
 
 def _fit(path: Path, settings: list[str]) -> None:
-    write_fit(path, **typed(settings, last_step=int, column=str, scale=float))
+    write_fit(path, **typed(settings, last_step=count, column=str, scale=positive))
 
 
 def _forecast(path: Path, settings: list[str]) -> None:
-    write_forecast(path, **typed(settings, last_step=int, column=str, scale=float))
+    write_forecast(path, **typed(settings, last_step=count, column=str, scale=positive))
 
 
 def _diagnose(path: Path, settings: list[str]) -> None:
-    write_diagnosis(path, **typed(settings, column=str, scale=float))
+    write_diagnosis(path, **typed(settings, column=str, scale=positive))
 
 
 def _replay(path: Path, settings: list[str]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from grpo.config import UserError
+from grpo.config.errors import require
 from grpo.config.folder import CONFIG_FILE, EVALUATIONS_FILE, METRICS_FILE
 from grpo.dynamics.history import history_of, lag
 from grpo.dynamics.run_log import NOTHING, RunLog, Series
@@ -27,7 +28,9 @@ def read_log(path: Path, column: str | None = None, scale: float = 1.0) -> RunLo
     `column` names the column of pass rates, as the file or this project calls it, and `scale` is what it holds for a
     right answer. Raises `UserError` when there is nothing to read, no such column, or values that leave [0, scale].
     """
+    require(column is not None or scale == 1.0, "scale= says what the column of column=NAME holds: give both")
     if (path / METRICS_FILE).exists() or path.name == METRICS_FILE:
+        require(column is None, f"{path} is a run of grpo, whose pass rates are known: leave out column=")
         return _read_ours(path if path.is_dir() else path.parent)
     return read_foreign(path, column, scale)
 

@@ -172,3 +172,23 @@ def test_a_smoothed_mean_may_leave_its_range_by_a_little(tmp_path):
     log = read_log(write_lines(tmp_path / "log.jsonl", rows))
     assert log["pass_rate"].values[[0, -1]].tolist() == [0.0, 1.0]
     assert log.notes[0].startswith("rewards/accuracy/mean is taken for the pass rate")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["diagnose", "scale=2"], "scale= says what the column of column=NAME holds: give both"),
+        (["diagnose", "column=reward", "scale=nan"], "scale='nan' is not valid: it must be a number above 0"),
+        (["forecast", "last_step=-5"], "last_step='-5' is not valid: it must be a whole number of at least 0"),
+    ],
+)
+def test_words_that_would_be_ignored_are_refused(tmp_path, capsys, words, message):
+    log = write_lines(tmp_path / "log.jsonl", [{"step": step, "reward": rate} for step, rate in enumerate(RISING)])
+    assert main(["dynamics", words[0], str(log), *words[1:]]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_run_of_ours_is_asked_for_no_column(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(UserError, match="is a run of grpo, whose pass rates are known: leave out column="):
+        read_log(tmp_path, "reward")
