@@ -195,7 +195,7 @@ def test_every_completion_is_kept_if_asked_and_shown(finished):
     assert len(kept) == sum(tried for _, tried in counts_of_rounds(output))
     assert sum(row["correct"] for row in kept) == sum(correct for correct, _ in counts_of_rounds(output))
     right = grpo("samples", str(output), "correct=true", "limit=0").stdout
-    assert right.count(" · right · ") == sum(row["correct"] for row in kept) and " · wrong · " not in right
+    assert right.count("✓ right · ") == sum(row["correct"] for row in kept) and "wrong · " not in right
 
 
 def counts_of_rounds(output):
@@ -336,8 +336,8 @@ def test_a_tracker_that_cannot_be_reached_ends_all_ranks_with_one_line_before_th
     assert done.returncode == 1 and len(told) == 1, done.stderr[-3000:]
     assert told[0].startswith("grpo: MLflow at http://127.0.0.1:9 did not start")
     assert "Traceback" not in done.stderr.partition("torch/distributed")[0]
-    # Nothing of a learner or a sampler: the run's folder has only what says which code it is.
-    assert {path.name for path in tmp_path.iterdir()} <= {"run.lock", "code.json", "code.patch"}
+    # Nothing of a learner or a sampler: the run's folder has only what says which code it is, and that it failed.
+    assert {path.name for path in tmp_path.iterdir()} <= {"run.lock", "code.json", "code.patch", "end.json"}
 
 
 def test_what_the_first_rank_cannot_read_ends_all_ranks_with_one_line(finished, tmp_path):

@@ -178,7 +178,7 @@ class RewardServerConfig:
     seconds: float = 60.0
     # A request that fails is repeated so often, with growing pauses.
     retries: int = 3
-    # True asks about the same completion of the same problem once only.
+    # True sends the same request once only. To http the same completion is another request at another step.
     cache: bool = True
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from urllib.parse import urlsplit
 
 from grpo.config.choices import CHOICES, POSITIVE, value_at
 from grpo.config.errors import UserError, require
@@ -17,6 +18,7 @@ def check_task(config: TrainConfig) -> None:
     """Raises UserError for the first thing that is wrong with the task, or with one of its sets."""
     task = config.task
     if not task.sets:
+        require(task.weight == 1.0, f"task.weight={task.weight:g} is read of one of several sets only: leave it out")
         _check_set(config)
         return
     plain = TaskConfig()
@@ -138,13 +140,17 @@ def _check_server(key: str, part: RewardPartConfig) -> None:
     server = part.server or RewardServerConfig()
     key = f"{key}: {part.name!r}"
     require(
-        server.url.startswith(("http://", "https://")),
+        _is_address(server.url),
         f"{key} needs server.url, an address that begins with http:// or https://; it is {server.url!r}",
     )
     require(
-        "@" not in server.url.split("/")[2],
+        "@" not in urlsplit(server.url).netloc,
         f"{key}: server.url must hold no password: put the key into an environment variable, and name that in "
         "server.key_variable",
+    )
+    require(
+        kind != "judge" or not {"?", "#"} & {*server.url},
+        f"{key}: server.url must end where /chat/completions is added, without ? and #",
     )
     for name in ("at_once", "seconds", "scale"):
         require(getattr(server, name) > 0, f"{key}: server.{name}={getattr(server, name)} must be above 0")
@@ -152,3 +158,16 @@ def _check_server(key: str, part: RewardPartConfig) -> None:
         kind != "judge" or "{completion}" in server.prompt,
         f"{key}: server.prompt lacks {{completion}}, where the completion is put",
     )
+
+
+def _is_address(url: str) -> bool:
+    """Tells whether a text is the address of a server, with a host and a port that may be.
+
+    >>> [_is_address(url) for url in ("http://a:8000/v1", "https://[::1]/", "http://", "http://a:99999", "a:80")]
+    [True, True, False, False, False]
+    """
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False

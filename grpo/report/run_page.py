@@ -57,7 +57,7 @@ def write_run_page(
         findings=findings,
         nothing=NOTHING_FOUND if len(metrics) >= FEWEST_POINTS else TOO_FEW,
         pictures=[*page.wide_picture(first), *map(page.picture, others)],
-        tables=_tables(metrics, evaluations),
+        tables=run_tables(metrics, evaluations),
         groups=groups,
         about_groups=(
             "These are whole groups of the last rounds: all completions of one prompt, some of each kind. "
@@ -144,7 +144,7 @@ def _cut(text: str) -> str:
     return f"{text[: EXCERPT // 2]}\n… {len(text) - EXCERPT:,} characters left out …\n{text[-EXCERPT // 2 :]}"
 
 
-def _tables(metrics: Sequence[Row], evaluations: Sequence[Row]) -> dict[str, dict[str, Any]]:
+def run_tables(metrics: Sequence[Row], evaluations: Sequence[Row]) -> dict[str, dict[str, Any]]:
     """Returns the tables that the run has numbers for, with their captions."""
     late = metrics[-max(1, len(metrics) // 4) :]
     rounds = f"Means over the last {len(late)} of {len(metrics)} rounds."
@@ -157,7 +157,7 @@ def _tables(metrics: Sequence[Row], evaluations: Sequence[Row]) -> dict[str, dic
         "caption": f"{rounds} A prompt is hard where few of its completions are right.",
         "rows": _parts("of the prompt's completions", {BANDS[name]: prefix for name, prefix in names.items()}, late),
     }
-    prefix = "completions/by_source/"
+    prefix = "source/"
     sources = sorted(
         {name.removeprefix(prefix).rpartition("/")[0] for row in late for name in row if name.startswith(prefix)}
     )

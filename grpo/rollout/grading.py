@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from queue import SimpleQueue
 
 from grpo.interfaces import Sampler, Task
 from grpo.types import Prompt, RolloutGroup, ScoredGroup
 
-Scored = Future[ScoredGroup]
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """This type holds a graded group, and its share of the seconds, by phase, that grading took."""
+
+    scored: ScoredGroup
+    seconds: Mapping[str, float]
 
 
 class GradingThread:
@@ -20,27 +26,19 @@ class GradingThread:
     def __init__(self, task: Task, thread_seconds: Callable[[], Mapping[str, float]] = dict):
         """`thread_seconds` gives the calling thread's seconds by phase since the last call."""
         self._task, self._thread_seconds = task, thread_seconds
-        self._groups: SimpleQueue[tuple[RolloutGroup, Scored]] = SimpleQueue()
-        self._seconds: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        self._groups: SimpleQueue[tuple[RolloutGroup, Future[Graded]]] = SimpleQueue()
         # A daemon: a run that ends does not wait for what nobody will learn from.
         threading.Thread(target=self._run, name="grading", daemon=True).start()
 
-    def grade(self, group: RolloutGroup) -> Scored:
+    def grade(self, group: RolloutGroup) -> Future[Graded]:
         """Begins to grade a group, and returns a future of it with its grades."""
-        scored: Scored = Future()
-        self._groups.put((group, scored))
-        return scored
+        graded: Future[Graded] = Future()
+        self._groups.put((group, graded))
+        return graded
 
-    def results(self, scored: Sequence[Scored]) -> list[ScoredGroup]:
+    def results(self, graded: Sequence[Future[Graded]]) -> list[ScoredGroup]:
         """Waits for groups that are being graded. Raises what grading raised."""
-        return [group.result() for group in scored]
-
-    def take_seconds(self) -> dict[str, float]:
-        """Returns the thread's seconds by phase since the last call."""
-        with self._lock:
-            seconds, self._seconds = dict(self._seconds), Counter()
-        return seconds
+        return [group.result().scored for group in graded]
 
     def _run(self) -> None:
         while True:
@@ -48,15 +46,14 @@ class GradingThread:
             while not self._groups.empty():
                 waiting.append(self._groups.get())
             try:
-                graded = self._task.grade([group for group, _ in waiting])
+                scored = self._task.grade([group for group, _ in waiting])
             except BaseException as error:
-                for _, scored in waiting:
-                    scored.set_exception(error)
-            else:
-                for (_, scored), group in zip(waiting, graded, strict=True):
-                    scored.set_result(group)
-            with self._lock:
-                self._seconds.update(self._thread_seconds())
+                for _, graded in waiting:
+                    graded.set_exception(error)
+                continue
+            share = {phase: seconds / len(waiting) for phase, seconds in self._thread_seconds().items()}
+            for (_, graded), group in zip(waiting, scored, strict=True):
+                graded.set_result(Graded(group, share))
 
 
 def sampled_and_graded(
@@ -67,7 +64,7 @@ def sampled_and_graded(
     first_sample: int = 0,
 ) -> list[ScoredGroup]:
     """Samples as `Sampler.generate` does, and grades each group as soon as it is whole."""
-    begun: dict[int, Scored] = {}
+    begun: dict[int, Future[Graded]] = {}
 
     def begin(place: int, group: RolloutGroup) -> None:
         begun[place] = grading.grade(group)

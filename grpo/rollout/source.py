@@ -13,7 +13,7 @@ from typing import Protocol
 
 from grpo.config.errors import NOBODY_LEFT, SamplerLost
 from grpo.interfaces import AskableSampler, Collective, Pending, Sampler, Task
-from grpo.rollout.grading import GradingThread, sampled_and_graded
+from grpo.rollout.grading import Graded, GradingThread, sampled_and_graded
 from grpo.types import Prompt, RoundPlan, ScoredGroup
 
 
@@ -137,9 +137,9 @@ class AskingAhead:
         return groups
 
     def take_seconds(self) -> dict[str, float]:
-        """Seconds that this rank waited for the groups taken since the last call, and graded meanwhile. Prompts wait
-        for each other in their order, so that those of all rounds add up to the clock on the wall."""
-        seconds, self._seconds = dict(self._seconds + Counter(self._grading.take_seconds())), Counter()
+        """Seconds that this rank waited for the groups taken since the last call, and graded them. Prompts wait for
+        each other in their order, so that those of all rounds add up to the clock on the wall."""
+        seconds, self._seconds = dict(self._seconds), Counter()
         return seconds
 
     def rest(self) -> None:
@@ -184,7 +184,7 @@ class AskingAhead:
                 asked.scored.set_exception(error)
                 continue
             asked.seconds.update(self._thread_seconds())
-            self._grading.grade(group).add_done_callback(partial(_pass_on, asked.scored))
+            self._grading.grade(group).add_done_callback(partial(_pass_on, asked))
 
     def _staleness(self, group: ScoredGroup) -> int:
         """In optimizer steps, when the last step of the round learns from this group: which step will is not known
@@ -199,12 +199,13 @@ class AskingAhead:
         self._task.cursor = self.cursor
 
 
-def _pass_on(scored: Future[ScoredGroup], graded: Future[ScoredGroup]) -> None:
-    """Gives one future the result or the error of another one that is done."""
+def _pass_on(asked: _Asked, graded: Future[Graded]) -> None:
+    """Gives a prompt on its way its graded group and the seconds of grading, or the error that it raised."""
     if error := graded.exception():
-        scored.set_exception(error)
+        asked.scored.set_exception(error)
     else:
-        scored.set_result(graded.result())
+        asked.seconds.update(graded.result().seconds)
+        asked.scored.set_result(graded.result().scored)
 
 
 def _scored(asked: _Asked) -> ScoredGroup | None:

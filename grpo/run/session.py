@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from grpo import models
 from grpo.config import TaskConfig, TrainConfig
 from grpo.config.errors import SamplerLost
-from grpo.config.folder import EVALUATIONS_FILE, METRICS_FILE, MODEL_FOLDER, PROFILE_FOLDER
+from grpo.config.folder import EVALUATIONS_FILE, MODEL_FOLDER, PROFILE_FOLDER
 from grpo.config.start import described
 from grpo.config.validate import validate
 from grpo.dynamics.diagnostics import diagnose
@@ -52,16 +52,15 @@ from grpo.run.turns import sampler_in_turn, turn_of_learner
 from grpo.tasks import LoadedTask, VerifiableTask, loaded_task
 from grpo.tasks.trial import tells_apart, trial
 from grpo.telemetry import (
-    FAILED,
     FINISHED,
     CompletionFiles,
     Ending,
     Phases,
     ProfiledRounds,
     Trackers,
-    forget_ending,
     peak_tflops,
     read_metrics,
+    told_failure,
     write_ending,
 )
 from grpo.telemetry import INTERRUPTED as STOPPED
@@ -112,22 +111,6 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
             # Services are opened before the engines: if one does not answer, no time is lost.
             with told_failure(Path(config.output_dir)), open_services(config, collective, saved) as services:
                 return Session(config, path, tokenizer, task, sets, saved, services).run(observers)
-
-
-@contextmanager
-def told_failure(output: Path) -> Iterator[None]:
-    """Writes into the run's folder why the run failed, on the first rank, if it does."""
-    if ranks.rank():
-        yield
-        return
-    forget_ending(output)
-    try:
-        yield
-    except BaseException as error:
-        rows = read_metrics(output / METRICS_FILE) if (output / METRICS_FILE).exists() else []
-        step = rows[-1]["step"] if rows else 0
-        write_ending(output, Ending(FAILED, step, " ".join((str(error) or type(error).__name__).split())))
-        raise
 
 
 def _dry_run(config: TrainConfig, tokenizer: PreTrainedTokenizerBase, loaded: LoadedTask) -> int:
@@ -187,19 +170,17 @@ class Session:
         files = on_first(self._collective, lambda: open_files(self._config, self._services, progress.step))
         with files or nullcontext():
             progress, verdict = self._train(progress, verdict, files, observers)
-        over = self._is_over(progress, verdict)
-        if self._first:
-            reason = verdict.reason if verdict.stop else ""
-            write_ending(self._output, Ending(FINISHED if over else STOPPED, progress.step, reason))
-            if reason:
-                print(f"step {progress.step}: {reason}")
-        if not over:
+        reason = verdict.reason if verdict.stop else ""
+        if self._first and reason:
+            print(f"step {progress.step}: {reason}")
+        if not self._is_over(progress, verdict):
             if self._first:
+                write_ending(self._output, Ending(STOPPED, progress.step))
                 steps = f"step {progress.step} of {self._config.num_steps}"
                 print(f"stopped at {steps}; continue with checkpoint.resume=true")
                 print(f"grpo report {self._output} shows how far it came")
             return INTERRUPTED
-        self._leave(progress.step)
+        self._leave(Ending(FINISHED, progress.step, reason))
         return 0
 
     def _train(
@@ -242,15 +223,16 @@ class Session:
         """Tells whether the run is finished, and not merely interrupted."""
         return verdict.stop or progress.step >= self._config.num_steps
 
-    def _leave(self, step: int) -> None:
-        """Exports the model of the last step, and writes the report."""
+    def _leave(self, ending: Ending) -> None:
+        """Exports the model of the last step, writes how the run ended, and then the report, which says so."""
         exported = self._output / MODEL_FOLDER if self._config.checkpoint.export else None
         if exported:
             # Weights are gathered on a device that the sampler may have.
             self._engines.sampler.sleep()
             with working("writing the trained model"):
-                self._export(step, exported)
+                self._export(ending.step, exported)
         if self._first:
+            write_ending(self._output, ending)
             with working("drawing the report"):
                 write_report(self._output, exported)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from grpo.config import TaskConfig
-from grpo.tasks.own_rewards import own_reward
 from grpo.tasks.remote import RemoteRewards
+from grpo.tasks.rewards import build_parts
 from grpo.tasks.sources import load_problems
 
 MOST_BYTES = 32 * 2**20
@@ -14,13 +14,11 @@ MOST_BYTES = 32 * 2**20
 
 
 def check_early(task: TaskConfig) -> None:
-    """Raises `UserError` for a reward function that cannot be imported or called, and for a file without problems."""
+    """Raises `UserError` for a reward part that is unknown or cannot be built, and for a file without problems."""
     for of_set in task.all_sets.values():
         rewards = [of_set.reward, *map(of_set.reward.of, of_set.reward.by_source)]
         for reward in rewards:
-            for name in reward.weights:
-                if ":" in name:
-                    own_reward(name, of_set.answer_name)
+            build_parts(reward, of_set.answer_name)
             RemoteRewards(reward.parts)
         if of_set.data.source == "file" and Path(of_set.data.path).stat().st_size <= MOST_BYTES:
             load_problems(of_set.data)

@@ -109,12 +109,15 @@ class _RemotePart:
             turn = asyncio.Semaphore(server.at_once)
             if self._judge and not self._judge.model:
                 self._judge.model = await self._only_model(session)
-            asked = [
-                self._value(session, turn, self._request(group, place))
+            requests = [
+                json.dumps(self._request(group, place), sort_keys=True, default=str)
                 for group in groups
                 for place in range(len(group.completions))
             ]
-            answers = await asyncio.gather(*asked)
+            distinct = [*dict.fromkeys(requests)] if server.cache else requests
+            given = await asyncio.gather(*(self._value(session, turn, request) for request in distinct))
+        by_request = dict(zip(distinct, given, strict=True))
+        answers = [by_request[request] for request in requests] if server.cache else given
         self._judge_failures([answer for answer in answers if isinstance(answer, _Failed)], len(answers))
         values = iter(answers)
         return [[self._grade(next(values)) for _ in group.completions] for group in groups]
@@ -146,30 +149,28 @@ class _RemotePart:
             **facts,
         }
 
-    async def _value(
-        self, session: Any, turn: asyncio.Semaphore, request: Mapping[str, Any]
-    ) -> Mapping[str, float] | _Failed:
-        """Returns the numbers of one completion, or why there are none."""
-        key = json.dumps(request, sort_keys=True, default=str)
-        if self._server.cache and key in self._cache:
-            return self._cache[key]
+    async def _value(self, session: Any, turn: asyncio.Semaphore, request: str) -> Mapping[str, float] | _Failed:
+        """Returns the numbers that answer a request, which is a JSON text, or why there are none."""
+        if request in self._cache:
+            return self._cache[request]
         try:
             async with turn:
-                read = self._read(await self._answer(session, key))
+                read = self._read(await self._answer(session, request))
         except _Failed as failed:
             self._in_vain += 1
             return failed
         self._answered, self._in_vain = True, 0
-        self._cache[key] = read
-        if len(self._cache) > MAX_CACHED:
-            self._cache.popitem(last=False)
+        if self._server.cache:
+            self._cache[request] = read
+            if len(self._cache) > MAX_CACHED:
+                self._cache.popitem(last=False)
         return read
 
     def _read(self, answer: Any) -> Mapping[str, float]:
         """Returns the numbers of a server's answer. Raises `_Failed` where it holds no reward."""
         try:
             return numbers(self.name, self._judge.score(answer) if self._judge else answer)
-        except (TypeError, ValueError, LookupError, AttributeError) as error:
+        except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
             raise _Failed(f"{self._url} answered {_excerpt(answer)}, which holds no reward ({error})") from error
 
     async def _answer(self, session: Any, body: str) -> Any:
@@ -182,7 +183,7 @@ class _RemotePart:
             if status is not None and status < 400:
                 try:
                     return json.loads(text)
-                except ValueError:
+                except (ValueError, RecursionError):
                     raise _Failed(f"{self._url} answered {_excerpt(text)}, which is not JSON") from None
             problem = f"{self._url} answered {status}: {_excerpt(text)}" if status else f"{self._url}: {text}"
             if status is not None and status < 500 and status not in RETRIED:

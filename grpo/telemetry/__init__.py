@@ -3,7 +3,16 @@
 from grpo.telemetry.breakdown import CompletionFacts, breakdown, facts_of
 from grpo.telemetry.code import write_code
 from grpo.telemetry.completions import CompletionFiles, completion_row, first_groups, read_completions, whole_groups
-from grpo.telemetry.ending import FAILED, FINISHED, INTERRUPTED, Ending, forget_ending, read_ending, write_ending
+from grpo.telemetry.ending import (
+    FAILED,
+    FINISHED,
+    INTERRUPTED,
+    Ending,
+    forget_ending,
+    read_ending,
+    told_failure,
+    write_ending,
+)
 from grpo.telemetry.hardware import peak_tflops
 from grpo.telemetry.lines import JsonLines, JsonlTracker, read_metrics
 from grpo.telemetry.memory import peak_memory
@@ -42,6 +51,7 @@ __all__ = [
     "read_ending",
     "read_metrics",
     "service_trackers",
+    "told_failure",
     "whole_groups",
     "write_code",
     "write_ending",

@@ -3,8 +3,8 @@ source, and by how hard the prompt is.
 
     completions/length_p10, _p50, _p90                         percentiles of the length, in tokens
     completions/right/…, completions/wrong/…                   the mean and the same percentiles, of those completions
-    completions/by_source/NAME/…                               mean, 90th percentile and truncated fraction of a source,
-                                                               and its share of the completions
+    source/NAME/length_p90, share                              the 90th percentile and the share of the completions of a
+                                                               source of problems, whose means are of `grpo.measure`
     completions/by_pass_rate/none|some|most|all/…              mean length and truncated fraction of prompts of which
                                                                none, below half, half or more, or all were right
     completions/by_pass_rate/none|some|most|all/share          their share of the completions
@@ -38,8 +38,7 @@ class CompletionFacts(NamedTuple):
 
 def facts_of(scored: ScoredGroup) -> list[CompletionFacts]:
     """Returns the facts of a group's completions."""
-    source = str(scored.group.prompt.problem.metadata.get("source") or "")
-    band = band_of(*scored.count)
+    source, band = scored.group.prompt.problem.source, band_of(*scored.count)
     return [
         CompletionFacts(len(completion.token_ids), grade.correct, completion.truncated, source, band)
         for completion, grade in zip(scored.group.completions, scored.grades, strict=True)
@@ -72,12 +71,10 @@ def breakdown(facts: Sequence[CompletionFacts]) -> dict[str, float]:
     for name, right in (("right", True), ("wrong", False)):
         chosen = [fact for fact in facts if fact.right == right]
         numbers |= _mean_length(f"completions/{name}", chosen) | _percentiles(f"completions/{name}", chosen)
-    sources = _divided(facts, lambda fact: fact.source)
-    for source, chosen in sources.items() if len(sources) > 1 else ():
-        prefix = f"completions/by_source/{source or 'unnamed'}"
-        numbers |= _mean_length(prefix, chosen) | _truncated(prefix, chosen)
-        numbers[f"{prefix}/length_p90"] = percentile(sorted(fact.length for fact in chosen), 90)
-        numbers[f"{prefix}/share"] = len(chosen) / len(facts)
+    for source, chosen in _divided(facts, lambda fact: fact.source).items():
+        if source:
+            numbers[f"source/{source}/length_p90"] = percentile(sorted(fact.length for fact in chosen), 90)
+            numbers[f"source/{source}/share"] = len(chosen) / len(facts)
     for band, chosen in _divided(facts, lambda fact: fact.band).items():
         prefix = f"completions/by_pass_rate/{band}"
         numbers |= _mean_length(prefix, chosen) | _truncated(prefix, chosen)

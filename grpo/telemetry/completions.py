@@ -26,7 +26,7 @@ def completion_row(scored: ScoredGroup, sample: int) -> dict[str, Any]:
     completion, grade, problem = scored.group.completions[sample], scored.grades[sample], scored.group.prompt.problem
     return {
         "prompt_id": scored.group.prompt.prompt_id,
-        "source": str(problem.metadata.get("source") or ""),
+        "source": problem.source,
         "sample": sample,
         "question": problem.question,
         "answer": problem.answer,

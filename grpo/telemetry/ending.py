@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from grpo.config.folder import END_FILE
+from grpo.config.folder import END_FILE, METRICS_FILE
+from grpo.host import ranks
+from grpo.telemetry.lines import read_metrics
 
 FINISHED, INTERRUPTED, FAILED = "finished", "interrupted", "failed"
 # A reason is kept up to this many characters.
@@ -38,3 +42,23 @@ def read_ending(folder: Path) -> Ending | None:
         return Ending(**json.loads((folder / END_FILE).read_text(encoding="utf-8")))
     except (FileNotFoundError, ValueError, TypeError):
         return None
+
+
+@contextmanager
+def told_failure(folder: Path) -> Iterator[None]:
+    """Writes why the run in `folder` failed, on the first rank, unless its end is written already.
+
+    What fails after that is the report, or a service that shows the run.
+    """
+    if ranks.rank():
+        yield
+        return
+    forget_ending(folder)
+    try:
+        yield
+    except BaseException as error:
+        if not read_ending(folder):
+            rows = read_metrics(folder / METRICS_FILE) if (folder / METRICS_FILE).exists() else []
+            step = rows[-1]["step"] if rows else 0
+            write_ending(folder, Ending(FAILED, step, " ".join((str(error) or type(error).__name__).split())))
+        raise

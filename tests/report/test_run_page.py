@@ -6,7 +6,7 @@ import multiprocessing
 import pytest
 
 from grpo.cli import main
-from grpo.report.run_page import shown_groups, standing
+from grpo.report.run_page import run_tables, shown_groups, standing
 from grpo.report.verdict import judge
 from grpo.telemetry import FAILED, FINISHED, INTERRUPTED, Ending, forget_ending, read_ending, write_ending
 from tests.report.runs import write_run
@@ -115,6 +115,14 @@ def test_long_completions_lose_their_middle_and_control_characters_their_power()
     [group] = shown_groups([row(2, "a@0", False, "x" * 3000 + "\x1b[2J\u202e")])
     assert "characters left out" in group["rows"][0]["text"] and len(group["rows"][0]["text"]) < 2100
     assert "\x1b" not in group["rows"][0]["text"] and "\u202e" not in group["rows"][0]["text"]
+
+
+def test_each_source_of_problems_has_a_line_with_its_share_length_and_truncation():
+    numbers = {"share": 0.25, "length_mean": 8.0, "truncated_fraction": 0.5, "reward_mean": 1.0}
+    rounds = [{"step": 1, **{f"source/words/{name}": value for name, value in numbers.items()}}]
+    table = run_tables(rounds, [])["Completions by source"]["rows"]
+    assert table == [["source", "share of completions", "mean length, tokens", "cut off"],
+                     ["words", "25.0%", "8.0", "50.0%"]]  # fmt: skip
 
 
 @pytest.mark.slow

@@ -164,4 +164,4 @@ def test_real_runs_of_two_variants_end_in_a_report(tmp_path):
     text = (output / "report.md").read_text()
     assert "| normalization.exponent | 1.0 | 0.0 |" in text
     assert "8 held-out problems and 1 seed" in text
-    assert "<img" in (output / "report.html").read_text()
+    assert "<svg" in (output / "report.html").read_text()

@@ -37,6 +37,7 @@ def test_mistakes_in_data_and_reward_are_told_without_torch(write_rows, tmp_path
     file = ["task=file", f"task.data.path={rows}"]
     assert "has no column 'q' (task.data.question_column)" in said("train", *file, "task.data.question_column=q")
     assert "cannot import 'nowhere:f'" in said("train", 'task.reward.parts=[{name: "nowhere:f"}]')
+    assert "unknown part 'maths'; choose from math" in said("train", "task.reward.parts=[{name: maths}]")
     (tmp_path / "own.py").write_text("def f(prompt, response): return 1.0\n")
     assert "takes (prompt, response); write it as" in said(
         "train", f'task.reward.parts=[{{name: "{tmp_path}/own.py:f"}}]'

@@ -129,6 +129,14 @@ def test_many_are_asked_at_once_and_the_same_completion_once():
     assert max(most) == 4 and len(requests) == 8
 
 
+@pytest.mark.parametrize(("cache", "asked"), [(True, 2), (False, 6)])
+def test_completions_of_one_group_that_are_the_same_are_asked_about_once_if_answers_are_kept(cache, asked):
+    with served(lambda body: (200, str(len(body["completion"])))) as (url, requests):
+        given = grades("http", {"url": url, "cache": cache}, "a", "bb", "a", times=2)
+    assert [grade.reward for grade in given] == [1.0, 2.0, 1.0]
+    assert len(requests) == asked
+
+
 def test_a_request_that_fails_is_repeated_and_one_that_never_succeeds_costs_its_own_grade(monkeypatch, caplog):
     monkeypatch.setattr("grpo.tasks.remote.FIRST_PAUSE_SECONDS", 0.01)
     tries = {}
@@ -168,6 +176,8 @@ def test_a_completion_that_got_no_reward_is_asked_about_again_when_it_comes_agai
         ("http", (200, "<html>"), "answered '<html>', which is not JSON"),
         ("http", (200, '{"reward": 1}'), "holds no reward .it returned a mapping without 'score', but with reward"),
         ("http", (200, "NaN"), "holds no reward .the reward is nan"),
+        ("http", (200, "1" + "0" * 400), "holds no reward .int too large to convert to float"),
+        ("http", (200, "[" * 100_000), "which is not JSON"),
         ("judge", reply("I cannot say"), "holds no reward .no '.*' in the reply 'I cannot say'"),
         ("judge", (200, '{"error": "x"}'), "answered \"{'error': 'x'}\", which holds no reward"),
     ],
@@ -193,6 +203,9 @@ def test_a_server_that_is_not_there_or_too_slow_is_one_line():
     [
         ("{name: http}", "'http' needs server.url, an address that begins with http:// or https://; it is ''"),
         ("{name: judge, server: {url: notaurl}}", "it is 'notaurl'"),
+        ("{name: http, server: {url: 'http://'}}", "it is 'http://'"),
+        ("{name: http, server: {url: 'http://a:99999'}}", "it is 'http://a:99999'"),
+        ("{name: judge, server: {url: 'http://a/v1?key=x'}}", "must end where /chat/completions is added"),
         ("{name: math, server: {url: 'http://a'}}", "'math' asks no server: name the part http or judge"),
         ("{name: http, server: {url: 'http://me:key@a/'}}", "server.url must hold no password"),
         ("{name: http, server: {url: 'http://a', at_once: 0}}", "server.at_once=0 must be above 0"),

@@ -6,8 +6,7 @@ from grpo.types import Completion, Grade, Problem, Prompt, RolloutGroup, ScoredG
 
 def group(source, *completions):
     """A group of (length, right, truncated)."""
-    metadata = {"source": source} if source else {}
-    prompt = Prompt(Problem("p", "q", "a", metadata), (1,))
+    prompt = Prompt(Problem("p", "q", "a", source=source), (1,))
     written = tuple(Completion((5,) * length, (0.0,) * length, "", cut) for length, _, cut in completions)
     grades = tuple(Grade(float(right), right, {}) for _, right, _ in completions)
     return ScoredGroup(RolloutGroup(prompt, written, 0, 0), grades, (True,) * len(grades))
@@ -25,21 +24,20 @@ def test_right_completions_stand_against_wrong_ones_with_percentiles():
     assert [numbers[f"completions/length_p{percent}"] for percent in (10, 50, 90)] == [1.0, 5.0, 9.0]
     assert numbers["completions/right/length_mean"] == 2.5 and numbers["completions/wrong/length_mean"] == 7.5
     assert numbers["completions/wrong/length_p90"] == 10.0
-    # One source needs no table of sources.
-    assert not any("by_source" in name for name in numbers)
+    # Problems without a source have no numbers of one.
+    assert not any("source" in name for name in numbers)
 
 
-def test_truncation_is_told_by_source_and_by_difficulty():
+def test_lengths_are_told_by_source_and_truncation_by_difficulty():
     facts = [
         *facts_of(group("easy", (2, True, False), (4, True, False))),
         *facts_of(group("hard", (8, False, True), (8, False, True), (6, False, False), (6, True, False))),
     ]
     numbers = breakdown(facts)
-    assert numbers["completions/by_source/easy/truncated_fraction"] == 0.0
-    assert numbers["completions/by_source/hard/truncated_fraction"] == 0.5
-    assert numbers["completions/by_source/hard/length_mean"] == 7.0
-    assert numbers["completions/by_source/hard/length_p90"] == 8.0
-    assert numbers["completions/by_source/hard/share"] == 4 / 6
+    assert {name: value for name, value in numbers.items() if "source" in name} == {
+        **{"source/easy/length_p90": 4.0, "source/easy/share": 2 / 6},
+        **{"source/hard/length_p90": 8.0, "source/hard/share": 4 / 6},
+    }
     assert numbers["completions/by_pass_rate/some/truncated_fraction"] == 0.5
     assert numbers["completions/by_pass_rate/some/share"] == 4 / 6
     assert numbers["completions/by_pass_rate/all/share"] == 2 / 6
