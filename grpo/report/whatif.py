@@ -130,7 +130,10 @@ def alternatives(saved: Mapping[str, Any], words: Sequence[str]) -> dict[str, Ba
     """
     same, own = plain(words), from_dict(saved)
     settings = {AGAIN: setting_of(own)}
-    for swept in grid(words):
+    alternatives = grid(words)
+    if len(alternatives) >= MOST_ALTERNATIVES:
+        raise UserError(f"these are {len(alternatives)} alternatives; ask for at most {MOST_ALTERNATIVES - 1}")
+    for swept in alternatives:
         chosen = [*same, *(f"{key}={value}" for key, value in swept.items())]
         if not chosen:
             raise UserError("name what to change, for example dynamics.group_size=4,16 or normalization=dr_grpo")
@@ -140,8 +143,6 @@ def alternatives(saved: Mapping[str, Any], words: Sequence[str]) -> dict[str, Ba
             raise UserError(f"no prediction is made for {unknown[0]}; it is made for {', '.join(KNOWN)}")
         _check(other)
         settings[" ".join(chosen)] = setting_of(other)
-    if len(settings) > MOST_ALTERNATIVES:
-        raise UserError(f"these are {len(settings) - 1} alternatives; ask for at most {MOST_ALTERNATIVES - 1}")
     return settings
 
 

@@ -101,6 +101,7 @@ def trained(scheduler, rounds=40, **run):
     return world, [*plans, plan], decisions
 
 
+@pytest.mark.slow
 def test_groups_shrink_where_difficulty_allows_and_every_change_has_a_reason():
     scheduler = SCHEDULERS["adaptive"](config(), 1)
     world, plans, decisions = trained(scheduler)

@@ -112,7 +112,7 @@ def test_the_command_measures_parts_and_writes_them_down(tmp_path):
 
 def test_a_process_that_fails_or_hangs_is_told_with_what_it_printed(bench, monkeypatch, capfd):
     assert apart.exit_code([sys.executable, "-c", "print('the reason'); raise SystemExit(3)"]) == 3
-    monkeypatch.setattr(apart, "LONGEST_SECONDS", 2.0)
+    monkeypatch.setattr(apart, "LONGEST_SECONDS", 1.0)
     assert apart.exit_code(["sh", "-c", "echo the last word; exec sleep 60"]) == 124
     assert {"the reason", "the last word"} <= set(capfd.readouterr().err.splitlines())
     monkeypatch.setattr(apart, "exit_code", lambda command: 1)

@@ -24,6 +24,7 @@ def place_of_engine(arguments):
     return executor._distributed_args(SimpleNamespace(vllm_config=settings))[1:]
 
 
+@pytest.mark.slow
 def test_the_engine_of_each_rank_has_the_gpu_of_its_rank(monkeypatch):
     monkeypatch.setenv("RANK", "11")
     monkeypatch.setenv("LOCAL_RANK", "3")

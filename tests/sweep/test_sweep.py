@@ -137,6 +137,7 @@ def test_more_seeds_join_and_other_overrides_are_refused(words, capsys):
     assert expected in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_hydras_launchers_run_cells_side_by_side(words):
     assert main(["sweep", *words, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]) == 0
     assert all(state.state == DONE for state in states(words).values())
