@@ -130,10 +130,10 @@ def alternatives(saved: Mapping[str, Any], words: Sequence[str]) -> dict[str, Ba
     """
     same, own = plain(words), from_dict(saved)
     settings = {AGAIN: setting_of(own)}
-    alternatives = grid(words)
-    if len(alternatives) >= MOST_ALTERNATIVES:
-        raise UserError(f"these are {len(alternatives)} alternatives; ask for at most {MOST_ALTERNATIVES - 1}")
-    for swept in alternatives:
+    combinations = grid(words)
+    if len(combinations) >= MOST_ALTERNATIVES:
+        raise UserError(f"these are {len(combinations)} alternatives; ask for at most {MOST_ALTERNATIVES - 1}")
+    for swept in combinations:
         chosen = [*same, *(f"{key}={value}" for key, value in swept.items())]
         if not chosen:
             raise UserError("name what to change, for example dynamics.group_size=4,16 or normalization=dr_grpo")

@@ -81,6 +81,7 @@ def test_an_adapter_names_its_base_unless_another_is_given(adapter):
     assert model == ModelConfig(path="some/base", revision="v2", start=folder, lora=lora)
     assert described(model) == model and not is_checkpoint(model.start)
     assert described(ModelConfig(path="my/copy", start=folder)).path == "my/copy"
+    assert described(ModelConfig(path=folder, revision="v3")).revision == "v3"
     assert described(ModelConfig(start=folder, source="smollm2")) == model
 
 

@@ -6,6 +6,7 @@ import multiprocessing
 import pytest
 
 from grpo.cli import main
+from grpo.config import UserError
 from grpo.report.run_page import run_tables, shown_groups, standing
 from grpo.report.verdict import judge
 from grpo.telemetry import FAILED, FINISHED, INTERRUPTED, Ending, forget_ending, read_ending, write_ending
@@ -45,6 +46,14 @@ def test_of_a_handful_of_problems_it_is_said_that_they_are_too_few():
     assert verdict.mood == "unsure" and verdict.lines[0].startswith("No clear change")
     assert "8 problems are too few to say more" in verdict.lines[1]
     assert verdict.numbers[1].note == "3 better, 0 worse"
+
+
+def test_evaluations_that_asked_something_else_are_not_compared():
+    before, after = evaluation(0, [0.25] * 30), evaluation(2, [0.75] * 30)
+    with pytest.raises(UserError, match=r"the evaluations differ in temperature \(1.0 and 0.5\)"):
+        judge(metrics(0.2, 0.4), [before, after | {"temperature": 0.5}])
+    with pytest.raises(UserError, match="the evaluations asked different problems"):
+        judge(metrics(0.2, 0.4), [before, evaluation(2, [0.75] * 29) | {"problems": 30}])
 
 
 def test_a_run_whose_weights_never_changed_learned_nothing_whatever_chance_says():
