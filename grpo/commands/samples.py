@@ -41,6 +41,7 @@ tracking.completions=all it keeps every one."""
 
 Row = Mapping[str, Any]
 KINDS = ("mixed", "right", "wrong")
+OUTCOMES = ("graded", "timed_out", "failed", "unparsable")
 
 
 def run(words: Sequence[str]) -> int:
@@ -55,6 +56,8 @@ def run(words: Sequence[str]) -> int:
     )
     limit, kind = given.pop("limit", 5), given.get("group")
     require(kind in (None, *KINDS), f"group={kind!r} is none of {' | '.join(KINDS)}")
+    outcome = given.get("outcome")
+    require(outcome in (None, *OUTCOMES), f"outcome={outcome!r} is none of {' | '.join(OUTCOMES)}")
     console, shown = Terminal(), 0
     try:
         for group, chosen in islice(chosen_groups(read_completions(Path(folders[0])), given), limit or None):

@@ -29,6 +29,9 @@ compdef _grpo grpo""",
 }
 """Each shell asks `grpo completion words LINE` for the words that may stand where the cursor is."""
 
+KEYLESS = ("report", "samples", "export", "dynamics", "reproduce", "completion", "doctor")
+"""After these commands stand files or words of their own, so the shell completes files."""
+
 
 def candidates(line: str, commands: Sequence[str], directory: Path) -> list[str]:
     """Returns the words that may stand at the end of a line that begins with "grpo ".
@@ -44,6 +47,8 @@ def candidates(line: str, commands: Sequence[str], directory: Path) -> list[str]
     typed = words[-1]
     if len(words) < 3:
         return sorted(f"{command} " for command in commands if command.startswith(typed))
+    if words[1] in KEYLESS:
+        return []
     key, equals, _ = typed.partition("=")
     known = _values(key, directory) if equals else _keys(key, directory)
     return sorted(word for word in known if word.startswith(typed))

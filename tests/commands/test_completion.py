@@ -22,6 +22,7 @@ def test_commands_groups_choices_and_keys_are_completed():
     assert "task.reward." in completed("grpo train task.") and "task=" not in completed("grpo train task.")
     assert completed("grpo train learner.zero_stage=") == [f"learner.zero_stage={stage} " for stage in range(4)]
     assert completed("grpo train nonsense") == []
+    assert completed("grpo samples le") == [] and "learner." in completed("grpo config le")
 
 
 def test_bash_completes_a_line(tmp_path):

@@ -95,6 +95,8 @@ def test_groups_are_chosen_by_steps_source_question_and_kind(tmp_path, capsys):
         samples.run([str(tmp_path), "step=2-1"])
     with pytest.raises(UserError, match=r"group='some' is none of mixed \| right \| wrong"):
         samples.run([str(tmp_path), "group=some"])
+    with pytest.raises(UserError, match=r"outcome='lost' is none of graded"):
+        samples.run([str(tmp_path), "outcome=lost"])
 
 
 def test_groups_are_kept_whole_until_there_are_enough_completions():
