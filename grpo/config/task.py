@@ -168,7 +168,7 @@ class RewardServerConfig:
     prompt: str = JUDGING
     # This regular expression, with one group, finds the score in the judge's reply. The last one counts.
     pattern: str = r"[Ss]core\W*(-?[0-9.]*[0-9])"
-    # The judge's score is divided by this number.
+    # The judge's score is divided by this number. A score beyond it, on either side, counts as a failed grading.
     scale: float = 10.0
     # A request to the judge has these further fields, e.g. {max_tokens: 256}.
     options: dict[str, Any] = field(default_factory=dict)

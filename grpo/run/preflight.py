@@ -152,7 +152,9 @@ def print_price(config: TrainConfig, path: Path, machine: MachineConstants | Non
     console = Terminal()
     console.print(facts_table("Price", header, price_rows(priced, config.hardware.price_per_hour)))
     if machine is None:
-        console.print("`grpo prove` measures a machine; hardware.measured=FILE then prices the run in hours")
+        console.print(
+            "`grpo prove` measures a machine; hardware.measured=FILE then prices the run in hours", soft_wrap=True
+        )
 
 
 def print_tables(config: TrainConfig, path: Path) -> None:

@@ -242,12 +242,18 @@ class _Judge:
         return {"model": self.model, "messages": [message], "temperature": 0.0, **self._server.options}
 
     def score(self, answer: Mapping[str, Any]) -> float:
-        """Returns the last score in the judge's reply. Raises ValueError where there is none."""
+        """Returns the last score in the judge's reply, divided by the scale.
+
+        Raises ValueError where there is none, or one beyond the scale: a completion may have talked the judge into it.
+        """
         reply = answer["choices"][0]["message"]["content"] or ""
         scores = self._pattern.findall(reply)
         if not scores:
             raise ValueError(f"no {self._server.pattern!r} in the reply {_excerpt(reply)}")
-        return float(scores[-1]) / self._server.scale
+        score = float(scores[-1]) / self._server.scale
+        if abs(score) > 1:
+            raise ValueError(f"the score {scores[-1]} in the reply {_excerpt(reply)} is beyond {self._server.scale:g}")
+        return score
 
 
 def _excerpt(answer: Any) -> str:

@@ -179,6 +179,7 @@ def test_a_completion_that_got_no_reward_is_asked_about_again_when_it_comes_agai
         ("http", (200, "1" + "0" * 400), "holds no reward .int too large to convert to float"),
         ("http", (200, "[" * 100_000), "which is not JSON"),
         ("judge", reply("I cannot say"), "holds no reward .no '.*' in the reply 'I cannot say'"),
+        ("judge", reply("Score: 1000"), "the score 1000 in the reply 'Score: 1000' is beyond 10"),
         ("judge", (200, '{"error": "x"}'), "answered \"{'error': 'x'}\", which holds no reward"),
     ],
 )
