@@ -178,7 +178,9 @@ class DeepSpeedLearner:
         self._count_skipped(applied)
         if isinstance(self.reference, CopyReference) and self.reference.due(self.num_steps):
             self.reference.refresh(self._buckets(MERGED, self._config.learner.precision))
-        *totals, whole_loss, tokens, flops = self.collective.sum([*sums.tolist(), whole_loss.item(), tokens, sum(work)])
+        # Ranks that compute a row together all have its loss.
+        part = whole_loss.item() / together
+        *totals, whole_loss, tokens, flops = self.collective.sum([*sums.tolist(), part, tokens, sum(work)])
         means = {name: Mean(total, tokens) for name, total in zip(METRICS, totals, strict=True)}
         means["policy/loss"] = Mean(whole_loss, 1)
         if not batch.old_known:

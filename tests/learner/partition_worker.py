@@ -92,9 +92,10 @@ def main(model: str, output: str) -> None:
             groups = uneven_groups()[rank::world]
             make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
             [batch] = make([groups], RoundPlan(4, 1, 4))
-            learner.step(batch)
+            loss = learner.step(batch).means["policy/loss"].value
             case = f"{world}/{together}/{stage}/{layout}/{budget}/{level}"
             changes[case] = {name: (tensor - before[name]) / -SCALE for name, tensor in weights(learner).items()}
+            changes[case]["loss"] = torch.tensor(loss, dtype=torch.float64)
             micro_batches[case] = len(batch.micro_batches)
         learner.load(folder)
         if together == 1:

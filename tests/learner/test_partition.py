@@ -30,8 +30,8 @@ def changes(tmp_path_factory):
     return model, changes, counts
 
 
-def reference_gradient(model: str, level: str) -> dict[str, torch.Tensor]:
-    """Every completion alone, in float64, by transformers' eager attention and the formulas as printed."""
+def reference_step(model: str, level: str) -> tuple[dict[str, torch.Tensor], float]:
+    """Gradient and loss of every completion alone: float64, transformers' eager attention, formulas as printed."""
     eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
     language_model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64, **eager)
     groups = [group.scored for group in uneven_groups()]
@@ -59,7 +59,8 @@ def reference_gradient(model: str, level: str) -> dict[str, torch.Tensor]:
             }[level]
             total = total + scale * losses.sum()
     total.backward()
-    return {name: parameter.grad for name, parameter in language_model.named_parameters()}
+    gradient = {name: parameter.grad for name, parameter in language_model.named_parameters()}
+    return gradient, total.item()
 
 
 def relative_difference(ours, reference):
@@ -69,14 +70,17 @@ def relative_difference(ours, reference):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
-def test_gradient_is_the_same_for_every_split_and_equals_the_reference(changes, level):
+def test_gradient_and_loss_are_the_same_for_every_split_and_equal_the_reference(changes, level):
     model, splits, _ = changes
-    reference = reference_gradient(str(model), level)
+    reference, loss = reference_step(str(model), level)
     cases = {case: change for case, change in splits.items() if case.endswith(f"/{level}")}
     # (1 and 2 ranks × 3 stages, and 2 ranks that compute each row together × 2 stages) × layouts × row lengths
     assert len(cases) == (2 * 3 + 2) * 3 * 3
     differences = {case: relative_difference(change, reference) for case, change in cases.items()}
     assert max(differences.values()) <= TOLERANCE, sorted(differences.items(), key=lambda item: -item[1])[:5]
+    assert {case: change["loss"].item() for case, change in cases.items()} == pytest.approx(
+        dict.fromkeys(cases, loss), rel=1e-4, abs=1e-6
+    )
 
 
 def test_nothing_sharded_is_run_by_the_code_of_a_sharded_optimizer():
