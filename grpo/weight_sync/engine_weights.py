@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor, nn
 
 from grpo.weight_sync.checksum import bit_sum, placed_sum
@@ -23,17 +24,17 @@ def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         module, (parent, dot, leaf) = modules[prefix], prefix.rpartition(".")
         sizes = getattr(module, "output_partition_sizes", [])
         parts = fused.get(leaf, [])
-        rows = parameter.shape[0] if parameter.dim() else 0
-        if leaf in lying and kind == "weight":
-            yield name, parameter.detach().t()
-        elif len(parts) == len(sizes) > 1 and sum(sizes) == rows:
-            pieces = parameter.detach().split(list(sizes))
-            for index, (part, piece) in enumerate(zip(parts, pieces, strict=True)):
-                yield f"{parent}{dot}{part}.{kind}", _whole(piece, module, kind, index)
-        else:
-            stored = _whole(parameter.detach(), module, kind)
-            vocabulary = getattr(module, "org_vocab_size", None)
-            yield name, stored if vocabulary is None else stored[:vocabulary]
+        stored, rows = parameter.detach(), parameter.shape[0] if parameter.dim() else 0
+        # Every rank has a share of each of what is fused.
+        shares = stored.split(list(sizes)) if len(sizes) > 1 and sum(sizes) == rows else (stored,)
+        pieces = [_whole(share, module, kind, index) for index, share in enumerate(shares)]
+        if len(parts) == len(pieces) > 1:
+            yield from ((f"{parent}{dot}{part}.{kind}", piece) for part, piece in zip(parts, pieces, strict=True))
+            continue
+        whole = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+        vocabulary = getattr(module, "org_vocab_size", None)
+        kept = whole if vocabulary is None else whole[:vocabulary]
+        yield name, kept.t() if leaf in lying and kind == "weight" else kept
 
 
 def _whole(shard: Tensor, module: nn.Module, kind: str, part: int = 0) -> Tensor:

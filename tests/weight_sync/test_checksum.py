@@ -290,3 +290,22 @@ def test_a_bias_of_the_router_that_learners_do_not_send_is_no_difference():
     assert differing(checksums(others.items()), checksums(stored.items())) == [
         "layers.1.mlp.gate.e_score_correction_bias [2]"
     ]
+
+
+@pytest.mark.slow
+def test_shards_of_a_matrix_that_is_trained_fused_are_put_together_part_by_part(monkeypatch):
+    # Phi-3 is trained with q, k and v in one matrix. Of each of the three, each of two ranks has a half.
+    from vllm.model_executor.layers.linear import ColumnParallelLinear
+
+    class Shard(ColumnParallelLinear):
+        def __init__(self, rows):
+            nn.Module.__init__(self)
+            self.weight, self.tp_size, self.output_partition_sizes = nn.Parameter(whole[rows]), 2, [2, 1, 1]
+
+    whole = torch.arange(16.0).reshape(8, 2)
+    engine, others = nn.ModuleDict({"qkv_proj": Shard([0, 1, 4, 6])}), whole[[2, 3, 5, 7]].split([2, 1, 1])
+    parts = iter(others)
+    gather = lambda own, dimension: torch.cat([own, next(parts)], dimension)  # noqa: E731
+    monkeypatch.setattr("vllm.distributed.tensor_model_parallel_all_gather", gather)
+    [(name, weight)] = named_weights(engine)
+    assert name == "qkv_proj.weight" and torch.equal(weight, whole)
