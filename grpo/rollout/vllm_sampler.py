@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -39,8 +40,10 @@ class VllmSampler:
         collective: Collective | None = None,
     ):
         """`collective` is of all learner ranks. It is needed where several share an engine."""
+        spread = config.rollout.tensor_parallel
         self._config = config
-        self._pool = partial(pooled, collective, config.rollout.tensor_parallel)
+        self._pool = partial(pooled, collective, spread)
+        self._first_of_engine = spread == 1 or collective.rank % spread == 0
         self._tokenizer = tokenizer
         self._stop_token_ids = stop_token_ids(model_path, tokenizer)
         self._on_gpu = device.type == "cuda"
@@ -48,12 +51,12 @@ class VllmSampler:
         self._file_form = FileForm(str(model_path), config.model.trust_remote_code)
         trust = config.model.trust_remote_code
         arguments = engine_arguments(config, str(model_path), self._on_gpu, keeps_state(str(model_path), trust))
-        arguments |= colocated_arguments(self._on_gpu, ranks.world_size(), config.rollout.tensor_parallel)
+        arguments |= colocated_arguments(self._on_gpu, ranks.world_size(), spread)
         classes = ModelClasses()
         if self._on_gpu:
             # vLLM asks whether its share is free, which what PyTorch keeps of loading the learner is not.
             torch.cuda.empty_cache()
-        with _own_settings(device):
+        with _own_settings(device), nullcontext() if self._on_gpu else _own_shared_memory(collective, spread):
             self._llm = LLM(**arguments)
             self._llm.apply_model(classes.part)
         self._use = self._llm.llm_engine.logger_manager = EngineUse()
@@ -134,7 +137,8 @@ class VllmSampler:
         self.policy_version = policy_version
 
     def use(self) -> dict[str, float]:
-        return self._use.take()
+        # Of an engine that ranks share, one of them tells.
+        return self._use.take() if self._first_of_engine else {}
 
     def checksums(self) -> Sequence[Mapping[str, int]]:
         return self._llm.collective_rpc("weight_checksums")
@@ -154,6 +158,29 @@ class VllmSampler:
         would leave no room for it."""
         torch.cuda.empty_cache()
         self._llm.wake_up([what])
+
+
+@contextmanager
+def _own_shared_memory(collective: Collective | None, spread: int) -> Iterator[None]:
+    """Names the memory through which the `spread` ranks of an engine exchange data on a CPU, and leaves no file of it.
+
+    For ranks that torchrun started, vLLM (0.32) gives it one name in all runs of a machine. Two runs would meet there,
+    and what a killed one has left would stop all later ones. Collective, where several ranks share an engine.
+    """
+    if spread == 1:
+        yield
+        return
+    from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
+
+    # The first rank of each engine names it.
+    name = collective.gather(uuid4().hex)[collective.rank - collective.rank % spread]
+    of_group = _CPUSHMDistributed.make_group_name
+    _CPUSHMDistributed.make_group_name = staticmethod(lambda group: name + of_group(group).lstrip("/"))
+    yield
+    _CPUSHMDistributed.make_group_name = staticmethod(of_group)
+    # All ranks have opened it, so it needs no name any more.
+    for opened in Path("/dev/shm").glob(f"{name}*"):
+        opened.unlink(missing_ok=True)
 
 
 @contextmanager
