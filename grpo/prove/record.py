@@ -37,7 +37,9 @@ def write_record(folder: Path, about: Mapping[str, Any], reports: Sequence[Repor
         "constants": before.get("constants", {}) | now["constants"],
         "basis": before.get("basis", {}) | now["basis"],
     }
+    # A device that holds none of the rows that were tried leaves nothing to choose from.
     whole = set(MEASURED_BY) <= set(record["constants"]) and set(_BASIS) <= set(record["basis"])
+    whole = whole and bool(record["basis"]["rows"])
     settings = (
         settings_of(_constants(record), Basis(**{name: record["basis"][name] for name in _BASIS})) if whole else []
     )

@@ -46,6 +46,11 @@ def test_parts_that_are_measured_one_by_one_stand_in_one_file(tmp_path):
     )
 
 
+def test_a_device_that_held_no_row_is_asked_for_no_settings(tmp_path):
+    measured = Report([], REST | {"learning_tokens_per_second": 500.0}, BASIS | {"rows": []})
+    assert write_record(tmp_path, ABOUT, [measured])["settings"] == []
+
+
 @pytest.mark.parametrize("other", [{"device": "NVIDIA H100"}, {"size": "7b"}, {"words": ["learner.zero_stage=3"]}])
 def test_what_was_measured_on_something_else_is_not_mixed_in(tmp_path, other):
     write_record(tmp_path, ABOUT, [LEARNER])
