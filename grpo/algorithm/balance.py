@@ -75,7 +75,7 @@ def at_home(
     here = collective.rank
     computed = dict(zip(share.pieces, values, strict=True))
     by_branch: dict[tuple[int, int], Value] = {}
-    for sent in collective.gather({piece: found for piece, found in computed.items() if piece.home != here}):
+    for sent in collective.gather({piece: value for piece, value in computed.items() if piece.home != here}):
         computed |= sent
     for piece, of_branches in computed.items():
         if piece.home == here:

