@@ -1,7 +1,7 @@
 # With all parts there: vLLM in the learner's process.
 #   OUT=FOLDER bash benchmarks/airgapped/sampler.sh FOLDERS_OF_PARTS
 source benchmarks/airgapped/steps.sh
-unpack "$@"
+unpack "$@" || exit
 about
 # The smallest first, without graphs: whatever is wrong is told by a short log.
 step colocated 110 "$PYTHON" -m grpo.cli train experiment=tiny "device=$DEVICE" num_steps=3 evaluation.num_problems=0 \

@@ -61,7 +61,7 @@ def sampler(bench: Bench) -> Report:
 def _sampled(bench: Bench, num_prompts: int) -> tuple[float, list[Completion]]:
     """Returns the seconds for the groups of so many prompts, and their completions."""
     # Anew each time: what a prompt has left in the engine's cache would be read, not computed.
-    asked = (bench.prompts(seed)[:num_prompts] for seed in count())
+    asked = (bench.prompts(seed)[:num_prompts] for seed in count(1000 * num_prompts))
     made: list[list[RolloutGroup]] = []
     seconds = bench.seconds(lambda: made.append(bench.sampler.generate(next(asked), bench.size.group_size)))
     return seconds, [completion for group in made[-1] for completion in group.completions]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from grpo import models
@@ -18,10 +19,13 @@ from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.run import preflight
+from grpo.run.clocks import Clocks
 from grpo.run.lengths import fit_lengths
 from grpo.run.parts import build_sampler, load_task, warm_start_examples
 from grpo.run.starting import check_start
+from grpo.run.turns import sampler_in_turn
 from grpo.tasks import VerifiableTask, loaded_task
+from grpo.telemetry import Phases
 from grpo.weight_sync.refresh import CheckedSync
 
 
@@ -66,9 +70,12 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
         learner = DeepSpeedLearner(config, path, device)
         # The steps are part of the samples' seeds.
         learner.num_steps = step_of(Path(model.start)) if is_checkpoint(model.start) else 0
-    sampler = build_sampler(config, path, tokenizer, device, collective)
+    build = partial(build_sampler, config, path, tokenizer, device, collective)
     if learner:
+        sampler = sampler_in_turn(config, learner, build, Clocks(config, Phases(collective.rank)))
         CheckedSync.of(config).refresh(learner, sampler)
+    else:
+        sampler = build()
 
     def load(task: TaskConfig) -> VerifiableTask:
         own = replace(config, task=task)
