@@ -42,17 +42,23 @@ ARMS = {
     "dapo": ["normalization=dapo"],
 }
 STEPS = 120
+# The adaptive runs may change G and τ, and begin with G = 16.
+ADAPTIVE = [
+    *("dynamics=adaptive", "dynamics.group_size=16", "num_steps=240"),
+    *("dynamics.adaptive.decide_every=3", "dynamics.adaptive.longest_interval=4"),
+]
 SMOOTH = 200
+# Every run of the arms that are compared by tokens reaches both.
+LEVELS = (0.65, 0.7)
 
 
-def train(folder, arm, seed):
-    """Makes one run, unless it has been made, and returns its folder."""
+def train(folder, arm, seed, own):
+    """Makes one run with its `own` words, unless it has been made."""
     path = folder / f"{arm}-s{seed}"
     words = ["experiment=tiny", f"num_steps={STEPS}", f"seed={seed}", "checkpoint.every_rounds=1000"]
     if not (path / "report.md").exists():
         shutil.rmtree(path, ignore_errors=True)
-        grpo("train", *words, "evaluation.num_problems=0", *ARMS[arm], f"output_dir={path}")
-    return path
+        grpo("train", *words, "evaluation.num_problems=0", *own, f"output_dir={path}")
 
 
 class Measured:
@@ -131,6 +137,16 @@ def speeds(folder, seeds):
     Console().print(table)
 
 
+def costs(folder, seeds):
+    """Prints the tokens until the smoothed pass rate reached two levels, as means over seeds."""
+    table = Table("arm", *(f"until {level:g}" for level in LEVELS), title="prompt and completion tokens")
+    for arm in ("adaptive", "g4", FIRST, "g16"):
+        runs = [Measured(folder / f"{arm}-s{seed}") for seed in seeds]
+        spent = [[run.spent["tokens"][np.argmax(run.rates >= level)] for run in runs] for level in LEVELS]
+        table.add_row(arm, *(f"{np.mean(tokens):,.0f}" for tokens in spent))
+    Console().print(table)
+
+
 def steps_and_rates(folder, arm, seed):
     run = Measured(folder / f"{arm}-s{seed}")
     return run.spent["steps"], run.rates
@@ -138,9 +154,10 @@ def steps_and_rates(folder, arm, seed):
 
 def main(folder, seeds="5"):
     folder, seeds = Path(folder), range(int(seeds))
-    for arm, seed in product(ARMS, seeds):
-        train(folder, arm, seed)
+    for (arm, words), seed in product({**ARMS, "adaptive": ADAPTIVE}.items(), seeds):
+        train(folder, arm, seed, words)
     speeds(folder, seeds)
+    costs(folder, seeds)
     for unit in ("tokens", "steps"):
         table = Table("arm", "inside 90 %", "width", "miss", "better?", "measured difference", "decided", title=unit)
         everything, right, decided = [], 0, 0

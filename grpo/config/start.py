@@ -1,4 +1,4 @@
-"""What an earlier run has left says of itself what model it is, so that another run can start from it."""
+"""This module reads from what an earlier run has left which model it is, so that another run can start from it."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Finding:
 
     @property
     def meaning(self) -> str:
-        """What the finding means, in a sentence."""
+        """The meaning of the finding, in a sentence."""
         return MEANINGS[self.name]
 
 

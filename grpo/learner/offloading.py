@@ -85,7 +85,7 @@ def _pairs(storage: UntypedStorage, copies: Sequence[Tensor]) -> Iterator[tuple[
 
 
 class LearnerStates:
-    """What a learner holds on its device: the weights, and besides them gradients, masters and moments.
+    """Learner states are the tensors that a learner holds on its device: weights, gradients, masters and moments.
 
     While states are away, the engine computes, saves and loads nothing.
     """

@@ -229,7 +229,10 @@ def test_an_evaluation_that_no_sampler_can_draw_is_refused(value):
 
 
 def test_an_evaluation_may_leave_out_tokens_that_training_must_score():
-    validate(compose_config(["task=arithmetic", "evaluation.top_p=0.95", "evaluation.top_k=20"]))
+    config = compose_config(["task=arithmetic", "evaluation.top_p=0.95", "evaluation.top_k=20"])
+    validate(config)
+    assert (config.evaluation.top_p, config.rollout.sampling.top_p) == (0.95, 1.0)
+    assert (config.evaluation.top_k, config.rollout.sampling.top_k) == (20, 0)
 
 
 def test_a_limit_below_zero_is_refused():
