@@ -207,7 +207,7 @@ def predict(log: RunLog, stages: Sequence[Stage], setting: BatchSetting, seed: i
     generator = np.random.default_rng([seed, 1])
     centers = np.array([stage.step for stage in stages])
     speeds = _log_speeds(stages, setting, generator)
-    places = np.array([np.interp(steps, centers, row) for row in speeds])
+    log_speeds = np.array([np.interp(steps, centers, row) for row in speeds])
     rate = log["learner/learning_rate"]
     own_rate = np.interp(steps, rate.steps, rate.values) if len(rate) else np.ones(POINTS)
     costs = np.array([[step_tokens(setting, stage), silent_share(setting, stage.difficulty)] for stage in stages])
@@ -225,7 +225,7 @@ def predict(log: RunLog, stages: Sequence[Stage], setting: BatchSetting, seed: i
         followed.append([_read(curves, at), *(_read(row[None], at) for row in by_step)])
         # A schedule of the learning rate goes by the step, so a policy that is ahead of its step learns at another one.
         factor = own_rate[step] / np.maximum(_read(own_rate[None], at), 1e-12) if own_rate[step] else 0.0
-        place = place + gap * np.exp(_read(places, at)) * factor
+        place = place + gap * np.exp(_read(log_speeds, at)) * factor
     rates, tokens, silent, times = (np.array(column).T for column in zip(*followed, strict=True))
     return Course(steps, rates, _summed(tokens, gap), _summed(times, gap), silent)
 
