@@ -9,11 +9,11 @@ class UserError(Exception):
 
 
 class SamplerLost(UserError):
-    """No server is left that could sample: the run ends with a checkpoint of its last round."""
+    """This error says that no server is left that could sample. The run ends with a checkpoint of its last round."""
 
 
 class EndedElsewhere(UserError):
-    """Another rank has failed and says why, so this rank ends in silence."""
+    """This error ends a rank in silence, because another rank has failed and says why."""
 
 
 NOBODY_LEFT = "no vLLM server is left: see logs/ in the run's folder, and continue with checkpoint.resume=true"

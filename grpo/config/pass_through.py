@@ -1,4 +1,4 @@
-"""Settings that go to vLLM, DeepSpeed and transformers as they are, by the names that those give them.
+"""This module checks the settings that go to vLLM, DeepSpeed and transformers as they are, by the names used there.
 
 What the run itself sets there is refused by name, with the key that is meant for it.
 """

@@ -1,4 +1,4 @@
-"""One run: its length, schedule, evaluations, checkpoints, trackers and machines."""
+"""A run has a length, a schedule, evaluations, checkpoints, trackers and machines; their keys are defined here."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""The learner: a Hugging Face model trained by DeepSpeed ZeRO, fed with packed rows.
+"""The learner trains a Hugging Face model by DeepSpeed ZeRO on packed rows.
 
 loading      a model's directory → a policy, or one line that refuses it
 proof        packed rows against the model's own eager forward pass, on a small_copy of it

@@ -1,9 +1,9 @@
-"""Attention over trees (see `grpo.algorithm.packing`), as an attention implementation of transformers.
+"""This module computes attention over trees (see `grpo.algorithm.packing`) for the models of transformers.
 
-A packed row is one sequence to every layer but this one: here each tree is attended alone, so the cost is the
+A packed row is one sequence to every layer but this one. Here each tree is attended alone, so the cost is the
 sum over trees and not the square of the row. On GPUs the whole row is one call of a flash kernel, see
 `grpo.learner.varlen`. Elsewhere, and for what that kernel does not know, each tree is cut out. A tree of one
-completion is plain causal attention. A short one of several takes a small mask; in a long one each completion
+completion is plain causal attention. A short one of several takes a small mask. In a long one each completion
 attends the prompt and itself in a causal call of its own, which needs no mask in memory and computes no pair of
 siblings.
 
@@ -58,14 +58,14 @@ class TreeRow:
         return varlen.spans_of(self.parts, self._device)
 
     def tree_mask(self, index: int, window: int | None) -> Tensor:
-        """Additive [tokens, tokens] of one whole tree: 0 where a query (row) sees a key (column), −inf elsewhere."""
+        """Returns a tree's additive mask [tokens, tokens]: 0 where a query (row) sees a key (column), else −inf."""
         key = (index, window or 0)
         if key not in self._masks:
             self._masks[key] = self._additive(attention_mask(self._trees[index], window, self._device))
         return self._masks[key]
 
     def causal_mask(self, queries: int, keys: int, window: int | None) -> Tensor:
-        """Additive [queries, keys] of the last `queries` of `keys` consecutive positions."""
+        """Returns the additive mask [queries, keys] of the last `queries` of `keys` consecutive positions."""
         key = (queries, keys, window or 0)
         if key not in self._masks:
             place = torch.arange(keys, device=self._device)
@@ -100,13 +100,13 @@ class _Kind:
         return self.softcap is None and self.sinks is None
 
     def masked(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-        """Attention of `query` [1, heads, queries, width] under an additive `mask` [queries, keys]."""
+        """Computes the attention of `query` [1, heads, queries, width] under an additive `mask` [queries, keys]."""
         if self.has_kernel:
             return _fused(query, key, value, self.scale, attn_mask=mask)
         return self._by_hand(query, key, value, mask)
 
     def causal(self, query: Tensor, key: Tensor, value: Tensor, row: TreeRow) -> Tensor:
-        """Causal attention of `query`, the last positions of `key` and `value`."""
+        """Computes the causal attention of `query`, which has the last positions of `key` and `value`."""
         queries, keys = query.shape[2], key.shape[2]
         seen = keys if self.window is None else min(self.window, keys)
         if self.has_kernel and seen == keys:
@@ -127,7 +127,7 @@ class _Kind:
         return torch.cat(outputs, dim=2)
 
     def _by_hand(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-        """Softmax in float32 at least, key heads shared by consecutive query heads."""
+        """Computes it without a kernel, with softmax in float32 at least. Consecutive query heads share a key head."""
         heads, groups = query.shape[1], key.shape[1]
         scale = query.shape[-1] ** -0.5 if self.scale is None else self.scale
         scores = query.unflatten(1, (groups, heads // groups)) @ key.unsqueeze(2).transpose(-1, -2) * scale
@@ -186,7 +186,7 @@ def _tree_by_tree(query: Tensor, key: Tensor, value: Tensor, kind: _Kind, row: T
 
 
 def _branches(query: Tensor, key: Tensor, value: Tensor, parts: Sequence[int], kind: _Kind, row: TreeRow) -> Tensor:
-    """Causal attention of the first part, and of every further part over the first and itself."""
+    """Computes causal attention within the first part, and of every further part over the first and itself."""
     queries, keys, values = (tensor.split(list(parts), dim=2) for tensor in (query, key, value))
     outputs = [kind.causal(queries[0], keys[0], values[0], row)]
     for own, own_key, own_value in zip(queries[1:], keys[1:], values[1:], strict=True):
@@ -198,8 +198,8 @@ def _branches(query: Tensor, key: Tensor, value: Tensor, parts: Sequence[int], k
 
 
 def _fused(query: Tensor, key: Tensor, value: Tensor, scale: float | None, **masking: Any) -> Tensor:
-    """torch's fused attention. On GPUs key heads are repeated for the query heads that share them: the kernels that are
-    left there (for float32, or values of another width) know no shared ones, and torch would do without a kernel."""
+    """Calls torch's fused attention. On GPUs key heads are repeated for the query heads that share them, since the
+    kernels that are left there (for float32, or values of another width) know no shared ones. torch would use none."""
     shared = query.shape[1] // key.shape[1]
     if query.is_cuda and shared > 1:
         key, value, shared = key.repeat_interleave(shared, dim=1), value.repeat_interleave(shared, dim=1), 1

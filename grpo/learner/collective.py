@@ -18,7 +18,7 @@ class TorchCollective:
     def __init__(
         self, device: torch.device, group: dist.ProcessGroup | None = None, together: SequenceGroup | None = None
     ):
-        """`group`: None for the default one; `together`: the ranks that learn from the same rows."""
+        """Takes a process group (None is the default one), and the ranks that learn from the same rows, if any do."""
         self._device, self._group, self._together = device, group, together
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world_size = dist.get_world_size() if dist.is_initialized() else 1

@@ -1,4 +1,4 @@
-"""Counts the arithmetic that a model asks for, whatever a machine does with it: the numerator of MFU."""
+"""This module counts the arithmetic that a model asks for, whatever a machine does: the numerator of MFU."""
 
 from __future__ import annotations
 

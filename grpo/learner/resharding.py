@@ -1,5 +1,7 @@
-"""A checkpoint of other ranks or another precision, or of ZeRO stage 1 for 2: from the shards as they were saved to
-those that are wanted now. Between stage 3 and the others DeepSpeed has no way."""
+"""This module turns the shards of a checkpoint into those that are wanted now.
+
+They may be of other ranks, of another precision, or of ZeRO stage 1 where 2 is wanted. Between stage 3 and the others
+DeepSpeed has no way."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class SequenceGroup:
         return slice(self._index * tokens, (self._index + 1) * tokens)
 
     def tokens_to_heads(self, tensor: Tensor) -> Tensor:
-        """[1, heads, tokens/size, width] → [1, heads/size, tokens, width]. Fewer heads than ranks are repeated."""
+        """Turns [1, heads, tokens/size, width] into [1, heads/size, tokens, width]. Too few heads are repeated."""
         if tensor.shape[1] < self.size:
             tensor = tensor.repeat_interleave(self.size // tensor.shape[1], dim=1)
         _, heads, tokens, width = tensor.shape
@@ -63,17 +63,17 @@ class SequenceGroup:
         return arrived.transpose(0, 1).reshape(1, heads // self.size, self.size * tokens, width)
 
     def heads_to_tokens(self, tensor: Tensor) -> Tensor:
-        """[1, heads/size, tokens, width] → [1, heads, tokens/size, width]."""
+        """Turns [1, heads/size, tokens, width] into [1, heads, tokens/size, width]."""
         _, heads, tokens, width = tensor.shape
         by_receiver = tensor.reshape(heads, self.size, tokens // self.size, width).transpose(0, 1)
         return self._exchange(by_receiver).reshape(1, self.size * heads, tokens // self.size, width)
 
     def own_heads(self, tensor: Tensor) -> Tensor:
-        """[heads] → [heads/size], of the heads that `tokens_to_heads` leaves this rank."""
+        """Returns the values [heads/size] of the heads that `tokens_to_heads` leaves this rank, out of [heads]."""
         return tensor.chunk(self.size)[self._index]
 
     def whole(self, values: Tensor, place: Tensor, length: int) -> Tensor:
-        """[length], of which this rank has `values` [own] at `place` [own] and others have the rest."""
+        """Returns [length], of which this rank has `values` [own] at `place` [own] and others have the rest."""
         return _Sum.apply(values.new_zeros(length).index_put((place,), values), self._group)
 
     def _exchange(self, by_receiver: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class SequenceGroup:
 
 
 class _Sum(torch.autograd.Function):
-    """Sum over the ranks of a group, all of which make the same loss of it: each has the gradient already."""
+    """Sums over the ranks of a group. All make the same loss of the sum, so each has the whole gradient already."""
 
     @staticmethod
     def forward(context, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -1,4 +1,4 @@
-"""Attention of a whole packed row in one call, where torch's flash kernel for sequences of many lengths knows it.
+"""This module computes the attention of a whole packed row in one call of torch's flash kernel for many lengths.
 
 Every run of a row, a prompt or a completion, is one sequence of queries. Its keys are those of its prompt and its own,
 gathered into a sequence that ends where the run does. So the kernel's causal mask and its window are those of a tree,

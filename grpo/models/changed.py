@@ -1,4 +1,4 @@
-"""A model with other settings in its config.json: a folder of links to its files, and a config.json of its own."""
+"""This module gives a model other settings: in a folder of links to its files, with a config.json of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is it computed right: attention and gradients on the device, against float64 on the CPU."""
+"""This part compares attention and gradients on the device with float64 on the CPU."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def attention_error(device: torch.device, dtype: torch.dtype, window: int | None
 
 
 def _alone(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
-    """Every completion after its prompt, as if it were alone in a row, by softmax in float64."""
+    """Attends every completion after its prompt, as if it were alone in a row, by softmax in float64."""
     key, value = (tensor.repeat_interleave(HEADS // SHARED, 1) for tensor in (key, value))
     pieces = []
     for tree in TREES:

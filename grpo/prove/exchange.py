@@ -1,4 +1,4 @@
-"""Does the sampler run the learner's policy: refreshes, checksums, and a whole run in a process of its own."""
+"""This part asks whether the sampler runs the learner's policy, by refreshes, checksums and a whole run."""
 
 from __future__ import annotations
 

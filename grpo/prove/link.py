@@ -1,4 +1,4 @@
-"""Do weights travel between two devices as they are, and as fast as these allow: the servers' channel by itself."""
+"""This part asks whether the servers' channel carries weights as they are, and as fast as two devices allow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Does a run go on when a vLLM server is killed in the middle of a weight transfer, and when is the server back?"""
+"""This part kills a vLLM server in the middle of a weight transfer, and asks whether the run goes on and when the
+server is back."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def reproduce(rates: Array | None = None) -> Reproduction:
 
 
 def _groups() -> Comparison:
-    """The smallest group with 90 % of the gradient of infinitely large ones, at three pass rates."""
+    """Tabulates the smallest group with 90 % of the gradient of infinitely large ones, at three pass rates."""
     rows = []
     for alpha, beta in product(ALPHAS, BETAS):
         sizes = [
@@ -65,7 +65,7 @@ def _groups() -> Comparison:
 
 
 def _mass(rates: Array, shares: Array) -> Comparison:
-    """The share of the gradient from hard, medium and easy prompts, with groups of 8 and in the limit."""
+    """Tabulates the share of the gradient from hard, medium and easy prompts, with groups of 8 and in the limit."""
     edges = [0, HARDEST, EASIEST, 1]
     rows = []
     for alpha, beta in product(ALPHAS, BETAS):

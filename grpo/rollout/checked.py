@@ -60,7 +60,7 @@ class CheckedPending:
 
 
 class CheckedSampler:
-    """`interfaces.AskableSampler` around another sampler, of a model with `vocabulary` tokens."""
+    """Implements `interfaces.AskableSampler` by another sampler, whose model has `vocabulary` tokens."""
 
     def __init__(self, sampler: Sampler | AskableSampler, vocabulary: int):
         self._sampler, self._vocabulary = sampler, vocabulary

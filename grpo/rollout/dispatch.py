@@ -71,7 +71,7 @@ class Dispatcher:
         return [group.future for group in groups]
 
     def look_again(self) -> None:
-        """Called when servers came back or were lost: waiting requests are handed out again."""
+        """Hands waiting requests out again. Called when servers came back or were lost."""
         self._loop.call_soon_threadsafe(self._hand_out)
 
     def close(self) -> None:

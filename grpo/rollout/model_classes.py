@@ -1,4 +1,4 @@
-"""Keeps transformers' classes of models as they are when vLLM starts in the learner's process.
+"""This module keeps transformers' classes of models as they are when vLLM starts in the learner's process.
 
 vLLM runs a model that it has no code for (SmolLM3, Olmo 3) by transformers' own. It then changes the class of that
 model for the whole process: into one that vLLM compiles and that wants vLLM's configuration. The learner's model is of
@@ -20,8 +20,8 @@ class ModelClasses:
         self._before = {cls: (cls.__bases__, dict(vars(cls))) for cls in _subclasses(PreTrainedModel)}
 
     def part(self, engine_model: nn.Module) -> None:
-        """Called once the engine has started. Undoes what it has changed, and gives the modules of its own model
-        classes that keep it."""
+        """Undoes what the engine has changed, and gives the modules of its own model classes that keep the change.
+        Called once the engine has started."""
         for cls, (bases, attributes) in self._before.items():
             if cls.__bases__ == bases:
                 continue

@@ -126,7 +126,7 @@ class Replica:
         return aiohttp.ClientSession(self.url, headers=self._headers, timeout=timeout, connector=connector)
 
     async def post(self, session: aiohttp.ClientSession, route: str, payload: Mapping[str, Any]) -> Any:
-        """The decoded answer. Raises ReplicaLost."""
+        """Sends a request and returns the decoded answer. Raises ReplicaLost or RequestRefused."""
         try:
             async with session.post(route, json=payload) as response:
                 if response.status < 400:
@@ -144,8 +144,8 @@ class Replica:
         return await self.status() == 200
 
     async def status(self) -> int | None:
-        """The HTTP status of its engine's answer; None of no answer in time. It is 500 where the engine has died, whose
-        server may stay."""
+        """Returns the HTTP status of its engine's answer, or None when there is none in time. It is 500 where the
+        engine has died, whose server may stay."""
         timeout = aiohttp.ClientTimeout(total=HEALTH_SECONDS)
         session = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
         try:

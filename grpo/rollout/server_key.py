@@ -1,4 +1,4 @@
-"""A door before a vLLM server: nothing is answered without the run's key.
+"""This module guards a vLLM server, so that nothing is answered without the run's key.
 
 vLLM itself asks for a key where completions are asked for, but not where weights are replaced and methods of its
 workers are called. This module is imported in the server's process, by vLLM's --middleware, and so imports little.
@@ -16,7 +16,8 @@ Application = Callable[[Mapping[str, Any], Any, Any], Awaitable[None]]
 
 
 class KeyMiddleware:
-    """ASGI middleware. The key is `VLLM_API_KEY`, as for vLLM's own check; without one the server does not start."""
+    """Refuses requests without the key, as ASGI middleware. The key is `VLLM_API_KEY`, as for vLLM's own check; without
+    one the server does not start."""
 
     def __init__(self, app: Application):
         self._app = app

@@ -1,4 +1,4 @@
-"""Starts vLLM servers on this machine: their settings, devices and key."""
+"""This module starts vLLM servers on this machine, with their settings, devices and key."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MODEL = "policy"
 
 
 def start_servers(config: TrainConfig, model_path: str, device: torch.device) -> dict[str, ServerProcess]:
-    """url → process, each on its own devices, with one key for the run."""
+    """Starts the servers, each on its own devices, with one key for the run. Returns their processes by URL."""
     servers, on_gpu = config.rollout.servers, device.type == "cuda"
     os.environ.setdefault(KEY_VARIABLE, secrets.token_urlsafe(24))
     state = keeps_state(model_path, config.model.trust_remote_code)

@@ -26,11 +26,11 @@ class Source(Protocol):
         """Returns where the stream of prompts stood after the last group taken."""
 
     def begin(self, plan: RoundPlan, steps_left: int) -> None:
-        """`steps_left` optimizer steps remain of the run, this round's included."""
+        """Begins a round of `plan`. `steps_left` optimizer steps remain of the run, this round's included."""
 
     def take(self, num_prompts: int) -> list[ScoredGroup]:
-        """This rank's share of the next `num_prompts` prompts' groups, as `Task.next_prompts` shares them: it may be
-        none. Collective."""
+        """Returns this rank's share of the next `num_prompts` prompts' groups, as `Task.next_prompts` shares them.
+        It may be none. Collective."""
 
     def rest(self) -> None:
         """Ends a round: nothing more is wanted of it."""
@@ -75,8 +75,10 @@ class _Asked:
 
 
 class AskingAhead:
-    """`pipeline=continuous`: prompts are asked before they are needed, sampled while the learner works and its weights
-    are replaced, and taken in their order all the same, so that short completions are not preferred.
+    """Asks prompts before they are needed (`pipeline=continuous`).
+
+    They are sampled while the learner works and its weights are replaced, and taken in their order all the same, so
+    that short completions are not preferred.
 
     One round is under way beside the one that is learned from, and one more each time that the learner would have to
     wait, until all are there early. No token learned from is more than `max_staleness` optimizer steps older than the
@@ -187,8 +189,8 @@ class AskingAhead:
             self._grading.grade(group).add_done_callback(partial(_pass_on, asked))
 
     def _staleness(self, group: ScoredGroup) -> int:
-        """In optimizer steps, when the last step of the round learns from this group: which step will is not known
-        before the round is full. The sampler holds the policy that the round begins with."""
+        """Returns how many optimizer steps old the group is when the round's last step learns from it. Which step will
+        is not known before the round is full. The sampler holds the policy that the round begins with."""
         return self._sampler.policy_version + self._plan.refresh_interval - 1 - group.group.oldest_version
 
     def forget(self) -> None:
@@ -209,7 +211,7 @@ def _pass_on(asked: _Asked, graded: Future[Graded]) -> None:
 
 
 def _scored(asked: _Asked) -> ScoredGroup | None:
-    """None when no server is left that could answer."""
+    """Returns the graded group, or None when no server is left that could answer."""
     try:
         return asked.scored.result()
     except SamplerLost:

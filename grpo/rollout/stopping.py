@@ -1,4 +1,4 @@
-"""Finds the tokens that end a completion."""
+"""This module finds the tokens that end a completion."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 
 def stop_token_ids(model_path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Every token that ends a completion: the tokenizer's end of sequence and the generation config's."""
+    """Returns every token that ends a completion: the tokenizer's end of sequence and the generation config's."""
     try:
         configured = GenerationConfig.from_pretrained(model_path).eos_token_id
     except OSError:

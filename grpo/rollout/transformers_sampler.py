@@ -1,4 +1,4 @@
-"""A plain transformers sampler, for machines without vLLM. Slow, and exact in the same sense."""
+"""This module samples by transformers alone, on machines without vLLM. It is slow, and exact in the same sense."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from grpo.weight_sync.checksum import checksums
 
 
 class SeededSampling(LogitsProcessor):
-    """Samples by the Gumbel-max trick: with noise of each row's own generator added, the largest logit is a
-    draw from the softmax, so greedy decoding after this processor samples, reproducibly row by row.
+    """Samples by the Gumbel-max trick, reproducibly row by row.
+
+    With noise of each row's own generator added, the largest logit is a draw from the softmax. So greedy decoding
+    samples after this processor.
 
     `logprobs` collects log π of each token drawn, [rows] per step, before noise.
     """
@@ -51,7 +53,7 @@ def _widen(head: torch.nn.Module) -> None:
 
 
 class TransformersSampler:
-    """`interfaces.Sampler` on `generate` of transformers."""
+    """Implements `interfaces.Sampler` by `generate` of transformers."""
 
     def __init__(
         self, config: TrainConfig, model_path: str | Path, tokenizer: PreTrainedTokenizerBase, device: torch.device

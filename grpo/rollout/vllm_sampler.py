@@ -1,4 +1,4 @@
-"""vLLM's engine in the learner's process: token ids in, token ids and log-probabilities out."""
+"""This module runs vLLM's engine in the learner's process: token ids in, token ids and log-probabilities out."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ from grpo.types import Completion, Prompt, RolloutGroup
 
 
 class VllmSampler:
-    """`interfaces.Sampler` on an in-process vLLM engine, one for each learner rank or for `rollout.tensor_parallel` of
-    them, which then pool their prompts: each asks its share of the engine for those of all, and returns its own."""
+    """Implements `interfaces.Sampler` on a vLLM engine in this process.
+
+    There is one engine for each learner rank, or for `rollout.tensor_parallel` of them. Those pool their prompts: each
+    asks its share of the engine for the prompts of all, and returns its own."""
 
     def __init__(
         self,

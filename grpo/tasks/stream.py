@@ -39,7 +39,7 @@ class PromptStream:
         self.cursor = 0
 
     def __len__(self) -> int:
-        """The number of problems in one epoch."""
+        """Returns the number of problems in one epoch."""
         return len(self._problems)
 
     def next_prompts(self, count: int) -> list[Prompt]:

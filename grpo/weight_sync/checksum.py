@@ -1,4 +1,4 @@
-"""Checksums of weights that do not depend on how an engine stores them.
+"""This module computes checksums of weights that do not depend on how an engine stores them.
 
 Engines fuse tensors (q, k and v into one), pad the vocabulary with zeros and order parameters as they like. The sum
 of all bit patterns of a layer is the same through all of that, and changes with any single flipped bit. But it does not
@@ -28,7 +28,7 @@ _WRAPPERS = ("model", "language_model", "transformer", "backbone")
 
 
 def group_of(name: str) -> str:
-    """The tensor group that a parameter belongs to: its layer, "embedding", "head" or "rest"."""
+    """Returns the tensor group that a parameter belongs to: its layer, "embedding", "head" or "rest"."""
     layer = re.search(r"\blayers\.(\d+)\.", name)
     if layer:
         return f"layer {layer.group(1)}"
@@ -38,12 +38,12 @@ def group_of(name: str) -> str:
 
 
 def bit_sum(tensor: Tensor) -> int:
-    """Sum of the bit patterns of a floating-point tensor, read as integers of the same width."""
+    """Sums the bit patterns of a floating-point tensor, read as integers of the same width."""
     return int(_row_sums(_rows_of_bits(tensor)).sum())
 
 
 def placed_sum(tensor: Tensor) -> int:
-    """Sum of the bit patterns, each weighed by its row and by its column, modulo 2⁶⁴: Σ_r v(r) Σ_c w(c)·bits[r, c].
+    """Sums the bit patterns, each weighed by its row and by its column, modulo 2⁶⁴: Σ_r v(r) Σ_c w(c)·bits[r, c].
 
     A vector is one row; of more dimensions than two the last is the columns.
     """
@@ -57,7 +57,7 @@ def placed_sum(tensor: Tensor) -> int:
 
 
 def _row_sums(rows: Tensor, weights: Tensor | None = None) -> Tensor:
-    """[rows] int64. A few at a time, widened where the processor's cache holds them: five times as quick as at once."""
+    """Sums each row, [rows] int64. A few rows at a time stay in the processor's cache, five times as quick as all."""
     import torch
 
     wide = torch.int32 if rows.dtype == torch.int16 else torch.int64
@@ -77,7 +77,7 @@ def _rows_of_bits(tensor: Tensor) -> Tensor:
 
 
 def _mixed(numbers: Tensor) -> Tensor:
-    """Integers that look random, of 64 bits and odd, the same on every device."""
+    """Returns odd integers of 64 bits that look random and are the same on every device."""
     mixed = (numbers + 1) * -7046029254386353131
     mixed = (mixed ^ (mixed >> 29)) * -4658895280553007687
     return (mixed ^ (mixed >> 32)) | 1
@@ -96,7 +96,7 @@ def checksums(weights: Iterable[tuple[str, Tensor]]) -> Counter[str]:
 
 
 def _as_compared(weight: tuple[str, Tensor]) -> tuple[str, Tensor]:
-    """A state space's decay as vLLM stores it, which is the same number on both sides: A = −exp(A_log), in float32."""
+    """Turns a state space's decay into what vLLM stores, the same number on both sides: A = −exp(A_log), in float32."""
     name, tensor = weight
     if not name.endswith(".A_log"):
         return weight
@@ -104,7 +104,7 @@ def _as_compared(weight: tuple[str, Tensor]) -> tuple[str, Tensor]:
 
 
 def plain_name(name: str) -> str:
-    """A weight's name without what wraps the model, and with one word each for attention and for experts.
+    """Returns a weight's name without what wraps the model, and with one word each for attention and for experts.
 
     >>> plain_name("model.language_model.layers.0.self_attn.q_proj.weight")
     'layers.0.attn.q_proj.weight'
@@ -116,7 +116,7 @@ def plain_name(name: str) -> str:
 
 
 def differing(ours: Mapping[str, int], theirs: Mapping[str, int]) -> list[str]:
-    """Tensor groups whose sums differ, or that one side does not have, and tensors of both whose sums in order differ.
+    """Returns the tensor groups whose sums differ or that one side lacks, and tensors whose sums in order differ.
 
     A tensor that the engine stores in another shape, or under another name, has no sum in order on both sides: its
     group's sum is all that is compared.

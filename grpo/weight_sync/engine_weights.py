@@ -12,9 +12,12 @@ from grpo.weight_sync.checksum import bit_sum, placed_sum
 
 
 def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The weights of a vLLM model under the names that learners send: fused ones cut apart, rows that fill up the
-    vocabulary cut off, shards of tensor parallelism put together. What is stored under another name or in another shape
-    comes as it is stored. All ranks of an engine call it together."""
+    """Yields the weights of a vLLM model under the names that learners send.
+
+    Fused ones are cut apart, rows that fill up the vocabulary are cut off, and shards of tensor parallelism are put
+    together. What is stored under another name or in another shape comes as it is stored. All ranks of an engine call
+    it together.
+    """
     fused = getattr(model, "packed_modules_mapping", {})
     # GPT-2 is trained with matrices that lie the other way round than in everybody's linear layers.
     lying = ("c_attn", "c_proj", "c_fc") if getattr(getattr(model, "config", None), "model_type", "") == "gpt2" else ()

@@ -1,4 +1,4 @@
-"""A group of NCCL that outlasts its members: one that is lost is an error at the others, within a deadline.
+"""This module makes a group of NCCL that survives the loss of a member: the others get an error within a deadline.
 
 Three habits of torch's groups are unlearned here (torch's ProcessGroupNCCL). Their watchdog ends the process that waits
 too long for another. Their communicator is made by the first collective, for as long as that takes. And their orderly

@@ -80,8 +80,10 @@ class CheckedSync:
             self._compare(learner.num_steps, self._probed(learner, sampler, self._probe))
 
     def check(self, report: StepReport) -> None:
-        """Called after the first step that follows a refresh, where both sides scored the same tokens with the same
-        weights; after a probe there is nothing left to check. Raises WeightSyncError when they differ too much."""
+        """Compares the log-probabilities of both sides after the first step that follows a refresh.
+
+        Both have then scored the same tokens with the same weights. After a probe there is nothing left to check.
+        Raises WeightSyncError when they differ too much."""
         mismatch = report.means["mismatch/mean_abs"]
         if self._probe is None and mismatch.count:
             self._compare(report.step, mismatch.value)

@@ -41,11 +41,11 @@ if current_platform.is_cpu():
 
 
 class WeightReceiver:
-    """Mixed into vLLM's worker by `worker_extension_cls`; called through `collective_rpc`."""
+    """Receives weights in vLLM's worker, which takes it in by `worker_extension_cls`. Called by `collective_rpc`."""
 
     def arrange_weights(self) -> None:
-        """Called once, on a CPU. Stores matrices column by column, shapes unchanged. The products of decoding,
-        a few rows wide, are then up to half again as quick, and loading copies into the same storage."""
+        """Stores matrices column by column, shapes unchanged. Called once, on a CPU. The products of decoding, a few
+        rows wide, are then up to half again as quick, and loading copies into the same storage."""
         for parameter in self.model_runner.model.parameters():
             if parameter.dim() == 2:
                 parameter.data = parameter.data.t().contiguous().t()
@@ -57,7 +57,7 @@ class WeightReceiver:
             self.finish_weight_update()
 
     def begin_refresh(self) -> None:
-        """Called before the first bucket, in the learner's process."""
+        """Prepares for new weights. Called before the first bucket, in the learner's process."""
         self._experts = ExpertOrder(self.model_runner.model)
         self._experts.begin()
 
@@ -66,7 +66,7 @@ class WeightReceiver:
         self.model_runner.model.load_weights(bucket)
 
     def finish_refresh(self) -> None:
-        """Called after the last bucket, in the learner's process."""
+        """Puts experts back into the engine's own order. Called after the last bucket, in the learner's process."""
         self._experts.finish()
 
     def weight_checksums(self) -> Mapping[str, int]:
@@ -81,7 +81,7 @@ class WeightReceiver:
 
 @dataclass
 class ChannelInitInfo(WeightTransferInitInfo):
-    """A `Meeting` with the learner, and for how long to wait there."""
+    """This message names a `Meeting` with the learner, and how long to wait there."""
 
     meeting: dict[str, Any]
     seconds: float
@@ -89,7 +89,7 @@ class ChannelInitInfo(WeightTransferInitInfo):
 
 @dataclass
 class ChannelUpdateInfo(WeightTransferUpdateInfo):
-    """A bucket's `Manifest`."""
+    """This message carries a bucket's `Manifest`."""
 
     names: list[str]
     dtypes: list[str]
@@ -97,7 +97,7 @@ class ChannelUpdateInfo(WeightTransferUpdateInfo):
 
 
 class ChannelEngine(WeightTransferEngine[ChannelInitInfo, ChannelUpdateInfo]):
-    """vLLM's protocol over a `Channel`. `received` sums up the bits of the present update."""
+    """Speaks vLLM's protocol over a `Channel`. `received` sums up the bits of the present update."""
 
     init_info_cls = ChannelInitInfo
     update_info_cls = ChannelUpdateInfo
