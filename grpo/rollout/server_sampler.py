@@ -70,7 +70,8 @@ def wait_for(asked: Sequence[Asked], on_group: OnGroup | None = None) -> tuple[l
 class ServerSampler:
     """Implements `interfaces.Sampler` on vLLM servers.
 
-    `load_weights`, `finish_weights` and `checksums` are collective."""
+    `load_weights`, `finish_weights` and `checksums` are collective.
+    """
 
     def __init__(
         self,
