@@ -2,8 +2,9 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
-from grpo.rollout.grading import GradingThread
+from grpo.rollout.grading import GradingThread, sampled_and_graded
 from grpo.rollout.seeds import sample_numbers
 from grpo.rollout.source import Asking
 from grpo.types import Completion, Grade, Problem, Prompt, RolloutGroup, ScoredGroup
@@ -120,6 +121,11 @@ class ScriptedSampler:
 def asking(task, sampler):
     """A source that asks `task`'s prompts when they are taken, and grades in a thread of its own."""
     return Asking(task, sampler, GradingThread(task))
+
+
+def answering(task, sampler=None):
+    """What an evaluation asks: samples and grades."""
+    return partial(sampled_and_graded, sampler or ScriptedSampler(), GradingThread(task))
 
 
 def ids(groups):

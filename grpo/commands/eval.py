@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from grpo.evaluation import held_out
 from grpo.host.alive import working
 from grpo.host.terminal import Terminal
 from grpo.interfaces import Task
+from grpo.rollout.grading import GradingThread, sampled_and_graded
 from grpo.run.candidate import candidate
 from grpo.run.parts import load_suite
 from grpo.tasks import load_problems
@@ -41,8 +43,10 @@ def run(config: TrainConfig) -> int:
 
     def ask(task: Task, count: int) -> dict[str, Any]:
         asked = replace(config.evaluation, num_problems=count)
-        with working(f"evaluating {count} problems × {asked.samples_per_problem}"):
-            return held_out.evaluate(task, model.sampler, asked, config.rollout.sampling, model.collective)
+        with working(f"evaluating {count} problems × {asked.samples_per_problem}"), GradingThread(task) as grading:
+            drawn = partial(sampled_and_graded, model.sampler, grading)
+            result = held_out.evaluate(task, drawn, asked, config.rollout.sampling, model.collective)
+        return {"step": model.sampler.policy_version} | result
 
     if suite:
         results = held_out.evaluate_suite(model.tasks, model.load_task, ask)

@@ -19,6 +19,7 @@ from grpo.evaluation.held_out import drawn_as
 from grpo.host import ranks
 from grpo.interfaces import Collective, Sampler
 from grpo.report.solve_rates import write_solve_rates
+from grpo.rollout.grading import GradingThread, sampled_and_graded
 from grpo.run.candidate import candidate
 from grpo.tasks import VerifiableTask
 from grpo.tasks.sources import load_problems, read_rows
@@ -68,12 +69,13 @@ def _measure(task: VerifiableTask, sampler: Sampler, collective: Collective, con
     task.cursor = collective.gather(done)[0]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     first = collective.rank == 0
-    with Progress(*columns, disable=not first) as progress:
+    with Progress(*columns, disable=not first) as progress, GradingThread(task) as grading:
         bar = progress.add_task("problems", total=task.num_problems, completed=task.cursor)
         while task.cursor < task.num_problems:
             turn = task.cursor % collective.world_size
             prompts = task.next_prompts(min(CHUNK, task.num_problems - task.cursor))
-            scored = task.grade(sampler.generate(prompts, config.evaluation.samples_per_problem, sampling))
+            samples = config.evaluation.samples_per_problem
+            scored = sampled_and_graded(sampler, grading, prompts, samples, sampling)
             shares = collective.gather([_row(group) for group in scored])
             # Rows are written in the stream's order, in which ranks take turns. A file that is cut off then holds the
             # first problems, and the count of its rows is the cursor to continue from.

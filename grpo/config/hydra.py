@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from grpo.config.aliases import hint
+from grpo.config.credentials import refuse_credentials
 from grpo.config.errors import UserError
 from grpo.config.flags import Request, read_words
 from grpo.config.run import TrainConfig
@@ -65,9 +66,11 @@ def _bare() -> ConfigNode:
 def compose_config(words: list[str]) -> TrainConfig:
     """Returns the configuration that these words give: Hydra overrides, and flags (see `grpo.config.flags`).
 
-    Raises UserError, in one line, for a wrong one.
+    Raises UserError, in one line, for a wrong one, and for one that holds a key or a password.
     """
-    return to_config(composed(words))
+    config = to_config(composed(words))
+    refuse_credentials(config)
+    return config
 
 
 def as_yaml(words: list[str]) -> str:

@@ -162,7 +162,8 @@ class RewardServerConfig:
     url: str = ""
     # The judge is this model. "" takes the first one that its server names.
     model: str = ""
-    # The key of the server stands in this environment variable, e.g. OPENAI_API_KEY. "" sends none.
+    # The key of the server stands in this environment variable, e.g. OPENAI_API_KEY. It is sent as a bearer token, or
+    # put where url says {key}, as in http://127.0.0.1:9000/score?code={key}. "" sends none.
     key_variable: str = ""
     # The judge is asked this, with {question}, {answer} and {completion} filled in.
     prompt: str = JUDGING

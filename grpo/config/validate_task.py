@@ -6,6 +6,7 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 from grpo.config.choices import CHOICES, POSITIVE, value_at
+from grpo.config.credentials import PLACE
 from grpo.config.errors import UserError, require
 from grpo.config.ranges import check_ranges
 from grpo.config.run import TrainConfig
@@ -147,6 +148,10 @@ def _check_server(key: str, part: RewardPartConfig) -> None:
         "@" not in urlsplit(server.url).netloc,
         f"{key}: server.url must hold no password: put the key into an environment variable, and name that in "
         "server.key_variable",
+    )
+    require(
+        PLACE not in server.url or bool(server.key_variable),
+        f"{key}: server.url holds {PLACE}: name the environment variable with the key in server.key_variable",
     )
     require(
         kind != "judge" or not {"?", "#"} & {*server.url},

@@ -10,14 +10,18 @@ from typing import Any
 
 from grpo.config import EvaluationConfig, SamplingConfig, TaskConfig
 from grpo.evaluation.pass_rates import mean_interval, pass_at_k_interval
-from grpo.interfaces import Collective, Sampler, Task
+from grpo.interfaces import Collective, Task
 from grpo.types import Problem, Prompt, ScoredGroup
+
+Ask = Callable[[Sequence[Prompt], int, SamplingConfig], list[ScoredGroup]]
+"""This function samples a number of completions of each prompt and grades them. It returns a group for each prompt, in
+order."""
 
 
 def evaluate(
-    task: Task, sampler: Sampler, evaluation: EvaluationConfig, sampling: SamplingConfig, collective: Collective
+    task: Task, ask: Ask, evaluation: EvaluationConfig, sampling: SamplingConfig, collective: Collective
 ) -> dict[str, Any]:
-    """Samples `samples_per_problem` completions of each of the first `num_problems` held-out problems and grades them.
+    """Asks for `samples_per_problem` completions of each of the first `num_problems` held-out problems.
 
     When no problems are held out, it takes the first training problems. It samples as `drawn_as` says. Called by all
     ranks together.
@@ -28,16 +32,15 @@ def evaluate(
     """
     share = _share(task, evaluation.num_problems, collective)
     drawn = drawn_as(evaluation, sampling)
-    scored = task.grade(sampler.generate(share, evaluation.samples_per_problem, drawn))
-    mine = [_row(group, task.answer_of) for group in scored]
+    mine = [_row(group, task.answer_of) for group in ask(share, evaluation.samples_per_problem, drawn)]
     if evaluation.greedy:
-        likeliest = task.grade(sampler.generate(share, 1, replace(drawn, temperature=0.0)))
+        likeliest = ask(share, 1, replace(drawn, temperature=0.0))
         mine = [row | {"greedy": group.grades[0].correct} for row, group in zip(mine, likeliest, strict=True)]
     rows = [row for part in collective.gather(mine) for row in part]
     rows.sort(key=lambda row: row["problem_id"])
     asked = {name: getattr(drawn, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
     result = summarize(rows, evaluation.pass_at) | _by_source(rows, evaluation)
-    return {"step": sampler.policy_version, **asked, **result}
+    return asked | result
 
 
 def _by_source(rows: Sequence[Mapping[str, Any]], evaluation: EvaluationConfig) -> dict[str, Any]:

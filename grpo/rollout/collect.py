@@ -166,7 +166,7 @@ class BudgetedCollector:
         further = self._spread(everyone, mine, (plan.group_size - first) * len(prompts))
         again = [index for index, count in enumerate(further) if count]
         chosen, sizes = [prompts[index] for index in again], [further[index] for index in again]
-        asked = sampled_and_graded(self._sampler, self._grading, chosen, sizes, first)
+        asked = sampled_and_graded(self._sampler, self._grading, chosen, sizes, first_sample=first)
         self._sampler.sleep()
         for index, group in zip(again, asked, strict=True):
             looked[index] = _joined(looked[index], group)

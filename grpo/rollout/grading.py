@@ -7,9 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import TYPE_CHECKING, Self
 
 from grpo.interfaces import Sampler, Task
 from grpo.types import Prompt, RolloutGroup, ScoredGroup
+
+if TYPE_CHECKING:
+    from grpo.config import SamplingConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +25,23 @@ class Graded:
 
 
 class GradingThread:
-    """This thread grades groups as they come. Those that came while it was busy are graded together."""
+    """This thread grades groups as they come. Those that came while it was busy are graded together.
+
+    As a context it ends the thread, which otherwise ends with the process.
+    """
 
     def __init__(self, task: Task, thread_seconds: Callable[[], Mapping[str, float]] = dict):
         """`thread_seconds` gives the calling thread's seconds by phase since the last call."""
         self._task, self._thread_seconds = task, thread_seconds
-        self._groups: SimpleQueue[tuple[RolloutGroup, Future[Graded]]] = SimpleQueue()
+        self._groups: SimpleQueue[tuple[RolloutGroup, Future[Graded]] | None] = SimpleQueue()
         # A daemon: a run that ends does not wait for what nobody will learn from.
         threading.Thread(target=self._run, name="grading", daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._groups.put(None)
 
     def grade(self, group: RolloutGroup) -> Future[Graded]:
         """Begins to grade a group, and returns a future of it with its grades."""
@@ -41,10 +54,7 @@ class GradingThread:
         return [group.result().scored for group in graded]
 
     def _run(self) -> None:
-        while True:
-            waiting = [self._groups.get()]
-            while not self._groups.empty():
-                waiting.append(self._groups.get())
+        while None not in (waiting := self._waiting()):
             try:
                 scored = self._task.grade([group for group, _ in waiting])
             except BaseException as error:
@@ -55,12 +65,20 @@ class GradingThread:
             for (_, graded), group in zip(waiting, scored, strict=True):
                 graded.set_result(Graded(group, share))
 
+    def _waiting(self) -> list[tuple[RolloutGroup, Future[Graded]] | None]:
+        """Waits for a group and returns it with all others that are there; None among them ends the thread."""
+        waiting = [self._groups.get()]
+        while not self._groups.empty():
+            waiting.append(self._groups.get())
+        return waiting
+
 
 def sampled_and_graded(
     sampler: Sampler,
     grading: GradingThread,
     prompts: Sequence[Prompt],
     group_size: int | Sequence[int],
+    sampling: SamplingConfig | None = None,
     first_sample: int = 0,
 ) -> list[ScoredGroup]:
     """Samples as `Sampler.generate` does, and grades each group as soon as it is whole."""
@@ -69,5 +87,5 @@ def sampled_and_graded(
     def begin(place: int, group: RolloutGroup) -> None:
         begun[place] = grading.grade(group)
 
-    groups = sampler.generate(prompts, group_size, first_sample=first_sample, on_group=begin)
+    groups = sampler.generate(prompts, group_size, sampling, first_sample, begin)
     return grading.results([begun[place] for place in range(len(groups))])

@@ -38,13 +38,13 @@ class Clocks:
     def __init__(self, config: TrainConfig, phases: Phases):
         self._config, self.phases = config, phases
 
-    def task(self, task: Task, phase: str = "grade") -> Task:
+    def task(self, task: Task) -> Task:
         """Wraps a task so that grading is timed."""
-        return Timed(task, grade=self._of_rollout(phase, task.grade))
+        return Timed(task, grade=self._of_rollout("grade", task.grade))
 
-    def grading(self, grading: GradingThread) -> GradingThread:
+    def grading(self, grading: GradingThread, phase: str = "grade") -> GradingThread:
         """Wraps a thread that grades beside the sampler, so that waiting for it after the last sample is timed."""
-        return Timed(grading, results=self._of_rollout("grade", grading.results))
+        return Timed(grading, results=self._of_rollout(phase, grading.results))
 
     def sampler(self, sampler: Sampler, phase: str = "sample") -> Sampler:
         """Wraps a sampler so that `generate` is timed."""

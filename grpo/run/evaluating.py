@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -12,6 +13,7 @@ from grpo.config import TaskConfig, TrainConfig
 from grpo.evaluation import held_out
 from grpo.host.alive import working
 from grpo.interfaces import Collective, Sampler, Task
+from grpo.rollout.grading import GradingThread, sampled_and_graded
 from grpo.run.clocks import EVALUATION, Clocks
 from grpo.run.first_rank import on_first
 from grpo.run.parts import load_task
@@ -50,8 +52,11 @@ class PolicyEvaluation:
     def _ask(self, task: Task, num_problems: int) -> dict[str, Any]:
         asked = replace(self._config.evaluation, num_problems=num_problems)
         sampler = self._clocks.sampler(self._sampler, EVALUATION)
-        timed = self._clocks.task(task, EVALUATION)
-        return held_out.evaluate(timed, sampler, asked, self._config.rollout.sampling, self._collective)
+        with GradingThread(task) as thread:
+            grading = self._clocks.grading(thread, EVALUATION)
+            ask = partial(sampled_and_graded, sampler, grading)
+            result = held_out.evaluate(task, ask, asked, self._config.rollout.sampling, self._collective)
+        return {"step": sampler.policy_version} | result
 
     def _load(self, task: TaskConfig) -> VerifiableTask:
         config = replace(self._config, task=task)

@@ -15,8 +15,10 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
+from urllib.parse import quote
 
 from grpo.config import RewardPartConfig, RewardServerConfig, UserError
+from grpo.config.credentials import PLACE
 from grpo.config.task import remote_kind
 from grpo.tasks.grading_worker import RawGrade, numbers
 from grpo.tasks.own_rewards import FACTS, facts_of
@@ -86,15 +88,19 @@ class _RemotePart:
     def __init__(self, part: RewardPartConfig) -> None:
         self.name, self._server = part.name, part.server or RewardServerConfig()
         self._judge = _Judge(part.name, self._server) if remote_kind(part.name) == "judge" else None
-        self._url = self._server.url.rstrip("/") + ("/chat/completions" if self._judge else "")
-        self._headers = {}
+        self._base = self._server.url.rstrip("/")
+        # Messages name the address with the place of its key, not the key.
+        self._url = self._base + ("/chat/completions" if self._judge else "")
+        self._key, self._headers = "", {}
         if variable := self._server.key_variable:
             if not os.environ.get(variable):
                 raise UserError(
                     f"task.reward.parts: {part.name!r} takes its key from {variable}, which is not set: export it, or "
                     "leave key_variable empty"
                 )
-            self._headers["Authorization"] = f"Bearer {os.environ[variable]}"
+            self._key = os.environ[variable]
+            if PLACE not in self._base:
+                self._headers["Authorization"] = f"Bearer {self._key}"
         self._cache: OrderedDict[str, Any] = OrderedDict()
         self._answered, self._in_vain, self._warned = False, 0, False
 
@@ -131,6 +137,17 @@ class _RemotePart:
             logger.warning(
                 "reward part %r: %s; %d of %d completions get no reward", self.name, failures[0], len(failures), count
             )
+
+    def _keyed(self, url: str) -> str:
+        """Returns an address with the key in its place."""
+        return url.replace(PLACE, quote(self._key, safe=""))
+
+    def _named(self, text: Any) -> str:
+        """Returns a text, such as what a server answers, with the place of the key in place of the key."""
+        told = str(text)
+        for spelled in {self._key, quote(self._key, safe="")} - {""}:
+            told = told.replace(spelled, PLACE)
+        return told
 
     def _grade(self, answer: Mapping[str, float] | _Failed) -> RawGrade:
         return RawGrade({self.name: 0.0}, "failed") if isinstance(answer, _Failed) else RawGrade(answer)
@@ -171,7 +188,9 @@ class _RemotePart:
         try:
             return numbers(self.name, self._judge.score(answer) if self._judge else answer)
         except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
-            raise _Failed(f"{self._url} answered {_excerpt(answer)}, which holds no reward ({error})") from error
+            raise _Failed(
+                self._named(f"{self._url} answered {_excerpt(answer)}, which holds no reward ({error})")
+            ) from error
 
     async def _answer(self, session: Any, body: str) -> Any:
         """Posts a request until an answer comes, at most `retries` times more than once. Raises `_Failed`."""
@@ -184,11 +203,11 @@ class _RemotePart:
                 try:
                     return json.loads(text)
                 except (ValueError, RecursionError):
-                    raise _Failed(f"{self._url} answered {_excerpt(text)}, which is not JSON") from None
+                    raise _Failed(self._named(f"{self._url} answered {_excerpt(text)}, which is not JSON")) from None
             problem = f"{self._url} answered {status}: {_excerpt(text)}" if status else f"{self._url}: {text}"
             if status is not None and status < 500 and status not in RETRIED:
                 break
-        raise _Failed(problem)
+        raise _Failed(self._named(problem))
 
     async def _post(self, session: Any, body: str) -> tuple[int | None, str]:
         """Returns an answer's status and text, or None and why there is none."""
@@ -196,7 +215,7 @@ class _RemotePart:
 
         try:
             headers = {"Content-Type": "application/json"}
-            async with session.post(self._url, data=body.encode(), headers=headers) as response:
+            async with session.post(self._keyed(self._url), data=body.encode(), headers=headers) as response:
                 return response.status, await response.text(errors="replace")
         except TimeoutError:
             return None, f"no answer within {self._server.seconds:g} s"
@@ -207,16 +226,18 @@ class _RemotePart:
         """Returns the model that the judge's server serves. Raises `UserError` where it does not say one."""
         import aiohttp
 
-        url = self._server.url.rstrip("/") + "/models"
+        url = f"{self._base}/models"
         try:
-            async with session.get(url) as response:
+            async with session.get(self._keyed(url)) as response:
                 text = await response.text(errors="replace")
                 return json.loads(text)["data"][0]["id"]
         except (aiohttp.ClientError, OSError) as error:
-            raise UserError(f"reward part {self.name!r}: {url}: {type(error).__name__}: {error}") from error
+            reason = self._named(f"{type(error).__name__}: {error}")
+            raise UserError(f"reward part {self.name!r}: {url}: {reason}") from error
         except (ValueError, LookupError, TypeError) as error:
+            answer = self._named(_excerpt(text))
             raise UserError(
-                f"reward part {self.name!r}: {url} answered {_excerpt(text)}, which names no model: set server.model"
+                f"reward part {self.name!r}: {url} answered {answer}, which names no model: set server.model"
             ) from error
 
 

@@ -12,7 +12,7 @@ from grpo.tasks.curriculum import uniform
 from grpo.tasks.stream import PromptStream
 from grpo.telemetry.metrics import evaluation_numbers
 from grpo.types import Problem, Prompt
-from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank
+from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, answering
 
 SETS = ["gsm8k_test", "math500", "aime24", "aime25", "amc23", "minerva", "olympiadbench", "svamp"]
 
@@ -87,7 +87,7 @@ def asked(rank, world_size, cursor=4):
     task, collective = Streamed(rank, world_size), SingleRank()
     collective.rank, collective.world_size = rank, world_size
     task.cursor = cursor
-    found = evaluate(task, ScriptedSampler(), EvaluationConfig(num_problems=6), SamplingConfig(), collective)
+    found = evaluate(task, answering(task), EvaluationConfig(num_problems=6), SamplingConfig(), collective)
     assert task.cursor == cursor, "the stream goes on where it stood"
     return [row["problem_id"] for row in found["per_problem"]]
 
@@ -108,9 +108,9 @@ class Noting(ScriptedSampler):
         super().__init__()
         self.drawn = []
 
-    def generate(self, prompts, group_size, sampling=None, first_sample=0):
+    def generate(self, prompts, group_size, sampling=None, first_sample=0, on_group=None):
         self.drawn.append((sampling.temperature, sampling.top_p, sampling.top_k, group_size))
-        return super().generate(prompts, group_size, sampling, first_sample)
+        return super().generate(prompts, group_size, sampling, first_sample, on_group)
 
 
 def test_problems_of_several_sources_have_numbers_by_source():
@@ -125,22 +125,24 @@ def test_problems_of_several_sources_have_numbers_by_source():
         def held_out_prompts(self, count):
             return self.held_out
 
-    found = evaluate(Sourced(), ScriptedSampler(), EvaluationConfig(num_problems=9), SamplingConfig(), SingleRank())
+    task = Sourced()
+    found = evaluate(task, answering(task), EvaluationConfig(num_problems=9), SamplingConfig(), SingleRank())
     rates = {name: (result["problems"], result["pass@1"]["value"]) for name, result in found["sources"].items()}
     assert rates == {"sums": (6, 1.0), "words": (3, 0.0)}
     numbers = evaluation_numbers(found)
     assert (numbers["evaluation/source/sums/pass@1"], numbers["evaluation/source/words/pass@1"]) == (1.0, 0.0)
     assert told(found)[1].startswith("pass@1 of sums 1.000 [")
-    assert "sources" not in evaluate(
-        Streamed(0, 1), ScriptedSampler(), EvaluationConfig(num_problems=6), SamplingConfig(), SingleRank()
-    )
+    plain = Streamed(0, 1)
+    of_one = evaluate(plain, answering(plain), EvaluationConfig(num_problems=6), SamplingConfig(), SingleRank())
+    assert "sources" not in of_one
 
 
 @pytest.mark.parametrize("greedy", [True, False])
 def test_greedy_is_one_more_completion_at_temperature_0(greedy):
     sampler = Noting()
     asked = EvaluationConfig(num_problems=4, samples_per_problem=1, temperature=0.7, greedy=greedy)
-    found = evaluate(Streamed(0, 1), sampler, asked, SamplingConfig(), SingleRank())
+    task = Streamed(0, 1)
+    found = evaluate(task, answering(task, sampler), asked, SamplingConfig(), SingleRank())
     assert sampler.drawn == [(0.7, 1.0, 0, 1), (0.0, 1.0, 0, 1)][: 1 + greedy]
     assert found.get("greedy", {"value": None})["value"] == (1.0 if greedy else None)
 
@@ -148,11 +150,12 @@ def test_greedy_is_one_more_completion_at_temperature_0(greedy):
 def test_completions_are_drawn_as_configured_at_the_evaluations_temperature_and_the_report_says_how():
     sampler, sampling = Noting(), SamplingConfig(temperature=1.0, top_p=0.8, top_k=20)
     asked = EvaluationConfig(num_problems=4, samples_per_problem=1, temperature=0.7)
-    found = evaluate(Streamed(0, 1), sampler, asked, sampling, SingleRank())
+    task = Streamed(0, 1)
+    found = evaluate(task, answering(task, sampler), asked, sampling, SingleRank())
     assert sampler.drawn == [(0.7, 0.8, 20, 1)]
     assert [found[name] for name in ("temperature", "top_p", "top_k")] == [0.7, 0.8, 20]
     assert result_table("sums", found).title == "sums: 4 problems × 1, T = 0.7, top_p = 0.8, top_k = 20"
-    plain = evaluate(Streamed(0, 1), sampler, asked, SamplingConfig(), SingleRank())
+    plain = evaluate(task, answering(task, sampler), asked, SamplingConfig(), SingleRank())
     assert result_table("sums", plain).title == "sums: 4 problems × 1, T = 0.7"
 
 
@@ -161,7 +164,8 @@ def test_an_evaluation_has_its_own_way_of_drawing_where_it_says_so():
     own = drawn_as(EvaluationConfig(temperature=0.6, top_p=0.95, top_k=0, max_tokens=256), training)
     assert own == SamplingConfig(temperature=0.6, top_p=0.95, top_k=0, max_tokens=256, stop=["Question:"])
     assert drawn_as(EvaluationConfig(), training) == training
-    found = evaluate(Streamed(0, 1), Noting(), EvaluationConfig(num_problems=4, max_tokens=9), training, SingleRank())
+    task = Streamed(0, 1)
+    found = evaluate(task, answering(task), EvaluationConfig(num_problems=4, max_tokens=9), training, SingleRank())
     assert found["max_tokens"] == 9
 
 

@@ -4,8 +4,12 @@ import threading
 
 import pytest
 
+from grpo.config import TrainConfig
 from grpo.rollout.grading import GradingThread, sampled_and_graded
-from tests.fakes import ScriptedSampler, ScriptedTask
+from grpo.run.clocks import Clocks
+from grpo.run.evaluating import PolicyEvaluation
+from grpo.telemetry import Phases
+from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank
 
 SECONDS = 10
 
@@ -72,3 +76,44 @@ def test_an_error_of_grading_is_raised_where_the_results_are_awaited():
     task = Failing([(1, 0)] * 2)
     with pytest.raises(ValueError, match="no grade"):
         sampled_and_graded(ScriptedSampler(), GradingThread(task), task.next_prompts(2), 2)
+
+
+def test_the_thread_of_a_context_ends_with_it_whatever_waits():
+    go_on, begun = threading.Event(), threading.Event()
+
+    class Waiting(ScriptedTask):
+        def grade(self, groups):
+            begun.set()
+            assert go_on.wait(SECONDS)
+            return super().grade(groups)
+
+    task = Waiting([(1, 0)] * 2)
+    groups = ScriptedSampler().generate(task.next_prompts(2), 2)
+    before = set(threading.enumerate())
+    with GradingThread(task) as grading:
+        first = grading.grade(groups[0])
+        assert begun.wait(SECONDS)
+        (thread,) = set(threading.enumerate()) - before
+        left = grading.grade(groups[1])
+    go_on.set()
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+    assert first.done() and not left.done()
+
+
+def test_an_evaluation_grades_while_it_samples():
+    config = TrainConfig()
+    config.evaluation.num_problems, config.evaluation.samples_per_problem = 2, 2
+
+    class HeldOut(Noting):
+        def held_out_prompts(self, count):
+            return self.next_prompts(count)
+
+        def answer_of(self, problem, text):
+            return text
+
+    task = HeldOut([(1, 0), (0, 0)])
+    sampler, clocks = SlowlyFinishing(task.graded), Clocks(config, Phases())
+    result = PolicyEvaluation(config, task, [], None, sampler, clocks, SingleRank())()
+    assert task.together == [["p1"], ["p0"]]
+    assert [row["correct"] for row in result["per_problem"]] == [1, 0]

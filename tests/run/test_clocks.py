@@ -9,7 +9,8 @@ from grpo.config import EvaluationConfig, TrainConfig
 from grpo.dynamics.scheduler import build_scheduler
 from grpo.interfaces import MERGED
 from grpo.loop import Engines, Loop
-from grpo.run.clocks import EVALUATION, Clocks, Timed
+from grpo.run.clocks import Clocks, Timed
+from grpo.run.evaluating import PolicyEvaluation
 from grpo.run.observers import Evaluator
 from grpo.run.pipeline import build_pipeline
 from grpo.telemetry import Phases, flatten
@@ -41,6 +42,12 @@ class SlowTask(ScriptedTask):
     def grade(self, groups):
         self.time.work(0.25 * len(groups))
         return super().grade(groups)
+
+    def held_out_prompts(self, count):
+        return ScriptedTask(self.rewards).next_prompts(count)
+
+    def answer_of(self, problem, text):
+        return text
 
 
 class Answer:
@@ -156,11 +163,8 @@ def trained(request):
         clock=clocks.phases,
     )
 
-    def evaluate():
-        asked = ScriptedTask([(1, 0)] * 99).next_prompts(20)
-        clocks.task(task, EVALUATION).grade(clocks.sampler(sampler, EVALUATION).generate(asked, 2))
-        return {"step": learner.num_steps}
-
+    config.evaluation.num_problems, config.evaluation.samples_per_problem = 20, 2
+    evaluate = PolicyEvaluation(config, task, [], None, sampler, clocks, SingleRank())
     noter = Noter()
     evaluator = Evaluator(EvaluationConfig(every_rounds=1), evaluate, lambda result: None)
     loop = Loop(engines, Progress(0, 0, 0, *scheduler.init()), Verdict(), noter, [evaluator, Saver(learner)])
@@ -172,7 +176,8 @@ def trained(request):
 @pytest.mark.parametrize("trained", ["off"], indirect=True)
 def test_evaluations_and_checkpoints_are_told_and_belong_to_no_round(trained):
     round_seconds = {"round": 14.5, "sample": 4.0, "grade": 0.0, "logprobs": 0.0, "learn": 10.0, "sync": 0.5}
-    between = {"evaluation": 45.0, "save": 100.0}
+    # Grading goes on beside sampling.
+    between = {"evaluation": 40.0, "save": 100.0}
     assert [each.seconds for each in trained.rounds] == [round_seconds] + [round_seconds | between] * 2
     assert trained.spent == [14.5, 29.0, 43.5]
     # Eight tokens in four seconds.
@@ -185,7 +190,7 @@ def test_sampling_beside_the_loop_belongs_to_the_round_whose_tokens_it_made_and_
     # Nothing passes for the loop while it waits: its time is its own thread's. A refresh asks two prompts as a test.
     round_seconds = {"round": 14.5, "wait": 0.0, "logprobs": 0.0, "learn": 10.0, "sync": 4.5}
     for index, statistics in enumerate(trained.rounds):
-        between = {"evaluation": 45.0, "save": 100.0} if index else {}
+        between = {"evaluation": 40.0, "save": 100.0} if index else {}
         # Rounds are graded beside their sampling, and only waiting for that counts; sampling goes on continuously.
         graded = {"off": 0.0, "one_round": 0.0, "continuous": 0.5}[trained.pipeline]
         assert statistics.seconds == round_seconds | {"sample": 4.0, "grade": graded} | between

@@ -206,9 +206,10 @@ def test_a_server_that_is_not_there_or_too_slow_is_one_line():
         ("{name: judge, server: {url: notaurl}}", "it is 'notaurl'"),
         ("{name: http, server: {url: 'http://'}}", "it is 'http://'"),
         ("{name: http, server: {url: 'http://a:99999'}}", "it is 'http://a:99999'"),
-        ("{name: judge, server: {url: 'http://a/v1?key=x'}}", "must end where /chat/completions is added"),
+        ("{name: judge, server: {url: 'http://a/v1?version=2'}}", "must end where /chat/completions is added"),
         ("{name: math, server: {url: 'http://a'}}", "'math' asks no server: name the part http or judge"),
-        ("{name: http, server: {url: 'http://me:key@a/'}}", "server.url must hold no password"),
+        ("{name: http, server: {url: 'http://me@a/'}}", "server.url must hold no password"),
+        ("{name: http, server: {url: 'http://a/?code={key}'}}", r"server.url holds {key}: name the environment"),
         ("{name: http, server: {url: 'http://a', at_once: 0}}", "server.at_once=0 must be above 0"),
         ("{name: judge, server: {url: 'http://a', prompt: hello}}", "server.prompt lacks {completion}"),
         ("{name: judge, server: {url: 'http://a', retries: -1}}", r"server.retries=-1 must not be negative"),
@@ -227,3 +228,19 @@ def test_a_key_that_is_not_set_and_a_pattern_that_is_none_are_refused_before_the
         grades("judge", {"url": "http://a", "pattern": "("}, "a")
     with pytest.raises(UserError, match="server.pattern 'x' has 0 groups"):
         grades("judge", {"url": "http://a", "pattern": "x"}, "a")
+
+
+def test_a_key_is_put_into_the_address_and_no_message_tells_it(monkeypatch):
+    monkeypatch.setenv("SCORE_KEY", "se=cret&7")
+    server = {"key_variable": "SCORE_KEY"}
+    with served(lambda body: (200, "1")) as (url, requests):
+        [grade] = grades("http", {"url": f"{url}/score?v=2&code={{key}}", **server}, "a")
+    [(path, headers, _)] = requests
+    assert grade.reward == 1.0 and path == "/score?v=2&code=se%3Dcret%267" and "Authorization" not in headers
+    for answer in [(401, "no such key: se=cret&7"), (200, '"se=cret&7"'), (200, "se%3Dcret%267")]:
+        with served(lambda body, answer=answer: answer) as (url, _), pytest.raises(UserError) as told:
+            grades("http", {"url": f"{url}/score?code={{key}}", **server}, "a")
+        assert "score?code={key} answered" in str(told.value) and "cret" not in str(told.value)
+    with pytest.raises(UserError) as told:
+        grades("judge", {"url": "http://127.0.0.1:9/{key}/v1", **server}, "a")
+    assert "http://127.0.0.1:9/{key}/v1/models" in str(told.value) and "cret" not in str(told.value)

@@ -1,0 +1,49 @@
+"""This module refuses keys and passwords in a configuration, because a run writes its configuration down.
+
+It stands in config.json, checkpoints, pages, model cards and trackers. A key belongs into an environment variable.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from grpo.config.errors import UserError
+from grpo.config.run import TrainConfig
+
+PLACE = "{key}"
+"""An address may hold this in the place of a key that an environment variable gives."""
+_WORDS = r"(?:x-)?(?:(?:api|access|auth|bearer|hf|private|secret|session|subscription)[_-]?)*"
+_NAME = rf"{_WORDS}(?:key|token|secret|passw(?:or)?d|pwd|authorization|credentials?|signature|sig)"
+_SETTING = re.compile(_NAME, re.IGNORECASE)
+_IN_QUERY = re.compile(rf"[?&;](?:{_NAME}|code)=(?!{re.escape(PLACE)})[^&\s]", re.IGNORECASE)
+_IN_FRONT = re.compile(r"^[a-z][a-z0-9+.-]*://[^/@\s]*:[^/@\s]+@", re.IGNORECASE)
+# How a secret of these keys is given instead.
+_INSTEAD = {
+    ".server.url": f"write {PLACE} in its place, and name its environment variable in server.key_variable",
+    "tracking.mlflow": "export MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or PGPASSWORD for a database",
+    ".hf_token": "export HF_TOKEN",
+    "": "give it by an environment variable",
+}
+
+
+def refuse_credentials(config: TrainConfig) -> None:
+    """Raises UserError for the first key or password in a configuration. The message does not repeat it."""
+    for name, text in _texts(asdict(config)):
+        setting = name.rpartition(".")[2]
+        if text and (_SETTING.fullmatch(setting) or _IN_QUERY.search(text) or _IN_FRONT.match(text)):
+            instead = next(mend for suffix, mend in _INSTEAD.items() if name.endswith(suffix))
+            raise UserError(
+                f"{name} holds a key or a password, which a run would write down with its settings: {instead}"
+            )
+
+
+def _texts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yields the dotted name and the value of every text in plain data."""
+    if isinstance(value, str):
+        yield name, value
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    for inner, item in items:
+        yield from _texts(item, f"{name}.{inner}" if name else str(inner))

@@ -1,0 +1,57 @@
+"""No key and no password may stand in a configuration, which a run writes down."""
+
+from dataclasses import asdict
+
+import pytest
+
+from grpo.config import TrainConfig, UserError
+from grpo.config.credentials import _texts, refuse_credentials
+from grpo.config.hydra import compose_config
+
+SECRET = "s3cr3t"
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        (f"task.reward.parts=[{{name: http, server: {{url: 'http://a/score?key={SECRET}'}}}}]", "server.key_variable"),
+        (f"task.reward.parts=[{{name: http, server: {{url: 'http://a/s?v=2&api_key={SECRET}'}}}}]", "write {key}"),
+        (f"task.reward.parts=[{{name: http, server: {{url: 'a/score?code={SECRET}'}}}}]", "task.reward.parts.0.server"),
+        (f"task.reward.parts=[{{name: judge, server: {{url: 'http://me:{SECRET}@a/v1'}}}}]", "server.url holds a key"),
+        (
+            f"task.reward.parts=[{{name: judge, server: {{url: 'http://a', options: {{api_key: {SECRET}}}}}}}]",
+            "options",
+        ),
+        (
+            f"+task.reward.by_source={{a: {{parts: [{{name: http, server: {{url: 'http://a?token={SECRET}'}}}}]}}}}",
+            "a.parts",
+        ),
+        (f"tracking.mlflow='https://me:{SECRET}@mlflow.example'", "export MLFLOW_TRACKING_USERNAME"),
+        (f"tracking.mlflow='postgresql://me:{SECRET}@db/mlflow'", "PGPASSWORD"),
+        (f"rollout.servers.urls=['http://me:{SECRET}@a:8000']", "rollout.servers.urls.0 holds a key"),
+        (f"+rollout.engine_args.hf_token={SECRET}", "export HF_TOKEN"),
+        (f"+task.data.options.password={SECRET}", "give it by an environment variable"),
+    ],
+)
+def test_a_key_or_password_is_refused_without_being_repeated(word, told):
+    with pytest.raises(UserError) as refused:
+        compose_config([word])
+    assert told in str(refused.value) and SECRET not in str(refused.value)
+
+
+def test_a_key_of_the_environment_does_not_slip_in(monkeypatch):
+    monkeypatch.setenv("SCORE_KEY", SECRET)
+    url = "http://a/score?key=${oc.env:SCORE_KEY}"
+    with pytest.raises(UserError, match="write {key} in its place"):
+        compose_config([f"task.reward.parts=[{{name: http, server: {{url: '{url}'}}}}]"])
+
+
+def test_what_is_no_secret_is_let_through():
+    config = TrainConfig()
+    config.model.config = {"pad_token": "<pad>", "rope_scaling": {"key": 4}}
+    config.tracking.mlflow = "http://127.0.0.1:5000"
+    config.task.prompt.template = "What is the key? {question}"
+    config.task.data.path = "me@host:problems.jsonl"
+    refuse_credentials(config)
+    compose_config(["task.reward.parts=[{name: http, server: {url: 'http://a/s?v=2&key={key}', key_variable: K}}]"])
+    assert ("model.config.pad_token", "<pad>") in list(_texts(asdict(config)))
