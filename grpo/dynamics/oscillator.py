@@ -51,16 +51,18 @@ def oscillator(momentum: float, stiffness: float, lag: float) -> Oscillator:
     )
 
 
-def held_oscillator(momentum: float, stiffness: float, interval: float) -> Oscillator:
+def held_oscillator(momentum: float, stiffness: float, interval: float, lag: float = 0.0) -> Oscillator:
     """Returns the model for a gradient that is held for `interval` steps, as in training: sample and hold.
 
-    The samples' age a is 0 … τ−1 steps, each equally often. So the expansion above, averaged over a, has the mean age
-    (τ−1)/2 in the place of τ, and the mean square (τ−1)(2τ−1)/6 in that of τ². At τ = 1 it is the heavy ball itself.
+    The samples' age a is `lag` … `lag` + τ−1 steps, each equally often. So the expansion above, averaged over a, has
+    the mean age E[a] = lag + (τ−1)/2 in the place of τ, and E[a²] = E[a]² + (τ²−1)/12 in that of τ². At τ = 1 without
+    a lag it is the heavy ball itself.
 
     >>> held_oscillator(0.9, 0.004, 1) == oscillator(0.9, 0.004, 0)
     True
     """
-    age, square = (interval - 1) / 2, (interval - 1) * (2 * interval - 1) / 6
+    age = lag + (interval - 1) / 2
+    square = age**2 + (interval**2 - 1) / 12
     return Oscillator(
         mass=(1 + momentum) / 2 + stiffness * square / 2,
         damping=(1 - momentum) - stiffness * age,

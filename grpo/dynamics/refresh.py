@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from grpo.dynamics.oscillator import oscillator
+from grpo.dynamics.oscillator import held_oscillator
 
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
@@ -90,10 +90,10 @@ def fit_token_time(tokens: np.ndarray, seconds: np.ndarray) -> tuple[float, floa
 def stable(rule: RefreshRule, momentum: float, stiffness: float, interval: int, lag: int = 0) -> bool:
     """Tells whether the damping ratio stays above the least allowed. An interval of 1 is always allowed.
 
-    The damping ratio is lost long before stability is: at ζ = .7 the gain c = κτ/(1−μ) is at most .4, and the loop is
-    stable up to 1 and more, whatever the kind of staleness (`thresholds`).
+    Training holds a round's samples while it takes its steps, so the ratio is that of `held_oscillator`. It is lost
+    long before stability is (`thresholds`).
     """
-    return interval == 1 or oscillator(momentum, stiffness, interval + lag).damping_ratio >= rule.least_damping
+    return interval == 1 or held_oscillator(momentum, stiffness, interval, lag).damping_ratio >= rule.least_damping
 
 
 def on_policy_enough(rule: RefreshRule, measured: OffPolicyness, interval: int) -> bool:
@@ -145,7 +145,7 @@ def choose_refresh_interval(
     best = max(safe, default=1)
     if best > current and 1 - time.seconds(best) / time.seconds(current) < rule.least_saving:
         return RefreshChoice(current, f"τ {best} would save less than {rule.least_saving:.0%} of a step")
-    ratio = oscillator(momentum, stiffness, best + measured.lag_at(best)).damping_ratio
+    ratio = held_oscillator(momentum, stiffness, best, measured.lag_at(best)).damping_ratio
     drift = f"ESS {measured.ess:.2f} and {measured.clipped:.1%} clipped at τ {measured.interval}"
     saved = f"{1 - time.seconds(best) / time.seconds(current):.0%} of a step saved"
     if best > current:

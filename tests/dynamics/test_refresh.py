@@ -28,8 +28,9 @@ def choose(stiffness, measured=CALM, time=SLOW_ROUNDS, current=1, rule=RULE):
 
 def test_softer_runs_may_wait_longer():
     assert choose(1e-5, current=12) == 16
-    # ζ = .7 at μ = .9 bounds κτ below .04 or so.
-    assert choose(0.01, current=8) < choose(0.003, current=8) <= 8
+    # A held gradient of κ = .003 has ζ = .757 at τ = 12 and .685 at 16; κ = .01 has .51 even on-policy.
+    assert choose(0.003, current=12) == choose(0.003, current=16) == 12
+    assert choose(0.003, current=8) == 12 and choose(0.01, current=8) == 1
     assert choose(10.0) == 1
 
 
@@ -56,6 +57,8 @@ def test_the_reason_names_what_decided():
 def test_both_margins_are_kept():
     assert stable(RULE, 0.9, 10.0, 1)
     assert not stable(RULE, 0.9, 0.01, 8)
+    assert [stable(RULE, 0.9, 0.003, interval) for interval in (12, 16)] == [True, False]
+    assert [stable(RULE, 0.9, 0.003, 6, lag) for lag in (4, 6)] == [True, False]
     assert stable(RULE, 0.0, 0.001, 16)
 
 
@@ -91,4 +94,4 @@ def test_what_is_sampled_ahead_counts_against_a_longer_interval():
     assert OffPolicyness(interval=4, ess=1.0, clipped=0.0, lag=3).lag_at(2) == 3
     # What bears an interval of 3 does not bear it a round late.
     prompt, delayed = (OffPolicyness(interval=2, ess=1.0, clipped=0.0, lag=lag) for lag in (0, 3))
-    assert (choose(0.003, prompt, current=2), choose(0.003, delayed, current=2)) == (3, 2)
+    assert (choose(0.0035, prompt, current=2), choose(0.0035, delayed, current=2)) == (3, 2)
