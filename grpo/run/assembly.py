@@ -29,7 +29,7 @@ def assemble(
     collective = learner.collective
     collector, sync = build_pipeline(config, task, sampler, collective, clocks)
     laid_out = replace(config.learner, layout=learner.layout)
-    timed = learner_in_turn(config, clocks.learner(learner), sampler, sync)
+    timed = learner_in_turn(config, clocks.learner(learner), sampler, sync, clocks)
     # All sets have the same parts where parts count (see `grpo.config.validate_task`).
     reward = next(iter(config.task.all_sets.values())).reward
     parts = reward.weights | ({"overlong": 1.0} if reward.overlong == "soft" else {})
@@ -41,7 +41,7 @@ def assemble(
         make_batches=BatchMaker(config.normalization, config.objective, laid_out, collective, parts, learner.cost),
         weight_sync=sync,
         scheduler=build_scheduler(config, collective.world_size),
-        go_back=GoingBack(store, collector, timed, sampler, sync),
+        go_back=clocks.between("load", GoingBack(store, collector, timed, sampler, sync)),
         collective=collective,
         clock=clocks.phases,
     )

@@ -73,6 +73,13 @@ class Clocks:
         }
         return Timed(learner, **timed)
 
+    def between(self, phase: str, function: Callable) -> Callable:
+        """Wraps a function that is called between two rounds. Whatever works within it counts as `phase`, one of
+        `grpo.telemetry.phases.BETWEEN_ROUNDS`, and has deadlines of its own."""
+        parts = (self._config.rollout, self._config.learner, self._config.weight_sync)
+        together = sum(part.deadline_seconds for part in parts)
+        return self.phases.timed(phase, function, together, "learner.deadline_seconds")
+
     def offload(self, function: Callable) -> Callable:
         """Wraps a function that moves the learner's states to main memory or back."""
         deadline, key = self._config.learner.deadline_seconds, "learner.deadline_seconds"

@@ -198,7 +198,8 @@ class Session:
         checkpointer = Checkpointer(config.checkpoint, self._store, engines.learner, facts, evaluator, tell)
         peak = peak_tflops(self._device)
         recorder = Recorder(self._collective, files, config.tracking.samples_per_round, peak, engines.sampler.use)
-        exporter = Exporter(config.checkpoint.export_every, self._output, self._export_step, tell)
+        export_step = self._clocks.between("export", self._export_step)
+        exporter = Exporter(config.checkpoint.export_every, self._output, export_step, tell)
         own = [evaluator, checkpointer, exporter, self._watch(files), *self._completion_files(progress.step)]
         loop = Loop(engines, progress, verdict, recorder, [*own, *observers])
         try:

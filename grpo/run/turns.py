@@ -56,9 +56,12 @@ def turn_of_learner(config: TrainConfig, learner: Learner, sampler: Sampler, syn
         sync.refresh(learner, sampler)
 
 
-def learner_in_turn(config: TrainConfig, learner: Learner, sampler: Sampler, sync: WeightSync) -> Learner:
+def learner_in_turn(
+    config: TrainConfig, learner: Learner, sampler: Sampler, sync: WeightSync, clocks: Clocks
+) -> Learner:
     """Wraps a learner that is saved and rewound between rounds, where the sampler has the device if that is
-    configured. It gets the device back after a checkpoint; after going back the loop refreshes it anyway."""
+    configured. It gets the device back after a checkpoint; after going back the loop refreshes it anyway. All of this
+    counts as a checkpoint's seconds."""
     if not config.learner.offload_states:
         return learner
 
@@ -70,4 +73,4 @@ def learner_in_turn(config: TrainConfig, learner: Learner, sampler: Sampler, syn
         sampler.sleep()
         learner.rewind(directory)
 
-    return Timed(learner, save=save, rewind=rewind)
+    return Timed(learner, save=clocks.between("save", save), rewind=rewind)

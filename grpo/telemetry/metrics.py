@@ -27,8 +27,10 @@ measured. `correction/…` holds the share of tokens whose importance weight was
 `objective.correction`, and the share of tokens whose completion was vetoed.
 
 When rounds are sampled ahead, sampling and grading run in parallel with the loop. Their seconds belong to the round
-whose tokens they made, so the phases of a round can add up to more than the round. Evaluation, saving and loading
-happen between two rounds. They are reported with the second round but are not part of its seconds.
+whose tokens they made, so the phases of a round can add up to more than the round. Evaluation, saving, exporting
+and loading happen between two rounds. They are reported with the second round but are not part of its seconds. What
+they make necessary counts as theirs: where sampler and learner have a GPU in turn, a checkpoint's seconds hold a
+refresh.
 """
 
 from __future__ import annotations

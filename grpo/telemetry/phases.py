@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 from grpo.interfaces import ROUND
@@ -20,17 +21,27 @@ from grpo.interfaces import ROUND
 HUNG_EXIT_CODE = 75
 # The timer thread has this long to end the process before faulthandler does.
 GRACE_SECONDS = 10.0
-# These phases happen between two rounds. They are reported with the second round but not part of its total.
-BETWEEN_ROUNDS = ("evaluation", "save", "load")
+# These phases happen between two rounds. They are reported with the second round but not part of its total. What one of
+# them makes necessary, such as a refresh after a checkpoint, counts as that one.
+BETWEEN_ROUNDS = ("evaluation", "save", "export", "load")
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
+@dataclass(slots=True)
+class _Running:
+    """A running phase: the name that its seconds count as, and the seconds of phases within it."""
+
+    name: str
+    within: float = 0.0
+
+
 class Phases:
     """This clock accumulates the seconds of named phases and ends the process when one exceeds its deadline.
 
-    Phases may nest. Each counts only the time outside the phases within it, so that no second counts twice.
+    Phases may nest. Each counts only the time outside the phases within it, so that no second counts twice. Those
+    within one of `BETWEEN_ROUNDS` count as that one.
     Every thread has its own seconds, so a thread that samples ahead does not mix with the loop.
     """
 
@@ -95,22 +106,24 @@ class Phases:
         return self._local.__dict__.setdefault("seconds", defaultdict(float))
 
     @property
-    def _nested(self) -> list[float]:
-        """The seconds spent in nested phases, one entry per phase that is running now in this thread."""
+    def _nested(self) -> list[_Running]:
+        """The phases that are running now in this thread, the innermost last."""
         return self._local.__dict__.setdefault("nested", [])
 
     @contextmanager
     def _measured(self, name: str) -> Iterator[None]:
-        start = self._clock()
-        self._nested.append(0.0)
+        start, around = self._clock(), self._nested[-1:]
+        phase = _Running(next((outer.name for outer in around if outer.name in BETWEEN_ROUNDS), name))
+        self._nested.append(phase)
         try:
             with self._label(name):
                 yield
         finally:
             elapsed = self._clock() - start
-            self._seconds[name] += elapsed - self._nested.pop()
-            if self._nested:
-                self._nested[-1] += elapsed
+            self._nested.pop()
+            self._seconds[phase.name] += elapsed - phase.within
+            for outer in around:
+                outer.within += elapsed
 
     @contextmanager
     def _guarded(self, complaint: str, deadline_seconds: float) -> Iterator[None]:

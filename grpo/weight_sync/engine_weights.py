@@ -1,5 +1,5 @@
-"""This module knows what vLLM makes of weights: where in its storage each is, and the experts that it keeps in an
-order of its own."""
+"""This module knows what vLLM makes of weights: where in its storage each is, those that no learner sends, and the
+experts that it keeps in an order of its own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from grpo.interfaces import Bucket
 from grpo.weight_sync.checksum import bit_sum, placed_sum
 
 
@@ -59,6 +60,39 @@ def _whole(shard: Tensor, module: nn.Module, kind: str, part: int = 0) -> Tensor
     # Where there are fewer heads of keys and values than ranks, neighbours have the same ones.
     copies = getattr(module, "num_kv_head_replicas", 1) if part else 1
     return whole.unflatten(0, (module.tp_size, -1))[::copies].flatten(0, 1)
+
+
+class OwnParameters:
+    """The parameters of a vLLM model that no refresh sends, such as a bias that steers tokens to experts: transformers
+    has it as a buffer.
+
+    An engine that sleeps at level 2 loses them with all others, for vLLM (0.32, v1/worker/gpu_worker.py) saves buffers
+    only. `restore` is called before the first bucket of a refresh, `load` for each, `keep` after the last.
+    """
+
+    def __init__(self, model: nn.Module):
+        self._model = model
+        self._sent: set[str] = set()
+        self._kept: dict[str, Tensor] | None = None
+
+    def restore(self) -> None:
+        """Puts back what was kept. It may have been lost since the last refresh."""
+        parameters = dict(self._model.named_parameters())
+        for name, value in (self._kept or {}).items():
+            parameters[name].data.copy_(value)
+
+    def load(self, bucket: Bucket) -> None:
+        """Loads weights under their Hugging Face names."""
+        loaded = self._model.load_weights(bucket)
+        # Of a model that does not tell what it has loaded, nothing is kept.
+        self._sent |= dict(self._model.named_parameters()).keys() if loaded is None else loaded
+
+    def keep(self) -> None:
+        """Keeps in main memory what the first refresh has left as it was. It never changes."""
+        if self._kept is None:
+            parameters = self._model.named_parameters()
+            unsent = {name: value.detach() for name, value in parameters if name not in self._sent}
+            self._kept = {name: value.to("cpu", copy=True) for name, value in unsent.items()}
 
 
 class ExpertOrder:

@@ -27,7 +27,7 @@ from vllm.platforms import current_platform
 from grpo.weight_sync.adapters import AdaptedWeights
 from grpo.weight_sync.channel import Channel, Manifest, open_end
 from grpo.weight_sync.checksum import checksums
-from grpo.weight_sync.engine_weights import ExpertOrder, named_weights
+from grpo.weight_sync.engine_weights import ExpertOrder, OwnParameters, named_weights
 from grpo.weight_sync.meeting import Meeting
 
 BACKEND = "grpo"
@@ -42,6 +42,8 @@ if current_platform.is_cpu():
 
 class WeightReceiver:
     """Receives weights in vLLM's worker, which takes it in by `worker_extension_cls`. Called by `collective_rpc`."""
+
+    _own_parameters: OwnParameters | None = None
 
     def arrange_weights(self) -> None:
         """Stores matrices column by column, shapes unchanged. Called once, on a CPU. The products of decoding, a few
@@ -58,16 +60,20 @@ class WeightReceiver:
 
     def begin_refresh(self) -> None:
         """Prepares for new weights. Called before the first bucket, in the learner's process."""
-        self._experts = ExpertOrder(self.model_runner.model)
+        model = self.model_runner.model
+        self._own_parameters = self._own_parameters or OwnParameters(model)
+        self._own_parameters.restore()
+        self._experts = ExpertOrder(model)
         self._experts.begin()
 
     def receive_bucket(self, bucket: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Loads whole tensors under their Hugging Face names."""
-        self.model_runner.model.load_weights(bucket)
+        self._own_parameters.load(bucket)
 
     def finish_refresh(self) -> None:
         """Puts experts back into the engine's own order. Called after the last bucket, in the learner's process."""
         self._experts.finish()
+        self._own_parameters.keep()
 
     def weight_checksums(self) -> Mapping[str, int]:
         """Returns checksums, see `grpo.weight_sync.checksum`. They are of the model's own weights; of what was

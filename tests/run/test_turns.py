@@ -80,7 +80,7 @@ def offloading():
 def parts():
     device, config = Device(), offloading()
     clocks = Clocks(config, Phases(clock=lambda: device.seconds))
-    learner = SimpleNamespace(
+    bare = SimpleNamespace(
         states=lambda: SimpleNamespace(offload=device.offload, reload=device.reload),
         weight_buckets=device.needs(WEIGHTS),
         step=device.needs(STATES, WEIGHTS),
@@ -88,8 +88,9 @@ def parts():
         rewind=device.needs(STATES, WEIGHTS),
         num_steps=3,
     )
-    sampler = sampler_in_turn(config, learner, device.build, clocks)
-    return device, clocks, sampler, learner_in_turn(config, learner, sampler, CheckedSync(0.5))
+    sampler = sampler_in_turn(config, bare, device.build, clocks)
+    learner = learner_in_turn(config, bare, sampler, clocks.weight_sync(CheckedSync(0.5)), clocks)
+    return device, clocks, sampler, learner
 
 
 def test_the_sampler_starts_on_an_empty_device_and_leaves_it_to_the_learner(parts):
@@ -118,6 +119,16 @@ def test_a_checkpoint_is_written_by_the_learner_and_the_sampler_has_the_device_a
     assert device.held == {"sampler's weights", CACHE}
 
 
+def test_the_seconds_of_a_checkpoint_hold_what_it_takes_to_give_the_device_back_and_forth(parts):
+    _, clocks, sampler, learner = parts
+    CheckedSync(0.5).refresh(learner, sampler)
+    learner.save("folder")
+    clocks.phases.begin_round()
+    sampler.sleep()
+    # One second to take the states back, and twice two to put them away again. The round pays for its own only.
+    assert clocks.phases.end_round() == {"round": 1.0, "offload": 1.0, "save": 5.0}
+
+
 def test_a_rank_that_cannot_write_a_checkpoint_refreshes_with_the_others(parts):
     device, _, sampler, learner = parts
 
@@ -142,7 +153,7 @@ def test_without_it_nothing_is_wrapped():
     built, learner = object(), object()
     config = TrainConfig()
     assert sampler_in_turn(config, learner, lambda: built, None) is built
-    assert learner_in_turn(config, learner, built, None) is learner
+    assert learner_in_turn(config, learner, built, None, None) is learner
 
 
 def test_states_do_not_leave_for_servers_that_have_gpus_of_their_own():

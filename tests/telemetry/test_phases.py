@@ -60,6 +60,26 @@ def test_a_round_has_a_clock_of_its_own_and_pays_for_nothing_before_it(phases, c
     assert phases.end_round() == {"round": 0.0}
 
 
+def test_what_a_checkpoint_makes_necessary_counts_as_the_checkpoint(phases, clock):
+    def timed(name, function):
+        return phases.timed(name, function, 60.0, "key")
+
+    def refresh():
+        clock.work(3.0)
+        timed("offload", clock.work)(5.0)
+
+    def save():
+        clock.work(1.0)
+        timed("sync", refresh)()
+
+    timed("sync", refresh)()
+    timed("save", save)()
+    timed("load", timed("sync", refresh))()
+    phases.begin_round()
+    timed("sync", refresh)()
+    assert phases.end_round() == {"round": 8.0, "sync": 3.0, "offload": 5.0, "save": 9.0, "load": 8.0}
+
+
 def test_every_thread_takes_its_own_seconds(phases, clock):
     sample, taken = phases.timed("sample", clock.work, 60.0, "key"), []
 

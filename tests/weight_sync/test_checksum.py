@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from grpo.weight_sync.checksum import bit_sum, checksums, differing, placed_sum
-from grpo.weight_sync.engine_weights import ExpertOrder, named_weights
+from grpo.weight_sync.engine_weights import ExpertOrder, OwnParameters, named_weights
 
 LAYER = "model.layers.1."
 
@@ -290,6 +290,32 @@ def test_a_bias_of_the_router_that_learners_do_not_send_is_no_difference():
     assert differing(checksums(others.items()), checksums(stored.items())) == [
         "layers.1.mlp.gate.e_score_correction_bias [2]"
     ]
+
+
+class Router(nn.Module):
+    """As vLLM's: `load_weights` tells which parameters it has loaded."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.tensor([0.5, -0.5]))
+
+    def load_weights(self, bucket):
+        for name, tensor in bucket:
+            getattr(self, name).data.copy_(tensor)
+        return {name for name, _ in bucket}
+
+
+def test_what_learners_do_not_send_survives_the_sleep_of_an_engine():
+    engine = Router()
+    own = OwnParameters(engine)
+    for number in (1.0, 2.0, 3.0):
+        own.restore()
+        own.load([("weight", torch.full((2, 2), number))])
+        own.keep()
+        assert engine.weight.tolist() == [[number] * 2] * 2 and engine.bias.tolist() == [0.5, -0.5]
+        # A sleep of level 2 leaves anything at all.
+        for parameter in engine.parameters():
+            parameter.data.fill_(torch.nan)
 
 
 @pytest.mark.slow
