@@ -3,6 +3,7 @@
 import ast
 import graphlib
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -96,9 +97,13 @@ def room(file: Path) -> str:
     return file.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
+parsed = cache(ast.parse)
+
+
+@cache
 def imports(source: str) -> set[str]:
     """Every module imported at run time: what stands under `if TYPE_CHECKING` is for readers only."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     typing_only = {
         id(node)
         for branch in ast.walk(tree)
@@ -176,7 +181,7 @@ def module(file: Path) -> str:
 def imported_files(source: str, files: dict[str, Path]) -> set[str]:
     """The files of grpo that a source imports anywhere: `from package import file` is the file, not the package."""
     names, at_run_time = set(), imports(source)
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.ImportFrom) and node.module in at_run_time:
             members = {f"{node.module}.{alias.name}" for alias in node.names}
             names |= members & set(files) or {node.module}
@@ -215,7 +220,7 @@ def test_learner_and_rollout_never_meet():
 def test_files_functions_and_signatures_stay_small(file):
     source = file.read_text()
     assert source.count("\n") < 300
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             arguments = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
             named = [argument for argument in arguments if argument.arg not in ("self", "cls")]

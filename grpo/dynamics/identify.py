@@ -127,14 +127,15 @@ class LawFit:
         values, vectors = np.linalg.eigh(self.covariance)
         scatter = generator.standard_normal((NUM_DRAWS, len(self.free))) * np.sqrt(np.maximum(values, 0)) @ vectors.T
         highest = self.chi_square + stats.chi2.isf(DRAWN_PROBABILITY, len(self.free))
-        for offset in scatter:
-            while not self._chi_square(self.free + offset) <= highest:
-                offset *= 0.75
+        outside = np.arange(NUM_DRAWS)
+        while len(outside := outside[~(self._chi_squares(self.free + scatter[outside]) <= highest)]):
+            scatter[outside] *= 0.75
         return self.free + scatter
 
-    def _chi_square(self, free: Array) -> float:
-        predicted = self.law.predict(free, self.history.steps, self.history.delays)
-        return float(np.sum(((self.history.values - predicted) / self.history.errors) ** 2))
+    def _chi_squares(self, frees: Array) -> Array:
+        """Returns χ² [draws] of parameters [draws, parameters]."""
+        predicted = self.law.predict(frees, self.history.steps, self.history.delays)
+        return np.sum(((self.history.values - predicted) / self.history.errors) ** 2, axis=-1)
 
     def interval(self, function: Callable[[NDArray[np.float64]], float]) -> Interval:
         """Estimates a number that `function` computes from the free parameters. The 95 % interval comes from the

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, logit
 
 from grpo.dynamics.identity import objective
-from grpo.dynamics.oscillator import held_oscillator, propagate
+from grpo.dynamics.oscillator import held_coefficients, propagate
 
 Array = NDArray[np.float64]
 
@@ -56,7 +56,8 @@ class History:
 class Law:
     """A law is a parametric reward curve.
 
-    `curve(free, times, delays)` returns pass rates [points]; `times` are optimizer steps since the curve began.
+    `curve(free, times, delays)` returns pass rates [points], or [draws, points] of free parameters [draws, parameters];
+    `times` are optimizer steps since the curve began.
     `guesses(history)` returns starting points for a fit.
     """
 
@@ -67,7 +68,8 @@ class Law:
     read: Callable[[Array], Array]
 
     def predict(self, free: Array, steps: Array, delays: Array) -> Array:
-        """Returns the pass rates [points] at `steps`. The curve begins at the first of them."""
+        """Returns the pass rates [points] at `steps`, or [draws, points] of several draws of the parameters. The curve
+        begins at the first of them."""
         return self.curve(free, steps - steps[0], delays)
 
 
@@ -76,6 +78,11 @@ def _spread(history: History) -> tuple[float, float, float]:
     tail = max(1, len(history) // 5)
     start, end = np.median(history.values[:tail]), np.median(history.values[-tail:])
     return _inside(float(start)), _inside(float(end)), max(float(np.ptp(history.steps)), 1.0)
+
+
+def _columns(free: Array) -> list[Array]:
+    """Returns each parameter with a last axis of one, along which the points of a curve lie."""
+    return [free[..., index, None] for index in range(free.shape[-1])]
 
 
 def _inside(rate: float) -> float:
@@ -92,8 +99,8 @@ def oscillator_law(momentum: float) -> Law:
     """
 
     def curve(free: Array, times: Array, delays: Array) -> Array:
-        start, end = expit(free[:2])
-        stiffness, inertia = np.exp(np.clip(free[2:], -60, 60))
+        start, end = _columns(expit(free[..., :2]))
+        stiffness, inertia = _columns(np.exp(np.clip(free[..., 2:], -60, 60)))
         return end + (start - end) * _distance(times, delays, momentum, stiffness, inertia)
 
     def guesses(history: History) -> list[list[float]]:
@@ -113,34 +120,35 @@ def oscillator_law(momentum: float) -> Law:
     return Law("oscillator", ("start", "plateau", "stiffness", "inertia"), curve, guesses, read)
 
 
-def _distance(steps: Array, delays: Array, momentum: float, stiffness: float, inertia: float) -> Array:
+def _distance(steps: Array, delays: Array, momentum: float, stiffness: Array, inertia: Array) -> Array:
     """Returns the oscillator's distance to its plateau at `steps`, as a share of the first distance: E(t)/E(0).
 
-    Each stretch of equal τ has its own coefficients; position and velocity are carried over.
+    `stiffness` and `inertia` are [1] or [draws, 1]. Each stretch of equal τ has its own coefficients; position and
+    velocity are carried over.
     """
-    result = np.ones(len(steps))
-    position, velocity, since = 1.0, 0.0, 0.0
+    result = np.ones((*stiffness.shape[:-1], len(steps)))
+    position, velocity, since = np.ones_like(stiffness), np.zeros_like(stiffness), 0.0
     edges = [0, *(np.flatnonzero(np.diff(delays)) + 1), len(steps)]
     for first, last in pairwise(edges):
-        model = held_oscillator(momentum, stiffness, delays[first])
-        mass = model.mass - (1 + momentum) / 2 + inertia
+        mass, damping = held_coefficients(momentum, stiffness, delays[first])
+        mass = mass - (1 + momentum) / 2 + inertia
         frequency = np.sqrt(stiffness / mass)
-        ratio = model.damping / (2 * np.sqrt(stiffness * mass))
+        ratio = damping / (2 * np.sqrt(stiffness * mass))
         # A round is measured before its steps are taken, so its τ acts from its point to the next.
         end = steps[last] if last < len(steps) else steps[last - 1]
         times = np.append(steps[first:last], end) - since
         positions, velocities = propagate(times, position, velocity, ratio, frequency)
-        result[first:last] = positions[:-1]
-        position, velocity, since = positions[-1], velocities[-1], end
+        result[..., first:last] = positions[..., :-1]
+        position, velocity, since = positions[..., -1:], velocities[..., -1:], end
     return np.clip(np.nan_to_num(result, nan=1e3, posinf=1e3, neginf=-1e3), -1e3, 1e3)
 
 
-def _three(function: Callable[[float, float, float, Array], Array], name: str, names: tuple[str, ...]) -> Law:
+def _three(function: Callable[[Array, Array, Array, Array], Array], name: str, names: tuple[str, ...]) -> Law:
     """Makes a law of two rates and one time from `function`. The free parameters are two logits and a logarithm."""
 
     def curve(free: Array, times: Array, delays: Array) -> Array:
-        first, second = expit(free[:2])
-        return function(first, second, float(np.exp(np.clip(free[2], -60, 60))), times)
+        first, second = _columns(expit(free[..., :2]))
+        return function(first, second, np.exp(np.clip(free[..., 2, None], -60, 60)), times)
 
     def guesses(history: History) -> list[list[float]]:
         start, end, span = _spread(history)
@@ -178,8 +186,8 @@ def gating_law(exponent: float, mean_exponent: float = 0.0) -> Law:
     rates = expit(np.linspace(-14, 14, 2001))
     potential = objective(rates, 4 - exponent, -mean_exponent)
 
-    def function(start: float, ceiling: float, time: float, steps: Array) -> Array:
-        first = np.interp(min(start / ceiling, rates[-1]), rates, potential)
+    def function(start: Array, ceiling: Array, time: Array, steps: Array) -> Array:
+        first = np.interp(np.minimum(start / ceiling, rates[-1]), rates, potential)
         return ceiling * np.interp(first + steps / time, potential, rates)
 
     return _three(function, "gating", ("start", "ceiling", "time_steps"))
@@ -189,8 +197,9 @@ def _sigmoid() -> Law:
     """Returns the sigmoid law. Its free parameters are two logits, the logarithm of the width, and the middle step."""
 
     def curve(free: Array, times: Array, delays: Array) -> Array:
-        floor, end = expit(free[:2])
-        return floor + (end - floor) * expit((times - free[3]) / np.exp(np.clip(free[2], -60, 60)))
+        floor, end = _columns(expit(free[..., :2]))
+        width, middle = np.exp(np.clip(free[..., 2, None], -60, 60)), free[..., 3, None]
+        return floor + (end - floor) * expit((times - middle) / width)
 
     def guesses(history: History) -> list[list[float]]:
         start, end, span = _spread(history)
@@ -211,14 +220,14 @@ SIGMOID = _sigmoid()
 LINE = Law(
     "line",
     ("start", "slope"),
-    lambda free, times, delays: free[0] + free[1] * times,
+    lambda free, times, delays: free[..., 0, None] + free[..., 1, None] * times,
     lambda history: [[float(history.values.mean()), 0.0]],
     np.asarray,
 )
 CONSTANT = Law(
     "constant",
     ("level",),
-    lambda free, times, delays: np.full(len(times), free[0]),
+    lambda free, times, delays: free[..., 0, None] + np.zeros(len(times)),
     lambda history: [[float(history.values.mean())]],
     np.asarray,
 )

@@ -15,6 +15,7 @@ whose first moment is an average, Kη(1 − β₁) stands in its place, and the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -61,26 +62,32 @@ def held_oscillator(momentum: float, stiffness: float, interval: float, lag: flo
     >>> held_oscillator(0.9, 0.004, 1) == oscillator(0.9, 0.004, 0)
     True
     """
+    mass, damping = held_coefficients(momentum, stiffness, interval, lag)
+    return Oscillator(mass, damping, stiffness)
+
+
+def held_coefficients(momentum: float, stiffness: Any, interval: float, lag: float = 0) -> tuple[Any, Any]:
+    """Returns mass and damping of `held_oscillator`, for one stiffness or an array of them."""
     age = lag + (interval - 1) / 2
     square = age**2 + (interval**2 - 1) / 12
-    return Oscillator(
-        mass=(1 + momentum) / 2 + stiffness * square / 2,
-        damping=(1 - momentum) - stiffness * age,
-        stiffness=stiffness,
-    )
+    return (1 + momentum) / 2 + stiffness * square / 2, (1 - momentum) - stiffness * age
 
 
 def propagate(
-    steps: ArrayLike, position: float, velocity: float, damping_ratio: float, frequency: float
+    steps: ArrayLike, position: ArrayLike, velocity: ArrayLike, damping_ratio: ArrayLike, frequency: ArrayLike
 ) -> tuple[Array, Array]:
     """Returns E and Ė after `steps` from E(0) = `position` and Ė(0) = `velocity`, in closed form.
+
+    The steps are [points]. The other numbers are one each, or [draws, 1], which gives [draws, points].
 
         E = e^{−at}·[E₀·c + (Ė₀ + aE₀)·s],  a = ζω,  b² = (ζ²−1)ω²,  c = cosh bt,  s = sinh(bt)/b
 
     For b² < 0, cos and sin take the place of cosh and sinh; at b = 0 the limit is used. When bt is large, the two
     exponentials of cosh and sinh are computed separately, so that nothing overflows.
     """
-    time = np.asarray(steps, float)
+    time, position, velocity, damping_ratio, frequency = (
+        np.asarray(number, float) for number in (steps, position, velocity, damping_ratio, frequency)
+    )
     decay, square = damping_ratio * frequency, (damping_ratio**2 - 1) * frequency**2
     apart = (square * time**2 > 1) & (damping_ratio > 0)
     near = np.where(apart, 0.0, time)
@@ -92,24 +99,30 @@ def propagate(
         joined_velocity = -decay * joined + envelope * (position * square * s + lead * c)
     if not apart.any():
         return joined, joined_velocity
-    root = np.sqrt(square)
-    # The slow rate a − b is computed as ω²/(a + b), which does not cancel.
-    fast, slow = decay + root, frequency**2 / (decay + root)
-    slow_part = (fast * position + velocity) / (fast - slow) * np.exp(-slow * time)
-    fast_part = -(slow * position + velocity) / (fast - slow) * np.exp(-fast * time)
-    return (
-        np.where(apart, slow_part + fast_part, joined),
-        np.where(apart, -slow * slow_part - fast * fast_part, joined_velocity),
-    )
+    # Where they are not apart, what is computed here has no meaning and is left out.
+    with np.errstate(all="ignore"):
+        root = np.sqrt(square)
+        # The slow rate a − b is computed as ω²/(a + b), which does not cancel.
+        fast, slow = decay + root, frequency**2 / (decay + root)
+        slow_part = (fast * position + velocity) / (fast - slow) * np.exp(-slow * time)
+        fast_part = -(slow * position + velocity) / (fast - slow) * np.exp(-fast * time)
+        return (
+            np.where(apart, slow_part + fast_part, joined),
+            np.where(apart, -slow * slow_part - fast * fast_part, joined_velocity),
+        )
 
 
-def _cosh_and_sinh_over(square: float, time: Array) -> tuple[Array, Array]:
+def _cosh_and_sinh_over(square: Array, time: Array) -> tuple[Array, Array]:
     """Returns cosh(bt) and sinh(bt)/b for b² = `square` of either sign."""
     z = square * time**2
     root = np.sqrt(np.abs(z))
     small = root < 1e-4
     safe = np.where(small, 1.0, root)
+    # Only one of two for a single curve, as a fit asks for it.
+    grows, turns = bool((square >= 0).any()), bool((square < 0).any())
     with np.errstate(over="ignore"):
-        c = np.cosh(root) if square >= 0 else np.cos(root)
-        ratio = np.where(small, 1 + z / 6, (np.sinh(safe) if square >= 0 else np.sin(safe)) / safe)
+        c, s = (np.cosh(root), np.sinh(safe)) if grows else (np.cos(root), np.sin(safe))
+        if grows and turns:
+            c, s = np.where(square >= 0, c, np.cos(root)), np.where(square >= 0, s, np.sin(safe))
+        ratio = np.where(small, 1 + z / 6, s / safe)
     return c, time * ratio

@@ -115,6 +115,17 @@ def test_a_curve_that_has_levelled_off_is_identified():
     assert sum(found.weights.values()) == pytest.approx(1)
 
 
+@pytest.mark.parametrize("law", laws(0.9, 1.0), ids=lambda law: law.name)
+def test_the_curves_of_many_draws_are_those_of_each_alone(law):
+    """Damped, overdamped and unstable ones together, under intervals that change."""
+    delays = np.array([1.0] * 30 + [8.0] * 30 + [64.0] * 5)
+    steps = np.concatenate([[0.0], np.cumsum(delays)[:-1]])
+    draws = np.random.default_rng(0).normal(0.0, 4.0, (300, len(law.names)))
+    alone = np.array([law.predict(free, steps, delays) for free in draws])
+    assert np.isfinite(alone).all() and len(np.unique(alone, axis=0)) > 200
+    np.testing.assert_array_equal(law.predict(draws, steps, delays), alone)
+
+
 def test_no_draw_leaves_the_likelihood_of_its_law():
     for history in (measured(oscillating(150, stiffness=0.01)).until(40), measured(0.2 + 0.002 * np.arange(40))):
         for fit in identify(history, 0.9).fits:
