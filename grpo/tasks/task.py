@@ -14,7 +14,7 @@ from grpo.tasks.curriculum import Grouping, build_order
 from grpo.tasks.grader import GraderPool
 from grpo.tasks.grading import Grading, unparsable
 from grpo.tasks.mixture import Mixture
-from grpo.tasks.prompts import PromptEncoder
+from grpo.tasks.prompts import PromptEncoder, unfilled
 from grpo.tasks.rewards import readable
 from grpo.tasks.selection import select
 from grpo.tasks.sources import listed, load_problems
@@ -231,6 +231,8 @@ def usable_problems(config: TaskConfig, set_name: str = "") -> list[Problem]:
         raise UserError(f"{unparsable(unreadable)}; correct them, or choose other task.reward.parts.")
     if unreadable:
         logger.warning("task %s: left out %s", config.name, unparsable(unreadable))
+    for name in unfilled(config.prompt.template, problems):
+        logger.warning("task %s: no problem has a column %r, so {%s} stays in the prompt", config.name, name, name)
     _require_sources(config, problems)
     usable = [problem for problem in problems if problem.problem_id not in unreadable]
     if not set_name:
