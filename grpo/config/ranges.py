@@ -32,6 +32,11 @@ def check_ranges(config: TrainConfig) -> None:
         require(math.isfinite(value), f"{key}={value} must be a finite number")
         require(value >= 0 or key in SIGNED, f"{key}={value} must not be negative")
         require(value <= 1 or key not in SHARES, f"{key}={value} must lie between 0 and 1")
+    for key, weight in _numbers(config):
+        require(
+            not key.endswith("reward.parts[].weight") or not weight or 1e-6 <= abs(weight) <= 1e6,
+            f"{key}={weight:g} must be 0, or lie between 1e-6 and 1e6 on either side of it",
+        )
     exponent = config.normalization.exponent
     require(abs(exponent) <= 10, f"normalization.exponent={exponent:g} must lie between -10 and 10; GRPO's is 1")
     _check_optimizer(config.learner)

@@ -119,6 +119,7 @@ def test_folders_and_files_of_ones_own_are_read(tmp_path):
         ("seed=-1", "must not be negative"),
         ("model.lora.rank=-1", "must not be negative"),
         ("task.reward.parts=[{name: math, weight: nan}]", "task.reward.parts[].weight=nan must be a finite number"),
+        ("task.reward.parts=[{name: math, weight: 1e300}]", "weight=1e+300 must be 0, or lie between 1e-6 and 1e6"),
         ("learner.betas=[0.9,1]", "learner.betas=[0.9, 1.0] must be two numbers of at least 0 and below 1"),
         ("learner.betas=[0.9]", "must be two numbers"),
         ("rollout.gpu_memory_fraction=1.5", "must lie between 0 and 1"),

@@ -234,3 +234,14 @@ def test_a_name_in_the_template_that_is_no_column_is_told(tokenizer, write_rows,
     loaded_task(task_config, tokenizer)
     told = [record.getMessage() for record in caplog.records]
     assert told == ["task task: no problem has a column 'hnit', so {hnit} stays in the prompt"]
+
+
+def test_a_prompt_with_two_right_answers_is_told(tokenizer, write_rows, caplog):
+    rows = [{"problem": "1 + 1", "answer": answer} for answer in ("2", "3", "2")] + [{"problem": "1", "answer": "1"}]
+    task_config = TaskConfig(
+        data=DataConfig(path=write_rows(rows), held_out_fraction=0.0),
+        reward=RewardConfig(parts=[RewardPartConfig(name="exact")]),
+    )
+    loaded_task(task_config, tokenizer)
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["task task: 1 prompts come again with another answer (sums-1)"]
