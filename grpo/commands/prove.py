@@ -12,8 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo.config import UserError
+from grpo.config.hydra import compose_config
+from grpo.config.validate import validate
 from grpo.host.terminal import Terminal, say
 from grpo.prove.facts import Fact, Report
+from grpo.prove.sizes import SIZES, check_size, words_of
 
 USAGE = """usage: grpo prove [part=attention,learner] [size=tiny|1.5b|7b] [output_dir=runs/prove] [key=value ...]
 
@@ -32,12 +35,28 @@ a size it is tiny on a CPU and 1.5b on a GPU. Ends with a table, and 1 where som
 were measured before stay in output_dir/prove.json. Once learner, sync and sampler are there, it also prints the
 settings that this machine asks for; grpo dynamics plan takes the file as machine=."""
 
+PARTS = ("attention", "learner", "round", "servers", "sync", "sampler")
+OWN_WORDS = ("part", "size", "output_dir")
 NEED_VLLM = ("round", "servers", "sync", "sampler")
 COLORS = {"fine": "green", "wrong": "red", "slow": "yellow", "skipped": "dim"}
 
 
 def run(words: Sequence[str] = ()) -> int:
-    """Measures the parts in order, prints the table and writes prove.json. Returns 0 when all is fine, else 1."""
+    """Measures the parts in order, prints the table and writes prove.json. Returns 0 when all is fine, else 1.
+
+    Raises UserError for words that are wrong, before torch is imported.
+    """
+    given = dict(word.partition("=")[::2] for word in words if word.partition("=")[0] in OWN_WORDS)
+    overrides = [word for word in words if word.partition("=")[0] not in OWN_WORDS]
+    chosen = given.get("part", ",".join(PARTS)).split(",")
+    for name in chosen:
+        if name not in PARTS:
+            raise UserError(f"part={name} is unknown: choose among {', '.join(PARTS)}")
+    if "size" in given:
+        check_size(given["size"])
+    folder = Path(given.get("output_dir", "runs/prove"))
+    validate(compose_config(words_of(SIZES["tiny"], folder, overrides)))
+
     import torch
 
     from grpo.prove import computation, exchange, learning, link, losing, sampling
@@ -56,13 +75,6 @@ def run(words: Sequence[str] = ()) -> int:
         "sampler": [sampling.without_graphs],
     }
     engines = {"sync": exchange.sync, "sampler": sampling.sampler}
-    given = dict(word.partition("=")[::2] for word in words if word.partition("=")[0] in ("part", "size", "output_dir"))
-    chosen = given.get("part", ",".join(parts)).split(",")
-    for name in chosen:
-        if name not in parts:
-            raise UserError(f"part={name} is unknown: choose among {', '.join(parts)}")
-    overrides = [word for word in words if word.partition("=")[0] not in ("part", "size", "output_dir")]
-    folder = Path(given.get("output_dir", "runs/prove"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

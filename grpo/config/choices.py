@@ -65,6 +65,7 @@ POSITIVE = (
     "rollout.servers.tensor_parallel",
     "rollout.servers.start_seconds",
     "rollout.servers.request_seconds",
+    "learner.adam_epsilon",
     "learner.learning_rate",
     "learner.micro_batch_tokens",
     "learner.logit_chunk_tokens",

@@ -19,7 +19,8 @@ COMPLETIONS_FOLDER = "completions"
 PROFILE_FOLDER = "profile"
 # A finished run leaves these.
 CURVES_FILE, REPORT_FILE, MODEL_FOLDER = "curves.png", "report.md", "model"
-DYNAMICS_PLOT_FILE, DYNAMICS_PAGE_FILE, WHATIF_PLOT_FILE = "dynamics.png", "dynamics.html", "whatif.png"
+DYNAMICS_PLOT_FILE, DYNAMICS_PAGE_FILE = "dynamics.png", "dynamics.html"
+WHATIF_PLOT_FILE, WHATIF_PAGE_FILE = "whatif.png", "whatif.html"
 # checkpoint.export_every leaves models here while the run goes on.
 MODELS_FOLDER = "models"
 PAGE_FILE = "report.html"

@@ -29,6 +29,7 @@ from grpo.config.sweep import SweepConfig
 from grpo.config.task import DataConfig, TaskConfig
 
 PACKAGE = Path(__file__).resolve().parent.parent
+_BEGINNING = "begin it with `defaults: [train, _self_]`"
 
 
 def config_directory() -> Path:
@@ -84,6 +85,8 @@ def composed(words: list[str]) -> DictConfig:
     request = read_words(words)
     first = request.directory if request.directory and request.name != "train" else config_directory()
     overrides = [*request.overrides, *_search_path(request, first)]
+    if request.name != "train":
+        _check_own(first / f"{request.name}.yaml")
     try:
         with _without_unread_groups(), initialize_config_dir(str(first), version_base="1.3"):
             config = compose(request.name, overrides)
@@ -92,9 +95,28 @@ def composed(words: list[str]) -> DictConfig:
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(one_line(error)) from error
     if OmegaConf.get_type(config) is not TrainConfig:
-        raise UserError(f"{request.name}.yaml does not build on train.yaml: begin it with `defaults: [train, _self_]`")
+        raise UserError(f"{request.name}.yaml does not build on train.yaml: {_BEGINNING}")
     _refuse_added(config)
     return config
+
+
+def _check_own(file: Path) -> None:
+    """Raises UserError for a configuration of one's own that is built on nothing, or whose values would not count.
+
+    Hydra takes a list of defaults without `_self_` with a warning, and one that begins with it as it stands: what comes
+    after `_self_` then overrides the file itself.
+    """
+    if not file.is_file():
+        return
+    try:
+        written = OmegaConf.to_container(OmegaConf.load(file))
+    except YAMLError as error:
+        raise UserError(f"{file.name} cannot be read: {' '.join(str(error).split())}") from error
+    defaults = written.get("defaults") if isinstance(written, dict) else None
+    if not isinstance(defaults, list) or defaults in ([], ["_self_"]):
+        raise UserError(f"{file.name} does not build on train.yaml: {_BEGINNING}")
+    if "_self_" not in defaults[1:]:
+        raise UserError(f"{file.name} does not say that its own values come after those of train.yaml: {_BEGINNING}")
 
 
 def _search_path(request: Request, first: Path) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from grpo.config.engines import LearnerConfig
 from grpo.config.errors import require
 from grpo.config.run import TrainConfig
 
@@ -31,7 +32,33 @@ def check_ranges(config: TrainConfig) -> None:
         require(math.isfinite(value), f"{key}={value} must be a finite number")
         require(value >= 0 or key in SIGNED, f"{key}={value} must not be negative")
         require(value <= 1 or key not in SHARES, f"{key}={value} must lie between 0 and 1")
-    betas = config.learner.betas
+    for key, weight in _numbers(config):
+        require(
+            not key.endswith("reward.parts[].weight") or not weight or 1e-6 <= abs(weight) <= 1e6,
+            f"{key}={weight:g} must be 0, or lie between 1e-6 and 1e6 on either side of it",
+        )
+    exponent = config.normalization.exponent
+    require(abs(exponent) <= 10, f"normalization.exponent={exponent:g} must lie between -10 and 10; GRPO's is 1")
+    _check_optimizer(config.learner)
+
+
+def _check_optimizer(learner: LearnerConfig) -> None:
+    """Raises UserError for settings with which AdamW overwrites the weights instead of training them.
+
+    A step changes each weight by about the learning rate, and shrinks it by learning rate × weight decay
+    (arXiv:1711.05101).
+    """
+    rate, betas = learner.learning_rate, learner.betas
+    require(
+        rate < 1,
+        f"learner.learning_rate={rate:g} is a change that AdamW makes to every weight in each step, and weights are "
+        "below 1: use 1e-6 to 1e-4",
+    )
+    require(
+        rate * learner.weight_decay <= 0.1,
+        f"learner.weight_decay={learner.weight_decay:g} times learner.learning_rate={rate:g} takes "
+        f"{rate * learner.weight_decay:.0%} of every weight in each step: lower one of the two",
+    )
     require(
         len(betas) == 2 and all(0 <= beta < 1 for beta in betas),
         f"learner.betas={betas} must be two numbers of at least 0 and below 1, e.g. [0.9, 0.999]",

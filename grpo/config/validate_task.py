@@ -121,6 +121,7 @@ def _check_parts(key: str, parts: list[RewardPartConfig]) -> None:
     require(bool(parts), f"{key} is empty: name a reward, for example [{{name: math}}]")
     names = [part.name for part in parts]
     for part in parts:
+        require(bool(part.name), f"{key} has a part without a name: give it one, for example {{name: math}}")
         require(
             names.count(part.name) == 1,
             f"{key} names {part.name!r} {names.count(part.name)} times: name it once, with the sum of the weights",

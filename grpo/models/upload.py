@@ -12,13 +12,21 @@ Result = TypeVar("Result")
 
 
 def check_upload(name: str) -> None:
-    """Asks the hub who is logged in, before any long work. Raises UserError where it cannot be uploaded to."""
+    """Asks the hub who is logged in, before any long work.
+
+    Raises UserError where nobody is, where the token only reads, and for a name that belongs to somebody else.
+    """
     from huggingface_hub import HfApi
     from huggingface_hub.utils import validate_repo_id
 
     if name.count("/") != 1:
         raise UserError(f"upload={name} must be a user or an organization and a name, like upload=me/my-model")
-    _told(name, lambda: (validate_repo_id(name), HfApi().whoami()))
+    _, who = _told(name, lambda: (validate_repo_id(name), HfApi().whoami()))
+    owners = [who["name"], *(organization["name"] for organization in who.get("orgs", ()))]
+    if name.partition("/")[0] not in owners:
+        raise UserError(f"upload={name}: the token on this machine sends to {' or '.join(owners)}: give such a name")
+    if who.get("auth", {}).get("accessToken", {}).get("role") == "read":
+        raise UserError(f"upload={name}: the token on this machine may only read: log in with one that may write")
 
 
 def upload(folder: Path, name: str, public: bool = False) -> str:

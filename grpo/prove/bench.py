@@ -6,7 +6,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -16,39 +16,18 @@ import torch
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from grpo.algorithm.batches import BatchMaker
-from grpo.config import TrainConfig, UserError
+from grpo.config import TrainConfig
 from grpo.config.hydra import compose_config
 from grpo.host import ranks
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.models import tiny
+from grpo.prove.sizes import SIZES, Shape, check_size, words_of
 from grpo.run import preflight
 from grpo.types import Batch, Completion, Grade, Problem, Prompt, RolloutGroup, RoundPlan, ScoredGroup
 
 if TYPE_CHECKING:
     from grpo.rollout.vllm_sampler import VllmSampler
-
-Shape = tuple[int, int, int, int, int, int]
-"""A model's shape is (width, layers, query heads, key heads, inner width, vocabulary)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """A size is a model's shape and that of a round: prompts, completions of each, and tokens of a prompt and of a
-    completion."""
-
-    shape: Shape
-    prompts: int
-    group_size: int
-    prompt_tokens: int
-    completion_tokens: int
-
-
-SIZES = {
-    "tiny": Size((128, 2, 4, 2, 256, 512), 4, 4, 24, 24),
-    "1.5b": Size((1536, 28, 12, 2, 8960, 151_936), 32, 8, 200, 800),
-    "7b": Size((3584, 28, 28, 4, 18_944, 152_064), 32, 8, 200, 800),
-}
 
 
 def config_of(shape: Shape, **special: Any) -> Qwen2Config:
@@ -71,25 +50,12 @@ class Bench:
 
     def __init__(self, size: str, folder: Path, overrides: list[str], device: str = "auto"):
         """`overrides` are words of a run's configuration. Raises UserError for a size that there is not."""
-        if size not in SIZES:
-            raise UserError(f"size={size} is unknown: choose one of {', '.join(SIZES)}")
+        check_size(size)
         self.size_name, self.size, self.folder, self.path = size, SIZES[size], folder, folder / f"model-{size}"
         self.overrides = [f"device={device}", *overrides]
-        self.words = self._words()
+        self.words = words_of(self.size, self.path, self.overrides)
         self.config: TrainConfig = preflight.with_precision(compose_config(self.words))
         self.device = ranks.device(self.config)
-
-    def _words(self) -> list[str]:
-        size = self.size
-        longest = size.prompt_tokens + size.completion_tokens
-        return [
-            *("model=huggingface", f"model.path={self.path}", "task=tiny_arithmetic", "normalization=dr_grpo"),
-            *(f"dynamics.prompts_per_step={size.prompts}", f"dynamics.group_size={size.group_size}"),
-            *(f"task.prompt.max_tokens={size.prompt_tokens}", f"model.max_length={longest}"),
-            *(f"rollout.sampling.max_tokens={size.completion_tokens}", "rollout.kv_cache_gib=0.125"),
-            *("evaluation.num_problems=0", "checkpoint.every_rounds=0", "checkpoint.export=false"),
-            *("learner.skip_silent_groups=false", *self.overrides),
-        ]
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:

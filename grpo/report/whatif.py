@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import cycle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from rich.table import Table
 from grpo.config import UserError
 from grpo.config.choices import POSITIVE, value_at
 from grpo.config.errors import require
-from grpo.config.folder import WHATIF_PLOT_FILE
 from grpo.config.ranges import check_ranges
 from grpo.config.run import TrainConfig
 from grpo.config.saved import from_dict
@@ -26,8 +25,9 @@ from grpo.dynamics.whatif import BatchSetting, Course, Stage, predict, stages_of
 from grpo.host.terminal import Terminal
 from grpo.report.logs import read_log, run_config
 from grpo.report.runs import differing_keys
-from grpo.report.style import BLACK, BLUE, GREEN, ORANGE, STYLE
-from grpo.report.words import duration
+from grpo.report.verdict import BAD, GOOD, UNSURE, Number
+from grpo.report.whatif_page import draw_courses, write_whatif_page
+from grpo.report.words import compact, duration
 
 Array = NDArray[np.float64]
 
@@ -47,8 +47,11 @@ LARGEST_GROUP = 1024
 AGAIN = "the same again"
 # An alternative counts as better or worse from this probability on.
 SURE = 0.9
-COLORS = (BLACK, BLUE, ORANGE, GREEN, "#CC79A7", "#56B4E9", "#E69F00")
-DOTS_PER_INCH = 160
+SUMMARY = {
+    GOOD: "Another setting would have done better than the run's own.",
+    UNSURE: "None of these settings is sure to do better than the run's own.",
+    BAD: "The run's own setting does better than each of these.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ class Answer:
 
 
 def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None) -> None:
-    """Prints a table of the alternatives that `words` name, and draws their curves beside the run's log.
+    """Prints a table of the alternatives that `words` name, and writes picture and page beside the run's log.
 
     A word with commas names several values, and words are combined: ``dynamics.group_size=4,16 normalization=dr_grpo``.
     `budget` is what each alternative may spend, by default the tokens of the run. Raises `UserError` where the log does
@@ -101,12 +104,21 @@ def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None)
     answers = [answer(name, courses[name], settings[name], stages, budget, log) for name in settings]
     for line in lines(log, budget):
         console.print(line, soft_wrap=True)
-    console.print(table(answers))
-    for line in verdicts(answers):
+    rows, said, mood = table_rows(answers), verdicts(answers), mood_of(answers)
+    console.print(table(rows))
+    for line in said:
         console.print(line, soft_wrap=True)
-    picture = path / WHATIF_PLOT_FILE
-    draw(log, courses, budget, picture)
-    console.print(f"picture {picture}", soft_wrap=True)
+    picture, written = write_whatif_page(
+        path,
+        partial(draw_courses, log=log, courses=courses, budget=budget),
+        budget=budget.words,
+        rows=[[name.replace("\n", " ") for name in row] for row in (COLUMNS, *rows)],
+        verdict=[SUMMARY[mood], *(f"{line}." for line in said)],
+        mood=mood,
+        numbers=numbers_of(answers),
+        assumptions=[f"{line[:1].upper()}{line[1:]}." for line in lines(log, budget)],
+    )
+    console.print(f"picture {picture}\npage    {written}", soft_wrap=True)
 
 
 def setting_of(config: TrainConfig) -> BatchSetting:
@@ -176,24 +188,52 @@ def lines(log: RunLog, budget: Budget) -> list[str]:
     return [*taken, unmeasured] if np.all(log.history.delays <= 1) else taken
 
 
-def table(answers: Sequence[Answer]) -> Table:
-    """Returns a table with a row per alternative, the run's own setting first."""
+COLUMNS = ("setting", "pass rate", "steps", "silent", "tokens\na step", "tokens to\nlast rate", "time")
+
+
+def table(rows: Sequence[Sequence[str]]) -> Table:
+    """Returns the rows of `table_rows` as a table for the terminal."""
     shown = Table(title="What if", title_justify="left")
-    shown.add_column("setting", overflow="fold")
-    for column in ("pass rate", "steps", "silent", "tokens\na step", "tokens to\nlast rate", "time"):
+    shown.add_column(COLUMNS[0], overflow="fold")
+    for column in COLUMNS[1:]:
         shown.add_column(column, justify="right", no_wrap=True)
-    for row in answers:
-        end = row.end
-        shown.add_row(
-            row.name.replace(" ", "\n") if row.name != AGAIN else AGAIN,
-            interval(end["rates"], "{:.2f}".format),
-            f"{np.median(end['steps']):,.0f}",
-            f"{np.median(end['silent']):.0%}",
+    for name, *cells in rows:
+        shown.add_row(name if name == AGAIN else name.replace(" ", "\n"), *cells)
+    return shown
+
+
+def table_rows(answers: Sequence[Answer]) -> list[list[str]]:
+    """Returns a row for each alternative, the run's own setting first."""
+    return [
+        [
+            row.name,
+            interval(row.end["rates"], "{:.2f}".format),
+            f"{np.median(row.end['steps']):,.0f}",
+            f"{np.median(row.end['silent']):.0%}",
             f"{row.price:.2f} ×",
             interval(row.to_target, compact),
-            duration(float(np.median(end["seconds"]))),
-        )
-    return shown
+            duration(float(np.median(row.end["seconds"]))),
+        ]
+        for row in answers
+    ]
+
+
+def mood_of(answers: Sequence[Answer]) -> str:
+    """Says whether an alternative is better for sure, or all of them are worse, or neither."""
+    same, *others = answers
+    better = [float(np.mean(other.end["rates"] > same.end["rates"])) for other in others]
+    return GOOD if max(better) >= SURE else BAD if max(better) <= 1 - SURE else UNSURE
+
+
+def numbers_of(answers: Sequence[Answer]) -> list[Number]:
+    """Returns the pass rates of the run's own setting and of the best alternatives, when the budget is spent."""
+    same, *others = answers
+    best = sorted(others, key=lambda other: -float(np.median(other.end["rates"])))[:2]
+    bounds = {row.name: np.quantile(row.end["rates"], [0.05, 0.5, 0.95]) for row in (same, *best)}
+    return [
+        Number(name, f"{middle:.0%}", f"pass rate; 90 % interval {low:.0%} to {high:.0%}")
+        for name, (low, middle, high) in bounds.items()
+    ]
 
 
 def verdicts(answers: Sequence[Answer]) -> list[str]:
@@ -216,42 +256,3 @@ def interval(draws: Array, form: Callable[[float], str]) -> str:
     """Writes the median, and the 90 % interval of draws in a second line, so that a table fits into 80 letters."""
     low, middle, high = (form(float(bound)) for bound in np.quantile(draws, [0.05, 0.5, 0.95], method="nearest"))
     return f"{middle}\n[{low}, {high}]"
-
-
-def compact(number: float) -> str:
-    """Writes a number with about three digits. ∞ stands for what is not reached within the course.
-
-    >>> compact(950.0), compact(65_573.0), compact(1.2e9), compact(float("inf"))
-    ('950', '66k', '1.2G', '∞')
-    """
-    if not np.isfinite(number):
-        return "∞"
-    for size, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.1f}{sign}" if number < 10 * size else f"{number / size:.0f}{sign}"
-    return f"{number:.0f}"
-
-
-def draw(log: RunLog, courses: Mapping[str, Course], budget: Budget, path: Path) -> None:
-    """Draws the measured pass rates, and each course with its interval until the budget is spent."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(8, 4 + 0.2 * len(courses)), dpi=DOTS_PER_INCH, layout="constrained")
-        axes = figure.add_subplot()
-        grid_of = np.linspace(0, budget.amount, 60)
-        measured = np.median(courses[AGAIN].spent(budget.unit), axis=0)
-        at = np.interp(log.history.steps, courses[AGAIN].steps, measured)
-        axes.plot(at, log.history.values, ".", color="0.6", markersize=3, label="measured")
-        for color, (name, course) in zip(cycle(COLORS), courses.items(), strict=False):
-            rates = np.array([course.at(budget.unit, amount)["rates"] for amount in grid_of])
-            low, middle, high = np.quantile(rates, [0.05, 0.5, 0.95], axis=1)
-            axes.fill_between(grid_of, low, high, color=color, alpha=0.12, linewidth=0)
-            axes.plot(grid_of, middle, color=color, label=name)
-        axes.set_xlabel(f"{budget.unit} spent")
-        axes.set_title("pass rate, with intervals of 90 %")
-        axes.set_xlim(0, budget.amount)
-        axes.xaxis.set_major_formatter(lambda value, _: compact(value))
-        figure.legend(loc="outside lower left")
-        figure.savefig(path)

@@ -1,4 +1,6 @@
-"""This module explains the words that pages use, of which a page shows its own, and writes durations in words."""
+"""This module explains the words of pages, and writes durations and large numbers short."""
+
+import math
 
 MEANINGS = {
     "pass rate": "The share of completions that are right.",
@@ -47,3 +49,17 @@ def duration(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def compact(number: float) -> str:
+    """Writes a number with about three digits. ∞ stands for what is not reached within the course.
+
+    >>> compact(950.0), compact(65_573.0), compact(1.2e9), compact(float("inf"))
+    ('950', '66k', '1.2G', '∞')
+    """
+    if not math.isfinite(number):
+        return "∞"
+    for size, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}{sign}" if number < 10 * size else f"{number / size:.0f}{sign}"
+    return f"{number:.0f}"

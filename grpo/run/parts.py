@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from grpo.config import TaskConfig, TrainConfig, UserError
+from grpo.config.errors import require
 from grpo.config.hydra import compose_suite
 from grpo.config.validate import validate_evaluation
 from grpo.host.alive import working
@@ -60,12 +62,22 @@ def load_suite(config: TrainConfig) -> list[TaskConfig]:
 
 
 def warm_start_examples(config: TrainConfig) -> list[tuple[str, str]]:
-    """Returns (prompt, answer) of all training problems, from which a tiny model learns its warm start."""
-    examples = []
+    """Returns (prompt, answer) of the training problems, from which a tiny model learns its warm start.
+
+    Those that are longer than `model.max_length`, at a token for each character, are never asked and left out. Raises
+    UserError where that leaves none.
+    """
+    examples, longest = [], config.model.max_length or math.inf
     for name, of_set in config.task.all_sets.items():
         train, _ = split(usable_problems(of_set, name), of_set.data.held_out_fraction)
         examples += [(filled(of_set.prompt.template, problem), problem.answer) for problem in train]
-    return examples
+    fitting = [example for example in examples if sum(map(len, example)) <= longest]
+    require(
+        bool(fitting) or not examples,
+        f"every problem is longer than model.max_length={longest} characters, which are this model's tokens: raise "
+        "model.max_length, or choose another model",
+    )
+    return fitting
 
 
 def build_sampler(

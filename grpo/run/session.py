@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ from grpo.run.resume import Saved, checkpoint_store, fresh, resumed, saved_run
 from grpo.run.starting import base_of, check_start
 from grpo.run.turns import sampler_in_turn, turn_of_learner
 from grpo.tasks import LoadedTask, VerifiableTask, loaded_task
+from grpo.tasks.curriculum import check_rates
 from grpo.tasks.trial import tells_apart, trial
 from grpo.telemetry import (
     FINISHED,
@@ -91,6 +93,7 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
     with working("reading the problems"):
         tasks = [loaded_task(task, tokenizer) for task in (config.task, *load_suite(config))]
         config, (own, *suite) = fit_lengths(config, tasks, path)
+    check_rates(chain.from_iterable(own.problems.values()), config.task.curriculum)
     config, sets = replace(config, task=own.config), [task.config for task in suite]
     with working("proving that the model is computed as it computes itself"):
         layout = proven_layout(path, config.model, config.learner.layout)

@@ -7,11 +7,12 @@ measured pass rates (see `Online.learn`); a resumed run reads those back from it
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from grpo.config import CurriculumConfig
+from grpo.config.errors import require
 from grpo.tasks.selection import solve_rate
 from grpo.types import Problem
 
@@ -190,6 +191,16 @@ def resampled(weights: Floats, count: int, seed: tuple[int, int]) -> Indices:
     edges = np.cumsum(weights) * (count / weights.sum())
     places = np.minimum(np.searchsorted(edges, random.random() + np.arange(count), side="right"), len(weights) - 1)
     return random.permutation(places)
+
+
+def check_rates(problems: Iterable[Problem], config: CurriculumConfig) -> None:
+    """Raises `UserError` for a curriculum that goes by a column of pass rates which no problem has."""
+    column, needed = config.solve_rate_column, config.name in ("weighted", "anneal")
+    require(
+        not needed or any(solve_rate(problem, column) is not None for problem in problems),
+        f"task.curriculum.name={config.name} goes by pass rates, and no problem has one in the column {column!r}: name "
+        "theirs in task.curriculum.solve_rate_column, or measure them with grpo solve-rates",
+    )
 
 
 def build_order(problems: Sequence[Problem], config: CurriculumConfig, grouping: Grouping, seed: int) -> Order:

@@ -18,6 +18,7 @@ from grpo.tasks.verification import UnparsableAnswer
 from grpo.types import Problem
 
 MAX_MESSAGE = 200
+LARGEST = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ def numbers(name: str, returned: Any) -> dict[str, float]:
     """Returns what a part returned as numbers: its value under its name, and further ones under ``"name/further"``.
 
     A part returns a number, or verl's mapping with the value under "score". Raises TypeError for anything else, and
-    ValueError for a value that is not finite.
+    ValueError for a value that is not finite, or so large that its square would soon be no number any more.
     """
     further = returned if isinstance(returned, Mapping) else {}
     if isinstance(returned, Mapping):
@@ -134,6 +135,8 @@ def numbers(name: str, returned: Any) -> dict[str, float]:
     value = float(returned)
     if not math.isfinite(value):
         raise ValueError(f"the reward is {value}")
+    if abs(value) > LARGEST:
+        raise ValueError(f"the reward is {value:.3g}, and none may be beyond {LARGEST:.0e}")
     logged = {f"{name}/{key}": float(number) for key, number in further.items()
               if key != "score" and isinstance(number, int | float) and math.isfinite(number)}  # fmt: skip
     return {name: value, **logged}

@@ -196,6 +196,20 @@ class PromptEncoder:
         return default if bos and body.startswith(bos) else default.removeprefix(bos)
 
 
+def unfilled(template: str, problems: Sequence[Problem]) -> list[str]:
+    """Returns the names in braces that look like columns and are none of any problem. Arguments of LaTeX are left out.
+
+    >>> unfilled("{context}: {question} in \\boxed{x}", [Problem("p", "How many?", "3")])
+    ['context']
+    """
+    names = [place[1] for place in _PLACE.finditer(template) if not re.search(r"[\w}^]$", template[: place.start()])]
+    return [
+        name
+        for name in names
+        if name != QUESTION.strip("{}") and all(cell(problem.metadata, name) is None for problem in problems)
+    ]
+
+
 def filled(template: str, problem: Problem) -> str:
     """Returns a template with the problem's question and columns in place of their names in braces.
 

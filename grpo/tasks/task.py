@@ -14,7 +14,7 @@ from grpo.tasks.curriculum import Grouping, build_order
 from grpo.tasks.grader import GraderPool
 from grpo.tasks.grading import Grading, unparsable
 from grpo.tasks.mixture import Mixture
-from grpo.tasks.prompts import PromptEncoder
+from grpo.tasks.prompts import PromptEncoder, filled, unfilled
 from grpo.tasks.rewards import readable
 from grpo.tasks.selection import select
 from grpo.tasks.sources import listed, load_problems
@@ -231,8 +231,15 @@ def usable_problems(config: TaskConfig, set_name: str = "") -> list[Problem]:
         raise UserError(f"{unparsable(unreadable)}; correct them, or choose other task.reward.parts.")
     if unreadable:
         logger.warning("task %s: left out %s", config.name, unparsable(unreadable))
+    for name in unfilled(config.prompt.template, problems):
+        logger.warning("task %s: no problem has a column %r, so {%s} stays in the prompt", config.name, name, name)
     _require_sources(config, problems)
     usable = [problem for problem in problems if problem.problem_id not in unreadable]
+    if contradictory := _contradictory(config, usable):
+        logger.warning(
+            "task %s: %d prompts come again with another answer (%s)",
+            config.name, len(contradictory), listed(contradictory),
+        )  # fmt: skip
     if not set_name:
         return usable
     return [replace(problem, problem_id=f"{set_name}/{problem.problem_id}", source=set_name) for problem in usable]
@@ -246,3 +253,14 @@ def _require_sources(config: TaskConfig, problems: Sequence[Problem]) -> None:
             f"task.reward.by_source: no problem has the source {listed(tuple(sorted(unknown)))}; there are "
             f"{listed(tuple(sorted(sources)))}."
         )
+
+
+def _contradictory(config: TaskConfig, problems: Sequence[Problem]) -> tuple[str, ...]:
+    """Returns the ids of problems that ask what an earlier one asked, and want another answer."""
+    answers: dict[str, str] = {}
+    return tuple(
+        problem.problem_id
+        for problem in problems
+        if len(problem.messages) < 2
+        and answers.setdefault(filled(config.prompt.template, problem), problem.answer) != problem.answer
+    )

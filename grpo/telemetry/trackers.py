@@ -156,8 +156,9 @@ class MlflowTracker:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         mlflow = _package("mlflow", 'tracking.mlflow=""')
         identity = Path(directory, f"mlflow-{RUN_ID_FILE}")
-        self._client, self._metric = mlflow.MlflowClient(uri), mlflow.entities.Metric
+        self._metric = mlflow.entities.Metric
         try:
+            self._client = mlflow.MlflowClient(uri)
             if resume and identity.exists():
                 self._id = identity.read_text()
                 self._client.update_run(self._id, status="RUNNING")

@@ -45,6 +45,7 @@ class Hub:
         self.asked.append("whoami")
         if self.failure:
             raise self.failure
+        return {"name": "me"}
 
     def create_repo(self, name, private, exist_ok):
         self.asked.append((name, private, exist_ok))

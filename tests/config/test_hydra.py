@@ -88,8 +88,17 @@ def test_folders_and_files_of_ones_own_are_read(tmp_path):
     assert composed("--config-dir", str(tmp_path), "experiment=mine") == ("tiny", 7, 0)
     assert composed(f"{tmp_path}/own.yaml", "experiment=mine") == ("tiny", 7, 3)
     assert composed(f"--config-dir={tmp_path}", "--config-name=own", "num_steps=2") == ("smollm2", 2, 3)
-    with pytest.raises(UserError, match="bare.yaml does not build on train.yaml: begin it with"):
-        composed(f"{tmp_path}/bare.yaml")
+    (tmp_path / "empty.yaml").write_text("")
+    (tmp_path / "list.yaml").write_text("- seed\n")
+    (tmp_path / "alone.yaml").write_text("defaults: [_self_]\nseed: 3\n")
+    for name in ("bare", "empty", "list", "alone"):
+        with pytest.raises(UserError, match=f"{name}.yaml does not build on train.yaml: begin it with"):
+            composed(f"{tmp_path}/{name}.yaml", "num_steps=2")
+    (tmp_path / "unsaid.yaml").write_text("defaults: [train]\nseed: 3\n")
+    (tmp_path / "first.yaml").write_text("defaults: [_self_, train]\nseed: 3\n")
+    for name in ("unsaid", "first"):
+        with pytest.raises(UserError, match=f"{name}.yaml does not say that its own values come after"):
+            composed(f"{tmp_path}/{name}.yaml")
     with pytest.raises(UserError, match="hydra.run.dir is not read here: output_dir is a run's folder"):
         composed("hydra.run.dir=x")
 
@@ -101,11 +110,16 @@ def test_folders_and_files_of_ones_own_are_read(tmp_path):
         ("learner.learning_rate=inf", "must be a finite number"),
         ("objective.kl.coefficient=-1", "objective.kl.coefficient=-1.0 must not be negative"),
         ("learner.max_gradient_norm=-1", "must not be negative"),
+        ("learner.learning_rate=1000", "learner.learning_rate=1000 is a change that AdamW makes to every weight"),
+        ("learner.weight_decay=1e6", "learner.weight_decay=1e+06 times learner.learning_rate=1e-06 takes 100% of"),
+        ("learner.adam_epsilon=0", "learner.adam_epsilon=0.0 must be above 0"),
+        ("normalization.exponent=50", "normalization.exponent=50 must lie between -10 and 10"),
         ("evaluation.num_problems=-1", "must not be negative"),
         ("limits.tokens=-1", "must not be negative"),
         ("seed=-1", "must not be negative"),
         ("model.lora.rank=-1", "must not be negative"),
         ("task.reward.parts=[{name: math, weight: nan}]", "task.reward.parts[].weight=nan must be a finite number"),
+        ("task.reward.parts=[{name: math, weight: 1e300}]", "weight=1e+300 must be 0, or lie between 1e-6 and 1e6"),
         ("learner.betas=[0.9,1]", "learner.betas=[0.9, 1.0] must be two numbers of at least 0 and below 1"),
         ("learner.betas=[0.9]", "must be two numbers"),
         ("rollout.gpu_memory_fraction=1.5", "must lie between 0 and 1"),

@@ -32,6 +32,10 @@ def test_alternatives_are_compared_at_equal_tokens(run, capsys, monkeypatch):
     assert "normalization=dr_grpo dynamics.group_size=16: " in printed and "with probability" in printed
     assert " time " in printed, "no column is lost on a narrow terminal"
     assert (run / "whatif.png").stat().st_size > 10_000
+    page = (run / "whatif.html").read_text()
+    assert "each setting spends 1,000,000 tokens" in page and page.count("<figure") == 2
+    assert '<th scope="row">normalization=dr_grpo dynamics.group_size=4</th>' in page and "the same again" in page
+    assert "Assumed: the policy takes the path of this run" in page and "<h2>Words on this page</h2>" in page
 
 
 def test_a_word_may_choose_a_file_of_the_configuration(run):

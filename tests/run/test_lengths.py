@@ -1,5 +1,7 @@
 """Lengths that are not given come from the data and the model."""
 
+import json
+
 import pytest
 from transformers import AutoTokenizer
 
@@ -53,3 +55,15 @@ def test_what_has_no_room_is_refused_after_the_data_are_read(tiny, problems, tmp
         fitted(tiny, problems, "rollout.sampling.max_tokens=60", "task.prompt.max_tokens=2000")
     with pytest.raises(UserError, match="there is no file"):
         fitted(tiny, tmp_path / "nowhere.jsonl", "rollout.sampling.max_tokens=2048")
+
+
+def test_problems_longer_than_the_model_teach_a_tiny_one_nothing(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    long = "9 + " * 400
+    file.write_text("".join(json.dumps({"problem": asked, "answer": "1"}) + "\n" for asked in ("1 =", long, "0 + 1 =")))
+    words = ["experiment=tiny", "task=file", f"task.data.path={file}", "task.prompt.template='{question}'"]
+    config = compose_config([*words, "task.data.held_out_fraction=0"])
+    assert warm_start_examples(config) == [("1 =", "1"), ("0 + 1 =", "1")]
+    file.write_text(json.dumps({"problem": long, "answer": "1"}))
+    with pytest.raises(UserError, match="every problem is longer than model.max_length=64 characters"):
+        warm_start_examples(config)

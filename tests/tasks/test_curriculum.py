@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy import integrate, special, stats
 
-from grpo.config import CurriculumConfig
+from grpo.config import CurriculumConfig, UserError
 from grpo.dynamics.identity import drift
-from grpo.tasks.curriculum import Grouping, build_order, expected_gradient, resampled
+from grpo.tasks.curriculum import Grouping, build_order, check_rates, expected_gradient, resampled
 from grpo.tasks.stream import PromptStream
 from grpo.types import Problem
 
@@ -190,3 +190,14 @@ def test_two_ranks_share_the_online_stream():
         outcome = {name.rpartition("@")[0]: (3, 8) for name in expected}
         for each in (one, *two):
             each.learn(outcome, each.cursor)
+
+
+@pytest.mark.parametrize("name", ["weighted", "anneal"])
+def test_a_curriculum_by_pass_rates_that_no_problem_has_is_refused(name):
+    rated, unrated = Problem("p", "q", "a", {"solve": 0.5}), Problem("p", "q", "a", {"solve": None})
+    config = CurriculumConfig(name=name, solve_rate_column="solve")
+    check_rates([unrated, rated], config)
+    with pytest.raises(UserError, match=f"curriculum.name={name} goes by pass rates, and no problem has one"):
+        check_rates([unrated], config)
+    for other in ("uniform", "online"):
+        check_rates([unrated], CurriculumConfig(name=other, solve_rate_column="solve"))

@@ -25,6 +25,11 @@ def said(*words):
         (["report", "no/such/run"], "there is no folder no/such/run"),
         (["sweep", "sweep=nope"], "there is no sweep 'nope'"),
         (["samples", "no/such/run"], "no/such/run"),
+        (["prove", "part=atention"], "part=atention is unknown: choose among attention, learner"),
+        (["prove", "size=70b"], "size=70b is unknown: choose one of tiny, 1.5b, 7b"),
+        (["prove", "learner.zero_stag=3"], "unknown config key learner.zero_stag; did you mean learner.zero_stage?"),
+        (["prove", "learner.zero_stage=7"], "learner.zero_stage=7 is unknown: choose one of 0 | 1 | 2 | 3"),
+        (["train", "task.reward.parts=[{}]"], "task.reward.parts has a part without a name"),
     ],
 )
 def test_mistakes_of_commands_without_engines_are_told_without_torch(words, message):

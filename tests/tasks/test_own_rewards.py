@@ -27,6 +27,7 @@ def too_few(completions): return [1.0]
 def words(completion, answer, metadata): return "good"
 def unscored(completion, answer, metadata): return {"reward": 1}
 def nan_of_group(completions): return [float("nan")] * len(completions)
+def huge(completion, answer, metadata): return -1e30
 def two(completion, label): return 1.0
 def foreign(prompt, response, label): return 1.0
 def needy(completions, trainer_state, level): return [0.0] * len(completions)
@@ -122,6 +123,7 @@ def test_a_group_reward_sees_messages_where_the_data_has_them(rewards):
             "too_few",
             r"raised ValueError for all 1 answers: '2' .it returned \[1.0\] for 3 completions, not a list of as",
         ),
+        ("huge", "raised ValueError for all 3 answers: '2' .the reward is -1e.30, and none may be beyond 1e.06"),
         ("nan_of_group", "raised ValueError for all 1 answers: '2' .the reward is nan"),
         ("words", "raised ValueError for all 3 answers: '2' .could not convert string to float: 'good'"),
         ("unscored", "raised TypeError for all 3 answers: '2' .it returned a mapping without 'score', but with reward"),

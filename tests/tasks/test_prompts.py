@@ -2,7 +2,7 @@ import pytest
 
 from grpo.config import PromptConfig, UserError
 from grpo.tasks.curriculum import uniform
-from grpo.tasks.prompts import PromptEncoder
+from grpo.tasks.prompts import PromptEncoder, unfilled
 from grpo.tasks.stream import PromptStream
 from grpo.types import Problem
 from tests.tasks.conftest import CHATML, byte_tokenizer
@@ -155,6 +155,7 @@ def test_a_template_holds_any_column_and_letters_choices(tokenizer):
     encode = PromptEncoder(tokenizer, PromptConfig(template=template, chat=False))
     filled = "A sum. 7 + 5 = {context} (3)\\nA. 11\nB. 12\\n\\boxed{} {answer} {x}"
     assert encode.text(problem) == filled
+    assert unfilled(template, [problem]) == ["answer", "x"]
     assert encode.longest([problem]) == len(filled)
 
 

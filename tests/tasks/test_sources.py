@@ -6,6 +6,7 @@ import pyarrow.parquet
 import pytest
 
 from grpo.config import DataConfig, UserError
+from grpo.config.hydra import compose_config
 from grpo.tasks.procedural import score
 from grpo.tasks.sources import load_problems
 
@@ -165,3 +166,19 @@ def test_a_generator_that_cannot_be_built_is_one_line(changes, message):
     data = {"source": "reasoning_gym", "path": "chain_sum", "size": 3, **changes}
     with pytest.raises(UserError, match=message):
         load_problems(DataConfig(**data))
+
+
+@pytest.mark.parametrize(
+    ("words", "question"),
+    [
+        (["task=bigmath"], "problem"),
+        (["task=bigmath_processed"], "prompt"),
+        (["experiment=bigmath_small"], "problem"),
+        (["experiment=bigmath_qwen2_5_1_5b"], "problem"),
+    ],
+)
+def test_the_sources_of_big_math_have_numbers_of_their_own(words, question, write_rows):
+    answer = {"problem": "answer", "prompt": "solution"}[question]
+    rows = [{question: "1 + 1?", answer: "2", "source": name, "domain": ["Algebra"]} for name in ("gsm8k", "olympiads")]
+    task = compose_config([*words, "task.data.source=file", f"task.data.path={write_rows(rows)}"]).task
+    assert [problem.source for problem in load_problems(task.data)[0]] == ["gsm8k", "olympiads"]

@@ -222,3 +222,26 @@ def test_what_an_evaluation_asks_is_never_asked_and_told_with_where_it_stands(to
         "task task: 2 of 3 problems taken; left out: 1 with a question of an evaluation set",
         "task task: questions of evaluation sets: sums-0 is test.jsonl, row 0",
     ]
+
+
+def test_a_name_in_the_template_that_is_no_column_is_told(tokenizer, write_rows, caplog):
+    rows = [{"problem": str(index), "answer": "1", "hint": "?"} for index in range(5)]
+    task_config = TaskConfig(
+        data=DataConfig(path=write_rows(rows), held_out_fraction=0.0),
+        prompt=PromptConfig(template=r"{hint} {hnit} {question} \boxed{number}"),
+        reward=RewardConfig(parts=[RewardPartConfig(name="exact")]),
+    )
+    loaded_task(task_config, tokenizer)
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["task task: no problem has a column 'hnit', so {hnit} stays in the prompt"]
+
+
+def test_a_prompt_with_two_right_answers_is_told(tokenizer, write_rows, caplog):
+    rows = [{"problem": "1 + 1", "answer": answer} for answer in ("2", "3", "2")] + [{"problem": "1", "answer": "1"}]
+    task_config = TaskConfig(
+        data=DataConfig(path=write_rows(rows), held_out_fraction=0.0),
+        reward=RewardConfig(parts=[RewardPartConfig(name="exact")]),
+    )
+    loaded_task(task_config, tokenizer)
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["task task: 1 prompts come again with another answer (sums-1)"]

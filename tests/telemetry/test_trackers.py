@@ -277,6 +277,8 @@ def test_wandb_is_told_how_a_run_ended(failed, tmp_path):
 def test_mlflow_without_a_server_says_how_to_go_on(tmp_path):
     with pytest.raises(UserError, match='did not start .* set tracking.mlflow=""'):
         MlflowTracker({}, sums("http://127.0.0.1:9"), tmp_path)
+    with pytest.raises(UserError, match="MLflow at nonsense://x did not start"):
+        MlflowTracker({}, sums("nonsense://x"), tmp_path)
 
 
 def test_services_are_those_that_are_asked_for(tmp_path):
