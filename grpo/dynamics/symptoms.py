@@ -8,6 +8,7 @@ from scipy.ndimage import median_filter
 
 from grpo.dynamics.evidence import FEWEST_ROUNDS, change, late_change, level, start, window_length
 from grpo.dynamics.findings import CRITICAL, NOTE, WARNING, DiagnosisRule, Finding
+from grpo.dynamics.gross import mostly_cut_off
 from grpo.dynamics.history import lag
 from grpo.dynamics.run_log import RunLog, Series
 
@@ -131,8 +132,10 @@ def mismatch(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 def truncation(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds truncation: many completions are cut off, and their share does not fall, whatever the pass rate does.
 
-    A share that has risen far above the run's own first rounds is told earlier.
+    A share that has risen far above the run's own first rounds is told earlier, and one near 1 after a few rounds.
     """
+    if cut_off := mostly_cut_off(log, rule):
+        return cut_off
     shares = log["completions/truncated_fraction"]
     cut, moving, risen = level(shares), late_change(shares), change(shares)
     if cut is None or moving is None or risen is None:

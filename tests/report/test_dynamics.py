@@ -99,6 +99,18 @@ def test_the_gradient_by_difficulty_is_drawn_for_the_dials_only(tmp_path, settin
     assert (draw_gradient_mass in panels(analysed(read_log(tmp_path), tmp_path))) == drawn
 
 
+@pytest.mark.parametrize(
+    ("settings", "learned"),
+    [({}, False), ({"name": "pass_at_k"}, False), ({"parts": "each"}, True), ({"name": "reinforce_plus_plus"}, True)],
+)
+def test_a_log_knows_whether_groups_of_equal_rewards_are_learned_from(tmp_path, settings, learned):
+    write_run(tmp_path, 12)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["normalization"] |= settings
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_log(tmp_path).learns_from_equal == learned
+
+
 def test_a_run_that_went_back_has_one_curve_since_and_all_its_series(tmp_path):
     write_run(tmp_path, 100)
     path = tmp_path / "metrics.jsonl"
