@@ -50,7 +50,7 @@ def divergence(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     ran_off = typical > rule.kl_growth * max(before, rule.least_kl / rule.kl_growth) and typical > rule.least_kl
     if not (ran_off or peaks >= rule.giants or (now.low > rule.much_kl and late.low > 0)):
         return None
-    evidence = f"KL to the reference {before:.3g} → {typical:.3g} nats (medians), at most {series.values.max():.3g}"
+    evidence = f"KL to the reference {before:.3g} → {typical:.3g} nats (medians), at most {series.values.max():,.4g}"
     remedy = "half of learner.learning_rate, or objective.kl.coefficient=0.01"
     return Finding("KL runs off", WARNING, evidence, remedy)
 
