@@ -1,4 +1,4 @@
-"""Tiny runs of this framework for `forecasts.py runs=FOLDER`: four settings, and as many seeds of each as asked for.
+"""Tiny runs of this framework for `forecasts.py runs=FOLDER`: twelve settings, and as many seeds of each as asked for.
 
 python benchmarks/own_runs.py FOLDER [SEEDS] [AT_ONCE]      (5 and 2; about a minute a run)
 
@@ -24,6 +24,14 @@ SETTINGS = {
     "usual": ("learner.learning_rate=3e-4",),
     "fast-small": ("learner.learning_rate=6e-4", "dynamics.group_size=4"),
     "off-policy": ("learner.learning_rate=6e-4", "dynamics.refresh_interval=2", "evaluation.every_rounds=5"),
+    "unstable": ("learner.learning_rate=3e-3", "learner.warmup_steps=0"),
+    "overdriven": ("learner.learning_rate=1.5e-3", "dynamics.refresh_interval=4", "evaluation.every_rounds=3"),
+    "harder": ("task.data.options.max=99",),
+    "easier": ("task.data.options.max=9",),
+    "few-prompts": ("dynamics.prompts_per_step=4", "dynamics.group_size=4"),
+    "dr-grpo": ("normalization=dr_grpo", "objective=dr_grpo"),
+    "refilled": ("normalization=dapo", "learner.learning_rate=6e-4"),
+    "sequences": ("objective=gspo", "dynamics.group_size=16", "dynamics.prompts_per_step=8"),
 }
 
 

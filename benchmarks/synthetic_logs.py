@@ -53,6 +53,7 @@ def healthy(seed, rounds=None):
         "repeated": np.full(rounds, generator.uniform(0, 0.05)),
         "seconds": np.full(rounds, generator.uniform(2, 40)),
         "silent": np.zeros(rounds),
+        "no_answer": np.full(rounds, 0.05),
     }
 
 
@@ -166,6 +167,10 @@ def silenced(curves):
     curves["pass"] = np.minimum(curves["pass"], 0.55)
 
 
+def without_answers(curves):
+    curves["pass"][:], curves["no_answer"] = 0.02, np.full(len(curves["pass"]), 0.96)
+
+
 def spiking_rarely(curves):
     late = np.arange(len(curves["norm"])) >= len(curves["norm"]) // 10
     chosen = curves["generator"].choice(np.flatnonzero(late), size=7, replace=False)
@@ -197,6 +202,7 @@ FAILURES = {
     "rounds take longer": slowing,
     "prompts too hard|prompts too easy": silenced,
     "gradient spikes ": spiking_rarely,
+    "no answers found": without_answers,
 }
 
 
@@ -250,6 +256,7 @@ def logged(curves):
         "mismatch/mean_abs": positive(curves["mismatch"], 0.2),
         "completions/length_mean": positive(curves["length"], 0.08),
         "completions/truncated_fraction": fraction(curves["truncated"]),
+        "completions/no_answer_fraction": curves["no_answer"],
         "completions/failed_fraction": fraction(curves["failed"]),
         "completions/timed_out_fraction": np.zeros(rounds),
         "completions/repetition_fraction": fraction(curves["repeated"]),

@@ -37,12 +37,16 @@ class NormalizationConfig:
     ddof: int = 0
     # group divides by each group's own σ, batch by that of all rewards in one optimizer step (TRL: scale_rewards).
     scope: str = "group"
-    # True centers a reward by the mean of the other completions (RLOO): (r − r̄) · G/(G − 1).
+    # True centers a reward by the mean of the other completions (RLOO): (r − r̄) · G/(G − 1). Groups of several sizes
+    # (rollout.budget.enabled) are refused with it.
     leave_one_out: bool = False
 
     @property
     def dialled(self) -> bool:
-        """Says whether a group's gradient is σ^(2−α)·r̄^(−β)·Δs, times a factor that all groups of a step share."""
+        """Says whether a group's gradient is σ^(2−α)·r̄^(−β)·Δs, times a factor that all groups of a step share.
+
+        With `leave_one_out` that factor is G/(G − 1), so groups of several sizes (rollout.budget) are refused there.
+        """
         return self.name == "dial" and self.parts == "sum"
 
     @property

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 
 from grpo.dynamics import progress, reward_parts, symptoms
 from grpo.dynamics.findings import SEVERITIES, DiagnosisRule, Finding
+from grpo.dynamics.gross import unanswered
 from grpo.dynamics.identify import identify
 from grpo.dynamics.no_reward import no_reward
 from grpo.dynamics.run_log import RunLog
@@ -47,6 +48,7 @@ CHECKS: dict[str, tuple[Check, Sequence[str]]] = {
     "length": (progress.length_growth, ("completions/length_mean", "pass_rate")),
     "reward by length": (reward_parts.bought_by_length, ("completions/length_mean", "reward/mean")),
     "truncation": (symptoms.truncation, ("completions/truncated_fraction",)),
+    "answers": (unanswered, ("completions/no_answer_fraction",)),
     "repetition": (symptoms.repetition, ("completions/repetition_fraction",)),
     "seconds": (symptoms.slow_rounds, ("time/round_seconds",)),
     "grading": (symptoms.grading, ("completions/failed_fraction|completions/timed_out_fraction",)),

@@ -27,6 +27,7 @@ MEANINGS = {
     "reward bought by length": "Longer completions earn more, whether or not they are right.",
     "length without reward": "Completions grow, and answers do not get better.",
     "truncated": "Many completions are cut off before they can answer.",
+    "no answers found": "Hardly any completion holds an answer in the form that is looked for, so it counts as wrong.",
     "repetition": "Completions repeat themselves, which often comes before answers get worse.",
     "entropy collapse": "The model gives nearly the same completions each time, so it finds nothing new.",
     "KL runs off": "The model moves away from the one it began as, faster than before.",
@@ -80,6 +81,7 @@ class DiagnosisRule:
     much_kl           KL above which it may not rise any more
     giant_kl          KL of a single step that proves a jump of the policy
     longer            largest growth of completions, or of the seconds of a round, as a share of the first
+    nearly_all        share of completions or groups of each round that is too much after a few rounds already
     truncated         largest share of truncated completions
     more_truncated    largest growth of the share of truncated completions
     repeated          largest share of completions that repeat themselves
@@ -118,6 +120,7 @@ class DiagnosisRule:
     much_kl: float = 1.0
     giant_kl: float = 100.0
     longer: float = 0.3
+    nearly_all: float = 0.9
     truncated: float = 0.3
     more_truncated: float = 0.15
     repeated: float = 0.2

@@ -17,6 +17,7 @@ from grpo.dynamics.evidence import (
 )
 from grpo.dynamics.findings import CRITICAL, NOTE, WARNING, DiagnosisRule, Finding
 from grpo.dynamics.forecast import UNLIKELY, forecast
+from grpo.dynamics.gross import difficulty, silence
 from grpo.dynamics.identify import Identification
 from grpo.dynamics.run_log import RunLog, Series
 from grpo.types import Interval
@@ -97,10 +98,15 @@ def no_progress(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 def silent_groups(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds advantage degeneracy: most groups are silent. It distinguishes too easy from too hard prompts.
 
-    A pass rate that is nearly 0 or nearly 1 is told as well, whatever is silent.
+    A pass rate that is nearly 0 or nearly 1 is told as well, whatever is silent. Where groups of equal rewards are
+    learned from, only that is told.
     """
     silent, passed = level(log["groups/silent_fraction"]), level(log["pass_rate"])
-    if silent is None or not (silent.low > rule.silent or _risen_silence(log, silent, passed, rule)):
+    if log.learns_from_equal:
+        return extreme_rate(log, rule)
+    if silent is None:
+        return silence(log, rule) or extreme_rate(log, rule)
+    if not (silent.low > rule.silent or _risen_silence(log, silent, passed, rule)):
         return extreme_rate(log, rule)
     right, wrong = level(log["groups/all_correct_fraction"]), level(log["groups/all_wrong_fraction"])
     if right is not None and wrong is not None:
@@ -109,13 +115,7 @@ def silent_groups(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     else:
         easy = passed is not None and passed.value > rule.easy
         evidence = f"{silent.value:.0%} of groups are silent"
-    if easy and passed is not None and passed.value > rule.solved:
-        return Finding("problems solved", NOTE, evidence, "stop here, or continue with harder problems")
-    if easy:
-        remedy = "harder problems, or normalization=dapo to replace silent groups"
-        return Finding("prompts too easy", WARNING, evidence, remedy)
-    return Finding("prompts too hard", WARNING, evidence, "easier problems, a larger dynamics.group_size, or "
-                   "normalization=dapo to replace silent groups")  # fmt: skip
+    return difficulty(evidence, easy, passed.value if passed else None, rule)
 
 
 def _risen_silence(log: RunLog, silent: Interval, passed: Interval | None, rule: DiagnosisRule) -> bool:
@@ -148,14 +148,10 @@ def extreme_rate(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     passed = level(log["pass_rate"])
     if passed is None:
         return None
-    if passed.low > rule.finished:
-        evidence = f"pass rate {passed.value:.2f} over the last {window_length(len(log['pass_rate']))} rounds"
-        return Finding("problems solved", NOTE, evidence, "stop here, or continue with harder problems")
-    if passed.high < rule.hopeless:
-        evidence = f"pass rate {passed.value:.3f} over the last {window_length(len(log['pass_rate']))} rounds"
-        return Finding("prompts too hard", WARNING, evidence, "easier problems, a larger dynamics.group_size, or "
-                       "normalization=dapo to replace silent groups")  # fmt: skip
-    return None
+    if not (passed.low > rule.finished or passed.high < rule.hopeless):
+        return None
+    evidence = f"pass rate {passed.value:.3g} over the last {window_length(len(log['pass_rate']))} rounds"
+    return difficulty(evidence, passed.low > rule.finished, passed.value, rule)
 
 
 def collapse(log: RunLog, rule: DiagnosisRule) -> Finding | None:

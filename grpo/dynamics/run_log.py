@@ -48,6 +48,7 @@ class RunLog:
     exponent, mean_exponent   the dials' α and β
     dialled     whether advantages are the dials', so that α and β say how the curve rises
     shared_std  whether all groups of a step are divided by one σ, which then says nothing of where the gradient is from
+    learns_from_equal  whether groups of equal rewards are learned from too, so that silence is no loss
     num_steps   optimizer steps that the run was to take
     decisions   (optimizer step, reason) of each change of plan by the scheduler
     changing_prompts  whether a curriculum changes how hard the prompts are, so that a pass rate may fall without a loss
@@ -64,6 +65,7 @@ class RunLog:
     mean_exponent: float = 0.0
     dialled: bool = True
     shared_std: bool = False
+    learns_from_equal: bool = False
     num_steps: int = 0
     decisions: Sequence[tuple[int, str]] = ()
     changing_prompts: bool = False

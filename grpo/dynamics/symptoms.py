@@ -8,6 +8,7 @@ from scipy.ndimage import median_filter
 
 from grpo.dynamics.evidence import FEWEST_ROUNDS, change, late_change, level, start, window_length
 from grpo.dynamics.findings import CRITICAL, NOTE, WARNING, DiagnosisRule, Finding
+from grpo.dynamics.gross import mostly_cut_off
 from grpo.dynamics.history import lag
 from grpo.dynamics.run_log import RunLog, Series
 
@@ -49,7 +50,7 @@ def divergence(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     ran_off = typical > rule.kl_growth * max(before, rule.least_kl / rule.kl_growth) and typical > rule.least_kl
     if not (ran_off or peaks >= rule.giants or (now.low > rule.much_kl and late.low > 0)):
         return None
-    evidence = f"KL to the reference {before:.3g} → {typical:.3g} nats (medians), at most {series.values.max():.3g}"
+    evidence = f"KL to the reference {before:.3g} → {typical:.3g} nats (medians), at most {series.values.max():,.4g}"
     remedy = "half of learner.learning_rate, or objective.kl.coefficient=0.01"
     return Finding("KL runs off", WARNING, evidence, remedy)
 
@@ -131,8 +132,10 @@ def mismatch(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 def truncation(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds truncation: many completions are cut off, and their share does not fall, whatever the pass rate does.
 
-    A share that has risen far above the run's own first rounds is told earlier.
+    A share that has risen far above the run's own first rounds is told earlier, and one near 1 after a few rounds.
     """
+    if cut_off := mostly_cut_off(log, rule):
+        return cut_off
     shares = log["completions/truncated_fraction"]
     cut, moving, risen = level(shares), late_change(shares), change(shares)
     if cut is None or moving is None or risen is None:

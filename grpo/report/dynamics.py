@@ -31,6 +31,7 @@ from grpo.report.dynamics_tables import (
     held_out_lines,
     law_rows,
     laws_table,
+    nothing_found,
     plan_lines,
     size_table,
     standing_lines,
@@ -63,7 +64,7 @@ def write_fit(path: Path, last_step: int | None = None, column: str | None = Non
     console.print(laws_table(shown.identification))
     for line in summary_lines(shown.identification, shown.ahead):
         console.print(line, soft_wrap=True)
-    print_findings(findings, console)
+    print_findings(findings, shown.log, console)
     write_page(shown, findings, path if path.is_dir() else path.parent, console)
 
 
@@ -83,7 +84,7 @@ def write_diagnosis(path: Path, column: str | None = None, scale: float = 1.0) -
     console, log = Terminal(), read_log(path, column, scale)
     for line in (*log.notes, *standing_lines(log)):
         console.print(line, soft_wrap=True)
-    print_findings(diagnose(log), console)
+    print_findings(diagnose(log), log, console)
     for line in unchecked_lines(unchecked(log)):
         console.print(line, soft_wrap=True)
 
@@ -191,6 +192,7 @@ def write_page(shown: Dynamics, findings: Sequence[Finding], folder: Path, conso
             *held_out_lines(shown.log, shown.ahead.steps[-1]),
         ],
         findings=findings,
+        nothing=nothing_found(unchecked(shown.log)).capitalize() + ".",
         pictures=[*page.wide_picture(drawn[0]), *map(page.picture, drawn[1:])],
         law_columns=LAW_COLUMNS,
         law_caption=LAW_CAPTION,
@@ -200,6 +202,6 @@ def write_page(shown: Dynamics, findings: Sequence[Finding], folder: Path, conso
     console.print(f"picture {folder / DYNAMICS_PLOT_FILE}\npage    {folder / DYNAMICS_PAGE_FILE}", soft_wrap=True)
 
 
-def print_findings(findings: Sequence[Finding], console: Terminal) -> None:
+def print_findings(findings: Sequence[Finding], log: RunLog, console: Terminal) -> None:
     """Prints the table of findings, or a line that there are none."""
-    console.print(findings_table(findings) if findings else "diagnosis: the checks found no problem")
+    console.print(findings_table(findings) if findings else f"diagnosis: {nothing_found(unchecked(log))}")

@@ -8,6 +8,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from grpo.dynamics.diagnostics import CHECKS
 from grpo.dynamics.evidence import FEWEST_ROUNDS, change, paired, window_length
 from grpo.dynamics.findings import CRITICAL, NOTE, WARNING, DiagnosisRule, Finding
 from grpo.dynamics.forecast import Forecast, forecast, forecast_held_out
@@ -42,6 +43,11 @@ SHAPES = {
 SOLVED = DiagnosisRule().finished
 # A gain of pass rate that is worth going on for.
 WORTHWHILE = 0.02
+# What to do where a run's course alone does not tell. The braces hold half the width of the change's interval.
+ADVICE = {
+    UNSURE: "a change of less than {:.2g} cannot be told from luck here: go on, or raise dynamics.prompts_per_step",
+    BAD: "go back to the checkpoint of the best evaluation, and go on with half of learner.learning_rate",
+}
 # What a check needs, in words.
 METRIC_WORDS = {
     "pass_rate": "pass rates",
@@ -58,6 +64,7 @@ METRIC_WORDS = {
     "mismatch/mean_abs": "the sampler's log-probabilities",
     "completions/length_mean": "lengths",
     "completions/truncated_fraction": "the share of truncated completions",
+    "completions/no_answer_fraction": "the share of completions without an answer",
     "completions/repetition_fraction": "the share of repetitive completions",
     "time/round_seconds": "seconds of rounds",
     "completions/failed_fraction or completions/timed_out_fraction": "counts of failed grading",
@@ -125,17 +132,26 @@ def verdict_lines(log: RunLog) -> tuple[list[str], str]:
     surely = {GOOD: "learning", BAD: "getting worse", UNSURE: "no clear change yet"}[mood]
     if name == "pass_rate" and now > SOLVED:
         mood, surely = GOOD, "the problems are solved"
+    form = ".2f" if name == "pass_rate" else ".3g"
     lines = [
-        f"{surely}; the {what} went from {now - moved.value:.3g} to {now:.3g} over {len(series)} rounds "
-        f"(a change of {moved.value:+.3g}, with 99 % certainty between {moved.low:+.3g} and {moved.high:+.3g})"
+        f"{surely}; the {what} went from {now - moved.value:{form}} to {now:{form}} over {len(series)} rounds "
+        f"(a change of {moved.value:+{form}}, with 99 % certainty between {moved.low:+{form}} and {moved.high:+{form}})"
     ]
+    lines += [ADVICE[mood].format((moved.high - moved.low) / 2)] if mood in ADVICE else []
     if len(log.history) >= FEWEST_ROUNDS:
         ahead = forecast(log.history, log.horizon)
         lines.append(
-            f"at step {ahead.steps[-1]:.0f} it is expected between {ahead.low[-1]:.2f} and {ahead.high[-1]:.2f} "
-            "(with 90 % certainty)"
+            f"if training goes on, the pass rate at step {ahead.steps[-1]:.0f} will be between {ahead.low[-1]:.2f} and "
+            f"{ahead.high[-1]:.2f} (with 90 % certainty)"
         )
     return lines, mood
+
+
+def nothing_found(missing: Mapping[str, str]) -> str:
+    """Says that the checks found no problem, and how many could be made. `missing` holds those that could not."""
+    if not missing:
+        return "the checks found no problem"
+    return f"{len(CHECKS) - len(missing)} of {len(CHECKS)} checks could be made, and they found no problem"
 
 
 def forecast_numbers(identification: Identification, ahead: Forecast) -> list[Number]:

@@ -99,6 +99,29 @@ def test_the_gradient_by_difficulty_is_drawn_for_the_dials_only(tmp_path, settin
     assert (draw_gradient_mass in panels(analysed(read_log(tmp_path), tmp_path))) == drawn
 
 
+@pytest.mark.parametrize(
+    ("settings", "learned"),
+    [({}, False), ({"name": "pass_at_k"}, False), ({"parts": "each"}, True), ({"name": "reinforce_plus_plus"}, True)],
+)
+def test_a_log_knows_whether_groups_of_equal_rewards_are_learned_from(tmp_path, settings, learned):
+    write_run(tmp_path, 12)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["normalization"] |= settings
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_log(tmp_path).learns_from_equal == learned
+
+
+def test_a_log_of_pass_rates_alone_is_told_how_many_checks_could_be_made(tmp_path, capsys):
+    path = tmp_path / "log.jsonl"
+    rows = [{"step": step, "pass_rate": 0.3 + 0.05 * (step % 3)} for step in range(1, 41)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["dynamics", "diagnose", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "diagnosis: 5 of 23 checks could be made, and they found no problem" in printed
+    assert "if training goes on, the pass rate at step 60 will be between 0." in printed
+    assert "without the share of completions without an answer: answers" in printed
+
+
 def test_a_run_that_went_back_has_one_curve_since_and_all_its_series(tmp_path):
     write_run(tmp_path, 100)
     path = tmp_path / "metrics.jsonl"
@@ -206,6 +229,7 @@ def test_a_reward_that_is_no_pass_rate_is_diagnosed_without_one(tmp_path, capsys
     printed = capsys.readouterr().out
     assert "no column is a pass rate, so what needs one is left out" in printed
     assert "verdict: no clear change yet; the reward went from" in printed and "truncated" in printed
+    assert "cannot be told from luck here: go on, or raise dynamics.prompts_per_step" in printed
     assert "not checked without pass rates: reward hacking, reward parts, " in printed
     assert "│ Many" in printed
     assert main(["dynamics", "forecast", str(path)]) == 2

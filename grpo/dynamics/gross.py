@@ -1,0 +1,75 @@
+"""This module finds problems so gross that a few rounds prove them, however short the run is.
+
+The other checks of a diagnosis need 10 or 20 rounds to tell a trend from luck. Here a share of completions or groups
+has to be near 1 in every single one of the last rounds, and nothing is estimated.
+"""
+
+from __future__ import annotations
+
+from grpo.dynamics.evidence import FEWEST_ROUNDS
+from grpo.dynamics.findings import CRITICAL, NOTE, WARNING, DiagnosisRule, Finding
+from grpo.dynamics.run_log import RunLog
+
+# A share is believed when it comes from so many groups. Were .65 of all groups silent, 16 of 16 would be in one run of
+# 1,000.
+FEWEST_GROUPS = 16
+# Where a log does not tell its groups, a share of completions needs so many rounds, and one of groups `FEWEST_GROUPS`.
+FEWEST_UNCOUNTED = 3
+
+
+def mostly_cut_off(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds that nearly all completions of each round are cut off."""
+    share = throughout(log, "completions/truncated_fraction", rule.nearly_all)
+    if share is None:
+        return None
+    evidence = f"{share:.0%} of completions are cut off, and more than {rule.nearly_all:.0%} in each of the last rounds"
+    remedy = "a larger rollout.sampling.max_tokens, or ask for shorter answers in task.prompt.template"
+    return Finding("truncated", CRITICAL, evidence, remedy)
+
+
+def unanswered(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds that in nearly all completions of each round no answer is found."""
+    share = throughout(log, "completions/no_answer_fraction", rule.nearly_all)
+    if share is None:
+        return None
+    evidence = f"no answer is found in {share:.0%} of completions"
+    remedy = "read samples.jsonl; task.reward.extract=final, or ask for that form in task.prompt.template"
+    return Finding("no answers found", CRITICAL, evidence, remedy)
+
+
+def silence(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds that nearly all groups of each round are silent, or without a right answer, in a run of a few rounds."""
+    rounds = len(log["groups/silent_fraction"])
+    right, wrong = (log[f"groups/all_{kind}_fraction"].values for kind in ("correct", "wrong"))
+    silent = throughout(log, "groups/silent_fraction", rule.nearly_all, FEWEST_GROUPS)
+    failed = throughout(log, "groups/all_wrong_fraction", rule.nearly_all, FEWEST_GROUPS)
+    if silent is None and failed is None:
+        return None
+    share, what = (failed, "hold no right answer") if silent is None else (silent, "are silent")
+    easy = len(right) > 0 and right.mean() > wrong.mean()
+    passed = float(log["pass_rate"].values.mean()) if len(log["pass_rate"]) else None
+    return difficulty(f"{share:.0%} of groups {what} in the {rounds} rounds so far", easy, passed, rule)
+
+
+def difficulty(evidence: str, easy: bool, passed: float | None, rule: DiagnosisRule) -> Finding:
+    """Returns the finding that prompts are too easy or too hard, or that they are solved."""
+    if easy and passed is not None and passed > rule.solved:
+        return Finding("problems solved", NOTE, evidence, "stop here, or continue with harder problems")
+    if easy:
+        remedy = "harder problems, or normalization=dapo to replace silent groups"
+        return Finding("prompts too easy", WARNING, evidence, remedy)
+    return Finding("prompts too hard", WARNING, evidence, "easier problems, a larger dynamics.group_size, or "
+                   "normalization=dapo to replace silent groups")  # fmt: skip
+
+
+def throughout(log: RunLog, name: str, least: float, fewest: int = FEWEST_UNCOUNTED) -> float | None:
+    """Returns the mean of a share over the last rounds, if it was above `least` in each of them, and else None.
+
+    It also returns None while there are fewer than `FEWEST_GROUPS` groups, or of a log without groups `fewest` rounds.
+    """
+    late = log[name].values[-FEWEST_ROUNDS:]
+    if not len(late) or late.min() <= least:
+        return None
+    groups = sum(sum(counts.values()) for counts in log.counts[-len(late) :])
+    enough = groups >= FEWEST_GROUPS if log.counts else len(late) >= fewest
+    return float(late.mean()) if enough else None

@@ -1,0 +1,86 @@
+"""A problem that is gross is told of a run of a few rounds too; a healthy run is told nothing, however short it is."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.synthetic_logs import healthy, logged
+from grpo.dynamics.diagnostics import diagnose
+from grpo.dynamics.findings import DiagnosisRule
+from grpo.dynamics.gross import silence
+from grpo.dynamics.run_log import Series
+
+GROUPS = 16
+
+
+def short(rounds, counted=True, groups=GROUPS, **shares):
+    """A healthy log of a few rounds, in which some shares are as given; `__` stands for a slash."""
+    log = logged(healthy(3, rounds))
+    steps = np.arange(1, rounds + 1.0)
+    given = {name.replace("__", "/"): Series(steps, np.full(rounds, share)) for name, share in shares.items()}
+    counts = [{(1, 8): groups}] * rounds if counted else ()
+    return replace(log, series={**log.series, **given}, counts=counts)
+
+
+def told(log):
+    return {finding.name: finding.severity for finding in diagnose(log)}
+
+
+@pytest.mark.parametrize("rounds", [1, 5, 12, 30])
+def test_a_run_of_any_length_is_told_that_nearly_all_is_cut_off(rounds):
+    assert told(short(rounds, completions__truncated_fraction=0.94))["truncated"] == "critical"
+
+
+@pytest.mark.parametrize("rounds", [1, 12])
+def test_a_run_of_any_length_is_told_that_no_answers_are_found(rounds):
+    assert told(short(rounds, completions__no_answer_fraction=0.95)) == {"no answers found": "critical"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "rate", "name"),
+    [(1.0, 0.0, 0.0, "prompts too hard"), (0.3, 0.7, 0.7, "prompts too easy"), (0.0, 1.0, 1.0, "problems solved")],
+)
+@pytest.mark.parametrize("rounds", [1, 5, 12])
+def test_a_run_of_any_length_is_told_that_all_groups_are_silent(rounds, wrong, right, rate, name):
+    log = short(rounds, groups__silent_fraction=1.0, groups__all_wrong_fraction=wrong,
+                groups__all_correct_fraction=right, pass_rate=rate)  # fmt: skip
+    assert name in told(log)
+
+
+def test_answers_that_are_all_wrong_are_told_though_their_form_is_rewarded():
+    log = short(4, groups__silent_fraction=0.2, groups__all_wrong_fraction=1.0, pass_rate=0.0)
+    [found] = diagnose(log)
+    assert found.name == "prompts too hard"
+    assert found.evidence == "100% of groups hold no right answer in the 4 rounds so far"
+
+
+def test_one_round_below_the_limit_is_enough_to_say_nothing():
+    log = short(12, completions__truncated_fraction=0.94)
+    log.series["completions/truncated_fraction"].values[7] = 0.88
+    assert "truncated" not in told(log)
+
+
+def test_few_groups_and_few_uncounted_rounds_prove_nothing():
+    shares = {"completions__truncated_fraction": 1.0, "groups__silent_fraction": 1.0}
+    assert told(short(3, groups=5, **shares)) == {}
+    assert set(told(short(3, groups=6, **shares))) == {"truncated", "prompts too hard"}
+    # Of somebody else's log three rounds are asked for where completions are meant, and sixteen of groups.
+    assert told(short(2, counted=False, **shares)) == {}
+    assert set(told(short(3, counted=False, **shares))) == {"truncated"}
+
+
+def test_healthy_runs_of_every_length_are_told_nothing():
+    for seed in range(40):
+        log = logged(healthy(seed, 12))
+        for rounds in range(1, 12):
+            series = {name: Series(found.steps[:rounds], found.values[:rounds]) for name, found in log.series.items()}
+            first = replace(log, series=series, counts=log.counts[:rounds], history=log.history.until(rounds))
+            assert silence(first, DiagnosisRule()) is None
+            assert not {"truncated", "no answers found"} & set(told(first))
+
+
+def test_groups_of_equal_rewards_are_no_loss_where_they_are_learned_from():
+    log = short(40, groups__silent_fraction=1.0)
+    assert "prompts too easy" in told(log)
+    assert "prompts too easy" not in told(replace(log, learns_from_equal=True))
