@@ -21,10 +21,10 @@ from scipy import stats
 
 from benchmarks.runs import grpo
 from grpo.config.saved import from_dict
-from grpo.dynamics.group_size import PROMPT_NOISE
-from grpo.dynamics.whatif import drawn_curves, predict, progress_of_step, stages_of
+from grpo.dynamics.scheduler import batch_setting
+from grpo.dynamics.step import PROMPT_NOISE, progress_of_step
+from grpo.dynamics.whatif import drawn_curves, predict, stages_of
 from grpo.report.logs import read_log, run_config
-from grpo.report.whatif import setting_of
 
 FIRST = "base"
 # Name → what differs from the first arm: G = 8, 16 prompts a step, τ = 1, GRPO.
@@ -92,9 +92,9 @@ def backtest(folder, seeds, unit):
         for seed in seeds:
             path = folder / f"{FIRST}-s{seed}"
             log, values = read_log(path), run_config(path)
-            stages = stages_of(log, setting_of(from_dict(values)))
-            course = predict(log, stages, setting_of(from_dict(values, words)), seed=2 * index + 1)
-            again = predict(log, stages, setting_of(from_dict(values)), seed=2 * index)
+            stages = stages_of(log, batch_setting(from_dict(values)))
+            course = predict(log, stages, batch_setting(from_dict(values, words)), seed=2 * index + 1)
+            again = predict(log, stages, batch_setting(from_dict(values)), seed=2 * index)
             for other in seeds:
                 if (arm, other) != (FIRST, seed):
                     run = runs[arm, other]
@@ -127,7 +127,7 @@ def speeds(folder, seeds):
     for arm, words in ARMS.items():
         ratios = []
         for seed in seeds:
-            own, other = (setting_of(from_dict(config[seed], chosen)) for chosen in ([], words))
+            own, other = (batch_setting(from_dict(config[seed], chosen)) for chosen in ([], words))
             for stage in stages_of(read_log(folder / f"{FIRST}-s{seed}"), own):
                 here, there = (progress_of_step(setting, stage.difficulty, noises) for setting in (own, other))
                 ratios.append(np.log(there / here))

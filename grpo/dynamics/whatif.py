@@ -2,7 +2,7 @@
 
 The prediction assumes that the policy takes the same path at another speed. Adam divides by the root of the gradient's
 second moment, so where noise is most of it a step gets ahead in proportion to the signal over the noise of its gradient
-(`group_size.signal_to_noise`), times √(B·ESS) for B groups.
+(`step.progress_of_step`), times √ESS.
 
 Three things are not known of a run, and drawn from priors: how much prompts differ in what they ask of the policy, the
 power with which speed follows the ratio, and the luck of a seed. The curve itself is the run's own, smoothed, and
@@ -18,10 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from grpo.dynamics.difficulty import Difficulty, fit_difficulty
-from grpo.dynamics.group_size import signal_to_noise
-from grpo.dynamics.identity import silent_rate
 from grpo.dynamics.laws import History
 from grpo.dynamics.run_log import RunLog
+from grpo.dynamics.step import BatchSetting, StepCost, progress_of_step, silent_share
 from grpo.dynamics.trend import follow
 
 Array = NDArray[np.float64]
@@ -44,25 +43,6 @@ BANDWIDTH = 0.06
 # logarithm.
 LEAST_DRIFT, GREATEST_DRIFT = 1e-4, 1e-2
 LEAST_ESS = 0.1
-# Silent groups are replaced until at least this share of the asked ones speaks.
-LEAST_SPEAKING = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class BatchSetting:
-    """A batch setting says how one optimizer step is sampled and weighed.
-
-    group_size, prompts_per_step, refresh_interval   G, B and τ
-    exponent, mean_exponent   the dials' α and β
-    refilled                  whether other prompts replace silent groups (DAPO)
-    """
-
-    group_size: int
-    prompts_per_step: int
-    refresh_interval: int = 1
-    exponent: float = 1.0
-    mean_exponent: float = 0.0
-    refilled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,27 +153,9 @@ def _stage(log: RunLog, setting: BatchSetting, rounds: NDArray[np.int_], ends: A
     )
 
 
-def progress_of_step(setting: BatchSetting, difficulty: Difficulty, prompt_noise: float | Array) -> Array:
-    """Returns the signal-to-noise ratio of a step's gradient at ESS 1, up to a factor that all settings share."""
-    dials = setting.exponent, setting.mean_exponent
-    ratio = signal_to_noise(difficulty, setting.group_size, *dials, prompt_noise)
-    # Where silent groups are replaced, all B groups speak.
-    speaking = 1 - silent_share(setting, difficulty) if setting.refilled else 1.0
-    return ratio * (setting.prompts_per_step / max(speaking, LEAST_SPEAKING)) ** 0.5
-
-
-def silent_share(setting: BatchSetting, difficulty: Difficulty) -> float:
-    """Returns the share of silent groups among all that are sampled."""
-    return float(difficulty.weights @ silent_rate(difficulty.pass_rates, setting.group_size))
-
-
 def step_tokens(setting: BatchSetting, stage: Stage) -> float:
     """Returns the prompt and completion tokens that one step samples, with those of the silent groups it replaces."""
-    group = stage.prompt_tokens + setting.group_size * stage.completion_tokens
-    asked = setting.prompts_per_step
-    if setting.refilled:
-        asked /= max(1 - silent_share(setting, stage.difficulty), LEAST_SPEAKING)
-    return asked * group
+    return StepCost(stage.prompt_tokens, stage.completion_tokens).of(setting, stage.difficulty)
 
 
 def predict(log: RunLog, stages: Sequence[Stage], setting: BatchSetting, seed: int = 0) -> Course:

@@ -22,7 +22,9 @@ from grpo.config.saved import from_dict
 from grpo.config.sweep_words import grid, plain
 from grpo.dynamics.identify import FEWEST_POINTS
 from grpo.dynamics.run_log import RunLog
-from grpo.dynamics.whatif import BatchSetting, Course, Stage, predict, stages_of, step_tokens
+from grpo.dynamics.scheduler import batch_setting
+from grpo.dynamics.step import BatchSetting
+from grpo.dynamics.whatif import Course, Stage, predict, stages_of, step_tokens
 from grpo.host.terminal import Terminal
 from grpo.report.logs import read_log, run_config
 from grpo.report.runs import differing_keys
@@ -93,7 +95,7 @@ def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None)
         )
     if len(log.history) < FEWEST_POINTS:
         raise UserError(f"{path} has {len(log.history)} rounds; a prediction needs at least {FEWEST_POINTS}")
-    stages = stages_of(log, setting_of(from_dict(config)))
+    stages = stages_of(log, batch_setting(from_dict(config)))
     settings = alternatives(config, words)
     courses = {name: predict(log, stages, setting, index) for index, (name, setting) in enumerate(settings.items())}
     again = courses[AGAIN]
@@ -109,27 +111,13 @@ def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None)
     console.print(f"picture {picture}", soft_wrap=True)
 
 
-def setting_of(config: TrainConfig) -> BatchSetting:
-    """Returns how a configuration samples and weighs a step."""
-    dynamics = config.dynamics
-    exponent, mean_exponent = config.normalization.dials
-    return BatchSetting(
-        group_size=dynamics.group_size,
-        prompts_per_step=dynamics.prompts_per_step,
-        refresh_interval=dynamics.refresh_interval,
-        exponent=exponent,
-        mean_exponent=mean_exponent,
-        refilled=config.rollout.refill.enabled,
-    )
-
-
 def alternatives(saved: Mapping[str, Any], words: Sequence[str]) -> dict[str, BatchSetting]:
     """Returns the run's own setting as `AGAIN`, and each alternative by its words.
 
     `saved` are the values of the run's config.json.
     """
     same, own = plain(words), from_dict(saved)
-    settings = {AGAIN: setting_of(own)}
+    settings = {AGAIN: batch_setting(own)}
     combinations = grid(words)
     if len(combinations) >= MOST_ALTERNATIVES:
         raise UserError(f"these are {len(combinations)} alternatives; ask for at most {MOST_ALTERNATIVES - 1}")
@@ -142,7 +130,7 @@ def alternatives(saved: Mapping[str, Any], words: Sequence[str]) -> dict[str, Ba
         if unknown := sorted(changed.keys() - {*KNOWN}):
             raise UserError(f"no prediction is made for {unknown[0]}; it is made for {', '.join(KNOWN)}")
         _check(other)
-        settings[" ".join(chosen)] = setting_of(other)
+        settings[" ".join(chosen)] = batch_setting(other)
     return settings
 
 
