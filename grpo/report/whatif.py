@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ from rich.table import Table
 
 from grpo.config import UserError
 from grpo.config.choices import POSITIVE, value_at
+from grpo.config.engines import LearnerConfig
 from grpo.config.errors import require
 from grpo.config.folder import WHATIF_PLOT_FILE
 from grpo.config.ranges import check_ranges
 from grpo.config.run import TrainConfig
 from grpo.config.saved import from_dict
+from grpo.config.schedule import learning_rate_factor
 from grpo.config.sweep_words import grid, plain
 from grpo.dynamics.identify import FEWEST_POINTS
 from grpo.dynamics.run_log import RunLog
@@ -47,6 +50,8 @@ UNITS = ("steps", "tokens", "seconds")
 MOST_ALTERNATIVES = 24
 LARGEST_GROUP = 1024
 AGAIN = "the same again"
+# A schedule that ends with the budget is found in so many predictions.
+SCHEDULE_ROUNDS = 3
 # An alternative counts as better or worse from this probability on.
 SURE = 0.9
 COLORS = (BLACK, BLUE, ORANGE, GREEN, "#CC79A7", "#56B4E9", "#E69F00")
@@ -95,11 +100,22 @@ def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None)
         )
     if len(log.history) < FEWEST_POINTS:
         raise UserError(f"{path} has {len(log.history)} rounds; a prediction needs at least {FEWEST_POINTS}")
-    stages = stages_of(log, batch_setting(from_dict(config)))
+    run = from_dict(config)
+    stages = stages_of(log, batch_setting(run))
     settings = alternatives(config, words)
-    courses = {name: predict(log, stages, setting, index) for index, (name, setting) in enumerate(settings.items())}
-    again = courses[AGAIN]
+    again = predict(log, stages, settings[AGAIN])
     budget = budget or Budget("tokens", float(np.median(again.at("steps", log.steps_taken)["tokens"])))
+    courses = {
+        name: course_within(budget, run, log, stages, setting, index)
+        for index, (name, setting) in enumerate(settings.items())
+    }
+    for name, course in courses.items():
+        reached = float(np.median(course.spent(budget.unit)[:, -1]))
+        require(
+            reached >= budget.amount,
+            f"{budget.words} are more than can be told of {name!r} from {log.steps_taken:,.0f} steps: ask for at most "
+            f"{budget.unit}={reached:.3g}",
+        )
     answers = [answer(name, courses[name], settings[name], stages, budget, log) for name in settings]
     for line in lines(log, budget):
         console.print(line, soft_wrap=True)
@@ -109,6 +125,27 @@ def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None)
     picture = path / WHATIF_PLOT_FILE
     draw(log, courses, budget, picture)
     console.print(f"picture {picture}", soft_wrap=True)
+
+
+def course_within(
+    budget: Budget, run: TrainConfig, log: RunLog, stages: Sequence[Stage], setting: BatchSetting, seed: int
+) -> Course:
+    """Predicts a course whose learning-rate schedule has come as far when the budget is spent as the run's at its last
+    step.
+
+    How many steps that takes is known only from the course, so it is predicted a few times over.
+    """
+    course = predict(log, stages, setting, seed)
+    for _ in range(SCHEDULE_ROUNDS if run.learner.schedule != "constant" else 0):
+        steps = float(np.median(course.at(budget.unit, budget.amount)["steps"]))
+        num_steps = steps * run.num_steps / log.steps_taken
+        course = predict(log, stages, setting, seed, partial(scheduled_rate, learner=run.learner, num_steps=num_steps))
+    return course
+
+
+def scheduled_rate(steps: Array, learner: LearnerConfig, num_steps: float) -> Array:
+    """Returns the learning rate at `steps` of a run of `num_steps`."""
+    return np.array([learner.learning_rate * learning_rate_factor(step, learner, num_steps) for step in steps])
 
 
 def alternatives(saved: Mapping[str, Any], words: Sequence[str]) -> dict[str, BatchSetting]:
@@ -157,7 +194,7 @@ def lines(log: RunLog, budget: Budget) -> list[str]:
     assumed = (
         "assumed: the policy takes the path of this run at another speed, and a step gets ahead as far as the signal "
         "of its gradient stands out of the noise of prompts and completions. Seconds grow with tokens. Learning "
-        "rate and all else stay"
+        "rate and all else stay; its schedule has come as far when the budget is spent as that of the run"
     )
     unmeasured = "the run was on-policy, so what a longer refresh interval does to the ratios is a wide guess"
     taken = [f"each alternative spends {budget.words}; intervals are of 90 %", assumed]
