@@ -79,23 +79,29 @@ class AdaptiveScheduler:
         action, watched = guard.look(self._setting.guard, state.guard, facts)
         state = replace(state, guard=watched)
         if action:
-            # An interval at which the run became unstable is not tried again, nor are fewer prompts than configured.
-            prompts = max(plan.prompts_per_step, self._setting.first.prompts_per_step)
-            fewest = prompts if prompts > plan.prompts_per_step else state.fewest
-            state = replace(state, longest=min(state.longest, action.interval), fewest=fewest)
-            plan = replace(
-                plan,
-                refresh_interval=action.interval,
-                learning_rate_factor=action.rate_factor,
-                prompts_per_step=prompts,
-            )
-            verdict = Verdict(action.stop, action.go_back, watched.best_step, action.reason)
-            return Decision(plan, verdict, afresh(state) if action.go_back else state)
+            return self._recovered(plan, action, state)
         # Before there is a curve to fit, every round decides: a decision is cheap then, and too large groups are not.
         rounds = len(state.rounds)
         if rounds >= FEWEST_POINTS and rounds % self._setting.decide_every:
             return Decision(plan, Verdict(good_step=watched.best_step, reason="as before"), state)
         return self._decide(plan, statistics, state)
+
+    def _recovered(self, plan: RoundPlan, action: guard.GuardAction, state: AdaptiveState) -> Decision:
+        """Does what the guard asks for. An interval at which the run became unstable is not tried again, nor are fewer
+        prompts than configured, which come back."""
+        first, before = self._setting.first.prompts_per_step, plan.prompts_per_step
+        chosen_fewer = before < first and not self._setting.batch_rule.samples
+        prompts, fewest = (first, first) if chosen_fewer else (before, state.fewest)
+        reason = f"{action.reason}; prompts {before}→{prompts}" if chosen_fewer else action.reason
+        state = replace(state, longest=min(state.longest, action.interval), fewest=fewest)
+        plan = replace(
+            plan,
+            refresh_interval=action.interval,
+            learning_rate_factor=action.rate_factor,
+            prompts_per_step=prompts,
+        )
+        verdict = Verdict(action.stop, action.go_back, state.guard.best_step, reason)
+        return Decision(plan, verdict, afresh(state) if action.go_back else state)
 
     def judge(self, step: int, state: AdaptiveState) -> Verdict:
         """Decides, when a run is resumed, whether it stops at once because its forecast had stopped it.
@@ -126,7 +132,7 @@ class AdaptiveScheduler:
         return replace(verdict, stop=True, reason=reason)
 
     def _decide(self, plan: RoundPlan, statistics: RoundStatistics, state: AdaptiveState) -> Decision:
-        """Decides by the model: whether to stop, and else the next group size and refresh interval."""
+        """Decides by the model: whether to stop, and else the next batch and refresh interval."""
         setting, verdict = self._setting, Verdict(good_step=state.guard.best_step)
         model, ahead = self._look_ahead(state)
         stop, rounds_below = setting.stop.next(ahead, statistics.step, state.rounds_below)

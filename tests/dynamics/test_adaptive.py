@@ -159,19 +159,25 @@ def test_prompts_per_step_are_halved_and_doubled_within_their_bounds_at_the_same
             assert f"prompts {before.prompts_per_step}→{now} (the learning rate stays)" in decision.verdict.reason
 
 
-def test_after_a_loss_fewer_prompts_than_configured_are_not_tried_again():
-    scheduler = SCHEDULERS["adaptive"](config(fewest_prompts=4), 1)
+@pytest.mark.parametrize(
+    ("rules", "fewest", "prompts"),
+    [({"fewest_prompts": 4}, 16, [8, 4, 4, 4, 4, 4, 4, 16, 16, 16]), ({"hold": "samples"}, 0, [64] * 10)],
+)
+def test_after_a_loss_the_configured_prompts_come_back_where_fewer_were_chosen(rules, fewest, prompts):
+    scheduler = SCHEDULERS["adaptive"](config(**rules, largest_group=4), 1)
     plan, state = scheduler.init()
-    world, numbers = SimulatedRun(), []
-    for index in range(12):
+    world, numbers, reasons = SimulatedRun(), [], []
+    for index in range(10):
         statistics = world.round(plan)
         if index in (6, 7):
             statistics = replace(statistics, reports=(replace(statistics.reports[0], applied=False),))
         decision = scheduler.next(plan, statistics, state)
         plan, state = decision.plan, decision.state
         numbers.append(plan.prompts_per_step)
-    assert numbers == [8, 4, 4, 4, 4, 4, 4, 16, 16, 16, 16, 16]
-    assert state.fewest == 16 and plan.learning_rate_factor == 0.5
+        reasons.append(decision.verdict.reason)
+    assert numbers == prompts and state.fewest == fewest
+    assert plan.learning_rate_factor == 0.5 and "learning rate halved" in reasons[7]
+    assert reasons[7].endswith("prompts 4→16") == (fewest == 16)
 
 
 @pytest.mark.slow
