@@ -1,17 +1,18 @@
-"""What the choice of the group size costs: sampled tokens until a pass rate, over those of the best fixed size.
+"""What the choice of a step's batch costs: sampled tokens until a pass rate, over those of the best fixed batch.
 
-    python benchmarks/regret.py [SEEDS] [prompts|samples]      (2 and prompts by default; a minute)
+    python benchmarks/regret.py [SEEDS] [prompts|samples|batch] [FIXED]      (2, prompts and 0 by default; a minute)
 
 A policy has 32 parameters that all prompts share. A prompt's logit is its own constant plus its direction times the
 parameters; directions have a common part. A completion's score is that of its answer, and noise of all that its words
 say besides. Adam learns from 16 prompts a step, or with `samples` from 64 completions, whatever G; advantages are
-GRPO's. The arms begin alike; the adaptive one chooses G every 5 steps by `grpo.dynamics.group_size`, from G = 16. A
-prompt costs a tenth of a completion.
+GRPO's. With `batch` the prompts are chosen too, from 4 to 64, at one learning rate. The arms begin alike; the adaptive
+one chooses by `grpo.dynamics.batch`, after each of the first 5 steps and then after every fifth, from 16 prompts of
+G = 16. A prompt costs a tenth of a completion, and a step costs FIXED completions whatever it samples.
 """
 
 import sys
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -19,41 +20,82 @@ from rich.console import Console
 from rich.table import Table
 from scipy.special import expit
 
+from grpo.dynamics.adaptive import agreed
+from grpo.dynamics.batch import BatchRule, choose_batch
 from grpo.dynamics.difficulty import fit_difficulty
-from grpo.dynamics.group_size import GroupSizeRule, choose_group_size
+from grpo.dynamics.identify import FEWEST_POINTS
+from grpo.dynamics.step import BatchSetting, StepCost
 
-DIMENSIONS, PROBLEMS, PROMPTS, SAMPLES, MOST_STEPS = 32, 200, 16, 64, 3000
+DIMENSIONS, PROBLEMS, MOST_STEPS = 32, 200, 3000
 RATE, PROMPT, COMPLETION = 0.02, 0.1, 1.0
-SIZES = (2, 4, 8, 16, 32)
-RULE = GroupSizeRule(smallest=4, largest=32, fluctuation=0.5)
+SIZES, NUMBERS, FIRST, SAMPLES = (2, 4, 8, 16, 32), (4, 8, 16, 32, 64), BatchSetting(16, 16), 64
+HELD = BatchRule(smallest=4, largest=32, fewest=16, most=16, fluctuation=0.5)
 # Mean of the prompts' logits → roughly the first pass rate; and their spread.
 HARDNESS, SPREADS, NUISANCES = {".45": -0.2, ".15": -2.2, ".05": -4.0}, (0.5, 2.0), (1.0, 5.0)
-ADAPTIVE = "adaptive"
 
 
-def choose(counts, size, hold):
-    difficulty = fit_difficulty(counts)
-    rule = replace(RULE, hold_samples=hold == "samples")
-    return choose_group_size(difficulty, rule, size, 0.0, None, PROMPT, COMPLETION).size
+@dataclass(frozen=True)
+class Arm:
+    """A batch, and the rule by which it changes, or None where it is fixed."""
+
+    batch: BatchSetting
+    rule: BatchRule | None = None
+
+    @property
+    def words(self):
+        return "adaptive" if self.rule else f"{self.batch.prompts_per_step} × {self.batch.group_size}"
 
 
-def tokens_to_level(arm, hold, hardness, spread, nuisance, seed):
-    """Tokens (in completions) until the mean pass rate is half way to 1 in what is missing, or ∞."""
+# What is held → the fixed arms and the adaptive rule.
+ARMS = {
+    "prompts": ([BatchSetting(size, 16) for size in SIZES], HELD),
+    "samples": ([BatchSetting(size, SAMPLES // size) for size in SIZES], replace(HELD, samples=SAMPLES)),
+    "batch": (
+        [BatchSetting(size, number) for number in NUMBERS for size in SIZES],
+        replace(HELD, fewest=min(NUMBERS), most=max(NUMBERS)),
+    ),
+}
+
+
+class Chooser:
+    """Chooses the next batch as `dynamics=adaptive` does, without a forecast."""
+
+    def __init__(self, arm, cost):
+        self._rule, self._cost, self._counts = arm.rule, cost, Counter()
+        self._wishes = None, None
+
+    def next(self, batch, right, step):
+        self._counts = Counter({pair: 0.8 * number for pair, number in self._counts.items() if number > 1e-3})
+        self._counts.update(Counter((int(k), batch.group_size) for k in right.sum(axis=1)))
+        if step >= FEWEST_POINTS and step % 5:
+            return batch
+        wanted = choose_batch(fit_difficulty(self._counts), self._rule, batch, self._cost).chosen
+        early = step < FEWEST_POINTS
+        size, wish = agreed(batch.group_size, wanted.group_size, self._wishes[0], early)
+        prompts, wish_prompts = agreed(batch.prompts_per_step, wanted.prompts_per_step, self._wishes[1], early)
+        self._wishes = wish, wish_prompts
+        if self._rule.samples:
+            [prompts] = self._rule.prompts(batch.prompts_per_step, size)
+        return replace(batch, group_size=size, prompts_per_step=prompts)
+
+
+def cost_of_level(arm, cost, hardness, spread, nuisance, seed):
+    """What is spent until the mean pass rate is half way to 1 in what is missing, or ∞."""
     generator = np.random.default_rng(seed)
     own = hardness + spread * generator.standard_normal(PROBLEMS)
     directions = 0.5 * generator.standard_normal((PROBLEMS, DIMENSIONS)) / np.sqrt(DIMENSIONS)
     directions[:, 0] += 1.0
     theta, first, second = np.zeros((3, DIMENSIONS))
     level = 0.5 * (1 + expit(own).mean())
-    size, spent, counts = 16 if arm == ADAPTIVE else arm, 0.0, Counter()
+    batch, spent, chooser = arm.batch, 0.0, Chooser(arm, cost)
     for step in range(1, MOST_STEPS + 1):
         rates = expit(own + directions @ theta)
         if rates.mean() >= level:
             return spent
-        prompts = PROMPTS if hold == "prompts" else SAMPLES // size
+        prompts, size = batch.prompts_per_step, batch.group_size
         asked = generator.choice(PROBLEMS, prompts, replace=False)
         right = generator.random((prompts, size)) < rates[asked][:, None]
-        spent += prompts * (PROMPT + size * COMPLETION)
+        spent += cost.fixed + prompts * (cost.prompt + size * cost.completion)
         sigma = right.std(axis=1, keepdims=True)
         advantage = np.where(sigma > 0, (right - right.mean(axis=1, keepdims=True)) / np.maximum(sigma, 1e-9), 0.0)
         # The sum of a group's noises, weighted by its advantages, is normal with their sum of squares as its variance.
@@ -64,29 +106,38 @@ def tokens_to_level(arm, hold, hardness, spread, nuisance, seed):
         gradient = scores.mean(axis=0)
         first, second = 0.9 * first + 0.1 * gradient, 0.99 * second + 0.01 * gradient**2
         theta = theta + RATE * first / (1 - 0.9**step) / (np.sqrt(second / (1 - 0.99**step)) + 1e-8)
-        if arm == ADAPTIVE:
-            counts = Counter({pair: 0.8 * number for pair, number in counts.items() if number > 1e-3})
-            counts.update(Counter((int(k), size) for k in right.sum(axis=1)))
-            size = choose(counts, size, hold) if step % 5 == 0 or step < 3 else size
+        batch = chooser.next(batch, right, step) if arm.rule else batch
     return float("inf")
 
 
-def main(seeds="2", hold="prompts"):
-    sizes = [f"G = {size}" for size in SIZES]
-    table = Table("first pass rate", "spread", "noise", *sizes, ADAPTIVE, "÷ best", "÷ G = 16")
+def main(seeds="2", hold="prompts", fixed="0"):
+    batches, rule = ARMS[hold]
+    arms, adaptive = [Arm(batch) for batch in batches], Arm(FIRST, rule)
+    cost = StepCost(PROMPT, COMPLETION, float(fixed))
+    shown = arms if len(arms) <= len(SIZES) else [Arm(FIRST)]
+    names = [*(arm.words for arm in shown), "best", "", "adaptive", "÷ best", "÷ 16 × 16"]
+    table = Table("first pass rate", "spread", "noise", *names)
     ratios = []
     for (name, hardness), spread, nuisance in product(HARDNESS.items(), SPREADS, NUISANCES):
         task = hardness, spread, nuisance
-        spent = {}
-        for arm in (*SIZES, ADAPTIVE):
-            spent[arm] = np.mean([tokens_to_level(arm, hold, *task, seed) for seed in range(int(seeds))])
+        spent = {
+            arm: np.mean([cost_of_level(arm, cost, *task, seed) for seed in range(int(seeds))])
+            for arm in {*arms, Arm(FIRST), adaptive}
+        }
         # G = 2 is below the smallest size that the adaptive arm may take.
-        ratios.append(spent[ADAPTIVE] / min(spent[size] for size in SIZES if size >= RULE.smallest))
-        cells = [f"{spent[arm]:,.0f}" for arm in (*SIZES, ADAPTIVE)]
-        last = f"{ratios[-1]:.2f}", f"{spent[ADAPTIVE] / spent[16]:.2f}"
-        table.add_row(name, f"{spread:g}", f"{nuisance:g}", *cells, *last)
-    Console().print(table)
-    Console().print(f"adaptive over the best fixed size: median {np.median(ratios):.2f}, at worst {max(ratios):.2f}")
+        best = min((arm for arm in arms if arm.batch.group_size >= rule.smallest), key=lambda arm: spent[arm])
+        ratios.append((spent[adaptive] / spent[best], spent[adaptive] / spent[Arm(FIRST)]))
+        cells = [f"{spent[arm]:,.0f}" for arm in shown]
+        cells += [
+            best.words,
+            f"{spent[best]:,.0f}",
+            f"{spent[adaptive]:,.0f}",
+            *(f"{ratio:.2f}" for ratio in ratios[-1]),
+        ]
+        table.add_row(name, f"{spread:g}", f"{nuisance:g}", *cells)
+    Console(width=160).print(table)
+    for name, column in zip(("the best fixed batch", "16 × 16"), np.array(ratios).T, strict=True):
+        Console().print(f"adaptive over {name}: median {np.median(column):.2f}, at worst {max(column):.2f}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """How well `grpo dynamics whatif` predicts runs that are then made: the tiny model under other G, batches, τ and dials.
 
-    python benchmarks/whatif.py FOLDER [SEEDS]      (5 by default; half a minute a run)
+    python benchmarks/whatif.py FOLDER [SEEDS] [sums|differences]      (5 and sums by default; half a minute a run)
+    python benchmarks/whatif.py CELLS/FIRST[,OTHER,…] SEEDS made      (of a sweep's cells, CELLS/FIRST-seed0 …)
 
 Every arm is run with every seed; a run that ended is not made again. The speed of an arm is the factor on the step that
 lays its curve on the first arm's. From each run of the first arm alone, every arm is predicted at the tokens and at the
@@ -21,10 +22,10 @@ from scipy import stats
 
 from benchmarks.runs import grpo
 from grpo.config.saved import from_dict
-from grpo.dynamics.group_size import PROMPT_NOISE
-from grpo.dynamics.whatif import drawn_curves, predict, progress_of_step, stages_of
+from grpo.dynamics.scheduler import batch_setting
+from grpo.dynamics.step import PROMPT_NOISE, progress_of_step
+from grpo.dynamics.whatif import drawn_curves, predict, stages_of
 from grpo.report.logs import read_log, run_config
-from grpo.report.whatif import setting_of
 
 FIRST = "base"
 # Name → what differs from the first arm: G = 8, 16 prompts a step, τ = 1, GRPO.
@@ -32,6 +33,7 @@ ARMS = {
     FIRST: [],
     "g4": ["dynamics.group_size=4"],
     "g16": ["dynamics.group_size=16"],
+    "p8g4": ["dynamics.group_size=4", "dynamics.prompts_per_step=8"],
     "p32g4": ["dynamics.group_size=4", "dynamics.prompts_per_step=32"],
     "p4g16": ["dynamics.group_size=16", "dynamics.prompts_per_step=4"],
     "p32g8": ["dynamics.prompts_per_step=32"],
@@ -42,19 +44,30 @@ ARMS = {
     "dapo": ["normalization=dapo"],
 }
 STEPS = 120
-# The adaptive runs may change G and τ, and begin with G = 16.
-ADAPTIVE = [
-    *("dynamics=adaptive", "dynamics.group_size=16", "num_steps=240"),
+# Task → its own words, and the arms that are made of it.
+TASKS = {
+    "sums": ([], tuple(arm for arm in ARMS if arm != "p8g4")),
+    "differences": (
+        ["task.data.options.operators=[-]", "task.data.options.max=24"],
+        (FIRST, "g4", "g16", "p8g4", "p32g4", "tau4", "dr"),
+    ),
+}
+# The adaptive runs may change G and τ, and one of them the prompts. They begin with G = 16.
+SCHEDULE = [
+    *("dynamics=adaptive", "dynamics.group_size=16"),
     *("dynamics.adaptive.decide_every=3", "dynamics.adaptive.longest_interval=4"),
 ]
+ADAPTIVE = {
+    "adaptive": [*SCHEDULE, "num_steps=240"],
+    "prompts": [*SCHEDULE, "num_steps=480", "dynamics.adaptive.fewest_prompts=4"],
+}
 SMOOTH = 200
 # Every run of the arms that are compared by tokens reaches both.
 LEVELS = (0.65, 0.7)
 
 
-def train(folder, arm, seed, own):
+def train(path, seed, own):
     """Makes one run with its `own` words, unless it has been made."""
-    path = folder / f"{arm}-s{seed}"
     words = ["experiment=tiny", f"num_steps={STEPS}", f"seed={seed}", "checkpoint.every_rounds=1000"]
     if not (path / "report.md").exists():
         shutil.rmtree(path, ignore_errors=True)
@@ -79,24 +92,30 @@ class Measured:
         return float(np.interp(amount, self.spent[unit], self.rates))
 
 
-def backtest(folder, seeds, unit):
-    """Predicts every arm from every seed of the first one. Returns a row per arm."""
-    runs = {(arm, seed): Measured(folder / f"{arm}-s{seed}") for arm, seed in product(ARMS, seeds)}
+def setting_of(path):
+    return batch_setting(from_dict(run_config(path)))
+
+
+def backtest(paths, seeds, unit):
+    """Predicts every arm from every seed of the first one. `paths` are those of runs, by arm and seed. Returns a row
+    per arm."""
+    runs = {key: Measured(path) for key, path in paths.items()}
+    first, *_ = arms = list(dict.fromkeys(arm for arm, _ in paths))
     rows = {}
-    for index, (arm, words) in enumerate(ARMS.items()):
+    for index, arm in enumerate(arms):
         inside, widths, misses, better = [], [], [], []
         # The last steps are smoothed from one side only.
         amount = 0.95 * np.mean([runs[arm, seed].spent[unit][-1] for seed in seeds])
-        common = min(amount, 0.95 * np.mean([runs[FIRST, seed].spent[unit][-1] for seed in seeds]))
+        common = min(amount, 0.95 * np.mean([runs[first, seed].spent[unit][-1] for seed in seeds]))
         generator = np.random.default_rng(index)
         for seed in seeds:
-            path = folder / f"{FIRST}-s{seed}"
-            log, values = read_log(path), run_config(path)
-            stages = stages_of(log, setting_of(from_dict(values)))
-            course = predict(log, stages, setting_of(from_dict(values, words)), seed=2 * index + 1)
-            again = predict(log, stages, setting_of(from_dict(values)), seed=2 * index)
+            path = paths[first, seed]
+            log, own = read_log(path), setting_of(path)
+            stages = stages_of(log, own)
+            course = predict(log, stages, setting_of(paths[arm, seed]), seed=2 * index + 1)
+            again = predict(log, stages, own, seed=2 * index)
             for other in seeds:
-                if (arm, other) != (FIRST, seed):
+                if (arm, other) != (first, seed):
                     run = runs[arm, other]
                     predicted = course.at(unit, amount)["rates"]
                     predicted = predicted + run.error * generator.standard_normal(len(predicted))
@@ -105,30 +124,30 @@ def backtest(folder, seeds, unit):
                     widths.append(high - low)
                     misses.append(run.at(unit, amount) - middle)
             better.append(np.mean(course.at(unit, common)["rates"] > again.at(unit, common)["rates"]))
-        differences = [runs[arm, seed].at(unit, common) - runs[FIRST, seed].at(unit, common) for seed in seeds]
+        differences = [runs[arm, seed].at(unit, common) - runs[first, seed].at(unit, common) for seed in seeds]
         rows[arm] = inside, widths, misses, better, differences
     return rows
 
 
-def speeds(folder, seeds):
+def speeds(paths, seeds):
     """Prints each arm's speed over the first arm's, measured and by the law at three amounts of the prompts' noise."""
+    first, *_ = arms = list(dict.fromkeys(arm for arm, _ in paths))
     steps = np.arange(STEPS)
-    curves = {(arm, seed): np.interp(steps, *steps_and_rates(folder, arm, seed)) for arm, seed in product(ARMS, seeds)}
-    first = np.mean([curves[FIRST, seed] for seed in seeds], axis=0)
+    curves = {key: np.interp(steps, *steps_and_rates(path)) for key, path in paths.items()}
+    middle = np.mean([curves[first, seed] for seed in seeds], axis=0)
     factors = np.exp(np.linspace(-1.5, 1.5, 121))
 
     def speed(curve):
-        misses = [np.mean((np.interp(f * steps, steps, first) - curve)[f * steps < STEPS] ** 2) for f in factors]
+        misses = [np.mean((np.interp(f * steps, steps, middle) - curve)[f * steps < STEPS] ** 2) for f in factors]
         return factors[int(np.argmin(misses))]
 
     noises = np.array([0.0, PROMPT_NOISE, 1e6])
     table = Table("arm", "measured", *(f"ρ = {noise:g}" for noise in noises), title="speed of a step")
-    config = {seed: run_config(folder / f"{FIRST}-s{seed}") for seed in seeds}
-    for arm, words in ARMS.items():
+    for arm in arms:
         ratios = []
         for seed in seeds:
-            own, other = (setting_of(from_dict(config[seed], chosen)) for chosen in ([], words))
-            for stage in stages_of(read_log(folder / f"{FIRST}-s{seed}"), own):
+            own, other = setting_of(paths[first, seed]), setting_of(paths[arm, seed])
+            for stage in stages_of(read_log(paths[first, seed]), own):
                 here, there = (progress_of_step(setting, stage.difficulty, noises) for setting in (own, other))
                 ratios.append(np.log(there / here))
         measured = [speed(curves[arm, seed]) for seed in seeds]
@@ -140,29 +159,42 @@ def speeds(folder, seeds):
 def costs(folder, seeds):
     """Prints the tokens until the smoothed pass rate reached two levels, as means over seeds."""
     table = Table("arm", *(f"until {level:g}" for level in LEVELS), title="prompt and completion tokens")
-    for arm in ("adaptive", "g4", FIRST, "g16"):
+    for arm in (*ADAPTIVE, "g4", FIRST, "g16"):
         runs = [Measured(folder / f"{arm}-s{seed}") for seed in seeds]
         spent = [[run.spent["tokens"][np.argmax(run.rates >= level)] for run in runs] for level in LEVELS]
         table.add_row(arm, *(f"{np.mean(tokens):,.0f}" for tokens in spent))
     Console().print(table)
 
 
-def steps_and_rates(folder, arm, seed):
-    run = Measured(folder / f"{arm}-s{seed}")
+def steps_and_rates(path):
+    run = Measured(path)
     return run.spent["steps"], run.rates
 
 
-def main(folder, seeds="5"):
-    folder, seeds = Path(folder), range(int(seeds))
-    for (arm, words), seed in product({**ARMS, "adaptive": ADAPTIVE}.items(), seeds):
-        train(folder, arm, seed, words)
-    speeds(folder, seeds)
+def made(folder, seeds, task):
+    """Makes the runs of a task, prints their costs, and returns their paths by arm and seed."""
+    words, arms = TASKS[task]
+    own = {arm: ARMS[arm] for arm in arms} | ADAPTIVE
+    for arm, seed in product(own, seeds):
+        train(folder / f"{arm}-s{seed}", seed, [*words, *own[arm]])
     costs(folder, seeds)
+    return {(arm, seed): folder / f"{arm}-s{seed}" for arm, seed in product(arms, seeds)}
+
+
+def main(folder, seeds="5", task="sums"):
+    folder, seeds = Path(folder), range(int(seeds))
+    if task == "made":
+        cells = product(folder.name.split(","), seeds)
+        paths = {(arm, seed): folder.parent / f"{arm}-seed{seed}" for arm, seed in cells}
+    else:
+        paths = made(folder, seeds, task)
+    speeds(paths, seeds)
     for unit in ("tokens", "steps"):
         table = Table("arm", "inside 90 %", "width", "miss", "better?", "measured difference", "decided", title=unit)
         everything, right, decided = [], 0, 0
-        for arm, (inside, widths, misses, better, differences) in backtest(folder, seeds, unit).items():
-            error = stats.sem(differences) * stats.t.ppf(0.975, len(differences) - 1) if arm != FIRST else np.inf
+        for index, (arm, row) in enumerate(backtest(paths, seeds, unit).items()):
+            inside, widths, misses, better, differences = row
+            error = stats.sem(differences) * stats.t.ppf(0.975, len(differences) - 1) if index else np.inf
             mean = float(np.mean(differences))
             sure = abs(mean) > error
             agrees = (np.mean(better) > 0.5) == (mean > 0)

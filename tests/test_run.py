@@ -261,17 +261,26 @@ def test_a_run_that_its_limit_ended_goes_on_when_it_is_raised_under_another_stag
 
 
 def test_a_run_killed_in_the_middle_of_its_schedule_continues_it(tmp_path):
-    adaptive = ["dynamics=adaptive", "dynamics.group_size=12", "num_steps=4", "rollout.engine=transformers"]
+    bounds = ["dynamics.adaptive.smallest_group=6", "dynamics.adaptive.fewest_prompts=2"]
+    adaptive = ["dynamics=adaptive", *bounds, "num_steps=4", "rollout.engine=transformers"]
     overrides = [*SMALL, *adaptive, "checkpoint.every_rounds=1", "evaluation.num_problems=0", f"output_dir={tmp_path}"]
     process = start("train", *overrides)
-    # After the first round a smaller size is wished for; the second has to remember that.
+    # After the first round a larger size is wished for; the second has to remember that. Fewer prompts come at once.
     wait_for_step(tmp_path, 1, process)
     process.send_signal(signal.SIGKILL)
     process.wait()
     resumed = grpo("train", *overrides, "checkpoint.resume=true")
     assert resumed.returncode == 0, resumed.stderr[-3000:]
-    sizes = [row["plan/group_size"] for row in rows(tmp_path / "metrics.jsonl")]
-    assert sizes[:2] == [12, 12] and sizes[2] < 12
+    measured = rows(tmp_path / "metrics.jsonl")
+    sizes = [row["plan/group_size"] for row in measured]
+    assert sizes[:2] == [4, 4] and sizes[2] >= 6
+    assert measured[0]["plan/next_reason"].startswith(
+        "prompts 4→2 (the learning rate stays): progress is cheapest at 2"
+    )
+    assert [sum(groups for _, _, groups in row["groups/counts"]) for row in measured] == [4, 2, 2, 2]
+    asked = rows(tmp_path / "prompts.jsonl")
+    assert [row["cursor"] for row in asked] == [4, 6, 8, 10]
+    assert len({prompt for row in asked for prompt in row["prompt_ids"]}) == 10
     # From its facts alone, without a stop in between, come the same plans.
     replayed = grpo("dynamics", "replay", str(tmp_path))
     assert "replayed: 3 of 3 plans are those that the run followed" in replayed.stdout

@@ -9,7 +9,7 @@ from grpo.config.task import TaskConfig
 
 @dataclass(kw_only=True)
 class AdaptiveConfig:
-    """The adaptive schedule chooses group size and refresh interval from a model of the run (`dynamics=adaptive`).
+    """The adaptive schedule chooses batch and refresh interval from a model of the run (`dynamics=adaptive`).
 
     See `grpo.dynamics.adaptive`. Without `dynamics=adaptive` these keys are not read, except by `grpo dynamics`.
     """
@@ -21,6 +21,11 @@ class AdaptiveConfig:
     smallest_group: int = 4
     # The schedule takes no larger group size than this.
     largest_group: int = 64
+    # The schedule also halves the prompts per optimizer step, down to this many; 0: never below prompts_per_step. The
+    # learning rate stays, so a quarter of the prompts learns as if the rate were twice as large, by Adam's noise.
+    fewest_prompts: int = 0
+    # The schedule also doubles the prompts per optimizer step, up to this many; 0: never above prompts_per_step.
+    most_prompts: int = 0
     # The curve may fluctuate about its plateau with this standard deviation, as a share of the improvement left.
     max_fluctuation: float = 0.5
     # Progress should cost fewest tokens or seconds. Seconds are fitted to the run's own rounds; two runs of one seed
@@ -52,7 +57,8 @@ class AdaptiveConfig:
 class DynamicsConfig:
     """The dynamics say how many completions a prompt gets, and how many optimizer steps a round has."""
 
-    # fixed keeps group size and refresh interval as configured; adaptive begins with them and changes them.
+    # fixed keeps group size and refresh interval as configured; adaptive begins with them and changes them, and the
+    # prompts per step where adaptive.fewest_prompts or adaptive.most_prompts allow it.
     name: str = "fixed"
     # A prompt gets this many completions, G (TRL: num_generations; verl: rollout.n).
     group_size: int = 8

@@ -104,6 +104,16 @@ def _check_batch(config: TrainConfig, world_size: int) -> None:
         f"dynamics.adaptive.smallest_group={rules.smallest_group} must lie between 2 and "
         f"dynamics.adaptive.largest_group={rules.largest_group}: change one of the two",
     )
+    _require(
+        rules.fewest_prompts <= prompts and (not rules.most_prompts or prompts <= rules.most_prompts),
+        f"dynamics.prompts_per_step={prompts} must lie between dynamics.adaptive.fewest_prompts={rules.fewest_prompts} "
+        f"and dynamics.adaptive.most_prompts={rules.most_prompts}; 0 sets no bound apart from it",
+    )
+    _require(
+        rules.hold == "prompts" or not (rules.fewest_prompts or rules.most_prompts),
+        "dynamics.adaptive.hold=samples lets the group size decide the prompts per step: leave "
+        "dynamics.adaptive.fewest_prompts and dynamics.adaptive.most_prompts at 0, or use hold=prompts",
+    )
 
 
 def _check_shards(config: TrainConfig, world_size: int) -> None:

@@ -1,4 +1,4 @@
-"""`dynamics=adaptive` chooses the next round's group size and refresh interval, from a model of this run so far.
+"""`dynamics=adaptive` chooses the next round's batch and refresh interval, from a model of this run so far.
 
 The same facts give the same decision on every rank, after a resume, and offline from metrics.jsonl.
 """
@@ -14,16 +14,17 @@ from scipy import stats
 
 from grpo.dynamics import guard
 from grpo.dynamics.adaptive_state import AdaptiveState, afresh, curve_of, lag_of, merged, remember, state_of
-from grpo.dynamics.difficulty import fit_difficulty
+from grpo.dynamics.batch import BatchRule, calm_completions, choose_batch
+from grpo.dynamics.difficulty import Difficulty, fit_difficulty
 from grpo.dynamics.forecast import Forecast, StopRule, forecast
-from grpo.dynamics.group_size import GroupSizeRule, choose_group_size
 from grpo.dynamics.history import pass_rate
 from grpo.dynamics.identify import FEWEST_POINTS, Identification, identify
 from grpo.dynamics.identity import silent_rate
 from grpo.dynamics.refresh import OffPolicyness, RefreshRule, choose_refresh_interval, fit_step_time, fit_token_time
+from grpo.dynamics.step import BatchSetting, StepCost
 from grpo.types import Decision, Mean, RoundPlan, RoundStatistics, Verdict
 
-# The group size changes only by at least this factor, and only when two decisions in a row ask for it.
+# Group size and prompts change only by at least this factor, and only when two decisions in a row ask for it.
 LEAST_CHANGE = 1.2
 # Times are fitted to so many of the last rounds.
 RECENT = 50
@@ -33,12 +34,13 @@ RECENT = 50
 class Setting:
     """The setting describes the run and what the scheduler may do. `DynamicsConfig` explains the rules.
 
-    `curve_dials` are the dials' α and β as the mean curve follows them. Those of `group_size` weigh the groups of one
-    step against each other, where an α that divides all of them by the same σ counts as 0.
+    `curve_dials` are the dials' α and β as the mean curve follows them. Those of `batch` weigh the groups of one step
+    against each other, where an α that divides all of them by the same σ counts as 0.
     """
 
     first: RoundPlan
-    group_size: GroupSizeRule
+    batch: BatchSetting
+    batch_rule: BatchRule
     refresh: RefreshRule
     guard: guard.GuardRule
     stop: StopRule
@@ -46,13 +48,11 @@ class Setting:
     curve_dials: tuple[float, float]
     num_steps: int
     decide_every: int
-    hold_samples: bool
     by_seconds: bool
-    prompt_multiple: int
 
 
 class AdaptiveScheduler:
-    """This scheduler adapts group size and refresh interval. It implements `grpo.interfaces.Scheduler`."""
+    """This scheduler adapts the batch and the refresh interval. It implements `grpo.interfaces.Scheduler`."""
 
     def __init__(self, setting: Setting):
         self._setting = setting
@@ -79,16 +79,29 @@ class AdaptiveScheduler:
         action, watched = guard.look(self._setting.guard, state.guard, facts)
         state = replace(state, guard=watched)
         if action:
-            # An interval at which the run became unstable is not tried again.
-            state = replace(state, longest=min(state.longest, action.interval))
-            plan = replace(plan, refresh_interval=action.interval, learning_rate_factor=action.rate_factor)
-            verdict = Verdict(action.stop, action.go_back, watched.best_step, action.reason)
-            return Decision(plan, verdict, afresh(state) if action.go_back else state)
+            return self._recovered(plan, action, state)
         # Before there is a curve to fit, every round decides: a decision is cheap then, and too large groups are not.
         rounds = len(state.rounds)
         if rounds >= FEWEST_POINTS and rounds % self._setting.decide_every:
             return Decision(plan, Verdict(good_step=watched.best_step, reason="as before"), state)
         return self._decide(plan, statistics, state)
+
+    def _recovered(self, plan: RoundPlan, action: guard.GuardAction, state: AdaptiveState) -> Decision:
+        """Does what the guard asks for. An interval at which the run became unstable is not tried again, nor are fewer
+        prompts than configured, which come back."""
+        first, before = self._setting.first.prompts_per_step, plan.prompts_per_step
+        chosen_fewer = before < first and not self._setting.batch_rule.samples
+        prompts, fewest = (first, first) if chosen_fewer else (before, state.fewest)
+        reason = f"{action.reason}; prompts {before}→{prompts}" if chosen_fewer else action.reason
+        state = replace(state, longest=min(state.longest, action.interval), fewest=fewest)
+        plan = replace(
+            plan,
+            refresh_interval=action.interval,
+            learning_rate_factor=action.rate_factor,
+            prompts_per_step=prompts,
+        )
+        verdict = Verdict(action.stop, action.go_back, state.guard.best_step, reason)
+        return Decision(plan, verdict, afresh(state) if action.go_back else state)
 
     def judge(self, step: int, state: AdaptiveState) -> Verdict:
         """Decides, when a run is resumed, whether it stops at once because its forecast had stopped it.
@@ -119,67 +132,56 @@ class AdaptiveScheduler:
         return replace(verdict, stop=True, reason=reason)
 
     def _decide(self, plan: RoundPlan, statistics: RoundStatistics, state: AdaptiveState) -> Decision:
-        """Decides by the model: whether to stop, and else the next group size and refresh interval."""
+        """Decides by the model: whether to stop, and else the next batch and refresh interval."""
         setting, verdict = self._setting, Verdict(good_step=state.guard.best_step)
         model, ahead = self._look_ahead(state)
         stop, rounds_below = setting.stop.next(ahead, statistics.step, state.rounds_below)
         state = replace(state, rounds_below=rounds_below)
         if stop and ahead:
             return Decision(plan, self._stopped(verdict, ahead), state)
-        size, why_size, state = self._group_size(plan, statistics, model, ahead, state)
+        changed, why_batch, state = self._batch(plan, statistics, model, ahead, state)
         interval, why_interval = self._interval(plan, statistics, model, state)
-        samples = plan.prompts_per_step * plan.group_size
-        prompts = plan.prompts_per_step
-        if setting.hold_samples:
-            prompts = max(1, round(samples / size / setting.prompt_multiple)) * setting.prompt_multiple
-        reason = "; ".join(filter(None, (why_size, why_interval))) or "nothing asks for a change"
-        changed = replace(plan, group_size=size, refresh_interval=interval, prompts_per_step=prompts)
-        return Decision(changed, replace(verdict, reason=reason), state)
+        reason = "; ".join(filter(None, (why_batch, why_interval))) or "nothing asks for a change"
+        return Decision(replace(changed, refresh_interval=interval), replace(verdict, reason=reason), state)
 
-    def _group_size(
+    def _batch(
         self,
         plan: RoundPlan,
         statistics: RoundStatistics,
         model: Identification | None,
         ahead: Forecast | None,
         state: AdaptiveState,
-    ) -> tuple[int, str, AdaptiveState]:
-        """Returns the next group size, the reason for a change ("" without one), and the next state."""
+    ) -> tuple[RoundPlan, str, AdaptiveState]:
+        """Returns the plan with the next batch, the reason for a change ("" without one), and the next state."""
+        setting, rule = self._setting, self._setting.batch_rule
+        rule = replace(rule, fewest=max(rule.fewest, state.fewest))
         difficulty = fit_difficulty({(correct, size): number for correct, size, number in state.counts})
-        prompt_cost, completion_cost = self._costs(plan, statistics, state)
-        choice = choose_group_size(
-            difficulty,
-            self._setting.group_size,
-            plan.group_size,
-            process_variance(model),
-            ahead.gain.high if ahead else None,
-            prompt_cost,
-            completion_cost,
-        )
-        wish = choice.size
-        factor = max(wish, plan.group_size) / min(wish, plan.group_size)
-        if factor < LEAST_CHANGE:
-            return plan.group_size, "", replace(state, wish=None)
-        # The first request is only remembered, so that one noisy round changes nothing.
-        same_direction = state.wish is not None and (state.wish > plan.group_size) == (wish > plan.group_size)
-        if not same_direction:
-            return plan.group_size, "", replace(state, wish=wish)
-        now, then = (
-            float(difficulty.weights @ silent_rate(difficulty.pass_rates, size)) for size in (plan.group_size, wish)
-        )
-        reason = f"G {plan.group_size}→{wish}: {choice.reason}; silent {now:.0%} → {then:.0%}"
-        return wish, reason, replace(state, wish=None)
+        now = replace(setting.batch, group_size=plan.group_size, prompts_per_step=plan.prompts_per_step)
+        calm = calm_completions(rule, now, process_variance(model), ahead.gain.high if ahead else None)
+        choice = choose_batch(difficulty, rule, now, self._cost(plan, statistics, state), calm)
+        early = len(state.rounds) < FEWEST_POINTS
+        wanted = choice.chosen
+        size, wish = agreed(plan.group_size, wanted.group_size, state.wish, early)
+        prompts, wish_prompts = agreed(plan.prompts_per_step, wanted.prompts_per_step, state.wish_prompts, early)
+        if rule.samples:
+            [prompts] = rule.prompts(plan.prompts_per_step, size)
+        changed = replace(plan, group_size=size, prompts_per_step=prompts)
+        changes = changes_of_batch(plan, changed, difficulty)
+        reason = f"{', '.join(changes)}: {choice.reason}" if changes else ""
+        state = replace(state, wish=wish, wish_prompts=wish_prompts)
+        return changed, reason, state
 
-    def _costs(self, plan: RoundPlan, statistics: RoundStatistics, state: AdaptiveState) -> tuple[float, float]:
-        """Returns what a prompt and one of its completions cost, in tokens or in seconds."""
+    def _cost(self, plan: RoundPlan, statistics: RoundStatistics, state: AdaptiveState) -> StepCost:
+        """Returns what a step costs, in tokens or in seconds."""
         prompt, completion = (statistics.means[f"{what}/length_mean"].value for what in ("prompts", "completions"))
         recent = [past for past in state.rounds[-RECENT:] if past.tokens]
         if not self._setting.by_seconds or not recent:
-            return prompt, completion
+            return StepCost(prompt, completion)
         tokens = np.array([past.tokens / past.interval for past in recent])
         seconds = np.array([(past.seconds - past.fixed_seconds) / past.interval for past in recent])
         fixed, per_token = fit_token_time(tokens, seconds)
-        return fixed / plan.prompts_per_step + per_token * prompt, per_token * completion
+        refresh = float(np.median([past.fixed_seconds for past in recent])) / plan.refresh_interval
+        return StepCost(per_token * prompt, per_token * completion, fixed + refresh)
 
     def _interval(
         self,
@@ -207,6 +209,36 @@ class AdaptiveScheduler:
         if choice.interval == plan.refresh_interval:
             return plan.refresh_interval, ""
         return choice.interval, f"τ {plan.refresh_interval}→{choice.interval}: {choice.reason}"
+
+
+def changes_of_batch(before: RoundPlan, after: RoundPlan, difficulty: Difficulty) -> list[str]:
+    """Says what changes in a step's batch, with the shares of silent groups."""
+    changes = []
+    if after.group_size != before.group_size:
+        rates = difficulty.pass_rates
+        now, then = (float(difficulty.weights @ silent_rate(rates, plan.group_size)) for plan in (before, after))
+        changes.append(f"G {before.group_size}→{after.group_size} (silent {now:.0%} → {then:.0%})")
+    if after.prompts_per_step != before.prompts_per_step:
+        changes.append(f"prompts {before.prompts_per_step}→{after.prompts_per_step} (the learning rate stays)")
+    return changes
+
+
+def agreed(current: int, wish: int, before: int | None, early: bool = False) -> tuple[int, int | None]:
+    """Returns the next value of a size, and the wish to remember.
+
+    A wish is followed when the decision `before` wished for a change in the same direction. The first one is only
+    remembered, so that one noisy round changes nothing, and a small one is forgotten. But `early` in a run a smaller
+    size is taken at once, since waiting costs what large batches cost.
+
+    >>> agreed(16, 8, before=None), agreed(16, 8, before=6), agreed(16, 8, before=32), agreed(16, 15, before=8)
+    ((16, 8), (8, None), (16, 8), (16, None))
+    >>> agreed(16, 8, before=None, early=True), agreed(16, 32, before=None, early=True)
+    ((8, None), (16, 32))
+    """
+    if max(wish, current) / min(wish, current) < LEAST_CHANGE:
+        return current, None
+    same_direction = before is not None and (before > current) == (wish > current)
+    return (wish, None) if same_direction or (early and wish < current) else (current, wish)
 
 
 def process_variance(model: Identification | None) -> float:

@@ -57,6 +57,8 @@ class AdaptiveState:
     rounds_below  number of decisions in a row whose forecast gain was too small
     wish          group size that the last decision asked for; G changes if the next decision asks for a change in the
                   same direction
+    wish_prompts  prompts per step that the last decision asked for; they change as G does
+    fewest        fewest prompts per step that are still tried; 0 before the guard has acted
     """
 
     longest: int
@@ -65,10 +67,15 @@ class AdaptiveState:
     guard: GuardState = field(default_factory=GuardState)
     rounds_below: int = 0
     wish: int | None = None
+    wish_prompts: int | None = None
+    fewest: int = 0
 
 
 def state_of(values: Mapping[str, Any]) -> AdaptiveState:
-    """Rebuilds the state from its JSON values. Checkpoints of older versions hold `rounds_below` under `stop`."""
+    """Rebuilds the state from its JSON values.
+
+    Checkpoints of older versions hold `rounds_below` under `stop`, and nothing of prompts.
+    """
     return AdaptiveState(
         longest=values["longest"],
         rounds=tuple(PastRound(**row) for row in values["rounds"]),
@@ -76,12 +83,14 @@ def state_of(values: Mapping[str, Any]) -> AdaptiveState:
         guard=GuardState(**values["guard"]),
         rounds_below=values["stop"]["rounds_below"] if "stop" in values else values["rounds_below"],
         wish=values["wish"],
+        wish_prompts=values.get("wish_prompts"),
+        fewest=values.get("fewest", 0),
     )
 
 
 def afresh(state: AdaptiveState) -> AdaptiveState:
     """Drops the curve and the counts, once the run has gone back: they belong to a policy that was given up."""
-    return replace(state, rounds=(), counts=(), wish=None)
+    return replace(state, rounds=(), counts=(), wish=None, wish_prompts=None)
 
 
 def remember(state: AdaptiveState, statistics: RoundStatistics) -> AdaptiveState:

@@ -1,7 +1,7 @@
 """This module plans a run before it starts: group size, refresh interval and steps, from pass rates and lengths.
 
 The tokens that may be sampled allow a number of steps at each group size G. A step gets ahead in proportion to the
-signal of its gradient over its noise (`group_size.signal_to_noise`), because Adam divides a common factor away. The
+signal of its gradient over its noise (`step.signal_to_noise`), because Adam divides a common factor away. The
 size with the most progress is proposed. Its cost is counted in tokens, or in seconds where a machine has been measured
 (`grpo prove`).
 
@@ -15,10 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from grpo.dynamics.batch import sizes_between
 from grpo.dynamics.difficulty import Difficulty
-from grpo.dynamics.group_size import signal_to_noise, sizes_between
 from grpo.dynamics.identity import drift, mean_fidelity, silent_rate
 from grpo.dynamics.refresh import LADDER
+from grpo.dynamics.step import signal_to_noise
 from grpo.types import MachineConstants
 
 EXPONENTS = (0.0, 0.5, 1.0, 1.5, 2.0)

@@ -7,12 +7,13 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from grpo.dynamics.adaptive import AdaptiveScheduler, Setting
+from grpo.dynamics.batch import BatchRule
 from grpo.dynamics.entropy import EntropyControl
 from grpo.dynamics.forecast import StopRule
-from grpo.dynamics.group_size import GroupSizeRule
 from grpo.dynamics.guard import GuardRule
 from grpo.dynamics.limits import LimitedScheduler
 from grpo.dynamics.refresh import RefreshRule
+from grpo.dynamics.step import BatchSetting
 from grpo.types import Decision, Progress, RoundPlan, RoundStatistics, Verdict
 
 if TYPE_CHECKING:
@@ -84,6 +85,20 @@ def changes_prompts(config: TrainConfig) -> bool:
     return config.task.curriculum.name in CHANGING
 
 
+def batch_setting(config: TrainConfig) -> BatchSetting:
+    """Returns how a configuration samples and weighs a step."""
+    dynamics = config.dynamics
+    exponent, mean_exponent = config.normalization.dials
+    return BatchSetting(
+        group_size=dynamics.group_size,
+        prompts_per_step=dynamics.prompts_per_step,
+        refresh_interval=dynamics.refresh_interval,
+        exponent=exponent,
+        mean_exponent=mean_exponent,
+        refilled=config.rollout.refill.enabled,
+    )
+
+
 def fixed(config: TrainConfig, world_size: int) -> FixedScheduler:
     """Builds the scheduler of `dynamics=fixed`."""
     return FixedScheduler(first_plan(config))
@@ -91,17 +106,19 @@ def fixed(config: TrainConfig, world_size: int) -> FixedScheduler:
 
 def adaptive(config: TrainConfig, world_size: int) -> AdaptiveScheduler:
     """Builds the scheduler of `dynamics=adaptive`."""
-    rules, normalization = config.dynamics.adaptive, config.normalization
-    exponent, mean_exponent = normalization.dials
+    rules, normalization, first = config.dynamics.adaptive, config.normalization, first_plan(config)
+    prompts = first.prompts_per_step
     setting = Setting(
-        first=first_plan(config),
-        group_size=GroupSizeRule(
+        first=first,
+        batch=batch_setting(config),
+        batch_rule=BatchRule(
             smallest=rules.smallest_group,
             largest=rules.largest_group,
-            hold_samples=rules.hold == "samples",
+            fewest=rules.fewest_prompts or prompts,
+            most=rules.most_prompts or prompts,
+            samples=prompts * first.group_size if rules.hold == "samples" else 0,
+            multiple=world_size,
             fluctuation=rules.max_fluctuation,
-            exponent=exponent,
-            mean_exponent=mean_exponent,
         ),
         refresh=RefreshRule(
             longest=rules.longest_interval,
@@ -116,9 +133,7 @@ def adaptive(config: TrainConfig, world_size: int) -> AdaptiveScheduler:
         curve_dials=(normalization.exponent, normalization.mean_exponent),
         num_steps=config.num_steps,
         decide_every=rules.decide_every,
-        hold_samples=rules.hold == "samples",
         by_seconds=rules.cost == "seconds",
-        prompt_multiple=world_size,
     )
     return AdaptiveScheduler(setting)
 

@@ -2,7 +2,10 @@
 
 The prediction assumes that the policy takes the same path at another speed. Adam divides by the root of the gradient's
 second moment, so where noise is most of it a step gets ahead in proportion to the signal over the noise of its gradient
-(`group_size.signal_to_noise`), times √(B·ESS) for B groups.
+(`step.progress_of_step`), times √ESS.
+
+The path is measured in distance, which is the number of steps at the highest learning rate that would get as far. So a
+rate that falls says nothing of a plateau, and another schedule may lead further.
 
 Three things are not known of a run, and drawn from priors: how much prompts differ in what they ask of the policy, the
 power with which speed follows the ratio, and the luck of a seed. The curve itself is the run's own, smoothed, and
@@ -11,27 +14,29 @@ continued by its trend (`trend`). benchmarks/README.md says how often the interv
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from grpo.dynamics.difficulty import Difficulty, fit_difficulty
-from grpo.dynamics.group_size import signal_to_noise
-from grpo.dynamics.identity import silent_rate
 from grpo.dynamics.laws import History
 from grpo.dynamics.run_log import RunLog
+from grpo.dynamics.step import BatchSetting, StepCost, progress_of_step, silent_share
 from grpo.dynamics.trend import follow
 
 Array = NDArray[np.float64]
 
+Rate = Callable[[Array], Array]
+"""A rate maps optimizer steps to learning rates."""
+
 # The run is cut into at most so many stages, each with its own difficulty of prompts, lengths and times.
 STAGES = 8
-# A prediction is made of so many drawn courses, each on so many points.
-NUM_DRAWS, POINTS = 600, 300
-# A course is followed for at most so many times the run's own steps.
-LONGEST = 4.0
+# A prediction is made of so many drawn courses. As many steps as the run took are so many points of a course.
+NUM_DRAWS, POINTS = 600, 75
+# A course is followed for so many times the run's own steps, and one of cheaper steps longer, up to the second number.
+LONGEST, LONGEST_OF_CHEAP = 4.0, 64.0
 # The prompts' own part of the gradient (`PROMPT_NOISE`) is drawn between these, evenly in its logarithm.
 LEAST_PROMPT_NOISE, GREATEST_PROMPT_NOISE = 0.2, 5.0
 # The power with which speed follows the signal-to-noise ratio is drawn evenly from this range.
@@ -44,25 +49,6 @@ BANDWIDTH = 0.06
 # logarithm.
 LEAST_DRIFT, GREATEST_DRIFT = 1e-4, 1e-2
 LEAST_ESS = 0.1
-# Silent groups are replaced until at least this share of the asked ones speaks.
-LEAST_SPEAKING = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class BatchSetting:
-    """A batch setting says how one optimizer step is sampled and weighed.
-
-    group_size, prompts_per_step, refresh_interval   G, B and τ
-    exponent, mean_exponent   the dials' α and β
-    refilled                  whether other prompts replace silent groups (DAPO)
-    """
-
-    group_size: int
-    prompts_per_step: int
-    refresh_interval: int = 1
-    exponent: float = 1.0
-    mean_exponent: float = 0.0
-    refilled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,61 +159,67 @@ def _stage(log: RunLog, setting: BatchSetting, rounds: NDArray[np.int_], ends: A
     )
 
 
-def progress_of_step(setting: BatchSetting, difficulty: Difficulty, prompt_noise: float | Array) -> Array:
-    """Returns the signal-to-noise ratio of a step's gradient at ESS 1, up to a factor that all settings share."""
-    dials = setting.exponent, setting.mean_exponent
-    ratio = signal_to_noise(difficulty, setting.group_size, *dials, prompt_noise)
-    # Where silent groups are replaced, all B groups speak.
-    speaking = 1 - silent_share(setting, difficulty) if setting.refilled else 1.0
-    return ratio * (setting.prompts_per_step / max(speaking, LEAST_SPEAKING)) ** 0.5
-
-
-def silent_share(setting: BatchSetting, difficulty: Difficulty) -> float:
-    """Returns the share of silent groups among all that are sampled."""
-    return float(difficulty.weights @ silent_rate(difficulty.pass_rates, setting.group_size))
-
-
 def step_tokens(setting: BatchSetting, stage: Stage) -> float:
     """Returns the prompt and completion tokens that one step samples, with those of the silent groups it replaces."""
-    group = stage.prompt_tokens + setting.group_size * stage.completion_tokens
-    asked = setting.prompts_per_step
-    if setting.refilled:
-        asked /= max(1 - silent_share(setting, stage.difficulty), LEAST_SPEAKING)
-    return asked * group
+    return StepCost(stage.prompt_tokens, stage.completion_tokens).of(setting, stage.difficulty)
 
 
-def predict(log: RunLog, stages: Sequence[Stage], setting: BatchSetting, seed: int = 0) -> Course:
+def predict(
+    log: RunLog, stages: Sequence[Stage], setting: BatchSetting, seed: int = 0, rate: Rate | None = None
+) -> Course:
     """Predicts the course that another run of the same task and model takes under `setting`.
 
     With the run's own setting it predicts the run of another seed. `seed` is that of the luck; courses of the same log
-    share the draws of its curve.
+    share the draws of its curve. `rate` is the other run's learning rate, by default this run's at the same step, which
+    stays as it was last.
     """
-    steps = np.linspace(0.0, LONGEST * log.steps_taken, POINTS)
-    curves = drawn_curves(log.history, steps)
+    own_rate = measured_rate(log)
+    distance, peak = distance_of(own_rate, log.steps_taken)
+    rate = rate or own_rate
+    places = np.linspace(0.0, LONGEST * distance[-1], round(LONGEST * POINTS))
+
+    def along(steps: Array) -> Array:
+        return np.interp(steps, np.arange(len(distance)), distance)
+
+    curves = drawn_curves(replace(log.history, steps=along(log.history.steps)), places)
     generator = np.random.default_rng([seed, 1])
-    centers = np.array([stage.step for stage in stages])
-    speeds = _log_speeds(stages, setting, generator)
-    log_speeds = np.array([np.interp(steps, centers, row) for row in speeds])
-    rate = log["learner/learning_rate"]
-    own_rate = np.interp(steps, rate.steps, rate.values) if len(rate) else np.ones(POINTS)
+    centers = along(np.array([stage.step for stage in stages]))
+    log_speeds = np.array([np.interp(places, centers, row) for row in _log_speeds(stages, setting, generator)])
     costs = np.array([[step_tokens(setting, stage), silent_share(setting, stage.difficulty)] for stage in stages])
     seconds = [
         stage.refresh_seconds / setting.refresh_interval + stage.token_seconds * tokens
         for stage, tokens in zip(stages, costs[:, 0], strict=True)
     ]
-    by_step = [np.interp(steps, centers, column) for column in (*costs.T, seconds)]
+    by_place = [np.interp(places, centers, column) for column in (*costs.T, seconds)]
 
+    cheapness = np.mean([step_tokens(stage.setting, stage) for stage in stages]) / np.mean(costs[:, 0])
+    longest = LONGEST * min(max(1.0, float(cheapness)), LONGEST_OF_CHEAP / LONGEST)
+    steps = np.linspace(0.0, longest * log.steps_taken, round(longest * POINTS))
     gap = steps[1]
+    shares = rate(steps + gap / 2) / peak
     place = np.zeros(NUM_DRAWS)
     followed = []
-    for step in range(POINTS):
-        at = np.minimum(place / gap, POINTS - 1.0)
-        followed.append([_read(curves, at), *(_read(row[None], at) for row in by_step)])
-        # A schedule of the learning rate goes by the step, so a policy that is ahead of its step learns at another one.
-        factor = own_rate[step] / np.maximum(_read(own_rate[None], at), 1e-12) if own_rate[step] else 0.0
-        place = place + gap * np.exp(_read(log_speeds, at)) * factor
+    for share in shares:
+        at = np.minimum(place / places[1], len(places) - 1.0)
+        followed.append([_read(curves, at), *(_read(row[None], at) for row in by_place)])
+        place = place + gap * np.exp(_read(log_speeds, at)) * share
     rates, tokens, silent, times = (np.array(column).T for column in zip(*followed, strict=True))
     return Course(steps, rates, _summed(tokens, gap), _summed(times, gap), silent)
+
+
+def measured_rate(log: RunLog) -> Rate:
+    """Returns the run's learning rate, or 1 at every step where the log does not have it."""
+    series = log["learner/learning_rate"]
+    if not len(series) or not np.max(series.values) > 0:
+        return np.ones_like
+    return lambda steps: np.interp(steps, series.steps, series.values)
+
+
+def distance_of(rate: Rate, num_steps: float) -> tuple[Array, float]:
+    """Returns the distance after each of the run's steps, from 0 on, and the highest learning rate, of which they are
+    shares."""
+    rates = rate(np.arange(np.ceil(num_steps)) + 0.5)
+    return np.concatenate([[0.0], np.cumsum(rates / rates.max())]), float(rates.max())
 
 
 def _read(rows: Array, at: Array) -> Array:
@@ -263,7 +255,7 @@ def _log_uniform(generator: np.random.Generator, least: float, greatest: float) 
 
 def drawn_curves(history: History, steps: Array) -> Array:
     """Draws the policy's pass rate at `steps` [draws, steps]: smoothed where it was measured, and continued by its
-    trend."""
+    trend. Steps, and those of the history, may be counted in distance."""
     now = float(history.steps[-1])
     past = steps < now
     generator = np.random.default_rng(0)

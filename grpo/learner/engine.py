@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-import math
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout, suppress
@@ -105,17 +104,6 @@ def sharded_loading(learner: LearnerConfig, precision: str) -> Iterator[None]:
     finally:
         deepspeed.zero.Init = whole
         del config
-
-
-def learning_rate_factor(step: int, learner: LearnerConfig, num_steps: int) -> float:
-    """Returns the share of the peak learning rate at optimizer step `step` (from 0): linear warm-up, then the
-    schedule."""
-    if step < learner.warmup_steps:
-        return (step + 1) / learner.warmup_steps
-    progress = min(1.0, (step - learner.warmup_steps) / max(1, num_steps - learner.warmup_steps))
-    shape = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}
-    floor = learner.min_lr_fraction
-    return floor + (1 - floor) * shape[learner.schedule]
 
 
 def start_engine(policy: nn.Module, learner: LearnerConfig) -> deepspeed.DeepSpeedEngine:

@@ -14,10 +14,11 @@ from grpo.algorithm.loss import METRICS, policy_loss, tokens_of
 from grpo.algorithm.objective import Tokens
 from grpo.config import TrainConfig
 from grpo.config.errors import UserError
+from grpo.config.schedule import learning_rate_factor
 from grpo.interfaces import MERGED, Bucket
 from grpo.learner.choosing import with_choice
 from grpo.learner.collective import TorchCollective
-from grpo.learner.engine import learning_rate_factor, quiet, sharded_loading, start_engine
+from grpo.learner.engine import quiet, sharded_loading, start_engine
 from grpo.learner.flops import flop_count
 from grpo.learner.layout import SHARDS, Layout, saved_layout
 from grpo.learner.loading import fitting_layout, load_policy

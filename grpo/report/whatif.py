@@ -14,14 +14,18 @@ from rich.table import Table
 
 from grpo.config import UserError
 from grpo.config.choices import POSITIVE, value_at
+from grpo.config.engines import LearnerConfig
 from grpo.config.errors import require
 from grpo.config.ranges import check_ranges
 from grpo.config.run import TrainConfig
 from grpo.config.saved import from_dict
+from grpo.config.schedule import learning_rate_factor
 from grpo.config.sweep_words import grid, plain
 from grpo.dynamics.identify import FEWEST_POINTS
 from grpo.dynamics.run_log import RunLog
-from grpo.dynamics.whatif import BatchSetting, Course, Stage, predict, stages_of, step_tokens
+from grpo.dynamics.scheduler import batch_setting
+from grpo.dynamics.step import BatchSetting
+from grpo.dynamics.whatif import Course, Stage, predict, stages_of, step_tokens
 from grpo.host.terminal import Terminal
 from grpo.report.logs import read_log, run_config
 from grpo.report.runs import differing_keys
@@ -45,6 +49,8 @@ UNITS = ("steps", "tokens", "seconds")
 MOST_ALTERNATIVES = 24
 LARGEST_GROUP = 1024
 AGAIN = "the same again"
+# A schedule that ends with the budget is found in so many predictions.
+SCHEDULE_ROUNDS = 3
 # An alternative counts as better or worse from this probability on.
 SURE = 0.9
 SUMMARY = {
@@ -96,11 +102,22 @@ def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None)
         )
     if len(log.history) < FEWEST_POINTS:
         raise UserError(f"{path} has {len(log.history)} rounds; a prediction needs at least {FEWEST_POINTS}")
-    stages = stages_of(log, setting_of(from_dict(config)))
+    run = from_dict(config)
+    stages = stages_of(log, batch_setting(run))
     settings = alternatives(config, words)
-    courses = {name: predict(log, stages, setting, index) for index, (name, setting) in enumerate(settings.items())}
-    again = courses[AGAIN]
+    again = predict(log, stages, settings[AGAIN])
     budget = budget or Budget("tokens", float(np.median(again.at("steps", log.steps_taken)["tokens"])))
+    courses = {
+        name: course_within(budget, run, log, stages, setting, index)
+        for index, (name, setting) in enumerate(settings.items())
+    }
+    for name, course in courses.items():
+        reached = float(np.median(course.spent(budget.unit)[:, -1]))
+        require(
+            reached >= budget.amount,
+            f"{budget.words} are more than can be told of {name!r} from {log.steps_taken:,.0f} steps: ask for at most "
+            f"{budget.unit}={reached:.3g}",
+        )
     answers = [answer(name, courses[name], settings[name], stages, budget, log) for name in settings]
     for line in lines(log, budget):
         console.print(line, soft_wrap=True)
@@ -121,18 +138,25 @@ def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None)
     console.print(f"picture {picture}\npage    {written}", soft_wrap=True)
 
 
-def setting_of(config: TrainConfig) -> BatchSetting:
-    """Returns how a configuration samples and weighs a step."""
-    dynamics = config.dynamics
-    exponent, mean_exponent = config.normalization.dials
-    return BatchSetting(
-        group_size=dynamics.group_size,
-        prompts_per_step=dynamics.prompts_per_step,
-        refresh_interval=dynamics.refresh_interval,
-        exponent=exponent,
-        mean_exponent=mean_exponent,
-        refilled=config.rollout.refill.enabled,
-    )
+def course_within(
+    budget: Budget, run: TrainConfig, log: RunLog, stages: Sequence[Stage], setting: BatchSetting, seed: int
+) -> Course:
+    """Predicts a course whose learning-rate schedule has come as far when the budget is spent as the run's at its last
+    step.
+
+    How many steps that takes is known only from the course, so it is predicted a few times over.
+    """
+    course = predict(log, stages, setting, seed)
+    for _ in range(SCHEDULE_ROUNDS if run.learner.schedule != "constant" else 0):
+        steps = float(np.median(course.at(budget.unit, budget.amount)["steps"]))
+        num_steps = steps * run.num_steps / log.steps_taken
+        course = predict(log, stages, setting, seed, partial(scheduled_rate, learner=run.learner, num_steps=num_steps))
+    return course
+
+
+def scheduled_rate(steps: Array, learner: LearnerConfig, num_steps: float) -> Array:
+    """Returns the learning rate at `steps` of a run of `num_steps`."""
+    return np.array([learner.learning_rate * learning_rate_factor(step, learner, num_steps) for step in steps])
 
 
 def alternatives(saved: Mapping[str, Any], words: Sequence[str]) -> dict[str, BatchSetting]:
@@ -141,7 +165,7 @@ def alternatives(saved: Mapping[str, Any], words: Sequence[str]) -> dict[str, Ba
     `saved` are the values of the run's config.json.
     """
     same, own = plain(words), from_dict(saved)
-    settings = {AGAIN: setting_of(own)}
+    settings = {AGAIN: batch_setting(own)}
     combinations = grid(words)
     if len(combinations) >= MOST_ALTERNATIVES:
         raise UserError(f"these are {len(combinations)} alternatives; ask for at most {MOST_ALTERNATIVES - 1}")
@@ -154,7 +178,7 @@ def alternatives(saved: Mapping[str, Any], words: Sequence[str]) -> dict[str, Ba
         if unknown := sorted(changed.keys() - {*KNOWN}):
             raise UserError(f"no prediction is made for {unknown[0]}; it is made for {', '.join(KNOWN)}")
         _check(other)
-        settings[" ".join(chosen)] = setting_of(other)
+        settings[" ".join(chosen)] = batch_setting(other)
     return settings
 
 
@@ -181,7 +205,7 @@ def lines(log: RunLog, budget: Budget) -> list[str]:
     assumed = (
         "assumed: the policy takes the path of this run at another speed, and a step gets ahead as far as the signal "
         "of its gradient stands out of the noise of prompts and completions. Seconds grow with tokens. Learning "
-        "rate and all else stay"
+        "rate and all else stay; its schedule has come as far when the budget is spent as that of the run"
     )
     unmeasured = "the run was on-policy, so what a longer refresh interval does to the ratios is a wide guess"
     taken = [f"each alternative spends {budget.words}; intervals are of 90 %", assumed]

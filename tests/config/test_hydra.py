@@ -178,6 +178,8 @@ def test_wrong_keys_and_values_are_one_line_that_names_them(overrides, message):
         ("dynamics.group_size=1", "leaves every advantage zero"),
         ("dynamics.prompts_per_step=12", "cannot be shared evenly by the 8 learner ranks: use 8 or 16"),
         ("dynamics.adaptive.smallest_group=99", "=99 must lie between 2 and dynamics.adaptive.largest_group=64"),
+        ("dynamics.adaptive.fewest_prompts=64", "must lie between dynamics.adaptive.fewest_prompts=64 and"),
+        ("dynamics.adaptive.most_prompts=4", "and dynamics.adaptive.most_prompts=4; 0 sets no bound"),
         (
             "model.max_length=50",
             "is more than model.max_length=50: lower one of the two, or raise model.max_length to 560",

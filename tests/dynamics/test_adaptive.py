@@ -114,7 +114,9 @@ def test_groups_shrink_where_difficulty_allows_and_every_change_has_a_reason():
         if before.group_size != decision.plan.group_size
     }
     assert reasons
-    assert all(f"→{size}: progress is cheapest" in why and "silent" in why for size, why in reasons.items())
+    assert all(
+        f"→{size} (silent" in why and "): progress is cheapest at 16 prompts" in why for size, why in reasons.items()
+    )
     assert np.mean(1 / (1 + np.exp(-world.logits))) > 0.6
 
 
@@ -143,6 +145,39 @@ def test_samples_per_step_are_held_when_asked_for():
     for plan in plans:
         assert plan.prompts_per_step % 4 == 0
         assert plan.group_size * plan.prompts_per_step == pytest.approx(256, abs=2 * plan.group_size + 1)
+
+
+@pytest.mark.slow
+def test_prompts_per_step_are_halved_and_doubled_within_their_bounds_at_the_same_learning_rate():
+    _, plans, decisions = trained(SCHEDULERS["adaptive"](config(fewest_prompts=4, most_prompts=32), 2))
+    numbers = [plan.prompts_per_step for plan in plans]
+    assert numbers[:3] == [16, 8, 4] and set(numbers) <= {4, 8, 16, 32}
+    assert {plan.learning_rate_factor for plan in plans} == {1.0}
+    for before, decision in zip(plans, decisions, strict=False):
+        now = decision.plan.prompts_per_step
+        if now != before.prompts_per_step:
+            assert f"prompts {before.prompts_per_step}→{now} (the learning rate stays)" in decision.verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("rules", "fewest", "prompts"),
+    [({"fewest_prompts": 4}, 16, [8, 4, 4, 4, 4, 4, 4, 16, 16, 16]), ({"hold": "samples"}, 0, [64] * 10)],
+)
+def test_after_a_loss_the_configured_prompts_come_back_where_fewer_were_chosen(rules, fewest, prompts):
+    scheduler = SCHEDULERS["adaptive"](config(**rules, largest_group=4), 1)
+    plan, state = scheduler.init()
+    world, numbers, reasons = SimulatedRun(), [], []
+    for index in range(10):
+        statistics = world.round(plan)
+        if index in (6, 7):
+            statistics = replace(statistics, reports=(replace(statistics.reports[0], applied=False),))
+        decision = scheduler.next(plan, statistics, state)
+        plan, state = decision.plan, decision.state
+        numbers.append(plan.prompts_per_step)
+        reasons.append(decision.verdict.reason)
+    assert numbers == prompts and state.fewest == fewest
+    assert plan.learning_rate_factor == 0.5 and "learning rate halved" in reasons[7]
+    assert reasons[7].endswith("prompts 4→16") == (fewest == 16)
 
 
 @pytest.mark.slow
@@ -216,7 +251,8 @@ def test_a_resumed_run_keeps_its_plan_unless_it_is_configured_with_another():
     assert replanned(saved, config(), made, scheduler) == progress
     # An older checkpoint nests the count of decisions.
     older = {**saved.scheduler, "stop": {"rounds_below": 2}}
-    del older["rounds_below"]
+    for later_field in ("rounds_below", "wish_prompts", "fewest"):
+        del older[later_field]
     assert scheduler.restore(older) == replace(state, rounds_below=2)
     # Six prompts a step from now on, and what was measured is kept.
     fewer = config()
@@ -277,5 +313,5 @@ def test_a_sigma_of_the_whole_step_weighs_no_group_and_still_shapes_the_curve():
     config = TrainConfig()
     config.normalization.exponent, config.normalization.scope = 0.7, "batch"
     setting = adaptive(config, 1)._setting
-    assert setting.group_size.exponent == 0.0
+    assert setting.batch.exponent == 0.0
     assert setting.curve_dials == (0.7, 0.0)

@@ -114,6 +114,27 @@ def test_a_schedule_of_the_learning_rate_goes_by_the_step():
     assert rates_at(faster, 20) == pytest.approx(rate_at(100 - (100**2 - 200 * area) ** 0.5), abs=0.02)
 
 
+def test_a_falling_rate_is_no_plateau_so_another_schedule_leads_further():
+    """The run's rate falls to 0 at step 100. At its first rate throughout, 30 steps lead where the run was after s
+    steps, s − s²/200 = 30. At twice the speed its own schedule leads beyond the run's end."""
+    steps = np.arange(ROUNDS, dtype=float)
+    log = run_log(**{"learner/learning_rate": Series(steps, 1e-3 * (1 - steps / 100))})
+    stages = stages_of(log, SETTING)
+    flat = predict(log, stages, SETTING, rate=lambda steps: np.full(len(steps), 1e-3))
+    assert rates_at(flat, 30) == pytest.approx(rate_at(100 - (100**2 - 200 * 30) ** 0.5), abs=0.01)
+    faster = predict(log, stages, replace(SETTING, prompts_per_step=128))
+    assert rates_at(faster, 95) > rate_at(100) + 0.05
+    assert rates_at(faster, 200) == pytest.approx(rates_at(faster, 101), abs=0.01), "the rate is 0 by then"
+
+
+def test_a_course_of_cheap_steps_is_followed_as_far_as_the_same_tokens_lead():
+    small = course(replace(SETTING, prompts_per_step=4))
+    there = small.at("tokens", 300 * 26_240)
+    assert np.median(there["steps"]) == pytest.approx(2400, rel=0.01)
+    # An eighth of the prompts is 8^.5 times slower a step, so 80 steps of the run take 226.
+    assert rates_at(small, 226) == pytest.approx(rate_at(80), abs=0.01)
+
+
 def test_what_a_level_costs():
     same = course()
     tokens = np.median(same.cost("tokens", 0.5))

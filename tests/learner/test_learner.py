@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from grpo.config import LearnerConfig
 from tests import warm
 from tests.learner.models import tiny_llama
 
@@ -155,13 +154,3 @@ def test_nan_gradients_skip_the_step_and_too_many_in_a_row_stop_the_run(facts, s
     assert found["applied"] == [False, True]
     assert found["unchanged"]
     assert "NaN or Inf in 2 steps in a row" in found["error"]
-
-
-def test_learning_rate_warms_up_and_decays():
-    from grpo.learner.engine import learning_rate_factor
-
-    cosine = LearnerConfig(schedule="cosine", warmup_steps=4, min_lr_fraction=0.1)
-    factors = [learning_rate_factor(step, cosine, 12) for step in (0, 3, 4, 8, 12, 99)]
-    assert factors == pytest.approx([0.25, 1.0, 1.0, 0.55, 0.1, 0.1])
-    linear = LearnerConfig(schedule="linear")
-    assert [learning_rate_factor(step, linear, 4) for step in (0, 1, 4)] == [1.0, 0.75, 0.0]

@@ -1,10 +1,17 @@
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from grpo.cli import main
 from grpo.config.folder import CONFIG_FILE
-from grpo.report.whatif import AGAIN, alternatives
+from grpo.config.saved import from_dict
+from grpo.dynamics.run_log import Series
+from grpo.dynamics.scheduler import batch_setting
+from grpo.dynamics.whatif import predict, stages_of
+from grpo.report.logs import read_log
+from grpo.report.whatif import AGAIN, Budget, alternatives, course_within, scheduled_rate
 from tests.report.runs import trl_log, write_run
 
 
@@ -38,6 +45,26 @@ def test_alternatives_are_compared_at_equal_tokens(run, capsys, monkeypatch):
     assert "Assumed: the policy takes the path of this run" in page and "<h2>Words on this page</h2>" in page
 
 
+def test_a_schedule_has_come_as_far_as_that_of_the_run_when_the_budget_is_spent(run):
+    """The rate fell to 0 over the run's 60 steps. The same again follows it; with half of the tokens a step, twice as
+    many steps have the same rates one after another, so that the policy travels twice as far at its slower pace."""
+    config = from_dict({**saved(run), "num_steps": 60}, ["learner.schedule=linear", "learner.learning_rate=1e-3"])
+    log = read_log(run)
+    rates = Series(np.arange(60.0), 1e-3 * (1 - np.arange(60.0) / 60))
+    log = replace(log, series={**log.series, "learner/learning_rate": rates})
+    stages, own = stages_of(log, batch_setting(config)), batch_setting(config)
+    budget = Budget("tokens", float(np.median(predict(log, stages, own).at("steps", 60)["tokens"])))
+    same = course_within(budget, config, log, stages, own, 0)
+    measured = float(np.mean(log.history.values[25:36]))
+    assert np.median(same.at("steps", 30)["rates"]) == pytest.approx(measured, abs=0.03)
+    assert scheduled_rate(np.array([0.0, 60.0, 120.0]), config.learner, 120) == pytest.approx([1e-3, 5e-4, 0.0])
+    half = course_within(budget, config, log, stages, replace(own, prompts_per_step=own.prompts_per_step // 2), 0)
+    assert np.median(half.at("tokens", budget.amount)["steps"]) == pytest.approx(120, rel=0.02)
+    # Until step 240 nothing is learned any more, and before the end it still is.
+    at = {step: np.median(half.at("steps", step)["rates"]) for step in (60, 110, 121, 200)}
+    assert at[60] < at[110] <= at[121] and at[200] == pytest.approx(at[121], abs=1e-3)
+
+
 def test_a_word_may_choose_a_file_of_the_configuration(run):
     settings = alternatives(saved(run), ["normalization=dapo,maxrl", "dynamics.prompts_per_step=4"])
     dapo, maxrl = (settings[f"dynamics.prompts_per_step=4 normalization={name}"] for name in ("dapo", "maxrl"))
@@ -53,6 +80,7 @@ def test_a_word_may_choose_a_file_of_the_configuration(run):
         (["normalization=sgd"], "normalization has no 'sgd'; choose one of dapo, dial, dr_grpo, gdpo"),
         (["normalization=pass_at_k"], "no prediction is made for normalization.name"),
         (["dynamics.group_size=4", "steps=5", "tokens=6"], "give one budget, not steps=5 and tokens=6"),
+        (["dynamics.group_size=4", "tokens=1e12"], "'the same again' from 60 steps: ask for at most tokens="),
         (["dynamics.group_size=4", "tokens=-1"], "tokens='-1' is not valid: it must be a number above 0"),
         (["dynamics.group_size=0"], "dynamics.group_size=0 must be above 0"),
         (["dynamics.group_size=1"], "dynamics.group_size=1 must lie between 2 and 1024"),

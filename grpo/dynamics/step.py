@@ -1,0 +1,101 @@
+"""This module holds what one optimizer step gets ahead under Adam, and what it costs.
+
+Adam divides a common factor of the gradient away. So where noise is most of the gradient, a step gets ahead in
+proportion to its signal over its noise, which is √B times that of one group for B groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from grpo.dynamics.difficulty import Array, Difficulty
+from grpo.dynamics.identity import drift, silent_rate
+
+# The variance of what a prompt alone asks of the policy, over that of one completion's score. With this value the law
+# gives the measured speeds of the tiny model at other group sizes and batches (benchmarks/README.md, "What if").
+PROMPT_NOISE = 1.0
+# Silent groups are replaced until at least this share of the asked ones speaks.
+LEAST_SPEAKING = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSetting:
+    """A batch setting says how one optimizer step is sampled and weighed.
+
+    group_size, prompts_per_step, refresh_interval   G, B and τ
+    exponent, mean_exponent   the dials' α and β
+    refilled                  whether other prompts replace silent groups (DAPO)
+    """
+
+    group_size: int
+    prompts_per_step: int
+    refresh_interval: int = 1
+    exponent: float = 1.0
+    mean_exponent: float = 0.0
+    refilled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """A step cost holds what a step costs whatever it samples, and each of its prompts and completions, in one unit."""
+
+    prompt: float
+    completion: float
+    fixed: float = 0.0
+
+    def of(self, setting: BatchSetting, difficulty: Difficulty) -> float:
+        """Returns the cost of one step, with that of the silent groups that are replaced."""
+        group = self.prompt + setting.group_size * self.completion
+        return self.fixed + asked_groups(setting, difficulty) * group
+
+
+def silent_share(setting: BatchSetting, difficulty: Difficulty) -> float:
+    """Returns the share of silent groups among all that are sampled."""
+    return float(difficulty.weights @ silent_rate(difficulty.pass_rates, setting.group_size))
+
+
+def asked_groups(setting: BatchSetting, difficulty: Difficulty) -> float:
+    """Returns the number of prompts that a step asks. It is above B where silent groups are replaced."""
+    speaking = 1 - silent_share(setting, difficulty) if setting.refilled else 1.0
+    return setting.prompts_per_step / max(speaking, LEAST_SPEAKING)
+
+
+def progress_of_step(
+    setting: BatchSetting, difficulty: Difficulty, prompt_noise: float | Array = PROMPT_NOISE
+) -> Array:
+    """Returns the signal-to-noise ratio of a step's gradient at ESS 1, up to a factor that all settings share."""
+    dials = setting.exponent, setting.mean_exponent
+    # A replaced group is as if all those that were asked had been learned from, of which the silent ones say nothing.
+    groups = asked_groups(setting, difficulty)
+    return groups**0.5 * signal_to_noise(difficulty, setting.group_size, *dials, prompt_noise)
+
+
+def signal_to_noise(
+    difficulty: Difficulty,
+    size: int,
+    exponent: float,
+    mean_exponent: float = 0.0,
+    prompt_noise: float | Array = PROMPT_NOISE,
+) -> Array:
+    """Returns the mean gradient of one group over the root of its noise.
+
+    A group is a sample of two stages, prompts and their completions (Cochran, Sampling Techniques, 1977, chapter 10).
+    By the identity of arXiv:2607.00152 its gradient is w·σ²·Δs, w = σ^(−α)·p^(−β). Δs is the difference of the mean
+    scores of right and wrong completions. It has a part that all prompts share, the signal; a part of the prompt's
+    own, of variance ρ; and the noise of its completions, of variance 1/(G·σ²). So the ratio is
+
+        E[w·σ²] / √(ρ·E[w²·σ⁴] + E[w²·σ²]/G)
+
+    up to a factor that all sizes share. It grows with the root of the number of groups, and is 0 when every group is
+    silent. ρ is `prompt_noise`, of any shape, which is that of the result.
+    """
+    rates, shares = difficulty.pass_rates, difficulty.weights
+    signal = float(shares @ drift(rates, size, exponent, mean_exponent=mean_exponent))
+    # `drift` at exponent a is E[σ^(2−a)], so w²·σ² is that at 2α, and w²·σ⁴ that at 2α − 2.
+    within, between = (
+        float(shares @ drift(rates, size, 2 * exponent - less, mean_exponent=2 * mean_exponent)) for less in (0, 2)
+    )
+    noise = within / size + np.asarray(prompt_noise) * between
+    return signal / noise**0.5 if signal > 1e-12 and within > 1e-12 else np.zeros_like(noise)
