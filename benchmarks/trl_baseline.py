@@ -1,10 +1,11 @@
 """TRL's GRPOTrainer on the quickstart's model, prompts, group size, lengths, precision and number of steps.
 
-    python benchmarks/trl_baseline.py OUTPUT.json [STEPS]
+    python benchmarks/trl_baseline.py OUTPUT.json [STEPS] [KEY=VALUE …]
 
-Run it with an interpreter that has trl==1.16.0 beside this project's environment. It writes seconds per step,
-reward per step and peak memory, to be compared with a run of `grpo train experiment=quickstart` of as many steps.
-TRL generates with transformers here, as it does wherever its vLLM mode has no GPU.
+Run it with an interpreter that has trl==1.16.0 beside this project's environment. It writes seconds per step, of the
+clock and of the processor, reward per step and peak memory, to be compared with a run of `grpo train
+experiment=quickstart` of as many steps. Keys change that experiment, as `learner.precision=float32` does. TRL generates
+with transformers here, as it does wherever its vLLM mode has no GPU.
 """
 
 import json
@@ -29,7 +30,7 @@ from grpo.run import preflight
 from grpo.tasks import load_problems, split
 from grpo.tasks.prompts import PromptEncoder
 
-config = preflight.with_precision(compose_config(["experiment=quickstart"]))
+config = preflight.with_precision(compose_config(["experiment=quickstart", *sys.argv[3:]]))
 STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 10
 
 
@@ -40,13 +41,14 @@ def reward(completions, answer, **_):
 
 class Clock(TrainerCallback):
     def __init__(self):
-        self.seconds, self.rewards = [], []
+        self.seconds, self.processor_seconds, self.rewards = [], [], []
 
     def on_step_begin(self, *args, **kwargs):
-        self._start = time.perf_counter()
+        self._start, self._processor_start = time.perf_counter(), time.process_time()
 
     def on_step_end(self, *args, **kwargs):
         self.seconds.append(time.perf_counter() - self._start)
+        self.processor_seconds.append(time.process_time() - self._processor_start)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if "reward" in (logs or {}):
@@ -94,6 +96,7 @@ def main():
         "machine": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads",
         "precision": config.learner.precision,
         "seconds_per_step": clock.seconds,
+        "processor_seconds_per_step": clock.processor_seconds,
         "reward": clock.rewards,
         "peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }

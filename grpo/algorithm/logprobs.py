@@ -80,7 +80,12 @@ def token_logprobs(
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """This function computes `token_logprobs` chunk by chunk, with a backward pass that computes the logits again."""
+    """This function computes `token_logprobs` chunk by chunk, with a backward pass that computes the logits again.
+
+    The gradient of log π(target) by the logits is (one-hot of the target − π)·slope/temperature. The loss multiplies
+    each target's row of it by one number. That number goes to the narrow side of the products, [targets, width], so
+    that the wide one, [targets, vocabulary], is not read and written once more.
+    """
 
     @staticmethod
     def forward(
@@ -92,20 +97,18 @@ class _TokenLogprobs(torch.autograd.Function):
         settings: tuple[float, int, LogitRule],
     ) -> tuple[Tensor, Tensor]:
         temperature, chunk, rule = settings
-        normalizers, logprobs, entropies = [], [], []
+        logprobs, entropies = [], []
         kept = None
         for states, token_ids in zip(hidden.split(chunk), targets.split(chunk), strict=True):
-            logits = rule.logits(states, weight, bias).div_(temperature)
-            normalizer = logits.logsumexp(-1)
-            logprobs.append(logits.gather(-1, token_ids[:, None]).squeeze(-1) - normalizer)
-            logs = logits.sub_(normalizer[:, None])
+            logs = _log_softmax(rule.logits(states, weight, bias), temperature)
+            logprobs.append(logs.gather(-1, token_ids[:, None]).squeeze(-1))
             probabilities = logs.exp()
             entropies.append(-torch.linalg.vecdot(probabilities, logs))
-            normalizers.append(normalizer)
-            kept = probabilities if len(states) == len(hidden) and rule.softcap is None else None
+            if len(states) == len(hidden) and rule.softcap is None:
+                kept = _less_one(probabilities, token_ids).to(weight.dtype)
             # The next chunk's are made in their place.
-            del logits, logs, probabilities
-        ctx.save_for_backward(hidden, weight, bias, targets, torch.cat(normalizers), torch.cat(entropies), kept)
+            del logs, probabilities
+        ctx.save_for_backward(hidden, weight, bias, targets, torch.cat(entropies), kept)
         ctx.temperature, ctx.chunk, ctx.rule = temperature, chunk, rule
         # What the loss does not use has no gradient: whether zeros came instead, the host would have to wait to see.
         ctx.set_materialize_grads(False)
@@ -113,41 +116,57 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, normalizers, entropies, kept = ctx.saved_tensors
+        hidden, weight, bias, targets, entropies, kept = ctx.saved_tensors
         uses_entropy = gradients[1] is not None
         logprob_gradient, entropy_gradient = (
-            torch.zeros_like(normalizers) if gradient is None else gradient for gradient in gradients
+            torch.zeros_like(entropies) if gradient is None else gradient for gradient in gradients
         )
         wants_weight, wants_bias = ctx.needs_input_grad[1:3]
         hidden_gradients = []
-        wide = normalizers.dtype
-        weight_gradient = torch.zeros_like(weight, dtype=wide) if wants_weight else None
-        bias_gradient = torch.zeros_like(bias, dtype=wide) if wants_bias else None
-        parts = (hidden, targets, normalizers, entropies, logprob_gradient, entropy_gradient)
-        for states, token_ids, normalizer, entropy, upstream, upstream_entropy in zip(
+        weight_gradient = bias_gradient = None
+        parts = (hidden, targets, entropies, logprob_gradient, entropy_gradient)
+        for states, token_ids, entropy, upstream, upstream_entropy in zip(
             *(part.split(ctx.chunk) for part in parts), strict=True
         ):
-            slope: Tensor | float = ctx.rule.scale
+            # Of each target: what its row of `wide`, [targets, vocabulary], is multiplied by.
+            factor = upstream * (-ctx.rule.scale / ctx.temperature)
             if kept is not None and not uses_entropy:
-                gradient = kept * -upstream[:, None]
+                wide = kept
             else:
                 logits = ctx.rule.logits(states, weight, bias)
-                slope = ctx.rule.slope(logits)
-                logs = logits.div_(ctx.temperature).sub_(normalizer[:, None])
-                gradient = logs.exp()
+                slope = None if ctx.rule.softcap is None else ctx.rule.slope(logits).div_(ctx.rule.scale)
+                logs = _log_softmax(logits, ctx.temperature)
                 if uses_entropy:
                     # ∂H/∂z_j = −p_j (log p_j + H)
-                    gradient *= -upstream[:, None] - upstream_entropy[:, None] * (logs + entropy[:, None])
+                    wide = logs.exp() * (upstream[:, None] + upstream_entropy[:, None] * (logs + entropy[:, None]))
+                    wide.scatter_add_(-1, token_ids[:, None], -upstream[:, None])
+                    factor = torch.full_like(upstream, -ctx.rule.scale / ctx.temperature)
                 else:
-                    gradient *= -upstream[:, None]
-            gradient.scatter_add_(-1, token_ids[:, None], upstream[:, None])
-            gradient *= slope / ctx.temperature
-            if bias_gradient is not None:
-                bias_gradient += gradient.sum(0)
-            gradient = gradient.to(weight.dtype)
-            hidden_gradients.append(gradient @ weight)
-            if weight_gradient is not None:
-                weight_gradient += gradient.T @ states
+                    wide = _less_one(logs.exp_(), token_ids)
+                wide = (wide if slope is None else wide.mul_(slope)).to(weight.dtype)
+            hidden_gradients.append(((wide @ weight) * factor[:, None]).to(hidden.dtype))
+            if wants_weight:
+                product = wide.T @ (states * factor[:, None]).to(weight.dtype)
+                weight_gradient = _added(weight_gradient, product, entropies.dtype)
+            if wants_bias:
+                bias_gradient = _added(bias_gradient, wide.T @ factor.to(wide.dtype), entropies.dtype)
         weight_gradient = None if weight_gradient is None else weight_gradient.to(weight.dtype)
         bias_gradient = None if bias_gradient is None else bias_gradient.to(bias.dtype)
         return torch.cat(hidden_gradients), weight_gradient, bias_gradient, None, None
+
+
+def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
+    """Returns log π [targets, vocabulary] of logits that nobody needs afterwards."""
+    return torch.log_softmax(logits if temperature == 1 else logits.div_(temperature), -1)
+
+
+def _less_one(probabilities: Tensor, token_ids: Tensor) -> Tensor:
+    """Subtracts 1 from each target's own probability, in place: a small difference keeps its digits when it is rounded
+    to bfloat16 afterwards."""
+    ones = torch.ones_like(token_ids, dtype=probabilities.dtype)
+    return probabilities.scatter_add_(-1, token_ids[:, None], -ones[:, None])
+
+
+def _added(total: Tensor | None, part: Tensor, dtype: torch.dtype) -> Tensor:
+    """Adds up the chunks' parts in `dtype`; the first one, often the only one, is the total as it is."""
+    return part if total is None else total.to(dtype).add_(part)

@@ -41,7 +41,7 @@ class TreeRow:
     """The trees of a row, which they fill without gaps, and the masks that layers ask for: each is made once."""
 
     def __init__(self, trees: Sequence[Tree], dtype: torch.dtype, device: torch.device):
-        self._trees, self._dtype, self._device = trees, dtype, device
+        self._trees, self._dtype, self._device = trees, kernel_dtype(dtype, device), device
         self._masks: dict[tuple[int, ...], Tensor] = {}
         # The lengths of each tree's prompt and branches; a single branch continues its prompt without a seam.
         self.parts = [
@@ -175,14 +175,21 @@ def tree_attention(
 
 
 def _tree_by_tree(query: Tensor, key: Tensor, value: Tensor, kind: _Kind, row: TreeRow) -> Tensor:
-    pieces = zip(*(tensor.split(row.lengths, dim=2) for tensor in (query, key, value)), strict=True)
+    dtype = kernel_dtype(query.dtype, query.device) if kind.has_kernel else query.dtype
+    pieces = zip(*(tensor.to(dtype).split(row.lengths, dim=2) for tensor in (query, key, value)), strict=True)
     outputs = []
     for index, (parts, piece) in enumerate(zip(row.parts, pieces, strict=True)):
         if len(parts) > 1 and sum(parts) <= MASKED_TOKENS:
             outputs.append(kind.masked(*piece, row.tree_mask(index, kind.window)))
         else:
             outputs.append(_branches(*piece, parts, kind, row))
-    return torch.cat(outputs, dim=2)
+    return torch.cat(outputs, dim=2).to(query.dtype)
+
+
+def kernel_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Returns float32 for bfloat16 on a CPU, where torch's kernel is three to five times as quick in it, backward, and
+    more exact; otherwise `dtype` itself."""
+    return torch.float32 if dtype == torch.bfloat16 and device.type == "cpu" else dtype
 
 
 def _branches(query: Tensor, key: Tensor, value: Tensor, parts: Sequence[int], kind: _Kind, row: TreeRow) -> Tensor:

@@ -63,6 +63,9 @@ def deepspeed_config(learner: LearnerConfig) -> dict[str, Any]:
         # Against fragmentation of a GPU's memory; on a CPU it is a copy of every gradient for nothing.
         "contiguous_gradients": torch.cuda.is_available(),
     }
+    if stage < 3 and not torch.cuda.is_available():
+        # Copies of so few gradients stay in a processor's cache. Larger ones get new memory in every step.
+        zero["reduce_bucket_size"] = 1_000_000
     if learner.hpz_partition_size:
         zero["zero_hpz_partition_size"] = learner.hpz_partition_size
     if learner.offload_optimizer:

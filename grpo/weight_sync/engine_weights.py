@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from grpo.interfaces import Bucket
-from grpo.weight_sync.checksum import bit_sum, placed_sum
+from grpo.weight_sync.checksum import both_sums
 
 
 def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -135,7 +135,7 @@ Facts = list[tuple[int, int]]
 
 
 def _facts(layer: nn.Module) -> Facts:
-    return [(bit_sum(parameter), placed_sum(parameter)) for parameter in layer.parameters()]
+    return [both_sums(parameter) for parameter in layer.parameters()]
 
 
 def _narrow(layer: nn.Module) -> dict[str, Tensor]:

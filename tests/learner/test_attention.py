@@ -89,3 +89,15 @@ def test_softcapped_scores_are_weighed_in_float32_where_the_model_is_in_bfloat16
     weights, _ = attention.tree_attention(torch.nn.Module(), query, key, value, None, **options)
     exact = (50 * (dots.double() / 50).tanh()).softmax(0)
     torch.testing.assert_close(weights[0, -1, 0].double(), exact, rtol=2**-8, atol=1e-6)
+
+
+def test_bfloat16_is_attended_in_float32_on_a_cpu():
+    """Weights are rounded nowhere: the output is the exact one, rounded once."""
+    query, key, value = (tensor.detach() for tensor in drawn(torch.bfloat16)[:3])
+    row = attention.TreeRow(TREES, torch.bfloat16, torch.device("cpu"))
+    output, _ = attention.tree_attention(torch.nn.Module(), query, key, value, None, tree_row=row)
+    row = attention.TreeRow(TREES, torch.float64, torch.device("cpu"))
+    wide = (tensor.double() for tensor in (query, key, value))
+    exact, _ = attention.tree_attention(torch.nn.Module(), *wide, None, tree_row=row)
+    assert output.dtype == torch.bfloat16
+    torch.testing.assert_close(output.double(), exact, rtol=2**-8, atol=1e-6)

@@ -1,4 +1,4 @@
-"""What DeepSpeed is told on GPUs."""
+"""What DeepSpeed is told on GPUs, and on CPUs."""
 
 import pytest
 import torch
@@ -19,6 +19,17 @@ def test_exchange_overlaps_computation_where_deepspeed_allows_it(stage, overlaps
     assert made["zero_optimization"]["overlap_comm"] is overlaps
     # Which it does from stage 2 on, where it leaves gradient accumulation alone.
     assert made["managed_gradient_accumulation"] is False
+
+
+@pytest.mark.parametrize(("stage", "size"), [(0, 1_000_000), (1, 1_000_000), (2, 1_000_000), (3, None)])
+def test_a_cpu_reduces_few_gradients_at_once(stage, size, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    made = engine.deepspeed_config(LearnerConfig(zero_stage=stage))
+    assert made["zero_optimization"].get("reduce_bucket_size") == size
+
+
+def test_a_gpu_reduces_as_many_gradients_at_once_as_deepspeed_chooses(on_gpu):
+    assert "reduce_bucket_size" not in engine.deepspeed_config(LearnerConfig())["zero_optimization"]
 
 
 @pytest.mark.parametrize(("offload", "threads"), [(True, [6]), (False, [])])
