@@ -19,6 +19,7 @@ from grpo.config.placement import placement_table
 from grpo.host import ranks
 from grpo.host.terminal import Terminal
 from grpo.report.summary import facts_table
+from grpo.rollout.engine_arguments import keeps_state
 from grpo.run.price import price, price_rows
 from grpo.types import MachineConstants
 
@@ -27,7 +28,7 @@ GPUS_ELSEWHERE, GIB_ELSEWHERE = 8, 80.0
 # The oldest vLLM whose servers are used.
 SERVERS_SINCE = (0, 32)
 # What transformers' configs call the number of experts.
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 def with_precision(config: TrainConfig) -> TrainConfig:
@@ -89,19 +90,24 @@ def check_spread(config: TrainConfig, path: Path) -> None:
         f"{key} does not divide the {local} learner ranks of a machine: use a divisor of {local}, since an engine's "
         "ranks exchange data in every layer",
     )
-    text = AutoConfig.from_pretrained(path, trust_remote_code=config.model.trust_remote_code).get_text_config()
+    trust = config.model.trust_remote_code
+    text = AutoConfig.from_pretrained(path, trust_remote_code=trust).get_text_config()
+    kinds = {
+        "experts": any(_setting(text, name) for name in EXPERTS),
+        "layers with a state": keeps_state(str(path), trust),
+    }
+    uncompared = [kind for kind, there in kinds.items() if there]
+    require(
+        not uncompared,
+        f"{key}: {path} has {' and '.join(uncompared)}, whose shards cannot be compared with the learner's: use "
+        "rollout=vllm_server with rollout.servers.tensor_parallel",
+    )
     heads = _setting(text, "num_attention_heads") or 1
     shared = _setting(text, "num_key_value_heads") or heads
     require(
         heads % spread == 0 and (shared % spread == 0 or spread % shared == 0),
         f"{key} cannot divide the model's {heads} attention heads, of which {shared} have keys and values: use a "
         "divisor of both",
-    )
-    experts = [name for name in EXPERTS if _setting(text, name)]
-    require(
-        not experts,
-        f"{key}: the shards of experts cannot be compared with the learner's ({path} has {experts[:1]}): use "
-        "rollout=vllm_server with rollout.servers.tensor_parallel",
     )
 
 

@@ -3,8 +3,9 @@
 from importlib import metadata
 
 import pytest
-from transformers import AutoConfig, GPT2Config, LlamaConfig, MixtralConfig
+from transformers import AutoConfig, GPT2Config, LlamaConfig
 
+from benchmarks.small_models import config_of
 from grpo.config import TrainConfig, UserError
 from grpo.run.preflight import check_spread, check_vllm, model_shape, print_tables
 
@@ -82,12 +83,23 @@ def test_an_engine_of_several_ranks_is_refused_where_it_cannot_be(spread, ranks,
         check_spread(config, tmp_path)
 
 
-def test_an_engine_of_several_ranks_has_no_experts(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("model", "kinds"),
+    [
+        ("Mixtral, window", "experts"),
+        ("LFM2", "layers with a state"),
+        ("Mamba 2", "layers with a state"),
+        ("Qwen3.5 (dense text)", "layers with a state"),
+        ("Qwen3-Next", "experts and layers with a state"),
+    ],
+)
+def test_an_engine_of_several_ranks_has_no_shards_that_cannot_be_compared(model, kinds, tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    MixtralConfig(**LLAMA, num_attention_heads=4, num_key_value_heads=4).save_pretrained(tmp_path)
+    config_of(model).save_pretrained(tmp_path)
     config = TrainConfig()
+    check_spread(config, tmp_path)
     config.rollout.tensor_parallel = 2
-    with pytest.raises(UserError, match="the shards of experts cannot be compared"):
+    with pytest.raises(UserError, match=f"has {kinds}, whose shards cannot be compared"):
         check_spread(config, tmp_path)
 
 
