@@ -113,7 +113,11 @@ def check_spread(config: TrainConfig, path: Path) -> None:
 
 def model_shape(path: Path, trust_remote_code: bool = False) -> ModelShape:
     """Computes the sizes of the model at `path` from its config alone, without reading any weights."""
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    return shape_of(AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code), trust_remote_code)
+
+
+def shape_of(config: PretrainedConfig, trust_remote_code: bool = False) -> ModelShape:
+    """Computes the sizes of the model that `config` describes."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     text = config.get_text_config()
