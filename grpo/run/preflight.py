@@ -14,7 +14,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from grpo.algorithm.probe import check_functions
 from grpo.config import TrainConfig
 from grpo.config.errors import UserError, require
-from grpo.config.estimate import ModelShape, batch_table, memory_estimate, offloaded_bytes, optimizer_bytes
+from grpo.config.estimate import (
+    ModelShape,
+    batch_table,
+    engine_weights,
+    memory_estimate,
+    offloaded_bytes,
+    optimizer_bytes,
+)
 from grpo.config.placement import placement_table
 from grpo.host import ranks
 from grpo.host.terminal import Terminal
@@ -176,13 +183,15 @@ def print_tables(config: TrainConfig, path: Path) -> None:
     on_gpu = ranks.on_gpu(config)
     num_gpus = (torch.cuda.device_count() or GPUS_ELSEWHERE) if on_gpu else 0
     places = placement_table(config, ranks.local_world_size(), num_gpus)
+    shape = model_shape(path, config.model.trust_remote_code)
+    share = too_small_a_share(config, shape)
+    require(not share or not torch.cuda.is_available(), share)
     if ranks.rank():
         return
     console, count = Terminal(), ranks.world_size()
     if on_gpu and not torch.cuda.is_available():
         console.print(f"no GPU here: the tables are those of a machine with {num_gpus} GPUs of {GIB_ELSEWHERE:g} GiB")
     console.print(facts_table("Placement", ("what", "where, on this node"), places))
-    shape = model_shape(path, config.model.trust_remote_code)
     header = ("per optimizer step and round", "per rank", f"on {count} rank{'s' * (count > 1)}")
     console.print(facts_table("Batches", header, batch_table(config, count)))
     rows = memory_estimate(config, shape, count, device_gib(config))
@@ -196,6 +205,8 @@ def print_tables(config: TrainConfig, path: Path) -> None:
     if config.learner.offload_states and num_gpus:
         gib = offloaded_bytes(config, shape, count) * ranks.local_world_size() / 2**30
         console.print(f"the learner's states take up to {gib:.0f} GiB of this machine's main memory during sampling")
+    if share:
+        console.print(share, style="yellow", soft_wrap=True)
     if max(sampling, learning) > (free := available_gib(config)):
         lower = "rollout.gpu_memory_fraction" if num_gpus and sampling > learning else "learner.micro_batch_tokens"
         console.print(
@@ -204,6 +215,19 @@ def print_tables(config: TrainConfig, path: Path) -> None:
             "learner.zero_stage=3",
             style="yellow",
         )
+
+
+def too_small_a_share(config: TrainConfig, shape: ModelShape) -> str:
+    """Says so where the share of a GPU that an engine in the learner's process has does not hold its weights, or ""."""
+    gib, fraction = device_gib(config), config.rollout.gpu_memory_fraction
+    weights = engine_weights(config, shape) / 2**30
+    if config.rollout.engine != "vllm" or not gib or weights < fraction * gib:
+        return ""
+    return (
+        f"rollout.gpu_memory_fraction={fraction:g} is {fraction * gib:.1f} GiB of a GPU, and the sampler's weights "
+        f"alone take {weights:.1f}: raise it (up to 0.85 with learner.offload_states=true), or let several ranks "
+        "share an engine by rollout.tensor_parallel"
+    )
 
 
 def _size(gib: float) -> str:
