@@ -1,6 +1,8 @@
 """What pyproject.toml promises, what launch/requirements-*.txt pin, and what this vLLM takes, agree."""
 
 import dataclasses
+import inspect
+import re
 import shutil
 import subprocess
 import tomllib
@@ -98,6 +100,31 @@ def test_this_vllm_knows_every_argument_of_an_engine_in_process():
         **sampling_arguments(SamplingConfig(), [2], 7), output_kind=RequestOutputKind.FINAL_ONLY, flat_logprobs=True
     )
     assert (made.seed, made.logprobs, made.flat_logprobs) == (7, 0, True)
+
+
+def test_this_vllm_takes_every_call_of_an_engine_in_process():
+    from vllm import LLM
+    from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm.v1.worker import worker_base
+
+    from grpo.weight_sync.vllm_receiver import WeightReceiver
+
+    def taken(method, *arguments, **named):
+        return inspect.signature(method).bind(None, *arguments, **named)
+
+    taken(LLM.sleep, level=2)
+    taken(LLM.wake_up, ["weights"])
+    taken(LLM.collective_rpc, "receive_bucket", args=([],))
+    taken(LLM.apply_model, print)
+    taken(LLM.reset_prefix_cache)
+    taken(LLMEngine.add_request, "0/1", {"prompt_token_ids": [3]}, None)
+    taken(LLMEngine.step)
+    taken(LLMEngine.has_unfinished_requests)
+    # vLLM refuses an extension of its worker that has a name of the worker's own.
+    folder = Path(worker_base.__file__).parent
+    methods = re.findall(r"^    def (\w+)", (folder / "gpu_worker.py").read_text(), re.MULTILINE)
+    own = {name for name in dir(WeightReceiver) if not name.startswith("__")}
+    assert own.isdisjoint({*methods, *dir(worker_base.WorkerBase)}) and "sleep" in methods
 
 
 def test_this_vllm_knows_every_flag_of_a_server():

@@ -1,7 +1,9 @@
 # What the scripts beside this one share; each of them sources it from the repository's root.
 # OUT is the folder for logs and numbers, SITE the one for packages that the machine lacks, PYTHON the machine's own.
+# CALL_SECONDS is how long a call may take; the limits of its steps, written for 480, are shares of it.
 set -u
-: "${OUT:?set OUT to a folder for logs and numbers}" "${SITE:=/tmp/grpo-site}" "${PYTHON:=python3}" "${DEVICE:=cuda}"
+: "${OUT:?set OUT to a folder for logs and numbers}" "${SITE:=/tmp/grpo-site}" "${PYTHON:=python3}" "${DEVICE:=cuda}" \
+  "${CALL_SECONDS:=480}"
 WORK=/tmp/grpo-airgapped
 mkdir -p "$OUT" "$SITE" "$WORK"
 export PYTHONPATH="$PWD:$SITE" PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1
@@ -17,9 +19,9 @@ unpack() {
   cat $parts | tar -xJ -C "$SITE"
 }
 
-# step NAME SECONDS COMMAND...: runs it so long at most. Its output is in OUT/NAME.log, its end is printed here.
+# step NAME SECONDS COMMAND...: runs it so long at most, of 480. Its output is in OUT/NAME.log, its end is printed here.
 step() {
-  local name=$1 seconds=$2 begun=$SECONDS code=0
+  local name=$1 seconds=$(($2 * CALL_SECONDS / 480)) begun=$SECONDS code=0
   shift 2
   timeout -k 10 "$seconds" "$@" >"$OUT/$name.log" 2>&1 || code=$?
   tail -n 40 "$OUT/$name.log"

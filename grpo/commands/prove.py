@@ -62,7 +62,6 @@ def run(words: Sequence[str] = ()) -> int:
     from grpo.prove import computation, exchange, learning, link, losing, sampling
     from grpo.prove.bench import Bench
     from grpo.prove.record import write_record
-    from grpo.run import preflight
     from grpo.telemetry.code import write_code
 
     # What runs in processes of its own comes before engines take this one's memory.
@@ -84,7 +83,9 @@ def run(words: Sequence[str] = ()) -> int:
     bench.build()
     device = torch.cuda.get_device_name(bench.device) if bench.device.type == "cuda" else "CPU"
     about = {"device": device, "size": size, "words": overrides}
-    about["parameters"] = preflight.model_shape(bench.path).parameters
+    about["parameters"] = bench.shape.parameters
+    if added := bench.overrides[1 + len(overrides) :]:
+        say(f"grpo: {' '.join(added)}, for which this GPU has memory")
     there = [name for name in chosen if name not in NEED_VLLM or find_spec("vllm")]
     measures = [measure for name in parts if name in there for measure in parts[name]]
     measures += [engines[name] for name in engines if name in there]

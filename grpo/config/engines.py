@@ -145,8 +145,8 @@ class RolloutConfig:
     refill: RefillConfig = field(default_factory=RefillConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     # So many learner ranks are one vLLM engine, which spreads the model over their GPUs, for models that no single GPU
-    # samples well (vLLM: tensor_parallel_size). It divides the ranks of a machine. Servers have
-    # rollout.servers.tensor_parallel.
+    # samples well (vLLM: tensor_parallel_size). It divides the ranks of a machine. Models with experts, or with layers
+    # that keep a state, need servers, which have rollout.servers.tensor_parallel.
     tensor_parallel: int = 1
     # The sampler holds its weights in this precision; the learner's are cast to it. auto chooses as learner.precision.
     precision: str = "auto"

@@ -77,7 +77,8 @@ def memory_estimate(
     rows += [(name, 0.0, amount) for name, amount in passes]
     if config.rollout.engine == "vllm" and gpu_gib:
         # It fills its share with the cache, and sleeps while the learner works.
-        rows.append(("sampler: weights and KV cache", config.rollout.gpu_memory_fraction * gpu_gib * GIB, 0.0))
+        share, weights = config.rollout.gpu_memory_fraction * gpu_gib * GIB, engine_weights(config, shape)
+        rows += [("sampler weights", weights, 0.0), ("sampler's KV cache and graphs", share - weights, 0.0)]
     elif config.rollout.engine != "vllm_server":
         # Servers have devices of their own.
         rows += [(name, amount, amount) for name, amount in _sampler(config, shape, world_size)]
@@ -86,6 +87,11 @@ def memory_estimate(
         rows.append(("runtime and CUDA graphs", RUNTIME_GIB * GIB, RUNTIME_GIB * GIB))
     in_gib = [(name, sampling / GIB, learning / GIB) for name, sampling, learning in rows]
     return [*in_gib, ("in all", sum(row[1] for row in in_gib), sum(row[2] for row in in_gib))]
+
+
+def engine_weights(config: TrainConfig, shape: ModelShape) -> float:
+    """Returns the bytes of one rank's part of the weights of an engine in the learner's process."""
+    return BYTES[config.rollout.precision] * shape.parameters / config.rollout.tensor_parallel
 
 
 def offloaded_bytes(config: TrainConfig, shape: ModelShape, world_size: int) -> float:
@@ -151,7 +157,7 @@ def _sampler(config: TrainConfig, shape: ModelShape, world_size: int) -> list[tu
     size = BYTES[rollout.precision]
     cache = 2 * shape.layers * shape.key_value_width * size
     return [
-        ("sampler weights", size * shape.parameters / rollout.tensor_parallel),
+        ("sampler weights", engine_weights(config, shape)),
         (f"KV cache in use by {concurrent:,} completions", cache * concurrent * config.model.max_length),
     ]
 

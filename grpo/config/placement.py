@@ -43,6 +43,11 @@ def placement_table(config: TrainConfig, local_ranks: int, num_gpus: int) -> lis
     if not num_gpus:
         rows = [("learner ranks", f"{local_ranks} × CPU")]
         return rows + ([("vLLM servers", f"{count} × CPU")] if count else [])
+    require(
+        local_ranks <= num_gpus,
+        f"{local_ranks} learner ranks on this machine want a GPU each, and there are {num_gpus}: set "
+        f"hardware.ranks_per_node={num_gpus}, or what torchrun calls --nproc-per-node",
+    )
     taken = [gpu for index in range(count) for gpu in server_gpus(config, index)]
     if taken and max(taken) >= num_gpus:
         raise UserError(

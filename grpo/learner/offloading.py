@@ -39,6 +39,8 @@ class MainMemory:
         }
         # On a CPU a storage that is mapped from a file belongs to nobody here.
         freed = [storage for storage in storages.values() if storage.resizable()]
+        # ZeRO reduces and gathers in streams of its own, and the copies below wait for none of them.
+        self._wait()
         for storage in freed:
             copies = list(self._room(storage.nbytes()))
             for part, copy in _pairs(storage, copies):

@@ -17,11 +17,13 @@ from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from grpo.algorithm.batches import BatchMaker
 from grpo.config import TrainConfig
+from grpo.config.estimate import ModelShape
 from grpo.config.hydra import compose_config
 from grpo.host import ranks
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.models import tiny
+from grpo.prove.room import ROWS, Room, fitting_rows, lacking
 from grpo.prove.sizes import SIZES, Shape, check_size, words_of
 from grpo.run import preflight
 from grpo.types import Batch, Completion, Grade, Problem, Prompt, RolloutGroup, RoundPlan, ScoredGroup
@@ -49,13 +51,36 @@ class Bench:
     """Engines start when a part first needs them, and serve all parts after it."""
 
     def __init__(self, size: str, folder: Path, overrides: list[str], device: str = "auto"):
-        """`overrides` are words of a run's configuration. Raises UserError for a size that there is not."""
+        """`overrides` are words of a run's configuration. On a GPU, rows that fit into what is free are added.
+        Raises UserError for a size that there is not."""
         check_size(size)
         self.size_name, self.size, self.folder, self.path = size, SIZES[size], folder, folder / f"model-{size}"
         self.overrides = [f"device={device}", *overrides]
         self.words = words_of(self.size, self.path, self.overrides)
         self.config: TrainConfig = preflight.with_precision(compose_config(self.words))
         self.device = ranks.device(self.config)
+        if self.room is not None and not any(word.startswith(f"{ROWS}=") for word in overrides):
+            rows = fitting_rows(self.config, self.shape, ranks.world_size(), self.room)
+            if rows and rows != self.config.learner.micro_batch_tokens:
+                self.overrides.append(f"{ROWS}={rows}")
+                self.words = words_of(self.size, self.path, self.overrides)
+                self.config.learner.micro_batch_tokens = rows
+
+    @cached_property
+    def shape(self) -> ModelShape:
+        return preflight.shape_of(config_of(self.size.shape))
+
+    @cached_property
+    def room(self) -> Room | None:
+        """The memory of this rank's GPU as it is before any engine starts; None on a CPU."""
+        if self.device.type != "cuda":
+            return None
+        return Room(preflight.device_gib(self.config), preflight.available_gib(self.config))
+
+    def lacking(self, steps: bool) -> str:
+        """Says what is lacking on this rank's GPU for a learner and an engine; "" where nothing. With `steps` the
+        learner takes some."""
+        return lacking(self.config, self.shape, self.room, steps) if self.room else ""
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:

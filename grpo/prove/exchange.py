@@ -39,6 +39,8 @@ class Flipping:
 
 def sync(bench: Bench) -> Report:
     """Refreshes the sampler, also over a way on which a bit is flipped, and compares log-probabilities."""
+    if needs := bench.lacking(steps=False):
+        return Report([Fact("sync", "refresh, checked", None, needs=needs)])
     learner, sampler, config = bench.learner, bench.sampler, bench.config
     checked = CheckedSync.of(config)
     number = {"bfloat16": 2, "float32": 4}[config.rollout.precision]
@@ -51,12 +53,15 @@ def sync(bench: Bench) -> Report:
         noticed = 1.0
     checked.refresh(learner, sampler)
     groups = sampler.generate(bench.prompts(), 2)
+    # In turn, as in a run: the learner has the memory of what sleeps.
+    sampler.sleep()
     gaps = [
         abs(sampled - own)
         for group, logprobs in zip(groups, learner.logprobs(groups), strict=True)
         for completion, learned in zip(group.completions, logprobs, strict=True)
         for sampled, own in zip(completion.sampler_logprobs, learned.tolist(), strict=True)
     ]
+    checked.refresh(learner, sampler)
     float32 = config.learner.precision == config.rollout.precision == "float32"
     allowed = FLOAT32_MISMATCH if float32 else ROUNDED_MISMATCH
     # A second, and as long as reading and writing all weights ten times takes.
@@ -71,6 +76,8 @@ def sync(bench: Bench) -> Report:
 
 def whole_round(bench: Bench) -> Report:
     """Runs `grpo train` for a few rounds. Its engines are others, so those of the bench must not be started before."""
+    if needs := bench.lacking(steps=True):
+        return Report([Fact("round", "rounds finished", None, needs=needs)])
     bench.build()
     output = bench.folder / "round"
     shutil.rmtree(output, ignore_errors=True)

@@ -63,16 +63,15 @@ def _lacking(bench: Bench, words: Sequence[str], num_ranks: int) -> str:
     if bench.device.type != "cuda":
         return ""
     other = Bench(bench.size_name, bench.folder, [*bench.overrides, *words])
-    needed, there = estimated_gib(other, num_ranks) + RUNTIME_GIB, preflight.device_gib(other.config)
-    return f"needs {needed:.0f} GiB of a GPU, which has {there:.0f}" if needed > there else ""
+    needed, there = estimated_gib(other, num_ranks) + RUNTIME_GIB, other.room.free_gib
+    return f"needs {needed:.0f} GiB of a GPU, of which {there:.0f} are free" if needed > there else ""
 
 
 def estimated_gib(bench: Bench, num_ranks: int) -> float:
     """Returns what `memory_estimate` says that a learner's tensors take, without a sampler and without CUDA itself."""
-    bench.build()
     alone = replace(bench.config, rollout=replace(bench.config.rollout, engine="vllm_server"))
     gib = preflight.device_gib(alone)
-    estimate = memory_estimate(alone, preflight.model_shape(bench.path), num_ranks, gib)[-1][2]
+    estimate = memory_estimate(alone, bench.shape, num_ranks, gib)[-1][2]
     return estimate - (RUNTIME_GIB if gib else 0.0)
 
 

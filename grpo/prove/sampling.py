@@ -11,7 +11,6 @@ from grpo.prove.apart import measured_apart
 from grpo.prove.bench import Bench
 from grpo.prove.facts import SLOW, Fact, Report
 from grpo.prove.memory import GIB
-from grpo.run import preflight
 from grpo.types import Completion, RolloutGroup
 
 # What is asked of a GPU: the share of its memory's bandwidth that decoding uses.
@@ -31,13 +30,15 @@ def without_graphs(bench: Bench) -> Report:
 
 def sampler(bench: Bench) -> Report:
     """Samples a round and parts of one, and holds the round against the time that reading weights and cache takes."""
+    if needs := bench.lacking(steps=False):
+        return Report([Fact("sampler", "tokens at once", None, needs=needs)])
     size, facts, speeds = bench.size, [], []
     for num_prompts in sorted({1, max(1, size.prompts // 4), size.prompts}):
         seconds, completions = _sampled(bench, num_prompts)
         tokens = sum(len(completion.token_ids) for completion in completions)
         speeds.append((len(completions), tokens / seconds))
         facts.append(Fact("sampler", f"{len(completions):,} completions at once", tokens / seconds, "tokens/s"))
-    shape = preflight.model_shape(bench.path)
+    shape = bench.shape
     number = {"bfloat16": 2, "float32": 4}[bench.config.rollout.precision]
     length = size.prompt_tokens + tokens / len(completions) / 2
     cache = 2 * shape.layers * shape.key_value_width * number * length * len(completions)

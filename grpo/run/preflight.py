@@ -14,11 +14,19 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from grpo.algorithm.probe import check_functions
 from grpo.config import TrainConfig
 from grpo.config.errors import UserError, require
-from grpo.config.estimate import ModelShape, batch_table, memory_estimate, offloaded_bytes, optimizer_bytes
+from grpo.config.estimate import (
+    ModelShape,
+    batch_table,
+    engine_weights,
+    memory_estimate,
+    offloaded_bytes,
+    optimizer_bytes,
+)
 from grpo.config.placement import placement_table
 from grpo.host import ranks
 from grpo.host.terminal import Terminal
 from grpo.report.summary import facts_table
+from grpo.rollout.engine_arguments import keeps_state
 from grpo.run.price import price, price_rows
 from grpo.types import MachineConstants
 
@@ -27,7 +35,7 @@ GPUS_ELSEWHERE, GIB_ELSEWHERE = 8, 80.0
 # The oldest vLLM whose servers are used.
 SERVERS_SINCE = (0, 32)
 # What transformers' configs call the number of experts.
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 def with_precision(config: TrainConfig) -> TrainConfig:
@@ -89,7 +97,18 @@ def check_spread(config: TrainConfig, path: Path) -> None:
         f"{key} does not divide the {local} learner ranks of a machine: use a divisor of {local}, since an engine's "
         "ranks exchange data in every layer",
     )
-    text = AutoConfig.from_pretrained(path, trust_remote_code=config.model.trust_remote_code).get_text_config()
+    trust = config.model.trust_remote_code
+    text = AutoConfig.from_pretrained(path, trust_remote_code=trust).get_text_config()
+    kinds = {
+        "experts": any(_setting(text, name) for name in EXPERTS),
+        "layers with a state": keeps_state(str(path), trust),
+    }
+    uncompared = [kind for kind, there in kinds.items() if there]
+    require(
+        not uncompared,
+        f"{key}: {path} has {' and '.join(uncompared)}, whose shards cannot be compared with the learner's: use "
+        "rollout=vllm_server with rollout.servers.tensor_parallel",
+    )
     heads = _setting(text, "num_attention_heads") or 1
     shared = _setting(text, "num_key_value_heads") or heads
     require(
@@ -97,17 +116,15 @@ def check_spread(config: TrainConfig, path: Path) -> None:
         f"{key} cannot divide the model's {heads} attention heads, of which {shared} have keys and values: use a "
         "divisor of both",
     )
-    experts = [name for name in EXPERTS if _setting(text, name)]
-    require(
-        not experts,
-        f"{key}: the shards of experts cannot be compared with the learner's ({path} has {experts[:1]}): use "
-        "rollout=vllm_server with rollout.servers.tensor_parallel",
-    )
 
 
 def model_shape(path: Path, trust_remote_code: bool = False) -> ModelShape:
     """Computes the sizes of the model at `path` from its config alone, without reading any weights."""
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    return shape_of(AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code), trust_remote_code)
+
+
+def shape_of(config: PretrainedConfig, trust_remote_code: bool = False) -> ModelShape:
+    """Computes the sizes of the model that `config` describes."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     text = config.get_text_config()
@@ -166,13 +183,15 @@ def print_tables(config: TrainConfig, path: Path) -> None:
     on_gpu = ranks.on_gpu(config)
     num_gpus = (torch.cuda.device_count() or GPUS_ELSEWHERE) if on_gpu else 0
     places = placement_table(config, ranks.local_world_size(), num_gpus)
+    shape = model_shape(path, config.model.trust_remote_code)
+    share = too_small_a_share(config, shape)
+    require(not share or not torch.cuda.is_available(), share)
     if ranks.rank():
         return
     console, count = Terminal(), ranks.world_size()
     if on_gpu and not torch.cuda.is_available():
         console.print(f"no GPU here: the tables are those of a machine with {num_gpus} GPUs of {GIB_ELSEWHERE:g} GiB")
     console.print(facts_table("Placement", ("what", "where, on this node"), places))
-    shape = model_shape(path, config.model.trust_remote_code)
     header = ("per optimizer step and round", "per rank", f"on {count} rank{'s' * (count > 1)}")
     console.print(facts_table("Batches", header, batch_table(config, count)))
     rows = memory_estimate(config, shape, count, device_gib(config))
@@ -186,6 +205,8 @@ def print_tables(config: TrainConfig, path: Path) -> None:
     if config.learner.offload_states and num_gpus:
         gib = offloaded_bytes(config, shape, count) * ranks.local_world_size() / 2**30
         console.print(f"the learner's states take up to {gib:.0f} GiB of this machine's main memory during sampling")
+    if share:
+        console.print(share, style="yellow", soft_wrap=True)
     if max(sampling, learning) > (free := available_gib(config)):
         lower = "rollout.gpu_memory_fraction" if num_gpus and sampling > learning else "learner.micro_batch_tokens"
         console.print(
@@ -194,6 +215,19 @@ def print_tables(config: TrainConfig, path: Path) -> None:
             "learner.zero_stage=3",
             style="yellow",
         )
+
+
+def too_small_a_share(config: TrainConfig, shape: ModelShape) -> str:
+    """Says so where the share of a GPU that an engine in the learner's process has does not hold its weights, or ""."""
+    gib, fraction = device_gib(config), config.rollout.gpu_memory_fraction
+    weights = engine_weights(config, shape) / 2**30
+    if config.rollout.engine != "vllm" or not gib or weights < fraction * gib:
+        return ""
+    return (
+        f"rollout.gpu_memory_fraction={fraction:g} is {fraction * gib:.1f} GiB of a GPU, and the sampler's weights "
+        f"alone take {weights:.1f}: raise it (up to 0.85 with learner.offload_states=true), or let several ranks "
+        "share an engine by rollout.tensor_parallel"
+    )
 
 
 def _size(gib: float) -> str:

@@ -65,8 +65,8 @@ def both_sums(tensor: Tensor) -> tuple[int, int]:
 def _row_sums(rows: Tensor, by_column: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the sum and the weighed sum of each row, [rows] int64.
 
-    A few rows are widened at a time: few enough for the
-    processor's cache, and so many that threads which sleep between them (see `grpo.host.environment`) are seldom woken.
+    A few rows are widened at a time: few enough for the processor's cache, and so many that threads which sleep between
+    them (see `grpo.host.environment`) are seldom woken.
     """
     import torch
 

@@ -115,6 +115,30 @@ def test_a_gpu_is_shared_in_turn_as_counted_by_hand(recipe):
     assert max(total[1:]) < GPU_GIB
 
 
+def test_an_engine_of_several_ranks_and_states_that_leave_are_counted_by_hand():
+    # Qwen2.5-14B on eight GPUs under ZeRO-3, an engine for four of them.
+    shape = ModelShape(14_770_033_664, 48, 5120, 13_824, 152_064, 5120, 1024)
+    words = ["learner.zero_stage=3", "learner.offload_states=true", "learner.gradient_checkpointing=true"]
+    words += ["rollout.tensor_parallel=4", "rollout.gpu_memory_fraction=0.85", "learner.micro_batch_tokens=8192"]
+    words += ["dynamics.prompts_per_step=64", "dynamics.group_size=8", "rollout.sampling.max_tokens=1024"]
+    words += ["task.prompt.max_tokens=256", "model.max_length=1280"]
+    chosen = compose_config(["experiment=bigmath_qwen2_5_7b", *words])
+    chosen.learner.precision = chosen.rollout.precision = "bfloat16"
+    chosen.objective.kl.coefficient = 0.0
+    *rows, total = memory_estimate(chosen, shape, 8, GPU_GIB)
+    # In GiB. While sampling the engine's 0.85 of the GPU, 67.7, and 1.5 of runtime: no state is left.
+    assert total[1] == pytest.approx(67.7 + 1.5, abs=0.1)
+    # While learning an eighth of the weights 3.4, gradients 6.9 and optimizer 20.6; of 8,192 tokens inputs 3.8 and one
+    # layer 1.7; logits 7.0 of 4,096; the output layer's gradient 4.4; gathered 4.8; a bucket 0.9; runtime 1.5.
+    assert total[2] == pytest.approx(3.4 + 6.9 + 20.6 + 3.8 + 1.7 + 7.0 + 4.4 + 4.8 + 0.9 + 1.5, rel=0.03)
+    # Of the engine's share a quarter of the weights, and the rest is cache.
+    engine = {name: sampling for name, sampling, _ in rows if name.startswith("sampler")}
+    assert engine["sampler weights"] == pytest.approx(6.9, abs=0.1)
+    assert engine["sampler's KV cache and graphs"] == pytest.approx(67.7 - 6.9, abs=0.1)
+    # Main memory has what is away: 30.9 of each rank.
+    assert offloaded_bytes(chosen, shape, 8) / 2**30 == pytest.approx(30.9, abs=0.1)
+
+
 def test_an_optimizer_in_main_memory_takes_none_of_a_gpu():
     chosen = config()
     with_optimizer = memory_estimate(chosen, SEVEN_B, 1, GPU_GIB)[-1]

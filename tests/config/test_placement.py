@@ -36,3 +36,5 @@ def test_what_does_not_fit_is_refused_with_the_way_to_mend_it():
         placement_table(config(), 4, 6)
     with pytest.raises(UserError, match=r"GPU of the 5 learner ranks \(0 to 4\): set it to 5"):
         placement_table(config(), 5, 16)
+    with pytest.raises(UserError, match=r"8 learner ranks on this machine want a GPU each, and there are 4: set hardw"):
+        placement_table(config(engine="vllm"), 8, 4)

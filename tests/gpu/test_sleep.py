@@ -21,6 +21,8 @@ def test_sleep_frees_cache_and_weights_until_the_next_refresh(tmp_path):
     config, device = TrainConfig(device="cuda"), torch.device("cuda", 0)
     config.learner.precision = config.rollout.precision = "bfloat16"
     config.model.max_length, config.rollout.gpu_memory_fraction = 64, 0.2
+    # Graphs and their compilation are in test_engines.py.
+    config.rollout.enforce_eager = True
     config.rollout.sampling = SamplingConfig(max_tokens=12)
     model = tiny_llama(tmp_path)
     tiny_tokenizer().save_pretrained(model)

@@ -66,3 +66,17 @@ def test_tensors_of_another_device_stay():
     elsewhere, memory = torch.zeros(3, device="meta"), MainMemory(CPU)
     memory.take([elsewhere])
     assert elsewhere.untyped_storage().nbytes() == 12
+
+
+def test_what_another_stream_still_writes_leaves_once_it_is_written():
+    value = torch.zeros(100)
+
+    class Streams(MainMemory):
+        def _wait(self):
+            if value.untyped_storage().nbytes():
+                value.fill_(7.0)
+
+    memory = Streams(CPU)
+    memory.take([value])
+    memory.give_back()
+    assert memory._chunks[0].view(torch.float32)[0] == 7.0

@@ -1,12 +1,16 @@
 """What is told before anything starts, of models that name their sizes differently."""
 
+from dataclasses import replace
 from importlib import metadata
 
 import pytest
-from transformers import AutoConfig, GPT2Config, LlamaConfig, MixtralConfig
+import torch
+from transformers import AutoConfig, GPT2Config, LlamaConfig
 
+from benchmarks.small_models import config_of
 from grpo.config import TrainConfig, UserError
-from grpo.run.preflight import check_spread, check_vllm, model_shape, print_tables
+from grpo.run import preflight
+from grpo.run.preflight import check_spread, check_vllm, model_shape, print_tables, too_small_a_share
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
 
@@ -82,12 +86,23 @@ def test_an_engine_of_several_ranks_is_refused_where_it_cannot_be(spread, ranks,
         check_spread(config, tmp_path)
 
 
-def test_an_engine_of_several_ranks_has_no_experts(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("model", "kinds"),
+    [
+        ("Mixtral, window", "experts"),
+        ("LFM2", "layers with a state"),
+        ("Mamba 2", "layers with a state"),
+        ("Qwen3.5 (dense text)", "layers with a state"),
+        ("Qwen3-Next", "experts and layers with a state"),
+    ],
+)
+def test_an_engine_of_several_ranks_has_no_shards_that_cannot_be_compared(model, kinds, tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    MixtralConfig(**LLAMA, num_attention_heads=4, num_key_value_heads=4).save_pretrained(tmp_path)
+    config_of(model).save_pretrained(tmp_path)
     config = TrainConfig()
+    check_spread(config, tmp_path)
     config.rollout.tensor_parallel = 2
-    with pytest.raises(UserError, match="the shards of experts cannot be compared"):
+    with pytest.raises(UserError, match=f"has {kinds}, whose shards cannot be compared"):
         check_spread(config, tmp_path)
 
 
@@ -110,3 +125,25 @@ def test_sizes_are_found_where_layers_differ_and_where_there_is_no_attention(tmp
     assert (mixed.query_width, mixed.key_value_width, mixed.inner_width) == (32, 16, 48)
     spaces = shape("mamba2", num_heads=8, head_dim=8, n_groups=2, state_size=8)
     assert (spaces.width, spaces.layers, spaces.query_width) == (32, 2, 64)
+
+
+def test_a_share_of_a_gpu_that_does_not_hold_the_samplers_weights_is_told(tmp_path, monkeypatch, capsys):
+    LlamaConfig(**LLAMA, num_attention_heads=4, num_key_value_heads=4).save_pretrained(tmp_path)
+    # 32.8 B parameters take 61 GiB in bfloat16, and 0.4 of 79.6 GiB is 31.8.
+    large = replace(model_shape(tmp_path), parameters=32_763_876_352)
+    monkeypatch.setattr(preflight, "model_shape", lambda *arguments: large)
+    monkeypatch.setattr(preflight, "device_gib", lambda config: 79.6)
+    config = TrainConfig(device="cuda")
+    config.learner.precision = config.rollout.precision = "bfloat16"
+    config.rollout.gpu_memory_fraction, told = 0.4, "is 31.8 GiB of a GPU, and the sampler's weights alone take 61.0"
+    # The GPU of another machine may be a larger one.
+    print_tables(config, tmp_path)
+    assert told in capsys.readouterr().out
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UserError, match=told):
+        print_tables(config, tmp_path)
+    config.rollout.tensor_parallel = 2
+    assert too_small_a_share(config, large) == ""
+    config.rollout.tensor_parallel, config.rollout.engine = 1, "vllm_server"
+    assert too_small_a_share(config, large) == ""
