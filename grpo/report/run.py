@@ -47,7 +47,7 @@ def write_report(output: Path, exported: Path | None, console: Terminal | None =
     findings = diagnose(log)
     # A few rounds without a finding prove nothing.
     if findings or len(metrics) >= FEWEST_POINTS:
-        print_findings(findings, console)
+        print_findings(findings, log, console)
     # A run that went back to an earlier policy has a new and shorter curve since then.
     if len(log.history) >= FEWEST_POINTS:
         write_page(analysed(log, output), findings, output, console)
