@@ -24,7 +24,7 @@ from grpo.dynamics.evidence import window_length
 from grpo.dynamics.identify import Identification, identify
 from grpo.dynamics.laws import History
 from grpo.dynamics.run_log import RunLog
-from grpo.dynamics.thresholds import RADII
+from grpo.dynamics.thresholds import sample_and_hold_radius
 from grpo.report.comparison import Comparison, Reproduction, Row
 from grpo.report.logs import read_log
 from grpo.types import Interval
@@ -123,13 +123,13 @@ def known(stiffness: Interval) -> bool:
     return 0 < stiffness.high <= KNOWN_TO * stiffness.low
 
 
-def critical_interval(kind: str, stiffness: float) -> int | None:
+def critical_interval(stiffness: float) -> int | None:
     """Returns the smallest refresh interval τ at which training is predicted to be unstable at this stiffness.
 
     Unstable means that deviations grow from round to round. Returns None when there is none up to `LARGEST_INTERVAL`.
     """
     ladder = np.unique(np.round(np.geomspace(1, LARGEST_INTERVAL, 200)).astype(int))
-    return next((int(tau) for tau in ladder if RADII[kind](MOMENTUM, stiffness, int(tau)) > 1), None)
+    return next((int(tau) for tau in ladder if sample_and_hold_radius(MOMENTUM, stiffness, int(tau)) > 1), None)
 
 
 def _predictions(fits: Sequence[Identification]) -> Comparison:
@@ -137,7 +137,7 @@ def _predictions(fits: Sequence[Identification]) -> Comparison:
     for index, fit in enumerate(fits):
         kappa = fit.stiffness
         printed = [(1 - MOMENTUM) / value for value in (kappa.value, kappa.high, kappa.low)]
-        held = [critical_interval("sample_and_hold", value) for value in (kappa.value, kappa.high, kappa.low)]
+        held = [critical_interval(value) for value in (kappa.value, kappa.high, kappa.low)]
         rows.append(Row(f"seed {index}: stiffness κ", "measured", str(kappa)))
         rows.append(Row(f"seed {index}: printed bound τ = (1−μ)/κ", "derived from κ", _between(printed)))
         rows.append(Row(f"seed {index}: sample and hold loses stability at τ", "derived from κ", _between(held)))
@@ -172,7 +172,7 @@ def _remarks(sweep: Sweep, fits: Sequence[Identification], ends: dict) -> tuple[
     if not fits:
         return (boundary, "the curves at τ = 1 do not show a stiffness, so no threshold is predicted")
     lowest, highest = min(fit.stiffness.low for fit in fits), max(fit.stiffness.high for fit in fits)
-    exact = [critical_interval("sample_and_hold", kappa) or LARGEST_INTERVAL for kappa in (highest, lowest)]
+    exact = [critical_interval(kappa) or LARGEST_INTERVAL for kappa in (highest, lowest)]
     printed = [(1 - MOMENTUM) / kappa for kappa in (highest, lowest)]
     return (
         boundary,
