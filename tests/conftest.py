@@ -31,7 +31,7 @@ def pytest_unconfigure(config):
 
 # Dearest first, so that two files at a time end together.
 LONG = (
-    *("test_servers", "test_run", "test_prove", "test_learner", "test_identify", "test_architectures"),
+    *("test_servers", "test_run", "test_learner", "test_identify", "test_architectures", "test_prove"),
     *("test_partition", "test_family_partition", "test_resume", "test_solve_rates", "test_model_classes"),
     *("test_sweep", "test_contrast", "test_diagnostics", "test_adaptive", "test_hydra"),
 )

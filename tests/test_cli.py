@@ -190,6 +190,7 @@ def test_a_dry_run_needs_no_weights_and_no_gpu_and_checks_the_reward(tmp_path, c
     assert "has no model.safetensors" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_dry_run_counts_prompts_as_the_model_is_computed(tmp_path, capsys):
     def packed_tokens(name):
         model = model_folder(tmp_path / name, name, weights=True)

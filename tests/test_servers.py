@@ -1,6 +1,7 @@
 """Runs from the command line with vLLM servers beside the learner: the same samples, lost servers, no orphans."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from benchmarks.runs import QUIET, SMALL, command, facts, free_ports, rows, stre
 from grpo.config.placement import KEY_VARIABLE
 from grpo.launch.seats import SERVER_PORTS
 from tests import warm
+from tests.forked_servers import launcher
 from tests.runs import grpo
 
 pytestmark = pytest.mark.slow
@@ -24,21 +26,16 @@ pytestmark = pytest.mark.slow
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
-def servers_of(output):
-    """Every process of the run's servers that lives: the wrappers, vLLM's own, and their children."""
-    processes = []
-    for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        if "grpo.host.tether" in words and any(str(output) in opened for opened in logs(process)):
-            processes += [process, *process.children(recursive=True)]
-    return processes
+def processes_of(output):
+    """Every process of the run that lives: those whose output goes to a log in its folder."""
+    return [process for process in psutil.process_iter() if str(output) in log_of(process)]
 
 
-def logs(process):
+def log_of(process):
     try:
-        return [os.readlink(f"/proc/{process.pid}/fd/1")]
+        return os.readlink(f"/proc/{process.pid}/fd/1")
     except OSError:
-        return []
+        return ""
 
 
 def gone(processes, seconds=30):
@@ -183,7 +180,8 @@ class Launched:
         self.output = output
         machines = ["hardware=two_nodes", "hardware.shell=here", "hardware.ranks_per_node=2"]
         ports = [f"hardware.first_port={free_ports(SERVER_PORTS + 2)}", "rollout.servers.replicas=2"]
-        words = command("launch", *SMALL, *QUIET, *machines, *ports, *overrides, f"output_dir={output}")
+        grpo = [sys.executable, launcher(output.parent)]
+        words = [*grpo, "launch", *SMALL, *QUIET, *machines, *ports, *overrides, f"output_dir={output}"]
         self.process = subprocess.Popen(
             words, env=ONE_THREAD | variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -202,17 +200,9 @@ class Launched:
         return rows(self.output / "metrics.jsonl")[-1]["step"]
 
     def engine(self, number):
-        """Server `number`'s wrapper, and the process that computes."""
-        wrappers = {
-            process for process in servers_of(self.output) if {"grpo.host.tether", "--port"} <= {*process.cmdline()}
-        }
-        wrapper = sorted(wrappers, key=lambda process: process.cmdline()[process.cmdline().index("--port") + 1])[number]
-        below = wrapper.children(recursive=True)
-        return next(
-            process
-            for process in below
-            if "EngineCore" in process.name() or "EngineCore" in " ".join(process.cmdline())
-        )
+        """The process of server `number` that computes, as its log has it."""
+        log = sorted((self.output / "logs").glob("server-*.log"))[number]
+        return psutil.Process(int(re.findall(r"EngineCore pid=(\d+)", log.read_text(errors="replace"))[-1]))
 
 
 SLOWLY = """
@@ -245,7 +235,7 @@ def troubled(tmp_path_factory):
     run = Launched(folder / "run", *ahead, parts, PYTHONPATH=f"{folder}:{os.environ.get('PYTHONPATH', '')}")
     try:
         wait_for_step(run.output, 3, run.process, seconds=400)
-        servers = servers_of(run.output)
+        servers = processes_of(run.output)
         hung = run.engine(0)
         slow_down(hung, lambda: run.step >= 16)
         hung.suspend()
@@ -260,7 +250,7 @@ def troubled(tmp_path_factory):
         run.wait_for("is back", times=2, seconds=400)
         resting.unlink()
         wait_for_step(run.output, run.step + 3, run.process)
-        servers += servers_of(run.output)
+        servers += processes_of(run.output)
         run.process.terminate()
         printed, _ = run.process.communicate(timeout=120)
     finally:

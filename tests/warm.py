@@ -14,6 +14,7 @@ import atexit
 import gc
 import io
 import json
+import multiprocessing
 import os
 import runpy
 import select
@@ -25,6 +26,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -35,6 +37,10 @@ TRAIN = (*LEARNER, "grpo.run.session", "grpo.rollout.transformers_sampler", "grp
 # What engines import only as they start.
 TRAIN += ("vllm.v1.worker.cpu_worker", "vllm.model_executor.models.llama", "torch._inductor.compile_fx", "pebble")
 TRAIN += ("torch._dynamo.backends.inductor", "torch.export", "matplotlib.pyplot")
+# A server's program and its engine's.
+SERVER = "vllm.entrypoints.openai.api_server"
+SERVE = (*TRAIN, "vllm.entrypoints.launchers.api_server.entry", "vllm.v1.engine.core", "vllm.v1.engine.async_llm")
+SERVE += ("grpo.weight_sync.vllm_receiver", "grpo.rollout.server_key")
 # Not `torch.distributed.run` itself, which Python would warn of.
 TORCHRUN = ("torch.distributed.launcher.api",)
 LONGEST = 1 << 18
@@ -137,12 +143,12 @@ def ranks(
     return run([*torchrun, *rank], (*TORCHRUN, *imports), timeout, os.environ | {"OMP_NUM_THREADS": "1"})
 
 
-def interpreter(folder: Path) -> str:
-    """Makes a program that stands for Python where torchrun starts ranks, for PYTHON_EXEC. Returns its path."""
+def interpreter(folder: Path, imports: Sequence[str] = TRAIN) -> str:
+    """Makes a program that stands for Python where torchrun starts ranks, for PYTHON_EXEC, or a run its servers.
+    Returns its path."""
     path = folder / "python"
-    path.write_text(
-        f'#!/bin/sh\n[ "$1" != -u ] || shift\nexec {sys.executable} -SP {__file__} run {",".join(TRAIN)} "$@"\n'
-    )
+    leave_out = '[ "$1" != -u ] || shift\n[ "$1" != -W ] || shift 2'
+    path.write_text(f'#!/bin/sh\n{leave_out}\nexec {sys.executable} -SP {__file__} run {",".join(imports)} "$@"\n')
     path.chmod(0o755)
     return str(path)
 
@@ -206,7 +212,7 @@ def _reap() -> None:
 
 def _keep_or_become(client: socket.socket, streams: Sequence[int]) -> None:
     """Returns in the process that becomes the program. Its parent tells the client its number and its exit code, and
-    ends it when the client is gone."""
+    ends it with all processes below it when the client is gone."""
     child = os.fork()
     if child == 0:
         client.close()
@@ -219,12 +225,22 @@ def _keep_or_become(client: socket.socket, streams: Sequence[int]) -> None:
     client.send(str(child).encode())
     ended = os.pidfd_open(child)
     if ended not in select.select([ended, client], [], [])[0]:
-        os.kill(child, signal.SIGKILL)
+        _kill(child)
     _, status = os.waitpid(child, 0)
     try:
         client.send(str(os.waitstatus_to_exitcode(status)).encode())
     finally:
         os._exit(0)
+
+
+def _kill(program: int) -> None:
+    # Not there where a program stands for another (see `_rank`).
+    import psutil
+
+    process = psutil.Process(program)
+    for one in (*process.children(recursive=True), process):
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
 
 
 def _become(request: dict) -> None:
@@ -255,6 +271,10 @@ def _run(request: dict) -> None:
     sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", closefd=False), write_through=unbuffered)
     sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb", closefd=False), errors="backslashreplace", line_buffering=True)
     kind, *words = request["command"]
+    if words[:1] == [SERVER]:
+        # The engine is forked too: on a CPU vLLM would have it import everything again.
+        fork = multiprocessing.get_context("fork")
+        multiprocessing.get_context = lambda method=None: fork
     if kind == "-m":
         sys.path[0] = request["folder"]
         sys.argv = words

@@ -54,6 +54,8 @@ DRAWN_PROBABILITY = 1e-4
 LEAST_SUPPORT = 0.02
 # A fit starts from at most so many of a law's guesses.
 MOST_STARTS = 4
+# A derivative is taken over this much of a parameter.
+LEAST_MOVE = np.finfo(np.float64).eps ** 0.5
 
 
 @dataclass(frozen=True)
@@ -151,8 +153,15 @@ def fit_law(law: Law, history: History) -> LawFit:
     def residuals(free: Array) -> Array:
         return (law.predict(free, history.steps, history.delays) - history.values) / history.errors
 
-    guesses = sorted(np.asarray(law.guesses(history), float), key=lambda guess: np.sum(residuals(guess) ** 2))
-    optima = [least_squares(residuals, guess, method="trf", max_nfev=200) for guess in guesses[:MOST_STARTS]]
+    def jacobian(free: Array) -> Array:
+        # Forward differences as SciPy takes them, of all parameters at once: a curve alone costs as much as ten.
+        moved = free + np.diag(LEAST_MOVE * np.where(free >= 0, 1.0, -1.0) * np.maximum(1.0, np.abs(free)))
+        rows = residuals(np.vstack([free, moved]))
+        return ((rows[1:] - rows[0]) / (moved.diagonal() - free)[:, None]).T
+
+    guesses = np.asarray(law.guesses(history), float)
+    starts = guesses[np.argsort((residuals(guesses) ** 2).sum(axis=1), kind="stable")][:MOST_STARTS]
+    optima = [least_squares(residuals, start, jacobian, method="trf", max_nfev=200) for start in starts]
     best = min(optima, key=lambda optimum: optimum.cost)
     values, vectors = np.linalg.eigh(best.jac.T @ best.jac)
     covariance = (vectors / np.maximum(values, LEAST_INFORMATION)) @ vectors.T

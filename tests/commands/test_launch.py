@@ -131,6 +131,7 @@ def test_ranks_that_are_asked_to_stop_end_with_the_code_of_one_that_could_not_sa
     assert code_of_ranks(tmp_path, program) == (2, code)
 
 
+@pytest.mark.slow
 def test_ranks_that_are_asked_to_stop_while_they_start_have_nothing_to_save(tmp_path):
     starting = "if os.environ['RANK'] == '1': print('round 1', flush=True); time.sleep(600)\n"
     assert code_of_ranks(tmp_path, starting + SAVE.replace("143", "1")) == (1, 143)

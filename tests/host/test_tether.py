@@ -141,6 +141,7 @@ def test_killed_itself_it_leaves_nothing():
     assert not psutil.wait_procs(children, timeout=20)[1]
 
 
+@pytest.mark.slow
 def test_a_starter_that_is_killed_takes_the_command_along():
     starter = subprocess.Popen(
         [sys.executable, "-c", f"from tests.host.test_tether import *; import os; p = tethered({WAIT!r}, 1); "

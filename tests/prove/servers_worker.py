@@ -18,9 +18,12 @@ from grpo.prove import losing
 from grpo.prove.bench import Bench
 from grpo.rollout import fleet
 from grpo.rollout.server_sampler import ServerSampler
+from tests import warm
+from tests.forked_servers import fork_servers
 
 
 def main(folder: str) -> None:
+    fork_servers(warm.interpreter(Path(folder), warm.SERVE))
     bench = Bench("tiny", Path(folder), ["device=cpu", *losing.WORDS, f"output_dir={folder}/servers"])
     begun = time.perf_counter()
     learner = bench.learner

@@ -20,6 +20,7 @@ def smollm3():
     return AutoModelForCausalLM.from_config(config)
 
 
+@pytest.mark.slow
 def test_a_class_that_vllm_changes_is_as_before_and_the_engines_model_keeps_the_change():
     decorators = pytest.importorskip("vllm.compilation.decorators")
     from vllm.config import VllmConfig, set_current_vllm_config

@@ -56,6 +56,7 @@ def test_a_search_that_was_cut_goes_on_with_the_same_trials(tmp_path):
     assert [times for _, times in runs(tmp_path / "cut").values()] == [1] * 3
 
 
+@pytest.mark.slow
 def test_trials_of_a_batch_run_side_by_side_and_one_that_fails_scores_nothing(tmp_path, capsys):
     (tmp_path / "trial000-learning_rate-0.001963-seed0.wish").write_text("fail")
     assert main(words(tmp_path, 4, "batch=2", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")) == 0

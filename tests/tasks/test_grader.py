@@ -31,6 +31,7 @@ def obeying(custom_rewards):
         yield pool, f"{custom_rewards}:obey"
 
 
+@pytest.mark.slow
 def test_misbehaving_answers_cost_only_their_own_grade(obeying, caplog):
     pool, name = obeying
     texts = ["5", "sleep", "spin", "raise", "hog", "recurse", "die", "nan", "exit", "crash", "6"]
