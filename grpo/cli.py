@@ -16,7 +16,7 @@ from grpo.config.errors import EndedElsewhere, UserError
 from grpo.config.flags import read_words
 from grpo.host import environment, ranks
 from grpo.host.alive import working
-from grpo.host.terminal import protect, say
+from grpo.host.terminal import protect, say, wrapped
 
 USAGE = """usage: grpo COMMAND [key=value ...]
 
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command in HELP and words[:1] and words[0] in COMMANDS:
         command, words = words[0], ["--help"]
     if command in HELP:
-        print(USAGE)
+        print(wrapped(USAGE))
         return 0
     if command in VERSION:
         print(f"grpo {grpo.__version__}")
@@ -105,7 +105,7 @@ def _run(command: str, words: list[str]) -> int:
         module = _module(command)
         asked = words[:1] == ["help"] or {"-h", "--help"} & {*words}
         if asked or (not words and command in WORDED):
-            print(module.USAGE)
+            print(wrapped(module.USAGE))
             return 0
         return module.run(words, COMMANDS) if command == "completion" else module.run(words)
     from grpo.config.hydra import as_yaml, compose_config
@@ -115,9 +115,9 @@ def _run(command: str, words: list[str]) -> int:
         raise UserError(f"grpo {command} starts one run at a time; grpo sweep starts several (grpo sweep help)")
     request = read_words(words)
     if request.help:
-        from grpo.config.help import print_help
+        from grpo.config.help import help_text
 
-        print_help(command, [word for word in words if word not in HELP])
+        print(wrapped(help_text(command, [word for word in words if word not in HELP])))
         return 0
     if request.show:
         print(as_yaml(words), end="")
@@ -142,6 +142,11 @@ def check(command: str, config: TrainConfig) -> None:
     from grpo.tasks.early import check_early
 
     suite = compose_suite(config) if command in ("train", "eval") else []
+    if command == "eval" and not suite and not config.evaluation.num_problems:
+        raise UserError("evaluation.num_problems=0 asks nothing: raise it, or name sets in evaluation.suite")
+    if command == "solve-rates":
+        # It reports pass rates only.
+        config = replace(config, evaluation=replace(config.evaluation, pass_at=[]))
     if command == "train":
         validate(config, ranks.world_size())
     elif command != "launch" and not suite:

@@ -7,7 +7,9 @@ from transformers import AutoModelForCausalLM
 import grpo
 from benchmarks.runs import SMALL
 from benchmarks.small_models import config_of
-from grpo.cli import WRONG_USE, main
+from grpo.cli import WRONG_USE, check, main
+from grpo.config import UserError
+from grpo.config.hydra import compose_config
 from tests.tasks.conftest import byte_tokenizer
 
 
@@ -37,6 +39,15 @@ def test_ctrl_c_before_a_run_has_begun_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr("grpo.cli._run", interrupted)
     assert main(["train", "experiment=tiny"]) == 130
     assert capsys.readouterr().err == "grpo train: interrupted\n"
+
+
+def test_an_evaluation_of_nothing_is_refused_and_solve_rates_take_any_number_of_samples(capsys):
+    assert main(["eval", "experiment=tiny", "evaluation.num_problems=0"]) == 2
+    assert "evaluation.num_problems=0 asks nothing" in capsys.readouterr().err
+    config = compose_config(["experiment=tiny", "evaluation.samples_per_problem=1"])
+    check("solve-rates", config)
+    with pytest.raises(UserError, match="evaluation.pass_at"):
+        check("eval", config)
 
 
 def test_several_runs_at_once_are_refused_with_what_to_do_instead(capsys):

@@ -40,6 +40,8 @@ def run(words: Sequence[str]) -> int:
     for path in paths:
         require(path.is_dir(), f"there is no folder {path}")
     given = typed([word for word in words if "=" in word], output=Path, watch=seconds)
+    twice = [path for index, path in enumerate(paths) if path.resolve() in map(Path.resolve, paths[:index])]
+    require(not twice, f"{', '.join(map(str, twice))} is given twice: name each run once")
     is_sweep = len(paths) == 1 and (paths[0] / SWEEP_FILE).exists()
     if not is_sweep and len(paths) < 2:
         return _of_run(paths[0], given)

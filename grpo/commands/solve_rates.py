@@ -47,6 +47,7 @@ def run(config: TrainConfig) -> int:
     """
     config.task.data.held_out_fraction = 0.0
     config.task.curriculum.name = "uniform"
+    config.evaluation.pass_at = []
     validate_evaluation(config)
     if config.task.sets:
         raise UserError(f"grpo solve-rates measures one set at a time: choose one of {', '.join(config.task.sets)}")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable
 from typing import Any
 
@@ -31,14 +33,47 @@ def say(text: str) -> None:
     print(clean(text), file=sys.stderr, flush=True)
 
 
+def wrapped(text: str) -> str:
+    """Breaks long lines between words where stdout is a terminal, which would break them anywhere.
+
+    What follows a gap of two blanks, such as the meaning of a word, stays below itself.
+    """
+    if not sys.stdout.isatty():
+        return text
+    return "\n".join(_broken(line, shutil.get_terminal_size().columns) for line in text.splitlines())
+
+
+def _broken(line: str, columns: int) -> str:
+    """Breaks a line.
+
+    >>> print(_broken("  report    compares the runs of a sweep", 30))
+      report    compares the runs
+                of a sweep
+    >>> print(_broken("  rollout.max_staleness=4  Tokens may be so old.", 30))
+      rollout.max_staleness=4
+          Tokens may be so old.
+    """
+    start = re.match(r" *(?:\S+(?: \S+)*  +(?=\S))?", line)
+    leading = len(line) - len(line.lstrip())
+    indent = start.end() if start and start.end() <= columns // 2 else leading + 4 * bool(leading)
+    return textwrap.fill(
+        line, columns, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False,
+        replace_whitespace=False,
+    )  # fmt: skip
+
+
 class Terminal(Console):
     """A terminal is a rich console that cleans all texts and tables.
 
-    It prints square brackets as they are and not as rich's markup, since a completion may contain them.
+    It prints square brackets as they are and not as rich's markup, since a completion may contain them. Lines that are
+    not to be wrapped are wrapped on a terminal all the same, which would break them within words.
     """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(markup=False, emoji=False, **settings)
+
+    def print(self, *objects: Any, soft_wrap: bool | None = None, **settings: Any) -> None:
+        super().print(*objects, soft_wrap=soft_wrap and not self.is_terminal, **settings)
 
     def render_str(self, text: str, **settings: Any) -> Text:
         # Cleaning happens before a table measures its cells.

@@ -194,6 +194,12 @@ def print_tables(config: TrainConfig, path: Path) -> None:
     console.print(facts_table("Placement", ("what", "where, on this node"), places))
     header = ("per optimizer step and round", "per rank", f"on {count} rank{'s' * (count > 1)}")
     console.print(facts_table("Batches", header, batch_table(config, count)))
+    if (warmup := config.learner.warmup_steps) > config.num_steps:
+        console.print(
+            f"learner.warmup_steps={warmup} is above num_steps={config.num_steps}: the learning rate ends at "
+            f"{config.num_steps / warmup:.0%} of learner.learning_rate",
+            style="yellow",
+        )
     rows = memory_estimate(config, shape, count, device_gib(config))
     title = f"Memory, {shape.parameters / 1e6:,.1f} M parameters, {config.learner.precision}"
     header = ("estimate, on one rank", "while sampling", "while learning")

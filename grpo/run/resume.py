@@ -59,7 +59,10 @@ def saved_run(config: TrainConfig, path: Path, collective: Collective) -> Saved:
                 print(f"  changed since: {name}: {before!r} → {after!r}")
     check_resumed(old, config)
     require_base(config, path, checkpoint, collective)
-    return Saved(checkpoint, old, read_progress(state["progress"]))
+    progress = read_progress(state["progress"])
+    if collective.rank == 0 and progress.step >= config.num_steps:
+        print(f"  it has taken {progress.step} of num_steps={config.num_steps} steps, so none is left: raise num_steps")
+    return Saved(checkpoint, old, progress)
 
 
 def relearn(task: Task, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -104,7 +104,7 @@ class CheckedSync:
     def _compare(self, step: int, mismatch: float) -> None:
         if not mismatch <= self._max_mismatch:
             raise WeightSyncError(
-                f"step {step}: sampler and learner disagree by {mismatch:.3f} nats a token on the sampler's own tokens "
+                f"step {step}: sampler and learner disagree by {mismatch:.3g} nats a token on the sampler's own tokens "
                 f"(limit {self._max_mismatch:g}): it does not run the learner's policy; "
                 + (IN_FLOAT32 if self._float32 else WITH_ROUNDING)
             )

@@ -54,3 +54,8 @@ def test_a_run_that_failed_before_its_first_round_is_told_of_with_the_reason(tmp
 def test_a_pause_that_cannot_be_waited_for_is_refused(pause, tmp_path, capsys):
     assert main(["report", str(tmp_path), str(tmp_path), f"watch={pause}"]) == 2
     assert f"watch='{pause}' is not valid: it must be a number of seconds above 0" in capsys.readouterr().err
+
+
+def test_a_run_that_is_given_twice_is_told(tmp_path, capsys):
+    assert main(["report", str(tmp_path), f"{tmp_path}/."]) == 2
+    assert f"{tmp_path} is given twice: name each run once" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from grpo.host.terminal import Terminal, clean
+from grpo.host.terminal import Terminal, clean, wrapped
 from grpo.report.page import write_page
 from grpo.report.summary import facts_table
 from grpo.telemetry import RunDisplay
@@ -23,6 +23,23 @@ def shown(print_on):
     output = io.StringIO()
     print_on(Terminal(file=output, force_terminal=True, width=120, color_system=None))
     return output.getvalue()
+
+
+def test_sentences_are_broken_between_words_on_a_terminal_and_not_in_a_file():
+    output = io.StringIO()
+    Terminal(file=output, force_terminal=True, width=20).print("a sentence of several words", soft_wrap=True)
+    assert output.getvalue() == "a sentence of \nseveral words\n"
+    output = io.StringIO()
+    Terminal(file=output, width=20).print("a sentence of several words", soft_wrap=True)
+    assert output.getvalue() == "a sentence of several words\n"
+
+
+def test_help_is_broken_between_words_on_a_terminal_only(monkeypatch):
+    text = "  report    compares the runs of a sweep"
+    assert wrapped(text) == text
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "30")
+    assert wrapped(text) == "  report    compares the runs\n            of a sweep"
 
 
 def table(cell):

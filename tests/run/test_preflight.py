@@ -30,7 +30,18 @@ def test_the_tables_are_printed_whatever_a_model_calls_its_widths(config, inner,
     settings = TrainConfig(device="cpu")
     settings.learner.precision = settings.rollout.precision = "float32"
     print_tables(settings, tmp_path)
-    assert "M parameters, float32" in " ".join(capsys.readouterr().out.split())
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "M parameters, float32" in printed and "warmup" not in printed
+
+
+def test_a_warm_up_longer_than_the_run_is_told(tmp_path, capsys):
+    LlamaConfig(**SMALL).save_pretrained(tmp_path)
+    settings = TrainConfig(device="cpu", num_steps=20)
+    settings.learner.warmup_steps = 80
+    settings.learner.precision = settings.rollout.precision = "float32"
+    print_tables(settings, tmp_path)
+    told = "learner.warmup_steps=80 is above num_steps=20: the learning rate ends at 25% of learner.learning_rate"
+    assert told in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

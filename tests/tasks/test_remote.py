@@ -14,6 +14,7 @@ from grpo.config.validate import validate
 from grpo.tasks.grader import GraderPool
 from grpo.tasks.grading import Grading
 from grpo.types import Completion, Problem, Prompt, RolloutGroup
+from tests.runs import grpo
 
 PROBLEM = Problem("p", "1 + 1?", "2", {"level": 3}, source="sums")
 
@@ -245,3 +246,26 @@ def test_a_key_is_put_into_the_address_and_no_message_tells_it(monkeypatch):
     with pytest.raises(UserError) as told:
         grades("judge", {"url": "http://127.0.0.1:9/{key}/v1", **server}, "a")
     assert "http://127.0.0.1:9/{key}/v1/models" in str(told.value) and "cret" not in str(told.value)
+
+
+@pytest.mark.slow
+def test_a_key_stands_in_no_file_of_a_run_which_can_be_resumed(tmp_path, monkeypatch):
+    monkeypatch.setenv("SCORE_KEY", "kept-to-itself-7")
+    with served(lambda body: (200, str(len(body["completion"]) % 2))) as (url, requests):
+        server = f'{{url: "{url}/score?code={{key}}", key_variable: SCORE_KEY}}'
+        words = [
+            *("train", "experiment=tiny", "rollout=transformers", f"output_dir={tmp_path}", "tracking=wandb_offline"),
+            *("dynamics.prompts_per_step=2", "dynamics.group_size=4", "evaluation.num_problems=2"),
+            *("tracking.tensorboard=true", "tracking.completions=all", "checkpoint.export=true"),
+            f"task.reward.parts=[{{name: http, server: {server}}}]",
+        ]
+        first = grpo(*words, "num_steps=1")
+        second = grpo(*words, "num_steps=2", "checkpoint.resume=true")
+    assert first.returncode == second.returncode == 0, second.stderr[-3000:]
+    assert {path for path, _, _ in requests} == {"/score?code=kept-to-itself-7"}
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {"config.json", "report.html", "README.md", "state.json", "metrics.jsonl"} <= {path.name for path in files}
+    assert [path for path in files if b"kept-to-itself" in path.read_bytes()] == []
+    printed = first.stdout + first.stderr + second.stdout + second.stderr
+    assert "kept-to-itself" not in printed and "score?code={key}" in (tmp_path / "config.json").read_text()
+    assert "resuming from step-00000001" in printed
