@@ -67,7 +67,8 @@ class DiagnosisRule:
     much_silence, more_silence   share of silent groups, and its rise, that are too much where the pass rate is not
                       above `mastered`
     mastered          pass rate above which silent groups are a sign of success
-    easy              share of all-correct groups among the silent ones above which prompts count as too easy
+    easy              share of all-correct groups among the silent ones, or pass rate on the plateau, above which
+                      prompts count as too easy
     solved            pass rate above which low entropy and silent groups are signs of success, not of a problem
     finished          pass rate above which problems are solved, however few groups are silent
     hopeless          pass rate below which prompts are too hard, however few groups are silent

@@ -181,9 +181,10 @@ def plateau(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds that the run is on its plateau: the forecast expects no more gain.
 
     The forecast reaches to the end of the run. Of a log that does not say where the run ends, or of a run that has
-    ended, it reaches to 1.5 times the steps taken so far.
+    ended, it reaches to 1.5 times the steps taken so far. A run that was lost stands still as well, and is told so
+    by `collapse` alone.
     """
-    if len(log.history) < 2 * FEWEST_ROUNDS:
+    if len(log.history) < 2 * FEWEST_ROUNDS or collapse(log, rule):
         return None
     ahead = forecast(log.history, log.horizon)
     chance, gain = ahead.chance(rule.gain_left), ahead.gain
@@ -193,7 +194,9 @@ def plateau(log: RunLog, rule: DiagnosisRule) -> Finding | None:
         f"a gain of more than {rule.gain_left:g} until step {log.horizon:.0f} has probability {chance:.0%}; expected: "
         f"{gain.value:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]"
     )
-    remedy = "stop here (dynamics=adaptive dynamics.adaptive.stop_gain=0.02), or continue with harder problems"
+    passed = level(log["pass_rate"])
+    harder = "harder" if passed is None or passed.value > rule.easy else "easier"
+    remedy = f"stop here (dynamics=adaptive dynamics.adaptive.stop_gain=0.02), or continue with {harder} problems"
     return Finding("on the plateau", NOTE, evidence, remedy)
 
 

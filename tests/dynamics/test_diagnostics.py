@@ -13,7 +13,7 @@ from benchmarks.synthetic_logs import FAILURES, healthy, logged, noise, still
 from grpo.config import TrainConfig
 from grpo.config.hydra import compose_config
 from grpo.config.validate import value_at
-from grpo.dynamics import evidence
+from grpo.dynamics import evidence, progress
 from grpo.dynamics import findings as findings_module
 from grpo.dynamics.diagnostics import CHECKS, diagnose, unchecked
 from grpo.dynamics.findings import NOTE, DiagnosisRule
@@ -80,6 +80,22 @@ def test_a_finished_run_is_told_to_be_on_its_plateau_as_a_note():
 
 
 @pytest.mark.slow
+def test_a_run_that_was_lost_and_stands_still_is_not_told_to_be_on_its_plateau():
+    curves = healthy(2, rounds=200)
+    curves["pass"] = np.where(np.arange(200) < 30, 0.4, 0.02)
+    log = replace(logged(curves), num_steps=205)
+    names = {found.name for check, _ in CHECKS.values() if (found := check(log, RULE))}
+    assert "unstable" in names and "on the plateau" not in names
+
+
+@pytest.mark.parametrize(("plateau", "advice"), [(0.8, "with harder problems"), (0.3, "with easier problems")])
+def test_on_a_low_plateau_easier_problems_are_advised(plateau, advice):
+    curves = healthy(0, rounds=200)
+    curves["pass"] = plateau - 0.2 * np.exp(-np.arange(200) / 10)
+    finding = progress.plateau(replace(logged(curves), num_steps=205), RULE)
+    assert finding.remedy.endswith(advice)
+
+
 def test_runs_of_which_nothing_moves_raise_no_alarm_but_that_nothing_was_learned():
     told = [found.name for seed in range(40) for found in findings(still(seed)) if found.severity != NOTE]
     assert set(told) <= {"nothing learned"} and len(told) >= 15
