@@ -6,10 +6,12 @@ has set.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 DEFAULTS = {
@@ -32,6 +34,10 @@ DEFAULTS = {
     "WANDB_SILENT": "true",
 }
 
+# Of glibc's mallopt: how much freed memory at the heap's end is not given back, and the size from which each piece of
+# memory is mapped by itself, of which this is the largest that glibc takes.
+KEPT_MEMORY = {"M_TRIM_THRESHOLD": (-1, 2**30), "M_MMAP_THRESHOLD": (-3, 2**25)}
+
 # Where NVIDIA's driver shows GPUs on Linux, and within Windows (WSL2).
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 
@@ -46,6 +52,7 @@ def prepare() -> None:
     if not any(Path(device).exists() for device in GPU_DEVICES):
         # Otherwise DeepSpeed warns on every start that it found no GPU.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        _keep_memory()
     # Other packages' sources cause SyntaxWarnings when Python first compiles them, here or in a worker process.
     os.environ.setdefault("PYTHONWARNINGS", "ignore::SyntaxWarning")
     for category in (FutureWarning, SyntaxWarning):
@@ -54,3 +61,14 @@ def prepare() -> None:
     folder = str(Path(sys.executable).parent)
     if folder not in os.environ.get("PATH", "").split(os.pathsep):
         os.environ["PATH"] = folder + os.pathsep + os.environ.get("PATH", "")
+
+
+def _keep_memory() -> None:
+    """Has glibc keep a gibibyte of what torch frees. Otherwise each step of a learner gets its memory from the kernel
+    anew, page by page. What the user has set by glibc's variables stays."""
+    if any(name in os.environ for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")):
+        return
+    # Other C libraries have no such function.
+    with suppress(AttributeError, OSError, TypeError):
+        for option, value in KEPT_MEMORY.values():
+            ctypes.CDLL(None).mallopt(option, value)

@@ -1,0 +1,33 @@
+"""What a process has before it imports torch."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+# It takes 160 MiB twice, in pieces of 8 MiB, as a learner's steps do, and prints the pages that the second time costs.
+TWICE = """
+import resource
+from grpo.host import environment
+environment.GPU_DEVICES = ()
+environment.prepare()
+def touch():
+    pieces = [bytearray(b"x") * 2**23 for _ in range(20)]
+touch()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+touch()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def pages(**variables):
+    environment = {**os.environ, **variables}
+    ran = subprocess.run([sys.executable, "-c", TWICE], env=environment, capture_output=True, text=True, check=True)
+    return int(ran.stdout)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's own functions")
+def test_freed_memory_is_kept_for_the_next_step_unless_the_user_has_set_how_much():
+    assert pages() < 1_000
+    assert pages(MALLOC_TRIM_THRESHOLD_="131072") > 10_000
