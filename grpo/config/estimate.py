@@ -70,7 +70,8 @@ def memory_estimate(
     a CPU, where an engine keeps its memory while the learner works. The estimate is approximate: fragmentation is not
     in it.
     """
-    states, passes = _learner_states(config, shape, world_size), _learner_passes(config, shape, world_size)
+    states = _learner_states(config, shape, world_size)
+    passes = _learner_passes(config, shape, world_size, on_gpu=bool(gpu_gib))
     # On a GPU they may wait in main memory while an engine samples.
     staying = 0.0 if config.learner.offload_states and gpu_gib else 1.0
     rows = [(name, staying * amount, amount) for name, amount in states]
@@ -118,7 +119,7 @@ def _learner_states(config: TrainConfig, shape: ModelShape, world_size: int) -> 
     return rows
 
 
-def _learner_passes(config: TrainConfig, shape: ModelShape, world_size: int) -> list[tuple[str, float]]:
+def _learner_passes(config: TrainConfig, shape: ModelShape, world_size: int, on_gpu: bool) -> list[tuple[str, float]]:
     """Returns what a micro-batch takes on its way forward and back: (what, bytes)."""
     learner = config.learner
     size = BYTES[learner.precision]
@@ -127,8 +128,10 @@ def _learner_passes(config: TrainConfig, shape: ModelShape, world_size: int) -> 
     own = step_tokens(config, config.dynamics.prompts_per_step // world_size)
     tokens = min(learner.micro_batch_tokens, own * together) // together
     chunk = min(learner.logit_chunk_tokens, tokens)
+    # Attention is computed in float32 on a CPU.
+    kept = activation_bytes(shape, size, learner.gradient_checkpointing, size if on_gpu else BYTES["float32"])
     rows = [
-        (f"activations of {tokens:,} tokens", tokens * activation_bytes(shape, size, learner.gradient_checkpointing)),
+        (f"activations of {tokens:,} tokens", tokens * kept),
         (f"logits of {chunk:,} tokens", 3 * chunk * shape.vocabulary * 4),
     ]
     if not config.model.lora.rank:
@@ -162,17 +165,18 @@ def _sampler(config: TrainConfig, shape: ModelShape, world_size: int) -> list[tu
     ]
 
 
-def activation_bytes(shape: ModelShape, size: int, checkpointing: bool) -> int:
+def activation_bytes(shape: ModelShape, size: int, checkpointing: bool, attended: int) -> int:
     """Returns the bytes that autograd keeps of one token for the backward pass, over all layers.
 
-    One number has `size` bytes. The count is that of Llama and Qwen2 in transformers. Both norms of a layer keep their
-    input in float32, the normalized input, and that scaled. Attention keeps queries, keys, values, its output and a
-    copy for the next matrix. The feed-forward layer keeps four tensors between its matrices. Norms of queries and keys
-    (Qwen3), and the pieces of trees too long for a mask, add up to a quarter. With `checkpointing` only the input of
-    each layer is kept, and one layer at a time is computed again.
+    One number has `size` bytes, and one within attention `attended`. The count is that of Llama and Qwen2 in
+    transformers. Both norms of a layer keep their input in float32, the normalized input, and that scaled. Attention
+    keeps queries, keys, values, its output and a copy for the next matrix. The feed-forward layer keeps four tensors
+    between its matrices. Norms of queries and keys (Qwen3), and the pieces of trees too long for a mask, add up to a
+    quarter. With `checkpointing` only the input of each layer is kept, and one layer at a time is computed again.
     """
     norms = (8 + 4 * size) * shape.width
-    layer = norms + size * (3 * shape.query_width + 2 * shape.key_value_width + 4 * shape.inner_width)
+    attention = attended * 2 * (shape.query_width + shape.key_value_width)
+    layer = norms + attention + size * (shape.query_width + 4 * shape.inner_width)
     return shape.layers * size * shape.width + layer if checkpointing else shape.layers * layer
 
 

@@ -58,7 +58,8 @@ class DeepSpeedLearner:
         self._device = device
         self._temperature = config.rollout.sampling.temperature
         learner = config.learner
-        self._together = SequenceGroup(learner.sequence_parallel) if learner.sequence_parallel > 1 else None
+        together, deadline = learner.sequence_parallel, learner.deadline_seconds
+        self._together = SequenceGroup(together, deadline) if together > 1 else None
         self.collective = TorchCollective(device, together=self._together)
         # A learner that is to load a checkpoint of its own run does not need what the run started with.
         model = dataclasses.replace(config.model, start="") if checkpoint else config.model

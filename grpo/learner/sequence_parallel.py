@@ -8,6 +8,7 @@ what long completions need. The ranks of a group pool what they have sampled and
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -21,14 +22,16 @@ from grpo.types import MicroBatch, Tree
 class SequenceGroup:
     """Knows this rank's place among the `size` ranks, consecutive ones, that share rows. Made on all ranks together."""
 
-    def __init__(self, size: int):
+    def __init__(self, size: int, deadline_seconds: float):
+        """A rank waits for the others of its group for `deadline_seconds` at most, for example until they have sampled.
+        NCCL's own limit, ten minutes, would end the run."""
         self.size = size
         rank, world = dist.get_rank(), dist.get_world_size()
         self._index = rank % size
         for first in range(0, world, size):
             members = list(range(first, first + size))
             # Every rank makes every group.
-            group = dist.new_group(members)
+            group = dist.new_group(members, timeout=timedelta(seconds=deadline_seconds))
             if rank in members:
                 self._group = group
 

@@ -1,8 +1,9 @@
 """This module makes a group of NCCL that survives the loss of a member: the others get an error within a deadline.
 
-Three habits of torch's groups are unlearned here (torch's ProcessGroupNCCL). Their watchdog ends the process that waits
-too long for another. Their communicator is made by the first collective, for as long as that takes. And their orderly
-shutdown waits for members that are lost, so `Channel.close` aborts instead.
+Three habits of torch's groups are unlearned here (torch 2.13, ProcessGroupNCCL.hpp). Their watchdog ends the process
+that waits too long for another. Told not to, it still has the process's first group report what it saw, and that one
+then ends the process; so there is none here. Their communicator is made by the first collective, for as long as that
+takes. And their orderly shutdown waits for members that are lost, so `Channel.close` aborts instead.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# What a group's watchdog does about errors, read as the group is made. 0: nothing, so that who waits is told.
-WATCHDOG = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+# Read as a group is made. 1: it has no watchdog, and who waits looks out for errors and for the deadline.
+NO_WATCHDOG = "TORCH_NCCL_BLOCKING_WAIT"
 _one_at_a_time = Lock()
 
 
@@ -32,7 +33,7 @@ def nccl_group(
     """
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
-    with _variable(WATCHDOG, "0"):
+    with _variable(NO_WATCHDOG, "1"):
         group = dist.ProcessGroupNCCL(store, rank, world_size, options)
     store.set(f"member {rank}", "here")
     store.wait([f"member {rank}" for rank in range(world_size)], timeout)

@@ -1,7 +1,8 @@
 """A channel over NCCL whose other end is lost, with a group that behaves as torch's does where there are GPUs.
 
-What the stand-in does is what torch's ProcessGroupNCCL is documented to do: its watchdog takes the process down unless
-it is told not to when the group is made, the first collective makes the communicator, and a shutdown waits for kernels.
+What the stand-in does is what torch's ProcessGroupNCCL is documented to do: its watchdog takes the process down when
+it sees an error, itself or through the process's first group, unless the group was made without one; the first
+collective makes the communicator; and a shutdown waits for kernels.
 """
 
 import os
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from grpo.weight_sync.channel import open_end
-from grpo.weight_sync.nccl import WATCHDOG
+from grpo.weight_sync.nccl import NO_WATCHDOG
 
 CUDA = torch.device("cuda", 0)
 SECONDS = 0.2
@@ -38,8 +39,8 @@ class NcclStandIn:
         _timeout = timedelta(minutes=10)
 
     def __init__(self, store, rank, size, options):
-        self.handling = os.environ.get(WATCHDOG, "3")
-        self.wire.watchdogs.append(self.handling)
+        self.has_watchdog = os.environ.get("TORCH_NCCL_BLOCKING_WAIT", "0") != "1"
+        self.wire.watchdogs.append(self.has_watchdog)
         # So that others come meanwhile.
         time.sleep(0.005)
         self.size, self.options, self.connected, self.aborted = size, options, False, False
@@ -61,7 +62,7 @@ class NcclStandIn:
         if stage not in self.wire.lost:
             return
         self.wire.never.wait(None if timeout is None else timeout.total_seconds())
-        self.wire.taken_down |= self.handling != "0"
+        self.wire.taken_down |= self.has_watchdog
         raise dist.DistBackendError("a member is lost")
 
     def shutdown(self):
@@ -110,15 +111,15 @@ def test_ends_are_connected_before_anything_is_sent_and_not_waited_for_for_ever(
 def test_an_end_that_never_came_is_told_from_one_that_does_not_connect(wire):
     with pytest.raises(RuntimeError, match=r"(?i)timeout"):
         opened(members=())
-    assert wire.watchdogs == ["0"]
+    assert wire.watchdogs == [False]
 
 
-@pytest.mark.parametrize("before", [None, "1"])
+@pytest.mark.parametrize("before", [None, "0"])
 def test_other_groups_keep_their_watchdog_however_many_channels_are_opened_at_once(wire, monkeypatch, before):
-    monkeypatch.delenv(WATCHDOG, raising=False)
+    monkeypatch.delenv(NO_WATCHDOG, raising=False)
     if before:
-        monkeypatch.setenv(WATCHDOG, before)
+        monkeypatch.setenv(NO_WATCHDOG, before)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: opened(), range(32)))
-    assert wire.watchdogs == ["0"] * 32
-    assert os.environ.get(WATCHDOG) == before
+    assert wire.watchdogs == [False] * 32
+    assert os.environ.get(NO_WATCHDOG) == before
