@@ -34,6 +34,7 @@ ENGINE_ARGS = {
         (
             *("generation_config", "logprobs_mode", "enable_prefix_caching", "worker_extension_cls"),
             *("disable_log_stats", "use_tqdm_on_load", "enable_sleep_mode", "distributed_executor_backend"),
+            "sleep_preserve_parameter_names",
             *("data_parallel_size", "pipeline_parallel_size", "served_model_name", "weight_transfer_config"),
             *("enable_scale_out", "disable_uvicorn_access_log", "middleware", "quantization", "load_format"),
             "enable_lora",

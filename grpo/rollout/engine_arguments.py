@@ -70,8 +70,10 @@ def colocated_arguments(on_gpu: bool, num_ranks: int, tensor_parallel: int = 1) 
     # vLLM's own executor knows nothing of ranks: it would put the engine of each of them on the first GPU.
     launched = {"distributed_executor_backend": "external_launcher"} if num_ranks > 1 else {}
     spread = {"tensor_parallel_size": tensor_parallel} if tensor_parallel > 1 else {}
+    # The weights of a draft model, with which an engine speculates, are in no refresh: they have to survive its sleep.
+    asleep = {"enable_sleep_mode": on_gpu, "sleep_preserve_parameter_names": ["draft.*"] if on_gpu else []}
     # A server counts how its cache is used unless it is told not to, and `vllm.LLM` only if it is told to.
-    return {"enable_sleep_mode": on_gpu, "disable_log_stats": False, **launched, **spread}
+    return {"disable_log_stats": False, **asleep, **launched, **spread}
 
 
 def sampling_arguments(sampling: SamplingConfig, stop_token_ids: Sequence[int], seed: int) -> dict[str, Any]:

@@ -50,6 +50,8 @@ class VllmSampler:
         self._stop_token_ids = stop_token_ids(model_path, tokenizer)
         self._on_gpu = device.type == "cuda"
         self.policy_version = 0
+        # vLLM's: at level 2 weights are lost, at level 1 they wait in main memory.
+        self._sleep_level = 1
         self._file_form = FileForm(str(model_path), config.model.trust_remote_code)
         trust = config.model.trust_remote_code
         arguments = engine_arguments(config, str(model_path), self._on_gpu, keeps_state(str(model_path), trust))
@@ -136,7 +138,7 @@ class VllmSampler:
         if self._on_gpu:
             self._make_room("kv_cache")
         self._llm.reset_prefix_cache()
-        self.policy_version = policy_version
+        self.policy_version, self._sleep_level = policy_version, 2
 
     def use(self) -> dict[str, float]:
         # Of an engine that ranks share, one of them tells.
@@ -146,9 +148,10 @@ class VllmSampler:
         return self._llm.collective_rpc("weight_checksums")
 
     def sleep(self) -> None:
-        """Frees weights and cache. The next refresh replaces all weights, so that nothing is kept of them."""
+        """Frees weights and cache. The next refresh replaces all weights that a learner sends, so nothing is kept of
+        them. Which it does not send is known after the first one (see `grpo.weight_sync.engine_weights`)."""
         if self._on_gpu:
-            self._llm.sleep(level=2)
+            self._llm.sleep(level=self._sleep_level)
 
     def wake(self) -> None:
         """Makes room for weights. The cache gets its memory when they are there, and the learner's buckets gone."""

@@ -1,6 +1,7 @@
 """What the engine in the learner's process is told on GPUs, read from vLLM's own functions and from stand-ins."""
 
 import os
+from fnmatch import fnmatch
 from types import SimpleNamespace
 
 import pytest
@@ -79,6 +80,16 @@ class Recorded:
         return call
 
 
+def test_an_engine_that_sleeps_keeps_the_weights_of_its_draft_model():
+    """vLLM loses all parameters at level 2, but for those of these names."""
+    assert fnmatch("draft.model.layers.0.mlp.down_proj.weight", *preserved(on_gpu=True))
+    assert preserved(on_gpu=False) == []
+
+
+def preserved(on_gpu):
+    return colocated_arguments(on_gpu, num_ranks=1)["sleep_preserve_parameter_names"]
+
+
 def test_an_engine_starts_once_what_loading_the_learner_took_is_free(tmp_path, monkeypatch):
     from benchmarks.small_models import tiny_tokenizer
     from grpo.rollout import vllm_sampler
@@ -99,6 +110,7 @@ def sampler():
     value = object.__new__(VllmSampler)
     value._llm, value._on_gpu, value._config = Recorded(), True, TrainConfig()
     value._file_form = SimpleNamespace(of=lambda bucket: bucket)
+    value._sleep_level = 1
     return value
 
 
@@ -110,9 +122,10 @@ def test_the_cache_gets_its_memory_after_the_weights_have_come(sampler):
         patch.setattr("grpo.weight_sync.refresh.checksums", lambda bucket: {})
         patch.setattr("torch.cuda.empty_cache", lambda: sampler._llm.calls.append(("the learner's room is free",)))
         sync.refresh(learner, sampler)
+    sampler.sleep()
     assert sampler._llm.calls == [
-        # Weights are sent anew, so that no copy of them is kept in main memory.
-        ("sleep", 2),
+        # Before the first refresh it is not known which weights no learner sends: vLLM keeps all.
+        ("sleep", 1),
         ("the learner's room is free",),
         ("wake_up", ["weights"]),
         ("collective_rpc", "begin_refresh"),
@@ -123,5 +136,7 @@ def test_the_cache_gets_its_memory_after_the_weights_have_come(sampler):
         ("wake_up", ["kv_cache"]),
         ("reset_prefix_cache",),
         ("collective_rpc", "weight_checksums"),
+        # Weights are sent anew, so that no copy of them is kept in main memory.
+        ("sleep", 2),
     ]
     assert sampler.policy_version == 4
