@@ -23,7 +23,6 @@ from collections.abc import Callable, Sequence
 from grpo.dynamics import progress, reward_parts, symptoms
 from grpo.dynamics.findings import SEVERITIES, DiagnosisRule, Finding
 from grpo.dynamics.gross import unanswered
-from grpo.dynamics.identify import identify
 from grpo.dynamics.no_reward import no_reward
 from grpo.dynamics.run_log import RunLog
 
@@ -66,7 +65,7 @@ def diagnose(log: RunLog, rule: DiagnosisRule | None = None) -> list[Finding]:
     if nothing := no_reward(log):
         return [nothing]
     results = [check(log, rule) for check, _ in CHECKS.values()]
-    curve = identify(log.history, log.momentum, *log.curve_dials)
+    curve = log.identification
     if curve and curve.identified:
         results.append(progress.oscillation(log, curve, rule))
     return sorted((finding for finding in results if finding), key=lambda finding: -SEVERITIES.index(finding.severity))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from grpo.dynamics.history import Counts, history_of_values
+from grpo.dynamics.identify import Identification, identify
 from grpo.dynamics.laws import History
 
 Array = NDArray[np.float64]
@@ -35,7 +37,7 @@ FEWEST_EVALUATIONS = 3
 NOTHING = Series(np.empty(0), np.empty(0))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunLog:
     """A run log holds everything that is known of a run, under this project's names of metrics.
 
@@ -89,6 +91,11 @@ class RunLog:
             return None
         curve = history_of_values(self.held_out.steps, self.held_out.values, interval=0)
         return replace(curve, errors=np.maximum(curve.errors, self.held_out_error))
+
+    @cached_property
+    def identification(self) -> Identification | None:
+        """The laws of the curve, fitted once for the diagnosis and all reports. None if the log has too few rounds."""
+        return identify(self.history, self.momentum, *self.curve_dials)
 
     @property
     def steps_taken(self) -> float:

@@ -17,7 +17,6 @@ from grpo.config import UserError
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.difficulty import Difficulty, fit_difficulty
 from grpo.dynamics.findings import NOTE
-from grpo.dynamics.identify import FEWEST_POINTS, identify
 from grpo.dynamics.identity import gradient_mass, silent_rate
 from grpo.dynamics.run_log import RunLog
 from grpo.evaluation.pass_rates import FEWEST_SEEDS, crossed_difference, geometric_ratio, holm, ratio_p_value
@@ -179,8 +178,7 @@ def _change(run: Run, names: Sequence[str]) -> list[float]:
 def _variant(name: str, runs: tuple[Run, ...], quarters: Sequence[Sequence[str]], level: float) -> Variant:
     difficulty, silent, law = _silence(runs)
     logs = [read_log(run.folder) for run in runs]
-    long_enough = [log for log in logs if len(log.history) >= FEWEST_POINTS]
-    fitted = [identify(log.history, log.momentum, *log.curve_dials) for log in long_enough]
+    fitted = [log.identification for log in logs if log.identification]
     findings = Counter(
         name for log in logs for name in {finding.name for finding in diagnose(log) if finding.severity != NOTE}
     )

@@ -14,7 +14,7 @@ from grpo.dynamics.diagnostics import diagnose, unchecked
 from grpo.dynamics.difficulty import fit_difficulty
 from grpo.dynamics.findings import Finding
 from grpo.dynamics.forecast import forecast
-from grpo.dynamics.identify import FEWEST_POINTS, identify
+from grpo.dynamics.identify import FEWEST_POINTS
 from grpo.dynamics.planning import PlanRequest, propose
 from grpo.dynamics.replay import agreement, replay, statistics_of
 from grpo.dynamics.run_log import RunLog
@@ -163,7 +163,7 @@ def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:
         raise UserError(
             f"{path} has no pass rate to fit: name the column with column=NAME, and its scale with scale=NUMBER"
         )
-    identification = identify(log.history, log.momentum, *log.curve_dials)
+    identification = log.identification
     if identification is None:
         raise UserError(
             f"{path} has {len(log.history)} rounds; the dynamics need at least {FEWEST_POINTS} "
