@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from grpo.commands.words import count, positive, typed
+from grpo.commands.words import count, natural, positive, typed
 from grpo.config import UserError
 from grpo.dynamics.planning import PlanRequest
 from grpo.prove.record import read_constants
@@ -75,7 +75,9 @@ def _whatif(path: Path, settings: list[str]) -> None:
 
 def _plan(path: Path, settings: list[str]) -> None:
     kinds = {field.name: type(field.default) for field in fields(PlanRequest)}
-    given = typed(settings, column=str, tried=int, machine=str, **kinds)
+    kinds |= dict.fromkeys(("prompt_tokens", "completion_tokens", "budget_tokens"), positive)
+    kinds |= dict.fromkeys(("prompts_per_step", "smallest", "largest"), natural)
+    given = typed(settings, column=str, tried=natural, machine=str, **kinds)
     machine = read_constants(given.pop("machine")) if "machine" in given else None
     rates, missing = read_solve_rates(path, given.pop("column", LLAMA_COLUMN))
     write_plan(rates, missing, given.pop("tried", LLAMA_SAMPLES), PlanRequest(**given), machine)

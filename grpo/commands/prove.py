@@ -55,7 +55,7 @@ def run(words: Sequence[str] = ()) -> int:
     if "size" in given:
         check_size(given["size"])
     folder = Path(given.get("output_dir", "runs/prove"))
-    validate(compose_config(words_of(SIZES["tiny"], folder, overrides)))
+    validate(compose_config([*words_of(SIZES["tiny"], folder, overrides), f"output_dir={folder}"]))
 
     import torch
 

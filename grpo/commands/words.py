@@ -59,6 +59,16 @@ def seconds(word: str) -> float:
 seconds.__name__ = "a number of seconds above 0"
 
 
+def natural(word: str) -> int:
+    """Reads a whole number above 0. Raises ValueError for anything else."""
+    if (number := int(word)) < 1:
+        raise ValueError(word)
+    return number
+
+
+natural.__name__ = "a whole number above 0"
+
+
 def positive(word: str) -> float:
     """Reads a finite number above 0. Raises ValueError for anything else."""
     if not 0 < (number := float(word)) < math.inf:

@@ -57,6 +57,8 @@ def _check(sweep: SweepConfig) -> None:
         raise UserError(f"seeds={sweep.seeds} must be above 0")
     if sweep.budget not in BUDGETS:
         raise UserError(f"budget={sweep.budget!r} is unknown: choose one of {' | '.join(BUDGETS)}")
+    if sweep.amount < 0:
+        raise UserError(f"amount={sweep.amount} must not be negative")
     if sweep.budget in ("tokens", "seconds") and sweep.amount <= 0:
         raise UserError(f"budget={sweep.budget} needs an amount, e.g. amount=100000")
 

@@ -160,7 +160,9 @@ def test_what_an_interrupted_proof_has_written_is_no_model(tmp_path):
     assert (bench.path / "model.safetensors").stat().st_size > 0
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+def test_a_folder_that_cannot_be_made_is_one_line_whatever_runs_there_are(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
+    (tmp_path / "runs/default/checkpoints/step-00000001").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="file cannot be written to"):
         prove.run(["part=attention", f"output_dir={tmp_path}/file"])

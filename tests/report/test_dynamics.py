@@ -162,6 +162,9 @@ def test_a_plan_from_solve_rates(tmp_path, capsys):
     assert "dynamics.group_size=7 " in capsys.readouterr().out
     assert main(["dynamics", "plan", str(path), "budget_tokens=1000"]) == 2
     assert "budget_tokens=1000 does not suffice for one step at G = 4: give more tokens" in capsys.readouterr().err
+    for word in ("prompts_per_step=0", "tried=0", "budget_tokens=nan", "completion_tokens=0"):
+        assert main(["dynamics", "plan", str(path), word]) == 2
+        assert f"{word.replace('=', '=' + chr(39))}' is not valid: it must be a" in capsys.readouterr().err
     assert main(["dynamics", "plan", str(path), "column=nothing"]) == 2
     assert "its columns are: llama8b_solve_rate, problem. Choose one with column=NAME" in capsys.readouterr().err
 

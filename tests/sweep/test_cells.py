@@ -46,6 +46,7 @@ def test_all_spend_alike():
     [
         ({"variants": {}}, [], "needs `variants`, which map a name to a list of overrides"),
         ({"variants": TWO, "seeds": 0}, [], "seeds=0 must be above 0"),
+        ({"variants": TWO, "seeds": 1, "amount": -1}, [], "amount=-1 must not be negative"),
         ({"variants": TWO, "budget": "money"}, [], "budget='money' is unknown: choose one of steps"),
         ({"variants": TWO, "budget": "tokens"}, [], "budget=tokens needs an amount"),
         (
