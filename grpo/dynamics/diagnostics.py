@@ -56,10 +56,15 @@ CHECKS: dict[str, tuple[Check, Sequence[str]]] = {
 """Each check has a name and the metrics that it needs. A bar stands between metrics of which one is enough."""
 
 
+# What follows from the loss of what was learned, and would be answered by the opposite.
+FOLLOWS_FROM_LOSS = ("nothing learned", "no gain lately", "on the plateau", "prompts too hard")
+
+
 def diagnose(log: RunLog, rule: DiagnosisRule | None = None) -> list[Finding]:
     """Runs all checks on a run's log. Returns the findings, the most severe first.
 
-    A run without any reward has that finding only, since whatever else is wrong follows from it.
+    A run without any reward has that finding only, since whatever else is wrong follows from it. Of a run that was
+    lost nothing is told that follows from its loss.
     """
     rule = rule or DiagnosisRule()
     if nothing := no_reward(log):
@@ -68,7 +73,10 @@ def diagnose(log: RunLog, rule: DiagnosisRule | None = None) -> list[Finding]:
     curve = log.identification
     if curve and curve.identified:
         results.append(progress.oscillation(log, curve, rule))
-    return sorted((finding for finding in results if finding), key=lambda finding: -SEVERITIES.index(finding.severity))
+    told = [finding for finding in results if finding]
+    if any(finding.name == "unstable" for finding in told):
+        told = [finding for finding in told if finding.name not in FOLLOWS_FROM_LOSS]
+    return sorted(told, key=lambda finding: -SEVERITIES.index(finding.severity))
 
 
 def unchecked(log: RunLog) -> dict[str, str]:

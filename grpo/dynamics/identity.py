@@ -75,22 +75,6 @@ def mean_fidelity(
     return float(moved / limit) if limit else float("nan")
 
 
-def shortfall_rate(pass_rate: ArrayLike, exponent: float = 1.0, ddof: int = 0, mean_exponent: float = 0.0) -> Array:
-    """Returns c in the approximation 1 − φ ≈ c/G of the fidelity φ.
-
-    It comes from the second-order expansion of E[(k/G)^a·(1−k/G)^b] about p, with b = 1 − α/2, a = b − β and q = 1 − p:
-
-        c = ab + [a(1 − a)·q/p + b(1 − b)·p/q] / 2 + ddof·α/2
-
-    c is 1/(8pq) for GRPO (arXiv:2607.00152) and 1 for Dr. GRPO. It is 0 for MaxRL, whose shortfall (1−p)^(G−1) falls
-    faster than any power of G.
-    """
-    p = np.asarray(pass_rate, float)
-    q, b = 1 - p, 1 - exponent / 2
-    a = b - mean_exponent
-    return a * b + (a * (1 - a) * q / p + b * (1 - b) * p / q) / 2 + ddof * exponent / 2
-
-
 def smallest_group_size(
     pass_rates: ArrayLike,
     weights: ArrayLike,

@@ -181,10 +181,9 @@ def plateau(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds that the run is on its plateau: the forecast expects no more gain.
 
     The forecast reaches to the end of the run. Of a log that does not say where the run ends, or of a run that has
-    ended, it reaches to 1.5 times the steps taken so far. A run that was lost stands still as well, and is told so
-    by `collapse` alone.
+    ended, it reaches to 1.5 times the steps taken so far.
     """
-    if len(log.history) < 2 * FEWEST_ROUNDS or collapse(log, rule):
+    if len(log.history) < 2 * FEWEST_ROUNDS:
         return None
     ahead = forecast(log.history, log.horizon)
     chance, gain = ahead.chance(rule.gain_left), ahead.gain

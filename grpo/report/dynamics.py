@@ -192,7 +192,7 @@ def write_page(shown: Dynamics, findings: Sequence[Finding], folder: Path, conso
             *held_out_lines(shown.log, shown.ahead.steps[-1]),
         ],
         findings=findings,
-        nothing=nothing_found(unchecked(shown.log)).capitalize() + ".",
+        nothing=nothing_found(shown.log).capitalize() + ".",
         pictures=[*page.wide_picture(drawn[0]), *map(page.picture, drawn[1:])],
         law_columns=LAW_COLUMNS,
         law_caption=LAW_CAPTION,
@@ -204,4 +204,7 @@ def write_page(shown: Dynamics, findings: Sequence[Finding], folder: Path, conso
 
 def print_findings(findings: Sequence[Finding], log: RunLog, console: Terminal) -> None:
     """Prints the table of findings, or a line that there are none."""
-    console.print(findings_table(findings) if findings else f"diagnosis: {nothing_found(unchecked(log))}")
+    if findings:
+        console.print(findings_table(findings))
+    else:
+        console.print(f"diagnosis: {nothing_found(log)}", soft_wrap=True)

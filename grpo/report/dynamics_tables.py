@@ -8,7 +8,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from grpo.dynamics.diagnostics import CHECKS
+from grpo.dynamics.diagnostics import CHECKS, unchecked
 from grpo.dynamics.evidence import FEWEST_ROUNDS, change, paired, window_length
 from grpo.dynamics.findings import CRITICAL, NOTE, WARNING, DiagnosisRule, Finding
 from grpo.dynamics.forecast import Forecast, forecast, forecast_held_out
@@ -137,7 +137,6 @@ def verdict_lines(log: RunLog) -> tuple[list[str], str]:
         f"{surely}; the {what} went from {now - moved.value:{form}} to {now:{form}} over {len(series)} rounds "
         f"(a change of {moved.value:+{form}}, with 99 % certainty between {moved.low:+{form}} and {moved.high:+{form}})"
     ]
-    lines += [ADVICE[mood].format((moved.high - moved.low) / 2)] if mood in ADVICE else []
     if len(log.history) >= FEWEST_ROUNDS:
         ahead = forecast(log.history, log.horizon)
         lines.append(
@@ -147,11 +146,16 @@ def verdict_lines(log: RunLog) -> tuple[list[str], str]:
     return lines, mood
 
 
-def nothing_found(missing: Mapping[str, str]) -> str:
-    """Says that the checks found no problem, and how many could be made. `missing` holds those that could not."""
-    if not missing:
-        return "the checks found no problem"
-    return f"{len(CHECKS) - len(missing)} of {len(CHECKS)} checks could be made, and they found no problem"
+def nothing_found(log: RunLog) -> str:
+    """Says that the checks found no problem, how many could be made, and what to do where the run's course is open."""
+    missing, (_, mood) = unchecked(log), verdict_lines(log)
+    told = "the checks found no problem"
+    if missing:
+        told = f"{len(CHECKS) - len(missing)} of {len(CHECKS)} checks could be made, and they found no problem"
+    moved = change(log["pass_rate"] if len(log["pass_rate"]) else log["reward/mean"])
+    if moved is None or mood not in ADVICE:
+        return told
+    return f"{told}; {ADVICE[mood].format((moved.high - moved.low) / 2)}"
 
 
 def forecast_numbers(identification: Identification, ahead: Forecast) -> list[Number]:
