@@ -120,7 +120,7 @@ class Fleet:
         link = self._links[replica.index]
         if replica.index not in self._linked:
             if self._arranges:
-                await post("/collective_rpc", {"method": "arrange_weights"})
+                await post("/collective_rpc", {"method": "take_onednn"})
             await post("/collective_rpc", {"method": "end_broken_transfer"})
             await link.open(post)
             self._linked.add(replica.index)

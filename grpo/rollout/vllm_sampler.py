@@ -65,7 +65,7 @@ class VllmSampler:
             self._llm.apply_model(classes.part)
         self._use = self._llm.llm_engine.logger_manager = EngineUse()
         if not self._on_gpu:
-            self._llm.collective_rpc("arrange_weights")
+            self._llm.collective_rpc("take_onednn")
 
     def generate(
         self,

@@ -40,18 +40,22 @@ if current_platform.is_cpu():
     vllm.model_executor.layers.utils.check_cpu_sgl_kernel = lambda *args, **kwargs: False
 
 
+def onednn_linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Computes `torch.nn.functional.linear` by oneDNN, without a gradient."""
+    return torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
+
+
 class WeightReceiver:
     """Receives weights in vLLM's worker, which takes it in by `worker_extension_cls`. Called by `collective_rpc`."""
 
     _own_parameters: OwnParameters | None = None
 
-    def arrange_weights(self) -> None:
-        """Stores float32 matrices column by column, shapes unchanged. Called once, on a CPU. The products of decoding,
-        a few rows wide, are then up to half again as quick, and loading copies into the same storage. In bfloat16
-        they are no quicker, and every refresh would be slower."""
-        for parameter in self.model_runner.model.parameters():
-            if parameter.dim() == 2 and parameter.dtype == torch.float32:
-                parameter.data = parameter.data.t().contiguous().t()
+    def take_onednn(self) -> None:
+        """Called once, on a CPU. Has layers in float32 multiply by oneDNN, which computes the products of decoding, of
+        a few rows, a quarter quicker than torch's own choice, from weights as they lie."""
+        for module in self.model_runner.model.modules():
+            if hasattr(module, "cpu_linear") and module.weight.dim() == 2 and module.weight.dtype == torch.float32:
+                module.cpu_linear = onednn_linear
 
     def end_broken_transfer(self) -> None:
         """Ends a transfer that was begun and never finished, because the learner died or gave this server up: vLLM

@@ -1,0 +1,45 @@
+"""vLLM's layers on a CPU, as a refresh finds them."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+receiver = pytest.importorskip("grpo.weight_sync.vllm_receiver")
+
+
+def model(dtype):
+    torch.manual_seed(0)
+    layers = nn.ModuleDict(
+        {"plain": nn.Linear(48, 32, bias=False, dtype=dtype), "biased": nn.Linear(48, 32, dtype=dtype)}
+    )
+    for layer in layers.values():
+        layer.cpu_linear = linear
+    return layers
+
+
+def receiving(layers):
+    taken = receiver.WeightReceiver()
+    taken.model_runner = SimpleNamespace(model=layers)
+    taken.take_onednn()
+
+
+@pytest.mark.parametrize("rows", [(), (5,), (2, 5), (0,)])
+def test_layers_in_float32_multiply_by_onednn_to_the_same_result(rows):
+    layers, inputs = model(torch.float32), torch.randn(*rows, 96)[..., ::2]
+    receiving(layers)
+    for layer in layers.values():
+        assert layer.cpu_linear is receiver.onednn_linear
+        with torch.no_grad():
+            product = layer.cpu_linear(inputs, layer.weight, layer.bias)
+        torch.testing.assert_close(product, linear(inputs, layer.weight, layer.bias).detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_layers_in_bfloat16_stay_as_vllm_has_them():
+    layers = model(torch.bfloat16)
+    receiving(layers)
+    assert all(layer.cpu_linear is linear for layer in layers.values())
+    # A refresh copies into weights that lie as they are sent.
+    assert all(layer.weight.is_contiguous() for layer in layers.values())
