@@ -60,7 +60,9 @@ def engine_arguments(config: TrainConfig, model_path: str, on_gpu: bool, state: 
     return arguments | rollout.engine_args
 
 
-def colocated_arguments(on_gpu: bool, num_ranks: int, tensor_parallel: int = 1) -> dict[str, Any]:
+def colocated_arguments(
+    on_gpu: bool, num_ranks: int, tensor_parallel: int = 1, speculates: bool = False
+) -> dict[str, Any]:
     """Returns what `vllm.LLM` gets besides in the process of one of `num_ranks` learner ranks, of which
     `tensor_parallel` consecutive ones are one engine.
 
@@ -71,9 +73,9 @@ def colocated_arguments(on_gpu: bool, num_ranks: int, tensor_parallel: int = 1) 
     launched = {"distributed_executor_backend": "external_launcher"} if num_ranks > 1 else {}
     spread = {"tensor_parallel_size": tensor_parallel} if tensor_parallel > 1 else {}
     # The weights of a draft model, with which an engine speculates, are in no refresh: they have to survive its sleep.
-    asleep = {"enable_sleep_mode": on_gpu, "sleep_preserve_parameter_names": ["draft.*"] if on_gpu else []}
+    drafts = {"sleep_preserve_parameter_names": ["draft.*"]} if on_gpu and speculates else {}
     # A server counts how its cache is used unless it is told not to, and `vllm.LLM` only if it is told to.
-    return {"disable_log_stats": False, **asleep, **launched, **spread}
+    return {"enable_sleep_mode": on_gpu, "disable_log_stats": False, **drafts, **launched, **spread}
 
 
 def sampling_arguments(sampling: SamplingConfig, stop_token_ids: Sequence[int], seed: int) -> dict[str, Any]:

@@ -55,7 +55,8 @@ class VllmSampler:
         self._file_form = FileForm(str(model_path), config.model.trust_remote_code)
         trust = config.model.trust_remote_code
         arguments = engine_arguments(config, str(model_path), self._on_gpu, keeps_state(str(model_path), trust))
-        arguments |= colocated_arguments(self._on_gpu, ranks.world_size(), spread)
+        speculates = "speculative_config" in config.rollout.engine_args
+        arguments |= colocated_arguments(self._on_gpu, ranks.world_size(), spread, speculates)
         classes = ModelClasses()
         if self._on_gpu:
             # vLLM asks whether its share is free, which what PyTorch keeps of loading the learner is not.

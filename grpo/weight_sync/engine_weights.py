@@ -85,7 +85,7 @@ class OwnParameters:
         """Loads weights under their Hugging Face names."""
         loaded = self._model.load_weights(bucket)
         # Of a model that does not tell what it has loaded, nothing is kept.
-        self._sent |= dict(self._model.named_parameters()).keys() if loaded is None else loaded
+        self._sent.update(dict(self._model.named_parameters()) if loaded is None else loaded)
 
     def keep(self) -> None:
         """Keeps in main memory what the first refresh has left as it was. It never changes."""
