@@ -124,22 +124,24 @@ def sampled_tokens(statistics: RoundStatistics) -> float:
 
 def curve_of(rounds: Sequence[PastRound]) -> History:
     """Returns the reward curve of these rounds."""
-    names = ("step", "value", "error", "tried", "delay")
-    steps, values, errors, tried, delays = (np.array([getattr(past, name) for past in rounds], float) for name in names)
-    return History(np.maximum.accumulate(steps), values, pooled_errors(values, errors, tried), delays)
+    names = ("step", "value", "error", "tried", "interval", "delay")
+    columns = (np.array([getattr(past, name) for past in rounds], float) for name in names)
+    steps, values, errors, tried, intervals, delays = columns
+    errors = pooled_errors(values, errors, tried)
+    return History(np.maximum.accumulate(steps), values, errors, intervals, delays - intervals)
 
 
 def merged(history: History, most: int = MOST_POINTS) -> History:
     """Averages neighbouring points of a curve, weighted by 1/error², until at most `most` points are left.
 
-    Points are merged only when their delays are equal.
+    Points are merged only when their intervals and lags are equal.
     """
     while len(history) > most:
         half = len(history) // 2
         pairs = [(2 * index, 2 * index + 1) for index in range(half)]
         points = []
         for first, second in pairs:
-            if history.delays[first] != history.delays[second]:
+            if any(own[first] != own[second] for own in (history.intervals, history.lags)):
                 points += [_point(history, [first]), _point(history, [second])]
             else:
                 points.append(_point(history, [first, second]))
@@ -150,15 +152,16 @@ def merged(history: History, most: int = MOST_POINTS) -> History:
     return history
 
 
-def _point(history: History, indices: list[int]) -> tuple[float, float, float, float]:
-    """Returns (step, value, error, delay) of the mean of these points, weighted by 1/error²."""
+def _point(history: History, indices: list[int]) -> tuple[float, float, float, float, float]:
+    """Returns (step, value, error, interval, lag) of the mean of these points, weighted by 1/error²."""
     weights = history.errors[indices] ** -2.0
     total = weights.sum()
     return (
         float(history.steps[indices] @ weights / total),
         float(history.values[indices] @ weights / total),
         float(total**-0.5),
-        float(history.delays[indices[0]]),
+        float(history.intervals[indices[0]]),
+        float(history.lags[indices[0]]),
     )
 
 

@@ -103,14 +103,14 @@ def history_of(rounds: Iterable[tuple[int, int, int, Counts]]) -> History:
     Rounds without completions are left out.
     """
     points = [
-        (step - interval - steps_ahead, *pass_rate(counts), num_tried(counts), interval + steps_ahead)
+        (step - interval - steps_ahead, *pass_rate(counts), num_tried(counts), interval, steps_ahead)
         for step, interval, steps_ahead, counts in rounds
         if sum(counts.values())
     ]
-    steps, values, errors, tried, delays = (np.array(column, float) for column in zip(*points, strict=True))
+    steps, values, errors, tried, intervals, lags = (np.array(column, float) for column in zip(*points, strict=True))
     # The running maximum keeps the steps in order: a lag that grows by more than a round would put a point before the
     # last one.
-    return History(np.maximum.accumulate(steps), values, pooled_errors(values, errors, tried), delays)
+    return History(np.maximum.accumulate(steps), values, pooled_errors(values, errors, tried), intervals, lags)
 
 
 def history_of_values(steps: ArrayLike, values: ArrayLike, interval: int = 1) -> History:
@@ -122,7 +122,9 @@ def history_of_values(steps: ArrayLike, values: ArrayLike, interval: int = 1) ->
     steps, values = np.asarray(steps, float), np.asarray(values, float)
     residuals = values[1:-1] - (values[:-2] + values[2:]) / 2
     error = max(float(np.sqrt(np.mean(residuals**2) / 1.5)), LEAST_ERROR)
-    return History(steps - interval, values, np.full(len(values), error), np.full(len(values), float(interval)))
+    count = len(values)
+    intervals, lags = np.full(count, float(interval)), np.zeros(count)
+    return History(steps - interval, values, np.full(count, error), intervals, lags)
 
 
 def num_tried(counts: Counts) -> int:

@@ -113,9 +113,9 @@ class LawFit:
         z = (centered[1:] @ centered[:-1] / spread + 1 / n) * np.sqrt(n)
         return float(2 * stats.norm.sf(abs(z)))
 
-    def predict(self, steps: Array, delays: Array) -> Array:
+    def predict(self, steps: Array, intervals: Array, lags: Array) -> Array:
         """Returns the fitted law's pass rates [points] at `steps`."""
-        return self.law.predict(self.free, steps, delays)
+        return self.law.predict(self.free, steps, intervals, lags)
 
     @cached_property
     def draws(self) -> Array:
@@ -136,7 +136,7 @@ class LawFit:
 
     def _chi_squares(self, frees: Array) -> Array:
         """Returns χ² [draws] of parameters [draws, parameters]."""
-        predicted = self.law.predict(frees, self.history.steps, self.history.delays)
+        predicted = self.law.predict(frees, self.history.steps, self.history.intervals, self.history.lags)
         return np.sum(((self.history.values - predicted) / self.history.errors) ** 2, axis=-1)
 
     def interval(self, function: Callable[[NDArray[np.float64]], float]) -> Interval:
@@ -151,7 +151,7 @@ def fit_law(law: Law, history: History) -> LawFit:
     """Fits `law` by least squares from its most promising guesses, and returns the best fit."""
 
     def residuals(free: Array) -> Array:
-        return (law.predict(free, history.steps, history.delays) - history.values) / history.errors
+        return (law.predict(free, history.steps, history.intervals, history.lags) - history.values) / history.errors
 
     def jacobian(free: Array) -> Array:
         # Forward differences as SciPy takes them, of all parameters at once: a curve alone costs as much as ten.
@@ -227,14 +227,14 @@ def identify(
     ends = [plateau_of(fit.law, free) for fit, draws in supported(levelling(fits)) for free in draws]
     plateau = Interval(*map(float, np.quantile(ends, [0.5, 0.025, 0.975])))
     model = next(fit for fit in fits if fit.law.name == "oscillator")
-    delay = float(history.delays[-1])
+    interval, lag = float(history.intervals[-1]), float(history.lags[-1])
     identified, reason = _verdict(best, flat, plateau, fits)
     return Identification(
         fits=tuple(fits),
         identified=identified,
         reason=reason,
         plateau=plateau,
-        damping_ratio=model.interval(lambda free: damping_ratio(free, momentum, delay)),
+        damping_ratio=model.interval(lambda free: damping_ratio(free, momentum, interval, lag)),
         stiffness=model.interval(lambda free: float(np.exp(free[2]))),
     )
 
@@ -263,10 +263,10 @@ def plateau_of(law: Law, free: Array) -> float:
     return float(law.read(free)[law.names.index(names.pop())])
 
 
-def damping_ratio(free: Array, momentum: float, delay: float) -> float:
-    """Computes the damping ratio ζ from the oscillator law's free parameters, at a delay of τ + lag steps."""
+def damping_ratio(free: Array, momentum: float, interval: float, lag: float = 0.0) -> float:
+    """Computes the damping ratio ζ from the oscillator law's free parameters, at this interval τ and lag."""
     stiffness, inertia = np.exp(np.clip(free[2:], -60, 60))
-    model = held_oscillator(momentum, float(stiffness), delay)
+    model = held_oscillator(momentum, float(stiffness), interval, lag)
     mass = model.mass - (1 + momentum) / 2 + inertia
     return float(model.damping / (2 * np.sqrt(stiffness * mass)))
 

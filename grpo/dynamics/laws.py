@@ -35,42 +35,50 @@ class History:
     steps      [points] optimizer steps taken by the policy that sampled the round
     values     [points] mean pass rate of the round
     errors     [points] standard error of the pass rate
-    delays     [points] refresh interval τ plus lag: the steps over which the round's samples are held or late
+    intervals  [points] refresh interval τ: the steps for which the round's samples are held
+    lags       [points] steps by which the round was sampled ahead
     """
 
     steps: Array
     values: Array
     errors: Array
-    delays: Array
+    intervals: Array
+    lags: Array
 
     def __len__(self) -> int:
         return len(self.steps)
 
+    @property
+    def delays(self) -> Array:
+        """The steps from the policy that sampled a round to the round's end, τ + lag, [points]."""
+        return self.intervals + self.lags
+
     def until(self, step: float) -> History:
         """Returns the points at or before `step`."""
         kept = self.steps <= step
-        return History(self.steps[kept], self.values[kept], self.errors[kept], self.delays[kept])
+        columns = self.steps, self.values, self.errors, self.intervals, self.lags
+        return History(*(column[kept] for column in columns))
 
 
 @dataclass(frozen=True, slots=True)
 class Law:
     """A law is a parametric reward curve.
 
-    `curve(free, times, delays)` returns pass rates [points], or [draws, points] of free parameters [draws, parameters];
-    `times` are optimizer steps since the curve began.
+    `curve(free, times, intervals, lags)` returns pass rates [points], or [draws, points] of free parameters
+    [draws, parameters]. `times` are optimizer steps since the curve began; the rest is as in `History`.
     `guesses(history)` returns starting points for a fit.
     """
 
     name: str
     names: tuple[str, ...]
-    curve: Callable[[Array, Array, Array], Array]
+    curve: Callable[[Array, Array, Array, Array], Array]
     guesses: Callable[[History], list[list[float]]]
     read: Callable[[Array], Array]
 
-    def predict(self, free: Array, steps: Array, delays: Array) -> Array:
+    def predict(self, free: Array, steps: Array, intervals: Array, lags: Array) -> Array:
         """Returns the pass rates [points] at `steps`, or [draws, points] of several draws of the parameters. The curve
         begins at the first of them."""
-        return self.curve(free, steps - steps[0], delays)
+        return self.curve(free, steps - steps[0], intervals, lags)
 
 
 def _spread(history: History) -> tuple[float, float, float]:
@@ -94,21 +102,21 @@ def oscillator_law(momentum: float) -> Law:
     """Returns the oscillator law at known momentum μ.
 
     The free parameters are logit P₀, logit P*, log κ and log M₀, where M₀ is the inertia in M = M₀ + ½κ·E[a²], and a
-    the age of a round's samples (`held_oscillator`; a lag counts as if the round were longer by it). With μ known,
-    C = (1−μ) − κ·E[a]. In the model M₀ is (1+μ)/2. It is left free because the fitted damping ratio ζ depends on it.
+    the age of a round's samples (`held_oscillator`). With μ known, C = (1−μ) − κ·E[a]. In the model M₀ is (1+μ)/2. It
+    is left free because the fitted damping ratio ζ depends on it.
     """
 
-    def curve(free: Array, times: Array, delays: Array) -> Array:
+    def curve(free: Array, times: Array, intervals: Array, lags: Array) -> Array:
         start, end = _columns(expit(free[..., :2]))
         stiffness, inertia = _columns(np.exp(np.clip(free[..., 2:], -60, 60)))
-        return end + (start - end) * _distance(times, delays, momentum, stiffness, inertia)
+        return end + (start - end) * _distance(times, intervals, lags, momentum, stiffness, inertia)
 
     def guesses(history: History) -> list[list[float]]:
         start, end, span = _spread(history)
-        lag = float(np.median(history.delays))
+        delay = float(np.median(history.delays))
         points = []
         for share in (0.1, 0.3, 1.0):
-            stiffness = (1 - momentum) / (share * span + lag)
+            stiffness = (1 - momentum) / (share * span + delay)
             for inertia in (0.5 * (1 + momentum), 0.1 * span * (1 - momentum)):
                 for plateau in (end, _inside(end + 0.3 * (end - start))):
                     points.append([logit(start), logit(plateau), np.log(stiffness), np.log(inertia)])
@@ -120,17 +128,17 @@ def oscillator_law(momentum: float) -> Law:
     return Law("oscillator", ("start", "plateau", "stiffness", "inertia"), curve, guesses, read)
 
 
-def _distance(steps: Array, delays: Array, momentum: float, stiffness: Array, inertia: Array) -> Array:
+def _distance(steps: Array, intervals: Array, lags: Array, momentum: float, stiffness: Array, inertia: Array) -> Array:
     """Returns the oscillator's distance to its plateau at `steps`, as a share of the first distance: E(t)/E(0).
 
-    `stiffness` and `inertia` are [1] or [draws, 1]. Each stretch of equal τ has its own coefficients; position and
-    velocity are carried over.
+    `stiffness` and `inertia` are [1] or [draws, 1]. Each stretch of equal τ and lag has its own coefficients;
+    position and velocity are carried over.
     """
     result = np.ones((*stiffness.shape[:-1], len(steps)))
     position, velocity, since = np.ones_like(stiffness), np.zeros_like(stiffness), 0.0
-    edges = [0, *(np.flatnonzero(np.diff(delays)) + 1), len(steps)]
+    edges = [0, *(np.flatnonzero((np.diff(intervals) != 0) | (np.diff(lags) != 0)) + 1), len(steps)]
     for first, last in pairwise(edges):
-        mass, damping = held_coefficients(momentum, stiffness, delays[first])
+        mass, damping = held_coefficients(momentum, stiffness, intervals[first], lags[first])
         mass = mass - (1 + momentum) / 2 + inertia
         frequency = np.sqrt(stiffness / mass)
         ratio = damping / (2 * np.sqrt(stiffness * mass))
@@ -146,7 +154,7 @@ def _distance(steps: Array, delays: Array, momentum: float, stiffness: Array, in
 def _three(function: Callable[[Array, Array, Array, Array], Array], name: str, names: tuple[str, ...]) -> Law:
     """Makes a law of two rates and one time from `function`. The free parameters are two logits and a logarithm."""
 
-    def curve(free: Array, times: Array, delays: Array) -> Array:
+    def curve(free: Array, times: Array, *_: Array) -> Array:
         first, second = _columns(expit(free[..., :2]))
         return function(first, second, np.exp(np.clip(free[..., 2, None], -60, 60)), times)
 
@@ -196,7 +204,7 @@ def gating_law(exponent: float, mean_exponent: float = 0.0) -> Law:
 def _sigmoid() -> Law:
     """Returns the sigmoid law. Its free parameters are two logits, the logarithm of the width, and the middle step."""
 
-    def curve(free: Array, times: Array, delays: Array) -> Array:
+    def curve(free: Array, times: Array, *_: Array) -> Array:
         floor, end = _columns(expit(free[..., :2]))
         width, middle = np.exp(np.clip(free[..., 2, None], -60, 60)), free[..., 3, None]
         return floor + (end - floor) * expit((times - middle) / width)
@@ -220,14 +228,14 @@ SIGMOID = _sigmoid()
 LINE = Law(
     "line",
     ("start", "slope"),
-    lambda free, times, delays: free[..., 0, None] + free[..., 1, None] * times,
+    lambda free, times, *_: free[..., 0, None] + free[..., 1, None] * times,
     lambda history: [[float(history.values.mean()), 0.0]],
     np.asarray,
 )
 CONSTANT = Law(
     "constant",
     ("level",),
-    lambda free, times, delays: free[..., 0, None] + np.zeros(len(times)),
+    lambda free, times, *_: free[..., 0, None] + np.zeros(len(times)),
     lambda history: [[float(history.values.mean())]],
     np.asarray,
 )

@@ -60,8 +60,8 @@ def draw_reward(axes: Axes, shown: Dynamics) -> str:
     errors = [own.sum() ** -0.5 for own in weights]
     axes.errorbar(middles, means, yerr=errors, fmt=".", color="0.4", linewidth=0.8, label=name)
     steps = np.linspace(history.steps[0], history.steps[-1], 300)
-    delays = np.round(np.interp(steps, history.steps, history.delays))
-    axes.plot(steps, best.predict(steps, delays), color=BLUE, label=f"{best.law.name} law")
+    held = [np.round(np.interp(steps, history.steps, own)) for own in (history.intervals, history.lags)]
+    axes.plot(steps, best.predict(steps, *held), color=BLUE, label=f"{best.law.name} law")
     axes.fill_between(ahead.steps, ahead.low, ahead.high, color=ORANGE, alpha=0.2, linewidth=0)
     axes.plot(ahead.steps, ahead.value, "--", color=ORANGE, label="forecast, 90 % interval")
     if len(shown.log.held_out):

@@ -21,7 +21,7 @@ from grpo.dynamics.run_log import NOTHING, RunLog, Series
 from grpo.report.foreign_names import Row, held_out_score, numbers_of, our_name, translated
 from grpo.report.foreign_rows import OF_RUN, read_rows
 
-NO_HISTORY = History(np.empty(0), np.empty(0), np.empty(0), np.empty(0))
+NO_HISTORY = History(*(np.empty(0) for _ in range(5)))
 PART = "reward/part/"
 # A part with such a name grades answers, so it may be the pass rate.
 GRADES = re.compile(r"accura|correct|solve|success|pass|ground_truth")

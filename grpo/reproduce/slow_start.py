@@ -80,9 +80,8 @@ def _laws(curves: dict[tuple[float, float], Array]) -> Comparison:
         tried = SIZE * PROMPTS
         values = generator.binomial(tried, rates) / tried
         errors = np.sqrt(np.maximum(rates * (1 - rates), 1 / tried) / tried)
-        identification = identify(
-            History(np.arange(len(rates), dtype=float), values, errors, np.ones(len(rates))), momentum
-        )
+        steps = np.arange(len(rates), dtype=float)
+        identification = identify(History(steps, values, errors, np.ones_like(steps), np.zeros_like(steps)), momentum)
         order = ", ".join(
             f"{fit.law.name} {identification.weights[fit.law.name]:.2f}" for fit in identification.fits[:2]
         )

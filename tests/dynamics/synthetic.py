@@ -16,7 +16,7 @@ def measured(curve, group_size=8, prompts=16, seed=0, interval=1):
     values = generator.binomial(draws, curve) / draws
     errors = np.sqrt(np.maximum(curve * (1 - curve), 0.01) / draws)
     steps = np.concatenate([[0.0], np.cumsum(intervals)[:-1]])
-    return History(steps, values, errors, np.array(intervals))
+    return History(steps, values, errors, np.array(intervals), np.zeros_like(steps))
 
 
 def oscillating(rounds, start=0.2, plateau=0.8, momentum=0.9, stiffness=0.004, inertia=None, interval=1):

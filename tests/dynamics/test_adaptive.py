@@ -228,8 +228,9 @@ def test_merging_keeps_the_information_of_a_curve():
     assert len(short) <= 200
     assert np.sum(short.errors**-2.0) == pytest.approx(np.sum(history.errors**-2.0))
     assert short.values @ short.errors**-2.0 == pytest.approx(history.values @ history.errors**-2.0)
-    mixed = History(np.arange(4.0), np.ones(4), np.ones(4), np.array([1.0, 2.0, 1.0, 2.0]))
-    assert len(merged(mixed, most=2)) == 4
+    ones, changing = np.ones(4), np.array([1.0, 2.0, 1.0, 2.0])
+    for held in ((changing, ones), (ones, changing)):
+        assert len(merged(History(np.arange(4.0), ones, ones, *held), most=2)) == 4
 
 
 def test_fluctuation_beyond_sampling_error_is_noticed():

@@ -65,6 +65,8 @@ def test_sampled_ahead_a_point_stands_where_its_older_policy_was():
     # One round ahead, then two: never backwards.
     history = history_of([(2, 2, 0, count), (4, 2, 2, count), (6, 2, 2, count), (8, 2, 5, count)])
     assert history.steps.tolist() == [0, 0, 2, 2]
+    assert history.intervals.tolist() == [2, 2, 2, 2]
+    assert history.lags.tolist() == [0, 2, 2, 5]
     assert history.delays.tolist() == [2, 4, 4, 7]
 
 

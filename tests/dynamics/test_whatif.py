@@ -25,7 +25,8 @@ def run_log(interval=1, ess=1.0, **series):
     columns |= {"plan/group_size": 8.0, "plan/prompts_per_step": 32.0, "plan/refresh_interval": float(interval)}
     columns |= {"time/round_seconds": 2.0 * interval + 1.0, "time/sync_seconds": 1.0}
     values = {name: Series(ends, np.full(len(steps), value)) for name, value in columns.items()} | series
-    history = History(steps, rate_at(steps), np.full(len(steps), 1e-3), np.full(len(steps), float(interval)))
+    errors, intervals = np.full(len(steps), 1e-3), np.full(len(steps), float(interval))
+    history = History(steps, rate_at(steps), errors, intervals, np.zeros(len(steps)))
     counts = [{(round(8 * rate), 8): 32 * interval} for rate in history.values]
     return RunLog(history, values, counts)
 
