@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from grpo.config.run import TrainConfig
 
@@ -59,6 +59,23 @@ def batch_table(config: TrainConfig, world_size: int) -> list[tuple[str, int, in
         ("rounds", rounds, rounds),
         ("optimizer steps", config.num_steps, config.num_steps),
     ]
+
+
+def at_its_largest(config: TrainConfig) -> TrainConfig:
+    """Returns the config with the batch that takes most memory of those that the schedule may choose.
+
+    Where samples are held, most prompts come with the smallest groups.
+    """
+    dynamics, adaptive = config.dynamics, config.dynamics.adaptive
+    if dynamics.name != "adaptive":
+        return config
+    if adaptive.hold == "samples":
+        group = min(dynamics.group_size, adaptive.smallest_group)
+        prompts = dynamics.prompts_per_step * dynamics.group_size // group
+    else:
+        group = max(dynamics.group_size, adaptive.largest_group)
+        prompts = max(dynamics.prompts_per_step, adaptive.most_prompts)
+    return replace(config, dynamics=replace(dynamics, prompts_per_step=prompts, group_size=group))
 
 
 def memory_estimate(

@@ -16,6 +16,7 @@ from grpo.config import TrainConfig
 from grpo.config.errors import UserError, require
 from grpo.config.estimate import (
     ModelShape,
+    at_its_largest,
     batch_table,
     engine_weights,
     memory_estimate,
@@ -167,7 +168,8 @@ def print_price(config: TrainConfig, path: Path, machine: MachineConstants | Non
     of = f"by {config.hardware.measured}, measured on {machine.device}" if machine else "in tokens"
     header = (of, "in a round", f"in {priced.rounds} rounds")
     console = Terminal()
-    console.print(facts_table("Price", header, price_rows(priced, config.hardware.price_per_hour)))
+    title = "Price" if config.dynamics.name == "fixed" else "Price, at the batch that the schedule begins with"
+    console.print(facts_table(title, header, price_rows(priced, config.hardware.price_per_hour)))
     if machine is None:
         console.print(
             "`grpo prove` measures a machine; hardware.measured=FILE then prices the run in hours", soft_wrap=True
@@ -200,8 +202,12 @@ def print_tables(config: TrainConfig, path: Path) -> None:
             f"{config.num_steps / warmup:.0%} of learner.learning_rate",
             style="yellow",
         )
-    rows = memory_estimate(config, shape, count, device_gib(config))
+    largest = at_its_largest(config)
+    rows = memory_estimate(largest, shape, count, device_gib(config))
     title = f"Memory, {shape.parameters / 1e6:,.1f} M parameters, {config.learner.precision}"
+    if largest is not config:
+        batch = largest.dynamics
+        title += f", at the schedule's largest batch: {batch.prompts_per_step} prompts × {batch.group_size}"
     header = ("estimate, on one rank", "while sampling", "while learning")
     console.print(facts_table(title, header, [(name, _size(first), _size(second)) for name, first, second in rows]))
     _, sampling, learning = rows[-1]

@@ -2,7 +2,15 @@ import pytest
 import torch
 
 from grpo.config import ModelConfig, TrainConfig
-from grpo.config.estimate import BYTES, ModelShape, activation_bytes, batch_table, memory_estimate, offloaded_bytes
+from grpo.config.estimate import (
+    BYTES,
+    ModelShape,
+    activation_bytes,
+    at_its_largest,
+    batch_table,
+    memory_estimate,
+    offloaded_bytes,
+)
 from grpo.config.hydra import compose_config
 from grpo.learner.loading import load_policy
 from grpo.run.preflight import model_shape
@@ -43,6 +51,19 @@ def test_batch_table_counts_by_hand():
     assert rows["micro-batches per step, at most"] == [7, 14]
     assert rows["completions per round"] == [256, 512]
     assert rows["rounds"] == [3, 3]
+
+
+def test_a_schedule_is_estimated_at_its_largest_batch():
+    value = config()
+    assert at_its_largest(value) is value
+    value.dynamics.name, value.dynamics.adaptive.most_prompts = "adaptive", 32
+    largest = at_its_largest(value).dynamics
+    assert (largest.prompts_per_step, largest.group_size) == (32, 64)
+    # 16 prompts × 8 completions are 32 prompts × 4.
+    value.dynamics.adaptive.hold = "samples"
+    largest = at_its_largest(value).dynamics
+    assert (largest.prompts_per_step, largest.group_size) == (32, 4)
+    assert (value.dynamics.prompts_per_step, value.dynamics.group_size) == (16, 8)
 
 
 def test_a_prompt_is_counted_once_per_completion_unless_shared():
