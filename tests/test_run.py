@@ -292,6 +292,7 @@ def test_a_run_that_loses_what_it_knew_goes_back_and_slows_down(tmp_path):
         "dynamics=adaptive",
         "dynamics.prompts_per_step=32",
         "dynamics.group_size=8",
+        "dynamics.adaptive.smallest_group=8",
         "checkpoint.every_rounds=1",
     ]
     overrides = [*SMALL, *watched, *ruinous, "rollout.engine=transformers", "evaluation.num_problems=0"]
