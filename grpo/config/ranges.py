@@ -25,6 +25,9 @@ SHARES = (
     "task.curriculum.without_solve_rate",
 )
 
+PORTS = ("rollout.servers.port", "hardware.first_port")
+LAST_PORT = 65535
+
 
 def check_ranges(config: TrainConfig) -> None:
     """Raises UserError for the first number that is infinite, no number, negative, or a share above 1."""
@@ -32,6 +35,7 @@ def check_ranges(config: TrainConfig) -> None:
         require(math.isfinite(value), f"{key}={value} must be a finite number")
         require(value >= 0 or key in SIGNED, f"{key}={value} must not be negative")
         require(value <= 1 or key not in SHARES, f"{key}={value} must lie between 0 and 1")
+        require(value <= LAST_PORT or key not in PORTS, f"{key}={value} is no port: the last one is {LAST_PORT}")
     for key, weight in _numbers(config):
         require(
             not key.endswith("reward.parts[].weight") or not weight or 1e-6 <= abs(weight) <= 1e6,

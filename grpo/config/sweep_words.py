@@ -18,16 +18,15 @@ def grid(overrides: list[str]) -> list[dict[str, str]]:
     """Returns every combination of the words in Hydra's sweep syntax, a=1,2 b=range(3), as key → value.
 
     Words without that syntax are passed over; when there are no others, the only combination is empty. Raises UserError
-    for what Hydra cannot read.
+    for what Hydra cannot read, and for an interval.
     """
-    try:
-        swept = {
-            override.get_key_element(): list(override.sweep_string_iterator())
-            for override in _parsed(overrides)
-            if override.is_sweep_override()
-        }
-    except HydraException as error:
-        raise UserError(one_line(error)) from error
+    swept = {}
+    for override in _parsed(overrides):
+        if isinstance(override.value(), IntervalSweep):
+            word = override.input_line
+            raise UserError(f"{word} has no end of values: with trials=N a search tries N of them, or name some: a=1,2")
+        if override.is_sweep_override():
+            swept[override.get_key_element()] = list(override.sweep_string_iterator())
     return [dict(zip(swept, values, strict=True)) for values in product(*swept.values())]
 
 

@@ -123,6 +123,7 @@ def test_folders_and_files_of_ones_own_are_read(tmp_path):
         ("learner.betas=[0.9,1]", "learner.betas=[0.9, 1.0] must be two numbers of at least 0 and below 1"),
         ("learner.betas=[0.9]", "must be two numbers"),
         ("rollout.gpu_memory_fraction=1.5", "must lie between 0 and 1"),
+        ("rollout.servers.port=65536", "rollout.servers.port=65536 is no port: the last one is 65535"),
     ],
 )
 def test_numbers_out_of_range_are_refused(override, message):
@@ -406,6 +407,8 @@ def test_the_grid_is_hydras_own():
     assert grid(words) == [{"a": a, "c.d": d} for a in "12" for d in "012"]
     assert plain(words) == ["b=x", "e=[1,2]"]
     assert grid(["b=x"]) == [{}]
+    with pytest.raises(UserError, match="has no end of values: with trials=N"):
+        grid(["a=interval(0,1)"])
 
 
 def test_a_file_that_is_not_yaml_and_a_word_without_a_key_are_one_line(tmp_path):
