@@ -36,6 +36,8 @@ class PolicyEvaluation:
     ):
         self._config, self._task, self._suite, self._tokenizer = config, task, suite, tokenizer
         self._sampler, self._clocks, self._collective = sampler, clocks, collective
+        # It lasts from evaluation to evaluation: processes that grade die with the thread that has replaced them.
+        self._grading = GradingThread(task)
 
     def __call__(self) -> dict[str, Any]:
         """Returns the result on held-out problems, see `held_out.evaluate`, with those of the suite under "suite".
@@ -44,18 +46,20 @@ class PolicyEvaluation:
         """
         asked = self._config.evaluation
         with working(f"evaluating {asked.num_problems} held-out problems × {asked.samples_per_problem}"):
-            result = self._ask(self._task, asked.num_problems)
+            result = self._ask(self._grading, self._task, asked.num_problems)
         with working("evaluating the suite"):
-            suite = held_out.evaluate_suite(self._suite, self._load, self._ask)
+            suite = held_out.evaluate_suite(self._suite, self._load, self._ask_set)
         return result | {"suite": suite} if suite else result
 
-    def _ask(self, task: Task, num_problems: int) -> dict[str, Any]:
+    def _ask_set(self, task: Task, num_problems: int) -> dict[str, Any]:
+        with GradingThread(task) as grading:
+            return self._ask(grading, task, num_problems)
+
+    def _ask(self, grading: GradingThread, task: Task, num_problems: int) -> dict[str, Any]:
         asked = replace(self._config.evaluation, num_problems=num_problems)
         sampler = self._clocks.sampler(self._sampler, EVALUATION)
-        with GradingThread(task) as thread:
-            grading = self._clocks.grading(thread, EVALUATION)
-            ask = partial(sampled_and_graded, sampler, grading)
-            result = held_out.evaluate(task, ask, asked, self._config.rollout.sampling, self._collective)
+        ask = partial(sampled_and_graded, sampler, self._clocks.grading(grading, EVALUATION))
+        result = held_out.evaluate(task, ask, asked, self._config.rollout.sampling, self._collective)
         return {"step": sampler.policy_version} | result
 
     def _load(self, task: TaskConfig) -> VerifiableTask:

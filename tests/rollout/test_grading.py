@@ -101,19 +101,36 @@ def test_the_thread_of_a_context_ends_with_it_whatever_waits():
     assert first.done() and not left.done()
 
 
-def test_an_evaluation_grades_while_it_samples():
+class HeldOut(Noting):
+    def held_out_prompts(self, count):
+        return self.next_prompts(count)
+
+    def answer_of(self, problem, text):
+        return text
+
+
+def evaluation(task, sampler):
     config = TrainConfig()
     config.evaluation.num_problems, config.evaluation.samples_per_problem = 2, 2
+    return PolicyEvaluation(config, task, [], None, sampler, Clocks(config, Phases()), SingleRank())
 
-    class HeldOut(Noting):
-        def held_out_prompts(self, count):
-            return self.next_prompts(count)
 
-        def answer_of(self, problem, text):
-            return text
-
+def test_an_evaluation_grades_while_it_samples():
     task = HeldOut([(1, 0), (0, 0)])
-    sampler, clocks = SlowlyFinishing(task.graded), Clocks(config, Phases())
-    result = PolicyEvaluation(config, task, [], None, sampler, clocks, SingleRank())()
+    result = evaluation(task, SlowlyFinishing(task.graded))()
     assert task.together == [["p1"], ["p0"]]
     assert [row["correct"] for row in result["per_problem"]] == [1, 0]
+
+
+def test_evaluations_grade_in_one_thread_that_stays_since_graders_die_with_the_thread_that_started_them():
+    class Threads(HeldOut):
+        def grade(self, groups):
+            threads.append(threading.current_thread())
+            return super().grade(groups)
+
+    threads, task = [], Threads([(1, 0), (0, 0)] * 2)
+    evaluate = evaluation(task, SlowlyFinishing(task.graded))
+    evaluate()
+    evaluate()
+    (thread,) = {*threads}
+    assert thread.is_alive()
