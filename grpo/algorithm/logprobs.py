@@ -136,9 +136,11 @@ class _TokenLogprobs(torch.autograd.Function):
                 logits = ctx.rule.logits(states, weight, bias)
                 slope = None if ctx.rule.softcap is None else ctx.rule.slope(logits).div_(ctx.rule.scale)
                 logs = _log_softmax(logits, ctx.temperature)
+                del logits
                 if uses_entropy:
                     # ∂H/∂z_j = −p_j (log p_j + H)
-                    wide = logs.exp() * (upstream[:, None] + upstream_entropy[:, None] * (logs + entropy[:, None]))
+                    wide = logs.exp()
+                    wide *= logs.add_(entropy[:, None]).mul_(upstream_entropy[:, None]).add_(upstream[:, None])
                     wide.scatter_add_(-1, token_ids[:, None], -upstream[:, None])
                     factor = torch.full_like(upstream, -ctx.rule.scale / ctx.temperature)
                 else:

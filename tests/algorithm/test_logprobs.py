@@ -1,5 +1,8 @@
+import weakref
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from grpo.algorithm.logprobs import PLAIN, LogitRule, token_logprobs
 
@@ -60,3 +63,28 @@ def test_no_targets_give_zero_gradients():
     logprobs, _ = token_logprobs(hidden, weight, torch.zeros(0, dtype=torch.long), 1.0, 8)
     logprobs.sum().backward()
     assert weight.grad.abs().max() == 0
+
+
+class Alive(TorchDispatchMode):
+    """Counts the most tensors of `size` numbers that are there at once, of those that are made under it."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size, self.made, self.most = size, [], 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and made.numel() == self.size:
+            self.made.append((weakref.ref(made), made.data_ptr()))
+            self.most = max(self.most, len({place for tensor, place in self.made if tensor() is not None}))
+        return made
+
+
+@pytest.mark.parametrize(("uses_entropy", "most"), [(False, 3), (True, 4)])
+def test_few_matrices_as_wide_as_the_vocabulary_are_there_at_once(uses_entropy, most):
+    hidden, weight = torch.randn(8, 3, requires_grad=True), torch.randn(500, 3, requires_grad=True)
+    logprobs, entropies = token_logprobs(hidden, weight, torch.arange(8), 0.7, 4)
+    loss = logprobs.sum() + entropies.sum() if uses_entropy else logprobs.sum()
+    with Alive(4 * 500) as alive:
+        loss.backward()
+    assert alive.most == most
