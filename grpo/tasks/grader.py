@@ -80,7 +80,7 @@ class GraderPool:
         """Returns one grade per item, in order, by the parts that see one completion at a time.
 
         An item that kills or blocks its worker loses only its own grade. Raises `UserError` when the reward is at
-        fault: every item failed with an exception, or none of the last `FRUITLESS` answers got a grade.
+        fault: every one of several items failed with an exception, or none of the last `FRUITLESS` answers got a grade.
         """
         if not self._alone:
             return [RawGrade({})] * len(items)
@@ -230,7 +230,9 @@ class GraderPool:
     def _judge(self, failures: Sequence[tuple[tuple, Failure]], num_items: int) -> None:
         """Warns once of each kind of failure, with an example. Raises `UserError` when the reward is at fault."""
         item, first = failures[0]
-        if len(failures) == num_items and all(failure.by_reward for _, failure in failures):
+        # What has come is graded at once, which may be a single odd completion (see `grpo.rollout.grading`).
+        several = num_items > 1 or not isinstance(item[0], str)
+        if several and len(failures) == num_items and all(failure.by_reward for _, failure in failures):
             raise UserError(
                 f"{first.what} for all {num_items} answers: {_example(item, first)}; correct task.reward. A reward is "
                 f"written as {WANTED}."

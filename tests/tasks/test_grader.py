@@ -70,6 +70,11 @@ def test_a_reward_that_always_raises_ends_the_run(obeying):
         pool.grade([("raise", "5", {}), ("raise", "6", {})])
 
 
+def test_one_answer_that_is_graded_by_itself_does_not_end_the_run_when_the_reward_raises(obeying):
+    pool, _ = obeying
+    assert outcomes(pool.grade([("raise", "5", {})])) == ["failed"]
+
+
 def test_answers_that_all_kill_their_workers_do_not_end_the_run(obeying):
     pool, _ = obeying
     assert outcomes(pool.grade([("hog", "5", {}), ("die", "5", {})])) == ["failed", "failed"]
