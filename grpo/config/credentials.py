@@ -15,9 +15,10 @@ from grpo.config.run import TrainConfig
 
 PLACE = "{key}"
 """An address may hold this in the place of a key that an environment variable gives."""
-_WORDS = r"(?:x-)?(?:(?:api|access|auth|bearer|hf|private|secret|session|subscription)[_-]?)*"
+_WORDS = r"(?:x-)?(?:(?:amz|goog|api|access|auth|bearer|hf|private|secret|security|session|subscription)[_-]?)*"
 _NAME = rf"{_WORDS}(?:key|token|secret|passw(?:or)?d|pwd|authorization|credentials?|signature|sig)"
-_SETTING = re.compile(_NAME, re.IGNORECASE)
+# Alone, these words may mean anything as the name of a setting, such as the key of a dictionary.
+_SETTING = re.compile(rf"(?!(?:key|signature|sig)$){_NAME}", re.IGNORECASE)
 _IN_QUERY = re.compile(rf"[?&;](?:{_NAME}|code)=(?!{re.escape(PLACE)})[^&\s]", re.IGNORECASE)
 _IN_FRONT = re.compile(r"^[a-z][a-z0-9+.-]*://[^/@\s]*:[^/@\s]+@", re.IGNORECASE)
 # How a secret of these keys is given instead.
@@ -25,6 +26,7 @@ _INSTEAD = {
     ".server.url": f"write {PLACE} in its place, and name its environment variable in server.key_variable",
     "tracking.mlflow": "export MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or PGPASSWORD for a database",
     ".hf_token": "export HF_TOKEN",
+    ".data.path": "download the file, and name it here",
     "": "give it by an environment variable",
 }
 

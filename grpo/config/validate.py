@@ -30,17 +30,7 @@ def validate(config: TrainConfig, world_size: int = 1) -> None:
 
 def validate_evaluation(config: TrainConfig) -> None:
     """Raises UserError for the first thing that keeps this configuration from being evaluated, or trained."""
-    check_ranges(config)
-    for path, choices in CHOICES.items():
-        value = value_at(config, path)
-        imported = path in IMPORTED
-        _require(
-            value in choices or (imported and ":" in value),
-            f"{path}={value!r} is unknown: choose one of {_listed(choices)}"
-            + (", or give an import path package.module:function" if imported else ""),
-        )
-    for path in POSITIVE:
-        _require(value_at(config, path) > 0, f"{path}={value_at(config, path)} must be above 0")
+    check_values(config)
     _check_lengths(config)
     check_pass_through(config)
     check_task(config)
@@ -63,6 +53,21 @@ def validate_evaluation(config: TrainConfig) -> None:
         f"evaluation.top_p={evaluation.top_p} must lie in (0, 1]; 1 turns it off",
     )
     _require(evaluation.max_tokens != 0, "evaluation.max_tokens=0 must be above 0; null takes rollout.sampling's")
+
+
+def check_values(config: TrainConfig, room: str = "") -> None:
+    """Raises UserError for a number out of its range, and for an unknown choice of the keys that begin with `room`."""
+    check_ranges(config)
+    for path, choices in ((path, CHOICES[path]) for path in CHOICES if path.startswith(room)):
+        value = value_at(config, path)
+        imported = path in IMPORTED
+        _require(
+            value in choices or (imported and ":" in value),
+            f"{path}={value!r} is unknown: choose one of {_listed(choices)}"
+            + (", or give an import path package.module:function" if imported else ""),
+        )
+    for path in (path for path in POSITIVE if path.startswith(room)):
+        _require(value_at(config, path) > 0, f"{path}={value_at(config, path)} must be above 0")
 
 
 def check_files(config: TrainConfig) -> None:
@@ -98,7 +103,12 @@ def _check_batch(config: TrainConfig, world_size: int) -> None:
         "rollout.budget.enabled and rollout.refill.enabled are both true, and both deal with silent groups: set one of "
         "them to false",
     )
-    rules = config.dynamics.adaptive
+    check_adaptive(config)
+
+
+def check_adaptive(config: TrainConfig) -> None:
+    """Raises UserError for bounds between which `dynamics=adaptive` cannot choose."""
+    rules, prompts = config.dynamics.adaptive, config.dynamics.prompts_per_step
     _require(
         2 <= rules.smallest_group <= rules.largest_group,
         f"dynamics.adaptive.smallest_group={rules.smallest_group} must lie between 2 and "

@@ -50,11 +50,12 @@ class BatchRule:
 
     def prompts(self, now: int, size: int) -> tuple[int, ...]:
         """Returns the numbers of prompts that may come after `now`, with groups of this size: half, as many or twice as
-        many."""
+        many. Outside the bounds, which a resumed run may have changed, the nearest bound comes."""
         if self.samples:
             return (self._shared(self.samples / size),)
         numbers = {self._shared(now * factor) for factor in (0.5, 1.0, 2.0)}
-        return tuple(sorted(number for number in numbers if self.fewest <= number <= self.most)) or (now,)
+        allowed = tuple(sorted(number for number in numbers if self.fewest <= number <= self.most))
+        return allowed or (min(max(now, self.fewest), self.most),)
 
     def _shared(self, number: float) -> int:
         return max(1, round(number / self.multiple)) * self.multiple

@@ -56,15 +56,18 @@ CHECKS: dict[str, tuple[Check, Sequence[str]]] = {
 """Each check has a name and the metrics that it needs. A bar stands between metrics of which one is enough."""
 
 
-# What follows from the loss of what was learned, and would be answered by the opposite.
-FOLLOWS_FROM_LOSS = ("nothing learned", "no gain lately", "on the plateau", "prompts too hard")
+CONSEQUENCES = {
+    "unstable": ("nothing learned", "no gain lately", "on the plateau", "prompts too hard"),
+    "no answers found": ("prompts too hard",),
+}
+"""What follows from a finding, and would be answered by the opposite or in vain."""
 
 
 def diagnose(log: RunLog, rule: DiagnosisRule | None = None) -> list[Finding]:
     """Runs all checks on a run's log. Returns the findings, the most severe first.
 
-    A run without any reward has that finding only, since whatever else is wrong follows from it. Of a run that was
-    lost nothing is told that follows from its loss.
+    A run without any reward has that finding only, since whatever else is wrong follows from it. Of others nothing is
+    told that is among the `CONSEQUENCES` of a finding.
     """
     rule = rule or DiagnosisRule()
     if nothing := no_reward(log):
@@ -74,8 +77,8 @@ def diagnose(log: RunLog, rule: DiagnosisRule | None = None) -> list[Finding]:
     if curve and curve.identified:
         results.append(progress.oscillation(log, curve, rule))
     told = [finding for finding in results if finding]
-    if any(finding.name == "unstable" for finding in told):
-        told = [finding for finding in told if finding.name not in FOLLOWS_FROM_LOSS]
+    following = {name for finding in told for name in CONSEQUENCES.get(finding.name, ())}
+    told = [finding for finding in told if finding.name not in following]
     return sorted(told, key=lambda finding: -SEVERITIES.index(finding.severity))
 
 

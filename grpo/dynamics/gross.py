@@ -18,23 +18,34 @@ FEWEST_UNCOUNTED = 3
 
 
 def mostly_cut_off(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Finds that nearly all completions of each round are cut off."""
+    """Finds that nearly all completions of each round are cut off. It is critical unless those are right all the
+    same."""
     share = throughout(log, "completions/truncated_fraction", rule.nearly_all)
     if share is None:
         return None
+    severity = WARNING if _right_beyond(log, 1 - share) else CRITICAL
     evidence = f"{share:.0%} of completions are cut off, and more than {rule.nearly_all:.0%} in each of the last rounds"
     remedy = "a larger rollout.sampling.max_tokens, or ask for shorter answers in task.prompt.template"
-    return Finding("truncated", CRITICAL, evidence, remedy)
+    return Finding("truncated", severity, evidence, remedy)
 
 
 def unanswered(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Finds that in nearly all completions of each round no answer is found."""
+    """Finds that in nearly all completions of each round no answer is found.
+
+    It says nothing where completions are right without one, by a reward of one's own, or are cut off before it.
+    """
     share = throughout(log, "completions/no_answer_fraction", rule.nearly_all)
-    if share is None:
+    if share is None or _right_beyond(log, 1 - share) or mostly_cut_off(log, rule):
         return None
     evidence = f"no answer is found in {share:.0%} of completions"
     remedy = "read samples.jsonl; task.reward.extract=final, or ask for that form in task.prompt.template"
     return Finding("no answers found", CRITICAL, evidence, remedy)
+
+
+def _right_beyond(log: RunLog, share: float) -> bool:
+    """Tells whether more than this share of the last rounds' completions are right."""
+    passed = log["pass_rate"].values[-FEWEST_ROUNDS:]
+    return len(passed) > 0 and float(passed.mean()) > share
 
 
 def silence(log: RunLog, rule: DiagnosisRule) -> Finding | None:
@@ -45,10 +56,17 @@ def silence(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     failed = throughout(log, "groups/all_wrong_fraction", rule.nearly_all, FEWEST_GROUPS)
     if silent is None and failed is None:
         return None
-    share, what = (failed, "hold no right answer") if silent is None else (silent, "are silent")
+    if silent is None:
+        # Rewards differ though no answer is right, so replacing silent groups would not help.
+        evidence = f"{failed:.0%} of groups hold no right answer in the {rounds} rounds so far"
+        remedy = (
+            "easier problems, a larger dynamics.group_size, or a lower task.reward.correct_at if what is rewarded "
+            "counts as right"
+        )
+        return Finding("prompts too hard", WARNING, evidence, remedy)
     easy = len(right) > 0 and right.mean() > wrong.mean()
     passed = float(log["pass_rate"].values.mean()) if len(log["pass_rate"]) else None
-    return difficulty(f"{share:.0%} of groups {what} in the {rounds} rounds so far", easy, passed, rule)
+    return difficulty(f"{silent:.0%} of groups are silent in the {rounds} rounds so far", easy, passed, rule)
 
 
 def difficulty(evidence: str, easy: bool, passed: float | None, rule: DiagnosisRule) -> Finding:

@@ -114,8 +114,8 @@ def adaptive(config: TrainConfig, world_size: int) -> AdaptiveScheduler:
         batch_rule=BatchRule(
             smallest=rules.smallest_group,
             largest=rules.largest_group,
-            fewest=rules.fewest_prompts or prompts,
-            most=rules.most_prompts or prompts,
+            fewest=-(-(rules.fewest_prompts or prompts) // world_size) * world_size,
+            most=(rules.most_prompts or prompts) // world_size * world_size,
             samples=prompts * first.group_size if rules.hold == "samples" else 0,
             multiple=world_size,
             fluctuation=rules.max_fluctuation,

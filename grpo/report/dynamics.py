@@ -10,6 +10,7 @@ from pathlib import Path
 from grpo.config import UserError
 from grpo.config.folder import DYNAMICS_PAGE_FILE, DYNAMICS_PLOT_FILE
 from grpo.config.saved import from_dict
+from grpo.config.validate import check_adaptive, check_values
 from grpo.dynamics.diagnostics import diagnose, unchecked
 from grpo.dynamics.difficulty import fit_difficulty
 from grpo.dynamics.findings import Finding
@@ -96,6 +97,8 @@ def write_replay(folder: Path, overrides: Sequence[str]) -> None:
     """
     console = Terminal()
     config = from_dict(run_config(folder), overrides)
+    check_values(config, "dynamics.")
+    check_adaptive(config)
     was_adaptive = config.dynamics.name == "adaptive" and not overrides
     rows = read_run(folder)
     missing = [name for name in NEEDED_MEANS if name not in rows[0]]

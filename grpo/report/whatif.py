@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -111,13 +112,13 @@ def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None)
         name: course_within(budget, run, log, stages, setting, index)
         for index, (name, setting) in enumerate(settings.items())
     }
-    for name, course in courses.items():
-        reached = float(np.median(course.spent(budget.unit)[:, -1]))
-        require(
-            reached >= budget.amount,
-            f"{budget.words} are more than can be told of {name!r} from {log.steps_taken:,.0f} steps: ask for at most "
-            f"{budget.unit}={reached:.3g}",
-        )
+    reached = {name: float(np.median(course.spent(budget.unit)[:, -1])) for name, course in courses.items()}
+    name = min(reached, key=lambda name: reached[name])
+    require(
+        reached[name] >= budget.amount,
+        f"{budget.words} are more than can be told of {name!r} from {log.steps_taken:,.0f} steps: ask for at most "
+        f"{budget.unit}={math.floor(reached[name])}",
+    )
     answers = [answer(name, courses[name], settings[name], stages, budget, log) for name in settings]
     for line in lines(log, budget):
         console.print(line, soft_wrap=True)

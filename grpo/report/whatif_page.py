@@ -55,4 +55,4 @@ def draw_courses(axes: Axes, log: RunLog, courses: Mapping[str, Course], budget:
     axes.set_xlim(0, budget.amount)
     axes.xaxis.set_major_formatter(lambda value, _: compact(value))
     legend_below(axes)
-    return "Points are what the run measured. Lines are predictions, and 90 % of them lie in the shaded bands."
+    return "Points are what the run measured. Lines are medians of predictions; a shaded band holds 90 % of them."

@@ -31,6 +31,7 @@ SECRET = "s3cr3t"
         (f"rollout.servers.urls=['http://me:{SECRET}@a:8000']", "rollout.servers.urls.0 holds a key"),
         (f"+rollout.engine_args.hf_token={SECRET}", "export HF_TOKEN"),
         (f"+task.data.options.password={SECRET}", "give it by an environment variable"),
+        (f"task.data.path='https://a.example/p.jsonl?X-Amz-Signature={SECRET}'", "download the file, and name it here"),
     ],
 )
 def test_a_key_or_password_is_refused_without_being_repeated(word, told):
@@ -50,6 +51,7 @@ def test_what_is_no_secret_is_let_through():
     config = TrainConfig()
     config.model.config = {"pad_token": "<pad>", "rope_scaling": {"key": 4}}
     config.tracking.mlflow = "http://127.0.0.1:5000"
+    config.task.data.options = {"key": "answer", "signature": "f(x)", "tokens": 3}
     config.task.prompt.template = "What is the key? {question}"
     config.task.data.path = "me@host:problems.jsonl"
     refuse_credentials(config)

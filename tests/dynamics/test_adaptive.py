@@ -147,6 +147,11 @@ def test_samples_per_step_are_held_when_asked_for():
         assert plan.group_size * plan.prompts_per_step == pytest.approx(256, abs=2 * plan.group_size + 1)
 
 
+def test_bounds_of_prompts_are_numbers_that_ranks_share_evenly():
+    rule = SCHEDULERS["adaptive"](config(fewest_prompts=6, most_prompts=30), 4)._setting.batch_rule
+    assert (rule.fewest, rule.most) == (8, 28)
+
+
 @pytest.mark.slow
 def test_prompts_per_step_are_halved_and_doubled_within_their_bounds_at_the_same_learning_rate():
     _, plans, decisions = trained(SCHEDULERS["adaptive"](config(fewest_prompts=4, most_prompts=32), 2))

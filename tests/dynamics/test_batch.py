@@ -66,6 +66,9 @@ def test_by_tokens_the_fewest_prompts_are_taken_one_rung_after_the_other():
     assert prompts(rule=FREE, now=replace(NOW, prompts_per_step=8)) == 4
     assert prompts(rule=FREE, now=replace(NOW, prompts_per_step=4)) == 4
     assert prompts(rule=replace(FREE, fewest=12)) == 16
+    # A run that is resumed with narrower bounds comes back between them.
+    assert prompts(rule=RULE, now=replace(NOW, prompts_per_step=4)) == 16
+    assert prompts(rule=RULE, now=replace(NOW, prompts_per_step=64)) == 16
     # Three ranks share the prompts evenly.
     assert prompts(rule=replace(FREE, multiple=3), now=replace(NOW, prompts_per_step=12)) == 6
 

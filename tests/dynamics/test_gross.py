@@ -29,12 +29,19 @@ def told(log):
 
 @pytest.mark.parametrize("rounds", [1, 5, 12, 30])
 def test_a_run_of_any_length_is_told_that_nearly_all_is_cut_off(rounds):
-    assert told(short(rounds, completions__truncated_fraction=0.94))["truncated"] == "critical"
+    assert told(short(rounds, completions__truncated_fraction=0.94, pass_rate=0.05))["truncated"] == "critical"
+    # Here completions are right though they are cut off.
+    assert told(short(rounds, completions__truncated_fraction=0.94, pass_rate=0.5))["truncated"] == "warning"
 
 
 @pytest.mark.parametrize("rounds", [1, 12])
 def test_a_run_of_any_length_is_told_that_no_answers_are_found(rounds):
-    assert told(short(rounds, completions__no_answer_fraction=0.95)) == {"no answers found": "critical"}
+    shares = {"completions__no_answer_fraction": 0.95, "groups__all_wrong_fraction": 0.95}
+    names = told(short(rounds, **shares, pass_rate=0.03))
+    assert names["no answers found"] == "critical" and "prompts too hard" not in names
+    # A reward of one's own may call completions right in which the others find no answer.
+    assert "no answers found" not in told(short(rounds, **shares, pass_rate=0.5))
+    assert "no answers found" not in told(short(rounds, **shares, pass_rate=0.03, completions__truncated_fraction=0.99))
 
 
 @pytest.mark.parametrize(
@@ -53,6 +60,7 @@ def test_answers_that_are_all_wrong_are_told_though_their_form_is_rewarded():
     [found] = diagnose(log)
     assert found.name == "prompts too hard"
     assert found.evidence == "100% of groups hold no right answer in the 4 rounds so far"
+    assert "task.reward.correct_at" in found.remedy and "normalization=dapo" not in found.remedy
 
 
 def test_one_round_below_the_limit_is_enough_to_say_nothing():

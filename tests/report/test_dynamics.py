@@ -139,6 +139,21 @@ def test_a_run_that_went_back_has_one_curve_since_and_all_its_series(tmp_path):
     assert start == pytest.approx(0.72, abs=0.05)
 
 
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("decide_every=0", "dynamics.adaptive.decide_every=0 must be above 0"),
+        ("smallest_group=100", "dynamics.adaptive.smallest_group=100 must lie between 2 and"),
+        ("fewest_prompts=9", "dynamics.prompts_per_step=8 must lie between dynamics.adaptive.fewest_prompts=9 and"),
+        ("hold=nothing", "dynamics.adaptive.hold='nothing' is unknown: choose one of prompts | samples"),
+    ],
+)
+def test_a_replay_by_rules_that_training_refuses_is_refused(tmp_path, capsys, word, told):
+    write_run(tmp_path, 2)
+    assert main(["dynamics", "replay", str(tmp_path), f"dynamics.adaptive.{word}"]) == 2
+    assert told in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_replay_shows_what_the_scheduler_would_have_done(tmp_path, capsys):
     write_run(tmp_path, 40)

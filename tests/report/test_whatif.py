@@ -80,7 +80,7 @@ def test_a_word_may_choose_a_file_of_the_configuration(run):
         (["normalization=sgd"], "normalization has no 'sgd'; choose one of dapo, dial, dr_grpo, gdpo"),
         (["normalization=pass_at_k"], "no prediction is made for normalization.name"),
         (["dynamics.group_size=4", "steps=5", "tokens=6"], "give one budget, not steps=5 and tokens=6"),
-        (["dynamics.group_size=4", "tokens=1e12"], "'the same again' from 60 steps: ask for at most tokens="),
+        (["dynamics.group_size=4", "tokens=1e12"], "'dynamics.group_size=4' from 60 steps: ask for at most tokens="),
         (["dynamics.group_size=4", "tokens=-1"], "tokens='-1' is not valid: it must be a number above 0"),
         (["dynamics.group_size=0"], "dynamics.group_size=0 must be above 0"),
         (["dynamics.group_size=1"], "dynamics.group_size=1 must lie between 2 and 1024"),
@@ -93,6 +93,13 @@ def test_what_cannot_be_predicted_is_one_line(run, capsys, words, message):
     assert main(["dynamics", "whatif", str(run), *words]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_the_budget_that_a_refusal_names_is_accepted(run, capsys):
+    words = ["dynamics", "whatif", str(run), "dynamics.group_size=4,32"]
+    assert main([*words, "tokens=1e12"]) == 2
+    most = capsys.readouterr().err.rpartition("tokens=")[2].strip()
+    assert main([*words, f"tokens={most}"]) == 0
 
 
 def test_another_frameworks_log_and_a_short_one_are_refused(tmp_path, capsys):
