@@ -216,10 +216,8 @@ def print_tables(config: TrainConfig, path: Path) -> None:
         console.print(f"the optimizer takes {gib:.0f} GiB of this machine's main memory, and gradients some more")
     if config.learner.offload_states and num_gpus:
         own = offloaded_bytes(config, shape, count) + engine_weights(config, shape)
-        console.print(
-            f"the learner's states and the engine's first weights take up to {own * ranks.local_world_size() / 2**30:.0f} "
-            "GiB of this machine's main memory"
-        )
+        gib = own * ranks.local_world_size() / 2**30
+        console.print(f"the learner's states and an engine's first weights take up to {gib:.0f} GiB of main memory")
     if share:
         console.print(share, style="yellow", soft_wrap=True)
     if max(sampling, learning) > (free := available_gib(config)):
