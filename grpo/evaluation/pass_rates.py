@@ -24,6 +24,8 @@ FEWEST_PROBLEMS = 20
 # Drawing this many resamples at once bounds memory to this many times the number of problems.
 _RESAMPLE_BATCH = 500
 _SEED = 0
+# What two mean squares may differ by for float rounding alone.
+_ROUNDING = 1e-12
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -148,7 +150,9 @@ def crossed_difference(differences: Sequence[Sequence[float]], level: float = 0.
     of_seeds = num_problems * np.square(by_seed).sum() / max(num_seeds - 1, 1)
     of_problems = num_seeds * np.square(by_problem).sum() / max(num_problems - 1, 1)
     of_rest = np.square(rest).sum() / max((num_seeds - 1) * (num_problems - 1), 1)
-    error = math.sqrt((of_seeds + max(of_problems - of_rest, 0.0)) / cells.size)
+    between = of_seeds + max(of_problems - of_rest, 0.0)
+    # The means of a few seeds may be alike by chance, up to rounding. That they vary is seen within them then.
+    error = math.sqrt((between if between > _ROUNDING * of_rest else of_rest) / cells.size)
     half = float(stats.t.ppf((1 + level) / 2, freedom)) * error
     return Interval(value, value - half, value + half), float(2 * stats.t.sf(abs(value) / error, freedom))
 

@@ -152,6 +152,18 @@ def test_a_crossed_difference_is_wider_than_one_over_problems_alone_when_seeds_d
     assert p > 0.05
 
 
+def test_seeds_whose_means_are_alike_by_chance_are_not_certain():
+    """Each seed solves one other problem more and one less. Mean squares: seeds 0, problems 1/6, rest 2/3."""
+    cells = np.array([[1.0, -1.0, 0.0, 0.0, 0.0], [0.0, 1.0, -1.0, 0.0, 0.0], [0.0, 0.0, 1.0, -1.0, 0.0]])
+    interval, p = crossed_difference(cells)
+    error = (2 / 3 / 15) ** 0.5
+    assert p == 1.0 and interval.value == 0.0
+    # Two degrees of freedom: t = 4.303 at 97.5 %.
+    assert interval.high == pytest.approx(4.30265 * error, rel=1e-5)
+    _, p = crossed_difference(cells + 0.1)
+    assert p == pytest.approx(2 * stats.t.sf(0.1 / error, 2))
+
+
 def test_no_difference_at_all_has_p_one_and_the_same_everywhere_that_of_its_signs():
     assert crossed_difference(np.zeros((3, 5))) == (Interval(0.0, 0.0, 0.0), 1.0)
     assert crossed_difference(np.full((3, 5), 0.5)) == (Interval(0.5, 0.5, 0.5), 0.25)
