@@ -23,7 +23,7 @@ def mostly_cut_off(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     share = throughout(log, "completions/truncated_fraction", rule.nearly_all)
     if share is None:
         return None
-    severity = WARNING if _right_beyond(log, 1 - share) else CRITICAL
+    severity = WARNING if _right_beyond(log, 1 - share, rule) else CRITICAL
     evidence = f"{share:.0%} of completions are cut off, and more than {rule.nearly_all:.0%} in each of the last rounds"
     remedy = "a larger rollout.sampling.max_tokens, or ask for shorter answers in task.prompt.template"
     return Finding("truncated", severity, evidence, remedy)
@@ -35,17 +35,17 @@ def unanswered(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     It says nothing where completions are right without one, by a reward of one's own, or are cut off before it.
     """
     share = throughout(log, "completions/no_answer_fraction", rule.nearly_all)
-    if share is None or _right_beyond(log, 1 - share) or mostly_cut_off(log, rule):
+    if share is None or _right_beyond(log, 1 - share, rule) or mostly_cut_off(log, rule):
         return None
     evidence = f"no answer is found in {share:.0%} of completions"
     remedy = "read samples.jsonl; task.reward.extract=final, or ask for that form in task.prompt.template"
     return Finding("no answers found", CRITICAL, evidence, remedy)
 
 
-def _right_beyond(log: RunLog, share: float) -> bool:
-    """Tells whether more than this share of the last rounds' completions are right."""
+def _right_beyond(log: RunLog, share: float, rule: DiagnosisRule) -> bool:
+    """Tells whether far more than this share of the last rounds' completions are right, and not hopelessly few."""
     passed = log["pass_rate"].values[-FEWEST_ROUNDS:]
-    return len(passed) > 0 and float(passed.mean()) > share
+    return len(passed) > 0 and float(passed.mean()) > max(2 * share, rule.hopeless)
 
 
 def silence(log: RunLog, rule: DiagnosisRule) -> Finding | None:
