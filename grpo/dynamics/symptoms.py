@@ -144,7 +144,9 @@ def truncation(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     if not much and risen.low < rule.more_truncated:
         return None
     evidence = f"{cut.value:.0%} of completions are cut off, {cut.value - risen.value:.0%} in the first rounds"
-    return Finding("truncated", WARNING, evidence, "a larger rollout.sampling.max_tokens, or task.reward.overlong=mask")
+    # Where most completions are cut off, hardly any would be left to learn from.
+    remedy = "a larger rollout.sampling.max_tokens" + (", or task.reward.overlong=mask" if cut.value < 0.5 else "")
+    return Finding("truncated", WARNING, evidence, remedy)
 
 
 def vanishing_signal(log: RunLog, rule: DiagnosisRule) -> Finding | None:

@@ -69,6 +69,18 @@ def test_one_round_below_the_limit_is_enough_to_say_nothing():
     assert "truncated" not in told(log)
 
 
+@pytest.mark.parametrize(("share", "masked"), [(0.4, True), (0.8, False)])
+def test_completions_that_are_mostly_cut_off_are_not_to_be_masked(share, masked):
+    log = short(40)
+    shares = Series(np.arange(1, 41.0), share + 0.03 * (-1.0) ** np.arange(40))
+    [cut] = [
+        finding
+        for finding in diagnose(replace(log, series={**log.series, "completions/truncated_fraction": shares}))
+        if finding.name == "truncated"
+    ]
+    assert ("task.reward.overlong=mask" in cut.remedy) is masked
+
+
 def test_few_groups_and_few_uncounted_rounds_prove_nothing():
     shares = {"completions__truncated_fraction": 1.0, "groups__silent_fraction": 1.0}
     assert told(short(3, groups=5, **shares)) == {}
