@@ -83,6 +83,8 @@ class Course:
     tokens     [draws, points] prompt and completion tokens sampled until then
     seconds    [draws, points] seconds of rounds until then
     silent     [draws, points] share of silent groups among those sampled at that step
+    beyond     [draws, points] 1 where the run has gone `LONGEST` times the path of the measured one, else 0. Its pass
+               rate is not predicted there: it stands still
     """
 
     steps: Array
@@ -90,6 +92,7 @@ class Course:
     tokens: Array
     seconds: Array
     silent: Array
+    beyond: Array
 
     def spent(self, unit: str) -> Array:
         """Returns what was spent at each point [draws, points], in ``"steps"``, ``"tokens"`` or ``"seconds"``."""
@@ -99,7 +102,7 @@ class Course:
         """Returns each quantity [draws] when `amount` of the unit has been spent."""
         spent = self.spent(unit)
         columns = {"steps": self.spent("steps"), "rates": self.rates, "tokens": self.tokens}
-        columns |= {"seconds": self.seconds, "silent": self.silent}
+        columns |= {"seconds": self.seconds, "silent": self.silent, "beyond": self.beyond}
         return {
             name: np.array([np.interp(amount, own, row) for own, row in zip(spent, values, strict=True)])
             for name, values in columns.items()
@@ -201,10 +204,10 @@ def predict(
     followed = []
     for share in shares:
         at = np.minimum(place / places[1], len(places) - 1.0)
-        followed.append([_read(curves, at), *(_read(row[None], at) for row in by_place)])
+        followed.append([_read(curves, at), *(_read(row[None], at) for row in by_place), 1.0 * (place > places[-1])])
         place = place + gap * np.exp(_read(log_speeds, at)) * share
-    rates, tokens, silent, times = (np.array(column).T for column in zip(*followed, strict=True))
-    return Course(steps, rates, _summed(tokens, gap), _summed(times, gap), silent)
+    rates, tokens, silent, times, beyond = (np.array(column).T for column in zip(*followed, strict=True))
+    return Course(steps, rates, _summed(tokens, gap), _summed(times, gap), silent, beyond)
 
 
 def measured_rate(log: RunLog) -> Rate:

@@ -26,7 +26,7 @@ from grpo.dynamics.identify import FEWEST_POINTS
 from grpo.dynamics.run_log import RunLog
 from grpo.dynamics.scheduler import batch_setting
 from grpo.dynamics.step import BatchSetting
-from grpo.dynamics.whatif import Course, Stage, predict, stages_of, step_tokens
+from grpo.dynamics.whatif import LONGEST, Course, Stage, predict, stages_of, step_tokens
 from grpo.host.terminal import Terminal
 from grpo.report.logs import read_log, run_config
 from grpo.report.runs import differing_keys
@@ -274,6 +274,12 @@ def verdicts(answers: Sequence[Answer]) -> list[str]:
         else:
             judged = f"not decided (better with probability {better:.0%})"
         sentences.append(f"{other.name}: {judged}")
+    for far in answers:
+        if (share := float(np.mean(far.end["beyond"] > 0))) > 1 - SURE:
+            sentences.append(
+                f"{far.name}: in {share:.0%} of its predictions it goes more than {LONGEST:g} times as far as the run "
+                "went, and no pass rate is predicted there, so it may come higher: a smaller budget tells more"
+            )
     return sentences
 
 

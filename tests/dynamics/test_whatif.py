@@ -136,6 +136,13 @@ def test_a_course_of_cheap_steps_is_followed_as_far_as_the_same_tokens_lead():
     assert rates_at(small, 226) == pytest.approx(rate_at(80), abs=0.01)
 
 
+def test_a_course_says_from_where_on_its_rate_stands_still():
+    """Four times the run's 100 steps are predicted. A quarter of the prompts comes half as far a step."""
+    same, small = course(), course(replace(SETTING, prompts_per_step=8))
+    assert not same.at("steps", 390)["beyond"].any()
+    assert not small.at("steps", 780)["beyond"].any() and small.at("steps", 850)["beyond"].all()
+
+
 def test_what_a_level_costs():
     same = course()
     tokens = np.median(same.cost("tokens", 0.5))
