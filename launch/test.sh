@@ -6,5 +6,5 @@ bash launch/setup.sh
 # Where bytecode is not to be written, every process that starts would compile transformers, vLLM and DeepSpeed anew:
 # half a minute each, since uv installs them without it.
 export PYTHONDONTWRITEBYTECODE=
-# Two files at a time: most of the time goes into processes that start. In the order of tests/conftest.py.
-exec "${GRPO_VENV:-.venv}/bin/python" -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@"
+# Three files at a time, also on two cores: many tests wait for other processes. In the order of tests/conftest.py.
+exec "${GRPO_VENV:-.venv}/bin/python" -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder "$@"

@@ -6,7 +6,7 @@ import os
 from grpo.host import environment
 
 environment.prepare()
-# One for each of two files at a time; several threads of one file would take turns with the other's.
+# One for each file that runs; several threads of one file would take turns with the other's.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
@@ -29,7 +29,7 @@ def pytest_unconfigure(config):
         server.wait()
 
 
-# Dearest first, so that two files at a time end together.
+# Dearest first, so that the files that run side by side end together.
 LONG = (
     *("test_servers", "test_run", "test_learner", "test_identify", "test_architectures", "test_prove"),
     *("test_partition", "test_family_partition", "test_resume", "test_solve_rates", "test_model_classes"),
