@@ -21,7 +21,7 @@ _STANDARD = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key
 # Widths between the matrices of feed-forward layers, numbers of experts and of those that a token goes to, and of their
 # groups, as configs call them.
 _INNER = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "ffn_dim", "n_inner")
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk")
 _GROUPS = ("n_group", "num_expert_group")
 _LINEAR_HEADS = ("linear_num_key_heads", "linear_num_value_heads")
@@ -130,7 +130,7 @@ def _limited(own: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, int]
     """Returns settings for narrow feed-forward layers and few experts."""
     groups, chosen = (max(own.get(name) or 1 for name in kind) for kind in (_GROUPS, _PER_TOKEN))
     limits = dict.fromkeys({*_INNER, names["intermediate_size"]}, 64)
-    limits |= dict.fromkeys(_EXPERTS, max(4, 2 * groups, chosen + 1))
+    limits |= dict.fromkeys(EXPERTS, max(4, 2 * groups, chosen + 1))
     return {name: min(own[name], limit) for name, limit in limits.items() if isinstance(own.get(name), int)}
 
 

@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from grpo.config import UserError
-from grpo.config.choices import POSITIVE, value_at
 from grpo.config.engines import LearnerConfig
 from grpo.config.errors import require
-from grpo.config.ranges import check_ranges
 from grpo.config.run import TrainConfig
 from grpo.config.saved import from_dict
 from grpo.config.schedule import learning_rate_factor
 from grpo.config.sweep_words import grid, plain
+from grpo.config.validate import check_values
 from grpo.dynamics.identify import FEWEST_POINTS
 from grpo.dynamics.run_log import RunLog
 from grpo.dynamics.scheduler import batch_setting
@@ -185,9 +184,7 @@ def alternatives(saved: Mapping[str, Any], words: Sequence[str]) -> dict[str, Ba
 
 def _check(config: TrainConfig) -> None:
     """Raises `UserError` for an alternative with which no run could sample, or whose groups are too large."""
-    check_ranges(config)
-    for key in (key for key in KNOWN if key in POSITIVE):
-        require(value_at(config, key) > 0, f"{key}={value_at(config, key)} must be above 0")
+    check_values(config, "dynamics.")
     size = config.dynamics.group_size
     require(1 < size <= LARGEST_GROUP, f"dynamics.group_size={size} must lie between 2 and {LARGEST_GROUP}")
 

@@ -26,6 +26,7 @@ from grpo.config.estimate import (
 from grpo.config.placement import placement_table
 from grpo.host import ranks
 from grpo.host.terminal import Terminal
+from grpo.learner.small_copy import EXPERTS
 from grpo.report.summary import facts_table
 from grpo.rollout.engine_arguments import keeps_state
 from grpo.run.price import price, price_rows
@@ -36,7 +37,6 @@ GPUS_ELSEWHERE, GIB_ELSEWHERE = 8, 80.0
 # The oldest vLLM whose servers are used.
 SERVERS_SINCE = (0, 32)
 # What transformers' configs call the number of experts.
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 def with_precision(config: TrainConfig) -> TrainConfig:
@@ -101,7 +101,7 @@ def check_spread(config: TrainConfig, path: Path) -> None:
     trust = config.model.trust_remote_code
     text = AutoConfig.from_pretrained(path, trust_remote_code=trust).get_text_config()
     kinds = {
-        "experts": any(_setting(text, name) for name in EXPERTS),
+        "experts": any(_setting(text, name) for name in (*EXPERTS, "moe_num_experts")),
         "layers with a state": keeps_state(str(path), trust),
     }
     uncompared = [kind for kind, there in kinds.items() if there]
@@ -195,7 +195,8 @@ def print_tables(config: TrainConfig, path: Path) -> None:
         console.print(f"no GPU here: the tables are those of a machine with {num_gpus} GPUs of {GIB_ELSEWHERE:g} GiB")
     console.print(facts_table("Placement", ("what", "where, on this node"), places))
     header = ("per optimizer step and round", "per rank", f"on {count} rank{'s' * (count > 1)}")
-    console.print(facts_table("Batches", header, batch_table(config, count)))
+    title = "Batches" if config.dynamics.name == "fixed" else "Batches, as the schedule begins"
+    console.print(facts_table(title, header, batch_table(config, count)))
     if (warmup := config.learner.warmup_steps) > config.num_steps:
         console.print(
             f"learner.warmup_steps={warmup} is above num_steps={config.num_steps}: the learning rate ends at "

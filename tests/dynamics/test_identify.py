@@ -61,6 +61,9 @@ def test_the_stiffness_of_training_that_holds_its_samples_comes_back(momentum, i
         np.array([interval * index - policy for index, policy in enumerate(sampled)], float),
     )
     assert fit_law(oscillator_law(momentum), history).parameters["stiffness"] == pytest.approx(stiffness, rel=0.01)
+    if lag:
+        longer = replace(history, intervals=history.delays, lags=np.zeros(rounds))
+        assert fit_law(oscillator_law(momentum), longer).parameters["stiffness"] > 1.06 * stiffness
 
 
 @pytest.mark.slow

@@ -87,15 +87,20 @@ def test_rounds_are_read_as_they_were_measured(tmp_path):
     assert log.num_steps == 200 and log.momentum == 0.9
 
 
+def write_run_of(folder, normalization):
+    """Writes a run that differs in these settings of its normalization."""
+    write_run(folder, 12)
+    config = json.loads((folder / "config.json").read_text())
+    config["normalization"] |= normalization
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 @pytest.mark.parametrize(
     ("settings", "drawn"),
     [({}, True), ({"name": "pass_at_k"}, False), ({"parts": "each"}, False), ({"scope": "batch"}, True)],
 )
 def test_the_gradient_by_difficulty_is_drawn_for_the_dials_only(tmp_path, settings, drawn):
-    write_run(tmp_path, 12)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["normalization"] |= settings
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_run_of(tmp_path, settings)
     assert (draw_gradient_mass in panels(analysed(read_log(tmp_path), tmp_path))) == drawn
 
 
@@ -104,10 +109,7 @@ def test_the_gradient_by_difficulty_is_drawn_for_the_dials_only(tmp_path, settin
     [({}, False), ({"name": "pass_at_k"}, False), ({"parts": "each"}, True), ({"name": "reinforce_plus_plus"}, True)],
 )
 def test_a_log_knows_whether_groups_of_equal_rewards_are_learned_from(tmp_path, settings, learned):
-    write_run(tmp_path, 12)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["normalization"] |= settings
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_run_of(tmp_path, settings)
     assert read_log(tmp_path).learns_from_equal == learned
 
 
