@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers import AutoConfig
 
 from grpo.config import SamplingConfig, TrainConfig, UserError
+from grpo.config.errors import require
 
 # Kinds of layers, as transformers' configs call them, that keep a state of the tokens before.
 STATES = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
+LATENT_WIDTH = 576
+"""The only width of what is kept of a token that vLLM's CPU build (0.32) takes in multi-head latent attention."""
 
 
 def keeps_state(model_path: str, trust_remote_code: bool = False) -> bool:
@@ -20,8 +23,28 @@ def keeps_state(model_path: str, trust_remote_code: bool = False) -> bool:
     return not STATES.isdisjoint(getattr(config, "layer_types", None) or ())
 
 
-def engine_arguments(config: TrainConfig, model_path: str, on_gpu: bool, state: bool = False) -> dict[str, Any]:
-    """Returns the arguments of `vllm.LLM`; `state`: see `keeps_state`."""
+def for_cpu(model_path: str, trust_remote_code: bool = False) -> dict[str, Any]:
+    """Returns the arguments of `vllm.LLM` that its CPU build needs for this model. Raises UserError where there are
+    none."""
+    # Without prefill in chunks, states are not kept for prompts that begin alike.
+    arguments: dict[str, Any] = {"enable_prefix_caching": False} if keeps_state(model_path, trust_remote_code) else {}
+    text = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code).get_text_config()
+    if rank := getattr(text, "kv_lora_rank", None):
+        width = rank + text.qk_rope_head_dim
+        require(
+            width == LATENT_WIDTH,
+            f"{model_path} keeps {width} numbers of a token for its latent attention, and vLLM's CPU build takes "
+            f"{LATENT_WIDTH} only: use rollout.engine=transformers",
+        )
+        # The other one, by AMX, repacks weights and throws the originals away, so that no refresh could be loaded.
+        arguments["attention_backend"] = "CPU_MLA"
+    return arguments
+
+
+def engine_arguments(
+    config: TrainConfig, model_path: str, on_gpu: bool, cpu_special: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Returns the arguments of `vllm.LLM`; `cpu_special`: see `for_cpu`."""
     rollout, model = config.rollout, config.model
     arguments = {
         "model": model_path,
@@ -45,14 +68,14 @@ def engine_arguments(config: TrainConfig, model_path: str, on_gpu: bool, state: 
         }
         return arguments | rollout.engine_args
     # A seeded request that is prefilled in chunks crashes the CPU build, and its default block of
-    # 128 tokens would keep short prompts out of the prefix cache. States are cached in chunks only.
+    # 128 tokens would keep short prompts out of the prefix cache.
     arguments |= {
-        "enable_prefix_caching": not state,
         "enforce_eager": True,
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(2048, model.max_length),
         "kv_cache_memory_bytes": int(rollout.kv_cache_gib * 2**30),
         "block_size": 32,
+        **(cpu_special or {}),
     }
     for name in rollout.engine_args:
         if name in arguments:

@@ -14,9 +14,6 @@ from transformers.core_model_loading import PrefixChange, WeightConverter, Weigh
 
 from grpo.interfaces import BASE_SUFFIX, DOWN_SUFFIX, UP_SUFFIX, Bucket
 
-# vLLM finds these again in experts that lie in one tensor.
-HALVES = "gate_proj", "up_proj"
-
 
 class FileForm:
     """Turns a model's weights into those of its files."""
@@ -31,10 +28,11 @@ class FileForm:
             for change in reversed(changes)
             if isinstance(change, WeightRenaming) and not isinstance(change, PrefixChange)
         ]
-        self._splits = any(isinstance(change, WeightConverter) and _of_other_halves(change) for change in changes)
+        self._splits = any(isinstance(change, WeightConverter) and _of_experts(change) for change in changes)
 
     def of(self, bucket: Bucket) -> list[tuple[str, Tensor]]:
-        """Returns the weights under the names of the files. Experts stay in one tensor where vLLM takes them so."""
+        """Returns the weights under the names of the files, experts one by one where the files have them so: not all of
+        vLLM's models (DeepSeek's, for one) find them in one tensor."""
         if not self._splits:
             return [(self._name(name), tensor) for name, tensor in bucket]
         # Only linear layers are adapted.
@@ -49,10 +47,9 @@ class FileForm:
         return name + suffix
 
 
-def _of_other_halves(change: WeightConverter) -> bool:
-    """Says whether it makes experts of halves that vLLM does not find in one tensor."""
-    experts = [name for name in change.source_patterns if ".experts.*." in name]
-    return len(experts) > 1 and not all(half in name for half, name in zip(HALVES, experts, strict=False))
+def _of_experts(change: WeightConverter) -> bool:
+    """Says whether it puts the experts of a layer into one tensor."""
+    return any(".experts.*." in name for name in change.source_patterns)
 
 
 def _cut(name: str) -> tuple[str, str]:

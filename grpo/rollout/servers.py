@@ -14,7 +14,7 @@ from grpo.config.folder import LOG_FOLDER
 from grpo.config.placement import KEY_VARIABLE, server_gpus
 from grpo.host.network import free_port
 from grpo.host.tether import PRIVATE
-from grpo.rollout.engine_arguments import command_line, engine_arguments, keeps_state
+from grpo.rollout.engine_arguments import command_line, engine_arguments, for_cpu
 from grpo.rollout.replica import ServerProcess
 
 # The policy's name at every server.
@@ -25,8 +25,8 @@ def start_servers(config: TrainConfig, model_path: str, device: torch.device) ->
     """Starts the servers, each on its own devices, with one key for the run. Returns their processes by URL."""
     servers, on_gpu = config.rollout.servers, device.type == "cuda"
     os.environ.setdefault(KEY_VARIABLE, secrets.token_urlsafe(24))
-    state = keeps_state(model_path, config.model.trust_remote_code)
-    arguments = engine_arguments(config, model_path, on_gpu, state) | server_arguments(config, on_gpu)
+    cpu_special = None if on_gpu else for_cpu(model_path, config.model.trust_remote_code)
+    arguments = engine_arguments(config, model_path, on_gpu, cpu_special) | server_arguments(config, on_gpu)
     started = {}
     for index in range(servers.replicas):
         port = servers.port + index if servers.port else free_port(servers.host)

@@ -17,7 +17,7 @@ from vllm.sampling_params import RequestOutputKind
 from grpo.config import SamplingConfig, TrainConfig
 from grpo.host import ranks
 from grpo.interfaces import MERGED, Bucket, Collective, OnGroup
-from grpo.rollout.engine_arguments import colocated_arguments, engine_arguments, keeps_state, sampling_arguments
+from grpo.rollout.engine_arguments import colocated_arguments, engine_arguments, for_cpu, sampling_arguments
 from grpo.rollout.engine_use import EngineUse
 from grpo.rollout.file_names import FileForm
 from grpo.rollout.model_classes import ModelClasses
@@ -53,8 +53,8 @@ class VllmSampler:
         # vLLM's: at level 2 weights are lost, at level 1 they wait in main memory.
         self._sleep_level = 1
         self._file_form = FileForm(str(model_path), config.model.trust_remote_code)
-        trust = config.model.trust_remote_code
-        arguments = engine_arguments(config, str(model_path), self._on_gpu, keeps_state(str(model_path), trust))
+        cpu_special = None if self._on_gpu else for_cpu(str(model_path), config.model.trust_remote_code)
+        arguments = engine_arguments(config, str(model_path), self._on_gpu, cpu_special)
         speculates = "speculative_config" in config.rollout.engine_args
         arguments |= colocated_arguments(self._on_gpu, ranks.world_size(), spread, speculates)
         classes = ModelClasses()

@@ -1,5 +1,5 @@
-"""This module knows what vLLM makes of weights: where in its storage each is, those that no learner sends, and the
-experts that it keeps in an order of its own."""
+"""This module knows what vLLM makes of weights: where in its storage each is, those that no learner sends, what its
+attention computes from them beforehand, and the experts that it keeps in an order of its own."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yields the weights of a vLLM model under the names that learners send.
 
     Fused ones are cut apart, rows that fill up the vocabulary are cut off, and shards of tensor parallelism are put
-    together. What is stored under another name or in another shape comes as it is stored. All ranks of an engine call
-    it together.
+    together. What is stored under another name or in another shape comes as it is stored. What attention has computed
+    from others does not come. All ranks of an engine call it together.
     """
     fused = getattr(model, "packed_modules_mapping", {})
     # GPT-2 is trained with matrices that lie the other way round than in everybody's linear layers.
     lying = ("c_attn", "c_proj", "c_fc") if getattr(getattr(model, "config", None), "model_type", "") == "gpt2" else ()
-    modules = dict(model.named_modules())
+    modules, computed = dict(model.named_modules()), _computed_by_attention(model)
     for name, parameter in model.named_parameters():
+        if name in computed:
+            continue
         prefix, _, kind = name.rpartition(".")
         module, (parent, dot, leaf) = modules[prefix], prefix.rpartition(".")
         sizes = getattr(module, "output_partition_sizes", [])
@@ -91,8 +93,34 @@ class OwnParameters:
         """Keeps in main memory what the first refresh has left as it was. It never changes."""
         if self._kept is None:
             parameters = self._model.named_parameters()
-            unsent = {name: value.detach() for name, value in parameters if name not in self._sent}
+            known = self._sent | _computed_by_attention(self._model)
+            unsent = {name: value.detach() for name, value in parameters if name not in known}
             self._kept = {name: value.to("cpu", copy=True) for name, value in unsent.items()}
+
+
+def prepare_attention(model: nn.Module, dtype: torch.dtype) -> None:
+    """Has attention compute anew what it keeps of other weights. Called after the last bucket of a refresh.
+
+    Multi-head latent attention keeps parts of `kv_b_proj` as matrices to decode with, and FlashInfer keeps sinks in
+    float32. vLLM does it once its own loading is over, and writes into the storage that CUDA graphs know.
+    """
+    for layer in _prepared_layers(model).values():
+        layer.process_weights_after_loading(dtype)
+
+
+def _prepared_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Returns the layers of attention that vLLM prepares after loading, by name."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if hasattr(module, "process_weights_after_loading") and hasattr(module, "get_attn_backend")
+    }
+
+
+def _computed_by_attention(model: nn.Module) -> set[str]:
+    """Returns the names of parameters that attention has computed from others: it has none of its own."""
+    layers = _prepared_layers(model).items()
+    return {f"{name}.{own}" for name, layer in layers for own, _ in layer.named_parameters(recurse=False)}
 
 
 class ExpertOrder:

@@ -27,7 +27,7 @@ from vllm.platforms import current_platform
 from grpo.weight_sync.adapters import AdaptedWeights
 from grpo.weight_sync.channel import Channel, Manifest, open_end
 from grpo.weight_sync.checksum import checksums
-from grpo.weight_sync.engine_weights import ExpertOrder, OwnParameters, named_weights
+from grpo.weight_sync.engine_weights import ExpertOrder, OwnParameters, named_weights, prepare_attention
 from grpo.weight_sync.meeting import Meeting
 
 BACKEND = "grpo"
@@ -52,7 +52,10 @@ class WeightReceiver:
 
     def take_onednn(self) -> None:
         """Called once, on a CPU. Has layers in float32 multiply by oneDNN, which computes the products of decoding, of
-        a few rows, a quarter quicker than torch's own choice, from weights as they lie."""
+        a few rows, a quarter quicker than torch's own choice, from weights as they lie. A torch that was built without
+        oneDNN (for macOS, say) has no such product, and layers stay as they are."""
+        if not torch.backends.mkldnn.is_available():
+            return
         for module in self.model_runner.model.modules():
             if hasattr(module, "cpu_linear") and module.weight.dim() == 2 and module.weight.dtype == torch.float32:
                 module.cpu_linear = onednn_linear
@@ -76,8 +79,9 @@ class WeightReceiver:
         self._own_parameters.load(bucket)
 
     def finish_refresh(self) -> None:
-        """Puts experts back into the engine's own order. Called after the last bucket, in the learner's process."""
+        """Arranges what was loaded as the engine does. Called after the last bucket, in the learner's process."""
         self._experts.finish()
+        prepare_attention(self.model_runner.model, self.model_config.dtype)
         self._own_parameters.keep()
 
     def weight_checksums(self) -> Mapping[str, int]:
@@ -137,6 +141,7 @@ class ChannelEngine(WeightTransferEngine[ChannelInitInfo, ChannelUpdateInfo]):
 
     def finish_weight_update(self) -> None:
         self._experts.finish()
+        prepare_attention(self.model, self.model_config.dtype)
 
     def shutdown(self) -> None:
         if self._channel is not None:

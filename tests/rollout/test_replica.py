@@ -5,11 +5,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from transformers import AutoConfig
 
 from benchmarks.small_models import config_of
 from grpo.config import TrainConfig, UserError
 from grpo.host.network import free_port
-from grpo.rollout.engine_arguments import command_line, engine_arguments, keeps_state
+from grpo.rollout.engine_arguments import command_line, engine_arguments, for_cpu, keeps_state
 from grpo.rollout.replica import Replica, ServerProcess
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,8 +53,21 @@ def test_the_prefixes_of_a_model_with_a_state_are_not_kept_where_prefill_is_not_
     config_of(name).save_pretrained(tmp_path)
     assert keeps_state(str(tmp_path)) == state
     for on_gpu in (False, True):
-        arguments = engine_arguments(TrainConfig(), str(tmp_path), on_gpu, state)
+        arguments = engine_arguments(TrainConfig(), str(tmp_path), on_gpu, for_cpu(str(tmp_path)))
         assert arguments["enable_prefix_caching"] == (on_gpu or not state)
+
+
+def test_latent_attention_is_computed_on_a_cpu_from_weights_as_they_lie(tmp_path):
+    """The backend that vLLM takes by itself where there is AMX throws the originals away."""
+    sizes = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    for model_type in ("deepseek_v2", "deepseek_v3"):
+        AutoConfig.for_model(model_type, **sizes).save_pretrained(tmp_path)
+        own = for_cpu(str(tmp_path))
+        assert engine_arguments(TrainConfig(), str(tmp_path), False, own)["attention_backend"] == "CPU_MLA"
+        assert "attention_backend" not in engine_arguments(TrainConfig(), str(tmp_path), True, own)
+    AutoConfig.for_model("deepseek_v3", kv_lora_rank=256, qk_rope_head_dim=32).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="keeps 288 numbers of a token .* takes 576 only: use rollout.engine=transfor"):
+        for_cpu(str(tmp_path))
 
 
 def test_a_server_gets_the_settings_of_an_engine_in_process():

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from grpo.weight_sync.checksum import bit_sum, checksums, differing, placed_sum
-from grpo.weight_sync.engine_weights import ExpertOrder, OwnParameters, named_weights
+from grpo.weight_sync.engine_weights import ExpertOrder, OwnParameters, named_weights, prepare_attention
 
 LAYER = "model.layers.1."
 
@@ -316,6 +316,50 @@ def test_what_learners_do_not_send_survives_the_sleep_of_an_engine():
         # A sleep of level 2 leaves anything at all.
         for parameter in engine.parameters():
             parameter.data.fill_(torch.nan)
+
+
+class Latent(nn.Module):
+    """As vLLM's multi-head latent attention, which decodes by a part of its weight, turned round."""
+
+    def __init__(self):
+        super().__init__()
+        self.kv_b_proj = nn.Linear(4, 6, bias=False)
+        self.W_UV = nn.Parameter(torch.empty(4, 3), requires_grad=False)
+        self.process_weights_after_loading(torch.float32)
+
+    def get_attn_backend(self):
+        """Every attention of vLLM has one."""
+
+    def process_weights_after_loading(self, dtype):
+        self.W_UV.data.copy_(self.kv_b_proj.weight[:3].t().to(dtype))
+
+
+class LatentModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = Latent()
+
+    def load_weights(self, bucket):
+        for name, tensor in bucket:
+            self.get_parameter(name).data.copy_(tensor)
+        return {name for name, _ in bucket}
+
+
+def test_what_attention_computes_from_its_weights_is_computed_anew_and_not_compared():
+    engine, sent = LatentModel(), "attention.kv_b_proj.weight"
+    own, computed = OwnParameters(engine), engine.attention.W_UV
+    place = computed.data_ptr()
+    assert [name for name, _ in named_weights(engine)] == [sent]
+    for number in (1.0, 2.0, 3.0):
+        own.restore()
+        own.load([(sent, torch.full((6, 4), number))])
+        prepare_attention(engine, torch.float32)
+        own.keep()
+        assert computed.tolist() == [[number] * 3] * 4
+        # A sleep of level 2 leaves anything at all.
+        for parameter in engine.parameters():
+            parameter.data.fill_(torch.nan)
+    assert engine.attention.W_UV.data_ptr() == place, "a CUDA graph reads it there"
 
 
 @pytest.mark.slow

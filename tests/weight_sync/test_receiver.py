@@ -43,3 +43,10 @@ def test_layers_in_bfloat16_stay_as_vllm_has_them():
     assert all(layer.cpu_linear is linear for layer in layers.values())
     # A refresh copies into weights that lie as they are sent.
     assert all(layer.weight.is_contiguous() for layer in layers.values())
+
+
+def test_layers_stay_as_they_are_where_torch_has_no_onednn(monkeypatch):
+    monkeypatch.setattr(torch._C, "_has_mkldnn", False)
+    layers = model(torch.float32)
+    receiving(layers)
+    assert all(layer.cpu_linear is linear for layer in layers.values())
