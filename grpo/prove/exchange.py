@@ -92,11 +92,13 @@ def whole_round(bench: Bench) -> Report:
     )
     rest = [1 - (sampled + learned) / wall for wall, sampled, learned, _ in zip(walls, *phases, strict=True)]
     overhead = median(wall - sum(known) for wall, *known in zip(walls, *phases, strict=True))
+    asleep = median(row.get("time/sleep_seconds", 0.0) for row in rows[WARM_UP:])
     highest = LARGEST_REST if bench.device.type == "cuda" else None
     facts = [
         finished,
         Fact("round", "seconds of a round", median(walls), "s"),
         Fact("round", "… without sampling, learning, refresh", overhead, "s"),
+        Fact("round", "… of these sleeping and waking", asleep, "s"),
         Fact("round", "neither sampling nor learning", median(rest), high=highest, failing=SLOW),
     ]
     return Report(facts, {"round_overhead_seconds": max(0.0, overhead)})

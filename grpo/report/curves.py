@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SHEET_INCHES, _SHEET_COLUMNS = (8.4, 2.6), 3
-PHASES = ("sample", "wait", "grade", "logprobs", "learn", "offload", "sync")
+PHASES = ("sample", "wait", "grade", "sleep", "logprobs", "learn", "offload", "sync")
 """These phases make up a round, in the order in which they follow each other."""
 
 
@@ -216,7 +216,7 @@ def draw_time(axes: Axes, run: Curves) -> str:
     _, rounds = run.series("time/round_seconds")
     phases = {name: np.array([row.get(f"time/{name}_seconds", 0.0) for row in run.metrics]) for name in PHASES}
     phases = {name: seconds for name, seconds in phases.items() if seconds.sum() > 0.01 * sum(rounds)}
-    colors = dict(zip(PHASES, (BLUE, "0.7", BLACK, "#CC79A7", ORANGE, "#56B4E9", GREEN), strict=True))
+    colors = dict(zip(PHASES, (BLUE, "0.7", BLACK, "0.45", "#CC79A7", ORANGE, "#56B4E9", GREEN), strict=True))
     window, bottom, some = window_of(len(run.metrics)), np.zeros(len(run.metrics)), drawn(len(run.metrics))
     every = [row["step"] for row in run.metrics]
     for name, seconds in phases.items():

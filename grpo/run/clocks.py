@@ -52,6 +52,11 @@ class Clocks:
         generate = sampler.generate if phase == EVALUATION else slow("writing completions", sampler.generate)
         return Timed(sampler, generate=self._of_rollout(phase, generate))
 
+    def resting(self, sampler: Sampler) -> Sampler:
+        """Wraps a sampler so that giving its memory away and taking it back are timed. The memory of its cache comes
+        with the end of a refresh, and counts as that."""
+        return Timed(sampler, **{name: self._of_rollout("sleep", getattr(sampler, name)) for name in ("sleep", "wake")})
+
     def asked(self, sampler: AskableSampler) -> AskableSampler:
         """Wraps a sampler that works in the background, so that waiting for a prompt's completions is timed."""
 

@@ -18,14 +18,14 @@ from grpo.run.clocks import Clocks, Timed
 def sampler_in_turn(
     config: TrainConfig, learner: DeepSpeedLearner, build: Callable[[], Sampler], clocks: Clocks
 ) -> Sampler:
-    """Builds a sampler, which finds the device free of the learner's states if that is configured, and is left asleep
-    then."""
+    """Builds a sampler that is timed as it sleeps and wakes. It finds the device free of the learner's states if that
+    is configured, and is left asleep then."""
     if not config.learner.offload_states:
-        return build()
+        return clocks.resting(build())
     states = learner.states()
     offload, reload = clocks.offload(states.offload), clocks.offload(states.reload)
     offload()
-    sampler = build()
+    sampler = clocks.resting(build())
 
     def wake() -> None:
         offload(keep_weights=True)

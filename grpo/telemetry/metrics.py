@@ -26,6 +26,9 @@ it also includes what was learned in between. With objective.old_logprobs=sample
 measured. `correction/…` holds the share of tokens whose importance weight was outside the bounds of
 `objective.correction`, and the share of tokens whose completion was vetoed.
 
+`time/sleep_seconds` is what an engine in the learner's process takes to give away a GPU's memory, and to take back that
+of its weights. `time/sync_seconds` is the rest of a refresh, with the memory of its cache.
+
 When rounds are sampled ahead, sampling and grading run in parallel with the loop. Their seconds belong to the round
 whose tokens they made, so the phases of a round can add up to more than the round. Evaluation, saving, exporting
 and loading happen between two rounds. They are reported with the second round but are not part of its seconds. What

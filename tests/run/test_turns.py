@@ -6,7 +6,7 @@ import pytest
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.validate_pipeline import check_pipeline
-from grpo.run.clocks import Clocks
+from grpo.run.clocks import Clocks, Timed
 from grpo.run.turns import learner_in_turn, sampler_in_turn
 from grpo.telemetry import Phases
 from grpo.weight_sync.refresh import CheckedSync
@@ -40,6 +40,7 @@ class Device:
 
     def wake(self):
         assert STATES not in self.held
+        self.seconds += 0.25
         self.held.add("sampler's weights")
 
     def finish_weights(self, version):
@@ -47,6 +48,7 @@ class Device:
         self.held.add(CACHE)
 
     def sleep(self):
+        self.seconds += 0.5
         self.held -= {"sampler's weights", CACHE}
 
     @property
@@ -108,8 +110,8 @@ def test_states_leave_before_a_refresh_and_weights_before_the_cache_comes(parts)
     sampler.sleep()
     assert device.held == {STATES, WEIGHTS}
     learner.step()
-    # Twice away and once back, which a round's table shows.
-    assert clocks.phases.end_round()["offload"] == 5.0
+    # Twice away and once back, which a round's table shows; and what the engine itself takes to wake and to sleep.
+    assert clocks.phases.end_round() == {"round": 5.75, "offload": 5.0, "sleep": 0.75}
 
 
 def test_a_checkpoint_is_written_by_the_learner_and_the_sampler_has_the_device_afterwards(parts):
@@ -125,8 +127,9 @@ def test_the_seconds_of_a_checkpoint_hold_what_it_takes_to_give_the_device_back_
     learner.save("folder")
     clocks.phases.begin_round()
     sampler.sleep()
-    # One second to take the states back, and twice two to put them away again. The round pays for its own only.
-    assert clocks.phases.end_round() == {"round": 1.0, "offload": 1.0, "save": 5.0}
+    # One second to take the states back, twice two to put them away again, and the engine's own. The round pays for its
+    # own only.
+    assert clocks.phases.end_round() == {"round": 1.5, "offload": 1.0, "sleep": 0.5, "save": 5.75}
 
 
 def test_a_rank_that_cannot_write_a_checkpoint_refreshes_with_the_others(parts):
@@ -149,11 +152,17 @@ def test_going_back_has_the_device_for_the_learner(parts):
     assert device.held == {STATES, WEIGHTS}
 
 
-def test_without_it_nothing_is_wrapped():
-    built, learner = object(), object()
-    config = TrainConfig()
-    assert sampler_in_turn(config, learner, lambda: built, None) is built
-    assert learner_in_turn(config, learner, built, None, None) is learner
+def test_without_it_a_sampler_is_timed_as_it_sleeps_in_a_round_and_wakes_in_a_refresh(parts):
+    device, clocks, *_ = parts
+    config, learner = TrainConfig(), object()
+    device.held.clear()
+    sampler = sampler_in_turn(config, learner, device.build, clocks)
+    clocks.phases.begin_round()
+    clocks.sampler(Timed(sampler, generate=None)).sleep()
+    assert device.held == set()
+    clocks.phases.timed("sync", sampler.wake, 9.0, "key")()
+    assert clocks.phases.end_round() == {"round": 0.75, "sleep": 0.75, "sync": 0.0}
+    assert learner_in_turn(config, learner, sampler, None, None) is learner
 
 
 def test_states_do_not_leave_for_servers_that_have_gpus_of_their_own():
