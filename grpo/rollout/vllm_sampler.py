@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from vllm import LLM, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from grpo.config import SamplingConfig, TrainConfig
+from grpo.config import SamplingConfig, TrainConfig, UserError
 from grpo.host import ranks
 from grpo.interfaces import MERGED, Bucket, Collective, OnGroup
 from grpo.rollout.engine_arguments import colocated_arguments, engine_arguments, for_cpu, sampling_arguments
@@ -132,7 +132,14 @@ class VllmSampler:
         return MERGED
 
     def load_weights(self, bucket: Bucket) -> None:
-        self._llm.collective_rpc("receive_bucket", args=(self._file_form.of(bucket),))
+        try:
+            self._llm.collective_rpc("receive_bucket", args=(self._file_form.of(bucket),))
+        except (LookupError, ValueError, AttributeError, AssertionError) as error:
+            said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise UserError(
+                f"vLLM's code for this model has no place for what a refresh sends ({said}): use "
+                "rollout.engine=transformers"
+            ) from error
 
     def finish_weights(self, policy_version: int) -> None:
         self._llm.collective_rpc("finish_refresh")

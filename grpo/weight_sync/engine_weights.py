@@ -101,8 +101,9 @@ class OwnParameters:
 def prepare_attention(model: nn.Module, dtype: torch.dtype) -> None:
     """Has attention compute anew what it keeps of other weights. Called after the last bucket of a refresh.
 
-    Multi-head latent attention keeps parts of `kv_b_proj` as matrices to decode with, and FlashInfer keeps sinks in
-    float32. vLLM does it once its own loading is over, and writes into the storage that CUDA graphs know.
+    Multi-head latent attention decodes by parts of `kv_b_proj`, which are views of it as long as nothing is quantized.
+    FlashInfer reads a copy of sinks in float32. vLLM makes them once its own loading is over. Made again, they are
+    written where CUDA graphs read them.
     """
     for layer in _prepared_layers(model).values():
         layer.process_weights_after_loading(dtype)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from grpo.config import TrainConfig
+from grpo.config import TrainConfig, UserError
 from grpo.rollout.engine_arguments import colocated_arguments
 from grpo.weight_sync.refresh import CheckedSync
 from tests.learner.models import tiny_llama
@@ -111,6 +111,15 @@ def sampler():
     value._file_form = SimpleNamespace(of=lambda bucket: bucket)
     value._sleep_level = 1
     return value
+
+
+def test_a_model_of_vllm_that_takes_no_such_weights_is_one_line(sampler):
+    def refused(name, args):
+        raise KeyError("layers.1.mlp.experts.gate_up_proj")
+
+    sampler._llm.collective_rpc = refused
+    with pytest.raises(UserError, match=r"\(KeyError: 'layers.1.mlp.experts.gate_up_proj'\): use rollout.engi"):
+        sampler.load_weights([])
 
 
 def test_the_cache_gets_its_memory_after_the_weights_have_come(sampler):

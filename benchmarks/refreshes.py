@@ -1,0 +1,171 @@
+"""Whether a refresh leaves vLLM's model as its own loading of the same weights would, for small random models.
+
+    python benchmarks/refreshes.py TYPE …
+    python benchmarks/refreshes.py all
+
+Prints a row for each type of transformers, with `all` for each that vLLM has code for: fine; or "refused" with what was
+said, where the refresh itself fails or its checksums differ; or "wrong" with the tensors that a refresh leaves in
+another state and its checksums do not see. All that a model of vLLM holds is compared, also what it computes from
+weights once they are loaded. No engine is started: models are made and loaded on a CPU, in float32.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from grpo.host import environment
+
+environment.prepare()
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from benchmarks.small_models import ARCHITECTURES, EXPERTS, SMALL, tiny_tokenizer
+from grpo.host.network import free_port
+from grpo.learner.small_copy import small_config
+from grpo.learner.weights import weight_buckets
+from grpo.rollout.engine_arguments import for_cpu
+from grpo.rollout.file_names import FileForm
+from grpo.rollout.model_classes import ModelClasses
+from grpo.weight_sync.checksum import checksums, differing
+
+SECONDS = 60
+"""For one type at most."""
+WIDE = SMALL | {"hidden_size": 128, "intermediate_size": 128, "head_dim": 32}
+# The widths of DeepSeek's latent attention are the only ones that vLLM's CPU build takes.
+LATENT = {"num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+          "qk_rope_head_dim": 64, "v_head_dim": 128, "head_dim": 64}  # fmt: skip
+ROUTED = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 1}
+SPECIAL = {model_type: special for model_type, special, _ in ARCHITECTURES.values()} | {
+    "deepseek_v2": {**LATENT, **ROUTED, "q_lora_rank": None, "topk_method": "greedy"},
+    "deepseek_v3": {**LATENT, **ROUTED, "topk_method": "noaux_tc"},
+    "glm4_moe": {**ROUTED, "partial_rotary_factor": 0.5},
+    "glm4_moe_lite": {**LATENT, **ROUTED, "topk_method": "noaux_tc"},
+}
+
+
+def outcome(model_type: str) -> tuple[str, str]:
+    """Returns what a refresh of this type comes to, and what tells it."""
+    from grpo.weight_sync.vllm_receiver import WeightReceiver
+
+    torch.manual_seed(0)
+    ours = AutoModelForCausalLM.from_config(config_of(model_type), dtype=torch.float32)
+    with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
+        changed(ours).save_pretrained(first)
+        engine, config = loaded(first)
+        changed(ours).save_pretrained(second)
+        expected, _ = loaded(second)
+        form = FileForm(first)
+    receiver, sent = WeightReceiver(), Counter()
+    receiver.model_runner, receiver.model_config = SimpleNamespace(model=engine), config
+    receiver.weight_transfer_engine = None
+    try:
+        receiver.begin_refresh()
+        for bucket in weight_buckets(SimpleNamespace(language_model=ours), 2**30, torch.float32):
+            receiver.receive_bucket(form.of(bucket))
+            sent.update(checksums(bucket))
+        receiver.finish_refresh()
+    except Exception as error:  # whatever a model's own code raises
+        return "refused", f"{type(error).__name__}: {str(error)[:150]}"
+    if unlike := differing(sent, receiver.weight_checksums()):
+        return "refused", f"checksums of {len(unlike)} differ: {unlike[0]}"
+    there, wanted = held(engine), held(expected)
+    wrong = [name for name, tensor in wanted.items() if not torch.equal(there[name], tensor)]
+    return ("wrong", ", ".join(wrong[:3])) if wrong else ("fine", f"{len(wanted)} tensors")
+
+
+def config_of(model_type: str) -> PretrainedConfig:
+    """A small config of this type, or a small copy of its default one where a small one is no model."""
+    special = SPECIAL.get(model_type, {})
+    try:
+        config = AutoConfig.for_model(model_type, **WIDE | EXPERTS | {"moe_intermediate_size": 64} | special)
+        with torch.device("meta"):
+            AutoModelForCausalLM.from_config(config)
+    except Exception:  # whatever a config or a model's own code says of such numbers
+        return small_config(AutoConfig.for_model(model_type), 4)
+    return config
+
+
+@torch.no_grad()
+def changed(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with other weights."""
+    for parameter in model.parameters():
+        parameter.add_(torch.randn_like(parameter) * 0.05)
+    return model
+
+
+def loaded(folder: str) -> tuple[nn.Module, object]:
+    """vLLM's model of the weights in a folder, loaded and prepared as an engine does it, and its configuration."""
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.model_loader import get_model
+
+    tiny_tokenizer().save_pretrained(folder)
+    own = {"dtype": "float32", "enforce_eager": True, "max_model_len": 64, "kv_cache_memory_bytes": 2**26}
+    config = EngineArgs(model=folder, **own, **for_cpu(folder)).create_engine_config()
+    config.compilation_config.mode = 0
+    # There is no accelerator whose cache could be emptied.
+    torch.accelerator.empty_cache = lambda: None
+    classes = ModelClasses()
+    with set_current_vllm_config(config):
+        if not torch.distributed.is_initialized():
+            init_distributed_environment(1, 0, f"tcp://127.0.0.1:{free_port('127.0.0.1')}", 0, "gloo")
+            ensure_model_parallel_initialized(1, 1)
+        engine = get_model(vllm_config=config)
+    classes.part(engine)
+    return engine, config.model_config
+
+
+def held(model: nn.Module) -> dict[str, Tensor]:
+    """All tensors of a vLLM model: weights, buffers, and those that its modules and their kernels hold besides."""
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    for name, module in model.named_modules():
+        for place in (module, getattr(module, "impl", None), getattr(module, "quant_method", None)):
+            if place is not None and not (isinstance(place, nn.Module) and place is not module):
+                own = {f"{name}.{key}": value for key, value in vars(place).items() if isinstance(value, Tensor)}
+                tensors |= {key: value for key, value in own.items() if not key.endswith(".kv_cache")}
+    return {name: tensor.detach() for name, tensor in tensors.items()}
+
+
+class TooLong(BaseException):
+    """Not an Exception: what a model's own code raises is an outcome."""
+
+
+def _too_long(number: int, frame: object) -> None:
+    raise TooLong
+
+
+def main(*types: str) -> None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    known = {*ModelRegistry.get_supported_archs()}
+    every = [name for name, architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if architecture in known]
+    counts: Counter[str] = Counter()
+    signal.signal(signal.SIGALRM, _too_long)
+    for model_type in every if types == ("all",) else types:
+        signal.alarm(SECONDS)
+        try:
+            kind, detail = outcome(model_type)
+        except TooLong:
+            kind, detail = "not asked", f"{SECONDS} s were not enough"
+        except Exception as error:  # a config that is no model of vLLM's, or one that this CPU build does not run
+            kind, detail = "not asked", f"{type(error).__name__}: {str(error).splitlines()[0][:150]}"
+        signal.alarm(0)
+        counts[kind] += 1
+        print(f"| {model_type} | {kind} | {detail} |", flush=True)
+    print(dict(counts))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

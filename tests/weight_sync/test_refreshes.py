@@ -1,0 +1,17 @@
+"""vLLM's own models on a CPU: a refresh leaves them as their loading of the same weights does."""
+
+import pytest
+
+from tests import warm
+
+# Latent attention, which decodes by matrices that it computes from a weight, and experts that only one by one are
+# known; sinks; experts that may be known in one tensor.
+TYPES = ("deepseek_v3", "gpt_oss", "qwen3_moe")
+
+
+@pytest.mark.slow
+def test_a_refresh_leaves_an_engine_as_its_own_loading_does():
+    done = warm.run(["-m", "benchmarks.refreshes", *TYPES], timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
+    assert [(row[0].removeprefix("| "), row[1]) for row in rows] == [(name, "fine") for name in TYPES], rows
