@@ -36,12 +36,13 @@ from grpo.prove.bench import config_of
 from grpo.run import preflight
 from grpo.telemetry import peak_tflops, write_code
 
-WARM_UP, ROUNDS = 2, 5
-# (width, layers, heads, heads of keys and values, inner width, vocabulary, tied), and the rounds that suit it.
+WARM_UP = 2
+# (width, layers, heads, heads of keys and values, inner width, vocabulary, tied); (completions of a prompt, prompts,
+# tokens) of a round that suits it, and the rounds that are measured. Those of real sizes take up to a minute each.
 SHAPES = {
-    "small": ((256, 4, 8, 4, 688, 49152, True), (8, 4, 64)),
-    "qwen2.5-1.5b": ((1536, 28, 12, 2, 8960, 151936, True), (16, 32, 1024)),
-    "qwen2.5-7b": ((3584, 28, 28, 4, 18944, 152064, False), (16, 32, 1024)),
+    "small": ((256, 4, 8, 4, 688, 49152, True), (8, 4, 64), 5),
+    "qwen2.5-1.5b": ((1536, 28, 12, 2, 8960, 151936, True), (16, 32, 1024), 3),
+    "qwen2.5-7b": ((3584, 28, 28, 4, 18944, 152064, False), (16, 16, 1024), 3),
 }
 
 
@@ -93,14 +94,18 @@ def rounds_of(words, output):
 
 def main(folder, name="small", *overrides):
     folder = Path(folder)
-    shape, (group_size, prompts, max_tokens) = SHAPES[name]
+    shape, (group_size, prompts, max_tokens), num_rounds = SHAPES[name]
     build(shape, folder / name)
     settings = [
         *("model=huggingface", f"model.path={folder / name}", "task=tiny_arithmetic", "normalization=dr_grpo"),
         *(f"dynamics.group_size={group_size}", f"dynamics.prompts_per_step={prompts}"),
         *(f"rollout.sampling.max_tokens={max_tokens}", "task.prompt.max_tokens=128", "model.max_length=2048"),
         *("learner.skip_silent_groups=false", "evaluation.num_problems=0", "checkpoint.every_rounds=0"),
-        *("checkpoint.export=false", f"num_steps={ROUNDS + WARM_UP}", f"rollout.max_concurrent={group_size * prompts}"),
+        *(
+            "checkpoint.export=false",
+            f"num_steps={num_rounds + WARM_UP}",
+            f"rollout.max_concurrent={group_size * prompts}",
+        ),
         *("dynamics.refresh_interval=1", f"output_dir={folder / 'run'}", *overrides),
     ]
     config = preflight.with_precision(compose_config(settings))

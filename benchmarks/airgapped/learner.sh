@@ -3,7 +3,7 @@
 source benchmarks/airgapped/steps.sh
 unpack "$1" || exit; shift
 about
-prove 70 attention "$@"
-step kernels 90 "$PYTHON" -m pytest -m gpu tests/gpu/test_kernels.py
-prove 300 learner "$@"
+prove 60 attention "$@"
+step kernels 80 "$PYTHON" -m pytest -m gpu tests/gpu/test_kernels.py
+prove 340 learner "$@"
 exit $failed

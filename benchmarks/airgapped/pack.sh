@@ -2,7 +2,7 @@
 #   bash benchmarks/airgapped/pack.sh OUT small|whole [MIB_OF_A_PART [PYTHON_VERSION]]
 # Nothing is resolved: the lists beside this script are exact. PRUNE names files that are left out.
 set -eu
-out=$1 list=$(dirname "$0")/$2.txt part=${3:-58} python=${4:-3.12}
+out=$1 list=$(dirname "$0")/$2.txt part=${3:-56} python=${4:-3.12}
 # Kernels that a Hopper GPU does not use for a plain text model. PRUNE= keeps them for other GPUs.
 : "${PYTHON:=python3}" "${PRUNE=vllm/vllm_flash_attn/_vllm_fa2_C* vllm/vllm-rs* vllm/third_party/flashmla*}"
 site=$out/site sources='^(deepspeed|antlr4-python3-runtime)=='

@@ -3,7 +3,7 @@
 source benchmarks/airgapped/steps.sh
 shape=${1:-qwen2.5-1.5b}
 [ $# = 0 ] || shift
-prove 180 round
+prove 190 round
 step throughput 290 "$PYTHON" -m benchmarks.throughput "$WORK/throughput" "$shape" "device=$DEVICE" "$@"
 cp "$WORK/throughput/result.json" "$OUT/throughput.json" 2>/dev/null
 exit $failed

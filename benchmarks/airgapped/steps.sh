@@ -16,7 +16,9 @@ unpack() {
   local parts
   parts=$(find "$@" -name 'site.tar.xz.part*' -printf '%f %p\n' | sort | cut -d ' ' -f 2)
   # shellcheck disable=SC2086
-  cat $parts | tar -xJ -C "$SITE"
+  cat $parts | tar -xJ -C "$SITE" || return
+  # On all cores at once, or every step would wait for its own imports on one.
+  "$PYTHON" -m compileall -q -j 0 "$SITE" >/dev/null 2>&1 || true
 }
 
 # step NAME SECONDS COMMAND...: runs it so long at most, of 480. Its output is in OUT/NAME.log, its end is printed here.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -17,6 +18,9 @@ from grpo.config.validate import validate
 from grpo.host.terminal import Terminal, say
 from grpo.prove.facts import Fact, Report
 from grpo.prove.sizes import SIZES, check_size, words_of
+
+if TYPE_CHECKING:
+    from grpo.prove.bench import Bench
 
 USAGE = """usage: grpo prove [part=attention,learner] [size=tiny|1.5b|7b] [output_dir=runs/prove] [key=value ...]
 
@@ -89,16 +93,28 @@ def run(words: Sequence[str] = ()) -> int:
     there = [name for name in chosen if name not in NEED_VLLM or find_spec("vllm")]
     measures = [measure for name in parts if name in there for measure in parts[name]]
     measures += [engines[name] for name in engines if name in there]
-    reports = []
-    for measure in measures:
-        say(f"grpo: measuring {measure.__name__.replace('_', ' ')}")
-        reports.append(measure(bench))
+    reports: list[Report] = []
+    for report in _measured(measures, bench):
+        reports.append(report)
+        # What is ended before its time leaves what it has measured.
+        write_record(folder, about, reports)
     reports += [Report([Fact(name, "all of it", None, needs="needs vLLM")]) for name in chosen if name not in there]
     record = write_record(folder, about, reports)
     write_code(folder)
     facts = [fact for report in reports for fact in report.facts]
     _print(f"{device}, {size}", sorted(facts, key=lambda fact: list(parts).index(fact.part)), record["settings"])
     return int(any(fact.verdict in ("wrong", "slow") for fact in facts))
+
+
+def _measured(measures: Sequence[Callable[[Bench], Report | Iterable[Report]]], bench: Bench) -> Iterator[Report]:
+    """Yields what each of `measures` reports, as it comes, and tells it."""
+    for measure in measures:
+        say(f"grpo: measuring {measure.__name__.replace('_', ' ')}")
+        measured = measure(bench)
+        for report in [measured] if isinstance(measured, Report) else measured:
+            for fact in report.facts:
+                say("grpo:   " + "  ".join(filter(None, fact.row())))
+            yield report
 
 
 def _print(title: str, facts: Sequence[Fact], settings: Sequence[Mapping[str, str]]) -> None:

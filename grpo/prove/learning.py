@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -34,14 +34,14 @@ NORM_BOUNDS = {"float32": 1e-4, "bfloat16": 2e-2}
 LONGEST_ROW, MOST_LENGTHS = 2**16, 5
 
 
-def learner(bench: Bench) -> Report:
-    """Measures each of `WAYS` in a process of its own, on all GPUs of this machine, and compares gradient norms."""
+def learner(bench: Bench) -> Iterator[Report]:
+    """Measures each of `WAYS` in a process of its own, on all GPUs of this machine, and compares gradient norms. Yields
+    a report of each."""
     num_ranks = max(1, torch.cuda.device_count()) if bench.device.type == "cuda" else 1
-    reports: list[Report] = []
     first = math.nan
     for way, words in WAYS.items():
         if needs := _lacking(bench, words, num_ranks):
-            reports.append(Report([Fact("learner", f"{way}: packed tokens", None, needs=needs)]))
+            yield Report([Fact("learner", f"{way}: packed tokens", None, needs=needs)])
             continue
         # The first way also says how long rows should be.
         measures = "learning,rows" if math.isnan(first) else "learning"
@@ -54,8 +54,7 @@ def learner(bench: Bench) -> Report:
             report = Report([off if fact.what == f"{way}: {NORM}" else fact for fact in report.facts])
         elif norm:
             first = norm
-        reports.append(report)
-    return Report.joined(reports)
+        yield report
 
 
 def _lacking(bench: Bench, words: Sequence[str], num_ranks: int) -> str:
@@ -87,7 +86,7 @@ def learning(bench: Bench) -> Report:
     [tokens] = engine.collective.sum([own_tokens])
     reset_peak(device)
     reports = []
-    seconds = bench.seconds(lambda: reports.append(engine.step(batch)))
+    seconds = bench.seconds(lambda: reports.append(engine.step(batch)), 2)
     num_ranks, peak = engine.collective.world_size, peak_tflops(device)
     tflops = reports[-1].flops / seconds / 1e12 / num_ranks
     taken, estimated = peak_gib(device) - before, estimated_gib(bench, num_ranks)

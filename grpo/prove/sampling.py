@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from itertools import count
 
 import torch
@@ -11,12 +12,14 @@ from grpo.prove.apart import measured_apart
 from grpo.prove.bench import Bench
 from grpo.prove.facts import SLOW, Fact, Report
 from grpo.prove.memory import GIB
-from grpo.types import Completion, RolloutGroup
+from grpo.types import Completion
 
 # What is asked of a GPU: the share of its memory's bandwidth that decoding uses.
 LEAST_ROOFLINE = 0.6
 # Sleeping and waking only map memory.
 LONGEST_SLEEP_SECONDS = 5.0
+# Of each completion, before it is measured.
+WARM_UP_TOKENS = 32
 
 
 def without_graphs(bench: Bench) -> Report:
@@ -60,12 +63,18 @@ def sampler(bench: Bench) -> Report:
 
 
 def _sampled(bench: Bench, num_prompts: int) -> tuple[float, list[Completion]]:
-    """Returns the seconds for the groups of so many prompts, and their completions."""
+    """Returns the seconds for the groups of so many prompts, and their completions.
+
+    Some tokens of each warm the engine up: at a real size whole completions take a minute, and differ little in time.
+    """
     # Anew each time: what a prompt has left in the engine's cache would be read, not computed.
     asked = (bench.prompts(seed)[:num_prompts] for seed in count(1000 * num_prompts))
-    made: list[list[RolloutGroup]] = []
-    seconds = bench.seconds(lambda: made.append(bench.sampler.generate(next(asked), bench.size.group_size)))
-    return seconds, [completion for group in made[-1] for completion in group.completions]
+    sampling = bench.config.rollout.sampling
+    short = replace(sampling, max_tokens=min(WARM_UP_TOKENS, sampling.max_tokens))
+    bench.sampler.generate(next(asked), bench.size.group_size, short)
+    begun = time.perf_counter()
+    groups = bench.sampler.generate(next(asked), bench.size.group_size)
+    return time.perf_counter() - begun, [completion for group in groups for completion in group.completions]
 
 
 def _sleep(bench: Bench) -> list[Fact]:

@@ -129,10 +129,24 @@ def test_ways_that_do_not_fit_and_ways_that_learn_something_else_are_told(bench,
         return Report([fact], {"learning_tokens_per_second": float(len(way))})
 
     monkeypatch.setattr(learning, "measured_apart", measured)
-    report = learning.learner(bench)
+    report = Report.joined(learning.learner(bench))
     assert [fact.verdict for fact in report.facts] == ["–", "fine", "wrong", "fine", "skipped"]
     # Of the learner as it is configured.
     assert report.constants == {"learning_tokens_per_second": 6.0}
+
+
+def test_a_proof_that_is_ended_before_its_time_leaves_what_it_has_measured(tmp_path, monkeypatch, capsys):
+    def ended(bench):
+        yield Report([Fact("learner", "packed tokens", 500.0, "tokens/s")])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(computation, "gradients", ended)
+    monkeypatch.setattr(computation, "attention", lambda bench: Report([Fact("attention", "error", 2.0, high=1.0)]))
+    with pytest.raises(KeyboardInterrupt):
+        prove.run(["part=attention,learner", "size=tiny", "device=cpu", f"output_dir={tmp_path}"])
+    facts = json.loads((tmp_path / "prove.json").read_text())["facts"]
+    assert [(fact["what"], fact["verdict"]) for fact in facts] == [("error", "wrong"), ("packed tokens", "–")]
+    assert "grpo:   error  2  ≤ 1  wrong\n" in capsys.readouterr().err
 
 
 def test_parts_that_need_vllm_say_so_where_there_is_none(tmp_path, monkeypatch, capsys):
