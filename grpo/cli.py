@@ -148,7 +148,7 @@ def check(command: str, config: TrainConfig) -> None:
         # It reports pass rates only.
         config = replace(config, evaluation=replace(config.evaluation, pass_at=[]))
     if command == "train":
-        validate(config, ranks.world_size())
+        validate(config, ranks.counts(config)[0])
     elif command != "launch" and not suite:
         validate_evaluation(config)
     for task in suite:

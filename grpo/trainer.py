@@ -111,7 +111,7 @@ class Trainer:
             path = str(Path(self.config.output_dir) / DATA_FILE)
             self.config.task.data = replace(self.config.task.data, source="file", path=path)
             # The data of a run that is in this folder already must not be replaced.
-            validate(self.config, ranks.world_size())
+            validate(self.config, ranks.counts(self.config)[0])
             self._write_data()
         train(self.config, [_Called(self._after_round)] if self._after_round else ())
         return Result(Path(self.config.output_dir))

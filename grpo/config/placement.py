@@ -37,8 +37,8 @@ def placement_table(config: TrainConfig, local_ranks: int, num_gpus: int) -> lis
 
     Raises UserError when learner and servers do not fit onto it.
     """
-    servers = config.rollout.servers
-    own = config.rollout.engine == "vllm_server" and not servers.urls
+    servers, elsewhere = config.rollout.servers, config.hardware.server_nodes
+    own = config.rollout.engine == "vllm_server" and not servers.urls and not elsewhere
     count = servers.replicas if own else 0
     if not num_gpus:
         rows = [("learner ranks", f"{local_ranks} × CPU")]
@@ -63,4 +63,6 @@ def placement_table(config: TrainConfig, local_ranks: int, num_gpus: int) -> lis
     rows = [(f"learner rank {rank}", f"GPU {rank}") for rank in range(local_ranks)]
     for index in range(count):
         rows.append((f"vLLM server {index}", "GPU " + ", ".join(map(str, server_gpus(config, index)))))
+    if elsewhere:
+        rows.append((f"vLLM servers, {elsewhere} × {servers.replicas}", "on machines of their own"))
     return rows

@@ -29,6 +29,17 @@ def local_world_size() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
+def counts(config: TrainConfig) -> tuple[int, int]:
+    """Returns the numbers of learner ranks on all machines, and on this one.
+
+    A dry run that no launcher has started is that of the ranks which `grpo launch` would start.
+    """
+    hardware = config.hardware
+    if config.dry_run and not launched():
+        return hardware.learner_nodes * hardware.ranks_per_node, hardware.ranks_per_node
+    return world_size(), local_world_size()
+
+
 def own_cores() -> int:
     """Returns how many of this machine's processor cores each of its learner ranks can have."""
     return max(1, len(os.sched_getaffinity(0)) // local_world_size())

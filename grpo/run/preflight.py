@@ -89,7 +89,7 @@ def _installed(distribution: str) -> str:
 
 def check_spread(config: TrainConfig, path: Path) -> None:
     """Raises UserError where ranks that share an engine cannot divide the model at `path`, or are on two machines."""
-    spread, local = config.rollout.tensor_parallel, ranks.local_world_size()
+    spread, local = config.rollout.tensor_parallel, ranks.counts(config)[1]
     if spread == 1:
         return
     key = f"rollout.tensor_parallel={spread}"
@@ -164,7 +164,7 @@ def inner_width(config: PretrainedConfig) -> int:
 def print_price(config: TrainConfig, path: Path, machine: MachineConstants | None) -> None:
     """Prints how many tokens the run takes, and by what was measured of such a machine how long. Called on rank 0."""
     parameters = model_shape(path, config.model.trust_remote_code).parameters
-    priced = price(config, parameters, ranks.world_size(), machine)
+    priced = price(config, parameters, ranks.counts(config)[0], machine)
     of = f"by {config.hardware.measured}, measured on {machine.device}" if machine else "in tokens"
     header = (of, "in a round", f"in {priced.rounds} rounds")
     console = Terminal()
@@ -182,15 +182,15 @@ def print_tables(config: TrainConfig, path: Path) -> None:
     Without a GPU here, a run that wants GPUs is told about on a machine with `GPUS_ELSEWHERE` of them. Raises UserError
     when there are too few GPUs.
     """
-    on_gpu = ranks.on_gpu(config)
-    num_gpus = (torch.cuda.device_count() or GPUS_ELSEWHERE) if on_gpu else 0
-    places = placement_table(config, ranks.local_world_size(), num_gpus)
+    on_gpu, (count, local) = ranks.on_gpu(config), ranks.counts(config)
+    num_gpus = (torch.cuda.device_count() or max(local, GPUS_ELSEWHERE)) if on_gpu else 0
+    places = placement_table(config, local, num_gpus)
     shape = model_shape(path, config.model.trust_remote_code)
     share = too_small_a_share(config, shape)
     require(not share or not torch.cuda.is_available(), share)
     if ranks.rank():
         return
-    console, count = Terminal(), ranks.world_size()
+    console = Terminal()
     if on_gpu and not torch.cuda.is_available():
         console.print(f"no GPU here: the tables are those of a machine with {num_gpus} GPUs of {GIB_ELSEWHERE:g} GiB")
     console.print(facts_table("Placement", ("what", "where, on this node"), places))
@@ -213,11 +213,11 @@ def print_tables(config: TrainConfig, path: Path) -> None:
     console.print(facts_table(title, header, [(name, _size(first), _size(second)) for name, first, second in rows]))
     _, sampling, learning = rows[-1]
     if config.learner.offload_optimizer and num_gpus:
-        gib = optimizer_bytes(config, shape, count) * ranks.local_world_size() / 2**30
+        gib = optimizer_bytes(config, shape, count) * local / 2**30
         console.print(f"the optimizer takes {gib:.0f} GiB of this machine's main memory, and gradients some more")
     if config.learner.offload_states and num_gpus:
         own = offloaded_bytes(config, shape, count) + engine_weights(config, shape)
-        gib = own * ranks.local_world_size() / 2**30
+        gib = own * local / 2**30
         console.print(f"the learner's states and an engine's first weights take up to {gib:.0f} GiB of main memory")
     if share:
         console.print(share, style="yellow", soft_wrap=True)

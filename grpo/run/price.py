@@ -55,7 +55,8 @@ def price(config: TrainConfig, parameters: int, world_size: int, machine: Machin
     sampled = completions * config.rollout.sampling.max_tokens
     learned = step_tokens(config, dynamics.prompts_per_step) * dynamics.refresh_interval
     apart = config.rollout.engine == "vllm_server"
-    samplers = servers.replicas * servers.tensor_parallel if apart else world_size
+    machines = max(1, config.hardware.server_nodes)
+    samplers = machines * servers.replicas * servers.tensor_parallel if apart else world_size
     seconds: tuple[float, ...] = ()
     if machine:
         larger = parameters / machine.parameters

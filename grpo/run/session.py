@@ -78,9 +78,8 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
 
     The `observers` look on after each round, besides the run's own.
     """
-    world_size = ranks.world_size()
     config = replace(config, model=described(config.model))
-    validate(config, world_size)
+    validate(config, ranks.counts(config)[0])
     preflight.check_own_functions(config)
     if not config.dry_run:
         ranks.device(config)  # a GPU that is missing is told at once
@@ -103,7 +102,7 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
             preflight.print_price(config, path, machine)
         return _dry_run(config, tokenizer, own)
     # Tasks are loaded first, so that errors in data or reward show before the engines start.
-    with load_task(config, tokenizer, ranks.rank(), world_size, own) as task:
+    with load_task(config, tokenizer, ranks.rank(), ranks.world_size(), own) as task:
         device = ranks.device(config)
         init_distributed(device, config.learner.deadline_seconds)
         collective = TorchCollective(device)

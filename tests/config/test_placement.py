@@ -28,6 +28,9 @@ def test_engines_in_the_learners_processes_need_no_gpus_of_their_own():
     elsewhere = config()
     elsewhere.rollout.servers.urls = ["http://10.0.0.5:8000"]
     assert placement_table(elsewhere, 1, 1) == [("learner rank 0", "GPU 0")]
+    elsewhere = config(replicas=8, first_gpu=0)
+    elsewhere.hardware.server_nodes = 2
+    assert placement_table(elsewhere, 1, 1)[1:] == [("vLLM servers, 2 × 8", "on machines of their own")]
     assert placement_table(config(), 2, 0) == [("learner ranks", "2 × CPU"), ("vLLM servers", "2 × CPU")]
 
 

@@ -9,8 +9,9 @@ from transformers import AutoConfig, GPT2Config, LlamaConfig
 
 from benchmarks.small_models import config_of
 from grpo.config import TrainConfig, UserError
+from grpo.config.hydra import compose_config
 from grpo.run import preflight
-from grpo.run.preflight import check_spread, check_vllm, model_shape, print_tables, too_small_a_share
+from grpo.run.preflight import check_spread, check_vllm, model_shape, print_price, print_tables, too_small_a_share
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
 
@@ -42,6 +43,31 @@ def test_a_warm_up_longer_than_the_run_is_told(tmp_path, capsys):
     print_tables(settings, tmp_path)
     told = "learner.warmup_steps=80 is above num_steps=20: the learning rate ends at 25% of learner.learning_rate"
     assert told in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("hardware", "ranks", "row"),
+    [
+        (["hardware=node"], 8, "learner rank 7 │ GPU 7"),
+        (["hardware=split"], 4, "vLLM server 3 │ GPU 7"),
+        (["hardware=two_nodes", "hardware.hosts=[a,b]"], 8, "vLLM servers, 1 × 8 │ on machines of their own"),
+        (["hardware=slurm", "hardware.learner_nodes=2"], 16, "learner rank 7 │ GPU 7"),
+        (["hardware=node", "hardware.ranks_per_node=16"], 16, "learner rank 15 │ GPU 15"),
+    ],
+)
+def test_a_dry_run_is_that_of_the_machines_it_is_for(hardware, ranks, row, tmp_path, monkeypatch, capsys):
+    LlamaConfig(**LLAMA, num_attention_heads=4, num_key_value_heads=4).save_pretrained(tmp_path)
+    small = ["experiment=tiny", "device=cuda", "learner.precision=bfloat16", "rollout.precision=bfloat16"]
+    config = compose_config([*small, "dry_run=true", "dynamics.prompts_per_step=16", *hardware])
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    print_tables(config, tmp_path)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"on {ranks} ranks" in printed and row in printed
+    print_price(config, tmp_path, None)
+    # A launcher says how many there are.
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    print_tables(config, tmp_path)
+    assert "on 1 rank " in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,9 @@ def test_servers_have_devices_of_their_own_and_may_sample_meanwhile():
     run = priced("rollout=vllm_server", "rollout.servers.replicas=2", "pipeline=one_round")
     assert run.devices == 3
     assert run.round_seconds == pytest.approx(max(*run.seconds[:2]) + run.seconds[2])
+    on_machines = ["rollout=vllm_server", "rollout.servers.replicas=8", "hardware.server_nodes=2"]
+    machines = priced(*on_machines, ranks=8)
+    assert machines.devices == 8 + 2 * 8
 
 
 def test_the_table_holds_what_is_known_and_no_more():
