@@ -36,7 +36,7 @@ def run(words: Sequence[str]) -> int:
     words = [*words, *_resumed(compose_config([*words]))]
     config = compose_config(words)
     hardware = config.hardware
-    validate(config, hardware.learner_nodes * hardware.ranks_per_node)
+    validate(config, hardware.ranks)
     if hardware.shell != "here" and shutil.which(hardware.shell) is None:
         raise UserError(
             f"hardware.shell={hardware.shell} needs the program {hardware.shell}, which this machine lacks: install it "

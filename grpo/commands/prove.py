@@ -59,7 +59,8 @@ def run(words: Sequence[str] = ()) -> int:
     if "size" in given:
         check_size(given["size"])
     folder = Path(given.get("output_dir", "runs/prove"))
-    validate(compose_config([*words_of(SIZES["tiny"], folder, overrides), f"output_dir={folder}"]))
+    config = compose_config([*words_of(SIZES["tiny"], folder, overrides), f"output_dir={folder}"])
+    validate(config, config.hardware.ranks)
 
     import torch
 
@@ -134,4 +135,7 @@ def _print(title: str, facts: Sequence[Fact], settings: Sequence[Mapping[str, st
         for setting in settings:
             reasons.add_row(setting["word"], setting["reason"])
         terminal.print(reasons)
-        terminal.print("grpo train … " + " ".join(setting["word"] for setting in settings))
+        words = [setting["word"] for setting in settings]
+        # `grpo train` is one rank.
+        command = "launch" if any(word.startswith("hardware.") for word in words) else "train"
+        terminal.print(f"grpo {command} … " + " ".join(words))

@@ -184,6 +184,11 @@ class HardwareConfig:
     # other ports where these are taken.
     first_port: int = 29500
 
+    @property
+    def ranks(self) -> int:
+        """Returns the number of learner ranks on all machines."""
+        return self.learner_nodes * self.ranks_per_node
+
 
 @dataclass(kw_only=True)
 class LimitsConfig:

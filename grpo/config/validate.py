@@ -20,6 +20,11 @@ from grpo.config.validate_task import check_task
 def validate(config: TrainConfig, world_size: int = 1) -> None:
     """Raises UserError for the first thing that keeps this configuration from being trained."""
     validate_evaluation(config)
+    _require(
+        world_size > 1 or config.hardware.ranks == 1,
+        f"hardware asks for {config.hardware.ranks} learner ranks, and this is a run of one: start it by `grpo launch` "
+        "or launch/node.sh with the same words, or leave out hardware",
+    )
     _check_batch(config, world_size)
     _check_shards(config, world_size)
     check_loss(config)

@@ -34,9 +34,8 @@ def counts(config: TrainConfig) -> tuple[int, int]:
 
     A dry run that no launcher has started is that of the ranks which `grpo launch` would start.
     """
-    hardware = config.hardware
     if config.dry_run and not launched():
-        return hardware.learner_nodes * hardware.ranks_per_node, hardware.ranks_per_node
+        return config.hardware.ranks, config.hardware.ranks_per_node
     return world_size(), local_world_size()
 
 

@@ -29,7 +29,7 @@ def composed(experiment):
 @pytest.mark.parametrize("world_size", [1, 8])
 def test_every_experiment_composes_and_validates_for_one_and_eight_ranks(experiment, world_size):
     config = deepcopy(composed(experiment))
-    validate(config, world_size)
+    validate(config, max(world_size, config.hardware.ranks))
     assert config.output_dir == f"runs/{experiment}"
 
 
@@ -39,8 +39,19 @@ def test_every_experiment_composes_and_validates_for_one_and_eight_ranks(experim
 def test_every_choice_of_every_group_composes(group):
     for choice in sorted(path.stem for path in (config_directory() / group).glob("*.yaml")):
         config = compose_config([f"{group}={choice}"])
-        validate(config)
+        validate(config, config.hardware.ranks)
         assert isinstance(config, TrainConfig)
+
+
+def test_one_process_is_no_run_of_eight_ranks():
+    config = compose_config(["experiment=gsm8k_qwen2_5_7b", "hardware=node"])
+    with pytest.raises(
+        UserError, match="hardware asks for 8 learner ranks, and this is a run of one: start it by `grpo"
+    ):
+        validate(config)
+    validate(config, 8)
+    # By torchrun, which says how many there are.
+    validate(config, 4)
 
 
 @pytest.mark.parametrize(
