@@ -46,6 +46,8 @@ LATENT = {"num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 512, "qk_
           "qk_rope_head_dim": 64, "v_head_dim": 128, "head_dim": 64}  # fmt: skip
 ROUTED = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 1}
 SPECIAL = {model_type: special for model_type, special, _ in ARCHITECTURES.values()} | {
+    # vLLM takes no windows in some layers only.
+    "qwen2": {},
     "deepseek_v2": {**LATENT, **ROUTED, "q_lora_rank": None, "topk_method": "greedy"},
     "deepseek_v3": {**LATENT, **ROUTED, "topk_method": "noaux_tc"},
     "glm4_moe": {**ROUTED, "partial_rotary_factor": 0.5},
