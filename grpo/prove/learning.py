@@ -17,6 +17,7 @@ from grpo.prove.facts import SLOW, Fact, Report
 from grpo.prove.memory import held_gib, peak_gib, reset_peak
 from grpo.run import preflight
 from grpo.telemetry import peak_tflops
+from grpo.types import Batch
 
 WAYS = {
     "ZeRO-1": (),
@@ -32,6 +33,8 @@ LEAST_MFU, HIGHEST_MEMORY = 0.4, 1.1
 NORM_BOUNDS = {"float32": 1e-4, "bfloat16": 2e-2}
 # Rows that are longer bring no speed, and so many lengths are tried at most.
 LONGEST_ROW, MOST_LENGTHS = 2**16, 5
+# Micro-batches in which waiting for the host is measured.
+WATCHED = 8
 
 
 def learner(bench: Bench) -> Iterator[Report]:
@@ -100,8 +103,7 @@ def learning(bench: Bench) -> Report:
     else:
         facts.append(Fact("learner", "arithmetic", tflops, "TFLOP/s"))
     if on_gpu:
-        waiting = max(0.0, 1 - _busy_seconds(bench, batch) / seconds)
-        facts.append(Fact("learner", "share of waiting for the host", waiting))
+        facts.append(Fact("learner", "share of waiting for the host", _waiting(bench, batch)))
     # A small process's memory is not that of its tensors.
     highest = HIGHEST_MEMORY * estimated if on_gpu else None
     facts.append(Fact("learner", f"peak memory (est. {estimated:.2g})", taken, "GiB", high=highest))
@@ -142,7 +144,15 @@ def _row_gib(bench: Bench, tokens: int) -> float:
     return estimated_gib(Bench(bench.size_name, bench.folder, words), bench.learner.collective.world_size) + RUNTIME_GIB
 
 
-def _busy_seconds(bench: Bench, batch) -> float:
+def _waiting(bench: Bench, batch: Batch) -> float:
+    """Returns the share of a step in which no kernel runs. It looks at some micro-batches: of all of them, the profiler
+    would take longer to read its notes than the step takes."""
+    some = replace(batch, micro_batches=batch.micro_batches[:WATCHED])
+    seconds = bench.seconds(lambda: bench.learner.step(some), 1)
+    return max(0.0, 1 - _busy_seconds(bench, some) / seconds)
+
+
+def _busy_seconds(bench: Bench, batch: Batch) -> float:
     """Returns the seconds of one step in which some kernel runs."""
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         bench.learner.step(batch)
