@@ -145,7 +145,9 @@ class VllmSampler:
         self._llm.collective_rpc("finish_refresh")
         if self._on_gpu:
             self._make_room("kv_cache")
-        self._llm.reset_prefix_cache()
+        if not self._llm.reset_prefix_cache():
+            # vLLM only warns, and prompts that begin alike would go on with what older weights have computed.
+            raise RuntimeError("vLLM did not empty its prefix cache after a refresh: some request still holds blocks")
         self.policy_version, self._sleep_level = policy_version, 2
 
     def use(self) -> dict[str, float]:

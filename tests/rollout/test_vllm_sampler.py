@@ -122,6 +122,13 @@ def test_a_model_of_vllm_that_takes_no_such_weights_is_one_line(sampler):
         sampler.load_weights([])
 
 
+def test_a_cache_that_keeps_what_older_weights_have_computed_ends_the_run(sampler, monkeypatch):
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
+    sampler._llm.reset_prefix_cache = lambda: False
+    with pytest.raises(RuntimeError, match="did not empty its prefix cache"):
+        sampler.finish_weights(4)
+
+
 def test_the_cache_gets_its_memory_after_the_weights_have_come(sampler):
     learner = SimpleNamespace(weight_buckets=lambda form: [["first"], ["second"]], num_steps=4)
     sync = CheckedSync(0.5)
