@@ -58,7 +58,10 @@ def test_experts_are_sent_one_by_one_where_the_files_have_them_so(model_type, pl
     assert sent[f"{experts}1.{gate}.weight"].tolist() == gate_up[1, :4].tolist()
     assert sent[f"{experts}1.{up}.weight"].tolist() == gate_up[1, 4:].tolist()
     assert sent[f"{experts}0.{down_name}.weight"].tolist() == down[0].tolist()
-    assert differing(checksums(bucket), checksums(sent.items())) == []
+    together, single = checksums(bucket), checksums(sent.items())
+    assert set(single) == {"layer 1"} and differing(together, single) == []
+    sent[f"{experts}1.{up}.weight"][0, 0] += 1
+    assert differing(together, checksums(sent.items())) == ["layer 1"]
 
 
 @pytest.mark.parametrize("model_type", ["mixtral", "granitemoe", "llama"])
