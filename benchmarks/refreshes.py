@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from benchmarks.small_models import ARCHITECTURES, EXPERTS, SMALL, tiny_tokenizer
+from benchmarks.small_models import ARCHITECTURES, EXPERTS, LATENT, ROUTED, SMALL, tiny_tokenizer
 from grpo.host.network import free_port
 from grpo.learner.small_copy import small_config
 from grpo.learner.weights import weight_buckets
@@ -41,10 +41,6 @@ from grpo.weight_sync.checksum import checksums, differing
 SECONDS = 60
 """For one type at most."""
 WIDE = SMALL | {"hidden_size": 128, "intermediate_size": 128, "head_dim": 32}
-# The widths of DeepSeek's latent attention are the only ones that vLLM's CPU build takes.
-LATENT = {"num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
-          "qk_rope_head_dim": 64, "v_head_dim": 128, "head_dim": 64}  # fmt: skip
-ROUTED = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 1}
 SPECIAL = {model_type: special for model_type, special, _ in ARCHITECTURES.values()} | {
     # vLLM takes no windows in some layers only.
     "qwen2": {},

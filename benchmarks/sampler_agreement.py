@@ -36,18 +36,14 @@ READ_BY_VLLM["Mamba 2, one group"] = READ_BY_VLLM["Mamba 2"]
 
 def architectures() -> dict[str, tuple[str, dict]]:
     """Model type of every architecture, and what it has beside SMALL."""
-    from benchmarks.small_models import ARCHITECTURES, EXPERTS
+    from benchmarks.small_models import ARCHITECTURES, EXPERTS, LATENT, ROUTED
 
     states = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1}
-    routed = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_shared_experts": 1}
-    routed |= {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
-    latent = {"num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32, "v_head_dim": 32}
-    latent |= {"qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "qk_head_dim": 64}
     return {name: (model_type, special) for name, (model_type, special, _) in ARCHITECTURES.items()} | {
         "Granite MoE": ("granitemoe", EXPERTS),
         "Falcon H1": ("falcon_h1", states),
-        "GLM-4 MoE": ("glm4_moe", routed),
-        "DeepSeek-V3": ("deepseek_v3", {**routed, **latent}),
+        "GLM-4 MoE": ("glm4_moe", ROUTED),
+        "DeepSeek-V3": ("deepseek_v3", {**ROUTED, **LATENT}),
         "Mamba 2, one group": ("mamba2", {**ARCHITECTURES["Mamba 2"][1], "n_groups": 1}),
     }
 

@@ -77,6 +77,12 @@ ARCHITECTURES: dict[str, tuple[str, dict, str]] = {
     "MPT (ALiBi)": ("mpt", {"n_layers": 2, "n_heads": 4, "d_model": 64}, ALONE),
 }  # fmt: skip
 
+# DeepSeek's latent attention, in the only width that vLLM's CPU build takes, and its kind of experts.
+LATENT = {"num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+          "qk_rope_head_dim": 64, "qk_head_dim": 192, "v_head_dim": 128, "head_dim": 64}  # fmt: skip
+ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_shared_experts": 1,
+          "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}  # fmt: skip
+
 # Models in which every token chooses the positions that it sees.
 _LATENT = {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16,
            "qk_rope_head_dim": 8, "v_head_dim": 16, "head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2,
