@@ -56,7 +56,9 @@ def random_model(name: str) -> Path:
     from benchmarks.small_models import SMALL, tiny_tokenizer
 
     model_type, special = architectures()[name]
-    wide = {key: value for key, value in WIDE.items() if key in {**SMALL, **special}}
+    # Latent attention has widths of its own.
+    kept = {"head_dim"} if "kv_lora_rank" in special else set()
+    wide = {key: value for key, value in WIDE.items() if key in {**SMALL, **special} and key not in kept}
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(model_type, **{**SMALL, **special, **wide, **READ_BY_VLLM.get(name, {})})
