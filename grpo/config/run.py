@@ -161,8 +161,8 @@ class TrackingConfig:
 class HardwareConfig:
     """The hardware says what `grpo launch` starts on which machine.
 
-    `grpo train` is one rank of such a run, or a whole run in one process. A dry run prices it by `measured` and
-    `price_per_hour`.
+    `grpo train` is one rank of such a run, or a whole run in one process. With `dry_run=true` it shows what every rank
+    of such a run takes, and prices it by `measured` and `price_per_hour`.
     """
 
     # The GPUs of this many machines learn. They come first in `hosts`.
