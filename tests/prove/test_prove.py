@@ -149,6 +149,12 @@ def test_a_proof_that_is_ended_before_its_time_leaves_what_it_has_measured(tmp_p
     assert "grpo:   error  2  ≤ 1  wrong\n" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("word", "command"), [("hardware.ranks_per_node=8", "launch"), ("rollout=vllm", "train")])
+def test_settings_are_given_to_the_command_that_starts_so_many_ranks(word, command, capsys):
+    prove._print("H100, 1.5b", [], [{"word": word, "reason": "so it was measured"}])
+    assert f"grpo {command} … {word}" in capsys.readouterr().out
+
+
 def test_parts_that_need_vllm_say_so_where_there_is_none(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(prove, "find_spec", lambda name: None)
     assert prove.run(["part=sampler,servers", "size=tiny", "device=cpu", f"output_dir={tmp_path}"]) == 0
