@@ -1,5 +1,7 @@
-"""vLLM's layers on a CPU, as a refresh finds them."""
+"""vLLM's layers on a CPU, as a refresh finds them, and its workers between messages."""
 
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -43,3 +45,20 @@ def test_layers_in_bfloat16_stay_as_vllm_has_them():
     assert all(layer.cpu_linear is linear for layer in layers.values())
     # A refresh copies into weights that lie as they are sent.
     assert all(layer.weight.is_contiguous() for layer in layers.values())
+
+
+@pytest.mark.skipif(not receiver.current_platform.is_cpu(), reason="on a GPU workers poll as vLLM has it")
+def test_a_worker_polls_for_a_moment_after_a_message_and_then_sleeps_until_the_next():
+    from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+
+    writer = MessageQueue(1, 1)
+    reader = MessageQueue.create_from_handle(writer.export_handle(), 0)
+    assert reader._spin_condition.busy_loop_s == receiver.BUSY_SECONDS < 0.1
+    answers = []
+    listening = threading.Thread(target=lambda: answers.extend(reader.dequeue(timeout=60) for _ in range(2)))
+    listening.start()
+    for message in ("first", "after a rest"):
+        time.sleep(10 * receiver.BUSY_SECONDS)
+        writer.enqueue(message)
+    listening.join(60)
+    assert answers == ["first", "after a rest"]
