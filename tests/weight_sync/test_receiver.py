@@ -9,7 +9,11 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-receiver = pytest.importorskip("grpo.weight_sync.vllm_receiver")
+
+@pytest.fixture(scope="module")
+def receiver():
+    """Imported only where it is used, since all that run tests collect all of them, and vLLM takes seconds."""
+    return pytest.importorskip("grpo.weight_sync.vllm_receiver")
 
 
 def model(dtype):
@@ -22,16 +26,16 @@ def model(dtype):
     return layers
 
 
-def receiving(layers):
+def receiving(receiver, layers):
     taken = receiver.WeightReceiver()
     taken.model_runner = SimpleNamespace(model=layers)
     taken.take_onednn()
 
 
 @pytest.mark.parametrize("rows", [(), (5,), (2, 5), (0,)])
-def test_layers_in_float32_multiply_by_onednn_to_the_same_result(rows):
+def test_layers_in_float32_multiply_by_onednn_to_the_same_result(receiver, rows):
     layers, inputs = model(torch.float32), torch.randn(*rows, 96)[..., ::2]
-    receiving(layers)
+    receiving(receiver, layers)
     for layer in layers.values():
         assert layer.cpu_linear is receiver.onednn_linear
         with torch.no_grad():
@@ -39,16 +43,17 @@ def test_layers_in_float32_multiply_by_onednn_to_the_same_result(rows):
         torch.testing.assert_close(product, linear(inputs, layer.weight, layer.bias).detach(), rtol=1e-5, atol=1e-5)
 
 
-def test_layers_in_bfloat16_stay_as_vllm_has_them():
+def test_layers_in_bfloat16_stay_as_vllm_has_them(receiver):
     layers = model(torch.bfloat16)
-    receiving(layers)
+    receiving(receiver, layers)
     assert all(layer.cpu_linear is linear for layer in layers.values())
     # A refresh copies into weights that lie as they are sent.
     assert all(layer.weight.is_contiguous() for layer in layers.values())
 
 
-@pytest.mark.skipif(not receiver.current_platform.is_cpu(), reason="on a GPU workers poll as vLLM has it")
-def test_a_worker_polls_for_a_moment_after_a_message_and_then_sleeps_until_the_next():
+def test_a_worker_polls_for_a_moment_after_a_message_and_then_sleeps_until_the_next(receiver):
+    if not receiver.current_platform.is_cpu():
+        pytest.skip("on a GPU workers poll as vLLM has it")
     from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 
     writer = MessageQueue(1, 1)
