@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -159,8 +160,14 @@ def check(command: str, config: TrainConfig) -> None:
 
 
 def _module(command: str) -> ModuleType:
-    """Imports the module of a command."""
-    return import_module(f"grpo.commands.{command.replace('-', '_')}")
+    """Imports the module of a command. What it imports stays for good, and is not looked through for garbage, neither
+    meanwhile nor later: DeepSpeed and vLLM have all of it looked through several times as they start."""
+    gc.disable()
+    try:
+        return import_module(f"grpo.commands.{command.replace('-', '_')}")
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 if __name__ == "__main__":

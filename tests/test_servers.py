@@ -67,18 +67,19 @@ import sys
 from grpo import cli
 from grpo.host import environment
 environment.prepare()
-from grpo.weight_sync.channel import Channel
 
-sent, send = [], Channel.send
-
-def troubled(self, buffer):
-    sent.append(buffer)
-    if len(sent) > 5:
-        %s
-    send(self, buffer)
-
-Channel.send = troubled
+# Graders import this script too.
 if __name__ == "__main__":
+    from grpo.weight_sync.channel import Channel
+    sent, send = [], Channel.send
+
+    def troubled(self, buffer):
+        sent.append(buffer)
+        if len(sent) > 5:
+            %s
+        send(self, buffer)
+
+    Channel.send = troubled
     sys.exit(cli.main())
 """
 FLIPPED = "buffer = buffer.clone(); buffer[0] ^= 1"
