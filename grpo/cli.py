@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from grpo.config.errors import EndedElsewhere, UserError
 from grpo.config.flags import read_words
 from grpo.host import environment, ranks
 from grpo.host.alive import working
+from grpo.host.imports import importing
 from grpo.host.terminal import protect, say, wrapped
 
 USAGE = """usage: grpo COMMAND [key=value ...]
@@ -160,14 +160,9 @@ def check(command: str, config: TrainConfig) -> None:
 
 
 def _module(command: str) -> ModuleType:
-    """Imports the module of a command. What it imports stays for good, and is not looked through for garbage, neither
-    meanwhile nor later: DeepSpeed and vLLM have all of it looked through several times as they start."""
-    gc.disable()
-    try:
+    """Imports the module of a command."""
+    with importing():
         return import_module(f"grpo.commands.{command.replace('-', '_')}")
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 if __name__ == "__main__":
