@@ -60,8 +60,9 @@ def facts(output: Path) -> list[dict]:
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` ports in a row that nothing listens on, below those that connections take for themselves."""
-    for first in range(20_000 + os.getpid() % 10_000, 32_000, count):
+    """The first of `count` ports in a row that nothing listens on, below those that connections take for themselves.
+    Processes with numbers in a row look 200 ports apart, since what is started on a port listens only later."""
+    for first in range(20_000 + os.getpid() % 50 * 200, 32_000, count):
         try:
             for port in range(first, first + count):
                 socket.create_server(("127.0.0.1", port)).close()

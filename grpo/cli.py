@@ -16,6 +16,7 @@ from grpo.config.errors import EndedElsewhere, UserError
 from grpo.config.flags import read_words
 from grpo.host import environment, ranks
 from grpo.host.alive import working
+from grpo.host.imports import importing
 from grpo.host.terminal import protect, say, wrapped
 
 USAGE = """usage: grpo COMMAND [key=value ...]
@@ -160,7 +161,8 @@ def check(command: str, config: TrainConfig) -> None:
 
 def _module(command: str) -> ModuleType:
     """Imports the module of a command."""
-    return import_module(f"grpo.commands.{command.replace('-', '_')}")
+    with importing():
+        return import_module(f"grpo.commands.{command.replace('-', '_')}")
 
 
 if __name__ == "__main__":

@@ -31,9 +31,9 @@ def pytest_unconfigure(config):
 
 # Dearest first, so that the files that run side by side end together.
 LONG = (
-    *("test_servers", "test_run", "test_learner", "test_identify", "test_architectures", "test_prove"),
-    *("test_partition", "test_family_partition", "test_resume", "test_solve_rates", "test_model_classes"),
-    *("test_sweep", "test_contrast", "test_diagnostics", "test_adaptive", "test_hydra"),
+    *("test_lost_servers", "test_run", "test_servers", "test_prove", "test_model_classes", "test_learner"),
+    *("test_partition", "test_architectures", "test_solve_rates", "test_resume", "test_identify", "test_sweep"),
+    *("test_family_partition", "test_diagnostics", "test_contrast", "test_adaptive", "test_hydra", "test_whatif"),
 )
 
 

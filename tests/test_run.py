@@ -381,13 +381,14 @@ HANG = """
 import sys, time
 from grpo.host import environment
 environment.prepare()
-import grpo.run.session
-from grpo.config.hydra import compose_config
 
 def hang(*args, **kwargs):
     time.sleep(600)
 
+# Graders import this script too.
 if __name__ == "__main__":
+    import grpo.run.session
+    from grpo.config.hydra import compose_config
     place = sys.argv[1]
     if place == "sampler":
         from grpo.rollout.transformers_sampler import TransformersSampler

@@ -100,11 +100,14 @@ class Course:
 
     def at(self, unit: str, amount: float) -> dict[str, Array]:
         """Returns each quantity [draws] when `amount` of the unit has been spent."""
-        spent = self.spent(unit)
+        rows, spent = np.arange(len(self.rates)), self.spent(unit)
+        after = np.clip((spent <= amount).sum(axis=1), 1, spent.shape[1] - 1)
+        low, high = spent[rows, after - 1], spent[rows, after]
+        share = np.where(high > low, (amount - low) / np.where(high > low, high - low, 1.0), amount >= high).clip(0, 1)
         columns = {"steps": self.spent("steps"), "rates": self.rates, "tokens": self.tokens}
         columns |= {"seconds": self.seconds, "silent": self.silent, "beyond": self.beyond}
         return {
-            name: np.array([np.interp(amount, own, row) for own, row in zip(spent, values, strict=True)])
+            name: values[rows, after - 1] + share * (values[rows, after] - values[rows, after - 1])
             for name, values in columns.items()
         }
 

@@ -14,6 +14,7 @@ from grpo.config.errors import require
 from grpo.config.hydra import compose_suite
 from grpo.config.validate import validate_evaluation
 from grpo.host.alive import working
+from grpo.host.imports import importing
 from grpo.interfaces import Collective, Sampler
 from grpo.rollout.checked import CheckedSampler
 from grpo.tasks import (
@@ -110,7 +111,8 @@ def _engine(
 
         return TransformersSampler(config, path, tokenizer, device)
     try:
-        from grpo.rollout.vllm_sampler import VllmSampler
+        with importing():
+            from grpo.rollout.vllm_sampler import VllmSampler
     except ImportError as error:
         raise UserError(f"rollout.engine=vllm: {error}; install vLLM or use rollout.engine=transformers") from error
     return VllmSampler(config, path, tokenizer, device, collective)

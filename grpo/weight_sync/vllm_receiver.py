@@ -13,9 +13,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partialmethod
 from typing import Any
 
 import torch
+from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -31,6 +33,9 @@ from grpo.weight_sync.engine_weights import ExpertOrder, OwnParameters, named_we
 from grpo.weight_sync.meeting import Meeting
 
 BACKEND = "grpo"
+# For so long a worker on a CPU polls for the next message before it sleeps until it is woken. While tokens are sampled
+# messages follow each other within that.
+BUSY_SECONDS = 0.01
 
 if current_platform.is_cpu():
     import vllm._custom_ops
@@ -38,6 +43,9 @@ if current_platform.is_cpu():
 
     vllm._custom_ops._supports_onednn = False
     vllm.model_executor.layers.utils.check_cpu_sgl_kernel = lambda *args, **kwargs: False
+
+    # Workers of one engine would poll for a whole second after each message, on the cores that a model computes on.
+    SpinCondition.__init__ = partialmethod(SpinCondition.__init__, busy_loop_s=BUSY_SECONDS)
 
 
 def onednn_linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -320,7 +320,11 @@ def main(model, output):
     parts = (reference_facts, average_facts, lora_facts, resume_facts, rate_facts, nan_facts)
     parts += (saving_facts, offload_facts)
     for stage, precision in itertools.product((1, 2, 3), ("float32", "bfloat16")):
-        facts[f"{stage}/{precision}"] = {part.__name__: part(model, stage, precision) for part in parts}
+        found = facts[f"{stage}/{precision}"] = {}
+        for part in parts:
+            found[part.__name__] = part(model, stage, precision)
+            # Every engine looks through all that there is for garbage, several times, also through what others left.
+            gc.freeze()
     facts["hpz"] = hpz_facts(model)
     facts["changed"] = changed_facts(model)
     facts["refused"] = refused_facts(model)

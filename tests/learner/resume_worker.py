@@ -3,6 +3,7 @@
 Usage: resume_worker.py MODEL_DIRECTORY OUTPUT_FILE. Rank 0 writes a JSON object of facts.
 """
 
+import gc
 import json
 import resource
 import signal
@@ -196,18 +197,29 @@ def without_shards(folder):
 EDITS = {"damaged layout": edited_layout(ranks="two"), "no shards": without_shards, "": None}
 
 
+def of_each(part, model, cases):
+    """What a part finds in each case."""
+    found = []
+    for case in cases:
+        found.append(part(model, *case))
+        # Every engine looks through all that there is for garbage, several times, also through what others left.
+        gc.freeze()
+    return found
+
+
 def main(model, output):
     init_distributed(DEVICE, 60)
+    misfits = [(before, after, EDITS[edit]) for before, after, edit, _ in REFUSED]
+    crafted = [
+        ({"stage": stage}, {"stage": stage, "precision": "bfloat16"}, renamed(*edit)) for stage, *edit in CRAFTED
+    ]
     facts = {
-        "starts": [start_facts(model, *each) for each in STARTS],
-        "adapted": [adapted_facts(model, *each) for each in ADAPTED],
-        "changes": [change_facts(model, *each) for each in CHANGES],
-        "refused": [refused_facts(model, before, after, EDITS[edit]) for before, after, edit, _ in REFUSED],
-        "crafted": [
-            refused_facts(model, {"stage": stage}, {"stage": stage, "precision": "bfloat16"}, renamed(*where))
-            for stage, *where in CRAFTED
-        ],
-        "full": [full_facts(model, *each) for each in LATER],
+        "starts": of_each(start_facts, model, STARTS),
+        "adapted": of_each(adapted_facts, model, ADAPTED),
+        "changes": of_each(change_facts, model, CHANGES),
+        "refused": of_each(refused_facts, model, misfits),
+        "crafted": of_each(refused_facts, model, crafted),
+        "full": of_each(full_facts, model, LATER),
     }
     if torch.distributed.get_rank() == 0:
         Path(output).write_text(json.dumps(facts))

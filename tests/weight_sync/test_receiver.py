@@ -1,5 +1,7 @@
-"""vLLM's layers on a CPU, as a refresh finds them."""
+"""vLLM's layers on a CPU, as a refresh finds them, and its workers between messages."""
 
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +9,11 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-receiver = pytest.importorskip("grpo.weight_sync.vllm_receiver")
+
+@pytest.fixture(scope="module")
+def receiver():
+    """Imported only where it is used, since all that run tests collect all of them, and vLLM takes seconds."""
+    return pytest.importorskip("grpo.weight_sync.vllm_receiver")
 
 
 def model(dtype):
@@ -20,16 +26,16 @@ def model(dtype):
     return layers
 
 
-def receiving(layers):
+def receiving(receiver, layers):
     taken = receiver.WeightReceiver()
     taken.model_runner = SimpleNamespace(model=layers)
     taken.take_onednn()
 
 
 @pytest.mark.parametrize("rows", [(), (5,), (2, 5), (0,)])
-def test_layers_in_float32_multiply_by_onednn_to_the_same_result(rows):
+def test_layers_in_float32_multiply_by_onednn_to_the_same_result(receiver, rows):
     layers, inputs = model(torch.float32), torch.randn(*rows, 96)[..., ::2]
-    receiving(layers)
+    receiving(receiver, layers)
     for layer in layers.values():
         assert layer.cpu_linear is receiver.onednn_linear
         with torch.no_grad():
@@ -37,16 +43,34 @@ def test_layers_in_float32_multiply_by_onednn_to_the_same_result(rows):
         torch.testing.assert_close(product, linear(inputs, layer.weight, layer.bias).detach(), rtol=1e-5, atol=1e-5)
 
 
-def test_layers_in_bfloat16_stay_as_vllm_has_them():
+def test_layers_in_bfloat16_stay_as_vllm_has_them(receiver):
     layers = model(torch.bfloat16)
-    receiving(layers)
+    receiving(receiver, layers)
     assert all(layer.cpu_linear is linear for layer in layers.values())
     # A refresh copies into weights that lie as they are sent.
     assert all(layer.weight.is_contiguous() for layer in layers.values())
 
 
-def test_layers_stay_as_they_are_where_torch_has_no_onednn(monkeypatch):
+def test_layers_stay_as_they_are_where_torch_has_no_onednn(monkeypatch, receiver):
     monkeypatch.setattr(torch._C, "_has_mkldnn", False)
     layers = model(torch.float32)
-    receiving(layers)
+    receiving(receiver, layers)
     assert all(layer.cpu_linear is linear for layer in layers.values())
+
+
+def test_a_worker_polls_for_a_moment_after_a_message_and_then_sleeps_until_the_next(receiver):
+    if not receiver.current_platform.is_cpu():
+        pytest.skip("on a GPU workers poll as vLLM has it")
+    from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+
+    writer = MessageQueue(1, 1)
+    reader = MessageQueue.create_from_handle(writer.export_handle(), 0)
+    assert reader._spin_condition.busy_loop_s == receiver.BUSY_SECONDS < 0.1
+    answers = []
+    listening = threading.Thread(target=lambda: answers.extend(reader.dequeue(timeout=60) for _ in range(2)))
+    listening.start()
+    for message in ("first", "after a rest"):
+        time.sleep(10 * receiver.BUSY_SECONDS)
+        writer.enqueue(message)
+    listening.join(60)
+    assert answers == ["first", "after a rest"]
