@@ -21,7 +21,7 @@ from rich.table import Table
 
 from benchmarks.runs import grpo, rows
 from grpo.evaluation.pass_rates import geometric_ratio
-from grpo.report.runs import load
+from grpo.report.finished_runs import load
 from grpo.types import Interval
 
 ADAPTIVE = "adaptive"

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from grpo.config import RewardConfig, RewardPartConfig
-from grpo.tasks.grader import GraderPool
+from grpo.tasks.grader_pool import GraderPool
 
 MARK = Path(tempfile.mkdtemp()) / "executed"
 CALL = f"__import__('os').system('touch {MARK}')"

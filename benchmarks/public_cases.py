@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from grpo.config import RewardConfig, RewardPartConfig
-from grpo.tasks.grader import GraderPool
+from grpo.tasks.grader_pool import GraderPool
 
 
 def main(reward: str = "math", extract: str = "final") -> None:

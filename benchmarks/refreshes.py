@@ -34,8 +34,8 @@ from grpo.host.network import free_port
 from grpo.learner.small_copy import small_config
 from grpo.learner.weights import weight_buckets
 from grpo.rollout.engine_arguments import for_cpu
-from grpo.rollout.file_names import FileForm
 from grpo.rollout.model_classes import ModelClasses
+from grpo.rollout.weight_names import FileForm
 from grpo.weight_sync.checksum import checksums, differing
 
 SECONDS = 60

@@ -21,7 +21,7 @@ from rich.progress import track
 from rich.table import Table
 
 from grpo.config import RewardConfig, RewardPartConfig
-from grpo.tasks.grader import GraderPool
+from grpo.tasks.grader_pool import GraderPool
 
 FILES = "math500:1,aime24:1,aime25:1,gsm8k_test:40"
 # By hand: of kinds the data sets hold few or none of.

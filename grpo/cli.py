@@ -140,7 +140,7 @@ def check(command: str, config: TrainConfig) -> None:
     """Raises UserError for a configuration with which the command cannot work, before anything heavy is imported."""
     from grpo.config.hydra import compose_suite
     from grpo.config.validate import check_files, validate, validate_evaluation
-    from grpo.tasks.early import check_early
+    from grpo.tasks.early_checks import check_early
 
     suite = compose_suite(config) if command in ("train", "eval") else []
     if command == "eval" and not suite and not config.evaluation.num_problems:

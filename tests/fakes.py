@@ -4,9 +4,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from grpo.rollout.grading import GradingThread, sampled_and_graded
+from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
+from grpo.rollout.group_source import Asking
 from grpo.rollout.seeds import sample_numbers
-from grpo.rollout.source import Asking
 from grpo.types import Completion, Grade, Problem, Prompt, RolloutGroup, ScoredGroup
 
 

@@ -9,7 +9,7 @@ from grpo.config import BudgetConfig
 from grpo.dynamics.history import pass_rate
 from grpo.measure import mean_seconds, measure_round, sampling_means
 from grpo.rollout.collect import BudgetedCollector, PlainCollector
-from grpo.rollout.grading import GradingThread
+from grpo.rollout.grading_thread import GradingThread
 from grpo.telemetry import flatten
 from grpo.types import Collected, Mean, RoundPlan, StepReport
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, asking, on_ranks

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from grpo.config import UserError
-from grpo.config.completion import SCRIPTS, candidates
 from grpo.config.hydra import config_directory
+from grpo.config.tab_completion import SCRIPTS, candidates
 
 USAGE = """usage: eval "$(grpo completion bash)"      in ~/.bashrc; zsh in ~/.zshrc after compinit
        grpo completion fish | source          in ~/.config/fish/config.fish

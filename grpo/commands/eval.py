@@ -17,8 +17,8 @@ from grpo.evaluation import held_out
 from grpo.host.alive import working
 from grpo.host.terminal import Terminal
 from grpo.interfaces import Task
-from grpo.rollout.grading import GradingThread, sampled_and_graded
-from grpo.run.candidate import candidate
+from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
+from grpo.run.measured_model import candidate
 from grpo.run.parts import load_suite
 from grpo.tasks import load_problems
 

@@ -64,17 +64,17 @@ def run(words: Sequence[str] = ()) -> int:
 
     import torch
 
-    from grpo.prove import computation, exchange, learning, link, losing, sampling
+    from grpo.prove import computation, exchange, learning, link, lost_server, sampling
     from grpo.prove.bench import Bench
     from grpo.prove.record import write_record
-    from grpo.telemetry.code import write_code
+    from grpo.telemetry.code_version import write_code
 
     # What runs in processes of its own comes before engines take this one's memory.
     parts = {
         "attention": [computation.attention],
         "learner": [computation.gradients, learning.learner],
         "round": [exchange.whole_round],
-        "servers": [losing.servers],
+        "servers": [lost_server.servers],
         "sync": [link.channel],
         "sampler": [sampling.without_graphs],
     }

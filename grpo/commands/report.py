@@ -14,8 +14,8 @@ from grpo.config.errors import require
 from grpo.config.folder import METRICS_FILE, MODEL_FOLDER
 from grpo.report.contrast import contrast
 from grpo.report.contrast_page import write_contrast
-from grpo.report.run import write_report
-from grpo.report.runs import Run, load
+from grpo.report.finished_runs import Run, load
+from grpo.report.run_report import write_report
 from grpo.sweep.ledger import DONE, FAILED, SWEEP_FILE, open_ledger
 from grpo.telemetry import read_ending
 

@@ -19,8 +19,8 @@ from grpo.evaluation.held_out import drawn_as
 from grpo.host import ranks
 from grpo.interfaces import Collective, Sampler
 from grpo.report.solve_rates import write_solve_rates
-from grpo.rollout.grading import GradingThread, sampled_and_graded
-from grpo.run.candidate import candidate
+from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
+from grpo.run.measured_model import candidate
 from grpo.tasks import VerifiableTask
 from grpo.tasks.sources import load_problems, read_rows
 from grpo.types import ScoredGroup

@@ -19,8 +19,8 @@ from grpo.dynamics.difficulty import Difficulty, fit_difficulty
 from grpo.dynamics.forecast import Forecast, StopRule, forecast
 from grpo.dynamics.history import pass_rate
 from grpo.dynamics.identify import FEWEST_POINTS, Identification, identify
-from grpo.dynamics.identity import silent_rate
 from grpo.dynamics.refresh import OffPolicyness, RefreshRule, choose_refresh_interval, fit_step_time, fit_token_time
+from grpo.dynamics.sigma import silent_rate
 from grpo.dynamics.step import BatchSetting, StepCost
 from grpo.types import Decision, Mean, RoundPlan, RoundStatistics, Verdict
 

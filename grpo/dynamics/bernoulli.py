@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logit
 
-from grpo.dynamics.identity import silent_rate
+from grpo.dynamics.sigma import silent_rate
 
 Array = NDArray[np.float64]
 

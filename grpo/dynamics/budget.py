@@ -2,7 +2,7 @@
 
 Each prompt is first asked a few times. Its own count, with the difficulty of all prompts of the round as the prior,
 then gives a posterior of its pass rate. Given its counts, k of n, a group's expected gradient is σ^(2−α)·Δs, however n
-was decided (the identity of `grpo.dynamics.identity` holds count by count). So the further completions go where they
+was decided (the identity of `grpo.dynamics.sigma` holds count by count). So the further completions go where they
 are expected to raise the sum of σ^(2−α) most.
 
 Most go to prompts that are silent so far but may not stay so, those with the best odds first. A prompt that is surely

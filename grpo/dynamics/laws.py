@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logit
 
-from grpo.dynamics.identity import objective
 from grpo.dynamics.oscillator import held_coefficients, propagate
+from grpo.dynamics.sigma import objective
 
 Array = NDArray[np.float64]
 

@@ -91,7 +91,7 @@ def stable(rule: RefreshRule, momentum: float, stiffness: float, interval: int, 
     """Tells whether the damping ratio stays above the least allowed. An interval of 1 is always allowed.
 
     Training holds a round's samples while it takes its steps, so the ratio is that of `held_oscillator`. It is lost
-    long before stability is (`thresholds`).
+    long before stability is (`stability`).
     """
     return interval == 1 or held_oscillator(momentum, stiffness, interval, lag).damping_ratio >= rule.least_damping
 

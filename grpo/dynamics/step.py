@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from grpo.dynamics.difficulty import Array, Difficulty
-from grpo.dynamics.identity import drift, silent_rate
+from grpo.dynamics.sigma import drift, silent_rate
 
 # The variance of what a prompt alone asks of the policy, over that of one completion's score. With this value the law
 # gives the measured speeds of the tiny model at other group sizes and batches (benchmarks/README.md, "What if").

@@ -67,7 +67,7 @@ def seats_of(config: TrainConfig, words: Sequence[str], machines: Sequence[Machi
     grace = config.rollout.deadline_seconds + config.learner.deadline_seconds
     for index, machine in enumerate(learning):
         ranks = [
-            *(sys.executable, "-m", "grpo.launch.ranks", f"--nproc-per-node={hardware.ranks_per_node}"),
+            *(sys.executable, "-m", "grpo.launch.torchrun", f"--nproc-per-node={hardware.ranks_per_node}"),
             *(f"--nnodes={hardware.learner_nodes}", f"--node-rank={index}", f"--shutdown-timeout={grace:.0f}"),
             *(f"--master-addr={first}", f"--master-port={hardware.first_port}"),
         ]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from grpo.host.stop import INTERRUPTED, StopRequest
 from grpo.launch.seats import LEARNER
 from grpo.launch.shells import Held
-from grpo.telemetry.last_word import last_word
+from grpo.telemetry.why_ended import last_word
 
 POLL_SECONDS = 0.2
 

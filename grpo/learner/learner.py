@@ -14,13 +14,12 @@ from grpo.algorithm.loss import METRICS, policy_loss, tokens_of
 from grpo.algorithm.objective import Tokens
 from grpo.config import TrainConfig
 from grpo.config.errors import UserError
-from grpo.config.schedule import learning_rate_factor
+from grpo.config.learning_rate import learning_rate_factor
 from grpo.interfaces import MERGED, Bucket
 from grpo.learner.choosing import with_choice
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import quiet, sharded_loading, start_engine
 from grpo.learner.flops import flop_count
-from grpo.learner.layout import SHARDS, Layout, saved_layout
 from grpo.learner.loading import fitting_layout, load_policy
 from grpo.learner.offloading import LearnerStates
 from grpo.learner.on_device import spoil_unless, to_device
@@ -30,6 +29,7 @@ from grpo.learner.reference import AdapterReference, CopyReference, reference_lo
 from grpo.learner.resharding import load_resharded
 from grpo.learner.scoring import Scoring
 from grpo.learner.sequence_parallel import SequenceGroup
+from grpo.learner.shard_layout import SHARDS, Layout, saved_layout
 from grpo.learner.weights import MergeLoss, weight_buckets
 from grpo.learner.writing import to_the_end
 from grpo.types import (

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 
 from grpo.config.errors import UserError, require
 from grpo.config.start import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from grpo.learner.layout import SHARDS, WHOLE_WEIGHTS
 from grpo.learner.plain_data import only_plain_data
 from grpo.learner.policy import Policy
+from grpo.learner.shard_layout import SHARDS, WHOLE_WEIGHTS
 from grpo.learner.weights import gathered
 
 

@@ -23,7 +23,7 @@ from grpo.host import ranks
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.models import tiny
-from grpo.prove.room import ROWS, Room, fitting_rows, lacking
+from grpo.prove.memory_plan import ROWS, Room, fitting_rows, lacking
 from grpo.prove.sizes import SIZES, Shape, check_size, words_of
 from grpo.run import preflight
 from grpo.types import Batch, Completion, Grade, Problem, Prompt, RolloutGroup, RoundPlan, ScoredGroup

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from grpo.interfaces import Bucket
-from grpo.prove.apart import exit_code
 from grpo.prove.bench import Bench
 from grpo.prove.facts import SLOW, Fact, Report
+from grpo.prove.own_process import exit_code
 from grpo.telemetry import read_metrics
 from grpo.weight_sync.refresh import FLOAT32_MISMATCH, ROUNDED_MISMATCH, CheckedSync, WeightSyncError
 

@@ -11,10 +11,10 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from grpo.config.estimate import RUNTIME_GIB, memory_estimate
-from grpo.prove.apart import measured_apart
 from grpo.prove.bench import Bench
 from grpo.prove.facts import SLOW, Fact, Report
 from grpo.prove.memory import held_gib, peak_gib, reset_peak
+from grpo.prove.own_process import measured_apart
 from grpo.run import preflight
 from grpo.telemetry import peak_tflops
 from grpo.types import Batch

@@ -8,7 +8,6 @@ from itertools import count
 
 import torch
 
-from grpo.prove.apart import measured_apart
 from grpo.prove.bench import Bench
 from grpo.prove.facts import SLOW, Fact, Report
 from grpo.prove.memory import GIB

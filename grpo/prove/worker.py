@@ -1,4 +1,4 @@
-"""This program measures something in a process of its own, see `grpo.prove.apart`.
+"""This program measures something in a process of its own, see `grpo.prove.own_process`.
 
     python -m grpo.prove.worker MEASURE[,MEASURE] SIZE FOLDER FILE [OVERRIDES]
 
@@ -18,7 +18,7 @@ if __name__ == "__main__":
 
 from grpo.config import UserError
 from grpo.host import ranks
-from grpo.prove import learning, losing, sampling
+from grpo.prove import learning, lost_server, sampling
 from grpo.prove.bench import Bench
 from grpo.prove.facts import Report
 
@@ -26,7 +26,7 @@ MEASURES = {
     "learning": learning.learning,
     "rows": learning.rows,
     "sampler": sampling.sampler,
-    "losing": losing.losing,
+    "losing": lost_server.losing,
 }
 
 

@@ -17,11 +17,11 @@ from grpo.config import UserError
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.difficulty import Difficulty, fit_difficulty
 from grpo.dynamics.findings import NOTE
-from grpo.dynamics.identity import gradient_mass, silent_rate
 from grpo.dynamics.run_log import RunLog
+from grpo.dynamics.sigma import gradient_mass, silent_rate
 from grpo.evaluation.pass_rates import FEWEST_SEEDS, crossed_difference, geometric_ratio, holm, ratio_p_value
+from grpo.report.finished_runs import Run
 from grpo.report.logs import counts_of, read_log
-from grpo.report.runs import Run
 from grpo.types import Interval
 
 Array = NDArray[np.float64]

@@ -15,10 +15,10 @@ from grpo.report import page
 from grpo.report.contrast import SURE, Contrast, Variant
 from grpo.report.contrast_panels import PANELS
 from grpo.report.contrast_tables import CAPTIONS, by_quarter, health, percent, points, ratio, results, settings
-from grpo.report.runs import Run
+from grpo.report.finished_runs import Run
+from grpo.report.glossary import meanings
 from grpo.report.style import sheet
 from grpo.report.verdict import GOOD, UNSURE, Number, probability
-from grpo.report.words import meanings
 
 PAGE_FILE, PLOT_FILE, MARKDOWN_FILE = "report.html", "report.png", "report.md"
 NUM_SAMPLES = 3

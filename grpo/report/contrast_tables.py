@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from grpo.report.contrast import QUARTERS, Contrast, Variant
-from grpo.report.runs import differing_keys
+from grpo.report.finished_runs import differing_keys
 from grpo.types import Interval
 
 # What the columns of each table mean.

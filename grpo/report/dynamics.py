@@ -41,9 +41,9 @@ from grpo.report.dynamics_tables import (
     verdict_lines,
     way_table,
 )
+from grpo.report.glossary import meanings
 from grpo.report.logs import counts_of, read_log, read_run, run_config
 from grpo.report.style import sheet
-from grpo.report.words import meanings
 from grpo.telemetry import FIRST_COUNTS
 from grpo.types import MachineConstants
 

@@ -16,9 +16,9 @@ from grpo.dynamics.difficulty import Difficulty, fit_difficulty
 from grpo.dynamics.forecast import Forecast
 from grpo.dynamics.history import Counts
 from grpo.dynamics.identify import Identification
-from grpo.dynamics.identity import gradient_mass, silent_rate
 from grpo.dynamics.run_log import RunLog
-from grpo.dynamics.thresholds import PRINTED_BOUND, critical_gain, gain
+from grpo.dynamics.sigma import gradient_mass, silent_rate
+from grpo.dynamics.stability import PRINTED_BOUND, critical_gain, gain
 from grpo.report.style import BLACK, BLUE, GREEN, ORANGE, drawn, in_percent, legend_below, smooth, window_of
 
 if TYPE_CHECKING:

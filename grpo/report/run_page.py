@@ -18,10 +18,10 @@ from grpo.host.folder_lock import is_held
 from grpo.host.terminal import clean
 from grpo.report import page
 from grpo.report.curves import Curves, panels_of
+from grpo.report.glossary import meanings
 from grpo.report.logs import run_config
 from grpo.report.summary import conditions, summary_rows
 from grpo.report.verdict import BAD, judge
-from grpo.report.words import meanings
 from grpo.telemetry import FAILED, FINISHED, INTERRUPTED, read_completions, read_ending
 
 Row = Mapping[str, Any]

@@ -16,13 +16,13 @@ import numpy as np
 from rich.table import Table
 
 from grpo.dynamics.difficulty import Difficulty, fit_difficulty
-from grpo.dynamics.identity import gradient_mass, silent_rate, smallest_group_size
 from grpo.dynamics.planning import EXPONENTS, FAIR_SHARE, balanced_exponent, speaking_band
+from grpo.dynamics.sigma import gradient_mass, silent_rate, smallest_group_size
 from grpo.host.terminal import Terminal, clean
 from grpo.report import page
+from grpo.report.glossary import meanings
 from grpo.report.style import BLACK, BLUE, GREEN, ORANGE, in_percent, legend_below
 from grpo.report.verdict import GOOD, UNSURE, Number
-from grpo.report.words import meanings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,8 +11,8 @@ import numpy as np
 from grpo.dynamics.evidence import FEWEST_ROUNDS, change
 from grpo.dynamics.run_log import NOTHING, Series
 from grpo.evaluation.pass_rates import FEWEST_PROBLEMS, paired_difference, sign_test
+from grpo.report.glossary import duration
 from grpo.report.summary import check_comparable, pairs_of
-from grpo.report.words import duration
 from grpo.types import Interval
 
 GOOD, UNSURE, BAD = "good", "unsure", "bad"

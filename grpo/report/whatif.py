@@ -16,9 +16,9 @@ from rich.table import Table
 from grpo.config import UserError
 from grpo.config.engines import LearnerConfig
 from grpo.config.errors import require
+from grpo.config.learning_rate import learning_rate_factor
 from grpo.config.run import TrainConfig
 from grpo.config.saved import from_dict
-from grpo.config.schedule import learning_rate_factor
 from grpo.config.sweep_words import grid, plain
 from grpo.config.validate import check_values
 from grpo.dynamics.identify import FEWEST_POINTS
@@ -27,11 +27,11 @@ from grpo.dynamics.scheduler import batch_setting
 from grpo.dynamics.step import BatchSetting
 from grpo.dynamics.whatif import LONGEST, Course, Stage, predict, stages_of, step_tokens
 from grpo.host.terminal import Terminal
+from grpo.report.finished_runs import differing_keys
+from grpo.report.glossary import compact, duration
 from grpo.report.logs import read_log, run_config
-from grpo.report.runs import differing_keys
 from grpo.report.verdict import BAD, GOOD, UNSURE, Number
 from grpo.report.whatif_page import draw_courses, write_whatif_page
-from grpo.report.words import compact, duration
 
 Array = NDArray[np.float64]
 
@@ -127,7 +127,7 @@ def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None)
         console.print(line, soft_wrap=True)
     picture, written = write_whatif_page(
         path,
-        partial(draw_courses, log=log, courses=courses, budget=budget),
+        partial(draw_courses, log=log, courses=courses, unit=budget.unit, amount=budget.amount),
         budget=budget.words,
         rows=[[name.replace("\n", " ") for name in row] for row in (COLUMNS, *rows)],
         verdict=[SUMMARY[mood], *(f"{line}." for line in said)],

@@ -13,13 +13,11 @@ from grpo.config.folder import WHATIF_PAGE_FILE, WHATIF_PLOT_FILE
 from grpo.dynamics.run_log import RunLog
 from grpo.dynamics.whatif import Course
 from grpo.report import page
+from grpo.report.glossary import compact, meanings
 from grpo.report.style import BLACK, BLUE, GREEN, ORANGE, in_percent, legend_below, sheet
-from grpo.report.words import compact, meanings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from grpo.report.whatif import Budget
 
 COLORS = (BLACK, BLUE, ORANGE, GREEN, "#CC79A7", "#56B4E9", "#E69F00")
 SHEET_INCHES = (8.0, 4.6)
@@ -37,22 +35,22 @@ def write_whatif_page(folder: Path, draw: Callable[[Axes], str], **said: Any) ->
     return [folder / WHATIF_PLOT_FILE, folder / WHATIF_PAGE_FILE]
 
 
-def draw_courses(axes: Axes, log: RunLog, courses: Mapping[str, Course], budget: Budget) -> str:
-    """Draws the measured pass rates, and each course with its interval until the budget is spent."""
+def draw_courses(axes: Axes, log: RunLog, courses: Mapping[str, Course], unit: str, amount: float) -> str:
+    """Draws the measured pass rates, and each course with its interval until `amount` of `unit` is spent."""
     again = next(iter(courses.values()))
-    amounts = np.linspace(0, budget.amount, 60)
-    spent = np.interp(log.history.steps, again.steps, np.median(again.spent(budget.unit), axis=0))
+    amounts = np.linspace(0, amount, 60)
+    spent = np.interp(log.history.steps, again.steps, np.median(again.spent(unit), axis=0))
     axes.plot(spent, log.history.values, ".", color="0.6", markersize=3, label="measured")
     for color, (name, course) in zip(cycle(COLORS), courses.items(), strict=False):
-        rates = np.array([course.at(budget.unit, amount)["rates"] for amount in amounts])
+        rates = np.array([course.at(unit, spent_then)["rates"] for spent_then in amounts])
         low, middle, high = np.quantile(rates, [0.05, 0.5, 0.95], axis=1)
         axes.fill_between(amounts, low, high, color=color, alpha=0.12, linewidth=0)
         axes.plot(amounts, middle, color=color, label=name)
-    axes.set_xlabel(f"{budget.unit} spent")
+    axes.set_xlabel(f"{unit} spent")
     axes.set_ylabel("pass rate")
     in_percent(axes)
     axes.set_title("What each setting would have reached")
-    axes.set_xlim(0, budget.amount)
+    axes.set_xlim(0, amount)
     axes.xaxis.set_major_formatter(lambda value, _: compact(value))
     legend_below(axes)
     return "Points are what the run measured. Lines are medians of predictions; a shaded band holds 90 % of them."

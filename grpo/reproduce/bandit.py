@@ -12,7 +12,7 @@ import numpy as np
 
 from grpo.dynamics import bandit
 from grpo.dynamics.oscillator import oscillator
-from grpo.dynamics.thresholds import PRINTED_BOUND, critical_gain
+from grpo.dynamics.stability import PRINTED_BOUND, critical_gain
 from grpo.report.comparison import Comparison, Reproduction, Row
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from grpo.dynamics.evidence import window_length
 from grpo.dynamics.identify import Identification, identify
 from grpo.dynamics.laws import History
 from grpo.dynamics.run_log import RunLog
-from grpo.dynamics.thresholds import sample_and_hold_radius
+from grpo.dynamics.stability import sample_and_hold_radius
 from grpo.report.comparison import Comparison, Reproduction, Row
 from grpo.report.logs import read_log
 from grpo.types import Interval

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo.dynamics import bernoulli, identity
+from grpo.dynamics import bernoulli, sigma
 from grpo.report.comparison import Comparison, Reproduction, Row
 
 if TYPE_CHECKING:
@@ -50,11 +50,11 @@ def reproduce(rates: Array | None = None) -> Reproduction:
 
 def _formulas() -> Comparison:
     rows = [
-        Row(f"fidelity φ({size}, {rate})", f"{printed:.4f}", f"{identity.fidelity(rate, size):.4f}")
+        Row(f"fidelity φ({size}, {rate})", f"{printed:.4f}", f"{sigma.fidelity(rate, size):.4f}")
         for size, rate, printed in PRINTED_FIDELITY
     ]
     for rate, printed in SMALLEST.items():
-        ours = [identity.smallest_group_size([rate], [1.0], short) for short in (0.1, 0.05, 0.01)]
+        ours = [sigma.smallest_group_size([rate], [1.0], short) for short in (0.1, 0.05, 0.01)]
         rows.append(
             Row(f"smallest G for 90/95/99 %, p = {rate}", "/".join(map(str, printed)), "/".join(map(str, ours)))
         )
@@ -65,14 +65,14 @@ def _distribution(rates: Array) -> Comparison:
     weights = np.full(len(rates), 1 / len(rates))
     correct = np.round(rates * TRIES)
     rows = [
-        Row(f"silent groups at G = {size}", f"{printed:.0%}", f"{weights @ identity.silent_rate(rates, size):.1%}")
+        Row(f"silent groups at G = {size}", f"{printed:.0%}", f"{weights @ sigma.silent_rate(rates, size):.1%}")
         for size, printed in SILENT.items()
     ]
     for size, printed in SUBSAMPLED.items():
-        ours = weights @ identity.subsampled_silent_rate(correct, np.full(len(rates), TRIES), size)
+        ours = weights @ sigma.subsampled_silent_rate(correct, np.full(len(rates), TRIES), size)
         rows.append(Row(f"the same, subsampling the 64 tries, G = {size}", f"{printed:.0%}", f"{ours:.1%}"))
     for exponent, name, extreme, medium in ((0.0, "Dr. GRPO", 0.139, 0.228), (1.0, "GRPO", 0.247, 0.175)):
-        mass = identity.asymptotic_drift(rates, exponent)
+        mass = sigma.asymptotic_drift(rates, exponent)
         mass = mass / mass.sum()
         outer = mass[(rates < EXTREME[0]) | (rates > EXTREME[1])].sum()
         inner = mass[(rates >= MEDIUM[0]) & (rates <= MEDIUM[1])].sum()

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from grpo.dynamics.ensemble import Policy, pass_rates
-from grpo.dynamics.identity import drift
+from grpo.dynamics.sigma import drift
 from grpo.report.comparison import Comparison, Reproduction, Row
 
 if TYPE_CHECKING:

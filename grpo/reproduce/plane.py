@@ -1,6 +1,6 @@
 """This module tabulates the plane of the two dials, α of σ and β of the mean reward, with the known methods marked.
 
-Every number follows from the laws of `grpo.dynamics.identity` by exact enumeration. None of them is printed in a paper
+Every number follows from the laws of `grpo.dynamics.sigma` by exact enumeration. None of them is printed in a paper
 for the whole plane; the column "known as" names the papers' methods.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo.dynamics import bernoulli, identity
+from grpo.dynamics import bernoulli, sigma
 from grpo.report.comparison import Comparison, Reproduction, Row
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def _groups() -> Comparison:
     rows = []
     for alpha, beta in product(ALPHAS, BETAS):
         sizes = [
-            identity.smallest_group_size([rate], [1.0], SHORTFALL, alpha, largest=LARGEST, mean_exponent=beta)
+            sigma.smallest_group_size([rate], [1.0], SHORTFALL, alpha, largest=LARGEST, mean_exponent=beta)
             for rate in (0.5, 0.1, 0.05)
         ]
         smallest = " / ".join(f"over {LARGEST}" if size is None else str(size) for size in sizes)
@@ -69,9 +69,7 @@ def _mass(rates: Array, shares: Array) -> Comparison:
     edges = [0, HARDEST, EASIEST, 1]
     rows = []
     for alpha, beta in product(ALPHAS, BETAS):
-        masses = [
-            identity.gradient_mass(rates, shares, edges, alpha, size, mean_exponent=beta) for size in (SIZE, None)
-        ]
+        masses = [sigma.gradient_mass(rates, shares, edges, alpha, size, mean_exponent=beta) for size in (SIZE, None)]
         texts = [" / ".join(f"{share:.0%}" for share in mass) for mass in masses]
         rows.append(Row(_point(alpha, beta), texts[1], texts[0]))
     title = f"Gradient from prompts with p < {HARDEST} / between / p ≥ {EASIEST}, groups of {SIZE}"
@@ -87,7 +85,7 @@ def _draw(figure: Figure, rates: Array, shares: Array) -> None:
     alphas, betas = np.linspace(-0.5, 2.5, 31), np.linspace(-0.5, 1.5, 21)
     for axes, size in zip(figure.subplots(1, 2), (SIZE, None), strict=True):
         share = [
-            [identity.gradient_mass(rates, shares, [0, 0.25, 1], a, size, mean_exponent=b)[0] for a in alphas]
+            [sigma.gradient_mass(rates, shares, [0, 0.25, 1], a, size, mean_exponent=b)[0] for a in alphas]
             for b in betas
         ]
         lines = axes.contour(alphas, betas, share, levels=np.arange(0, 1, 0.1), cmap="viridis")

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from grpo.config import BudgetConfig, RefillConfig
 from grpo.interfaces import Collective, Sampler, Task
-from grpo.rollout.grading import GradingThread, sampled_and_graded
-from grpo.rollout.source import Source
+from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
+from grpo.rollout.group_source import Source
 from grpo.types import Collected, RoundPlan, ScoredGroup
 
 Item = TypeVar("Item")

@@ -20,12 +20,12 @@ from grpo.config.errors import NOBODY_LEFT, SamplerLost, UserError
 from grpo.interfaces import ADAPTERS, BASE, MERGED, Bucket, Collective, OnGroup
 from grpo.rollout.dispatch import Answers, Dispatcher
 from grpo.rollout.engine_arguments import sampling_arguments
-from grpo.rollout.file_names import FileForm
 from grpo.rollout.fleet import Fleet
 from grpo.rollout.replica import Replica
 from grpo.rollout.seeds import sample_numbers, sample_seed
 from grpo.rollout.servers import MODEL
 from grpo.rollout.stopping import stop_token_ids
+from grpo.rollout.weight_names import FileForm
 from grpo.types import Completion, Prompt, RolloutGroup
 
 

@@ -19,11 +19,11 @@ from grpo.host import ranks
 from grpo.interfaces import MERGED, Bucket, Collective, OnGroup
 from grpo.rollout.engine_arguments import colocated_arguments, engine_arguments, for_cpu, sampling_arguments
 from grpo.rollout.engine_use import EngineUse
-from grpo.rollout.file_names import FileForm
 from grpo.rollout.model_classes import ModelClasses
 from grpo.rollout.pooling import pooled
 from grpo.rollout.seeds import sample_numbers, sample_seed
 from grpo.rollout.stopping import stop_token_ids
+from grpo.rollout.weight_names import FileForm
 from grpo.types import Completion, Prompt, RolloutGroup
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from grpo.config import TrainConfig
 from grpo.host.alive import slow
 from grpo.interfaces import AskableSampler, Collector, Learner, Pending, Sampler, Task, WeightSync
-from grpo.rollout.grading import GradingThread
+from grpo.rollout.grading_thread import GradingThread
 from grpo.telemetry import Phases
 from grpo.types import Collected, RoundPlan
 

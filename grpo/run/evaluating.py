@@ -13,7 +13,7 @@ from grpo.config import TaskConfig, TrainConfig
 from grpo.evaluation import held_out
 from grpo.host.alive import working
 from grpo.interfaces import Collective, Sampler, Task
-from grpo.rollout.grading import GradingThread, sampled_and_graded
+from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.run.clocks import EVALUATION, Clocks
 from grpo.run.first_rank import on_first
 from grpo.run.parts import load_task

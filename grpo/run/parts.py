@@ -16,7 +16,7 @@ from grpo.config.validate import validate_evaluation
 from grpo.host.alive import working
 from grpo.host.imports import importing
 from grpo.interfaces import Collective, Sampler
-from grpo.rollout.checked import CheckedSampler
+from grpo.rollout.checked_sampler import CheckedSampler
 from grpo.tasks import (
     Grouping,
     LoadedTask,

@@ -17,8 +17,8 @@ from grpo.dynamics.budget import further_tries
 from grpo.interfaces import Collective, Collector, Learner, Sampler, Task, WeightSync
 from grpo.rollout.ahead import AheadCollector
 from grpo.rollout.collect import BudgetedCollector, PlainCollector, RefillingCollector
-from grpo.rollout.grading import GradingThread
-from grpo.rollout.source import Asking, AskingAhead, Source
+from grpo.rollout.grading_thread import GradingThread
+from grpo.rollout.group_source import Asking, AskingAhead, Source
 from grpo.run.clocks import Beside, Clocks, Timed
 from grpo.types import ScoredGroup
 from grpo.weight_sync.refresh import CheckedSync, Probe

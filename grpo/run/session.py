@@ -34,7 +34,7 @@ from grpo.learner.learner import DeepSpeedLearner
 from grpo.learner.loading import proven_layout
 from grpo.loop import Loop, Observer
 from grpo.report.logs import read_log
-from grpo.report.run import write_report
+from grpo.report.run_report import write_report
 from grpo.report.trial import SAME, trial_table
 from grpo.run import preflight
 from grpo.run.assembly import assemble

@@ -7,7 +7,7 @@ Importing it must stay light, since every grading worker is a spawned process th
 """
 
 from grpo.tasks.curriculum import Grouping
-from grpo.tasks.grader import GraderPool
+from grpo.tasks.grader_pool import GraderPool
 from grpo.tasks.grading_worker import RawGrade
 from grpo.tasks.prompts import PromptEncoder
 from grpo.tasks.selection import select

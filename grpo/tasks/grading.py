@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from grpo.config import RewardConfig, UserError
 from grpo.tasks.extraction import extract
-from grpo.tasks.grader import GraderPool
+from grpo.tasks.grader_pool import GraderPool
 from grpo.tasks.grading_worker import RawGrade
 from grpo.tasks.overlong import overlong_penalty
 from grpo.tasks.own_rewards import OF_EACH, facts_of

@@ -11,7 +11,7 @@ from typing import Any
 
 from grpo.config import TaskConfig, UserError
 from grpo.tasks.curriculum import Grouping, build_order
-from grpo.tasks.grader import GraderPool
+from grpo.tasks.grader_pool import GraderPool
 from grpo.tasks.grading import Grading, unparsable
 from grpo.tasks.mixture import Mixture
 from grpo.tasks.prompts import PromptEncoder, filled, unfilled

@@ -1,7 +1,7 @@
 """This package reports a run while it runs: metrics, trackers, timed phases, the terminal, memory and hardware."""
 
 from grpo.telemetry.breakdown import CompletionFacts, breakdown, facts_of
-from grpo.telemetry.code import write_code
+from grpo.telemetry.code_version import write_code
 from grpo.telemetry.completions import CompletionFiles, completion_row, first_groups, read_completions, whole_groups
 from grpo.telemetry.ending import (
     FAILED,
@@ -14,7 +14,7 @@ from grpo.telemetry.ending import (
     write_ending,
 )
 from grpo.telemetry.hardware import peak_tflops
-from grpo.telemetry.lines import JsonLines, JsonlTracker, read_metrics
+from grpo.telemetry.json_lines import JsonLines, JsonlTracker, read_metrics
 from grpo.telemetry.memory import peak_memory
 from grpo.telemetry.metrics import COUNTS, FIRST_COUNTS, REASON, WENT_BACK, flatten
 from grpo.telemetry.phases import Phases

@@ -12,7 +12,7 @@ from typing import Any
 
 from grpo.config import UserError
 from grpo.config.folder import COMPLETIONS_FOLDER, SAMPLES_FILE
-from grpo.telemetry.lines import read_metrics
+from grpo.telemetry.json_lines import read_metrics
 from grpo.types import FinishedRound, ScoredGroup
 
 _NAME = re.compile(r"step-(\d+)-rank-(\d+)\.parquet")

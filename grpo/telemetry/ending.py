@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from grpo.config.folder import END_FILE, METRICS_FILE
 from grpo.host import ranks
-from grpo.telemetry.lines import read_metrics
+from grpo.telemetry.json_lines import read_metrics
 
 FINISHED, INTERRUPTED, FAILED = "finished", "interrupted", "failed"
 # A reason is kept up to this many characters.

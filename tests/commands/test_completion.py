@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from grpo.cli import COMMANDS, main
-from grpo.config.completion import SCRIPTS, candidates
 from grpo.config.hydra import config_directory
+from grpo.config.tab_completion import SCRIPTS, candidates
 
 
 def completed(line):

@@ -114,7 +114,7 @@ def test_asked_to_stop_it_tells_of_a_learner_that_could_not_save(tmp_path):
 def code_of_ranks(folder, program):
     """How many of two ranks have saved, and the exit code, where torchrun is asked to stop once both are under way."""
     (folder / "rank.py").write_text("import os, time\n" + program)
-    torchrun = ["grpo.launch.ranks", "--standalone", "--nproc-per-node=2", "--shutdown-timeout=30"]
+    torchrun = ["grpo.launch.torchrun", "--standalone", "--nproc-per-node=2", "--shutdown-timeout=30"]
     process = warm.Process(["-m", *torchrun, folder / "rank.py"], warm.TORCHRUN, stdout=subprocess.PIPE)
     # Both write into one pipe, and a line's end may come after the other's line.
     under_way = 0

@@ -8,7 +8,7 @@ import pytest
 from grpo.dynamics.bernoulli import big_math_like
 from grpo.dynamics.budget import expected_gradient, further_tries
 from grpo.dynamics.difficulty import Difficulty, fit_difficulty
-from grpo.dynamics.identity import drift
+from grpo.dynamics.sigma import drift
 
 # A round of 200 prompts, four tries each: a third is never solved, a tenth always, the rest lie between.
 EVERYONE = {(0, 4): 90, (1, 4): 35, (2, 4): 30, (3, 4): 25, (4, 4): 20}

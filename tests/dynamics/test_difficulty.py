@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from grpo.dynamics.difficulty import fit_difficulty
-from grpo.dynamics.identity import silent_rate
+from grpo.dynamics.sigma import silent_rate
 
 
 def drawn(rates, sizes, seed=0):

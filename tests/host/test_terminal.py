@@ -13,7 +13,7 @@ from grpo.host.terminal import Terminal, clean, wrapped
 from grpo.report.page import write_page
 from grpo.report.summary import facts_table
 from grpo.telemetry import RunDisplay
-from grpo.telemetry.last_word import last_word
+from grpo.telemetry.why_ended import last_word
 
 OWNED = "p1\x1b]0;owned\x07\x1b[2J\r\x9b1m\u202e \ud800 [/b]\n\ttail"
 HARMLESS = r"p1\x1b]0;owned\x07\x1b[2J\r\x9b1m\u202e \ud800 [/b]" + "\n\ttail"

@@ -13,7 +13,7 @@ from grpo.host import environment
 environment.prepare()
 
 from grpo.commands import prove
-from grpo.prove import apart
+from grpo.prove import own_process
 from tests import warm
 
 
@@ -23,5 +23,5 @@ def run(command, **_):
 
 if __name__ == "__main__":
     named = {name: getattr(subprocess, name) for name in ("PIPE", "STDOUT", "TimeoutExpired")}
-    with mock.patch.object(apart, "subprocess", SimpleNamespace(run=run, **named)):
+    with mock.patch.object(own_process, "subprocess", SimpleNamespace(run=run, **named)):
         sys.exit(prove.run(sys.argv[1:]))

@@ -1,7 +1,7 @@
-"""Prints what `grpo.prove.losing` finds: as it is, then with a lost server that is not started again. At last a bit is
-flipped on the way to the other.
+"""Prints what `grpo.prove.lost_server` finds: as it is, then with a lost server that is not started again.
 
-Usage: python -m tests.prove.servers_worker FOLDER. It is a process of its own, for DeepSpeed keeps its groups for good.
+At last a bit is flipped on the way to the other server. Usage: python -m tests.prove.servers_worker FOLDER
+It is a process of its own, because DeepSpeed keeps its process groups for good.
 """
 
 import json
@@ -14,7 +14,7 @@ from grpo.host import environment
 
 environment.prepare()
 
-from grpo.prove import losing
+from grpo.prove import lost_server
 from grpo.prove.bench import Bench
 from grpo.rollout import fleet
 from grpo.rollout.server_sampler import ServerSampler
@@ -24,14 +24,14 @@ from tests.forked_servers import fork_servers
 
 def main(folder: str) -> None:
     fork_servers(warm.interpreter(Path(folder), warm.SERVE))
-    bench = Bench("tiny", Path(folder), ["device=cpu", *losing.WORDS, f"output_dir={folder}/servers"])
+    bench = Bench("tiny", Path(folder), ["device=cpu", *lost_server.WORDS, f"output_dir={folder}/servers"])
     begun = time.perf_counter()
     learner = bench.learner
     sampler = ServerSampler(bench.config, bench.path, bench.tokenizer, bench.device, learner.collective)
-    found = {"": verdicts(losing.lose(losing.Run(bench, sampler), time.perf_counter() - begun))}
-    never = mock.patch.multiple(losing, LATEST=0.0, GRACE_SECONDS=3.0)
+    found = {"": verdicts(lost_server.lose(lost_server.Run(bench, sampler), time.perf_counter() - begun))}
+    never = mock.patch.multiple(lost_server, LATEST=0.0, GRACE_SECONDS=3.0)
     with never, mock.patch.object(fleet.Fleet, "restart_lost", lambda self: None):
-        found["not started again"] = verdicts(losing.lose(losing.Run(bench, sampler), 0.0))
+        found["not started again"] = verdicts(lost_server.lose(lost_server.Run(bench, sampler), 0.0))
     packed = fleet.packed
 
     def flipped(*arguments):
@@ -40,7 +40,7 @@ def main(folder: str) -> None:
         return buffer
 
     with mock.patch.object(fleet, "packed", flipped):
-        found["flipped bit"] = losing.Run(bench, sampler).refresh()
+        found["flipped bit"] = lost_server.Run(bench, sampler).refresh()
     for server in sampler.servers:
         server.process.stop()
     print(json.dumps(found))

@@ -10,7 +10,7 @@ import torch
 from grpo.commands import prove
 from grpo.config import UserError
 from grpo.learner import attention as tree_attention
-from grpo.prove import apart, computation, learning
+from grpo.prove import computation, learning, own_process
 from grpo.prove.bench import Bench
 from grpo.prove.facts import Fact, Report
 from grpo.prove.record import read_constants
@@ -111,12 +111,12 @@ def test_the_command_measures_parts_and_writes_them_down(tmp_path):
 
 
 def test_a_process_that_fails_or_hangs_is_told_with_what_it_printed(bench, monkeypatch, capfd):
-    assert apart.exit_code([sys.executable, "-c", "print('the reason'); raise SystemExit(3)"]) == 3
-    monkeypatch.setattr(apart, "LONGEST_SECONDS", 1.0)
-    assert apart.exit_code(["sh", "-c", "echo the last word; exec sleep 60"]) == 124
+    assert own_process.exit_code([sys.executable, "-c", "print('the reason'); raise SystemExit(3)"]) == 3
+    monkeypatch.setattr(own_process, "LONGEST_SECONDS", 1.0)
+    assert own_process.exit_code(["sh", "-c", "echo the last word; exec sleep 60"]) == 124
     assert {"the reason", "the last word"} <= set(capfd.readouterr().err.splitlines())
-    monkeypatch.setattr(apart, "exit_code", lambda command: 1)
-    [fact] = apart.measured_apart(bench, "learning", "learner", "ZeRO-3").facts
+    monkeypatch.setattr(own_process, "exit_code", lambda command: 1)
+    [fact] = own_process.measured_apart(bench, "learning", "learner", "ZeRO-3").facts
     assert (fact.what, fact.verdict) == ("ZeRO-3: exit code of its process", "wrong")
 
 

@@ -17,7 +17,7 @@ from grpo.report.contrast import contrast, not_below, over_seeds
 from grpo.report.contrast_page import SHEET_INCHES, conclusion, samples, write_contrast
 from grpo.report.contrast_panels import PANELS, differences
 from grpo.report.contrast_tables import CAPTIONS, by_quarter, health, results, settings
-from grpo.report.runs import load
+from grpo.report.finished_runs import load
 from grpo.report.style import STYLE
 from grpo.types import Interval
 

@@ -6,7 +6,7 @@ import pytest
 from grpo.cli import main
 from grpo.dynamics import bandit, bernoulli
 from grpo.dynamics.ensemble import Policy, pass_rates
-from grpo.dynamics.thresholds import critical_gain
+from grpo.dynamics.stability import critical_gain
 from grpo.reproduce import identity, invariance, plane, slow_start
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from grpo.config import BudgetConfig, RefillConfig
 from grpo.rollout.collect import BudgetedCollector, PlainCollector, RefillingCollector
-from grpo.rollout.grading import GradingThread
+from grpo.rollout.grading_thread import GradingThread
 from grpo.types import RoundPlan
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, asking, ids, on_ranks
 

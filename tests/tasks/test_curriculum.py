@@ -7,7 +7,7 @@ import pytest
 from scipy import integrate, special, stats
 
 from grpo.config import CurriculumConfig, UserError
-from grpo.dynamics.identity import drift
+from grpo.dynamics.sigma import drift
 from grpo.tasks.curriculum import Grouping, build_order, check_rates, expected_gradient, resampled
 from grpo.tasks.stream import PromptStream
 from grpo.types import Problem

@@ -5,7 +5,7 @@ import pytest
 from grpo.config import RewardConfig, RewardPartConfig, UserError
 from grpo.config.hydra import compose_config
 from grpo.config.validate import validate
-from grpo.tasks.grader import GraderPool
+from grpo.tasks.grader_pool import GraderPool
 from grpo.tasks.grading import Grading
 from grpo.tasks.grading_worker import RawGrade
 from grpo.tasks.rewards import build_parts

@@ -11,7 +11,7 @@ import pytest
 from grpo.config import RewardConfig, RewardPartConfig, RewardServerConfig, UserError
 from grpo.config.hydra import compose_config
 from grpo.config.validate import validate
-from grpo.tasks.grader import GraderPool
+from grpo.tasks.grader_pool import GraderPool
 from grpo.tasks.grading import Grading
 from grpo.types import Completion, Problem, Prompt, RolloutGroup
 from tests.runs import grpo

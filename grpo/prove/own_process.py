@@ -48,7 +48,7 @@ def measured_apart(
         file = Path(folder) / "report.json"
         module = ["grpo.prove.worker", measures, bench.size_name, str(bench.folder), str(file)]
         # torchrun's own port is for the ranks; alone, nothing has to listen.
-        torchrun = ["grpo.launch.ranks", "--standalone", f"--nproc-per-node={num_ranks}"]
+        torchrun = ["grpo.launch.torchrun", "--standalone", f"--nproc-per-node={num_ranks}"]
         started = [*torchrun, "-m", *module] if num_ranks > 1 else module
         command = [sys.executable, "-m", *started, *bench.overrides, *words]
         code = exit_code(command)

@@ -1,5 +1,5 @@
 from grpo.config import TrainConfig
-from grpo.run.candidate import saved_learner
+from grpo.run.measured_model import saved_learner
 
 
 def test_a_checkpoint_says_how_its_weights_are_held_and_this_command_how_ranks_share_them():

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from grpo.config import TrainConfig
-from grpo.rollout.grading import GradingThread, sampled_and_graded
+from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.run.clocks import Clocks
 from grpo.run.evaluating import PolicyEvaluation
 from grpo.telemetry import Phases

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoConfig
 
 from benchmarks.small_models import EXPERTS, SMALL
-from grpo.rollout.file_names import FileForm
+from grpo.rollout.weight_names import FileForm
 from grpo.weight_sync.checksum import checksums, differing
 
 LAYER = "model.layers.1."

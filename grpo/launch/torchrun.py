@@ -1,6 +1,6 @@
 """This program runs `torchrun` without torchrun's own tracebacks, since a rank that fails prints its own message.
 
-python -m grpo.launch.ranks ARGUMENTS OF torchrun
+python -m grpo.launch.torchrun ARGUMENTS OF torchrun
 """
 
 import signal

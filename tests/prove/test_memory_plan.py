@@ -7,7 +7,7 @@ from grpo.config.estimate import ModelShape
 from grpo.host import ranks
 from grpo.prove import exchange, sampling
 from grpo.prove.bench import SIZES, Bench, config_of
-from grpo.prove.room import Room, fitting_rows, lacking, refreshing_gib
+from grpo.prove.memory_plan import Room, fitting_rows, lacking, refreshing_gib
 from grpo.run import preflight
 
 WORDS = ["learner.precision=bfloat16", "rollout.precision=bfloat16"]

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from grpo.interfaces import Bucket
-from grpo.prove.apart import measured_apart
 from grpo.prove.bench import Bench
 from grpo.prove.facts import SLOW, Fact, Report
+from grpo.prove.own_process import measured_apart
 from grpo.rollout.server_sampler import ServerSampler
 from grpo.weight_sync.refresh import CheckedSync, WeightSyncError
 

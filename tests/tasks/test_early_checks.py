@@ -7,7 +7,7 @@ import pytest
 
 from grpo.config import UserError
 from grpo.config.hydra import compose_config
-from grpo.tasks import early
+from grpo.tasks import early_checks
 
 
 def said(*words):
@@ -56,13 +56,13 @@ def test_the_reward_of_one_source_is_tried_too(write_rows):
     of_source = '+task.reward.by_source={sums: {parts: [{name: "nowhere:f"}]}}'
     words = ["task=file", f"task.data.path={rows}", "task.data.source_column=from", of_source]
     with pytest.raises(UserError, match="cannot import 'nowhere:f'"):
-        early.check_early(compose_config(words).task)
+        early_checks.check_early(compose_config(words).task)
 
 
 def test_a_large_file_is_read_once_only_when_the_run_begins(write_rows, monkeypatch):
     rows = write_rows([{"problem": "1 + 1", "answer": "2"}])
     task = compose_config(["task=file", f"task.data.path={rows}", "task.data.question_column=q"]).task
     with pytest.raises(UserError, match="has no column 'q'"):
-        early.check_early(task)
-    monkeypatch.setattr(early, "MOST_BYTES", 10)
-    early.check_early(task)
+        early_checks.check_early(task)
+    monkeypatch.setattr(early_checks, "MOST_BYTES", 10)
+    early_checks.check_early(task)

@@ -9,8 +9,8 @@ import pytest
 from grpo.config import RefillConfig
 from grpo.config.errors import SamplerLost
 from grpo.rollout.collect import PlainCollector, RefillingCollector
-from grpo.rollout.grading import GradingThread
-from grpo.rollout.source import AskingAhead
+from grpo.rollout.grading_thread import GradingThread
+from grpo.rollout.group_source import AskingAhead
 from grpo.types import RoundPlan
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, ids, on_ranks
 

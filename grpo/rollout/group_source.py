@@ -13,7 +13,7 @@ from typing import Protocol
 
 from grpo.config.errors import NOBODY_LEFT, SamplerLost
 from grpo.interfaces import AskableSampler, Collective, Pending, Sampler, Task
-from grpo.rollout.grading import Graded, GradingThread, sampled_and_graded
+from grpo.rollout.grading_thread import Graded, GradingThread, sampled_and_graded
 from grpo.types import Prompt, RoundPlan, ScoredGroup
 
 

@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from grpo.config import RewardConfig, RewardPartConfig, UserError
-from grpo.tasks import grader
-from grpo.tasks.grader import GraderPool
+from grpo.tasks import grader_pool
+from grpo.tasks.grader_pool import GraderPool
 
 
 def outcomes(grades):
@@ -81,7 +81,7 @@ def test_answers_that_all_kill_their_workers_do_not_end_the_run(obeying):
 
 
 def test_when_no_answer_of_many_gets_a_grade_the_run_ends(custom_rewards, monkeypatch):
-    monkeypatch.setattr(grader, "FRUITLESS", 5)
+    monkeypatch.setattr(grader_pool, "FRUITLESS", 5)
     with GraderPool(RewardConfig(parts=[RewardPartConfig(name=f"{custom_rewards}:obey")])) as pool:
         for texts in (["die", "die"], ["die", "5"], ["die", "die"], ["crash", "die"]):
             pool.grade([(text, "5", {}) for text in texts])
@@ -92,7 +92,7 @@ def test_when_no_answer_of_many_gets_a_grade_the_run_ends(custom_rewards, monkey
 @pytest.mark.slow
 @pytest.mark.parametrize("texts", [["5"], ["slow", "slow", "slow", "5"]], ids=["idle", "busy"])
 def test_workers_that_are_stopped_are_replaced_and_their_answers_graded(texts, custom_rewards, monkeypatch, caplog):
-    monkeypatch.setattr(grader, "MARGIN_SECONDS", 2.0)
+    monkeypatch.setattr(grader_pool, "MARGIN_SECONDS", 2.0)
     reward = RewardConfig(parts=[RewardPartConfig(name=f"{custom_rewards}:obey")], timeout_seconds=3.0, workers=1)
     with GraderPool(reward) as pool, ThreadPoolExecutor() as threads:
         worker = psutil.Process(worker_pid(pool))
@@ -139,7 +139,7 @@ def test_busy_workers_die_with_their_parent(tmp_path):
     script.write_text(
         "import os, sys, time\n"
         "from grpo.config import RewardConfig, RewardPartConfig\n"
-        "from grpo.tasks.grader import GraderPool\n"
+        "from grpo.tasks.grader_pool import GraderPool\n"
         "if __name__ == '__main__':\n"
         "    pool = GraderPool(RewardConfig(parts=[RewardPartConfig(name='exact')]))\n"
         "    pid = pool._pool.schedule(os.getpid).result()\n"
@@ -178,7 +178,7 @@ def test_importing_the_package_stays_light():
 
 @pytest.mark.slow
 def test_a_worker_that_dies_before_it_says_what_it_was_given_costs_nobody_else_a_grade(obeying, monkeypatch):
-    monkeypatch.setattr(grader, "MARGIN_SECONDS", 1.0)
+    monkeypatch.setattr(grader_pool, "MARGIN_SECONDS", 1.0)
     pool, _ = obeying
     broken = iter([True])
     schedule = pool._schedule

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from grpo.config import UserError
-from grpo.rollout.checked import CheckedSampler
+from grpo.rollout.checked_sampler import CheckedSampler
 from grpo.rollout.collect import PlainCollector
 from grpo.types import Completion, RoundPlan
 from tests.fakes import ScriptedSampler, ScriptedTask, asking

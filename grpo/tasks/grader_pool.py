@@ -230,7 +230,7 @@ class GraderPool:
     def _judge(self, failures: Sequence[tuple[tuple, Failure]], num_items: int) -> None:
         """Warns once of each kind of failure, with an example. Raises `UserError` when the reward is at fault."""
         item, first = failures[0]
-        # What has come is graded at once, which may be a single odd completion (see `grpo.rollout.grading`).
+        # What has come is graded at once, which may be a single odd completion (see `grpo.rollout.grading_thread`).
         several = num_items > 1 or not isinstance(item[0], str)
         if several and len(failures) == num_items and all(failure.by_reward for _, failure in failures):
             raise UserError(
