@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import re
 import sys
 from functools import cache
 from pathlib import Path
@@ -226,3 +227,12 @@ def test_files_functions_and_signatures_stay_small(file):
             named = [argument for argument in arguments if argument.arg not in ("self", "cls")]
             assert node.end_lineno - node.lineno < 60, f"{node.name} is too long"
             assert len(named) <= 7, f"{node.name} takes too many arguments"
+
+
+@pytest.mark.parametrize("room", sorted(path.parent.name for path in ROOT.glob("*/__init__.py")))
+def test_the_map_of_a_room_names_all_of_its_files(room):
+    named = set(re.findall(r"[\w-]+", ast.get_docstring(parsed((ROOT / room / "__init__.py").read_text()))))
+    files = {path.stem for path in (ROOT / room).glob("*.py")} - {"__init__"}
+    # A command is named by its file already, and `words` is what the commands share.
+    if room != "commands":
+        assert files <= {word.replace("-", "_") for word in named}

@@ -3,6 +3,28 @@
 The comment above a field is its documentation: meaning, unit, example. `grpo config` prints it (`grpo.config.keys`).
 YAML under `configs/` holds differences only. `grpo.config.hydra.compose_config` turns words into these classes, and no
 other room names Hydra.
+
+The dataclasses:
+run, task, engines, loss, sweep   every key with its meaning
+choices, aliases   the values that a key may have; the words of other frameworks for our keys
+folder             the names of all files in a run's folder
+
+From words to a configuration:
+hydra, flags       composing; Hydra's own flags, and a configuration file of the user's
+saved, resume      a saved configuration read again, and compared with the present one
+start              which model an earlier run has left
+sweep_words        Hydra's sweep syntax
+keys, help, tab_completion   what `grpo config`, `--help` and the Tab key show
+
+Checks before anything starts:
+validate           the whole; its parts are validate_loss, validate_pipeline, validate_task and ranges
+credentials, pass_through    keys and passwords; settings for vLLM, DeepSpeed and transformers
+errors             UserError and its kinds
+
+What follows from a configuration:
+estimate           batch table and memory
+placement          which GPUs learn and which serve
+learning_rate      the learning rate of each step
 """
 
 from grpo.config.engines import (

@@ -1,9 +1,28 @@
 """This package models the dynamics of a run and schedules its rounds from the model. It needs only numpy and scipy.
 
-identity → difficulty      laws of σ; how hard the prompts are, estimated from counts
-oscillator → thresholds    the reduced-order model; how stale the sampler may be
-laws → history → identify    which law a reward curve follows
-trend → forecast    where a reward curve goes
-group_size, refresh, guard → adaptive → scheduler    what the next round does
-evidence, progress, symptoms, findings → diagnostics    what is wrong with a run
+How much a group teaches:
+sigma, difficulty        laws of σ; how hard the prompts are, estimated from counts
+step, batch, budget      what a step gains and costs; the best batch; completions spread over prompts
+
+Where a reward curve goes:
+run_log, history         a run's log in one form; counts → curve with standard errors
+laws, identify           possible laws of the curve; which of them it follows
+oscillator, stability    the reduced-order model; how stale the sampler may be
+trend, forecast          the curve's trend, and the forecast that follows it
+whatif, planning         the run under other settings; a run before it starts
+
+What the next round does:
+scheduler                builds the configured scheduler
+adaptive, adaptive_state `dynamics=adaptive`, and what it remembers
+refresh, guard           the refresh interval; what is done when training becomes unstable
+entropy, limits          the entropy bonus; limits of samples, tokens and seconds
+replay                   a scheduler on the facts of a finished run
+
+What is wrong with a run:
+diagnostics, findings    the diagnosis, its findings and thresholds
+evidence                 levels and changes of noisy series
+progress, reward_parts, symptoms, no_reward, gross    the checks
+
+Simulations without a language model:
+bernoulli, bandit, ensemble
 """

@@ -1,6 +1,12 @@
 """This room holds what the framework needs of the machine that it runs on.
 
-`environment` sets process variables before heavy imports. `ranks` tells this process's rank and device. `network` finds
-free ports and addresses. `terminal` prints text that cannot steer a terminal. `stop` counts requests to stop,
-`folder_lock` keeps a second run out of a folder, and `tether` runs a command that ends with whoever started it.
+environment   process variables that are set before heavy imports
+ranks         this process's rank and device
+network       free ports, addresses and interfaces
+terminal      text that cannot steer a terminal
+alive         lines that say a long command is still working
+disk          how much space a folder takes, and how much is left
+stop          requests to stop: Ctrl-C and SIGTERM
+folder_lock   keeps a second run out of a run's folder
+tether        runs a command that ends with whoever started it
 """

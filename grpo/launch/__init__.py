@@ -2,5 +2,12 @@
 
 config.hardware → seats, one for each machine → a shell (here, ssh, srun) starts each under a tether → one exit code
 
-A seat is one machine's part of a run. A tether is the process that ends a seat when this process ends.
+machines    names and addresses of the machines
+ports       free ports for the run
+seats       which command runs on which machine; a seat is one machine's part of a run
+shells      starts a seat's command: here, by ssh or by srun
+torchrun    starts a machine's learner ranks
+supervise   waits for all seats and ends them together
+
+A tether (`grpo.host.tether`) is the process that ends a seat when this process ends.
 """

@@ -1,23 +1,28 @@
 """The learner trains a Hugging Face model by DeepSpeed ZeRO on packed rows.
 
-loading      a model's directory → a policy, or one line that refuses it
-proof        packed rows against the model's own eager forward pass, on a small_copy of it
-policy       model → log-probabilities of targets, never the whole logits
-attention    attention over trees: prompts shared by their completions; windows, sinks, soft-caps
+From a folder to a policy:
+loading             a model's directory → a policy, or one line that refuses it
+proof, small_copy   packed rows compared with the model's own eager forward pass, on a small copy of it
+policy              model → log-probabilities of targets, never the whole logits
+start               weights from another run's checkpoint or a peft adapter
+
+One optimizer step:
+engine              DeepSpeed's configuration and start
+learner             one optimizer step; old and reference log-probabilities
+on_device           micro-batches on the device, without waiting for it
+attention, varlen   attention over trees; all trees of a row in one call of torch's flash kernel
 sequence_parallel   several ranks compute one row together
-engine       DeepSpeed's configuration and start
-learner      one optimizer step; old and reference log-probabilities
-offloading   states that leave the device while a sampler works there
-scoring      log-probabilities of groups, evenly over ranks
-reference    the policy that a KL term measures from
-weights      weights gathered bucket by bucket, LoRA merged
-collective   sums over ranks
-flops        the arithmetic that a model asks for
-checkpoint   atomic checkpoints of a run
-checksums    whether a folder's files are as they were written
-plain_data   what torch saved, read without running it
-resharding   a checkpoint of other ranks or another precision
-export       a Hugging Face directory
+choosing            tokens that are chosen among all of a step
+scoring             log-probabilities of groups, evenly over ranks
+reference           the policy that a KL term measures the distance to
+collective          sums over ranks
+offloading          states that leave the device while a sampler works there
+flops               the arithmetic that a model asks for
+
+What is written and read again:
+weights, export     weights gathered bucket by bucket; a Hugging Face directory
+shard_layout, resharding   how state lies in a checkpoint's shards; shards for other ranks or another precision
+writing, plain_data        shards written on all ranks or none; shards read without running them
 """
 
 import sys

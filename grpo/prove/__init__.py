@@ -1,1 +1,20 @@
-"""The proof of an installation measures, part by part, whether what it computes is right, and how fast it is."""
+"""The proof of an installation measures, part by part, whether what it computes is right, and how fast it is.
+
+The parts (`grpo prove part=…`):
+computation   attention and gradients against float64 (`attention`, `learner`)
+learning      speed and memory of optimizer steps (`learner`)
+exchange      refreshes, checksums and a whole run (`sync`, `round`)
+link, far_end       the weight channel, and the program at its other end (`sync`)
+lost_server   a server killed in the middle of a weight transfer (`servers`)
+sampling      speed of the sampler (`sampler`)
+
+What they share:
+bench, sizes  a model of random weights with the engines that run it, and its possible sizes
+facts         measured numbers beside what is expected
+memory, memory_plan   peak memory; whether a proof fits into a GPU
+own_process, worker   measuring in processes of their own
+
+What follows:
+record        `prove.json`, and the machine's constants in it
+settings      the settings that the machine asks for
+"""

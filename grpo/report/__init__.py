@@ -1,4 +1,26 @@
-"""This package reports runs to people: curves as pictures, evaluations as tables, and comparisons as web pages."""
+"""This package reports runs to people: curves as pictures, evaluations as tables, and comparisons as web pages.
+
+One run:
+run_report    everything that a run leaves at its end
+run_page, curves, verdict, summary   its page, charts, judgement, and evaluations before and after
+
+Several runs:
+finished_runs, contrast   loads runs; compares variants
+contrast_page, contrast_panels, contrast_tables   the page, charts and tables of a comparison
+
+The dynamics of a run:
+logs          a run's log → `RunLog`; foreign_logs, foreign_names and foreign_rows read other frameworks' logs
+dynamics, dynamics_panels, dynamics_tables   `grpo dynamics`: output, charts, tables
+whatif, whatif_page       `grpo dynamics whatif`
+
+Other commands:
+solve_rates   the page of `grpo solve-rates`
+trial         the table of `grpo check-reward`
+comparison    "printed | ours" of `grpo reproduce`
+
+What all pages share:
+page, style, glossary     HTML; colours and sheets; explained words
+"""
 
 from grpo.report.curves import plot_run
 from grpo.report.summary import facts_table, samples_table, summary_table, write_markdown

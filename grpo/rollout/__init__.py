@@ -1,19 +1,25 @@
 """This room has the samplers, and the ways in which a round is filled.
 
-seeds                  one seed per (prompt, sample, policy version)
-stopping               which tokens end a completion
-engine_arguments       vLLM's settings, for an engine and for a server
-vllm_sampler           vLLM's engine in this process
+Engines in this process:
+vllm_sampler, engine_arguments   vLLM's engine, and its settings (servers take them too)
 pooling                prompts of ranks that share an engine
-model_classes          transformers' classes, kept from what vLLM makes of them for itself
-server_sampler         asks vLLM servers for completions
-servers, replica       how servers are started, and one of them
+model_classes          keeps transformers' classes as they are when vLLM changes them
+weight_names           weights under the names that vLLM's loader knows
+transformers_sampler   sampling where there is no vLLM
+seeds, stopping        one seed for each completion; the tokens that end one
+engine_use             how full an engine's cache gets
+checked_sampler        looks at a sampler's answers before they are used
+
+vLLM servers:
+server_sampler         asks servers for completions
 fleet                  all servers of a run: who gets weights, who is lost, who comes back
+servers, replica       how servers are started; one of them
 dispatch               hands requests out to the servers
-server_key             a door before a server, in its process
-transformers_sampler   where there is no vLLM
-collect                prompts → scored groups; DAPO's dynamic sampling
-source                 where a round's groups come from: asked when they are needed, or before
-ahead                  the next round while this one is learned from
-checked                a sampler whose answers are looked at before they are used
+server_key             guards a server with the run's key
+
+A round:
+collect                prompts → scored groups, with dynamic sampling or a budget
+group_source           where a round's groups come from: asked when they are needed, or before
+grading_thread         grades groups while others are sampled
+ahead                  samples the next round while this one is learned from
 """

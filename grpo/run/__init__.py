@@ -1,0 +1,26 @@
+"""A training run is put together, run and recorded here.
+
+From configuration to result:
+session       one training run, from its configuration to its report
+preflight     precisions, batch table and memory estimate, before anything starts
+price, lengths      what the run will cost; lengths that the configuration leaves open
+resume, starting    the checkpoint that a run continues from; another run's checkpoint that it begins with
+parts, assembly     builds task and sampler; puts all parts together for the loop
+pipeline      whether sampling and learning overlap
+measured_model      a model that is only sampled from, for `grpo eval` and `grpo solve-rates`
+
+Around the loop's parts:
+clocks        measures their seconds, and ends what takes too long
+turns         gives learner and sampler one device in turn
+first_rank    runs an action on the first rank only
+
+After each round:
+observers     evaluate, save and diagnose
+records       files, trackers and terminal
+evaluating    asks held-out problems
+going_back    returns to an earlier policy
+
+What is written:
+checkpoints, checksums      checkpoints, and whether they are whole
+exporting, model_card       models that others load, with their cards
+"""

@@ -1,9 +1,25 @@
 """This package turns data sets into prompts and grades the completions.
 
-    sources (arithmetic, procedural) → selection → split → curriculum → prompts → … completions …
-    → grader (rewards, extraction)
-
 Importing it must stay light, since every grading worker is a spawned process that imports it too.
+
+From data to prompts, in this order:
+sources        problems from files, the hub or generators; arithmetic and procedural are the generators
+columns        the cells of a row
+selection, split   which problems are taken; which are held out
+curriculum, mixture   in which order they are asked; several sets in one stream
+stream, prompts    prompts without end; problems as token ids
+task           all of this as the `Task` of the loop
+solve_rates    pass rates that a data set brings along
+
+From completions to rewards:
+grader_pool, grading_worker   a pool of processes, and what each of them runs
+rewards, overlong, own_rewards   built-in parts of a reward, and functions of the user's own
+remote         rewards from servers
+extraction, verification   the answer in a completion; whether it is right
+grading        grades → rewards
+
+Before training:
+early_checks, trial   quick checks of data and rewards; rewards of made-up completions
 """
 
 from grpo.tasks.curriculum import Grouping

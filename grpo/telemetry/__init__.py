@@ -1,4 +1,19 @@
-"""This package reports a run while it runs: metrics, trackers, timed phases, the terminal, memory and hardware."""
+"""This package reports a run while it runs: metrics, trackers, timed phases, the terminal, memory and hardware.
+
+Numbers:
+metrics, breakdown    a round's statistics as named numbers; lengths by kind of completion
+phases                seconds of each phase, and deadlines
+memory, hardware      peak memory; peak compute of GPUs
+profiler              traces of chosen rounds
+
+Where they go:
+json_lines, completions     files of JSON lines; completions as rows
+trackers              Weights & Biases, TensorBoard, MLflow
+progress              the line of each round on the terminal
+code_version          which code ran
+ending, why_ended     how a run ended; why a process ended
+foreign_files         reads TensorBoard's files and Parquet
+"""
 
 from grpo.telemetry.breakdown import CompletionFacts, breakdown, facts_of
 from grpo.telemetry.code_version import write_code

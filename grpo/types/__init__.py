@@ -2,6 +2,13 @@
 
 Every type is frozen. A later stage wraps the value of an earlier one; no field is filled in afterwards.
 
+rollout     sampling and grading: problem, prompt, completion, group, grade
+learning    a tree in a packed row, a micro-batch, a step's batch and report
+rounds      a round's plan, groups and statistics; the verdict on the run
+values      a mean, an interval, and when numbers count as equal
+machine     what was measured of a machine
+imported    finds functions that users wrote
+
 An axis has one meaning in every shape of the project:
     tokens      positions of one packed row, of prompts and completions alike
     targets     completion tokens of one packed row, which are the tokens that are learned from
