@@ -11,6 +11,7 @@ import torch
 from grpo.prove.bench import Bench
 from grpo.prove.facts import SLOW, Fact, Report
 from grpo.prove.memory import GIB
+from grpo.prove.own_process import measured_apart
 from grpo.types import Completion
 
 # What is asked of a GPU: the share of its memory's bandwidth that decoding uses.

@@ -4,6 +4,6 @@ identity        laws of σ, and the run with 6,000 prompts                      
 bandit          when training oscillates, and from which refresh interval it fails     arXiv:2606.30789
 invariance      how the group size changes the mean curve and its noise                both
 slow-start      whether a slow start comes from inertia or from gating                 both
-plane           the two dials beside each other, which no paper prints                both
+plane           the two dials beside each other, which no paper prints                 both
 deep-threshold  from which refresh interval a small transformer fails to learn         arXiv:2606.30789
 """
