@@ -72,7 +72,7 @@ def numerals(q: Fraction) -> Iterator[str]:
 
 
 def right_forms(kind: str, gold: str) -> Iterator[str]:
-    """The same answer as a model may write it."""
+    """Returns the same answer as a model may write it."""
     if kind in WORDS:
         yield from right_words(kind, gold)
         return
@@ -229,14 +229,14 @@ def wrong_formulas(kind: str, gold: str) -> Iterator[str]:
 
 
 def edited(kind: str, gold: str) -> Iterator[str]:
-    """The gold with one sign or digit changed."""
+    """Returns the gold with one sign or digit changed."""
     for old, new in (*EDITS, *(BRACKETS if kind == "interval" else ())):
         for match in re.finditer(old, gold):
             yield gold[: match.start()] + (new(match) if callable(new) else new) + gold[match.end() :]
 
 
 def rearranged(kind: str, gold: str) -> Iterator[str]:
-    """The gold with a member more, one less, or in another order."""
+    """Returns the gold with a member more, one less, or in another order."""
     if kind == "set, list":
         items = listed(gold)
         yield from (", ".join(items[:i] + items[i + 1 :]) for i in range(len(items)))

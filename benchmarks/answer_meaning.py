@@ -28,7 +28,7 @@ NUMBERS = ("percentage", "units, money", "mixed number", "integer", "decimal", "
 
 
 def kind_of(answer: str, problem: str) -> str:
-    """The first kind whose pattern fits; a pair in round brackets is an interval where the problem has the word."""
+    """Returns the first kind whose pattern fits. A pair in round brackets is an interval if the problem says so."""
     bare = re.sub(r"\\left|\\right|\\!|\s", "", answer) + "!" * (answer[-1] == ")" and "interval" in problem)
     return next(kind for kind, pattern in KINDS.items() if re.fullmatch(pattern, bare))
 
@@ -51,13 +51,13 @@ def listed(gold: str) -> list[str]:
 
 
 def reordered(formula: str) -> str:
-    """A sum with its terms in the opposite order."""
+    """Returns a sum with its terms in the opposite order."""
     terms = [term if term[0] in "+-" else f"+ {term}" for term in split(formula, "+-")]
     return " ".join(reversed(terms)).removeprefix("+").strip()
 
 
 def evaluate(latex: str, point: int = 0) -> complex:
-    """A formula's value with fixed irrational numbers for its letters; raises where it is not understood."""
+    """Returns a formula's value with fixed irrational numbers for its letters; raises where it is not understood."""
     text = re.sub(FRAC, r"((\1\2)/(\3\4))", re.sub(r"\\(left|right|[!, ])", " ", latex))
     text = re.sub(r"\\sqrt\s*(\d)", r"\\sqrt{\1}", re.sub(r"frac\{(\w+)\}\s*(\d)", r"frac{\1}{\2}", text))
     for _ in range(4):
@@ -89,7 +89,7 @@ def meaning(kind: str, text: str) -> object:
 
 
 def number(gold: str) -> Fraction:
-    """A plain or mixed number, whatever its unit."""
+    """Returns a plain or mixed number, whatever its unit."""
     bare = re.sub(r"\\(text|mbox).*|\^?\{?\\circ\}?|\\!\s*|\\[%$]|[,%]", "", gold)
     parts = re.sub(FRAC, r" \1\2/\3\4", bare).replace("- ", "-").split()
     return Fraction(parts[0]) + (-1 if "-" in parts[0] else 1) * sum(map(Fraction, parts[1:]))

@@ -89,7 +89,7 @@ def engine_ms(own: np.ndarray) -> float:
 
 
 def placed(expected: np.ndarray, ranks: int) -> np.ndarray:
-    """The longest first, each to the engine with least."""
+    """Gives each prompt, the longest first, to the engine that has least to do."""
     loads, places = np.zeros(ranks), np.zeros(len(expected), int)
     for index in np.argsort(-expected):
         places[index] = loads.argmin()

@@ -41,7 +41,7 @@ def histories(simulated_seeds, logs, runs):
 
 
 def last_fifth_of(history):
-    """The mean pass rate of the last fifth of the rounds, weighted by information."""
+    """Returns the mean pass rate of the last fifth of the rounds, weighted by information."""
     number = max(1, len(history) // 5)
     return float(np.average(history.values[-number:], weights=history.errors[-number:] ** -2.0))
 
@@ -73,7 +73,7 @@ def backtest(history, method):
 
 
 def backtest_held_out(held_out, training):
-    """The same rows, of held-out evaluations; what came is the last of them."""
+    """Returns the same rows for held-out evaluations; what came is the last of them."""
     end = float(held_out.steps[-1])
     for share in SEEN:
         seen = held_out.until(share * end)

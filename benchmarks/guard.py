@@ -40,7 +40,7 @@ def curve(generator, prompts, size, level, swing, collapse=False):
 
 
 def first_action(rounds):
-    """The round after which the guard acts first, or None."""
+    """Returns the round after which the guard acts first, or None."""
     state = guard.GuardState()
     for index, (rate, error) in enumerate(rounds):
         action, state = guard.look(guard.GuardRule(), state, guard.RoundFacts(index, rate, error, 1.0, 0, 8, 1.0))

@@ -37,7 +37,7 @@ def undisturbed(folder: Path) -> Path:
 
 
 def killed(folder: Path, kills: int, seed: int) -> tuple[Path, list[dict]]:
-    """A run killed `kills` times: half of the moments fall into the start, half into the rounds."""
+    """Kills a run `kills` times: half of the moments fall into the start, half into the rounds."""
     output, draw, log = folder / f"killed-{seed}", random.Random(seed), []
     while len(log) < kills:
         resume = ["checkpoint.resume=true"] if any(output.glob("checkpoints/step-*")) else []

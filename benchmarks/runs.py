@@ -34,7 +34,7 @@ def start(*arguments: str) -> subprocess.Popen:
 
 
 def rows(path: Path) -> list[dict]:
-    """The whole lines of a JSON lines file; a last line that is being written is left out."""
+    """Returns the whole lines of a JSON lines file; a last line that is being written is left out."""
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
     return [json.loads(line) for line in lines]
 
@@ -60,8 +60,10 @@ def facts(output: Path) -> list[dict]:
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` ports in a row that nothing listens on, below those that connections take for themselves.
-    Processes with numbers in a row look 200 ports apart, since what is started on a port listens only later."""
+    """Returns the first of `count` free ports in a row, below those that connections take for themselves.
+
+    Processes with numbers in a row look 200 ports apart, since what is started on a port listens only later.
+    """
     for first in range(20_000 + os.getpid() % 50 * 200, 32_000, count):
         try:
             for port in range(first, first + count):

@@ -49,7 +49,7 @@ def architectures() -> dict[str, tuple[str, dict]]:
 
 
 def random_model(name: str) -> Path:
-    """A folder with a model of this architecture, of weights that make it sure of what it writes."""
+    """Returns a folder with a model of this architecture, of weights that make it sure of what it writes."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -18,7 +18,7 @@ SPREAD, MEMORY = 1.0, 0.6
 
 
 def settle(generator, time):
-    """The start, the end and the relaxation time of a curve that settles, in shares of the run."""
+    """Returns the start, the end and the relaxation time of a curve that settles, in shares of the run."""
     return generator.uniform(0.03, 0.45), generator.uniform(0.5, 0.97), generator.uniform(0.08, 0.6)
 
 
@@ -71,7 +71,7 @@ def decline(generator, time):
 
 
 def drift(generator, time):
-    """An exponential about which the policy wanders for twenty rounds at a time."""
+    """Returns an exponential about which the policy wanders for twenty rounds at a time."""
     own = lfilter([np.sqrt(1 - 0.95**2)], [1, -0.95], generator.standard_normal(len(time)))
     return expit(logit(exponential(generator, time)) + generator.uniform(0.1, 0.4) * own)
 
@@ -104,12 +104,12 @@ KINDS = (
 
 
 def truth(kind, generator):
-    """The pass rate of each round."""
+    """Returns the pass rate of each round."""
     return kind(generator, np.linspace(0, 1, int(generator.choice([60, 100, 200, 300]))))
 
 
 def simulated(kind, seed):
-    """The measured curve of one run (a `History`)."""
+    """Returns the measured curve of one run (a `History`)."""
     generator = np.random.default_rng([seed, KINDS.index(kind)])
     curve = truth(kind, generator)
     rounds = len(curve)

@@ -131,7 +131,7 @@ def failing_grader(curves):
 
 
 def bought(curves):
-    """The reward rises with length from the middle of the run on, and answers stay where they are."""
+    """Makes the reward rise with length from the middle of the run on, while the answers get no better."""
     late = ramp(curves, 0.4)
     curves["pass"] = np.minimum(curves["pass"], 0.3)
     curves["length"] = curves["length"][0] * (1 + 2 * late)
@@ -207,7 +207,7 @@ FAILURES = {
 
 
 def silent(counts, share, generator):
-    """The counts of a round in which this share of the groups is all right or all wrong, as often as before."""
+    """Returns the counts of a round in which this share of the groups is all right or all wrong, as often as before."""
     drawn = Counter()
     for k, size in counts.elements():
         mixed = generator.random() >= share
@@ -216,7 +216,7 @@ def silent(counts, share, generator):
 
 
 def logged(curves):
-    """The log that a run with these curves would have left."""
+    """Returns the log that a run with these curves would have left."""
     generator, rounds = curves["generator"], len(curves["pass"])
     counts, steps = [], np.arange(1, rounds + 1.0)
     for rate in np.clip(curves["pass"], 1e-3, 1 - 1e-3):
@@ -276,7 +276,7 @@ def logged(curves):
 
 
 def still(seed, rounds=None):
-    """A run of which nothing moves: every metric keeps its level, and the pass rate only scatters and wanders."""
+    """Returns a run in which nothing moves: every metric keeps its level, and the pass rate only scatters."""
     curves = healthy(seed, rounds)
     generator = curves["generator"]
     for name, values in curves.items():

@@ -47,7 +47,7 @@ SHAPES = {
 
 
 def build(shape, folder):
-    """A model of random weights, once."""
+    """Builds a model of random weights, unless it is there already."""
     if (folder / "config.json").exists():
         return
     *widths, tied = shape

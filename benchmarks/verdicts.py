@@ -31,7 +31,7 @@ PLATEAU = "on the plateau"
 
 
 def windows(curve):
-    """The mean of the last quarter, of the one before it, and of the first."""
+    """Returns the mean of the last quarter, of the one before it, and of the first."""
     length = window_length(len(curve))
     return curve[-length:].mean(), curve[-2 * length : -length].mean(), curve[:length].mean()
 
@@ -69,14 +69,14 @@ def of_curve(job):
 
 
 def of_flat(seed):
-    """The same of a run of which nothing moves: what is said of a change is wrong, and what is said of a level not."""
+    """Returns the same for a run in which nothing moves: verdicts on a change are wrong, those on a level not."""
     names = {finding.name for finding in diagnose(logged(still(seed)), RULE)}
     true = {"nothing learned", PLATEAU, "prompts too hard", "problems solved", "prompts too easy"}
     return [(name, name not in true) for name in names]
 
 
 def of_log(path):
-    """The same of a public log, as far as its own numbers decide."""
+    """Returns the same for a public log, as far as its own numbers decide."""
     log = read_log(path)
     found = [(finding.name, False) for finding in diagnose(log, RULE)]
     history = log.history

@@ -58,7 +58,7 @@ class Task(Protocol):
 
     @property
     def num_problems(self) -> int:
-        """The number of problems trained on, which is the number of prompts in one epoch."""
+        """Returns the number of problems trained on, which is the number of prompts in one epoch."""
 
     def next_prompts(self, count: int) -> list[Prompt]:
         """Returns this rank's share of the stream's next `count` prompts over all ranks.

@@ -40,22 +40,22 @@ class Result:
 
     @property
     def metrics(self) -> pandas.DataFrame:
-        """The numbers of each round, by optimizer step. The columns are named as in `grpo.telemetry.metrics`."""
+        """Returns the numbers of each round, by optimizer step. Columns are named as in `grpo.telemetry.metrics`."""
         return self._frame(METRICS_FILE)
 
     @property
     def evaluations(self) -> pandas.DataFrame:
-        """The evaluations on held-out problems, by optimizer step."""
+        """Returns the evaluations on held-out problems, by optimizer step."""
         return self._frame(EVALUATIONS_FILE)
 
     @property
     def samples(self) -> pandas.DataFrame:
-        """Some completions of each round, with their question, answer and reward."""
+        """Returns some completions of each round, with their question, answer and reward."""
         return self._frame(SAMPLES_FILE)
 
     @property
     def model(self) -> Path | None:
-        """The folder of the trained model, which transformers and vLLM load, or None if it was not exported."""
+        """Returns the folder of the trained model, which transformers and vLLM load, or None if it was not exported."""
         folder = self.folder / MODEL_FOLDER
         return folder if folder.is_dir() else None
 

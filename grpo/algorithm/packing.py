@@ -31,7 +31,7 @@ class Branch:
 
     @property
     def input_length(self) -> int:
-        """The number of tokens that are fed to the model: all but the last one, which is only a target."""
+        """Returns the number of tokens that are fed to the model: all but the last one, which is only a target."""
         return len(self.completion.token_ids) - 1
 
 
@@ -54,12 +54,12 @@ class LooseTree:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The number of input tokens of each branch, padding included."""
+        """Returns the number of input tokens of each branch, padding included."""
         return tuple(max(branch.input_length, self.padded_length) for branch in self.branches)
 
     @property
     def length(self) -> int:
-        """The number of tokens that the tree takes in a row."""
+        """Returns the number of tokens that the tree takes in a row."""
         return len(self.prompt) + sum(self.lengths)
 
 

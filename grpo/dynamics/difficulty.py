@@ -38,7 +38,7 @@ class Difficulty:
 
     @property
     def mean(self) -> float:
-        """The mean pass rate."""
+        """Returns the mean pass rate."""
         return float(self.weights @ self.pass_rates)
 
     def posterior(self, correct: int, tried: int) -> Difficulty:

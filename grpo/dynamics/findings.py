@@ -55,7 +55,7 @@ class Finding:
 
     @property
     def meaning(self) -> str:
-        """The meaning of the finding, in a sentence."""
+        """Returns the meaning of the finding, in a sentence."""
         return MEANINGS[self.name]
 
 

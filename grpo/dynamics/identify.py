@@ -77,19 +77,21 @@ class LawFit:
 
     @property
     def parameters(self) -> dict[str, float]:
-        """The law's readable parameters by name."""
+        """Returns the law's readable parameters by name."""
         return dict(zip(self.law.names, map(float, self.law.read(self.free)), strict=True))
 
     @property
     def aicc(self) -> float:
-        """Akaike's criterion for small samples and correlated noise (QAICc). It is ∞ when there are too few points for
-        the law."""
+        """Returns Akaike's criterion for small samples and correlated noise (QAICc).
+
+        It is ∞ when there are too few points for the law.
+        """
         n, k = len(self.history), len(self.free)
         return self.chi_square + 2 * k + 2 * k * (k + 1) / (n - k - 1) if n > k + 1 else float("inf")
 
     @property
     def r_squared(self) -> float:
-        """The share of the curve's weighted variance that the law explains."""
+        """Returns the share of the curve's weighted variance that the law explains."""
         weights = self.history.errors**-2
         mean = weights @ self.history.values / weights.sum()
         total = weights @ (self.history.values - mean) ** 2
@@ -97,14 +99,16 @@ class LawFit:
 
     @property
     def misfit_p(self) -> float:
-        """The probability of a χ² this large if the law and the errors are right. A small one says they are not."""
+        """Returns the probability of a χ² this large if law and errors are right. A small one says they are not."""
         freedom = len(self.history) - len(self.free)
         return float(stats.chi2.sf(self.chi_square, freedom)) if freedom > 0 else float("nan")
 
     @property
     def pattern_p(self) -> float:
-        """The two-sided p value of the residuals' lag-1 correlation under independence. A small one says that the law
-        has the wrong shape."""
+        """Returns the two-sided p value of the residuals' lag-1 correlation under independence.
+
+        A small one says that the law has the wrong shape.
+        """
         n = len(self.residuals)
         centered = self.residuals - self.residuals.mean()
         spread = centered @ centered
@@ -196,7 +200,7 @@ class Identification:
 
     @property
     def weights(self) -> dict[str, float]:
-        """The Akaike weight of each law, which says how well the data support it. The weights add up to 1."""
+        """Returns the Akaike weight of each law, which says how well the data support it. The weights add up to 1."""
         scores = np.array([fit.aicc for fit in self.fits])
         relative = np.exp(-(scores - scores.min()) / 2)
         return dict(zip([fit.law.name for fit in self.fits], map(float, relative / relative.sum()), strict=True))

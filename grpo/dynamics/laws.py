@@ -50,7 +50,7 @@ class History:
 
     @property
     def delays(self) -> Array:
-        """The steps from the policy that sampled a round to the round's end, τ + lag, [points]."""
+        """Returns the steps from the policy that sampled a round to the round's end, τ + lag, [points]."""
         return self.intervals + self.lags
 
     def until(self, step: float) -> History:

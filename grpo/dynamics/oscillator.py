@@ -33,13 +33,15 @@ class Oscillator:
 
     @property
     def frequency(self) -> float:
-        """The natural frequency ω₀ = √(k/M), in radians per step."""
+        """Returns the natural frequency ω₀ = √(k/M), in radians per step."""
         return float(np.sqrt(self.stiffness / self.mass))
 
     @property
     def damping_ratio(self) -> float:
-        """The damping ratio ζ = C/(2√(kM)). Above 1 the model is overdamped, below 1 it oscillates, at 0 or less it is
-        unstable."""
+        """Returns the damping ratio ζ = C/(2√(kM)). Above 1 the model is overdamped, below 1 it oscillates.
+
+        At 0 or less it is unstable.
+        """
         return self.damping / (2 * float(np.sqrt(self.stiffness * self.mass)))
 
 

@@ -75,7 +75,7 @@ class RunLog:
 
     @property
     def curve_dials(self) -> tuple[float | None, float]:
-        """α and β as the mean curve follows them. α is None where advantages are not the dials'."""
+        """Returns α and β as the mean curve follows them. α is None where advantages are not the dials'."""
         return self.exponent if self.dialled else None, self.mean_exponent
 
     @property
@@ -94,18 +94,21 @@ class RunLog:
 
     @cached_property
     def identification(self) -> Identification | None:
-        """The laws of the curve, fitted once for the diagnosis and all reports. None if the log has too few rounds."""
+        """Returns the laws of the curve, fitted once for all reports, or None if there are too few rounds."""
         return identify(self.history, self.momentum, *self.curve_dials)
 
     @property
     def steps_taken(self) -> float:
-        """The optimizer steps of the run so far. The log needs at least one round with a pass rate."""
+        """Returns the optimizer steps of the run so far. The log needs at least one round with a pass rate."""
         return float(self.history.steps[-1] + self.history.delays[-1])
 
     @property
     def horizon(self) -> float:
-        """The step to which a forecast goes: the run's last, or 1.5 times the steps taken where that step is behind or
-        not known. The log needs at least one round with a pass rate."""
+        """Returns the step to which a forecast goes: the run's last one.
+
+        If that step is past or not known, it is 1.5 times the steps taken. The log needs at least one round with a pass
+        rate.
+        """
         return self.num_steps if self.num_steps > self.steps_taken else 1.5 * self.steps_taken
 
     def __getitem__(self, name: str) -> Series:

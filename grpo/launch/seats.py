@@ -27,7 +27,7 @@ class Seat:
 
     @property
     def name(self) -> str:
-        """The name of the seat in messages and log files, such as ``"learner-0"``."""
+        """Returns the name of the seat in messages and log files, such as ``"learner-0"``."""
         return f"{self.role}-{self.index}"
 
 

@@ -45,7 +45,7 @@ class CopyReference:
         yield self._forward
 
     def due(self, step: int) -> bool:
-        """Says whether a refresh is due after optimizer step `step`?"""
+        """Says whether a refresh is due after optimizer step `step`."""
         return bool(self._kl.refresh_every) and step % self._kl.refresh_every == 0
 
     @torch.no_grad()

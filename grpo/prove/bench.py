@@ -72,7 +72,7 @@ class Bench:
 
     @cached_property
     def room(self) -> Room | None:
-        """The memory of this rank's GPU as it is before any engine starts; None on a CPU."""
+        """Returns the memory of this rank's GPU as it is before any engine starts; None on a CPU."""
         if self.device.type != "cuda":
             return None
         return Room(preflight.device_gib(self.config), preflight.available_gib(self.config))
@@ -159,7 +159,7 @@ class Bench:
 
     @cached_property
     def bandwidth(self) -> float:
-        """The bytes that a copy on the device reads and writes per second."""
+        """Returns the bytes that a copy on the device reads and writes per second."""
         source = torch.ones(2**30 if self.device.type == "cuda" else 2**26, dtype=torch.uint8, device=self.device)
         target = torch.empty_like(source)
         return 2 * len(source) / self.seconds(lambda: target.copy_(source), 8)

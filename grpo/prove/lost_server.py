@@ -80,7 +80,7 @@ class Run:
 
     @property
     def missing(self) -> int:
-        """The number of completions that were asked for and did not come."""
+        """Returns the number of completions that were asked for and did not come."""
         return self.rounds * self.bench.size.prompts * self.bench.size.group_size - self.completions
 
 

@@ -113,7 +113,7 @@ class Contrast:
 
     @property
     def base(self) -> Variant:
-        """The variant that the others are compared with."""
+        """Returns the variant that the others are compared with."""
         return self.variants[0]
 
 

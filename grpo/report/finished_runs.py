@@ -49,7 +49,7 @@ class Run:
 
     @cached_property
     def held_out(self) -> Array:
-        """The held-out pass@1 at each evaluation."""
+        """Returns the held-out pass@1 at each evaluation."""
         return np.array([evaluation["pass@1"]["value"] for evaluation in self.evaluations])
 
     def rates(self, index: int) -> dict[str, float]:

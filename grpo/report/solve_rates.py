@@ -58,7 +58,7 @@ class SolveRates:
 
     @property
     def within(self) -> float:
-        """The share of the problems whose measured rates are in the recommended band."""
+        """Returns the share of the problems whose measured rates are in the recommended band."""
         rates = self.correct / self.tried
         return float(np.mean((rates >= self.band[0]) & (rates <= self.band[1])))
 

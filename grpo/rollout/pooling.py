@@ -1,4 +1,4 @@
-"""Ranks whose shares make up one engine ask it for the prompts of all of them."""
+"""Several ranks can share one engine. They gather their prompts and ask it for all of them together."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ class Replica:
         raise ReplicaLost(f"{response.status} at {route}: {text}")
 
     async def healthy(self) -> bool:
-        """Says whether its engine answers now: /health is also well where an engine hangs."""
+        """Says whether its engine answers now. /health would answer even if the engine hangs."""
         return await self.status() == 200
 
     async def status(self) -> int | None:

@@ -92,7 +92,7 @@ class ServerSampler:
 
     @property
     def servers(self) -> Sequence[Replica]:
-        """The run's servers, as this rank knows them."""
+        """Returns the run's servers, as this rank knows them."""
         return self._fleet.replicas
 
     # --- sampling ------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ class ArithmeticOptions:
 
     @property
     def num_questions(self) -> int:
-        """The number of distinct questions. One digit, two terms and "+" give 100."""
+        """Returns the number of distinct questions. One digit, two terms and "+" give 100."""
         return (self.max - self.min + 1) ** self.num_terms * len(self.operators) ** (self.num_terms - 1)
 
 

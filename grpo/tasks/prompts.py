@@ -134,7 +134,7 @@ class PromptEncoder:
 
     @functools.cached_property
     def _frame(self) -> float:
-        """An upper bound of the tokens that the template puts around an ASCII question.
+        """Returns an upper bound of the tokens that the template puts around an ASCII question.
 
         It is infinite when the template may treat the question's own text specially, or holds other columns.
         """

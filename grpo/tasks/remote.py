@@ -51,7 +51,7 @@ class RemoteRewards:
 
     @property
     def names(self) -> list[str]:
-        """The names of the parts."""
+        """Returns the names of the parts."""
         return [part.name for part in self._parts]
 
     def ask(self, groups: Sequence[RolloutGroup]) -> Future[list[list[RawGrade]]]:

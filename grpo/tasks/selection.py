@@ -68,7 +68,7 @@ class LeftOut:
 
     @property
     def total(self) -> int:
-        """The number of problems left out."""
+        """Returns the number of problems left out."""
         return sum(map(len, self.reasons.values()))
 
     def __str__(self) -> str:

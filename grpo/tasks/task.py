@@ -45,7 +45,7 @@ class VerifiableTask:
 
     @property
     def cursor(self) -> int:
-        """The number of prompts given out over all ranks. Set it to resume."""
+        """Returns the number of prompts given out over all ranks. Set it to resume."""
         return self._stream.cursor
 
     @cursor.setter
@@ -54,7 +54,7 @@ class VerifiableTask:
 
     @property
     def num_problems(self) -> int:
-        """The number of problems trained on, which is the number of prompts in one epoch."""
+        """Returns the number of problems trained on, which is the number of prompts in one epoch."""
         return len(self._stream)
 
     def next_prompts(self, count: int) -> list[Prompt]:

@@ -102,12 +102,12 @@ class Phases:
 
     @property
     def _seconds(self) -> dict[str, float]:
-        """The seconds of this thread's phases."""
+        """Returns the seconds of this thread's phases."""
         return self._local.__dict__.setdefault("seconds", defaultdict(float))
 
     @property
     def _nested(self) -> list[_Running]:
-        """The phases that are running now in this thread, the innermost last."""
+        """Returns the phases that are running now in this thread, the innermost last."""
         return self._local.__dict__.setdefault("nested", [])
 
     @contextmanager

@@ -34,7 +34,7 @@ class Tree:
 
     @property
     def end(self) -> int:
-        """The position after the last token of the tree."""
+        """Returns the position after the last token of the tree."""
         return self.start + self.prompt_length + sum(self.branches)
 
 

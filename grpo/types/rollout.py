@@ -43,7 +43,7 @@ class Prompt:
 
     @property
     def prompt_id(self) -> str:
-        """The identity of this visit of the problem, for example ``"mawps-17@0"``."""
+        """Returns the identity of this visit of the problem, for example ``"mawps-17@0"``."""
         return f"{self.problem.problem_id}@{self.visit}"
 
 
@@ -111,12 +111,12 @@ class ScoredGroup:
 
     @property
     def rewards(self) -> tuple[float, ...]:
-        """The reward of each completion."""
+        """Returns the reward of each completion."""
         return tuple(grade.reward for grade in self.grades)
 
     @property
     def count(self) -> tuple[int, int]:
-        """The number of correct completions, and the number of all completions."""
+        """Returns the number of correct completions, and the number of all completions."""
         return sum(grade.correct for grade in self.grades), len(self.grades)
 
     @property

@@ -38,12 +38,12 @@ class RoundPlan:
 
     @property
     def num_batches(self) -> int:
-        """The number of optimizer steps of one pass over the round's samples."""
+        """Returns the number of optimizer steps of one pass over the round's samples."""
         return -(-self.refresh_interval // self.passes)
 
     @property
     def prompts_per_round(self) -> int:
-        """The number of prompts in one round, over all ranks."""
+        """Returns the number of prompts in one round, over all ranks."""
         return self.prompts_per_step * self.num_batches
 
 
@@ -92,7 +92,7 @@ class Collected:
 
     @property
     def groups(self) -> tuple[ScoredGroup, ...]:
-        """The groups of all steps, in the order of the steps."""
+        """Returns the groups of all steps, in the order of the steps."""
         return tuple(chain(*self.steps))
 
 
@@ -117,8 +117,10 @@ class RoundStatistics:
 
     @property
     def unbiased_counts(self) -> Mapping[tuple[int, int], int]:
-        """The counts whose mean is the pass rate. Groups that are asked on because they were silent, and not because
-        of chance, would draw the mean of all counts towards one half."""
+        """Returns the counts whose mean is the pass rate.
+
+        Refilled groups were asked because others were silent. They would draw the mean of all counts towards one half.
+        """
         return self.first_counts or self.reward_counts
 
 

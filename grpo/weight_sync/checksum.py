@@ -46,7 +46,7 @@ def bit_sum(tensor: Tensor) -> int:
 
 
 def placed_sum(tensor: Tensor) -> int:
-    """Sums the bit patterns, each weighed by its row and by its column, modulo 2⁶⁴: Σ_r v(r) Σ_c w(c)·bits[r, c].
+    """Sums the bit patterns, each weighted by its row and by its column, modulo 2⁶⁴: Σ_r v(r) Σ_c w(c)·bits[r, c].
 
     A vector is one row; of more dimensions than two the last is the columns.
     """

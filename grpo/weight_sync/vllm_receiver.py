@@ -59,9 +59,11 @@ class WeightReceiver:
     _own_parameters: OwnParameters | None = None
 
     def take_onednn(self) -> None:
-        """Called once, on a CPU. Has layers in float32 multiply by oneDNN, which computes the products of decoding, of
-        a few rows, a quarter quicker than torch's own choice, from weights as they lie. A torch that was built without
-        oneDNN (for macOS, say) has no such product, and layers stay as they are."""
+        """Makes layers in float32 multiply by oneDNN. Called once, on a CPU.
+
+        For the few rows of decoding this is a quarter quicker than torch's own choice, and needs no repacked weights.
+        A torch that was built without oneDNN (for macOS, say) has no such product, and layers stay as they are.
+        """
         if not torch.backends.mkldnn.is_available():
             return
         for module in self.model_runner.model.modules():
