@@ -6,6 +6,7 @@ from pathlib import Path
 
 from grpo.config import TaskConfig
 from grpo.config.errors import require
+from grpo.tasks.files import size_of
 from grpo.tasks.own_rewards import NO_ROUND, BatchReward
 from grpo.tasks.remote import RemoteRewards
 from grpo.tasks.rewards import build_parts
@@ -24,5 +25,5 @@ def check_early(task: TaskConfig, pipeline: str = "off") -> None:
             parts = build_parts(reward, of_set.answer_name).values()
             require(pipeline != "continuous" or not any(isinstance(part, BatchReward) for part in parts), NO_ROUND)
             RemoteRewards(reward.parts)
-        if of_set.data.source == "file" and Path(of_set.data.path).stat().st_size <= MOST_BYTES:
+        if of_set.data.source == "file" and size_of(Path(of_set.data.path)) <= MOST_BYTES:
             load_problems(of_set.data)
