@@ -156,7 +156,7 @@ def check(command: str, config: TrainConfig) -> None:
         validate_evaluation(replace(config, task=task))
     if command == "train" or (command in ("eval", "solve-rates", "check-reward") and not suite):
         check_files(config)
-        check_early(config.task)
+        check_early(config.task, config.pipeline)
 
 
 def _module(command: str) -> ModuleType:

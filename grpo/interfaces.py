@@ -55,6 +55,8 @@ class Task(Protocol):
 
     cursor: int
     """The number of prompts given out over all ranks. Set it to resume."""
+    grades_together: bool
+    """Whether a reward compares all groups that `grade` is given, which then must be those of a whole round."""
 
     @property
     def num_problems(self) -> int:
@@ -68,9 +70,7 @@ class Task(Protocol):
 
     def learn(self, outcomes: Mapping[str, tuple[int, int]], cursor: int) -> None:
         """Passes the outcomes of a round to an online curriculum: problem id → (correct, tried), over all ranks.
-
-        `cursor` is where the stream stood after that round.
-        """
+        `cursor` is where the stream stood after that round."""
 
     def held_out_prompts(self, count: int) -> list[Prompt]:
         """Returns the first `count` problems that are never trained on. They are always the same."""

@@ -72,6 +72,8 @@ def on_ranks(count, action):
 class ScriptedTask:
     """Prompts p0, p1, … of one rank; `rewards[i]` are the rewards of the i-th prompt's completions."""
 
+    grades_together = False
+
     def __init__(self, rewards, rank=0, world_size=1):
         self.rewards, self.cursor = rewards, 0
         self.rank, self.world_size = rank, world_size

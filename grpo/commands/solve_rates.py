@@ -22,7 +22,8 @@ from grpo.report.solve_rates import write_solve_rates
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.run.measured_model import candidate
 from grpo.tasks import VerifiableTask
-from grpo.tasks.sources import load_problems, read_rows
+from grpo.tasks.files import read_rows
+from grpo.tasks.sources import load_problems
 from grpo.types import ScoredGroup
 
 RATES_FILE, SETTINGS_FILE = "solve_rates.jsonl", "solve_rates.json"

@@ -57,7 +57,9 @@ def read_words(words: Sequence[str]) -> Request:
         else:
             named = bool(equals and name.lstrip("+~")) or word.startswith("~")
             require(named, f"cannot read {word!r}: a key is written KEY=VALUE")
-            overrides.append(word)
+            # A shell leaves the ~ of a word like task.data.path=~/sums.csv as it is.
+            at_home = value.startswith("~/")
+            overrides.append(f'{name}="{Path(value).expanduser()}"' if at_home else word)
     require(
         flags.get("--cfg", "job") == "job",
         f"--cfg {flags.get('--cfg')} is unknown: --cfg job prints the configuration that would run",

@@ -90,9 +90,9 @@ def composed(words: list[str]) -> DictConfig:
     try:
         with _without_unread_groups(), initialize_config_dir(str(first), version_base="1.3"):
             config = compose(request.name, overrides)
-    except YAMLError as error:
+    except (YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{request.name}.yaml cannot be read: {' '.join(str(error).split())}") from error
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise UserError(one_line(error)) from error
     if OmegaConf.get_type(config) is not TrainConfig:
         raise UserError(f"{request.name}.yaml does not build on train.yaml: {_BEGINNING}")
@@ -110,7 +110,7 @@ def _check_own(file: Path) -> None:
         return
     try:
         written = OmegaConf.to_container(OmegaConf.load(file))
-    except YAMLError as error:
+    except (YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{file.name} cannot be read: {' '.join(str(error).split())}") from error
     defaults = written.get("defaults") if isinstance(written, dict) else None
     if not isinstance(defaults, list) or defaults in ([], ["_self_"]):
@@ -215,14 +215,17 @@ def launch_all(run: Callable[[DictConfig], None], indices: list[int], folder: Pa
 
 
 def to_config(composed: DictConfig) -> TrainConfig:
-    """Returns a composed config as plain dataclasses."""
-    return OmegaConf.to_object(composed)
+    """Returns a composed config as plain dataclasses. Raises UserError for a `${…}` in it that leads nowhere."""
+    try:
+        return OmegaConf.to_object(composed)
+    except (OmegaConfBaseException, HydraException, ValueError) as error:
+        raise UserError(f"a value with ${{…}} cannot be looked up: {one_line(error)}") from error
 
 
 def one_line(error: Exception) -> str:
     """Returns Hydra's message without its advice on debugging, and with the nearest key that exists."""
     if isinstance(error, OverrideParseException):
-        return f"cannot read {error.override!r}: put a value with special characters in quotes, key='\"a=b\"'"
+        return f"cannot read {error.override!r}: {_readable(error.override)}"
     text = str(error) if error.__cause__ is None else f"{error}: {error.__cause__}"
     unknown = re.search(r"Could not override '([^']+)'", text)
     known = _paths(TrainConfig())
@@ -240,6 +243,10 @@ def one_line(error: Exception) -> str:
             f"{unknown.group(1)} gets entries with names of your own; put a + before it: "
             f"'+{unknown.group(1)}={{NAME: VALUE}}'"
         )
+    if several := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.*)'", text):
+        return (
+            f"{several[1]!r} gives several values: put one text in quotes, a list in brackets; grpo sweep runs several"
+        )
     text = text.split("Config search path")[0].split("See https")[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     kept = [
@@ -248,7 +255,34 @@ def one_line(error: Exception) -> str:
         if not line.startswith(("Set the env", "To append", "full_key:", "object_type=", "reference_type="))
     ]
     key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key:")), "")
+    if unknown_in_file := _unknown_in_file(text, key):
+        return unknown_in_file
+    kept = [re.sub(r"field '[^']+' is not Optional", "it takes no null", line) for line in kept]
+    kept = [
+        re.sub(r"Invalid value assigned: \w+ is not a ListConfig.*", "it takes a list, [a,b]", line) for line in kept
+    ]
     return " ".join(kept) + (f" (key: {key})" if key and key not in text.splitlines()[0] else "")
+
+
+def _readable(word: str) -> str:
+    """Says how a word has to be written that Hydra's grammar does not know."""
+    key, _, value = word.partition("=")
+    if not re.fullmatch(r"[+~]{0,2}[\w.@-][\w.@/-]*", key):
+        return f"{key!r} is no key: a key is written KEY=VALUE, such as dynamics.group_size=8"
+    plain = value and not re.search(r"[\"'\[({]", value)
+    shown = f"'{key}=\"{value}\"'" if plain else "key='\"a=b\"'"
+    return f"put a value with special characters in quotes, {shown}"
+
+
+def _unknown_in_file(text: str, full_key: str) -> str:
+    """Says which key of a file is unknown, and which one may be meant; "" where that is not what Hydra complains of."""
+    where = re.search(r"In '([^']+)': ConfigKeyError", text)
+    key = full_key or next(iter(re.findall(r"Key '([^']+)' not in", text)), "")
+    if not where or not key:
+        return ""
+    if key == "experiment" and where[1].startswith("experiment/"):
+        return f"{where[1]}.yaml changes keys of the whole configuration: begin it with `# @package _global_`"
+    return f"{where[1]}.yaml: unknown config key {key}{hint(key, _paths(TrainConfig()))}"
 
 
 def _paths(node: object, prefix: str = "") -> list[str]:

@@ -75,8 +75,8 @@ class DataConfig:
 
     # Problems come from a file, a data set on the hub, a generator of reasoning_gym, or arithmetic made here.
     source: str = "file"
-    # The path is a .jsonl, .json, .csv or .parquet file (source=file), an "owner/name" on the hub (hub), or a
-    # generator's name (reasoning_gym). arithmetic needs none.
+    # The path is a .jsonl, .json, .csv, .tsv or .parquet file, a folder of such files or one that `save_to_disk` wrote
+    # (source=file), an "owner/name" on the hub (hub), or a generator's name (reasoning_gym). arithmetic needs none.
     path: str = ""
     # The hub's data set is read in this configuration, e.g. main. "" is the only one it has.
     subset: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,8 @@ def check_files(config: TrainConfig) -> None:
         named = [(f"{key}.path", data.path)] if data.source == "file" else []
         named += [(f"{key}.selection.evaluation_sets", path) for path in data.selection.evaluation_sets]
         for file_key, path in named:
-            _require(Path(path).is_file(), f"{file_key}: there is no file {path!r}.")
+            hub = "; a data set of the hub needs task.data.source=hub" if re.fullmatch(r"[\w-]+/[\w-]+", path) else ""
+            _require(Path(path).exists(), f"{file_key}: there is no file {path!r}{hub}.")
 
 
 def _check_batch(config: TrainConfig, world_size: int) -> None:

@@ -79,6 +79,8 @@ def _check_set(config: TrainConfig) -> None:
         f"task={config.task.name} has no problems: add sets of problems with +task@task.sets.NAME=TASK, or choose "
         "another task",
     )
+    template = config.task.prompt.template
+    require("{question}" in template, f"task.prompt.template={template!r} lacks {{question}}, where the problem is put")
     _check_parts("task.reward.parts", reward.parts)
     for source, own in reward.by_source.items():
         if own.parts or not own.extract:

@@ -27,13 +27,15 @@ class Graded:
 class GradingThread:
     """This thread grades groups as they come. Those that came while it was busy are graded together.
 
+    `together` says that a reward compares all groups that are sampled together, so that none may be graded before.
+
     As a context it ends the thread, which otherwise ends with the process.
     """
 
     def __init__(self, task: Task, thread_seconds: Callable[[], Mapping[str, float]] = dict):
         """`thread_seconds` gives the calling thread's seconds by phase since the last call."""
         self._task, self._thread_seconds = task, thread_seconds
-        self._groups: SimpleQueue[tuple[RolloutGroup, Future[Graded]] | None] = SimpleQueue()
+        self._groups: SimpleQueue[list[tuple[RolloutGroup, Future[Graded]]] | None] = SimpleQueue()
         # A daemon: a run that ends does not wait for what nobody will learn from.
         threading.Thread(target=self._run, name="grading", daemon=True).start()
 
@@ -43,18 +45,28 @@ class GradingThread:
     def __exit__(self, *_: object) -> None:
         self._groups.put(None)
 
+    @property
+    def together(self) -> bool:
+        return self._task.grades_together
+
     def grade(self, group: RolloutGroup) -> Future[Graded]:
         """Begins to grade a group, and returns a future of it with its grades."""
-        graded: Future[Graded] = Future()
-        self._groups.put((group, graded))
+        [graded] = self.grade_all([group])
         return graded
+
+    def grade_all(self, groups: Sequence[RolloutGroup]) -> list[Future[Graded]]:
+        """Begins to grade groups in one call of the task, and returns a future of each."""
+        futures: list[Future[Graded]] = [Future() for _ in groups]
+        self._groups.put([*zip(groups, futures, strict=True)])
+        return futures
 
     def results(self, graded: Sequence[Future[Graded]]) -> list[ScoredGroup]:
         """Waits for groups that are being graded. Raises what grading raised."""
         return [group.result().scored for group in graded]
 
     def _run(self) -> None:
-        while None not in (waiting := self._waiting()):
+        while None not in (come := self._waiting()):
+            waiting = [pair for pairs in come for pair in pairs]
             try:
                 scored = self._task.grade([group for group, _ in waiting])
             except BaseException as error:
@@ -65,8 +77,8 @@ class GradingThread:
             for (_, graded), group in zip(waiting, scored, strict=True):
                 graded.set_result(Graded(group, share))
 
-    def _waiting(self) -> list[tuple[RolloutGroup, Future[Graded]] | None]:
-        """Waits for a group and returns it with all others that are there; None among them ends the thread."""
+    def _waiting(self) -> list[list[tuple[RolloutGroup, Future[Graded]]] | None]:
+        """Waits for groups and returns them with all others that are there; None among them ends the thread."""
         waiting = [self._groups.get()]
         while not self._groups.empty():
             waiting.append(self._groups.get())
@@ -81,7 +93,13 @@ def sampled_and_graded(
     sampling: SamplingConfig | None = None,
     first_sample: int = 0,
 ) -> list[ScoredGroup]:
-    """Samples as `Sampler.generate` does, and grades each group as soon as it is whole."""
+    """Samples as `Sampler.generate` does, and grades each group as soon as it is whole.
+
+    Where a reward takes all groups at once, they are graded in one call when the last one is whole.
+    """
+    if grading.together:
+        groups = sampler.generate(prompts, group_size, sampling, first_sample)
+        return grading.results(grading.grade_all(groups) if groups else [])
     begun: dict[int, Future[Graded]] = {}
 
     def begin(place: int, group: RolloutGroup) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from grpo.algorithm.normalization import GROUP_RELATIVE, silent
 from grpo.config import NormalizationConfig, TrainConfig
+from grpo.config.errors import require
 from grpo.dynamics.budget import further_tries
 from grpo.interfaces import Collective, Collector, Learner, Sampler, Task, WeightSync
 from grpo.rollout.ahead import AheadCollector
@@ -20,6 +21,7 @@ from grpo.rollout.collect import BudgetedCollector, PlainCollector, RefillingCol
 from grpo.rollout.grading_thread import GradingThread
 from grpo.rollout.group_source import Asking, AskingAhead, Source
 from grpo.run.clocks import Beside, Clocks, Timed
+from grpo.tasks.own_rewards import NO_ROUND
 from grpo.types import ScoredGroup
 from grpo.weight_sync.refresh import CheckedSync, Probe
 
@@ -44,6 +46,7 @@ def build_pipeline(
         collector = AheadCollector(Beside(inner, thread_seconds), task)
         sync = Timed(sync, refresh=partial(_settled, clocks.waited(collector.settle), sync.refresh))
     else:
+        require(not task.grades_together, NO_ROUND)
         grading = GradingThread(clocks.task(task), thread_seconds)
         staleness = config.rollout.max_staleness
         ahead = AskingAhead(task, clocks.asked(sampler), collective, staleness, grading, thread_seconds)

@@ -112,3 +112,19 @@ def foreign_format(columns: Sequence[str], question_column: str) -> str:
         return ""
     name, format_name = ("verl", "verl's") if "reward_model.ground_truth" in columns else ("trl", "TRL's")
     return f"; these look like {format_name} columns, which task={name} reads"
+
+
+_QUESTIONS = ("question", "problem", "prompt", "input", "query", "instruction")
+_ANSWERS = ("answer", "solution", "ground_truth", "label", "target", "output", "response", "completion")
+
+
+def likely(columns: Sequence[str], key: str) -> str:
+    """Says which column may be meant by a key that names none, or returns "".
+
+    >>> likely(["Question", "label"], "question_column")
+    "; is it task.data.question_column='Question'?"
+    """
+    usual = {"question_column": _QUESTIONS, "answer_column": _ANSWERS}.get(key, ())
+    by_name = {name.lower(): name for name in reversed(columns)}
+    near = next((by_name[name] for name in usual if name in by_name), "")
+    return f"; is it task.data.{key}={near!r}?" if near else ""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from grpo.config import TaskConfig
+from grpo.config.errors import require
+from grpo.tasks.files import size_of
+from grpo.tasks.own_rewards import NO_ROUND, BatchReward
 from grpo.tasks.remote import RemoteRewards
 from grpo.tasks.rewards import build_parts
 from grpo.tasks.sources import load_problems
@@ -13,12 +16,14 @@ MOST_BYTES = 32 * 2**20
 """A larger file of problems is read once only, when the run begins."""
 
 
-def check_early(task: TaskConfig) -> None:
-    """Raises `UserError` for a reward part that is unknown or cannot be built, and for a file without problems."""
+def check_early(task: TaskConfig, pipeline: str = "off") -> None:
+    """Raises `UserError` for a reward part that is unknown, cannot be built or does not suit the pipeline, and for a
+    file without problems."""
     for of_set in task.all_sets.values():
         rewards = [of_set.reward, *map(of_set.reward.of, of_set.reward.by_source)]
         for reward in rewards:
-            build_parts(reward, of_set.answer_name)
+            parts = build_parts(reward, of_set.answer_name).values()
+            require(pipeline != "continuous" or not any(isinstance(part, BatchReward) for part in parts), NO_ROUND)
             RemoteRewards(reward.parts)
-        if of_set.data.source == "file" and Path(of_set.data.path).stat().st_size <= MOST_BYTES:
+        if of_set.data.source == "file" and size_of(Path(of_set.data.path)) <= MOST_BYTES:
             load_problems(of_set.data)

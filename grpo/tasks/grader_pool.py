@@ -76,6 +76,11 @@ class GraderPool:
         self._fruitless = 0
         self._start()
 
+    @property
+    def together(self) -> bool:
+        """Whether a part takes all groups at once."""
+        return bool(self._batches)
+
     def grade(self, items: Sequence[Item]) -> list[RawGrade]:
         """Returns one grade per item, in order, by the parts that see one completion at a time.
 

@@ -37,6 +37,11 @@ class Grading:
         self._told: set[str] = set()
         self._extracts = bool(EXTRACTING & {*reward.weights})
 
+    @property
+    def together(self) -> bool:
+        """Whether a part of the reward takes all groups at once."""
+        return self._pool.together
+
     def answer_of(self, text: str) -> str | None:
         """Returns the answer in a completion without its typesetting, or None when there is none."""
         answer = extract(text, self._reward.extract)

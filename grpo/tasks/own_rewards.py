@@ -1,7 +1,7 @@
 """This module imports a user's own reward function, and adapts the signatures that TRL and verl use.
 
 What a function takes says how it is called: for each completion, once for each group (`completions`), or once for all
-groups that are graded together (`groups`). Each may be async.
+groups that are sampled together, such as those of a round (`groups`). Each may be async.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ OF_EACH = ("tokens", "truncated")
 
 WANTED = (
     "f(completion, answer, metadata) for one completion, TRL's f(completions, **columns) for a group, "
-    "f(groups) for all groups, or verl's f(data_source, solution_str, ground_truth, extra_info); it may also take "
-    f"{', '.join(FACTS)}"
+    "f(groups) for all groups of a round, or verl's f(data_source, solution_str, ground_truth, extra_info); it may "
+    f"also take {', '.join(FACTS)}"
 )
 VERL = {"solution_str", "ground_truth"}
 GROUP, BATCH = "completions", "groups"
@@ -143,7 +143,7 @@ class GroupReward:
 
 @dataclass(frozen=True, slots=True)
 class BatchReward:
-    """A batch reward is a function of all groups that are graded together. It returns a list of rewards for each.
+    """A batch reward is a function of all groups that a rank samples together. It returns a list of rewards for each.
 
     Each group is a mapping with completions, answer, metadata and the facts of `facts_of`.
     """
@@ -178,6 +178,12 @@ def _of_one(facts: Facts, index: int) -> Facts:
     """Returns the facts of one completion of a group."""
     return {name: value[index] if name in OF_EACH else value for name, value in facts.items()}
 
+
+NO_ROUND = (
+    "task.reward.parts: f(groups) takes all groups of a round, and pipeline=continuous grades each by itself: use "
+    "pipeline=off or pipeline=one_round, or write it as f(completion, answer, metadata) or f(completions, **columns)"
+)
+"""This is said where a batch reward cannot get the groups of a round."""
 
 Part = Function | CompletionReward | TogetherReward | GroupReward | BatchReward
 

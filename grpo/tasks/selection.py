@@ -210,7 +210,7 @@ def _overlap(config: SelectionConfig) -> Callable[[str], str | None]:
     A question matches when it is the same or shares `ngram` words in a row. The result is the evaluation's file and
     row number, or None.
     """
-    from grpo.tasks.sources import read_rows
+    from grpo.tasks.files import read_rows
 
     whole: dict[str, str] = {}
     grams: dict[tuple[str, ...], str] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from grpo.config import UserError
-from grpo.tasks.sources import read_rows
+from grpo.tasks.files import read_rows
 
 # Big-Math's column of pass rates, and the number of samples behind each rate.
 LLAMA_COLUMN, LLAMA_SAMPLES = "llama8b_solve_rate", 64

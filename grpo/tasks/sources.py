@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +10,8 @@ from typing import Any
 
 from grpo.config import DataConfig, UserError
 from grpo.tasks.arithmetic import arithmetic_problems
-from grpo.tasks.columns import cell, columns_of, conversation, foreign_format, letter_of, text_of
+from grpo.tasks.columns import cell, columns_of, conversation, foreign_format, letter_of, likely, text_of
+from grpo.tasks.files import read_rows
 from grpo.tasks.procedural import procedural_problems
 from grpo.types import Problem
 
@@ -27,12 +26,13 @@ class SourceReport:
     """This report lists the rows of a source that did not become problems.
 
     `unusable` holds the ids of rows without a usable question or answer; `repeated` those of repeated questions of a
-    generator.
+    generator. `first` shows the question and answer of the first row that cannot be used.
     """
 
     num_rows: int
     unusable: tuple[str, ...] = ()
     repeated: tuple[str, ...] = ()
+    first: str = ""
 
     def __str__(self) -> str:
         parts = [f"{self.num_rows} rows"]
@@ -57,7 +57,8 @@ def load_problems(data: DataConfig) -> tuple[list[Problem], SourceReport]:
     if not problems:
         raise UserError(
             f"no usable problem in {data.path or data.source}: {report}; check task.data.question_column and "
-            "task.data.answer_column" + (", and task.data.choices_column." if data.choices_column else ".")
+            "task.data.answer_column"
+            + (", and task.data.choices_column." if data.choices_column else f".{report.first}")
         )
     if report.unusable and data.bad_rows == "refuse":
         raise UserError(f"{data.path}: {report}; correct them or set task.data.bad_rows=skip.")
@@ -77,26 +78,6 @@ def listed(ids: tuple[str, ...]) -> str:
 def _from_file(data: DataConfig) -> tuple[list[Problem], SourceReport]:
     path = Path(data.path)
     return _problems_of_rows(read_rows(path, "task.data.path")[: data.limit or None], path.stem, data)
-
-
-def read_rows(path: Path, key: str) -> list[dict[str, Any]]:
-    """Reads the rows of a JSON Lines, JSON, CSV or Parquet file.
-
-    Raises `UserError` when it cannot be read. `key` is the setting that names the file, for that message.
-    """
-    if path.suffix not in READERS:
-        raise UserError(f"{key} {str(path)!r} must end in one of {', '.join(READERS)}.")
-    if not path.is_file():
-        raise UserError(f"{key}: there is no file {str(path)!r}.")
-    try:
-        rows = READERS[path.suffix](path)
-    except (ValueError, csv.Error, OSError) as error:
-        raise UserError(f"cannot read {path}: {str(error).splitlines()[0]}; correct the file.") from error
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UserError(
-            f"{path} must hold a row for each problem: a list of JSON objects, or in .jsonl one in each line."
-        )
-    return rows
 
 
 def _from_hub(data: DataConfig) -> tuple[list[Problem], SourceReport]:
@@ -158,10 +139,10 @@ def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -
         if name not in columns and (name or key in ("question_column", "answer_column")):
             raise UserError(
                 f"{data.path} has no column {name!r} (task.data.{key}); it has {', '.join(columns)}"
-                f"{foreign_format(columns, data.question_column)}."
+                f"{foreign_format(columns, data.question_column) or likely(columns, key)}."
             )
     pattern = _answer_pattern(data.answer_pattern)
-    problems, unusable = [], []
+    problems, unusable, first = [], [], ""
     for index, row in enumerate(rows):
         row_id = text_of(cell(row, data.id_column)) or f"{stem}-{index}"
         messages, question = conversation(cell(row, data.question_column))
@@ -171,6 +152,7 @@ def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -
             answer = letter_of(answer, cell(row, data.choices_column))
         if not question or not answer:
             unusable.append(row_id)
+            first = first or _shown(row, data)
             continue
         used = {data.question_column, data.answer_column, data.id_column}
         metadata = {name: value for name, value in row.items() if name not in used}
@@ -181,7 +163,16 @@ def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -
             f"task.data.source_column={data.source_column!r} has {len(sources)} values, and each would get numbers of "
             f"its own; name a column with at most {MAX_SOURCES}."
         )
-    return problems, SourceReport(len(rows), unusable=tuple(unusable))
+    return problems, SourceReport(len(rows), unusable=tuple(unusable), first=first)
+
+
+def _shown(row: Row, data: DataConfig) -> str:
+    """Shows the cells of a row that cannot be used, beside what is wanted of them."""
+    return (
+        f" The first has the question {cell(row, data.question_column)!r:.80} and the answer "
+        f"{cell(row, data.answer_column)!r:.80}; "
+        "a question is text, or chat messages that end with the user's, and an answer is text or a number."
+    )
 
 
 def _answer_pattern(text: str) -> re.Pattern[str]:
@@ -192,38 +183,3 @@ def _answer_pattern(text: str) -> re.Pattern[str]:
     if pattern.groups != 1:
         raise UserError(f"task.data.answer_pattern {text!r} has {pattern.groups} groups; it needs exactly one.")
     return pattern
-
-
-def _read_jsonl(path: Path) -> list[Any]:
-    rows = []
-    with path.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                try:
-                    rows.append(json.loads(line))
-                except ValueError as error:
-                    raise ValueError(f"line {number} is not JSON ({error})") from error
-    return rows
-
-
-def _read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8-sig"))
-
-
-def _read_csv(path: Path) -> list[dict[str, Any]]:
-    with path.open(encoding="utf-8-sig", newline="") as lines:
-        return [{str(name): value for name, value in row.items()} for row in csv.DictReader(lines)]
-
-
-def _read_parquet(path: Path) -> list[dict[str, Any]]:
-    import pyarrow.parquet
-
-    return pyarrow.parquet.read_table(path).to_pylist()
-
-
-READERS: dict[str, Callable[[Path], Any]] = {
-    ".jsonl": _read_jsonl,
-    ".json": _read_json,
-    ".csv": _read_csv,
-    ".parquet": _read_parquet,
-}

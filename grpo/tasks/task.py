@@ -53,6 +53,11 @@ class VerifiableTask:
         self._stream.cursor = value
 
     @property
+    def grades_together(self) -> bool:
+        """Whether a reward takes all groups at once, see `grpo.tasks.own_rewards.BatchReward`."""
+        return any(grading.together for grading in self._gradings.values())
+
+    @property
     def num_problems(self) -> int:
         """Returns the number of problems trained on, which is the number of prompts in one epoch."""
         return len(self._stream)

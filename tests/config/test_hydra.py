@@ -1,6 +1,7 @@
 """Every shipped experiment composes and validates; every wrong key or value is one clear line."""
 
 import json
+import re
 from copy import deepcopy
 from dataclasses import asdict
 from functools import cache
@@ -165,6 +166,15 @@ def test_the_dial_is_set_by_name_and_by_number():
     ("overrides", "message"),
     [
         (["foo=1"], "unknown config key foo; `grpo config WORD` searches all keys"),
+        (["output_dir=${nowhere}"], "cannot be looked up: Interpolation key 'nowhere' not found"),
+        (["output_dir=${oc.env:GRPO_NO_SUCH_VARIABLE}"], "Environment variable 'GRPO_NO_SUCH_VARIABLE' not found"),
+        (["task.prompt.template=Solve."], "lacks {question}, where the problem is put"),
+        (["task=null"], "must be a string or a list"),
+        (["seed=1,2"], "'seed=1,2' gives several values: put one text in quotes"),
+        (["seed=null"], "it takes no null"),
+        (["learner.betas=0.9"], "it takes a list, [a,b]"),
+        (["dynamics.group_size =4"], "'dynamics.group_size ' is no key"),
+        (["output_dir=Übung"], "in quotes, 'output_dir=\"Übung\"'"),
         (["output_dir=runs/G=16"], "cannot read 'output_dir=runs/G=16': put a value with special characters in quotes"),
         (
             ["learner.learning_rates=1"],
@@ -429,3 +439,31 @@ def test_a_file_that_is_not_yaml_and_a_word_without_a_key_are_one_line(tmp_path)
     for word in ("=3", "+=3"):
         with pytest.raises(UserError, match="a key is written KEY=VALUE"):
             compose_config([word])
+
+
+def test_a_tilde_leads_home_since_a_shell_leaves_it_after_a_dotted_key(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert compose_config(["task.data.path=~/my data.csv"]).task.data.path == f"{tmp_path}/my data.csv"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "# @package _global_\nnum_step: 3\n",
+            "experiment/mine.yaml: unknown config key num_step; did you mean num_steps?",
+        ),
+        ("num_steps: 3\n", "experiment/mine.yaml changes keys of the whole configuration: begin it with"),
+    ],
+)
+def test_a_mistake_in_a_file_of_ones_own_names_the_file_and_the_key(tmp_path, text, message):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(text)
+    with pytest.raises(UserError, match=re.escape(message)):
+        compose_config([f"--config-dir={tmp_path}", "experiment=mine"])
+
+
+def test_a_file_that_is_not_utf_8_is_one_line(tmp_path):
+    (tmp_path / "my.yaml").write_text("defaults: [train, _self_]\n", encoding="utf-16")
+    with pytest.raises(UserError, match="my.yaml cannot be read: 'utf-8' codec"):
+        compose_config([str(tmp_path / "my.yaml")])

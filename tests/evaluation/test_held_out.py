@@ -62,6 +62,8 @@ def test_a_local_copy_of_a_set_is_read_instead_of_the_hub(tmp_path):
 class Streamed:
     """Nothing is held out: this rank's share of a stream of nine problems; all are solved."""
 
+    grades_together = False
+
     def __init__(self, rank, world_size):
         problems = [Problem(f"p{index}", "q", "a") for index in range(9)]
         self.stream = PromptStream(problems, lambda problem: (1,), uniform(9, 0), rank=rank, world_size=world_size)

@@ -68,6 +68,24 @@ def test_groups_that_come_while_it_is_busy_are_graded_together():
     assert task.together == [["p0"], ["p1", "p2"]]
 
 
+def test_a_reward_of_all_groups_waits_for_the_last_one_and_gets_the_whole_round_in_one_call():
+    task = Noting([(1, 0), (0, 0), (1, 1)])
+    task.grades_together = True
+
+    class TellingEach(ScriptedSampler):
+        def generate(self, prompts, group_size, sampling=None, first_sample=0, on_group=None):
+            groups = super().generate(prompts, group_size, sampling, first_sample)
+            for place, group in enumerate(groups if on_group else ()):
+                on_group(place, group)
+                task.graded.wait(SECONDS)
+            return groups
+
+    scored = sampled_and_graded(TellingEach(), GradingThread(task), task.next_prompts(3), 2)
+    assert task.together == [["p0", "p1", "p2"]]
+    assert [group.rewards for group in scored] == [(1, 0), (0, 0), (1, 1)]
+    assert sampled_and_graded(TellingEach(), GradingThread(task), [], 2) == []
+
+
 def test_an_error_of_grading_is_raised_where_the_results_are_awaited():
     class Failing(ScriptedTask):
         def grade(self, groups):

@@ -95,7 +95,7 @@ def test_an_id_column_names_the_problems_and_must_be_unique(write_rows):
     ("changes", "message"),
     [
         ({"path": "missing.jsonl"}, "there is no file 'missing.jsonl'"),
-        ({"path": "rows.txt"}, "must end in one of .jsonl, .json, .csv, .parquet"),
+        ({"path": "rows.txt"}, "must end in one of .jsonl, .json, .csv, .tsv, .parquet"),
         ({"question_column": "prompt"}, r"no column 'prompt' \(task.data.question_column\); it has problem, answer"),
         ({"id_column": "key"}, r"no column 'key' \(task.data.id_column\)"),
         ({"answer_pattern": "(a)(b)"}, "has 2 groups; it needs exactly one"),
@@ -123,11 +123,60 @@ def test_broken_and_empty_files_are_one_line(tmp_path):
         (broken, "line 2 is not JSON"),
         (empty, "has no rows"),
         (scalar, "must hold a row for each problem: a list of JSON objects"),
-        (binary, "cannot read"),
+        (binary, "is not UTF-8 text .*: save it as UTF-8"),
         (fake, "cannot read"),
     ):
         with pytest.raises(UserError, match=message):
             load_problems(DataConfig(path=str(path)))
+
+
+def test_tables_of_other_separators_packed_files_and_folders_give_the_same_problems(tmp_path):
+    import gzip
+
+    import datasets
+
+    text = "problem,answer\n1 + 1?,2\n2 + 2?,4\n"
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS)
+    (tmp_path / "sums.csv").write_text(text.replace(",", ";"))
+    (tmp_path / "sums.TSV").write_text(text.replace(",", "\t"))
+    (tmp_path / "spaced.csv").write_text(text.replace("problem,", "problem, "), newline="\r\n")
+    (tmp_path / "lines.json").write_text(lines)
+    (tmp_path / "sums.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    (tmp_path / "parts").mkdir()
+    for number, line in enumerate(lines.splitlines()):
+        (tmp_path / "parts" / f"{number}.jsonl").write_text(line)
+    saved = datasets.Dataset.from_list([{**row, "answer": str(row["answer"])} for row in ROWS])
+    saved.save_to_disk(tmp_path / "saved")
+    for name in ("sums.csv", "sums.TSV", "spaced.csv", "lines.json", "sums.jsonl.gz", "parts", "saved"):
+        problems, _ = load_problems(DataConfig(path=str(tmp_path / name)))
+        assert [(problem.question, problem.answer) for problem in problems] == [("1 + 1?", "2"), ("2 + 2?", "4")], name
+    datasets.DatasetDict(train=saved, test=saved).save_to_disk(tmp_path / "splits")
+    with pytest.raises(UserError, match=r"holds the splits test, train: name one of them, .*splits/test"):
+        load_problems(DataConfig(path=str(tmp_path / "splits")))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "problem,answer,answer\n1,2,3\n", "the column 'answer' comes twice"),
+        ("a.csv", "problem,answer\nSay a, b,2\n", "line 2 has 3 cells and the header 2: put a text with ',' in quotes"),
+        ("a.csv", 'problem,answer\n"open,2\n1,2\n', "unexpected end of data"),
+        ("a.csv", "Question,label\n1,2\n", "is it task.data.question_column='Question'"),
+        ("a.csv", "problem,label\n1,2\n", "is it task.data.answer_column='label'"),
+        (
+            "a.jsonl",
+            '{"problem": "q", "answer": ["1", "2"]}',
+            r"the answer \['1', '2'\]; .* an answer is text or a number",
+        ),
+        ("a.txt", "", "must end in one of .jsonl, .json, .csv, .tsv, .parquet, or be a folder"),
+        ("a.parquet.gz", "", "must end in one of"),
+    ],
+)
+def test_a_file_that_would_be_misread_is_refused_and_says_what_was_meant(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=message) as caught:
+        load_problems(DataConfig(path=str(tmp_path / name)))
+    assert "\n" not in str(caught.value)
 
 
 def test_a_generator_gives_distinct_questions_that_its_own_scorer_grades():

@@ -1,0 +1,145 @@
+"""This module reads the rows of a file of problems, or of a folder of such files, as mappings from columns to cells."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+from grpo.config import UserError
+from grpo.config.errors import require
+
+PACKED = ".gz"
+SEPARATORS = ",;\t"
+SAVED, SAVED_SPLITS = "state.json", "dataset_dict.json"
+"""The package datasets writes these files into a folder by `save_to_disk`: for one data set, and for several splits."""
+
+
+def read_rows(path: Path, key: str) -> list[dict[str, Any]]:
+    """Reads the rows of a JSON Lines, JSON, CSV, TSV or Parquet file, of a folder of such files in alphabetical order,
+    or of a data set that `save_to_disk` wrote.
+
+    Texts may be packed with gzip. Raises `UserError` when the rows cannot be read. `key` is the setting that names the
+    file, for that message.
+    """
+    if path.is_dir():
+        return _of_folder(path, key)
+    if _ending(path) not in READERS:
+        raise UserError(f"{key} {str(path)!r} must end in one of {', '.join(READERS)}, or be a folder of such files.")
+    if not path.is_file():
+        raise UserError(f"{key}: there is no file {str(path)!r}.")
+    try:
+        rows = READERS[_ending(path)](path)
+    except UnicodeDecodeError as error:
+        raise UserError(f"cannot read {path}, which is not UTF-8 text ({error.reason}): save it as UTF-8.") from error
+    except (ValueError, csv.Error, OSError, EOFError) as error:
+        raise UserError(f"cannot read {path}: {str(error).splitlines()[0]}; correct the file.") from error
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UserError(
+            f"{path} must hold a row for each problem: a list of JSON objects, or in .jsonl one in each line."
+        )
+    return rows
+
+
+def size_of(path: Path) -> int:
+    """Returns the bytes of a file, or of all files in a folder."""
+    return sum(file.stat().st_size for file in path.rglob("*")) if path.is_dir() else path.stat().st_size
+
+
+def _ending(path: Path) -> str:
+    """Returns the ending that says how to read a file, in lower case and without that of gzip."""
+    packed = path.suffix.lower() == PACKED
+    ending = Path(path.stem).suffix.lower() if packed else path.suffix.lower()
+    return "" if packed and ending == ".parquet" else ending
+
+
+def _of_folder(folder: Path, key: str) -> list[dict[str, Any]]:
+    if (folder / SAVED_SPLITS).exists():
+        splits = sorted(place.name for place in folder.iterdir() if (place / SAVED).exists())
+        raise UserError(f"{key}: {folder} holds the splits {', '.join(splits)}: name one of them, {folder}/{splits[0]}")
+    if (folder / SAVED).exists():
+        import datasets
+
+        try:
+            return datasets.load_from_disk(str(folder)).to_list()
+        except Exception as error:  # the package raises many kinds, all of which mean that the set cannot be loaded
+            raise UserError(f"cannot read {folder}: {' '.join(str(error).split())}") from error
+    files = sorted(file for file in folder.iterdir() if file.is_file() and _ending(file) in READERS)
+    require(bool(files), f"{key}: the folder {folder} has no file that ends in one of {', '.join(READERS)}.")
+    return [row for file in files for row in read_rows(file, key)]
+
+
+def _opened(path: Path, newline: str | None = None) -> TextIO:
+    opener = gzip.open if path.suffix.lower() == PACKED else open
+    return opener(path, "rt", encoding="utf-8-sig", newline=newline)
+
+
+def _read_jsonl(path: Path) -> list[Any]:
+    rows = []
+    with _opened(path) as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                try:
+                    rows.append(json.loads(line))
+                except ValueError as error:
+                    raise ValueError(f"line {number} is not JSON ({error})") from error
+    return rows
+
+
+def _read_json(path: Path) -> Any:
+    """Reads a list of objects. Many files of this ending hold an object in each line, and are read as such."""
+    with _opened(path) as file:
+        text = file.read()
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        if not error.msg.startswith("Extra data"):
+            raise
+    return _read_jsonl(path)
+
+
+def _read_table(path: Path) -> list[dict[str, Any]]:
+    """Reads a table of text: the separator is the comma, or where the header has none, its semicolon or tab.
+
+    Raises ValueError for a column that comes twice and for a row of more cells than the header, since a text with a
+    comma that is not in quotes would put its rest into the answer.
+    """
+    with _opened(path, newline="") as lines:
+        header = lines.readline()
+        separator = next((mark for mark in SEPARATORS if mark in header), ",")
+        lines.seek(0)
+        reader = csv.DictReader(lines, delimiter=separator, strict=True)
+        names = [name.strip() for name in reader.fieldnames or ()]
+        reader.fieldnames = names
+        twice = [name for name, count in Counter(names).items() if count > 1]
+        if twice:
+            raise ValueError(f"the column {twice[0]!r} comes twice")
+        rows = []
+        for row in reader:
+            if None in row:
+                count = len(names) + len(row[None])
+                raise ValueError(
+                    f"line {reader.line_num} has {count} cells and the header {len(names)}: put a text with "
+                    f"{separator!r} in quotes"
+                )
+            rows.append(dict(row))
+    return rows
+
+
+def _read_parquet(path: Path) -> list[dict[str, Any]]:
+    import pyarrow.parquet
+
+    return pyarrow.parquet.read_table(path).to_pylist()
+
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".csv": _read_table,
+    ".tsv": _read_table,
+    ".parquet": _read_parquet,
+}
