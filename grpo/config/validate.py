@@ -26,7 +26,7 @@ def validate(config: TrainConfig, world_size: int = 1) -> None:
         f"hardware asks for {config.hardware.ranks} learner ranks, and this is a run of one: start it by `grpo launch` "
         "or launch/node.sh with the same words, or leave out hardware",
     )
-    _check_batch(config, world_size)
+    check_batch(config, world_size)
     _check_shards(config, world_size)
     check_loss(config)
     check_training(config)
@@ -87,7 +87,8 @@ def check_files(config: TrainConfig) -> None:
             _require(Path(path).exists(), f"{file_key}: there is no file {path!r}{hub}.")
 
 
-def _check_batch(config: TrainConfig, world_size: int) -> None:
+def check_batch(config: TrainConfig, world_size: int) -> None:
+    """Raises UserError for a batch that cannot be shared out or learned from, whoever chooses its size."""
     prompts = config.dynamics.prompts_per_step
     _require(
         prompts % world_size == 0,
@@ -110,10 +111,10 @@ def _check_batch(config: TrainConfig, world_size: int) -> None:
         "rollout.budget.enabled and rollout.refill.enabled are both true, and both deal with silent groups: set one of "
         "them to false",
     )
-    check_adaptive(config)
+    _check_adaptive(config)
 
 
-def check_adaptive(config: TrainConfig) -> None:
+def _check_adaptive(config: TrainConfig) -> None:
     """Raises UserError for bounds between which `dynamics=adaptive` cannot choose."""
     rules, prompts = config.dynamics.adaptive, config.dynamics.prompts_per_step
     _require(

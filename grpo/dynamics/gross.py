@@ -57,27 +57,27 @@ def silence(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     if silent is None and failed is None:
         return None
     if silent is None:
-        # Rewards differ though no answer is right, so replacing silent groups would not help.
         evidence = f"{failed:.0%} of groups hold no right answer in the {rounds} rounds so far"
-        remedy = (
-            "easier problems, a larger dynamics.group_size, or a lower task.reward.correct_at if what is rewarded "
-            "counts as right"
-        )
-        return Finding("prompts too hard", WARNING, evidence, remedy)
+        return difficulty(evidence, False, None, rule, silent=False)
     easy = len(right) > 0 and right.mean() > wrong.mean()
     passed = float(log["pass_rate"].values.mean()) if len(log["pass_rate"]) else None
     return difficulty(f"{silent:.0%} of groups are silent in the {rounds} rounds so far", easy, passed, rule)
 
 
-def difficulty(evidence: str, easy: bool, passed: float | None, rule: DiagnosisRule) -> Finding:
-    """Returns the finding that prompts are too easy or too hard, or that they are solved."""
+def difficulty(evidence: str, easy: bool, passed: float | None, rule: DiagnosisRule, silent: bool = True) -> Finding:
+    """Returns the finding that prompts are too easy or too hard, or that they are solved.
+
+    Only where many groups are `silent` is it advised to replace them. Where rewards differ though hardly any answer is
+    right, something else is rewarded.
+    """
+    replaced = ", or normalization=dapo to replace silent groups"
     if easy and passed is not None and passed > rule.solved:
         return Finding("problems solved", NOTE, evidence, "stop here, or continue with harder problems")
     if easy:
-        remedy = "harder problems, or normalization=dapo to replace silent groups"
-        return Finding("prompts too easy", WARNING, evidence, remedy)
-    return Finding("prompts too hard", WARNING, evidence, "easier problems, a larger dynamics.group_size, or "
-                   "normalization=dapo to replace silent groups")  # fmt: skip
+        return Finding("prompts too easy", WARNING, evidence, "harder problems" + (replaced if silent else ""))
+    otherwise = ", or a lower task.reward.correct_at if what is rewarded counts as right"
+    remedy = "easier problems, a larger dynamics.group_size" + (replaced if silent else otherwise)
+    return Finding("prompts too hard", WARNING, evidence, remedy)
 
 
 def throughout(log: RunLog, name: str, least: float, fewest: int = FEWEST_UNCOUNTED) -> float | None:

@@ -145,13 +145,15 @@ def stalled(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 def extreme_rate(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds a pass rate that leaves nothing to learn from: problems that are solved, or far too hard."""
-    passed = level(log["pass_rate"])
+    passed, silent = level(log["pass_rate"]), level(log["groups/silent_fraction"])
     if passed is None:
         return None
     if not (passed.low > rule.finished or passed.high < rule.hopeless):
         return None
     evidence = f"pass rate {passed.value:.3g} over the last {window_length(len(log['pass_rate']))} rounds"
-    return difficulty(evidence, passed.low > rule.finished, passed.value, rule)
+    # Groups of equal rewards that are learned from need no replacing.
+    many = not log.learns_from_equal and silent is not None and silent.value > rule.much_silence
+    return difficulty(evidence, passed.low > rule.finished, passed.value, rule, silent=many)
 
 
 def collapse(log: RunLog, rule: DiagnosisRule) -> Finding | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from grpo.config import UserError
 from grpo.config.folder import DYNAMICS_PAGE_FILE, DYNAMICS_PLOT_FILE
 from grpo.config.saved import from_dict
-from grpo.config.validate import check_adaptive, check_values
+from grpo.config.validate import check_batch, check_values
 from grpo.dynamics.diagnostics import diagnose, unchecked
 from grpo.dynamics.difficulty import fit_difficulty
 from grpo.dynamics.findings import Finding
@@ -93,12 +93,13 @@ def write_diagnosis(path: Path, column: str | None = None, scale: float = 1.0) -
 def write_replay(folder: Path, overrides: Sequence[str]) -> None:
     """Prints what `dynamics=adaptive` would have decided after each round of a finished run.
 
-    `overrides` change its rules. It decides as on one rank, so that prompts per step need not divide among several.
+    `overrides` change its rules. It decides for as many learner ranks as the run's `hardware` names.
     """
     console = Terminal()
     config = from_dict(run_config(folder), overrides)
     check_values(config, "dynamics.")
-    check_adaptive(config)
+    ranks = config.hardware.ranks
+    check_batch(config, ranks)
     was_adaptive = config.dynamics.name == "adaptive" and not overrides
     rows = read_run(folder)
     missing = [name for name in NEEDED_MEANS if name not in rows[0]]
@@ -108,8 +109,10 @@ def write_replay(folder: Path, overrides: Sequence[str]) -> None:
             "version, so a replay is not possible"
         )
     rounds = [statistics_of(row, counts_of(row), counts_of(row, FIRST_COUNTS), index) for index, row in enumerate(rows)]
-    decisions = replay(SCHEDULERS["adaptive"](config, 1), rounds)
+    decisions = replay(SCHEDULERS["adaptive"](config, ranks), rounds)
     console.print(decisions_table(decisions))
+    if ranks > 1:
+        console.print(f"decided for {ranks} learner ranks, among which the prompts of a step are shared out evenly")
     if was_adaptive:
         same, total = agreement(decisions)
         console.print(
