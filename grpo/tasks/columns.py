@@ -122,9 +122,9 @@ def likely(columns: Sequence[str], key: str) -> str:
     """Says which column may be meant by a key that names none, or returns "".
 
     >>> likely(["Question", "label"], "question_column")
-    "; is it task.data.question_column='Question'?"
+    '; perhaps task.data.question_column=Question is meant'
     """
     usual = {"question_column": _QUESTIONS, "answer_column": _ANSWERS}.get(key, ())
     by_name = {name.lower(): name for name in reversed(columns)}
     near = next((by_name[name] for name in usual if name in by_name), "")
-    return f"; is it task.data.{key}={near!r}?" if near else ""
+    return f"; perhaps task.data.{key}={near} is meant" if near else ""

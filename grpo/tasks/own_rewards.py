@@ -35,7 +35,7 @@ VERL = {"solution_str", "ground_truth"}
 GROUP, BATCH = "completions", "groups"
 _TRL_NAMES = {"completion_ids": "tokens"}
 _OURS = ("completion", "answer", "metadata")
-_FOREIGN = {"data_source", "solution_str", "prompt", "prompts", "response"}
+_FOREIGN = {"data_source", "solution_str", "prompt", "prompts", "queries", "response"}
 """A first parameter of these names shows that a function was written for other arguments than ours."""
 
 
@@ -168,7 +168,11 @@ TOGETHER = (GroupReward, TogetherReward)
 
 
 def _as_many(rewards: Any, count: int, what: str) -> Sequence[Any]:
-    """Returns rewards as a list in which None counts as 0. Raises ValueError for anything else, or another number."""
+    """Returns rewards, which may be an array or a tensor, as a list in which None counts as 0.
+
+    Raises ValueError for anything else, or another number.
+    """
+    rewards = rewards.tolist() if hasattr(rewards, "tolist") else rewards
     if not isinstance(rewards, Sequence) or isinstance(rewards, str) or len(rewards) != count:
         raise ValueError(f"it returned {rewards!r:.80} for {count} {what}, not a list of as many")
     return [0.0 if reward is None else reward for reward in rewards]

@@ -12,7 +12,7 @@ from grpo.tasks.rewards import build_parts
 from grpo.types import Completion, Problem, Prompt, RolloutGroup
 
 SOURCE = """
-import asyncio, sys
+import asyncio, numpy, sys
 def ours(completion, answer, metadata): return float(completion == answer) + metadata["bonus"]
 async def waiting(completion, answer, metadata):
     await asyncio.sleep(0)
@@ -30,6 +30,8 @@ def nan_of_group(completions): return [float("nan")] * len(completions)
 def huge(completion, answer, metadata): return -1e30
 def two(completion, label): return 1.0
 def foreign(prompt, response, label): return 1.0
+def openrlhf(queries, prompts, labels): return 1.0
+def array(completions, solution): return numpy.array([float(a == c) for c, a in zip(completions, solution)])
 def needy(completions, trainer_state, level): return [0.0] * len(completions)
 def named(completion, source, step, truncated, tokens, prompt, messages):
     return {"score": float(truncated), "step": step, "tokens": len(tokens), "asked": len(messages) + len(prompt),
@@ -103,6 +105,10 @@ def test_an_async_function_of_one_completion_is_asked_about_a_whole_group_at_onc
     assert [grade["together"] for grade in group] == [3.0, 3.0, 3.0]
 
 
+def test_a_group_reward_may_return_an_array(rewards):
+    assert [each["array"] for each in values(rewards, "array")] == [1.0, 0.0, 0.0]
+
+
 def test_a_batch_reward_sees_all_groups_in_one_call(rewards):
     first, second = scored(rewards("batch"), (written("a"), written("b")), (written("c"),))
     assert [grade["batch"] for grade in first] == [28.0, 28.0]
@@ -140,6 +146,7 @@ def test_a_reward_that_returns_nonsense_is_one_line_with_its_name_and_what_is_wa
     ("name", "message"),
     [
         ("two", r"takes \(completion, label\); write it as f\(completion, answer, metadata\) for one completion"),
+        ("openrlhf", r"takes \(queries, prompts, labels\); write it as"),
         ("foreign", r"takes \(prompt, response, label\); write it as"),
         ("needy", "takes level, trainer_state, which the data have no column for; they have bonus, data_source, extra"),
         ("nowhere", "AttributeError: module 'rewards' has no attribute 'nowhere'"),

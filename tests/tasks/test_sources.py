@@ -161,8 +161,8 @@ def test_tables_of_other_separators_packed_files_and_folders_give_the_same_probl
         ("a.csv", "problem,answer,answer\n1,2,3\n", "the column 'answer' comes twice"),
         ("a.csv", "problem,answer\nSay a, b,2\n", "line 2 has 3 cells and the header 2: put a text with ',' in quotes"),
         ("a.csv", 'problem,answer\n"open,2\n1,2\n', "unexpected end of data"),
-        ("a.csv", "Question,label\n1,2\n", "is it task.data.question_column='Question'"),
-        ("a.csv", "problem,label\n1,2\n", "is it task.data.answer_column='label'"),
+        ("a.csv", "Question,label\n1,2\n", "perhaps task.data.question_column=Question is meant"),
+        ("a.csv", "problem,label\n1,2\n", "perhaps task.data.answer_column=label is meant"),
         (
             "a.jsonl",
             '{"problem": "q", "answer": ["1", "2"]}',
