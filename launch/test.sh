@@ -6,8 +6,5 @@ bash launch/setup.sh
 # Where bytecode is not to be written, every process that starts would compile transformers, vLLM and DeepSpeed anew:
 # half a minute each, since uv installs them without it.
 export PYTHONDONTWRITEBYTECODE=
-# Three files at a time, also on two cores: many slow tests wait for other processes, and the quick ones do not. In the
-# order of tests/conftest.py.
-files=3
-[[ "$*" == *"not slow"* ]] && files=2
-exec "${GRPO_VENV:-.venv}/bin/python" -m pytest --numprocesses "$files" --dist loadfile --no-loadscope-reorder "$@"
+# Three files at a time, also on two cores: many tests wait for other processes. In the order of tests/conftest.py.
+exec "${GRPO_VENV:-.venv}/bin/python" -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder "$@"

@@ -28,6 +28,7 @@ def saved(run):
     return json.loads((run / CONFIG_FILE).read_text())
 
 
+@pytest.mark.slow
 def test_alternatives_are_compared_at_equal_tokens(run, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     words = ["dynamics.group_size=4,16", "normalization=dr_grpo"]
@@ -95,6 +96,7 @@ def test_what_cannot_be_predicted_is_one_line(run, capsys, words, message):
     assert message in error and error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_budget_that_a_refusal_names_is_accepted(run, capsys):
     words = ["dynamics", "whatif", str(run), "dynamics.group_size=4,32"]
     assert main([*words, "tokens=1e12"]) == 2

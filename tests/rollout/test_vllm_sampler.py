@@ -33,6 +33,7 @@ def test_the_engine_of_each_rank_has_the_gpu_of_its_rank(monkeypatch):
     assert place_of_engine({}) == (0, 0), "vLLM's own choice knows nothing of ranks"
 
 
+@pytest.mark.slow
 def test_one_process_without_a_launcher_needs_no_variables_of_one(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.delenv("LOCAL_RANK", raising=False)

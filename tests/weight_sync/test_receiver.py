@@ -9,10 +9,13 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
+# It imports vLLM, which takes seconds.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def receiver():
-    """Imported only where it is used, since all that run tests collect all of them, and vLLM takes seconds."""
+    """Imported only where it is used, since all that run tests collect all of them."""
     return pytest.importorskip("grpo.weight_sync.vllm_receiver")
 
 
