@@ -62,9 +62,9 @@ def test_the_reward_of_one_source_is_tried_too(write_rows):
 def test_a_reward_of_a_whole_round_is_refused_where_each_group_is_graded_by_itself(tmp_path):
     (tmp_path / "own.py").write_text("def f(groups): return [[1.0] * len(group['completions']) for group in groups]\n")
     task = compose_config(["experiment=tiny", f'task.reward.parts=[{{name: "{tmp_path}/own.py:f"}}]']).task
-    early.check_early(task, "one_round")
+    early_checks.check_early(task, "one_round")
     with pytest.raises(UserError, match="pipeline=continuous grades each by itself: use pipeline=off"):
-        early.check_early(task, "continuous")
+        early_checks.check_early(task, "continuous")
 
 
 def test_a_large_file_is_read_once_only_when_the_run_begins(write_rows, monkeypatch):
