@@ -1,4 +1,4 @@
-"""`dynamics=adaptive` against fixed settings: sampled tokens until a held-out pass rate is reached, paired by seed.
+"""This script compares `dynamics=adaptive` with fixed settings: sampled tokens until a held-out pass rate is reached.
 
     python benchmarks/adaptive.py FOLDER [tiny|quickstart] [SEEDS] [AT_ONCE]      (8 seeds, 2 runs at once)
 

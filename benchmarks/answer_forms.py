@@ -1,4 +1,4 @@
-"""Answers written in other words, and answers that are nearly right: what benchmarks/verification.py asks.
+"""This module rewrites answers in other words and makes nearly right ones, for benchmarks/verification.py.
 
 Both are made by rule and without the code under test: numbers by exact fractions, formulas by edits of the LaTeX; an
 edit counts as a near miss only where an evaluation of its own tells it from the gold. Left out because one may argue:

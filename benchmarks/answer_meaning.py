@@ -1,4 +1,4 @@
-"""What a written answer is: its kind, its parts, its value. By rule, and without the code under test."""
+"""This module reads a written answer: its kind, its parts, its value. By rule, and without the code under test."""
 
 import re
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""How small random models of many architectures are computed, and how far from their own eager forward pass.
+"""This script measures how far packed rows are from a model's own eager forward pass, for many architectures.
 
     python benchmarks/architectures.py
     python benchmarks/architectures.py all [TYPE …]

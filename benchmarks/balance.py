@@ -1,4 +1,4 @@
-"""How long ranks wait for the busiest one: in optimizer steps, and while colocated engines sample. Simulated.
+"""This script simulates how long ranks wait for the busiest one, in optimizer steps and in sampling.
 
     python benchmarks/balance.py OUTPUT.json [SEEDS=4]
 

@@ -1,4 +1,4 @@
-"""Big-Math's 251,122 rows, made up in its shape: seconds and memory to load, select, encode and share them out.
+"""This script measures seconds and memory to load, select, encode and share out 251,122 rows in Big-Math's shape.
 
     python benchmarks/bigmath.py FOLDER [ours|datasets]
 

@@ -1,4 +1,4 @@
-"""What spreading a round's completions over its prompts gains, and what noise it costs, against equal groups.
+"""This script measures what ragged groups gain over equal groups, and what noise they cost.
 
     python benchmarks/budget.py [ROUNDS]      (40 by default; a minute)
 

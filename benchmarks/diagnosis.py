@@ -1,4 +1,4 @@
-"""False alarms of the diagnosis on simulated healthy runs and on runs that stand still, and hits on each failure.
+"""This script counts the diagnosis's false alarms on healthy and still simulated runs, and its hits on each failure.
 
 python benchmarks/diagnosis.py [HEALTHY] [EACH_FAILURE]      (300 and 50 by default; some minutes)
 """

@@ -1,4 +1,4 @@
-"""Forecasts made early in runs, against what came: simulated curves, public logs, and logs of this framework.
+"""This script compares early forecasts with what came, in simulated curves, public logs and logs of this framework.
 
     python benchmarks/forecasts.py OUTPUT.jsonl [simulated=SEEDS] [logs=DIR] [runs=DIR] [laws=1]
 

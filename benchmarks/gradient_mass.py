@@ -1,4 +1,4 @@
-"""Where the gradient comes from: the norm of each group's own gradient on a real model, by difficulty.
+"""This script measures where the gradient comes from: the norm of each group's gradient, by difficulty.
 
     python benchmarks/gradient_mass.py RATES.jsonl OUTPUT.json [PROBLEMS=96] [GROUP_SIZE=16]
 

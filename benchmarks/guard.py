@@ -1,4 +1,4 @@
-"""How often the guard acts on simulated curves that nothing is wrong with, and how soon on ones that collapse.
+"""This script measures how often the guard acts on healthy simulated curves, and how soon on collapsing ones.
 
     python benchmarks/guard.py [RUNS]      (60 by default; some minutes)
 

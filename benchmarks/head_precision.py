@@ -1,4 +1,4 @@
-"""What rounding the output layer's products to bfloat16 makes of log-probabilities, on SmolLM2 with the real vLLM.
+"""This script measures how a bfloat16 output layer changes log-probabilities, on SmolLM2 with the real vLLM.
 
     python benchmarks/head_precision.py float32|model [float32|bfloat16]
 

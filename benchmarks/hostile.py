@@ -1,4 +1,4 @@
-r"""Hostile answers to the "math" reward, one by one: how long each takes, and whether anything in it was executed.
+r"""This script gives hostile answers to the "math" reward: how long each takes, and whether anything was executed.
 
 python benchmarks/hostile.py [SECONDS]          (the limit, 5)
 """

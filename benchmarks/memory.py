@@ -1,4 +1,4 @@
-"""The memory estimate of `grpo train` against what a learner really takes.
+"""This script compares the memory estimate of `grpo train` with what a learner really takes.
 
     python benchmarks/memory.py [overrides of grpo train]
 

@@ -1,4 +1,4 @@
-"""Seconds per round with a vLLM server beside the learner: `pipeline=off`, `one_round` and `continuous`.
+"""This script measures seconds per round with a vLLM server: `pipeline=off`, `one_round` and `continuous`.
 
     python benchmarks/overlap.py FOLDER [ROUNDS] [overrides of grpo train]      (12 rounds of the quickstart's task)
 

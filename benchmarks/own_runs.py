@@ -1,4 +1,4 @@
-"""Tiny runs of this framework for `forecasts.py runs=FOLDER`: twelve settings, and as many seeds of each as asked for.
+"""This script makes tiny runs for `forecasts.py runs=FOLDER`: twelve settings with several seeds each.
 
 python benchmarks/own_runs.py FOLDER [SEEDS] [AT_ONCE]      (5 and 2; about a minute a run)
 

@@ -1,4 +1,4 @@
-"""Where an optimizer step's time goes: one real step of the quickstart's learner on made-up completions.
+"""This script shows where an optimizer step's time goes: one real step of the quickstart's learner.
 
     python benchmarks/profile_step.py [CHUNK]
 

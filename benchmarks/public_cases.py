@@ -1,4 +1,4 @@
-"""The public cases of reward-doctor (pip install reward-doctor) against a reward of ours.
+"""This script tries one of our rewards on the public cases of reward-doctor (pip install reward-doctor).
 
 python benchmarks/public_cases.py [REWARD] [EXTRACT]          (math, final)
 """

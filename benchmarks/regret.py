@@ -1,4 +1,4 @@
-"""What the choice of a step's batch costs: sampled tokens until a pass rate, over those of the best fixed batch.
+"""This script measures the cost of the adaptive batch: tokens until a pass rate, over those of the best fixed batch.
 
     python benchmarks/regret.py [SEEDS] [prompts|samples|batch] [FIXED]      (2, prompts and 0 by default; a minute)
 

@@ -1,4 +1,4 @@
-"""Whole runs of `grpo`, as a person starts them, and what they leave. Tests and benchmarks use it."""
+"""This module starts whole runs of `grpo`, as a person does, and reads what they leave. Tests and benchmarks use it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""vLLM's log-probabilities of its own tokens beside the learner's, for random models of many architectures.
+"""This script compares vLLM's log-probabilities of its own tokens with the learner's, for many architectures.
 
 python benchmarks/sampler_agreement.py OUTPUT.json [NAME …]
 """

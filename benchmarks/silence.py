@@ -1,4 +1,4 @@
-"""Silent groups of trained runs against p^G + (1−p)^G, by the difficulty that other samples showed beforehand.
+"""This script compares the share of silent groups in trained runs with p^G + (1−p)^G, by difficulty.
 
     python benchmarks/silence.py RATES.jsonl RUN...
 

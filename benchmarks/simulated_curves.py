@@ -1,4 +1,4 @@
-"""Reward curves of simulated runs, of kinds that no law of the model knows as well as of those that it does.
+"""This module simulates reward curves, of kinds that the model has a law for and of others.
 
 A run has 60 to 300 rounds of 4 to 32 prompts × 4 to 16 completions. Prompts differ in difficulty, so a round scatters
 more than independent completions would; in every second run the rounds also wander together (an AR(1) process).

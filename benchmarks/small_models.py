@@ -1,5 +1,6 @@
-"""Small configurations of the architectures that people train, each with what makes it special switched on; and a
-tokenizer for them. Tests and benchmarks use both."""
+"""This module has small configurations of many architectures, with their special features on, and a tokenizer for them.
+
+Tests and benchmarks use both."""
 
 import string
 

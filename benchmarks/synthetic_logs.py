@@ -1,4 +1,4 @@
-"""Logs of simulated runs: healthy ones, and one of each failure, with the noise that real runs have."""
+"""This module simulates logs of runs: healthy ones and one of each failure, with the noise of real runs."""
 
 from collections import Counter
 

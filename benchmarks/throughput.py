@@ -1,4 +1,4 @@
-"""What a machine makes of a whole training run: tokens sampled, arithmetic learned, weights sent, and time in between.
+"""This script measures a machine's speed in whole training runs: sampling, learning, sending weights, and the rest.
 
     python benchmarks/throughput.py FOLDER SHAPE [overrides of grpo train]
 

@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer on the quickstart's model, prompts, group size, lengths, precision and number of steps.
+"""This script runs TRL's GRPOTrainer on the quickstart's model, prompts, group size, lengths, precision and steps.
 
     python benchmarks/trl_baseline.py OUTPUT.json [STEPS] [KEY=VALUE …]
 

@@ -1,4 +1,4 @@
-"""How often the verdicts of a diagnosis are wrong: on simulated curves, on flat noise, and on public logs.
+"""This script counts how often verdicts of a diagnosis are wrong: on simulated curves, flat noise and public logs.
 
     python benchmarks/verdicts.py [simulated=SEEDS] [flat=RUNS] [logs=DIR] [processes=N]      (20, 200, none and 2)
 

@@ -1,4 +1,4 @@
-r"""How often the "math" reward misjudges: golds rewritten as models write them must pass, near misses must not.
+r"""This script counts how often the "math" reward misjudges rewritten right answers and near misses.
 
     python benchmarks/verification.py DATA [FILES] [PART] [MOST]
 

@@ -1,4 +1,4 @@
-"""How well `grpo dynamics whatif` predicts runs that are then made: the tiny model under other G, batches, τ and dials.
+"""This script measures how well `grpo dynamics whatif` predicts runs of the tiny model that are then made.
 
     python benchmarks/whatif.py FOLDER [SEEDS] [sums|differences]      (5 and sums by default; half a minute a run)
     python benchmarks/whatif.py CELLS/FIRST[,OTHER,…] SEEDS made      (of a sweep's cells, CELLS/FIRST-seed0 …)

@@ -210,8 +210,10 @@ def with_lora(language_model: PreTrainedModel, model: ModelConfig) -> nn.Module:
 
 
 def _check_adapters(adapted: nn.Module) -> None:
-    """Raises UserError where an adapter changes anything but the weight of a linear layer: only those are merged. The
-    output layer's would not be learned: its weight is multiplied apart from it, see `grpo.learner.policy.LogprobHead`.
+    """Raises UserError if an adapter changes anything but the weight of a linear layer, since only those are merged.
+
+    The output layer is refused as well: `grpo.learner.policy.LogprobHead` multiplies its weight without the adapter,
+    which would therefore not learn.
     """
     if hasattr(base_model(adapted).get_output_embeddings(), "lora_A"):
         raise UserError("model.lora.target_modules adapts the output layer, whose adapter is not trained: leave it out")

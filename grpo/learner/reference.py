@@ -22,7 +22,7 @@ class AdapterReference:
 
     @contextmanager
     def active(self) -> Iterator[Policy]:
-        """Yields the reference as a policy, which it is inside the context only."""
+        """Yields the reference policy, which can be used inside the context only."""
         with self._policy.language_model.disable_adapter():
             yield self._policy
 
@@ -41,7 +41,7 @@ class CopyReference:
 
     @contextmanager
     def active(self) -> Iterator[Policy]:
-        """Yields the reference as a policy, which it is inside the context only."""
+        """Yields the reference policy, which can be used inside the context only."""
         yield self._forward
 
     def due(self, step: int) -> bool:

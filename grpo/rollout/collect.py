@@ -138,8 +138,11 @@ def dealt(places: Sequence[int], ranks: int) -> dict[int, int]:
 
 
 class BudgetedCollector:
-    """Collects groups of unequal size: each prompt is asked a few times, and the rest of the round's completions goes
-    where `spread` sees something to learn. Every rank spends prompts × G, as without, or less."""
+    """Collects groups of unequal size, and gives more completions to prompts from which more can be learned.
+
+    Each prompt is asked a few times first. `spread` then says how the rest of the round's completions is shared out. A
+    rank never asks for more than prompts × G completions.
+    """
 
     def __init__(
         self,

@@ -86,8 +86,9 @@ def engine_arguments(
 def colocated_arguments(
     on_gpu: bool, num_ranks: int, tensor_parallel: int = 1, speculates: bool = False
 ) -> dict[str, Any]:
-    """Returns what `vllm.LLM` gets besides in the process of one of `num_ranks` learner ranks, of which
-    `tensor_parallel` consecutive ones are one engine.
+    """Returns the further arguments of `vllm.LLM` in the process of a learner rank.
+
+    Of the `num_ranks` ranks, each `tensor_parallel` consecutive ones share one engine.
 
     >>> colocated_arguments(on_gpu=True, num_ranks=8, tensor_parallel=2)["tensor_parallel_size"]
     2

@@ -67,8 +67,10 @@ class Fleet:
     # --- a refresh -----------------------------------------------------------------------------
 
     def begin_refresh(self) -> None:
-        """Takes in servers that answer again, gives up on all ranks those that any rank has lost, and opens the
-        refresh on the others."""
+        """Opens the refresh on all servers that answer, also on those that answer again.
+
+        A server that any rank has lost is given up by all ranks.
+        """
         lost_here = [replica.index for replica in self.replicas if not replica.alive]
         for index in set().union(*self._collective.gather(lost_here)):
             self.replicas[index].standing = Standing.LOST

@@ -170,7 +170,7 @@ def _table(title: str, rows: Iterator[tuple[str, str]]) -> str:
 
 
 def _again(config: TrainConfig, code: Mapping[str, Any]) -> str:
-    """Returns the versions that trained the model, and the whole configuration as a file that trains it again."""
+    """Returns the versions that trained the model, and the whole configuration, with which it can be trained again."""
     versions = ", ".join(f"{name} {version}" for name, version in code.get("versions", {}).items())
     commit = f", commit {code['commit']}" if code.get("commit") else ""
     trained = f"It was trained with {versions}{commit}.\n\n" if versions else ""

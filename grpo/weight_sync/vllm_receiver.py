@@ -71,8 +71,11 @@ class WeightReceiver:
                 module.cpu_linear = onednn_linear
 
     def end_broken_transfer(self) -> None:
-        """Ends a transfer that was begun and never finished, because the learner died or gave this server up: vLLM
-        would refuse every other. What it left half loaded is replaced by the next, which sends all weights."""
+        """Ends a transfer that the learner began and never finished, because it died or gave this server up.
+
+        vLLM would refuse every further transfer otherwise. The next one sends all weights, so it replaces what was left
+        half loaded.
+        """
         if getattr(self, "_weight_update_active", False):
             self.finish_weight_update()
 
