@@ -196,6 +196,17 @@ def test_a_pass_rate_near_its_ends_is_told_whatever_is_silent():
     assert "problems solved" in changed(pass_rate=np.full(200, 0.97), **few)
 
 
+@pytest.mark.parametrize(("silent", "advised"), [(0.05, False), (0.95, True)])
+def test_replacing_silent_groups_is_advised_only_where_groups_are_silent(silent, advised):
+    curves = {"pass_rate": np.full(200, 0.005), "groups/silent_fraction": np.full(200, silent)}
+    steps = np.arange(200.0)
+    log = RunLog(
+        history_of_values(steps, curves["pass_rate"]), {name: Series(steps, values) for name, values in curves.items()}
+    )
+    [remedy] = [finding.remedy for finding in diagnose(log) if finding.name == "prompts too hard"]
+    assert ("normalization=dapo" in remedy) == advised
+
+
 def test_a_curriculum_that_changes_difficulty_is_no_collapse_and_no_standstill():
     noise = 0.01 * np.random.default_rng(0).standard_normal(200)
     fallen = np.concatenate([np.full(100, 0.7), np.full(100, 0.3)]) + noise

@@ -164,6 +164,14 @@ def test_a_replay_shows_what_the_scheduler_would_have_done(tmp_path, capsys):
     assert "8→4" in printed and "no round shows the effect of an earlier decision" in printed
 
 
+def test_a_replay_decides_for_the_learner_ranks_of_the_run(tmp_path, capsys):
+    write_run(tmp_path, 20)
+    assert main(["dynamics", "replay", str(tmp_path), "hardware.ranks_per_node=4"]) == 0
+    assert "decided for 4 learner ranks" in capsys.readouterr().out
+    assert main(["dynamics", "replay", str(tmp_path), "hardware.ranks_per_node=3"]) == 2
+    assert "dynamics.prompts_per_step=8" in capsys.readouterr().err
+
+
 def test_a_plan_from_solve_rates(tmp_path, capsys):
     generator = np.random.default_rng(0)
     rates = generator.binomial(64, generator.beta(2, 2, 500)) / 64
