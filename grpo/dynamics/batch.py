@@ -78,7 +78,7 @@ class BatchChoice:
 
     @property
     def reason(self) -> str:
-        """The line for the log says which criterion decided."""
+        """Returns the line for the log, which says which criterion decided."""
         if self.chosen == self.by_cost:
             return f"progress is cheapest at {_words(self.by_cost)}"
         return f"fluctuation asks for {self.by_fluctuation:.0f} completions a step, cost for {_words(self.by_cost)}"

@@ -28,7 +28,7 @@ class Fact:
 
     @property
     def verdict(self) -> str:
-        """One of FINE, WRONG, SLOW, UNKNOWN and MISSING.
+        """Returns one of FINE, WRONG, SLOW, UNKNOWN and MISSING.
 
         >>> Fact("sync", "seconds", 2.0, "s", high=1.0, failing=SLOW).verdict
         'slow'

@@ -78,7 +78,7 @@ class GraderPool:
 
     @property
     def together(self) -> bool:
-        """Whether a part takes all groups at once."""
+        """Says whether a part takes all groups at once."""
         return bool(self._batches)
 
     def grade(self, items: Sequence[Item]) -> list[RawGrade]:

@@ -39,7 +39,7 @@ class Grading:
 
     @property
     def together(self) -> bool:
-        """Whether a part of the reward takes all groups at once."""
+        """Says whether a part of the reward takes all groups at once."""
         return self._pool.together
 
     def answer_of(self, text: str) -> str | None:

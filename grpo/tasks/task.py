@@ -54,7 +54,7 @@ class VerifiableTask:
 
     @property
     def grades_together(self) -> bool:
-        """Whether a reward takes all groups at once, see `grpo.tasks.own_rewards.BatchReward`."""
+        """Says whether a reward takes all groups at once, see `grpo.tasks.own_rewards.BatchReward`."""
         return any(grading.together for grading in self._gradings.values())
 
     @property

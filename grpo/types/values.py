@@ -36,7 +36,7 @@ class Mean:
 
     @property
     def value(self) -> float:
-        """The mean itself. It is NaN when the count is 0."""
+        """Returns the mean itself, which is NaN when the count is 0."""
         return self.total / self.count if self.count else float("nan")
 
     def effective_fraction(self, squares: Mean) -> float:
