@@ -27,6 +27,8 @@ SHARES = (
 
 PORTS = ("rollout.servers.port", "hardware.first_port")
 LAST_PORT = 65535
+LAST_SEED = 2**32 - 1
+"""`numpy.random.seed`, which vLLM calls with its engine's seed, takes 32 bits."""
 
 
 def check_ranges(config: TrainConfig) -> None:
@@ -36,6 +38,7 @@ def check_ranges(config: TrainConfig) -> None:
         require(value >= 0 or key in SIGNED, f"{key}={value} must not be negative")
         require(value <= 1 or key not in SHARES, f"{key}={value} must lie between 0 and 1")
         require(value <= LAST_PORT or key not in PORTS, f"{key}={value} is no port: the last one is {LAST_PORT}")
+    require(config.seed <= LAST_SEED, f"seed={config.seed} must be at most {LAST_SEED}")
     for key, weight in _numbers(config):
         require(
             not key.endswith("reward.parts[].weight") or not weight or 1e-6 <= abs(weight) <= 1e6,

@@ -171,6 +171,7 @@ def test_the_dial_is_set_by_name_and_by_number():
         (["task.prompt.template=Solve."], "lacks {question}, where the problem is put"),
         (["task=null"], "must be a string or a list"),
         (["seed=1,2"], "'seed=1,2' gives several values: put one text in quotes"),
+        (["seed=99999999999999999999"], "must be at most 4294967295"),
         (["seed=null"], "it takes no null"),
         (["learner.betas=0.9"], "it takes a list, [a,b]"),
         (["dynamics.group_size =4"], "'dynamics.group_size ' is no key"),
