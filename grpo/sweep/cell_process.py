@@ -51,7 +51,7 @@ def _run(ledger: Ledger, cell: Cell, held: int) -> State:
     with (folder / LOG_FILE).open("a") as log:
         process = subprocess.Popen(
             # `grpo launch` starts `grpo train` itself, on one machine or several.
-            [*ledger.command, *([] if ledger.command[-1] == "launch" else ["train"]), *arguments],
+            [*ledger.command, *([] if ledger.command[-1] == "launch" else [cell.verb]), *arguments],
             stdout=log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,

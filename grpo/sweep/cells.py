@@ -17,12 +17,16 @@ BUDGETS = ("steps", "samples", "tokens", "seconds")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell is one run of a sweep: a variant with a seed. `name` is the name of the run's folder."""
+    """A cell is one run of a sweep: a variant with a seed.
+
+    `name` is the name of the run's folder. `verb` is what starts the run: "train", or "launch" for several ranks.
+    """
 
     name: str
     variant: str
     seed: int
     overrides: tuple[str, ...]
+    verb: str = "train"
 
 
 def cells_of(sweep: SweepConfig, words: Sequence[str]) -> list[Cell]:
@@ -42,9 +46,11 @@ def cells_of(sweep: SweepConfig, words: Sequence[str]) -> list[Cell]:
         for name, overrides in sweep.variants.items()
         for values in grid([*words])
     }
-    spending = _budget(sweep, _composed(variants))
+    configs = _composed(variants)
+    spending = _budget(sweep, next(iter(configs.values())))
+    verbs = {name: "launch" if config.hardware.ranks > 1 else "train" for name, config in configs.items()}
     return [
-        Cell(f"{_folder(name)}-seed{seed}", name, seed, (*overrides, *spending, f"seed={seed}"))
+        Cell(f"{_folder(name)}-seed{seed}", name, seed, (*overrides, *spending, f"seed={seed}"), verbs[name])
         for seed in range(sweep.seeds)
         for name, overrides in variants.items()
     ]
@@ -63,17 +69,17 @@ def _check(sweep: SweepConfig) -> None:
         raise UserError(f"budget={sweep.budget} needs an amount, e.g. amount=100000")
 
 
-def _composed(variants: Mapping[str, Sequence[str]]) -> TrainConfig:
-    """Composes and validates the configuration of every variant, and returns the first."""
-    configs = []
+def _composed(variants: Mapping[str, Sequence[str]]) -> dict[str, TrainConfig]:
+    """Composes and validates the configuration of every variant."""
+    configs = {}
     for name, overrides in variants.items():
         try:
             config = compose_config([*overrides])
-            validate(config)
+            validate(config, config.hardware.ranks)
         except UserError as error:
             raise UserError(f"the variant {name}: {error}") from error
-        configs.append(config)
-    return configs[0]
+        configs[name] = config
+    return configs
 
 
 def _budget(sweep: SweepConfig, first: TrainConfig) -> list[str]:

@@ -50,6 +50,13 @@ def test_every_cell_is_run_once_with_its_overrides(words):
 
 
 @pytest.mark.slow
+def test_a_cell_of_several_ranks_is_launched(words):
+    assert main(["sweep", *words[:1], "seeds=1", *words[2:], "hardware.ranks_per_node=2"]) == 0
+    (line,) = ran(words, "grpo-seed0")
+    assert line.startswith("launch experiment=tiny hardware.ranks_per_node=2 normalization=grpo seed=0 output_dir=")
+
+
+@pytest.mark.slow
 def test_a_run_that_fails_says_why_stops_no_other_and_is_the_only_one_run_again(words, capsys):
     output = Path(words[3].partition("=")[2])
     (output / "dr_grpo-seed0.wish").write_text("fail")
