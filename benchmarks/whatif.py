@@ -69,7 +69,7 @@ LEVELS = (0.65, 0.7)
 def train(path, seed, own):
     """Makes one run with its `own` words, unless it has been made."""
     words = ["experiment=tiny", f"num_steps={STEPS}", f"seed={seed}", "checkpoint.every_rounds=1000"]
-    if not (path / "report.md").exists():
+    if not (path / "report.html").exists():
         shutil.rmtree(path, ignore_errors=True)
         grpo("train", *words, "evaluation.num_problems=0", *own, f"output_dir={path}")
 

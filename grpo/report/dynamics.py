@@ -165,6 +165,8 @@ def write_plan(
 
 def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:
     """Fits the laws of the reward curve to a log, and forecasts the curve. Raises `UserError` for too few rounds."""
+    if not len(log.history) and len(log["pass_rate"]):
+        raise UserError(f"{path} has too few rounds to fit: the dynamics need at least {FEWEST_POINTS}")
     if not len(log.history):
         raise UserError(
             f"{path} has no pass rate to fit: name the column with column=NAME, and its scale with scale=NUMBER"

@@ -150,6 +150,8 @@ def nothing_found(log: RunLog) -> str:
     """Says that the checks found no problem, how many could be made, and what to do where the run's course is open."""
     missing, (_, mood) = unchecked(log), verdict_lines(log)
     told = "the checks found no problem"
+    if len(missing) == len(CHECKS):
+        return f"none of {len(CHECKS)} checks could be made, for want of the columns that they need"
     if missing:
         told = f"{len(CHECKS) - len(missing)} of {len(CHECKS)} checks could be made, and they found no problem"
     moved = change(log["pass_rate"] if len(log["pass_rate"]) else log["reward/mean"])

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -125,18 +126,18 @@ NO_SCORE = re.compile(
 # A row's step has one of these names; the first that it has is taken. A row of slime has the step of its kind.
 STEPS = (
     *("step", "global_step", "train/global_step", "training/global_step", "trainer/global_step", "eval/global_step"),
-    *("rollout/step", "train/step", "eval/step", "_step", "Step"),
+    *("rollout/step", "train/step", "eval/step", "_step", "Step", "iteration"),
 )
 
 
 def step_of(row: Row) -> float | None:
     """Returns the step of a row, or None if it has none."""
-    return next((row[name] for name in STEPS if _is_number(row.get(name))), None)
+    return next((row[name] for name in STEPS if is_number(row.get(name)) and math.isfinite(row[name])), None)
 
 
 def numbers_of(row: Row) -> dict[str, float]:
     """Returns the numbers of a row without its step, under the row's own names."""
-    return {name: value for name, value in row.items() if name not in STEPS and _is_number(value)}
+    return {name: value for name, value in row.items() if name not in STEPS and is_number(value)}
 
 
 def translated(row: Row) -> dict[str, float]:
@@ -183,5 +184,7 @@ def held_out_score(series: Mapping[str, Series], graded: str) -> str | None:
     return min(inside, key=lambda name: not (graded and graded in name), default=None)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def is_number(value: Any) -> bool:
+    """Tells whether a value of a log is a number that a float holds; NaN and infinity are such numbers."""
+    fits = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return fits or isinstance(value, float)

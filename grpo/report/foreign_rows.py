@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 
 from grpo.config import UserError
 from grpo.config.folder import METRICS_FILE
-from grpo.report.foreign_names import Row, step_of
+from grpo.report.foreign_names import Row, is_number, step_of
 from grpo.telemetry import read_metrics
 from grpo.telemetry.foreign_files import EVENT_FILES, read_event_files, read_parquet
 
@@ -54,7 +55,7 @@ def read_rows(path: Path, column: str | None = None) -> ForeignRows:
         return _stepped(_csv_rows(file, column))
     if file.suffix == ".json":
         return _json_rows(file)
-    lines = read_metrics(file)
+    lines = [row for row in read_metrics(file) if isinstance(row, dict)]
     return _stepped({"step": row.get("step"), **row["data"]} if isinstance(row.get("data"), dict) else row
                     for row in lines)  # fmt: skip
 
@@ -72,9 +73,10 @@ def _file_in(folder: Path) -> Path:
     raise UserError(f"{folder} has neither {METRICS_FILE}, {TRL_STATE}, {PROBE_STEPS} nor TensorBoard's event files")
 
 
-def _stepped(rows: Iterable[Row], max_steps: int = 0) -> ForeignRows:
-    """Puts the step of each row under "step", and leaves rows without one out."""
-    return ForeignRows([{**row, "step": step} for row in rows if (step := step_of(row)) is not None], max_steps)
+def _stepped(rows: Iterable[Any], max_steps: int = 0) -> ForeignRows:
+    """Puts the step of each row under "step". What is no row, and rows without a step, are left out."""
+    of_names = (row for row in rows if isinstance(row, Mapping))
+    return ForeignRows([{**row, "step": step} for row in of_names if (step := step_of(row)) is not None], max_steps)
 
 
 def _json_rows(path: Path) -> ForeignRows:
@@ -83,9 +85,11 @@ def _json_rows(path: Path) -> ForeignRows:
     except ValueError:
         raise UserError(f"{path} is not JSON: give JSON Lines a name that ends in .jsonl") from None
     if isinstance(content, list):
-        return _stepped(row for row in content if isinstance(row, dict))
+        return _stepped(content)
     if isinstance(content, dict) and isinstance(content.get("log_history"), list):
-        return _stepped(content["log_history"], int(content.get("max_steps", 0)))
+        planned = content.get("max_steps")
+        known = is_number(planned) and math.isfinite(planned)
+        return _stepped(content["log_history"], int(planned) if known else 0)
     if isinstance(content, dict) and content and all(isinstance(values, dict | list) for values in content.values()):
         return _stepped(_pivoted(content))
     raise UserError(
@@ -103,8 +107,11 @@ def _pivoted(content: Mapping[str, Any]) -> Iterable[Row]:
 
 
 def _csv_rows(path: Path, column: str | None) -> Iterable[Row]:
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.DictReader(file))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} is no CSV file in UTF-8 ({error}): save it as one") from None
     names = [name for name in (rows[0] if rows else ()) if name]
     of_runs = {name: tuple(name.rsplit(OF_RUN, 1)) for name in names if OF_RUN in name}
     runs = list(dict.fromkeys(run for run, _ in of_runs.values()))

@@ -39,7 +39,10 @@ def read_event_files(path: Path) -> list[dict[str, Any]]:
 
 
 def read_parquet(path: Path) -> list[dict[str, Any]]:
-    """Reads the rows of a Parquet file."""
-    from pyarrow import parquet
+    """Reads the rows of a Parquet file. Raises `UserError` when it is none, or a damaged one."""
+    from pyarrow import ArrowException, parquet
 
-    return parquet.read_table(path).to_pylist()
+    try:
+        return parquet.read_table(path).to_pylist()
+    except (ArrowException, OSError) as error:
+        raise UserError(f"{path} cannot be read as a Parquet file: {str(error).splitlines()[0]}") from None

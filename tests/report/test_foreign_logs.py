@@ -192,3 +192,36 @@ def test_a_run_of_ours_is_asked_for_no_column(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("")
     with pytest.raises(UserError, match="is a run of grpo, whose pass rates are known: leave out column="):
         read_log(tmp_path, "reward")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("trainer_state.json", json.dumps({"max_steps": None, "log_history": [7, None, {"step": 1, "reward": 0.5}]})),
+        ("rows.jsonl", '[1]\n7\nnull\n{"step": Infinity, "reward": 0.1}\n{"step": 1, "reward": 0.5}\n'),
+        (
+            "digits.jsonl",
+            f'{{"step": 1{"0" * 400}, "reward": 0.1}}\n{{"iteration": 1, "reward": 0.5, "n": 1{"0" * 400}}}\n',
+        ),
+    ],
+)
+def test_rows_that_are_none_are_left_out(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    passed = read_log(tmp_path / name)["pass_rate"]
+    assert (passed.steps.tolist(), passed.values.tolist()) == ([1.0], [0.5])
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.parquet"])
+def test_a_damaged_file_is_told_in_one_line(tmp_path, name, capsys):
+    (tmp_path / name).write_bytes(b"step,reward\n1,\x80\n")
+    assert main(["dynamics", "diagnose", str(tmp_path / name)]) == 2
+    assert f"{tmp_path / name}" in capsys.readouterr().err
+
+
+def test_a_log_too_short_to_fit_and_one_without_a_column_to_check_say_so(tmp_path, capsys):
+    path = write_lines(tmp_path / "log.jsonl", [{"step": step, "reward": 0.5} for step in (1, 2)])
+    assert main(["dynamics", "forecast", str(path)]) == 2
+    assert "has too few rounds to fit" in capsys.readouterr().err
+    write_lines(path, [{"step": step, "unknown": 0.5} for step in range(30)])
+    assert main(["dynamics", "diagnose", str(path)]) == 0
+    assert "none of 23 checks could be made" in " ".join(capsys.readouterr().out.split())
