@@ -1,5 +1,6 @@
 """One round of the real learner in this process: which old log-probabilities it takes, and what it calls a mismatch."""
 
+import copy
 import os
 from dataclasses import replace
 
@@ -101,6 +102,58 @@ def test_a_second_pass_compares_with_the_policy_that_began_the_round(start):
     assert first.means["policy/old_kl"].value == 0
     assert second.means["policy/old_kl"].value > 1e-3
     assert second.means["mismatch/mean_abs"].value < 1e-5
+
+
+def plain_logprobs(model, group, temperature):
+    """Log π of each completion of a group, as transformers computes one sequence."""
+    prompt = torch.tensor(group.group.prompt.token_ids)
+    for completion in group.group.completions:
+        ids = torch.cat([prompt, torch.tensor(completion.token_ids)])
+        logits = model(ids[None]).logits[0, len(prompt) - 1 : -1] / temperature
+        yield logits.log_softmax(-1).gather(1, ids[len(prompt) :, None])[:, 0]
+
+
+def plain_step(model, optimizer, groups, old, config):
+    """One step of the clipped loss, from its formula."""
+    completions = [pair for group in groups for pair in zip(group.group.completions, group.included, strict=True)]
+    tokens = sum(len(completion.token_ids) for completion, used in completions if used)
+    for group, old_of_group in zip(groups, old, strict=True):
+        rewards = torch.tensor([grade.reward for grade in group.grades])
+        advantages = (rewards - rewards.mean()) / rewards.std(correction=0).clamp_min(1e-6)
+        logprobs = plain_logprobs(model, group, config.rollout.sampling.temperature)
+        for used, advantage, new, before in zip(group.included, advantages, logprobs, old_of_group, strict=True):
+            ratio = (new - before).exp()
+            clipped = ratio.clamp(1 - config.objective.clip_low, 1 + config.objective.clip_high)
+            loss = -torch.minimum(ratio * advantage, clipped * advantage).sum() / tokens
+            (loss * used).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), config.learner.max_gradient_norm)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_rounds_of_several_steps_are_plain_adamw_on_the_clipped_loss(start):
+    """Weights after each of two rounds of two steps, beside transformers and torch's AdamW."""
+    config = config_of(clip_low=0.2, clip_high=0.28)
+    config.learner.learning_rate, config.learner.warmup_steps, config.learner.schedule = 1e-3, 0, "constant"
+    config.rollout.sampling.temperature = 0.7
+    learner = start(config)
+    plain = copy.deepcopy(learner.policy.language_model).float()
+    plain.config._attn_implementation = "eager"
+    before = {name: value.detach().clone() for name, value in plain.named_parameters()}
+    learner_settings = {"betas": config.learner.betas, "eps": config.learner.adam_epsilon, "weight_decay": 0.0}
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3, **learner_settings)
+    for _ in range(2):
+        steps = in_steps(groups := sampled_by(learner), PLAN.refresh_interval)
+        with torch.no_grad():
+            old = [[list(plain_logprobs(plain, group, 0.7)) for group in step] for step in steps]
+        reports = [learner.step(batch) for batch in batches_of(learner, config, groups)]
+        for step, old_of_step in zip(steps, old, strict=True):
+            plain_step(plain, optimizer, step, old_of_step, config)
+        assert reports[1].means["policy/old_kl"].value > 1e-5, "the second step is not off-policy"
+        trained = dict(learner.policy.language_model.named_parameters())
+        off = sum(float((trained[name] - value).square().sum()) for name, value in plain.named_parameters())
+        moved = sum(float((value - before[name]).square().sum()) for name, value in plain.named_parameters())
+        assert off**0.5 < 2e-3 * moved**0.5
 
 
 class Waits(TorchDispatchMode):
