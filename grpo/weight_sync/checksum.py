@@ -74,7 +74,7 @@ def _row_sums(rows: Tensor, by_column: Tensor) -> tuple[Tensor, Tensor]:
     import torch
 
     wide = torch.int32 if rows.dtype == torch.int16 else torch.int64
-    chunk, weights = 2**24 if rows.is_cuda else 2**18, by_column.to(wide)
+    chunk, weights = 2**24 if rows.is_cuda else 2**20, by_column.to(wide)
     plain, weighed = ([rows.new_zeros(0, dtype=torch.int64)] for _ in range(2))
     for part in rows.split(max(1, chunk // max(1, rows.shape[1]))):
         values = part.to(wide)
