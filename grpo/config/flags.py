@@ -53,6 +53,9 @@ def read_words(words: Sequence[str]) -> Request:
             raise UserError(f"unknown flag {name}: there are {FLAGS}; a key is written {bare}=VALUE")
         elif word.endswith((".yaml", ".yml")) and not equals:
             require(Path(word).is_file(), f"there is no file {word}")
+            require(word.endswith(".yaml"), f"Hydra reads {word} as {Path(word).stem}.yaml: give it that name")
+            first = flags.get("--config-name")
+            require(first is None, f"{word} would replace {first}: name one file in the defaults of the other")
             flags |= {"--config-dir": str(Path(word).parent), "--config-name": Path(word).stem}
         else:
             named = bool(equals and name.lstrip("+~")) or word.startswith("~")

@@ -100,6 +100,11 @@ def test_folders_and_files_of_ones_own_are_read(tmp_path):
     assert composed("--config-dir", str(tmp_path), "experiment=mine") == ("tiny", 7, 0)
     assert composed(f"{tmp_path}/own.yaml", "experiment=mine") == ("tiny", 7, 3)
     assert composed(f"--config-dir={tmp_path}", "--config-name=own", "num_steps=2") == ("smollm2", 2, 3)
+    (tmp_path / "own.yml").write_text("defaults: [train, _self_]\n")
+    with pytest.raises(UserError, match=r"reads .*own.yml as own.yaml: give it that name"):
+        composed(f"{tmp_path}/own.yml")
+    with pytest.raises(UserError, match=r"bare.yaml would replace own: name one file in the defaults of the other"):
+        composed(f"{tmp_path}/own.yaml", f"{tmp_path}/bare.yaml")
     (tmp_path / "empty.yaml").write_text("")
     (tmp_path / "list.yaml").write_text("- seed\n")
     (tmp_path / "alone.yaml").write_text("defaults: [_self_]\nseed: 3\n")
