@@ -33,8 +33,6 @@ from grpo.report.dynamics_tables import (
     law_rows,
     laws_table,
     nothing_found,
-    plan_lines,
-    size_table,
     standing_lines,
     summary_lines,
     unchecked_lines,
@@ -43,6 +41,7 @@ from grpo.report.dynamics_tables import (
 )
 from grpo.report.glossary import meanings
 from grpo.report.logs import counts_of, read_log, read_run, run_config
+from grpo.report.plan_tables import plan_lines, size_table
 from grpo.report.style import sheet
 from grpo.telemetry import FIRST_COUNTS
 from grpo.types import MachineConstants

@@ -13,11 +13,9 @@ from grpo.dynamics.evidence import FEWEST_ROUNDS, change, paired, window_length
 from grpo.dynamics.findings import CRITICAL, NOTE, WARNING, DiagnosisRule, Finding
 from grpo.dynamics.forecast import Forecast, forecast, forecast_held_out
 from grpo.dynamics.identify import Identification, LawFit
-from grpo.dynamics.planning import RunProposal
 from grpo.dynamics.replay import Proposal
 from grpo.dynamics.run_log import RunLog, Series
 from grpo.report.verdict import BAD, GOOD, UNSURE, Number
-from grpo.types import MachineConstants
 
 LAW_COLUMNS = ("law", "constants", "χ²/n", "R²", "misfit", "pattern", "weight")
 """These are the columns of `laws_table`. Misfit is the p-value of χ², pattern that of the residuals' correlation, and
@@ -43,6 +41,8 @@ SHAPES = {
 SOLVED = DiagnosisRule().finished
 # A gain of pass rate that is worth going on for.
 WORTHWHILE = 0.02
+# An interval of a pass rate's change that is wider than this says nothing that a reader would not guess.
+TELLS_NOTHING = 0.5
 # What to do where a run's course alone does not tell. The braces hold half the width of the change's interval.
 ADVICE = {
     UNSURE: "a change of less than {:.2g} cannot be told from luck here: go on, or raise dynamics.prompts_per_step",
@@ -126,16 +126,20 @@ def verdict_lines(log: RunLog) -> tuple[list[str], str]:
         return ["the log has neither pass rates nor rewards"], UNSURE
     if moved is None:
         needed = 2 * FEWEST_ROUNDS
-        return [f"none yet; {len(series)} rounds are too few to say where the {what} goes, {needed} are needed"], UNSURE
+        few = "1 round is" if len(series) == 1 else f"{len(series)} rounds are"
+        return [f"none yet; {few} too few to say where the {what} goes, {needed} are needed"], UNSURE
     now = float(np.mean(series.values[-window_length(len(series)) :]))
     mood = GOOD if moved.low > 0 else BAD if moved.high < 0 else UNSURE
     surely = {GOOD: "learning", BAD: "getting worse", UNSURE: "no clear change yet"}[mood]
     if name == "pass_rate" and now > SOLVED:
         mood, surely = GOOD, "the problems are solved"
     form = ".2f" if name == "pass_rate" else ".3g"
+    certain = f"with 99 % certainty between {moved.low:+{form}} and {moved.high:+{form}}"
+    if name == "pass_rate" and mood == UNSURE and moved.high - moved.low > TELLS_NOTHING:
+        certain = "which may be luck: the rounds are too few, or differ too much, to say more"
     lines = [
         f"{surely}; the {what} went from {now - moved.value:{form}} to {now:{form}} over {len(series)} rounds "
-        f"(a change of {moved.value:+{form}}, with 99 % certainty between {moved.low:+{form}} and {moved.high:+{form}})"
+        f"(a change of {moved.value:+{form}}, {certain})"
     ]
     if len(log.history) >= FEWEST_ROUNDS:
         ahead = forecast(log.history, log.horizon)
@@ -256,44 +260,3 @@ def decisions_table(proposals: Sequence[Proposal]) -> Table:
 
 def _arrow(before: float, after: float) -> str:
     return f"{before:g}" if before == after else f"{before:g}→{after:g}"
-
-
-def size_table(proposal: RunProposal) -> Table:
-    """Returns a table of what each group size costs and gains."""
-    timed = proposal.size.seconds is not None
-    table = Table(title="Group size G", title_justify="left")
-    for name in ("G", "silent", "fidelity", "steps", *(["seconds a step"] if timed else []), "progress", ""):
-        table.add_column(name, justify="right")
-    for candidate in proposal.sizes:
-        table.add_row(
-            str(candidate.size),
-            f"{candidate.silent:.0%}",
-            f"{candidate.fidelity:.1%}",
-            f"{candidate.steps:,}",
-            *([f"{candidate.seconds:.3g}"] if candidate.seconds is not None else []),
-            f"{candidate.progress:.0%}",
-            "← proposed" if candidate == proposal.size else "",
-        )
-    return table
-
-
-def plan_lines(proposal: RunProposal, machine: MachineConstants | None) -> list[str]:
-    """Says why group size and refresh interval are proposed, and where the numbers come from."""
-    unit = "seconds" if machine else "tokens"
-    lines = [
-        f"G = {proposal.size.size}: progress costs fewest {unit}. Progress is the gradient's signal over its noise; "
-        "fidelity is a common factor, which Adam divides away"
-    ]
-    if machine is None or proposal.overhead is None:
-        return [
-            *lines,
-            "τ = 1: how far a longer interval is stable and on-policy is measured while training (dynamics=adaptive). "
-            "machine=prove.json counts seconds, and the time that a longer interval saves",
-        ]
-    return [
-        *lines,
-        f"τ = {proposal.interval}: refresh and overhead then take {proposal.overhead:.0%} of a round. Whether ratios "
-        "stay close to 1 over so many steps is measured while training (dynamics=adaptive)",
-        f"seconds are those of one {machine.device} with a model of {machine.parameters:,} parameters, as `grpo prove` "
-        "measured it; several devices share the prompts",
-    ]

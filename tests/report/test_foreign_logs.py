@@ -225,3 +225,13 @@ def test_a_log_too_short_to_fit_and_one_without_a_column_to_check_say_so(tmp_pat
     write_lines(path, [{"step": step, "unknown": 0.5} for step in range(30)])
     assert main(["dynamics", "diagnose", str(path)]) == 0
     assert "none of 23 checks could be made" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_change_that_is_hardly_known_has_no_interval(tmp_path, capsys):
+    # Waves of 13 rounds: of 30 rounds few are independent.
+    waves = [0.5 + 0.4 * np.sin(step / 2) for step in range(30)]
+    path = write_lines(tmp_path / "log.jsonl", [{"step": step, "reward": value} for step, value in enumerate(waves)])
+    main(["dynamics", "diagnose", str(path)])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "which may be luck: the rounds are too few, or differ too much, to say more" in told
+    assert "certainty between -" not in told
