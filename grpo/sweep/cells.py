@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.hydra import compose_config
+from grpo.config.run import HardwareConfig
 from grpo.config.sweep import SweepConfig
 from grpo.config.sweep_words import grid, plain
 from grpo.config.validate import validate
@@ -19,7 +20,8 @@ BUDGETS = ("steps", "samples", "tokens", "seconds")
 class Cell:
     """A cell is one run of a sweep: a variant with a seed.
 
-    `name` is the name of the run's folder. `verb` is what starts the run: "train", or "launch" for several ranks.
+    `name` is the name of the run's folder. `verb` is what starts the run: "train", or "launch" for several ranks or on
+    named machines.
     """
 
     name: str
@@ -48,12 +50,17 @@ def cells_of(sweep: SweepConfig, words: Sequence[str]) -> list[Cell]:
     }
     configs = _composed(variants)
     spending = _budget(sweep, next(iter(configs.values())))
-    verbs = {name: "launch" if config.hardware.ranks > 1 else "train" for name, config in configs.items()}
+    verbs = {name: _verb(config.hardware) for name, config in configs.items()}
     return [
         Cell(f"{_folder(name)}-seed{seed}", name, seed, (*overrides, *spending, f"seed={seed}"), verbs[name])
         for seed in range(sweep.seeds)
         for name, overrides in variants.items()
     ]
+
+
+def _verb(hardware: HardwareConfig) -> str:
+    several = hardware.ranks > 1 or hardware.server_nodes or hardware.hosts
+    return "launch" if several else "train"
 
 
 def _check(sweep: SweepConfig) -> None:

@@ -60,3 +60,17 @@ def test_all_spend_alike():
 def test_what_cannot_run_is_refused_before_anything_does(settings, words, message):
     with pytest.raises(UserError, match=message):
         cells_of(SweepConfig(**settings), ["experiment=tiny", *words])
+
+
+@pytest.mark.parametrize(
+    ("word", "verb"),
+    [
+        ("hardware=one", "train"),
+        ("hardware=node", "launch"),
+        ("hardware.hosts=[a]", "launch"),
+        ("hardware.ranks_per_node=2", "launch"),
+    ],
+)
+def test_a_run_of_several_ranks_or_on_named_machines_is_launched(word, verb):
+    [cell] = cells_of(SweepConfig(variants={"run": []}, seeds=1), ["experiment=tiny", word])
+    assert cell.verb == verb
