@@ -11,7 +11,9 @@ from grpo.config.hydra import compose_config, compose_sweep
 from grpo.config.sweep_words import grid, plain
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES = [ROOT / "README.md", *sorted(ROOT.glob("*/README.md")), *sorted(ROOT.glob("*/*/README.md"))]
+# Not those that pytest and runs leave in folders of their own.
+FOLDERS = ("grpo", "configs", "launch", "tests", "benchmarks")
+FILES = [ROOT / "README.md", *(file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("README.md")))]
 BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 OF_A_RUN = re.compile(
     r"(?:grpo (?:train|launch|serve|eval|solve-rates|check-reward)|bash launch/node\.sh|sbatch .*?launch/slurm\.sh) "

@@ -23,8 +23,8 @@ class SweepConfig:
     trials: int = 0
     # A search tries this many settings at a time.
     batch: int = 1
-    # This command runs `grpo` for one run, e.g. "srun python -m grpo.cli". "" is this Python. A run of one rank is
-    # started by `train`, and one of several (hardware=node) by `launch`, which follows the command.
+    # This command runs `grpo` for one run, e.g. "srun python -m grpo.cli". "" is this Python. `train` follows it, or
+    # `launch` where a run has several ranks or named machines (hardware=node).
     command: str = ""
     # Everything that a sweep writes lies in this folder.
     output_dir: str = "runs/sweep"
