@@ -1,48 +1,90 @@
 """This script counts the diagnosis's false alarms on healthy and still simulated runs, and its hits on each failure.
 
 python benchmarks/diagnosis.py [HEALTHY] [EACH_FAILURE]      (300 and 50 by default; some minutes)
+python benchmarks/diagnosis.py practice [EACH]      (failures and healthy runs of practice, 100 of each kind)
 """
 
 import sys
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.practice_logs import ALSO_TRUE, FAILING, HEALTHY
 from benchmarks.synthetic_logs import FAILURES, healthy, logged, still
 from grpo.dynamics.diagnostics import diagnose
 
+# What is said of a run that is solved, on its plateau or without progress lately is right there.
+TRUE = {"problems solved", "on the plateau", "no gain lately"}
 
-def names(curves):
-    return {finding.name for finding in diagnose(logged(curves))}
+
+def failing(name, seed):
+    """A run with the failure of this name."""
+    curves = healthy(10_000 + seed)
+    FAILURES[name](curves)
+    return curves
+
+
+def names(job):
+    """The names of the findings on one run. `job` is what makes its curves, and a seed."""
+    make, seed = job
+    return {finding.name for finding in diagnose(logged(make(seed)))}
+
+
+def told_of(kinds, runs, first_seed):
+    """What is said of each run: name of the kind → a set of names for each run."""
+    jobs = [(make, first_seed + seed) for make in kinds.values() for seed in range(runs)]
+    with ProcessPoolExecutor(2) as pool:
+        said = list(track(pool.map(names, jobs, chunksize=5), "runs", total=len(jobs)))
+    return {kind: said[index * runs : (index + 1) * runs] for index, kind in enumerate(kinds)}
+
+
+def shares(said, runs):
+    return ", ".join(f"{name} {number / runs:.0%}" for name, number in Counter(said).most_common())
+
+
+def print_failures(title, told, wanted):
+    """Prints the share of hits on each failure, and what else was found. `wanted` maps a failure to names that hit."""
+    table = Table("failure", "hits", "also found", title=title)
+    for kind, said in told.items():
+        hits = sum(bool(names & wanted[kind]) for names in said) / len(said)
+        others = shares((name for names in said for name in names - wanted[kind]), len(said))
+        table.add_row(kind, f"{hits:.0%}", others)
+    Console().print(table)
+
+
+def print_alarms(title, told, true):
+    """Prints the share of healthy runs with a false alarm. `true` maps a kind to the names that are right of it."""
+    table = Table("kind", "false alarms", "all that was said", title=title)
+    for kind, said in told.items():
+        wrong = sum(bool(names - true[kind]) for names in said) / len(said)
+        table.add_row(kind, f"{wrong:.1%}", shares((name for names in said for name in names), len(said)))
+    Console().print(table)
 
 
 def main(num_healthy=300, num_failing=50):
-    alarms = {make.__name__: [names(make(seed)) for seed in track(range(num_healthy), f"{make.__name__} runs")]
-              for make in (healthy, still)}  # fmt: skip
-    table = Table("failure", "hits", "also found", title=f"Diagnosis of simulated runs, {num_failing} of each failure")
-    for name, fail in track(FAILURES.items(), "failing runs"):
-        hits, others = 0, Counter()
-        for seed in range(num_failing):
-            curves = healthy(10_000 + seed)
-            fail(curves)
-            found, wanted = names(curves), set(name.strip().split("|"))
-            hits += bool(found & wanted)
-            others.update(found - wanted)
-        also = ", ".join(f"{other} {number / num_failing:.0%}" for other, number in others.most_common())
-        table.add_row(name, f"{hits / num_failing:.0%}", also)
-    console = Console()
-    for kind, found in alarms.items():
-        # What is said of a run that is solved, on its plateau, without progress lately or ever is right here.
-        true = {"problems solved", "on the plateau", "no gain lately"} | (
-            {"nothing learned"} if kind == "still" else set()
-        )
-        wrong = [each - true for each in found]
-        console.print(f"{kind} runs with a false alarm: {sum(map(bool, wrong))} of {num_healthy}")
-        console.print(Counter(name for each in found for name in each) or "no alarm")
-    console.print(table)
+    quiet = told_of({"healthy": healthy, "still": still}, num_healthy, 0)
+    print_alarms(f"{num_healthy} runs each", quiet, {"healthy": TRUE, "still": TRUE | {"nothing learned"}})
+    told = told_of({name: partial(failing, name) for name in FAILURES}, num_failing, 0)
+    wanted = {name: set(name.strip().split("|")) for name in FAILURES}
+    print_failures(f"Simulated failures, {num_failing} of each", told, wanted)
+
+
+def in_practice(runs=100):
+    wanted = {fail.__name__: names for fail, names in FAILING.items()}
+    told = told_of({fail.__name__: fail for fail in FAILING}, runs, 20_000)
+    print_failures(f"Failures of practice, {runs} of each", told, wanted)
+    told = told_of({make.__name__: make for make in HEALTHY}, runs, 30_000)
+    true = {make.__name__: TRUE | ALSO_TRUE.get(make, set()) for make in HEALTHY}
+    print_alarms(f"Healthy runs of practice, {runs} of each", told, true)
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    words = sys.argv[1:]
+    if words[:1] == ["practice"]:
+        in_practice(*map(int, words[1:]))
+    else:
+        main(*map(int, words))

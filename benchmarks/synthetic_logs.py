@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 from scipy.special import expit, logit
 
-from grpo.dynamics.history import history_of, pass_rate
+from grpo.dynamics.history import history_of, history_of_values, pass_rate
 from grpo.dynamics.run_log import RunLog, Series
 
 GROUP_SIZE, PROMPTS = 8, 16
@@ -54,6 +54,16 @@ def healthy(seed, rounds=None):
         "seconds": np.full(rounds, generator.uniform(2, 40)),
         "silent": np.zeros(rounds),
         "no_answer": np.full(rounds, 0.05),
+        # How rounds were asked and logged: rows are means over `every` rounds, and a log may lack its counts.
+        "group_size": GROUP_SIZE,
+        "prompts": PROMPTS,
+        "every": 1,
+        "counted": True,
+        "evaluations": 12,
+        "problems": 100,
+        "reward_scale": np.ones(rounds),
+        "learning_rate": np.full(rounds, 1e-6),
+        "parts": {},
     }
 
 
@@ -89,7 +99,8 @@ def concentrated(curves):
 
 
 def collapsed(curves):
-    curves["pass"] = curves["pass"] * (1 - 0.9 * (ramp(curves, 0.5) > 0.3))
+    kept = 1 - 0.9 * (ramp(curves, 0.5) > 0.3)
+    curves["pass"], curves["held_out"] = curves["pass"] * kept, curves["held_out"] * kept
 
 
 def exploding(curves):
@@ -218,30 +229,32 @@ def silent(counts, share, generator):
 def logged(curves):
     """Returns the log that a run with these curves would have left."""
     generator, rounds = curves["generator"], len(curves["pass"])
+    size, number = curves["group_size"], curves["prompts"]
     counts, steps = [], np.arange(1, rounds + 1.0)
     for rate in np.clip(curves["pass"], 1e-3, 1 - 1e-3):
-        rates = expit(logit(rate) + curves["spread"] * generator.standard_normal(PROMPTS))
+        rates = expit(logit(rate) + curves["spread"] * generator.standard_normal(number))
         if curves["spread"] > 10:
-            rates = (generator.random(PROMPTS) < rate).astype(float)
-        counts.append(Counter((int(k), GROUP_SIZE) for k in generator.binomial(GROUP_SIZE, rates)))
+            rates = (generator.random(number) < rate).astype(float)
+        counts.append(Counter((int(k), size) for k in generator.binomial(size, rates)))
     if curves["silent"].any():
         counts = [silent(each, share, generator) for each, share in zip(counts, curves["silent"], strict=True)]
 
     def share(condition):
-        return np.array([sum(n for pair, n in each.items() if condition(*pair)) / PROMPTS for each in counts])
+        return np.array([sum(n for pair, n in each.items() if condition(*pair)) / number for each in counts])
 
-    def positive(values, size):
-        return np.maximum(values * np.exp(noise(generator, rounds, size)), 0)
+    def positive(values, scatter):
+        return np.maximum(values * np.exp(noise(generator, rounds, scatter)), 0)
 
     def fraction(values):
-        return generator.binomial(GROUP_SIZE * PROMPTS, np.clip(values, 0, 1)) / (GROUP_SIZE * PROMPTS)
+        return generator.binomial(size * number, np.clip(values, 0, 1)) / (size * number)
 
     passed = np.array([pass_rate(each)[0] for each in counts])
     formatted = fraction(curves["format"])
     series = {
         "pass_rate": passed,
         "reward/mean": (passed + curves["format_weight"] * formatted + curves["length_pay"])
-        / (1 + curves["format_weight"]),
+        / (1 + curves["format_weight"])
+        * curves["reward_scale"],
         "reward/std": positive(np.sqrt(passed * (1 - passed)) * curves["kept_spread"], 0.05),
         "reward/part/number": passed,
         "reward/part/format": formatted,
@@ -263,13 +276,22 @@ def logged(curves):
         "time/round_seconds": positive(curves["seconds"], 0.15),
         "learner/gradient_norm": positive(curves["norm"], 0.4),
         "learner/skipped_steps": curves["skipped"],
+        "learner/learning_rate": curves["learning_rate"],
     }
-    evaluated = np.arange(0, rounds, max(rounds // 12, 1))
-    held_out = generator.binomial(100, np.clip(curves["held_out"][evaluated], 0, 1)) / 100
+    series |= {f"reward/part/{name}": fraction(values) for name, values in curves["parts"].items()}
+    evaluated = np.arange(0, rounds, max(rounds // curves["evaluations"], 1))
+    problems = curves["problems"]
+    held_out = generator.binomial(problems, np.clip(curves["held_out"][evaluated], 0, 1)) / problems
+    every, whole = curves["every"], rounds // curves["every"] * curves["every"]
+    logged_at = steps[:whole].reshape(-1, every)[:, -1]
+    rows = {name: values[:whole].reshape(-1, every).mean(axis=1) for name, values in series.items()}
+    counted = curves["counted"]
     return RunLog(
-        history=history_of(zip(steps.astype(int), [1] * rounds, [0] * rounds, counts, strict=True)),
-        series={name: Series(steps, values) for name, values in series.items()},
-        counts=counts,
+        history=history_of(zip(steps.astype(int), [1] * rounds, [0] * rounds, counts, strict=True))
+        if counted
+        else history_of_values(logged_at, rows["pass_rate"]),
+        series={name: Series(logged_at, values) for name, values in rows.items()},
+        counts=counts if counted else (),
         held_out=Series(evaluated.astype(float), held_out),
         num_steps=2 * rounds,
     )

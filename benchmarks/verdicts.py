@@ -42,11 +42,18 @@ def fallen(curve):
     return means.max() - means[-1]
 
 
+def set_back(curve):
+    """The largest loss from one window of so many rounds to a later one."""
+    means = np.convolve(curve, np.full(FEWEST_ROUNDS, 1 / FEWEST_ROUNDS), "valid")
+    return (np.maximum.accumulate(means) - means).max()
+
+
 # Verdict → whether it is wrong of a run with this true curve, of this kind.
 WRONG = {
     "problems solved": lambda curve, kind: windows(curve)[0] < RULE.solved,
     "prompts too hard": lambda curve, kind: windows(curve)[0] > 2 * RULE.hopeless,
     "unstable": lambda curve, kind: fallen(curve) < RULE.collapse / 2,
+    "setback": lambda curve, kind: set_back(curve) < RULE.collapse / 2,
     "underdamped": lambda curve, kind: kind != "swinging",
     "nothing learned": lambda curve, kind: windows(curve)[0] - windows(curve)[2] > RULE.flat,
     "no gain lately": lambda curve, kind: windows(curve)[0] - windows(curve)[1] > RULE.gain_left,

@@ -19,8 +19,9 @@ How often a verdict was wrong, by benchmarks/verdicts.py (simulated curves, runs
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from grpo.dynamics import progress, reward_parts, symptoms
+from grpo.dynamics import policy, progress, reward_parts, symptoms
 from grpo.dynamics.findings import SEVERITIES, DiagnosisRule, Finding
 from grpo.dynamics.gross import unanswered
 from grpo.dynamics.no_reward import no_reward
@@ -36,15 +37,19 @@ CHECKS: dict[str, tuple[Check, Sequence[str]]] = {
     "no progress": (progress.no_progress, ("reward/mean|pass_rate",)),
     "stalled": (progress.stalled, ("pass_rate",)),
     "silent groups": (progress.silent_groups, ("groups/silent_fraction",)),
-    "entropy": (symptoms.entropy_collapse, ("policy/entropy|policy/sampler_entropy", "pass_rate")),
-    "KL": (symptoms.divergence, ("policy/reference_kl",)),
+    "entropy": (policy.entropy_collapse, ("policy/entropy|policy/sampler_entropy", "pass_rate")),
+    "rising entropy": (policy.entropy_runs_off, ("policy/entropy|policy/sampler_entropy", "pass_rate")),
+    "KL": (policy.divergence, ("policy/reference_kl",)),
+    "reference": (policy.other_reference, ("policy/reference_kl",)),
     "instability": (progress.collapse, ("pass_rate",)),
+    "learning rate": (symptoms.learning_rate, ("learner/learning_rate",)),
     "gradients": (symptoms.gradients, ("learner/gradient_norm",)),
     "signal": (symptoms.vanishing_signal, ("reward/std|advantages/std",)),
     "clipping": (symptoms.clipping, ("policy/clip_low_fraction|policy/clip_high_fraction",)),
     "stale sampler": (symptoms.stale_sampler, ("policy/ess_fraction",)),
     "sampler mismatch": (symptoms.mismatch, ("mismatch/mean_abs",)),
     "length": (progress.length_growth, ("completions/length_mean", "pass_rate")),
+    "short answers": (progress.shorter_and_worse, ("completions/length_mean", "pass_rate")),
     "reward by length": (reward_parts.bought_by_length, ("completions/length_mean", "reward/mean")),
     "truncation": (symptoms.truncation, ("completions/truncated_fraction",)),
     "answers": (unanswered, ("completions/no_answer_fraction",)),
@@ -72,6 +77,7 @@ def diagnose(log: RunLog, rule: DiagnosisRule | None = None) -> list[Finding]:
     rule = rule or DiagnosisRule()
     if nothing := no_reward(log):
         return [nothing]
+    log = replace(log, changing_prompts=log.changing_prompts or progress.harder_prompts(log, rule))
     results = [check(log, rule) for check, _ in CHECKS.values()]
     curve = log.identification
     if curve and curve.identified:

@@ -8,6 +8,8 @@ an AR(1) series).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
@@ -67,18 +69,58 @@ def fall(series: Series) -> Interval | None:
     many windows is partly lucky, so the interval holds for all windows at once (Bonferroni), and its error comes from
     the scatter of the whole series about its running mean, with correlated noise counted as such.
     """
-    length, values = FEWEST_ROUNDS, series.values
-    if len(values) < 2 * length:
+    if len(series) < 2 * FEWEST_ROUNDS:
         return None
+    means, error = _windows(series.values)
+    earlier = means[:-FEWEST_ROUNDS]
+    change = float(means[-1] - earlier.max())
+    half = _half_width_of_many(error, len(earlier))
+    return Interval(change, change - half, change + half)
+
+
+class Setback(NamedTuple):
+    """A setback is a loss between two windows of a series, and the steps at which these end."""
+
+    change: Interval
+    best: float
+    lowest: float
+
+
+def setback(series: Series) -> Setback | None:
+    """Returns the largest loss from one window of `FEWEST_ROUNDS` rounds to a later one, wherever it is.
+
+    It is None if the series is shorter than 2 × `FEWEST_ROUNDS`. The interval holds for all pairs of windows at once.
+    """
+    if len(series) < 2 * FEWEST_ROUNDS:
+        return None
+    means, error = _windows(series.values)
+    best = np.maximum.accumulate(means[:-FEWEST_ROUNDS])
+    changes = means[FEWEST_ROUNDS:] - best
+    index = int(changes.argmin())
+    half = _half_width_of_many(error, len(changes) * (len(changes) + 1) // 2)
+    change = float(changes[index])
+    ends = series.steps[FEWEST_ROUNDS - 1 :]
+    peak = int(means[: index + 1].argmax())
+    interval = Interval(change, change - half, change + half)
+    return Setback(interval, float(ends[peak]), float(ends[index + FEWEST_ROUNDS]))
+
+
+def _windows(values: Array) -> tuple[Array, float]:
+    """Returns the means of all windows of `FEWEST_ROUNDS` rounds, and the standard error of one.
+
+    The error comes from the scatter of the whole series about its running mean.
+    """
+    length = FEWEST_ROUNDS
     means = np.convolve(values, np.full(length, 1 / length), "valid")
-    earlier, last = means[:-length], float(means[-1])
     # The running mean takes its own share of the scatter.
     scatter = values[length // 2 :][: len(means)] - means
     variance = float(scatter @ scatter) / len(scatter) / (1 - 1 / length) * noise_factor(values) / length
-    tail = (1 - CONFIDENCE) / 2 / len(earlier)
-    half = float(-stats.norm.ppf(tail) * np.sqrt(2 * variance))
-    change = last - float(earlier.max())
-    return Interval(change, change - half, change + half)
+    return means, variance**0.5
+
+
+def _half_width_of_many(error: float, number: int) -> float:
+    """Returns half the width of intervals of differences of two windows, of which so many hold at once (Bonferroni)."""
+    return float(-stats.norm.ppf((1 - CONFIDENCE) / 2 / number) * error * 2**0.5)
 
 
 def difference(values: Array, length: int) -> Interval:

@@ -20,17 +20,23 @@ MEANINGS = {
     "prompts too hard": "Most answers, or most groups of them, are all wrong, and such a group teaches nothing.",
     "no signal": "Rewards within a group hardly differ any more, and learning lives on their differences.",
     "unstable": "The run has lost much of what it had learned.",
+    "setback": "The run lost much of what it had learned at one time, and has got back at least a part of it.",
     "underdamped": "The pass rate swings about its plateau, which often comes before it is lost.",
     "reward hacking or overfitting": "Training gets better and held-out problems do not.",
     "reward part gamed": "Something is learned that pays, and it is not right answers.",
     "answers hardly count": "Nearly all of the reward is paid for something else than right answers.",
     "reward bought by length": "Longer completions earn more, whether or not they are right.",
     "length without reward": "Completions grow, and answers do not get better.",
+    "shorter and worse": "Completions became much shorter, and fewer of them are right since then.",
     "truncated": "Many completions are cut off before they can answer.",
     "no answers found": "Hardly any completion holds an answer in the form that is looked for, so it counts as wrong.",
     "repetition": "Completions repeat themselves, which often comes before answers get worse.",
     "entropy collapse": "The model gives nearly the same completions each time, so it finds nothing new.",
+    "entropy runs off": "The model's completions become ever more random, and answers do not get better.",
+    "far from the reference": "The policy did not begin as the reference that it is held near.",
     "KL runs off": "The model moves away from the one it began as, faster than before.",
+    "learning rate ended": "The schedule has taken the learning rate to nearly 0, so hardly anything is learned.",
+    "long warm-up": "The learning rate has not reached its full height yet, so little was learned so far.",
     "gradients not finite": "Some steps could not be taken, because their gradient was not a number.",
     "no gradient": "The optimizer gets gradients of exactly 0, so the weights do not change.",
     "gradient spikes": "Single steps have far larger gradients than their neighbours, and may undo what was learned.",
@@ -76,12 +82,14 @@ class DiagnosisRule:
     moved             a change of pass rate, or of a part of the reward, above this counts as one
     coupling          least progress of answers per progress in training, or per progress of a part of the reward
     entropy_kept      least entropy, as a share of the entropy at the start
+    entropy_grown, more_entropy   factor and nats by which entropy may grow where answers do not get better
     clipped           largest share of tokens clipped on one side
     least_kl          KL to the reference, in nats per token, below which it never runs off
     kl_growth         factor over its own earlier median by which KL runs off
     much_kl           KL above which it may not rise any more
     giant_kl          KL of a single step that proves a jump of the policy
     longer            largest growth of completions, or of the seconds of a round, as a share of the first
+    shorter           fall of the length, as a share of it, after which answers may not be worse
     nearly_all        share of completions or groups of each round that is too much after a few rounds already
     truncated         largest share of truncated completions
     more_truncated    largest growth of the share of truncated completions
@@ -95,6 +103,8 @@ class DiagnosisRule:
     giant, giants     so many gradient norms above this many times that median are too many in any run
     zeros             largest share of gradient norms that may be exactly 0
     growth            largest factor by which the gradient norm may grow
+    rate_kept         least learning rate over the last rounds, as a share of the highest
+    longest_warmup    so many rounds in a row may have a rising learning rate
     skipped           largest share of steps that were skipped because of NaN or Inf
     ungraded          largest share of answers whose grading failed or timed out
     collapse          largest loss of pass rate against the run's best
@@ -115,12 +125,15 @@ class DiagnosisRule:
     moved: float = 0.05
     coupling: float = 0.25
     entropy_kept: float = 0.1
+    entropy_grown: float = 2.0
+    more_entropy: float = 0.3
     clipped: float = 0.15
     least_kl: float = 0.3
     kl_growth: float = 10.0
     much_kl: float = 1.0
     giant_kl: float = 100.0
     longer: float = 0.3
+    shorter: float = 0.4
     nearly_all: float = 0.9
     truncated: float = 0.3
     more_truncated: float = 0.15
@@ -135,6 +148,8 @@ class DiagnosisRule:
     giants: int = 3
     zeros: float = 0.5
     growth: float = 4.0
+    rate_kept: float = 0.01
+    longest_warmup: int = 60
     skipped: float = 0.02
     ungraded: float = 0.02
     collapse: float = 0.1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from grpo.dynamics.evidence import (
@@ -12,6 +14,7 @@ from grpo.dynamics.evidence import (
     late_change,
     level,
     paired,
+    setback,
     start,
     window_length,
 )
@@ -19,7 +22,7 @@ from grpo.dynamics.findings import CRITICAL, NOTE, WARNING, DiagnosisRule, Findi
 from grpo.dynamics.forecast import UNLIKELY, forecast
 from grpo.dynamics.gross import difficulty, silence
 from grpo.dynamics.identify import Identification
-from grpo.dynamics.run_log import RunLog, Series
+from grpo.dynamics.run_log import RunLog
 from grpo.types import Interval
 
 # Each half of a run must have so many evaluations before held-out progress is compared with training.
@@ -30,23 +33,50 @@ FEWEST_CONSTANT = 8
 FEWEST_WITHOUT_PROGRESS = 60
 
 
-def reward_hacking(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Finds reward hacking: held-out progress per training progress (the coupling ratio) goes to 0, and the two drift
-    apart."""
-    if len(log.held_out) < 2 * FEWEST_EVALUATIONS or not len(log["pass_rate"]):
+class Halves(NamedTuple):
+    """Changes from the first half of some evaluations to the second: of training, held out, and the first minus the
+    second."""
+
+    training: float
+    held_out: float
+    gap: Interval
+
+
+def halves(log: RunLog) -> Halves | None:
+    """Compares the halves of the evaluations. It is None if there are too few."""
+    if not len(log.held_out) or not len(log["pass_rate"]):
         return None
     training = paired(log["pass_rate"], log.held_out.steps)
-    held_out = Series(training.steps, log.held_out.values[np.isin(log.held_out.steps, training.steps)])
+    held_out = log.held_out.values[np.isin(log.held_out.steps, training.steps)]
     half = len(training) // 2
     if half < FEWEST_EVALUATIONS:
         return None
-    gap = difference(training.values - held_out.values, half)
-    on_training, on_held_out = (difference(series.values, half).value for series in (training, held_out))
-    if gap.low < 0 or on_training < rule.moved or on_held_out > rule.coupling * on_training:
+    curves = (training.values, held_out, training.values - held_out)
+    on_training, on_held_out, gap = (difference(values, half) for values in curves)
+    return Halves(on_training.value, on_held_out.value, gap)
+
+
+def harder_prompts(log: RunLog, rule: DiagnosisRule) -> bool:
+    """Tells whether a pass rate falls because the prompts get harder, as in data sorted by difficulty: the fall is
+    sure, and held-out problems are solved as well as before."""
+    fallen, moved = change(log["pass_rate"]), halves(log)
+    if fallen is None or moved is None or fallen.high > 0 or moved.training > -rule.moved:
+        return False
+    return moved.held_out > rule.coupling * moved.training
+
+
+def reward_hacking(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds reward hacking: held-out progress per training progress (the coupling ratio) goes to 0, and the two drift
+    apart."""
+    moved = halves(log)
+    if moved is None or moved.gap.low < 0 or moved.training < rule.moved:
+        return None
+    if moved.held_out > rule.coupling * moved.training:
         return None
     evidence = (
-        f"from the first half of the run to the second, the training pass rate rose by {on_training:.2f}, the held-out "
-        f"pass rate by {on_held_out:+.2f}, and their gap by {gap.value:.2f} [{gap.low:.2f}, {gap.high:.2f}]"
+        f"from the first half of the run to the second, the training pass rate rose by {moved.training:.2f}, the "
+        f"held-out pass rate by {moved.held_out:+.2f}, and their gap by {moved.gap.value:.2f} [{moved.gap.low:.2f}, "
+        f"{moved.gap.high:.2f}]"
     )
     remedy = "read samples.jsonl; objective.kl.coefficient=0.01, more problems, or a stricter reward"
     return Finding("reward hacking or overfitting", CRITICAL, evidence, remedy)
@@ -63,7 +93,8 @@ def constant_reward(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     for name in ("reward/mean", "pass_rate"):
         values = log[name].values
         if len(values) >= FEWEST_CONSTANT and np.ptp(values) == 0:
-            evidence = f"{name} has been exactly {values[0]:g} in all {len(values)} rounds"
+            what = "the mean reward" if name == "reward/mean" else "the pass rate"
+            evidence = f"{what} has been exactly {values[0]:g} in all {len(values)} rounds"
             remedy = "read samples.jsonl: the answer is not found (task.reward.extract), or the problems are too hard"
             return Finding("constant reward", CRITICAL, evidence, remedy)
     return None
@@ -157,13 +188,26 @@ def extreme_rate(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 
 def collapse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Finds dynamical instability: the pass rate has fallen from its best by more than the luck of its best rounds."""
-    fallen = None if log.changing_prompts else fall(log["pass_rate"])
-    if fallen is None or fallen.high > -rule.collapse / 2 or fallen.value > -rule.collapse:
+    """Finds dynamical instability: the pass rate has fallen from its best by more than the luck of its best rounds.
+
+    A fall from which the run has recovered, at least in part, is told as a setback.
+    """
+    fallen, earlier = fall(log["pass_rate"]), setback(log["pass_rate"])
+    if fallen is None or earlier is None or log.changing_prompts:
         return None
-    evidence = f"pass rate {-fallen.value:.2f} below its best [{fallen.low:+.2f}, {fallen.high:+.2f}]"
-    remedy = "dynamics.refresh_interval=1, half of learner.learning_rate, or dynamics=adaptive with its guard"
-    return Finding("unstable", CRITICAL, evidence, remedy)
+    if _is_loss(fallen, rule):
+        evidence = f"pass rate {-fallen.value:.2f} below its best [{fallen.low:+.2f}, {fallen.high:+.2f}]"
+        remedy = "dynamics.refresh_interval=1, half of learner.learning_rate, or dynamics=adaptive with its guard"
+        return Finding("unstable", CRITICAL, evidence, remedy)
+    if not _is_loss(earlier.change, rule):
+        return None
+    evidence = f"pass rate {earlier.change.value:+.2f} between steps {earlier.best:g} and {earlier.lowest:g}"
+    remedy = "see what changed then: a restart, the reward, the prompts; if nothing did, half of learner.learning_rate"
+    return Finding("setback", WARNING, evidence, remedy)
+
+
+def _is_loss(fallen: Interval, rule: DiagnosisRule) -> bool:
+    return fallen.high <= -rule.collapse / 2 and fallen.value <= -rule.collapse
 
 
 def length_growth(log: RunLog, rule: DiagnosisRule) -> Finding | None:
@@ -179,13 +223,36 @@ def length_growth(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     return Finding("length without reward", WARNING, evidence, remedy)
 
 
+def shorter_and_worse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds completions that became much shorter at one time, after which fewer were right than before.
+
+    The time is where the mean length of a window falls most against that of the window before it.
+    """
+    length, passed = log["completions/length_mean"], log["pass_rate"]
+    if len(length) < 2 * FEWEST_ROUNDS or len(length) != len(passed) or log.changing_prompts:
+        return None
+    means = np.convolve(length.values, np.full(FEWEST_ROUNDS, 1 / FEWEST_ROUNDS), "valid")
+    at = int((means[:-FEWEST_ROUNDS] - means[FEWEST_ROUNDS:]).argmax()) + FEWEST_ROUNDS
+    window = min(window_length(len(length)), at, len(length) - at)
+    # The fall itself takes some rounds, which belong to neither side.
+    sides = [series.values[at - window : at + window] for series in (length, passed)]
+    before, after = sides[0][: window // 2].mean(), sides[0][-(window // 2) :].mean()
+    lost = difference(sides[1], max(window // 2, FEWEST_ROUNDS // 2))
+    if after > (1 - rule.shorter) * before or lost.high >= 0 or lost.value > -rule.moved:
+        return None
+    evidence = f"length {before:.0f} → {after:.0f} tokens about step {length.steps[at]:g}, pass rate {lost.value:+.2f}"
+    remedy = "read samples.jsonl; a weaker penalty of length, or task.reward.overlong=keep"
+    return Finding("shorter and worse", WARNING, evidence, remedy)
+
+
 def plateau(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Finds that the run is on its plateau: the forecast expects no more gain.
+    """Finds that the run is on its plateau: the forecast expects no more gain. Of prompts that get harder it says
+    nothing, since the policy may learn while their pass rate does not rise.
 
     The forecast reaches to the end of the run. Of a log that does not say where the run ends, or of a run that has
     ended, it reaches to 1.5 times the steps taken so far.
     """
-    if len(log.history) < 2 * FEWEST_ROUNDS:
+    if len(log.history) < 2 * FEWEST_ROUNDS or log.changing_prompts:
         return None
     ahead = forecast(log.history, log.horizon)
     chance, gain = ahead.chance(rule.gain_left), ahead.gain

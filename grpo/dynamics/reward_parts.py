@@ -21,6 +21,8 @@ PART, REWARD = "reward/part/", "reward/mean"
 SAME = 0.999
 # A mean that was smoothed before it was logged may leave its range by this.
 SMOOTHED = 0.05
+# Weights of parts are believed when they leave at most this share of the reward's variance unexplained.
+UNEXPLAINED = 0.1
 
 
 class Rise(NamedTuple):
@@ -34,9 +36,12 @@ class Rise(NamedTuple):
 def unearned_rise(log: RunLog, name: str, rule: DiagnosisRule) -> Rise | None:
     """Finds that a metric rises while answers do not improve, over the whole run or lately.
 
-    The pass rate may rise a little beside it: what counts is whether it gains less than `coupling` of the rise.
+    The pass rate may rise a little beside it: what counts is whether it gains less than `coupling` of the rise. Where
+    the prompts get harder or easier, a pass rate does not tell whether answers improve, and this returns None.
     """
     rises = []
+    if log.changing_prompts:
+        return None
     for since, between in (("since the start", change), ("lately", late_change)):
         risen, gained = between(log[name]), between(log["pass_rate"])
         # A part that is the pass rate itself rises with it.
@@ -60,7 +65,8 @@ def part_gaming(log: RunLog, rule: DiagnosisRule) -> Finding | None:
         return None
     worst = max(rises, key=lambda name: rises[name].risen.value)
     risen, gained, since = rises[worst]
-    evidence = f"{worst} rose by {risen.value:.2f} {since}, the pass rate by {gained.value:+.2f}"
+    what = "the reward" if worst == REWARD else f"the part {worst.removeprefix(PART)} of the reward"
+    evidence = f"{what} rose by {risen.value:.3g} {since}, the pass rate by {gained.value:+.2f}"
     remedy = (
         "read samples.jsonl: something else than right answers is rewarded"
         if worst == REWARD
@@ -81,7 +87,11 @@ def answers_hardly_count(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     if graded is None or len(parts) < 2 or lately is None or lately.low > rule.gain_left:
         return None
     values = np.array([log[name].values for name in parts]).T
-    weights, _ = nnls(values, log[REWARD].values)
+    rewards = log[REWARD].values
+    weights, missed = nnls(values, rewards)
+    # Weights that changed on the way, or parts that were not logged, leave much of the reward unexplained.
+    if missed**2 > UNEXPLAINED * np.sum((rewards - rewards.mean()) ** 2):
+        return None
     late = weights * values[-window_length(len(values)) :].mean(axis=0)
     share = float(late[parts.index(graded)] / late.sum()) if late.sum() > 0 else 1.0
     if share > rule.coupling:

@@ -54,6 +54,7 @@ class RunLog:
     num_steps   optimizer steps that the run was to take
     decisions   (optimizer step, reason) of each change of plan by the scheduler
     changing_prompts  whether a curriculum changes how hard the prompts are, so that a pass rate may fall without a loss
+    framework   the framework that wrote the log, in whose words advice is given; "" for one that is not known
     notes       what was assumed when the log was read, in sentences
     """
 
@@ -71,6 +72,7 @@ class RunLog:
     num_steps: int = 0
     decisions: Sequence[tuple[int, str]] = ()
     changing_prompts: bool = False
+    framework: str = "grpo"
     notes: Sequence[str] = ()
 
     @property

@@ -1,5 +1,7 @@
-"""This module holds the checks of a diagnosis that look at policy, gradients and completions. Each returns a finding or
-None."""
+"""This module holds the checks of a diagnosis that look at gradients, engines and completions.
+
+Each returns a finding or None.
+"""
 
 from __future__ import annotations
 
@@ -11,48 +13,6 @@ from grpo.dynamics.findings import CRITICAL, NOTE, WARNING, DiagnosisRule, Findi
 from grpo.dynamics.gross import mostly_cut_off
 from grpo.dynamics.history import lag
 from grpo.dynamics.run_log import RunLog, Series
-
-
-def entropy_collapse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Finds policy concentration: entropy is nearly gone, but not because the problems are solved.
-
-    The finding is critical when the KL to the reference rises as well.
-    """
-    name = "policy/entropy" if "policy/entropy" in log.series else "policy/sampler_entropy"
-    first, now, passed = start(log[name]), level(log[name]), level(log["pass_rate"])
-    if first is None or now is None or passed is None or first.value <= 0:
-        return None
-    if now.high > rule.entropy_kept * first.value or passed.high > rule.solved:
-        return None
-    # Where the reward stands still, a pass rate that still rises is no reason to wait.
-    rises = [rise for name in ("pass_rate", "reward/mean") if (rise := late_change(log[name])) is not None]
-    if rises and all(rise.low > 0 for rise in rises):
-        return None
-    distance = change(log["policy/reference_kl"])
-    away = distance is not None and distance.low > 0
-    evidence = f"entropy {first.value:.2f} → {now.value:.3f} nats at pass rate {passed.value:.2f}"
-    if away:
-        evidence += f"; KL to the reference rose by {distance.value:.3f}"
-    remedy = "objective.clip_high=0.28 objective.entropy_coefficient=0.001, or a smaller learner.learning_rate"
-    return Finding("entropy collapse", CRITICAL if away else WARNING, evidence, remedy)
-
-
-def divergence(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Finds a KL to the reference that runs off: it is far above its own median, or large and still rising."""
-    series = log["policy/reference_kl"]
-    now, late = level(series), late_change(series)
-    if now is None or late is None or now.value < rule.least_kl:
-        return None
-    length = window_length(len(series))
-    before = float(np.median(series.values[:-length]))
-    typical = float(np.median(series.values[-length:]))
-    peaks = int((series.values > rule.giant_kl).sum())
-    ran_off = typical > rule.kl_growth * max(before, rule.least_kl / rule.kl_growth) and typical > rule.least_kl
-    if not (ran_off or peaks >= rule.giants or (now.low > rule.much_kl and late.low > 0)):
-        return None
-    evidence = f"KL to the reference {before:.3g} → {typical:.3g} nats (medians), at most {series.values.max():,.4g}"
-    remedy = "half of learner.learning_rate, or objective.kl.coefficient=0.01"
-    return Finding("KL runs off", WARNING, evidence, remedy)
 
 
 def gradients(log: RunLog, rule: DiagnosisRule) -> Finding | None:
@@ -71,7 +31,7 @@ def gradients(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     late = norm.values[-window_length(len(norm)) :]
     if len(norm) >= 2 * FEWEST_ROUNDS and float((late == 0).mean()) > rule.zeros:
         evidence = f"{(late == 0).mean():.0%} of the last {len(late)} gradient norms are exactly 0"
-        return Finding("no gradient", CRITICAL, evidence, "look at groups/silent_fraction and learner/learning_rate")
+        return Finding("no gradient", CRITICAL, evidence, "look at groups/silent_fraction and at learner/learning_rate")
     if grown is None:
         return None
     around = median_filter(values, size=11, mode="nearest")
@@ -88,6 +48,22 @@ def gradients(log: RunLog, rule: DiagnosisRule) -> Finding | None:
         return None
     evidence = f"the gradient norm has grown {np.exp(grown.value):.3g}-fold"
     return Finding("growing gradients", WARNING, evidence, "half of learner.learning_rate")
+
+
+def learning_rate(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds a learning rate that has been nearly 0 for long, or one that is still warming up after many rounds."""
+    rates = log["learner/learning_rate"].values
+    if len(rates) < 2 * FEWEST_ROUNDS or rates.max() <= 0:
+        return None
+    last = window_length(len(rates))
+    if rates[-last:].max() < rule.rate_kept * rates.max():
+        evidence = f"in the last {last} rounds it was below {rule.rate_kept:.0%} of its highest, {rates.max():.2g}"
+        remedy = "stop here, or go on with a longer schedule (learner.schedule, num_steps)"
+        return Finding("learning rate ended", WARNING, evidence, remedy)
+    if (np.diff(rates) > 0).all() and len(rates) >= rule.longest_warmup:
+        evidence = f"it has risen in each of {len(rates)} rounds and is {rates[-1]:.2g} now"
+        return Finding("long warm-up", NOTE, evidence, "a smaller learner.warmup_steps")
+    return None
 
 
 def clipping(log: RunLog, rule: DiagnosisRule) -> Finding | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -39,6 +40,7 @@ from grpo.report.dynamics_tables import (
     verdict_lines,
     way_table,
 )
+from grpo.report.foreign_words import in_words_of
 from grpo.report.glossary import meanings
 from grpo.report.logs import counts_of, read_log, read_run, run_config
 from grpo.report.plan_tables import plan_lines, size_table
@@ -60,7 +62,7 @@ def write_fit(path: Path, last_step: int | None = None, column: str | None = Non
     """
     console = Terminal()
     shown = analysed(read_log(path, column, scale), path, last_step)
-    findings = diagnose(shown.log)
+    findings = advised(shown.log)
     console.print(laws_table(shown.identification))
     for line in summary_lines(shown.identification, shown.ahead):
         console.print(line, soft_wrap=True)
@@ -84,7 +86,7 @@ def write_diagnosis(path: Path, column: str | None = None, scale: float = 1.0) -
     console, log = Terminal(), read_log(path, column, scale)
     for line in (*log.notes, *standing_lines(log)):
         console.print(line, soft_wrap=True)
-    print_findings(diagnose(log), log, console)
+    print_findings(advised(log), log, console)
     for line in unchecked_lines(unchecked(log)):
         console.print(line, soft_wrap=True)
 
@@ -177,6 +179,16 @@ def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:
             "(after a run went back to a checkpoint, only the rounds since then count)"
         )
     return Dynamics(log, identification, forecast(log.history, last_step or log.horizon))
+
+
+def advised(log: RunLog) -> list[Finding]:
+    """Diagnoses a run, with advice in the words of the framework that wrote its log."""
+
+    def translated(finding: Finding) -> Finding:
+        evidence, remedy = (in_words_of(log.framework, text) for text in (finding.evidence, finding.remedy))
+        return replace(finding, evidence=evidence, remedy=remedy)
+
+    return [translated(finding) for finding in diagnose(log)]
 
 
 def write_page(shown: Dynamics, findings: Sequence[Finding], folder: Path, console: Terminal) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -15,6 +16,7 @@ from grpo.dynamics.forecast import Forecast, forecast, forecast_held_out
 from grpo.dynamics.identify import Identification, LawFit
 from grpo.dynamics.replay import Proposal
 from grpo.dynamics.run_log import RunLog, Series
+from grpo.report.foreign_words import in_words_of
 from grpo.report.verdict import BAD, GOOD, UNSURE, Number
 
 LAW_COLUMNS = ("law", "constants", "χ²/n", "R²", "misfit", "pattern", "weight")
@@ -58,6 +60,7 @@ METRIC_WORDS = {
     "policy/entropy or policy/sampler_entropy": "entropies",
     "policy/reference_kl": "a KL to the reference",
     "learner/gradient_norm": "gradient norms",
+    "learner/learning_rate": "learning rates",
     "reward/std or advantages/std": "spreads of rewards",
     "policy/clip_low_fraction or policy/clip_high_fraction": "clipped shares",
     "policy/ess_fraction": "effective sample sizes",
@@ -69,6 +72,8 @@ METRIC_WORDS = {
     "time/round_seconds": "seconds of rounds",
     "completions/failed_fraction or completions/timed_out_fraction": "counts of failed grading",
 }
+# A line on what a log lacks names so many columns.
+NEEDS_TOLD = 4
 COLORS = {CRITICAL: "bold red", WARNING: "yellow", NOTE: "cyan"}
 
 
@@ -161,7 +166,8 @@ def nothing_found(log: RunLog) -> str:
     moved = change(log["pass_rate"] if len(log["pass_rate"]) else log["reward/mean"])
     if moved is None or mood not in ADVICE:
         return told
-    return f"{told}; {ADVICE[mood].format((moved.high - moved.low) / 2)}"
+    advice = ADVICE[mood].format((moved.high - moved.low) / 2)
+    return f"{told}; {in_words_of(log.framework, advice)}"
 
 
 def forecast_numbers(identification: Identification, ahead: Forecast) -> list[Number]:
@@ -220,12 +226,15 @@ def way_table(ahead: Forecast) -> Table:
 
 
 def unchecked_lines(missing: Mapping[str, str]) -> list[str]:
-    """Says which checks were not made, by what the log lacks. `missing` maps a check to the metric that it needs."""
-    by_need: dict[str, list[str]] = {}
-    for check, need in missing.items():
-        by_need.setdefault(METRIC_WORDS.get(need, need), []).append(check)
-    told = "; ".join(f"without {need}: {', '.join(checks)}" for need, checks in by_need.items())
-    return [f"not checked {told}"] if told else []
+    """Says what the log lacks for checks that were not made, most needed first. `missing` maps a check to its need."""
+    needs = [METRIC_WORDS.get(need, need) for need, _ in Counter(missing.values()).most_common()]
+    if not needs:
+        return []
+    told, more = needs[:NEEDS_TOLD], len(needs) - NEEDS_TOLD
+    if more > 0:
+        told = [*told, f"{more} more column{'s' if more > 1 else ''}"]
+    told = [", ".join(told[:-1]), told[-1]] if len(told) > 1 else told
+    return [f"{len(missing)} of {len(CHECKS)} checks need what the log lacks: {' and '.join(told)}"]
 
 
 def findings_table(findings: Sequence[Finding]) -> Table:

@@ -1,15 +1,15 @@
 """This module makes a `RunLog` of another framework's log.
 
 A reward need not be a pass rate. The pass rate is the column that the caller names, or else one with a known name
-within [0, 1], or else a part of the reward whose name says that it grades answers. Without one, the log has rewards
-only, and what needs a pass rate is left out.
+within [0, 1], or else a part of the reward whose name says that it grades answers. Where a log has held-out scores and
+no reward, these are the pass rate. Without one, the log has rewards only, and what needs a pass rate is left out.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from grpo.dynamics.laws import History
 from grpo.dynamics.run_log import NOTHING, RunLog, Series
 from grpo.report.foreign_names import Row, held_out_score, numbers_of, our_name, translated
 from grpo.report.foreign_rows import OF_RUN, read_rows
+from grpo.report.foreign_words import framework_of
 
 NO_HISTORY = History(*(np.empty(0) for _ in range(5)))
 PART = "reward/part/"
@@ -28,17 +29,19 @@ GRADES = re.compile(r"accura|correct|solve|success|pass|ground_truth")
 FEWEST_ROWS = 3
 # A mean reward that was rounded or smoothed may leave its range by this share of the scale.
 SMOOTHED = 0.05
+# Errors are computed from fourth powers, which a larger number's does not allow.
+LARGEST = 1e60
 
 
 def columns(rows: Iterable[Row]) -> dict[str, Series]:
-    """Returns every numeric column as a series of its finite values over "step", ascending.
+    """Returns every numeric column as a series over "step", ascending, of its values within ±`LARGEST`.
 
     A step that was logged twice, as a resumed run does, keeps its last value.
     """
     points: dict[str, dict[float, float]] = {}
     for row in rows:
         for name, value in row.items():
-            if isinstance(value, int | float) and name != "step" and math.isfinite(value):
+            if isinstance(value, int | float) and name != "step" and abs(value) <= LARGEST:
                 points.setdefault(name, {})[row["step"]] = value
     return {name: Series(*np.array(sorted(own.items()), float).T) for name, own in points.items()}
 
@@ -59,18 +62,33 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
     else:
         graded, scale = _pass_rate_column(series)
         passed, note = series.get(graded, NOTHING), _note(graded, scale, own)
-    passed = Series(passed.steps, np.clip(passed.values / scale, 0, 1))
     # verl's scores are known as pass rates, which they are not when they leave [0, 1].
     others = {name: values for name, values in series.items() if name != "pass_rate"}
-    scores = held_out_score(series, our_name(graded).removeprefix(PART) if PART in our_name(graded) else "")
+    # A round was sampled one step before it was logged, and an evaluation was not.
+    interval, scores = (
+        1,
+        held_out_score(series, our_name(graded).removeprefix(PART) if PART in our_name(graded) else ""),
+    )
+    if scores and not graded and "reward/mean" not in series:
+        note = f"the log has held-out scores only: {scores} is taken for the pass rate"
+        passed, scores, interval = series[scores], None, 0
+    passed = Series(passed.steps, np.clip(passed.values / scale, 0, 1))
     last = max(int(one.steps[-1]) for one in series.values())
     return RunLog(
-        history=history_of_values(passed.steps, passed.values) if len(passed) >= FEWEST_ROWS else NO_HISTORY,
+        history=history_of_values(passed.steps, passed.values, interval) if len(passed) >= FEWEST_ROWS else NO_HISTORY,
         series={**others, "pass_rate": passed} if len(passed) else others,
         held_out=series[scores] if scores else NOTHING,
         num_steps=max(log.max_steps, last),
-        notes=(note,) if note else (),
+        framework=framework_of(own),
+        notes=[*log.notes, *_too_large(rows), *([note] if note else [])],
     )
+
+
+def _too_large(rows: Sequence[Row]) -> list[str]:
+    """Says how many finite numbers were left out because no error can be computed of them."""
+    names = [name for row in rows for name, value in row.items() if LARGEST < abs(value) < math.inf]
+    several = ", ".join(dict.fromkeys(names))
+    return [f"{len(names)} values beyond ±{LARGEST:g} are left out, of {several}"] if names else []
 
 
 def _without_step(row: Row) -> Row:

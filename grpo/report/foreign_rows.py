@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 
 from grpo.config import UserError
 from grpo.config.folder import METRICS_FILE
-from grpo.report.foreign_names import Row, is_number, step_of
+from grpo.report.foreign_names import Row, is_number, numbers_of, step_of
 from grpo.telemetry import read_metrics
 from grpo.telemetry.foreign_files import EVENT_FILES, read_event_files, read_parquet
 
@@ -33,10 +34,14 @@ BOUNDS = ("__MIN", "__MAX")
 
 @dataclass(frozen=True, slots=True)
 class ForeignRows:
-    """The rows of a log, each with a "step", and the steps that the run was to take (0 where the log does not say)."""
+    """The rows of one run, each with a "step", and the steps that it was to take (0 where the log does not say).
+
+    `notes` say what was left out, in sentences.
+    """
 
     rows: list[Row]
     max_steps: int = 0
+    notes: tuple[str, ...] = ()
 
 
 def read_rows(path: Path, column: str | None = None) -> ForeignRows:
@@ -76,7 +81,44 @@ def _file_in(folder: Path) -> Path:
 def _stepped(rows: Iterable[Any], max_steps: int = 0) -> ForeignRows:
     """Puts the step of each row under "step". What is no row, and rows without a step, are left out."""
     of_names = (row for row in rows if isinstance(row, Mapping))
-    return ForeignRows([{**row, "step": step} for row in of_names if (step := step_of(row)) is not None], max_steps)
+    stepped = [{**row, "step": step} for row in of_names if (step := step_of(row)) is not None]
+    kept, notes = last_run(stepped)
+    return ForeignRows(kept, max_steps, notes)
+
+
+def last_run(rows: Iterable[Row]) -> tuple[list[Row], tuple[str, ...]]:
+    """Returns the rows of the last of several runs that were written into one log, and what was left out, in sentences.
+
+    A row says that the run began again if most of its metrics have been logged at its step before, and at a later one
+    too. At the first step a whole second run begins. At a later one the run was resumed, and what it had logged from
+    there on no longer holds. Rows that are only out of order have no step twice.
+    """
+    kept: list[Row] = []
+    runs, resumed = 1, []
+    seen: dict[str, set[float]] = defaultdict(set)
+    newest: dict[str, float] = {}
+    for row in rows:
+        step, metrics = row["step"], numbers_of(row)
+        again = [name for name in metrics if step in seen[name] and step < newest[name]]
+        if 2 * len(again) > len(metrics):
+            earlier = [before for before in kept if before["step"] < step]
+            runs, resumed = (runs, [*resumed, step]) if earlier else (runs + 1, [])
+            kept = earlier
+            seen = defaultdict(set, {name: {at for at in steps if at < step} for name, steps in seen.items()})
+        for name in metrics:
+            seen[name].add(step)
+            newest[name] = step
+        kept.append(row)
+    notes = []
+    if runs > 1:
+        notes.append(
+            f"the log holds {runs} runs one after another, since its steps begin again: the last one is read; to read "
+            "another one, put its rows into a file of their own"
+        )
+    if resumed:
+        steps = ", ".join(f"{step:g}" for step in resumed)
+        notes.append(f"the run was resumed at step {steps}: what it had logged from there on before is left out")
+    return kept, tuple(notes)
 
 
 def _json_rows(path: Path) -> ForeignRows:

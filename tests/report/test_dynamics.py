@@ -119,10 +119,13 @@ def test_a_log_of_pass_rates_alone_is_told_how_many_checks_could_be_made(tmp_pat
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["dynamics", "diagnose", str(path)]) == 0
     printed = capsys.readouterr().out
-    assert "diagnosis: 5 of 23 checks could be made, and they found no problem; a change of less than 0.0" in printed
-    assert "cannot be told from luck here: go on, or raise dynamics.prompts_per_step" in printed
+    assert "diagnosis: 5 of 27 checks could be made, and they found no problem; a change of less than 0.0" in printed
+    assert "cannot be told from luck here: go on, or raise the number of prompts per step" in printed
     assert "if training goes on, the pass rate at step 60 will be between 0." in printed
-    assert "without the share of completions without an answer: answers" in printed
+    assert (
+        "22 of 27 checks need what the log lacks: lengths, mean rewards, " in printed
+        and " and 13 more columns" in printed
+    )
 
 
 def test_a_run_that_went_back_has_one_curve_since_and_all_its_series(tmp_path):
@@ -258,7 +261,7 @@ def test_a_reward_that_is_no_pass_rate_is_diagnosed_without_one(tmp_path, capsys
     printed = capsys.readouterr().out
     assert "no column is a pass rate, so what needs one is left out" in printed
     assert "verdict: no clear change yet; the reward went from" in printed and "truncated" in printed
-    assert "not checked without pass rates: reward hacking, reward parts, " in printed
+    assert "checks need what the log lacks: pass rates, " in printed
     assert "│ Many" in printed
     assert main(["dynamics", "forecast", str(path)]) == 2
     assert "column=NAME" in capsys.readouterr().err

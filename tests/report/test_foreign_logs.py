@@ -1,6 +1,9 @@
 """Logs of other frameworks, in the files that they write."""
 
+import ast
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -8,8 +11,11 @@ import pytest
 from pyarrow import parquet
 
 from grpo.cli import main
-from grpo.config import UserError
+from grpo.config import TrainConfig, UserError
+from grpo.dynamics import progress
 from grpo.dynamics.diagnostics import diagnose
+from grpo.report.dynamics import advised
+from grpo.report.foreign_words import in_words_of
 from grpo.report.logs import read_log
 
 RISING = [0.2 + 0.01 * step for step in range(40)]
@@ -158,6 +164,83 @@ def test_a_step_that_was_logged_twice_keeps_its_last_value(tmp_path):
     assert log["pass_rate"].values.tolist() == [0.1] * 20 + [0.2] * 20
 
 
+def test_what_a_resumed_run_had_logged_beyond_where_it_went_on_is_left_out(tmp_path):
+    rows = [{"step": i, "reward": 0.1, "kl": 0.1} for i in range(30)]
+    rows += [{"step": i, "reward": 0.2, "kl": 0.2} for i in range(20, 25)]
+    log = read_log(write_lines(tmp_path / "log.jsonl", rows))
+    assert log["pass_rate"].steps.tolist() == list(range(25)) and log["pass_rate"].values[-5:].tolist() == [0.2] * 5
+    assert log.notes[0] == "the run was resumed at step 20: what it had logged from there on before is left out"
+
+
+def test_of_two_runs_in_one_log_the_last_is_read_and_the_reader_told(tmp_path, capsys):
+    rows = [{"step": i, "reward": 0.1} for i in range(40)] + [{"step": i, "reward": 0.2} for i in range(25)]
+    path = write_lines(tmp_path / "log.jsonl", rows)
+    log = read_log(path)
+    assert log["pass_rate"].values.tolist() == [0.2] * 25
+    main(["dynamics", "diagnose", str(path)])
+    assert capsys.readouterr().out.startswith("the log holds 2 runs one after another, since its steps begin again: ")
+
+
+def test_rows_out_of_order_and_late_evaluations_are_no_second_run(tmp_path):
+    rows = [{"step": i, "reward": i / 40} for i in reversed(range(30))]
+    rows += [{"step": 3, "eval_reward": 0.3, "eval_loss": 1.0}, {"step": 9, "eval_reward": 0.4, "eval_loss": 1.0}]
+    log = read_log(write_lines(tmp_path / "log.jsonl", rows))
+    assert log["pass_rate"].values.tolist() == [i / 40 for i in range(30)]
+    assert log.held_out.steps.tolist() == [3, 9] and len(log.notes) == 1
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_of_which_no_error_can_be_computed_are_left_out_and_told(tmp_path, capsys):
+    rows = [{"step": i, "reward": rate, "rewards/judge": 1e300 * (-1) ** i} for i, rate in enumerate(RISING)]
+    path = write_lines(tmp_path / "log.jsonl", rows)
+    assert main(["dynamics", "diagnose", str(path)]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith(f"{len(RISING)} values beyond ±1e+60 are left out, of rewards/judge")
+    assert "nan" not in told and "gamed" not in told
+
+
+def test_a_log_of_evaluations_only_is_diagnosed_and_forecast(tmp_path, capsys):
+    rows = [{"step": 10 * i, "eval/accuracy": 0.2 + 0.5 * i / 30} for i in range(31)]
+    path = write_lines(tmp_path / "log.jsonl", rows)
+    log = read_log(path)
+    assert log.history.steps[-1] == 300 and log.history.values[-1] == 0.7 and not len(log.held_out)
+    assert main(["dynamics", "diagnose", str(path)]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("the log has held-out scores only: eval/accuracy is taken for the pass rate")
+    assert "verdict: learning; the pass rate went from 0.2" in told
+    assert main(["dynamics", "forecast", str(path)]) == 0
+    assert "forecast for step 450: pass rate 0." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("columns", "advice"),
+    [
+        ({"rewards/accuracy/mean": 1.0, "completions/clipped_ratio": 0.95}, "max_completion_length"),
+        ({"critic/score/mean": 0.3, "response_length/clip_ratio": 0.95}, "data.max_response_length"),
+        ({"rollout/reward_mean": 0.3, "rollout/truncated_rate": 0.95}, "limit of tokens"),
+    ],
+)
+def test_advice_is_in_the_words_of_the_framework_that_wrote_the_log(tmp_path, columns, advice):
+    rows = [{"step": step, **columns} for step in range(30)]
+    [cut] = [finding for finding in advised(read_log(write_lines(tmp_path / "log.jsonl", rows)))
+             if finding.name == "truncated"]  # fmt: skip
+    assert cut.remedy.startswith(f"a larger {advice}") and "rollout.sampling" not in cut.remedy
+
+
+def test_no_key_of_ours_is_left_in_what_users_of_other_frameworks_are_told():
+    key = re.compile(rf"(?<![\w./])(?:{'|'.join([*vars(TrainConfig()), 'samples', 'groups'])})[./=][a-z_]+")
+    texts = [
+        node.value
+        for name in ("gross", "no_reward", "policy", "progress", "reward_parts", "symptoms")
+        for node in ast.walk(ast.parse((Path(progress.__file__).parent / f"{name}.py").read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
+    ]
+    ours = [text for text in texts if key.search(text)]
+    left = {text: in_words_of(framework, text) for framework in ("trl", "verl", "") for text in ours}
+    assert len(ours) > 25
+    assert not [text for text, told in left.items() if key.search(told.replace("actor_rollout_ref.rollout.n", ""))]
+
+
 def test_a_gradient_norm_that_is_not_a_number_is_a_skipped_step(tmp_path):
     rows = [{"step": i, "reward": rate, "grad_norm": float("nan") if i % 4 == 0 else 0.5}
             for i, rate in enumerate(RISING)]  # fmt: skip
@@ -224,7 +307,7 @@ def test_a_log_too_short_to_fit_and_one_without_a_column_to_check_say_so(tmp_pat
     assert "has too few rounds to fit" in capsys.readouterr().err
     write_lines(path, [{"step": step, "unknown": 0.5} for step in range(30)])
     assert main(["dynamics", "diagnose", str(path)]) == 0
-    assert "none of 23 checks could be made" in " ".join(capsys.readouterr().out.split())
+    assert "none of 27 checks could be made" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_change_that_is_hardly_known_has_no_interval(tmp_path, capsys):
