@@ -21,7 +21,7 @@ replay                   a scheduler on the facts of a finished run
 What is wrong with a run:
 diagnostics, findings    the diagnosis, its findings and thresholds
 evidence                 levels and changes of noisy series
-progress, reward_parts, policy, symptoms, no_reward, gross    the checks
+progress, losses, reward_parts, policy, symptoms, no_reward, gross    the checks
 
 Simulations without a language model:
 bernoulli, bandit, ensemble

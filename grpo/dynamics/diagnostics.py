@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from grpo.dynamics import policy, progress, reward_parts, symptoms
+from grpo.dynamics import losses, policy, progress, reward_parts, symptoms
 from grpo.dynamics.findings import SEVERITIES, DiagnosisRule, Finding
 from grpo.dynamics.gross import unanswered
 from grpo.dynamics.no_reward import no_reward
@@ -41,7 +41,7 @@ CHECKS: dict[str, tuple[Check, Sequence[str]]] = {
     "rising entropy": (policy.entropy_runs_off, ("policy/entropy|policy/sampler_entropy", "pass_rate")),
     "KL": (policy.divergence, ("policy/reference_kl",)),
     "reference": (policy.other_reference, ("policy/reference_kl",)),
-    "instability": (progress.collapse, ("pass_rate",)),
+    "instability": (losses.collapse, ("pass_rate",)),
     "learning rate": (symptoms.learning_rate, ("learner/learning_rate",)),
     "gradients": (symptoms.gradients, ("learner/gradient_norm",)),
     "signal": (symptoms.vanishing_signal, ("reward/std|advantages/std",)),
@@ -49,7 +49,7 @@ CHECKS: dict[str, tuple[Check, Sequence[str]]] = {
     "stale sampler": (symptoms.stale_sampler, ("policy/ess_fraction",)),
     "sampler mismatch": (symptoms.mismatch, ("mismatch/mean_abs",)),
     "length": (progress.length_growth, ("completions/length_mean", "pass_rate")),
-    "short answers": (progress.shorter_and_worse, ("completions/length_mean", "pass_rate")),
+    "short answers": (losses.shorter_and_worse, ("completions/length_mean", "pass_rate")),
     "reward by length": (reward_parts.bought_by_length, ("completions/length_mean", "reward/mean")),
     "truncation": (symptoms.truncation, ("completions/truncated_fraction",)),
     "answers": (unanswered, ("completions/no_answer_fraction",)),
@@ -81,7 +81,7 @@ def diagnose(log: RunLog, rule: DiagnosisRule | None = None) -> list[Finding]:
     results = [check(log, rule) for check, _ in CHECKS.values()]
     curve = log.identification
     if curve and curve.identified:
-        results.append(progress.oscillation(log, curve, rule))
+        results.append(losses.oscillation(log, curve, rule))
     told = [finding for finding in results if finding]
     following = {name for finding in told for name in CONSEQUENCES.get(finding.name, ())}
     told = [finding for finding in told if finding.name not in following]

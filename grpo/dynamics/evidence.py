@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from grpo.dynamics.history import noise_factor
+from grpo.dynamics.laws import History
 from grpo.dynamics.run_log import Series
 from grpo.types import Interval
 
@@ -24,6 +25,8 @@ Array = NDArray[np.float64]
 CONFIDENCE = 0.99
 # A window holds at least so many rounds, and in longer runs this share of the run.
 FEWEST_ROUNDS, WINDOW_SHARE = 10, 0.25
+# A run begins where its first rounds are.
+FIRST_ROUNDS = 3
 
 
 def window_length(num_rounds: int) -> int:
@@ -75,6 +78,38 @@ def fall(series: Series) -> Interval | None:
     earlier = means[:-FEWEST_ROUNDS]
     change = float(means[-1] - earlier.max())
     half = _half_width_of_many(error, len(earlier))
+    return Interval(change, change - half, change + half)
+
+
+def since_beginning(history: History) -> Interval | None:
+    """Returns the change from the first three rounds of a curve to its last window.
+
+    What was lost within a few rounds is in no window of `FEWEST_ROUNDS`. The error of so few rounds comes from the
+    scatter of the whole curve, and is at least that of their completions. It is None for a curve that is shorter than
+    2 × `FEWEST_ROUNDS`.
+    """
+    if len(history) < 2 * FEWEST_ROUNDS:
+        return None
+    now = mean_interval(history.values[-window_length(len(history)) :])
+    first = float(history.values[:FIRST_ROUNDS].mean())
+    own = float(np.linalg.norm(history.errors[:FIRST_ROUNDS])) / FIRST_ROUNDS
+    error = max(own, _windows(history.values)[1] * (FEWEST_ROUNDS / FIRST_ROUNDS) ** 0.5)
+    half = float(np.hypot(now.high - now.value, stats.norm.ppf(0.5 + CONFIDENCE / 2) * error))
+    return Interval(now.value - first, now.value - first - half, now.value - first + half)
+
+
+def since_best(evaluations: History) -> Interval | None:
+    """Returns the change from the best of some evaluations to the mean of the last two, by their errors.
+
+    It holds for whichever was the best (Bonferroni), and is None for fewer than four evaluations.
+    """
+    values, errors = evaluations.values, evaluations.errors
+    if len(values) < 4:
+        return None
+    best = int(values[:-2].argmax())
+    error = float(np.hypot(errors[best], np.hypot(*errors[-2:]) / 2))
+    half = float(stats.norm.isf((1 - CONFIDENCE) / 2 / (len(values) - 2))) * error
+    change = float(values[-2:].mean() - values[best])
     return Interval(change, change - half, change + half)
 
 

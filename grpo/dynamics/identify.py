@@ -278,13 +278,11 @@ def damping_ratio(free: Array, momentum: float, interval: float, lag: float = 0.
 def _verdict(best: LawFit, flat: float, plateau: Interval, fits: Sequence[LawFit]) -> tuple[bool, str]:
     """Says whether the curve is identified, and why. `flat` is the best AICc of the laws that do not level off."""
     if best.aicc > flat - BEND_AICC:
-        name = "has not moved" if fits[0].law is CONSTANT else "has not bent"
-        return (
-            False,
-            f"not identified yet: the curve {name}; plateau anywhere in [{plateau.low:.2f}, {plateau.high:.2f}]",
-        )
+        moved = "has not moved" if fits[0].law is CONSTANT else "runs straight, so where it levels off is open"
+        return False, f"not identified yet: the curve {moved}"
     if plateau.high - plateau.low > 2 * PLATEAU_HALF_WIDTH:
-        return False, f"not identified yet: plateau anywhere in [{plateau.low:.2f}, {plateau.high:.2f}]"
+        ends = f"{plateau.low:.2f} and {plateau.high:.2f}"
+        return False, f"not identified yet: laws that fit as well level off anywhere between {ends}"
     if min(best.misfit_p, best.pattern_p) < LEAST_PROBABILITY:
-        return False, f"not identified: the curve is not a pure {best.law.name}, since its residuals show a pattern"
+        return False, f"not identified: the {best.law.name} law fits best, and misses the curve by more than noise"
     return True, f"{best.law.name} law, plateau {plateau.value:.2f} [{plateau.low:.2f}, {plateau.high:.2f}]"

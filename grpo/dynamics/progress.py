@@ -10,18 +10,15 @@ from grpo.dynamics.evidence import (
     FEWEST_ROUNDS,
     change,
     difference,
-    fall,
     late_change,
     level,
     paired,
-    setback,
     start,
     window_length,
 )
 from grpo.dynamics.findings import CRITICAL, NOTE, WARNING, DiagnosisRule, Finding
 from grpo.dynamics.forecast import UNLIKELY, forecast
 from grpo.dynamics.gross import difficulty, silence
-from grpo.dynamics.identify import Identification
 from grpo.dynamics.run_log import RunLog
 from grpo.types import Interval
 
@@ -122,7 +119,8 @@ def no_progress(log: RunLog, rule: DiagnosisRule) -> Finding | None:
         f"{what} {before:.3g} in the first {rounds} of {len(series)} rounds, {now.value:.3g} in the last {rounds}; it "
         f"rose by {moved.high:.3g} at most"
     )
-    remedy = "look at the other findings; then a larger learner.learning_rate, or problems of medium difficulty"
+    rate = "half of" if moved.high < 0 else "a larger"
+    remedy = f"look at the other findings; then {rate} learner.learning_rate, or problems of medium difficulty"
     return Finding("nothing learned", WARNING, evidence, remedy)
 
 
@@ -187,29 +185,6 @@ def extreme_rate(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     return difficulty(evidence, passed.low > rule.finished, passed.value, rule, silent=many)
 
 
-def collapse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Finds dynamical instability: the pass rate has fallen from its best by more than the luck of its best rounds.
-
-    A fall from which the run has recovered, at least in part, is told as a setback.
-    """
-    fallen, earlier = fall(log["pass_rate"]), setback(log["pass_rate"])
-    if fallen is None or earlier is None or log.changing_prompts:
-        return None
-    if _is_loss(fallen, rule):
-        evidence = f"pass rate {-fallen.value:.2f} below its best [{fallen.low:+.2f}, {fallen.high:+.2f}]"
-        remedy = "dynamics.refresh_interval=1, half of learner.learning_rate, or dynamics=adaptive with its guard"
-        return Finding("unstable", CRITICAL, evidence, remedy)
-    if not _is_loss(earlier.change, rule):
-        return None
-    evidence = f"pass rate {earlier.change.value:+.2f} between steps {earlier.best:g} and {earlier.lowest:g}"
-    remedy = "see what changed then: a restart, the reward, the prompts; if nothing did, half of learner.learning_rate"
-    return Finding("setback", WARNING, evidence, remedy)
-
-
-def _is_loss(fallen: Interval, rule: DiagnosisRule) -> bool:
-    return fallen.high <= -rule.collapse / 2 and fallen.value <= -rule.collapse
-
-
 def length_growth(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds completions that grow while answers do not improve."""
     length, passed = log["completions/length_mean"], change(log["pass_rate"])
@@ -221,28 +196,6 @@ def length_growth(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     evidence = f"length {first.value:.0f} → {first.value + grown.value:.0f} tokens, pass rate {passed.value:+.2f}"
     remedy = "objective=dr_grpo, or task.reward.overlong=soft task.reward.overlong_buffer=64"
     return Finding("length without reward", WARNING, evidence, remedy)
-
-
-def shorter_and_worse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Finds completions that became much shorter at one time, after which fewer were right than before.
-
-    The time is where the mean length of a window falls most against that of the window before it.
-    """
-    length, passed = log["completions/length_mean"], log["pass_rate"]
-    if len(length) < 2 * FEWEST_ROUNDS or len(length) != len(passed) or log.changing_prompts:
-        return None
-    means = np.convolve(length.values, np.full(FEWEST_ROUNDS, 1 / FEWEST_ROUNDS), "valid")
-    at = int((means[:-FEWEST_ROUNDS] - means[FEWEST_ROUNDS:]).argmax()) + FEWEST_ROUNDS
-    window = min(window_length(len(length)), at, len(length) - at)
-    # The fall itself takes some rounds, which belong to neither side.
-    sides = [series.values[at - window : at + window] for series in (length, passed)]
-    before, after = sides[0][: window // 2].mean(), sides[0][-(window // 2) :].mean()
-    lost = difference(sides[1], max(window // 2, FEWEST_ROUNDS // 2))
-    if after > (1 - rule.shorter) * before or lost.high >= 0 or lost.value > -rule.moved:
-        return None
-    evidence = f"length {before:.0f} → {after:.0f} tokens about step {length.steps[at]:g}, pass rate {lost.value:+.2f}"
-    remedy = "read samples.jsonl; a weaker penalty of length, or task.reward.overlong=keep"
-    return Finding("shorter and worse", WARNING, evidence, remedy)
 
 
 def plateau(log: RunLog, rule: DiagnosisRule) -> Finding | None:
@@ -266,17 +219,6 @@ def plateau(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     harder = "harder" if passed is None or passed.value > rule.easy else "easier"
     remedy = f"stop here (dynamics=adaptive dynamics.adaptive.stop_gain=0.02), or continue with {harder} problems"
     return Finding("on the plateau", NOTE, evidence, remedy)
-
-
-def oscillation(log: RunLog, curve: Identification, rule: DiagnosisRule) -> Finding | None:
-    """Finds instability before it happens: the fitted model is underdamped, and no other law explains the curve.
-
-    Noise that wanders looks like a swing now and then, so the oscillator's Akaike weight must be near 1.
-    """
-    if curve.weights["oscillator"] < rule.swinging or curve.damping_ratio.high >= rule.underdamped:
-        return None
-    evidence = f"damping ratio ζ {curve.damping_ratio}: the curve oscillates about its plateau"
-    return Finding("underdamped", WARNING, evidence, "a smaller dynamics.refresh_interval or learner.learning_rate")
 
 
 def improving(passed: Interval, rule: DiagnosisRule) -> bool:

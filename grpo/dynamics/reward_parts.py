@@ -23,6 +23,8 @@ SAME = 0.999
 SMOOTHED = 0.05
 # Weights of parts are believed when they leave at most this share of the reward's variance unexplained.
 UNEXPLAINED = 0.1
+# A smaller weight is none.
+UNPAID = 1e-6
 
 
 class Rise(NamedTuple):
@@ -52,12 +54,31 @@ def unearned_rise(log: RunLog, name: str, rule: DiagnosisRule) -> Rise | None:
     return max(rises, key=lambda rise: rise.risen.value, default=None)
 
 
+def weights_of(log: RunLog) -> dict[str, float] | None:
+    """Returns what each part of the reward is worth: the weights that explain the mean reward best, none negative.
+
+    It is None where they leave much unexplained, since weights changed on the way or parts were not logged.
+    """
+    rewards = log[REWARD].values
+    parts = [name for name in log.series if name.startswith(PART) and len(log[name]) == len(rewards)]
+    if not parts or len(rewards) < FEWEST_ROUNDS:
+        return None
+    weights, missed = nnls(np.array([log[name].values for name in parts]).T, rewards)
+    if missed**2 > UNEXPLAINED * np.sum((rewards - rewards.mean()) ** 2):
+        return None
+    return dict(zip(parts, weights.tolist(), strict=True))
+
+
 def part_gaming(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds a part of the reward that rises while answers do not improve. Of several it tells the one that rose most.
 
-    The whole reward is looked at where it lies in [0, 1] as the pass rate does, or where no part was logged.
+    A part that is only logged and not paid is left out. The whole reward is looked at where it lies in [0, 1] as the
+    pass rate does, or where no part was logged.
     """
-    names = [name for name in log.series if name.startswith(PART)]
+    weights = weights_of(log)
+    names = [
+        name for name in log.series if name.startswith(PART) and (weights is None or weights.get(name, 1) > UNPAID)
+    ]
     if not names or _within_0_and_1(log[REWARD]):
         names.append(REWARD)
     rises = {name: rise for name in names if (rise := unearned_rise(log, name, rule))}
@@ -78,25 +99,19 @@ def part_gaming(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 def answers_hardly_count(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds a reward that is hardly ever for right answers, since its other parts give nearly all of it.
 
-    The weights of the parts are those that explain the mean reward best, none of them negative. Where the pass rate
-    gains clearly, answers count more and more, and nothing is found.
+    Where the pass rate gains clearly, answers count more and more, and nothing is found.
     """
-    parts = [name for name in log.series if name.startswith(PART) and len(log[name]) == len(log[REWARD])]
-    graded = next((name for name in parts if _is_the_pass_rate(log[name], log["pass_rate"])), None)
-    lately = late_change(log["pass_rate"])
-    if graded is None or len(parts) < 2 or lately is None or lately.low > rule.gain_left:
+    weights, lately = weights_of(log), late_change(log["pass_rate"])
+    graded = next((name for name in weights or () if _is_the_pass_rate(log[name], log["pass_rate"])), None)
+    if not weights or graded is None or len(weights) < 2 or lately is None or lately.low > rule.gain_left:
         return None
-    values = np.array([log[name].values for name in parts]).T
-    rewards = log[REWARD].values
-    weights, missed = nnls(values, rewards)
-    # Weights that changed on the way, or parts that were not logged, leave much of the reward unexplained.
-    if missed**2 > UNEXPLAINED * np.sum((rewards - rewards.mean()) ** 2):
-        return None
-    late = weights * values[-window_length(len(values)) :].mean(axis=0)
-    share = float(late[parts.index(graded)] / late.sum()) if late.sum() > 0 else 1.0
+    late = {name: weight * log[name].values[-window_length(len(log[name])) :].mean()
+            for name, weight in weights.items()}  # fmt: skip
+    whole = sum(late.values())
+    share = float(late[graded] / whole) if whole > 0 else 1.0
     if share > rule.coupling:
         return None
-    largest = parts[int(late.argmax())].removeprefix(PART)
+    largest = max(late, key=late.__getitem__).removeprefix(PART)
     evidence = f"right answers ({graded.removeprefix(PART)}) give {share:.0%} of the reward, most comes from {largest}"
     return Finding("answers hardly count", WARNING, evidence, f"lower the weight of {largest!r} in task.reward.parts")
 

@@ -216,7 +216,7 @@ def write_page(shown: Dynamics, findings: Sequence[Finding], folder: Path, conso
         law_columns=LAW_COLUMNS,
         law_caption=LAW_CAPTION,
         laws=law_rows(shown.identification),
-        meanings=meanings("pass rate", "round", "group", "silent group", "law", "τ", "μ", "κ", "χ²/n", "entropy"),
+        meanings=meanings("pass rate", "round", "group", "silent group", "τ", "entropy", "law", *LAW_COLUMNS[2:]),
     )
     console.print(f"picture {folder / DYNAMICS_PLOT_FILE}\npage    {folder / DYNAMICS_PAGE_FILE}", soft_wrap=True)
 

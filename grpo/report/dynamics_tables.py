@@ -14,6 +14,7 @@ from grpo.dynamics.evidence import FEWEST_ROUNDS, change, paired, window_length
 from grpo.dynamics.findings import CRITICAL, NOTE, WARNING, DiagnosisRule, Finding
 from grpo.dynamics.forecast import Forecast, forecast, forecast_held_out
 from grpo.dynamics.identify import Identification, LawFit
+from grpo.dynamics.losses import lost
 from grpo.dynamics.replay import Proposal
 from grpo.dynamics.run_log import RunLog, Series
 from grpo.report.foreign_words import in_words_of
@@ -22,21 +23,15 @@ from grpo.report.verdict import BAD, GOOD, UNSURE, Number
 LAW_COLUMNS = ("law", "constants", "χ²/n", "R²", "misfit", "pattern", "weight")
 """These are the columns of `laws_table`. Misfit is the p-value of χ², pattern that of the residuals' correlation, and
 weight is Akaike's."""
-LAW_CAPTION = (
-    "Each law is a curve with few constants. χ²/n is the squared distance of the rounds from it, in units of their "
-    "noise, over their number: about n fits well. R² is the share of the variation that the curve explains. Misfit is "
-    "the probability of so large a distance, and pattern that of such neighbouring residuals, if the law were true: "
-    "below 0.05 it is not. Weight is how much the data prefer the law to the others (Akaike), and all weights add up "
-    "to 1."
-)
+LAW_CAPTION = "Each law is a curve with few constants, fitted to the rounds. The first one fits best."
 SHAPES = {
     "constant": "a level without a trend",
     "line": "a straight rise or fall",
-    "exponential": "a rise that slows down steadily towards a plateau",
-    "mixture": "a rise that slows down ever longer on its way to a plateau",
-    "gating": "a slow start, then a rise to a plateau",
-    "sigmoid": "a slow start, then a rise to a plateau",
-    "oscillator": "a rise that may overshoot its plateau and swing back",
+    "exponential": "a change that slows down steadily towards a plateau",
+    "mixture": "a change that slows down ever longer on its way to a plateau",
+    "gating": "a slow start, then a faster change, then a plateau",
+    "sigmoid": "a slow start, then a faster change, then a plateau",
+    "oscillator": "a change that may overshoot its plateau and swing back",
 }
 """This is what the curve of each law looks like."""
 # Above this pass rate problems count as solved.
@@ -107,13 +102,21 @@ def summary_lines(identification: Identification, ahead: Forecast) -> list[str]:
         f"[{ahead.low[-1]:.2f}, {ahead.high[-1]:.2f}], gain from now {ahead.gain.value:+.2f} "
         f"[{ahead.gain.low:+.2f}, {ahead.gain.high:+.2f}] (90 %), more than {WORTHWHILE:g} with probability "
         f"{ahead.chance(WORTHWHILE):.0%}",
-        f"law of the curve: {identification.reason}",
+        _shape_line(identification),
     ]
     if identification.identified and identification.fits[0].law.name == "oscillator":
         lines.append(
             f"damping ratio ζ {identification.damping_ratio}, stiffness κ {identification.stiffness} per step (95 %)"
         )
     return lines
+
+
+def _shape_line(identification: Identification) -> str:
+    """Says which law the curve follows and what such a curve looks like, or why that is open."""
+    if not identification.identified:
+        return f"shape of the curve: {identification.reason}"
+    shape = SHAPES[identification.fits[0].law.name]
+    return f"shape of the curve: {shape} ({identification.reason}); the forecast does not rely on it"
 
 
 def standing_lines(log: RunLog) -> list[str]:
@@ -138,6 +141,8 @@ def verdict_lines(log: RunLog) -> tuple[list[str], str]:
     surely = {GOOD: "learning", BAD: "getting worse", UNSURE: "no clear change yet"}[mood]
     if name == "pass_rate" and now > SOLVED:
         mood, surely = GOOD, "the problems are solved"
+    elif lost(log, DiagnosisRule()):
+        mood, surely = BAD, "much of what the model could do is lost"
     form = ".2f" if name == "pass_rate" else ".3g"
     certain = f"with 99 % certainty between {moved.low:+{form}} and {moved.high:+{form}}"
     if name == "pass_rate" and mood == UNSURE and moved.high - moved.low > TELLS_NOTHING:
@@ -173,7 +178,7 @@ def nothing_found(log: RunLog) -> str:
 def forecast_numbers(identification: Identification, ahead: Forecast) -> list[Number]:
     """Returns the three numbers on top of the page: the forecast, the gain until then, and the law of the curve."""
     gain, best = ahead.gain, identification.fits[0]
-    surely = "it is identified" if identification.identified else "not identified yet: other laws fit about as well"
+    surely = "it is identified" if identification.identified else identification.reason
     return [
         Number(
             f"forecast for step {ahead.steps[-1]:,.0f}",
@@ -197,7 +202,8 @@ def held_out_lines(log: RunLog, last_step: float) -> list[str]:
         return []
     ahead = forecast_held_out(curve, log.history, last_step)
     lines = [
-        f"held out at step {ahead.steps[-1]:.0f}: {ahead.value[-1]:.2f} [{ahead.low[-1]:.2f}, {ahead.high[-1]:.2f}], "
+        f"held out at step {ahead.steps[-1]:.0f}: pass rate {ahead.value[-1]:.2f} [{ahead.low[-1]:.2f}, "
+        f"{ahead.high[-1]:.2f}], "
         f"gain from the last evaluation {ahead.gain.value:+.2f} [{ahead.gain.low:+.2f}, {ahead.gain.high:+.2f}] (90 %)"
     ]
     training = paired(Series(log.history.steps, log.history.values), log.held_out.steps)
@@ -206,8 +212,9 @@ def held_out_lines(log: RunLog, last_step: float) -> list[str]:
     late = gaps[len(gaps) // 2 :]
     if len(late) > 1:
         error = float(late.std(ddof=1) / np.sqrt(len(late)))
+        side = "above" if late.mean() >= 0 else "below"
         lines.append(
-            f"training is {late.mean():+.2f} ± {error:.2f} above held out over the last {len(late)} evaluations "
+            f"training was {abs(late.mean()):.2f} ± {error:.2f} {side} held out over the last {len(late)} evaluations "
             f"({gaps[0]:+.2f} at the first)"
         )
     return lines
@@ -234,7 +241,8 @@ def unchecked_lines(missing: Mapping[str, str]) -> list[str]:
     if more > 0:
         told = [*told, f"{more} more column{'s' if more > 1 else ''}"]
     told = [", ".join(told[:-1]), told[-1]] if len(told) > 1 else told
-    return [f"{len(missing)} of {len(CHECKS)} checks need what the log lacks: {' and '.join(told)}"]
+    needed = "needs" if len(missing) == 1 else "need"
+    return [f"{len(missing)} of {len(CHECKS)} checks {needed} what the log lacks: {' and '.join(told)}"]
 
 
 def findings_table(findings: Sequence[Finding]) -> Table:

@@ -31,19 +31,20 @@ def plan_lines(proposal: RunProposal, machine: MachineConstants | None) -> list[
     """Says why group size and refresh interval are proposed, and where the numbers come from."""
     unit = "seconds" if machine else "tokens"
     lines = [
-        f"G = {proposal.size.size}: progress costs fewest {unit}. Progress is the gradient's signal over its noise; "
-        "fidelity is a common factor, which Adam divides away"
+        f"G = {proposal.size.size}: here the same progress costs fewest {unit}",
+        "progress: what the budget buys, against the best group size; fidelity: the share of the gradient that silent "
+        "groups leave, which costs nothing by itself, since Adam scales it back",
     ]
     if machine is None or proposal.overhead is None:
         return [
             *lines,
-            "τ = 1: how far a longer interval is stable and on-policy is measured while training (dynamics=adaptive). "
-            "machine=prove.json counts seconds, and the time that a longer interval saves",
+            "τ = 1: only training shows how much longer it may be (dynamics=adaptive measures it)",
+            "machine=prove.json, the file that grpo prove writes, counts seconds instead of tokens",
         ]
     return [
         *lines,
-        f"τ = {proposal.interval}: refresh and overhead then take {proposal.overhead:.0%} of a round. Whether ratios "
-        "stay close to 1 over so many steps is measured while training (dynamics=adaptive)",
+        f"τ = {proposal.interval}: refreshes and overhead then take {proposal.overhead:.0%} of a round",
+        "only training shows whether samples stay fresh enough over so many steps (dynamics=adaptive measures it)",
         f"seconds are those of one {machine.device} with a model of {machine.parameters:,} parameters, as `grpo prove` "
         "measured it; several devices share the prompts",
     ]

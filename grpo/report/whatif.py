@@ -200,13 +200,12 @@ def answer(
 
 def lines(log: RunLog, budget: Budget) -> list[str]:
     """Says what is compared, and on which assumptions."""
-    assumed = (
-        "assumed: the policy takes the path of this run at another speed, and a step gets ahead as far as the signal "
-        "of its gradient stands out of the noise of prompts and completions. Seconds grow with tokens. Learning "
-        "rate and all else stay; its schedule has come as far when the budget is spent as that of the run"
-    )
-    unmeasured = "the run was on-policy, so what a longer refresh interval does to the ratios is a wide guess"
-    taken = [f"each alternative spends {budget.words}; intervals are of 90 %", assumed]
+    taken = [
+        f"each alternative spends {budget.words}; intervals are of 90 %",
+        "assumed: it learns along the same curve, faster or slower, as its gradients are less or more noisy",
+        "assumed: seconds grow with tokens, and everything else stays as it was",
+    ]
+    unmeasured = "this run measured no longer refresh interval, so what one does is a wide guess"
     return [*taken, unmeasured] if np.all(log.history.delays <= 1) else taken
 
 

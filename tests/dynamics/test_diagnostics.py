@@ -168,6 +168,21 @@ def test_a_loss_that_was_made_good_is_told_as_a_setback():
     assert "setback" not in changed(pass_rate=dip + 0.03 * (-1) ** np.arange(200))
 
 
+def test_what_was_lost_within_a_few_rounds_is_told():
+    rates = np.concatenate([[0.42, 0.4, 0.38, 0.2, 0.1], np.full(95, 0.03)])
+    steps, at = np.arange(1, 101.0), np.arange(0, 100, 10.0)
+    history = history_of_values(steps, rates + 0.01 * (-1) ** np.arange(100))
+    series = {"pass_rate": Series(steps, history.values), "learner/learning_rate": Series(steps, np.ones(100))}
+    [finding] = diagnose(RunLog(history, series))
+    assert (finding.name, finding.evidence) == ("unstable", "pass rate 0.37 below that of the first 3 rounds")
+    # Without the first rounds, the evaluation before training tells it.
+    later = replace(history, values=np.full(100, 0.03) + 0.01 * (-1) ** np.arange(100))
+    series["pass_rate"] = Series(steps, later.values)
+    log = RunLog(later, series, held_out=Series(at, np.concatenate([[0.36], np.full(9, 0.03)])), held_out_error=0.04)
+    assert "held-out pass rate 0.33 below its best evaluation" in {finding.evidence for finding in diagnose(log)}
+    assert "unstable" not in {finding.name for finding in diagnose(replace(log, held_out_error=0.2))}
+
+
 def test_completions_that_became_short_and_wrong_are_told():
     length, rate = np.repeat([400.0, 80.0], 100), np.repeat([0.6, 0.45], 100) + 0.03 * (-1) ** np.arange(200)
     assert "shorter and worse" in changed(completions__length_mean=length, pass_rate=rate)

@@ -21,7 +21,7 @@ def test_a_run_is_fitted_told_drawn_and_made_a_page(tmp_path, capsys):
     write_run(tmp_path, 100)
     assert main(["dynamics", "fit", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    assert "exponential" in printed and "law of the curve: " in printed
+    assert "exponential" in printed and "shape of the curve: " in printed
     assert "forecast for step 200: pass rate 0.8" in printed
     assert (tmp_path / "dynamics.png").stat().st_size > 10_000
     page = (tmp_path / "dynamics.html").read_text()
@@ -49,9 +49,11 @@ def test_held_out_points_are_forecast_with_the_gap_to_training(tmp_path, capsys)
     assert read_log(tmp_path).held_out_error == pytest.approx(0.08 / 3.92)
     assert main(["dynamics", "forecast", str(tmp_path), "last_step=80"]) == 0
     printed = capsys.readouterr().out
-    middle, low, high = map(float, re.search(r"held out at step 80: (.+) \[(.+), (.+)\], gain", printed).groups())
+    middle, low, high = map(
+        float, re.search(r"held out at step 80: pass rate (.+) \[(.+), (.+)\], gain", printed).groups()
+    )
     assert low < 0.74 < high and high - low < 0.45 and 0.65 < middle < 0.85
-    gap = float(re.search(r"training is (.+) ± .* above held out over the last 3 evaluations", printed)[1])
+    gap = float(re.search(r"training was (.+) ± .* above held out over the last 3 evaluations", printed)[1])
     assert gap == pytest.approx(0.05, abs=0.03)
 
 

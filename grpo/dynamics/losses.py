@@ -1,0 +1,96 @@
+"""This module holds the checks of a diagnosis that ask whether a run has lost what it had learned, or may lose it.
+
+Each returns a finding or None.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from grpo.dynamics.evidence import (
+    FEWEST_ROUNDS,
+    FIRST_ROUNDS,
+    change,
+    difference,
+    fall,
+    setback,
+    since_beginning,
+    since_best,
+    window_length,
+)
+from grpo.dynamics.findings import CRITICAL, WARNING, DiagnosisRule, Finding
+from grpo.dynamics.identify import Identification
+from grpo.dynamics.run_log import RunLog
+from grpo.types import Interval
+
+
+def collapse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds dynamical instability: the pass rate has fallen from its best by more than the luck of its best rounds.
+
+    A fall from which the run has recovered, at least in part, is told as a setback.
+    """
+    if evidence := lost(log, rule):
+        remedy = "dynamics.refresh_interval=1, half of learner.learning_rate, or dynamics=adaptive with its guard"
+        return Finding("unstable", CRITICAL, evidence, remedy)
+    earlier = None if log.changing_prompts else setback(log["pass_rate"])
+    if earlier is None or not _is_loss(earlier.change, rule):
+        return None
+    evidence = f"pass rate {earlier.change.value:+.2f} between steps {earlier.best:g} and {earlier.lowest:g}"
+    remedy = "see what changed then: a restart, the reward, the prompts; if nothing did, half of learner.learning_rate"
+    return Finding("setback", WARNING, evidence, remedy)
+
+
+def lost(log: RunLog, rule: DiagnosisRule) -> str:
+    """Says how far a run is below its best rounds, its first ones, or its best evaluation, and "" if it is not.
+
+    Where training gets better meanwhile, worse evaluations are another problem (`reward_hacking`). Where the prompts
+    get harder, evaluations alone tell a loss.
+    """
+    fallen, beginning, moved = fall(log["pass_rate"]), since_beginning(log.history), change(log["pass_rate"])
+    if not log.changing_prompts:
+        if fallen is not None and _is_loss(fallen, rule):
+            return f"pass rate {-fallen.value:.2f} below its best [{fallen.low:+.2f}, {fallen.high:+.2f}]"
+        if beginning is not None and _is_loss(beginning, rule):
+            return f"pass rate {-beginning.value:.2f} below that of the first {FIRST_ROUNDS} rounds"
+    evaluations = log.held_out_history()
+    held_out = since_best(evaluations) if evaluations else None
+    if held_out is not None and _is_loss(held_out, rule) and (moved is None or moved.low <= 0):
+        return f"held-out pass rate {-held_out.value:.2f} below its best evaluation"
+    return ""
+
+
+def _is_loss(fallen: Interval, rule: DiagnosisRule) -> bool:
+    return fallen.high <= -rule.collapse / 2 and fallen.value <= -rule.collapse
+
+
+def shorter_and_worse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds completions that became much shorter at one time, after which fewer were right than before.
+
+    The time is where the mean length of a window falls most against that of the window before it.
+    """
+    length, passed = log["completions/length_mean"], log["pass_rate"]
+    if len(length) < 2 * FEWEST_ROUNDS or len(length) != len(passed) or log.changing_prompts:
+        return None
+    means = np.convolve(length.values, np.full(FEWEST_ROUNDS, 1 / FEWEST_ROUNDS), "valid")
+    at = int((means[:-FEWEST_ROUNDS] - means[FEWEST_ROUNDS:]).argmax()) + FEWEST_ROUNDS
+    window = min(window_length(len(length)), at, len(length) - at)
+    # The fall itself takes some rounds, which belong to neither side.
+    sides = [series.values[at - window : at + window] for series in (length, passed)]
+    before, after = sides[0][: window // 2].mean(), sides[0][-(window // 2) :].mean()
+    lost = difference(sides[1], max(window // 2, FEWEST_ROUNDS // 2))
+    if after > (1 - rule.shorter) * before or lost.high >= 0 or lost.value > -rule.moved:
+        return None
+    evidence = f"length {before:.0f} → {after:.0f} tokens about step {length.steps[at]:g}, pass rate {lost.value:+.2f}"
+    remedy = "read samples.jsonl; a weaker penalty of length, or task.reward.overlong=keep"
+    return Finding("shorter and worse", WARNING, evidence, remedy)
+
+
+def oscillation(log: RunLog, curve: Identification, rule: DiagnosisRule) -> Finding | None:
+    """Finds instability before it happens: the fitted model is underdamped, and no other law explains the curve.
+
+    Noise that wanders looks like a swing now and then, so the oscillator's Akaike weight must be near 1.
+    """
+    if curve.weights["oscillator"] < rule.swinging or curve.damping_ratio.high >= rule.underdamped:
+        return None
+    evidence = f"damping ratio ζ {curve.damping_ratio}: the curve oscillates about its plateau"
+    return Finding("underdamped", WARNING, evidence, "a smaller dynamics.refresh_interval or learner.learning_rate")
