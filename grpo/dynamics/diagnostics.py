@@ -19,7 +19,6 @@ How often a verdict was wrong, by benchmarks/verdicts.py (simulated curves, runs
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from grpo.dynamics import losses, policy, progress, reward_parts, symptoms
 from grpo.dynamics.findings import SEVERITIES, DiagnosisRule, Finding
@@ -77,7 +76,7 @@ def diagnose(log: RunLog, rule: DiagnosisRule | None = None) -> list[Finding]:
     rule = rule or DiagnosisRule()
     if nothing := no_reward(log):
         return [nothing]
-    log = replace(log, changing_prompts=log.changing_prompts or progress.harder_prompts(log, rule))
+    log = progress.with_known_prompts(log, rule)
     results = [check(log, rule) for check, _ in CHECKS.values()]
     curve = log.identification
     if curve and curve.identified:

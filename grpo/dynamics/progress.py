@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -60,6 +61,12 @@ def harder_prompts(log: RunLog, rule: DiagnosisRule) -> bool:
     if fallen is None or moved is None or fallen.high > 0 or moved.training > -rule.moved:
         return False
     return moved.held_out > rule.coupling * moved.training
+
+
+def with_known_prompts(log: RunLog, rule: DiagnosisRule) -> RunLog:
+    """Returns the log, and says in it where its prompts get harder though no curriculum is known."""
+    harder = not log.changing_prompts and harder_prompts(log, rule)
+    return replace(log, changing_prompts=True) if harder else log
 
 
 def reward_hacking(log: RunLog, rule: DiagnosisRule) -> Finding | None:

@@ -15,10 +15,12 @@ from grpo.dynamics.findings import CRITICAL, NOTE, WARNING, DiagnosisRule, Findi
 from grpo.dynamics.forecast import Forecast, forecast, forecast_held_out
 from grpo.dynamics.identify import Identification, LawFit
 from grpo.dynamics.losses import lost
+from grpo.dynamics.progress import harder_prompts, with_known_prompts
 from grpo.dynamics.replay import Proposal
 from grpo.dynamics.run_log import RunLog, Series
 from grpo.report.foreign_words import in_words_of
 from grpo.report.verdict import BAD, GOOD, UNSURE, Number
+from grpo.types import Interval
 
 LAW_COLUMNS = ("law", "constants", "χ²/n", "R²", "misfit", "pattern", "weight")
 """These are the columns of `laws_table`. Misfit is the p-value of χ², pattern that of the residuals' correlation, and
@@ -128,6 +130,7 @@ def standing_lines(log: RunLog) -> list[str]:
 def verdict_lines(log: RunLog) -> tuple[list[str], str]:
     """Returns the sentences of `standing_lines`, and whether they are good news, bad news, or open."""
     name = "pass_rate" if len(log["pass_rate"]) else "reward/mean"
+    log = with_known_prompts(log, DiagnosisRule())
     series, moved = log[name], change(log[name])
     what = "pass rate" if name == "pass_rate" else "reward"
     if not len(series):
@@ -137,20 +140,16 @@ def verdict_lines(log: RunLog) -> tuple[list[str], str]:
         few = "1 round is" if len(series) == 1 else f"{len(series)} rounds are"
         return [f"none yet; {few} too few to say where the {what} goes, {needed} are needed"], UNSURE
     now = float(np.mean(series.values[-window_length(len(series)) :]))
-    mood = GOOD if moved.low > 0 else BAD if moved.high < 0 else UNSURE
-    surely = {GOOD: "learning", BAD: "getting worse", UNSURE: "no clear change yet"}[mood]
-    if name == "pass_rate" and now > SOLVED:
-        mood, surely = GOOD, "the problems are solved"
-    elif lost(log, DiagnosisRule()):
-        mood, surely = BAD, "much of what the model could do is lost"
+    mood, surely = _judged(log, moved, now)
     form = ".2f" if name == "pass_rate" else ".3g"
     certain = f"with 99 % certainty between {moved.low:+{form}} and {moved.high:+{form}}"
     if name == "pass_rate" and mood == UNSURE and moved.high - moved.low > TELLS_NOTHING:
         certain = "which may be luck: the rounds are too few, or differ too much, to say more"
-    lines = [
-        f"{surely}; the {what} went from {now - moved.value:{form}} to {now:{form}} over {len(series)} rounds "
-        f"(a change of {moved.value:+{form}}, {certain})"
-    ]
+    before = now - moved.value
+    course = f"went from {before:{form}} to {now:{form}} over {len(series)} rounds (a change of {moved.value:+{form}}"
+    lines = [f"{surely}; the {what} {course}, {certain})"]
+    if loss := lost(log, DiagnosisRule()):
+        lines = [f"{surely}: {loss}; the {what} is {now:{form}} now"]
     if len(log.history) >= FEWEST_ROUNDS:
         ahead = forecast(log.history, log.horizon)
         lines.append(
@@ -158,6 +157,20 @@ def verdict_lines(log: RunLog) -> tuple[list[str], str]:
             f"{ahead.high[-1]:.2f} (with 90 % certainty)"
         )
     return lines, mood
+
+
+def _judged(log: RunLog, moved: Interval, now: float) -> tuple[str, str]:
+    """Returns the mood and the first words of a verdict on a change of the pass rate, or else of the reward."""
+    rule, graded = DiagnosisRule(), len(log["pass_rate"]) > 0
+    if graded and now > SOLVED:
+        return GOOD, "the problems are solved"
+    if lost(log, rule):
+        return BAD, "much of what the model could do is lost"
+    if harder_prompts(log, rule):
+        return UNSURE, "the prompts get harder, and held-out problems are solved as well as before"
+    if moved.low > 0:
+        return GOOD, "learning"
+    return (BAD, "getting worse") if moved.high < 0 else (UNSURE, "no clear change yet")
 
 
 def nothing_found(log: RunLog) -> str:
@@ -169,7 +182,7 @@ def nothing_found(log: RunLog) -> str:
     if missing:
         told = f"{len(CHECKS) - len(missing)} of {len(CHECKS)} checks could be made, and they found no problem"
     moved = change(log["pass_rate"] if len(log["pass_rate"]) else log["reward/mean"])
-    if moved is None or mood not in ADVICE:
+    if moved is None or mood not in ADVICE or harder_prompts(log, DiagnosisRule()):
         return told
     advice = ADVICE[mood].format((moved.high - moved.low) / 2)
     return f"{told}; {in_words_of(log.framework, advice)}"

@@ -318,3 +318,23 @@ def test_a_change_that_is_hardly_known_has_no_interval(tmp_path, capsys):
     told = " ".join(capsys.readouterr().out.split())
     assert "which may be luck: the rounds are too few, or differ too much, to say more" in told
     assert "certainty between -" not in told
+
+
+@pytest.mark.parametrize(
+    ("held_out", "told"),
+    [
+        (
+            [0.3, 0.5],
+            "verdict: the prompts get harder, and held-out problems are solved as well as before; the pass rate",
+        ),
+        ([0.5, 0.1], "verdict: much of what the model could do is lost: pass rate 0.3"),
+    ],
+)
+def test_a_verdict_knows_prompts_that_get_harder_from_a_loss(tmp_path, capsys, held_out, told):
+    rates, scores = np.linspace(0.8, 0.4, 100), np.linspace(*held_out, 10)
+    rows = [{"step": step, "reward": rate} for step, rate in enumerate(rates)]
+    rows += [{"step": 10 * index, "eval/accuracy": score} for index, score in enumerate(scores)]
+    main(["dynamics", "diagnose", str(write_lines(tmp_path / "log.jsonl", rows))])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert told in printed and ("unstable" in printed) == (held_out[1] < 0.4)
+    assert "go back to the checkpoint" not in printed
