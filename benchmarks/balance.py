@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from grpo.algorithm.balance import shared
-from grpo.algorithm.layout import imbalance, lay_out
 from grpo.algorithm.packing import Branch, LooseTree, rows_of, trees_of
+from grpo.algorithm.row_assignment import imbalance, lay_out
 from grpo.learner.flops import FlopCount
 from grpo.types import Completion
 from tests.fakes import on_ranks

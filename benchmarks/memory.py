@@ -3,9 +3,9 @@
     python benchmarks/memory.py [overrides of grpo train]
 
 A process each: SmolLM2-135M, two optimizer steps on two prompts with eight completions of 240 made-up tokens, in rows
-of 2,048 tokens. The estimate is what every run prints before it starts (`grpo.config.estimate`). Measured is the most
-that tensors take at once in the second step, and the largest resident memory from before the model is loaded on, which
-on a CPU is more: freed memory is not given back to the system.
+of 2,048 tokens. The estimate is what every run prints before it starts (`grpo.config.memory_estimate`). Measured is the
+most that tensors take at once in the second step, and the largest resident memory from before the model is loaded on,
+which on a CPU is more: freed memory is not given back to the system.
 """
 
 import gc
@@ -26,8 +26,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from grpo import models
 from grpo.algorithm.batches import BatchMaker
-from grpo.config.estimate import memory_estimate
 from grpo.config.hydra import compose_config
+from grpo.config.memory_estimate import memory_estimate
 from grpo.host import ranks
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner

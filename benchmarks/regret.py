@@ -6,8 +6,8 @@ A policy has 32 parameters that all prompts share. A prompt's logit is its own c
 parameters; directions have a common part. A completion's score is that of its answer, and noise of all that its words
 say besides. Adam learns from 16 prompts a step, or with `samples` from 64 completions, whatever G; advantages are
 GRPO's. With `batch` the prompts are chosen too, from 4 to 64, at one learning rate. The arms begin alike; the adaptive
-one chooses by `grpo.dynamics.batch`, after each of the first 5 steps and then after every fifth, from 16 prompts of
-G = 16. A prompt costs a tenth of a completion, and a step costs FIXED completions whatever it samples.
+one chooses by `grpo.dynamics.group_size`, after each of the first 5 steps and then after every fifth, from 16 prompts
+of G = 16. A prompt costs a tenth of a completion, and a step costs FIXED completions whatever it samples.
 """
 
 import sys
@@ -21,8 +21,8 @@ from rich.table import Table
 from scipy.special import expit
 
 from grpo.dynamics.adaptive import agreed
-from grpo.dynamics.batch import BatchRule, choose_batch
 from grpo.dynamics.difficulty import fit_difficulty
+from grpo.dynamics.group_size import BatchRule, choose_batch
 from grpo.dynamics.identify import FEWEST_POINTS
 from grpo.dynamics.step import BatchSetting, StepCost
 

@@ -28,7 +28,7 @@ from grpo import models
 from grpo.config.hydra import compose_config
 from grpo.run import preflight
 from grpo.tasks import load_problems, split
-from grpo.tasks.prompts import PromptEncoder
+from grpo.tasks.prompt_encoding import PromptEncoder
 
 config = preflight.with_precision(compose_config(["experiment=quickstart", *sys.argv[3:]]))
 STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 10

@@ -109,8 +109,8 @@ def _run(command: str, words: list[str]) -> int:
             print(wrapped(module.USAGE))
             return 0
         return module.run(words, COMMANDS) if command == "completion" else module.run(words)
+    from grpo.config.earlier_run import described
     from grpo.config.hydra import as_yaml, compose_config
-    from grpo.config.start import described
 
     if {"-m", "--multirun"} & {*words}:
         raise UserError(f"grpo {command} starts one run at a time; grpo sweep starts several (grpo sweep help)")

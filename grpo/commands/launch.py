@@ -17,7 +17,7 @@ from grpo.config.hydra import compose_config
 from grpo.config.placement import KEY_VARIABLE
 from grpo.config.validate import validate
 from grpo.host.folder_lock import refuse_held
-from grpo.host.stop import StopRequest
+from grpo.host.signals import StopRequest
 from grpo.launch.machines import machines_of
 from grpo.launch.ports import with_free_ports
 from grpo.launch.seats import LEARNER, seat_table, seats_of

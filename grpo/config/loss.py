@@ -131,7 +131,7 @@ class CorrectionConfig:
 class TokenSelectionConfig:
     """The selection changes the loss of some tokens, which are chosen among all tokens of the optimizer step.
 
-    The step's tokens are computed once more for it, without gradient. See `grpo.algorithm.selection`.
+    The step's tokens are computed once more for it, without gradient. See `grpo.algorithm.token_selection`.
     """
 
     # clip_cov takes gradient from tokens whose log-probability and advantage vary together, kl_cov penalizes the change

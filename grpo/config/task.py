@@ -10,7 +10,7 @@ from typing import Any
 class SelectionConfig:
     """The selection takes some of a source's problems; it counts the others and says why they are left out.
 
-    See `grpo.tasks.selection`.
+    See `grpo.tasks.problem_selection`.
     """
 
     # Problems with a pass rate in this band are kept, both ends included, e.g. [0.1, 0.8]. [0, 1] keeps all.

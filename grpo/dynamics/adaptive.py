@@ -14,14 +14,21 @@ from scipy import stats
 
 from grpo.dynamics import guard
 from grpo.dynamics.adaptive_state import AdaptiveState, afresh, curve_of, lag_of, merged, remember, state_of
-from grpo.dynamics.batch import BatchRule, calm_completions, choose_batch
 from grpo.dynamics.difficulty import Difficulty, fit_difficulty
-from grpo.dynamics.forecast import Forecast, StopRule, forecast
+from grpo.dynamics.forecast import Forecast, forecast
+from grpo.dynamics.group_size import BatchRule, calm_completions, choose_batch
 from grpo.dynamics.history import pass_rate
 from grpo.dynamics.identify import FEWEST_POINTS, Identification, identify
-from grpo.dynamics.refresh import OffPolicyness, RefreshRule, choose_refresh_interval, fit_step_time, fit_token_time
+from grpo.dynamics.refresh_interval import (
+    OffPolicyness,
+    RefreshRule,
+    choose_refresh_interval,
+    fit_step_time,
+    fit_token_time,
+)
 from grpo.dynamics.sigma import silent_rate
 from grpo.dynamics.step import BatchSetting, StepCost
+from grpo.dynamics.stop_rule import StopRule
 from grpo.types import Decision, Mean, RoundPlan, RoundStatistics, Verdict
 
 # Group size and prompts change only by at least this factor, and only when two decisions in a row ask for it.

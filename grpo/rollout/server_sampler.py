@@ -24,7 +24,7 @@ from grpo.rollout.fleet import Fleet
 from grpo.rollout.replica import Replica
 from grpo.rollout.seeds import sample_numbers, sample_seed
 from grpo.rollout.servers import MODEL
-from grpo.rollout.stopping import stop_token_ids
+from grpo.rollout.stop_tokens import stop_token_ids
 from grpo.rollout.weight_names import FileForm
 from grpo.types import Completion, Prompt, RolloutGroup
 

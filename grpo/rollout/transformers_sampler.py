@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessor
 from grpo.config import SamplingConfig, TrainConfig, UserError
 from grpo.interfaces import MERGED, Bucket, OnGroup
 from grpo.rollout.seeds import sample_numbers, sample_seed
-from grpo.rollout.stopping import stop_token_ids
+from grpo.rollout.stop_tokens import stop_token_ids
 from grpo.types import Completion, Prompt, RolloutGroup
 from grpo.weight_sync.checksum import checksums
 

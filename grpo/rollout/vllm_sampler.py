@@ -22,7 +22,7 @@ from grpo.rollout.engine_use import EngineUse
 from grpo.rollout.model_classes import ModelClasses
 from grpo.rollout.pooling import pooled
 from grpo.rollout.seeds import sample_numbers, sample_seed
-from grpo.rollout.stopping import stop_token_ids
+from grpo.rollout.stop_tokens import stop_token_ids
 from grpo.rollout.weight_names import FileForm
 from grpo.types import Completion, Prompt, RolloutGroup
 

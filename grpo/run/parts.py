@@ -27,7 +27,7 @@ from grpo.tasks import (
     split,
     usable_problems,
 )
-from grpo.tasks.prompts import filled
+from grpo.tasks.prompt_encoding import filled
 
 
 def load_task(

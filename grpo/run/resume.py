@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config import TrainConfig, UserError
+from grpo.config.compare_saved import check_resumed, differences
 from grpo.config.folder import CHECKPOINTS, PROMPTS_FILE
-from grpo.config.resume import check_resumed, differences
 from grpo.config.saved import from_dict, read_state
 from grpo.dynamics.scheduler import replanned
 from grpo.interfaces import Collective, Task

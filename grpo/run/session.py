@@ -15,9 +15,9 @@ from transformers import PreTrainedTokenizerBase
 
 from grpo import models
 from grpo.config import TaskConfig, TrainConfig
+from grpo.config.earlier_run import described
 from grpo.config.errors import SamplerLost
 from grpo.config.folder import EVALUATIONS_FILE, MODEL_FOLDER, PROFILE_FOLDER
-from grpo.config.start import described
 from grpo.config.validate import validate
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.findings import Finding
@@ -25,7 +25,7 @@ from grpo.dynamics.scheduler import may_go_back
 from grpo.host import ranks
 from grpo.host.alive import working
 from grpo.host.folder_lock import held
-from grpo.host.stop import INTERRUPTED, StopRequest
+from grpo.host.signals import INTERRUPTED, StopRequest
 from grpo.host.terminal import Terminal
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import init_distributed

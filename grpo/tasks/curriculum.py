@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from grpo.config import CurriculumConfig
 from grpo.config.errors import require
-from grpo.tasks.selection import solve_rate
+from grpo.tasks.problem_selection import solve_rate
 from grpo.types import Problem
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import torch
 
 from grpo.algorithm.batches import BatchMaker
 from grpo.algorithm.loss import policy_loss, tokens_of
-from grpo.algorithm.selection import select
+from grpo.algorithm.token_selection import select
 from grpo.config import (
     AggregationConfig,
     CorrectionConfig,

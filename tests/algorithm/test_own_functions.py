@@ -10,9 +10,9 @@ import torch
 from grpo.algorithm.aggregation import AGGREGATIONS
 from grpo.algorithm.kl import ESTIMATORS
 from grpo.algorithm.normalization import NORMALIZATIONS
-from grpo.algorithm.objective import OBJECTIVES
 from grpo.algorithm.probe import check_functions, check_objective
-from grpo.algorithm.selection import SELECTIONS
+from grpo.algorithm.token_losses import OBJECTIVES
+from grpo.algorithm.token_selection import SELECTIONS
 from grpo.config import AggregationConfig, KlConfig, NormalizationConfig, ObjectiveConfig, TrainConfig, UserError
 from grpo.config.choices import CHOICES, IMPORTED
 from grpo.config.validate import validate

@@ -111,7 +111,7 @@ def test_the_page_says_what_to_do_with_the_rates(tmp_path, capsys):
 
 def test_weighted_training_reads_the_column(tmp_path):
     from grpo.config import SelectionConfig
-    from grpo.tasks.selection import select
+    from grpo.tasks.problem_selection import select
     from grpo.types import Problem
 
     problems = [Problem(f"p-{k}", f"q {k}", "1", {"solve_rate": k / 8}) for k in range(9)]

@@ -10,9 +10,9 @@ import pytest
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.aliases import ALIASES
+from grpo.config.compare_saved import differences
 from grpo.config.folder import checkpoints_in, step_of
 from grpo.config.hydra import _paths, compose_config, compose_sweep, config_directory
-from grpo.config.resume import differences
 from grpo.config.saved import from_dict
 from grpo.config.sweep_words import grid, plain
 from grpo.config.validate import validate, validate_evaluation

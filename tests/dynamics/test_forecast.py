@@ -5,8 +5,9 @@ import pytest
 
 from benchmarks.forecasts import backtest, by_trend, scores
 from benchmarks.simulated_curves import KINDS, exponential, flat, power_law, sigmoid, simulated
-from grpo.dynamics.forecast import StopRule, forecast
+from grpo.dynamics.forecast import forecast
 from grpo.dynamics.history import history_of_values
+from grpo.dynamics.stop_rule import StopRule
 from grpo.dynamics.trend import PRIORS, SETTINGS, follow
 from tests.dynamics.synthetic import measured, oscillating
 

@@ -9,7 +9,7 @@ from grpo.config import EvaluationConfig, SamplingConfig
 from grpo.config.hydra import compose_config, compose_suite
 from grpo.evaluation.held_out import drawn_as, evaluate, majority, score, summarize, told
 from grpo.tasks.curriculum import uniform
-from grpo.tasks.stream import PromptStream
+from grpo.tasks.prompt_stream import PromptStream
 from grpo.telemetry.metrics import evaluation_numbers
 from grpo.types import Problem, Prompt
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, answering

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from grpo.config.estimate import ModelShape
+from grpo.config.memory_estimate import ModelShape
 from grpo.host import ranks
 from grpo.prove import exchange, sampling
 from grpo.prove.bench import SIZES, Bench, config_of

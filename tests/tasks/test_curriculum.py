@@ -9,7 +9,7 @@ from scipy import integrate, special, stats
 from grpo.config import CurriculumConfig, UserError
 from grpo.dynamics.sigma import drift
 from grpo.tasks.curriculum import Grouping, build_order, check_rates, expected_gradient, resampled
-from grpo.tasks.stream import PromptStream
+from grpo.tasks.prompt_stream import PromptStream
 from grpo.types import Problem
 
 RATES = [0.0, 0.02, 0.2, 0.5, 0.5, 0.8, 0.98, 1.0]

@@ -6,7 +6,7 @@ import sys
 
 COUNTING = """
 import os, signal
-from grpo.host.stop import StopRequest
+from grpo.host.signals import StopRequest
 stop = StopRequest({message!r})
 print(stop(), stop.count, flush=True)
 os.kill(os.getpid(), signal.SIGTERM)

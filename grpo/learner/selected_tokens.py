@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from grpo.algorithm.objective import Tokens
-from grpo.algorithm.selection import select
+from grpo.algorithm.token_losses import Tokens
+from grpo.algorithm.token_selection import select
 from grpo.config import ObjectiveConfig
 from grpo.interfaces import Collective
 from grpo.types import MicroBatch
 
 
-def with_choice(
+def with_selection(
     micro_batches: Sequence[MicroBatch],
     look: Callable[[MicroBatch], Tokens],
     objective: ObjectiveConfig,

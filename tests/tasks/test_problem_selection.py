@@ -5,7 +5,7 @@ import json
 import pytest
 
 from grpo.config import SelectionConfig, UserError
-from grpo.tasks.selection import answer_type, normalized, select
+from grpo.tasks.problem_selection import answer_type, normalized, select
 from grpo.types import Problem
 
 

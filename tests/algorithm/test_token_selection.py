@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from grpo.algorithm.loss import policy_loss, tokens_of
-from grpo.algorithm.selection import largest, select
+from grpo.algorithm.token_selection import largest, select
 from grpo.config import ObjectiveConfig, TokenSelectionConfig
 from tests.fakes import on_ranks
 

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from grpo.config import ModelConfig, TrainConfig
-from grpo.config.estimate import (
+from grpo.config.hydra import compose_config
+from grpo.config.memory_estimate import (
     BYTES,
     ModelShape,
     activation_bytes,
@@ -11,7 +12,6 @@ from grpo.config.estimate import (
     memory_estimate,
     offloaded_bytes,
 )
-from grpo.config.hydra import compose_config
 from grpo.learner.loading import load_policy
 from grpo.run.preflight import model_shape
 from grpo.types import Tree

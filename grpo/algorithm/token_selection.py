@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from grpo.algorithm.objective import Tokens, clipped
+from grpo.algorithm.token_losses import Tokens, clipped
 
 if TYPE_CHECKING:
     from grpo.config import ObjectiveConfig

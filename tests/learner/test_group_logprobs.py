@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from grpo.learner.scoring import Scoring
+from grpo.learner.group_logprobs import Scoring
 from grpo.types import Completion, Problem, Prompt, RolloutGroup
 from tests.fakes import on_ranks
 

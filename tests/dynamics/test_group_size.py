@@ -3,8 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from grpo.dynamics.batch import BatchRule, calm_completions, choose_batch, cost_of_progress
 from grpo.dynamics.difficulty import Difficulty
+from grpo.dynamics.group_size import BatchRule, calm_completions, choose_batch, cost_of_progress
 from grpo.dynamics.planning import PlanRequest, propose, size_options, step_seconds
 from grpo.dynamics.step import BatchSetting, StepCost, progress_of_step, signal_to_noise
 from grpo.types import MachineConstants
