@@ -43,7 +43,7 @@ def first_action(rounds):
     """Returns the round after which the guard acts first, or None."""
     state = guard.GuardState()
     for index, (rate, error) in enumerate(rounds):
-        action, state = guard.look(guard.GuardRule(), state, guard.RoundFacts(index, rate, error, 1.0, 0, 8, 1.0))
+        action, state = guard.watch(guard.GuardRule(), state, guard.RoundFacts(index, rate, error, 1.0, 0, 8, 1.0))
         if action:
             return index
     return None

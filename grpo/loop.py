@@ -71,7 +71,7 @@ class Loop:
         engines, before = self._engines, self.progress
         plan = replace(before.plan, refresh_interval=min(before.plan.refresh_interval, steps_left))
         statistics, collected = one_round(engines, plan, before.round_index, steps_left)
-        engines.task.learn(outcomes(collected, engines.collective), collected.cursor)
+        engines.task.record_outcomes(outcomes(collected, engines.collective), collected.cursor)
         decision = engines.scheduler.next(before.plan, statistics, before.scheduler)
         self.verdict = decision.verdict
         self.progress = Progress(

@@ -83,7 +83,7 @@ class ScriptedTask:
         mine = [index for index in range(first, self.cursor) if index % self.world_size == self.rank]
         return [Prompt(Problem(f"p{index}", "q", "a"), (1,)) for index in mine]
 
-    def learn(self, outcomes, cursor):
+    def record_outcomes(self, outcomes, cursor):
         """Its order does not depend on outcomes."""
 
     def grade(self, groups):

@@ -58,7 +58,7 @@ class Parts:
     def refresh(self, learner, sampler):
         self.note("refresh")
 
-    def learn(self, outcomes, cursor):
+    def record_outcomes(self, outcomes, cursor):
         self.note(f"learn {outcomes}")
 
     def next(self, plan, statistics, state):

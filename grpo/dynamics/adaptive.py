@@ -83,7 +83,7 @@ class AdaptiveScheduler:
             interval=plan.refresh_interval,
             rate_factor=plan.learning_rate_factor,
         )
-        action, watched = guard.look(self._setting.guard, state.guard, facts)
+        action, watched = guard.watch(self._setting.guard, state.guard, facts)
         state = replace(state, guard=watched)
         if action:
             return self._recovered(plan, action, state)
@@ -94,8 +94,8 @@ class AdaptiveScheduler:
         return self._decide(plan, statistics, state)
 
     def _recovered(self, plan: RoundPlan, action: guard.GuardAction, state: AdaptiveState) -> Decision:
-        """Does what the guard asks for. An interval at which the run became unstable is not tried again, nor are fewer
-        prompts than configured, which come back."""
+        """Does what the guard asks for. An interval at which the run became unstable is not tried again. If fewer
+        prompts than configured were chosen, the configured number returns, and fewer are not chosen again."""
         first, before = self._setting.first.prompts_per_step, plan.prompts_per_step
         chosen_fewer = before < first and not self._setting.batch_rule.samples
         prompts, fewest = (first, first) if chosen_fewer else (before, state.fewest)

@@ -34,10 +34,11 @@ def _import_deepspeed() -> None:
     hidden = "mlflow" not in sys.modules
     if hidden:
         sys.modules["mlflow"] = None
-    import deepspeed  # noqa: F401
-
-    if hidden:
-        del sys.modules["mlflow"]
+    try:
+        import deepspeed  # noqa: F401
+    finally:
+        if hidden:
+            del sys.modules["mlflow"]
 
 
 _import_deepspeed()

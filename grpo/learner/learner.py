@@ -15,7 +15,7 @@ from grpo.algorithm.token_losses import Tokens
 from grpo.config import TrainConfig
 from grpo.config.errors import UserError
 from grpo.config.learning_rate import learning_rate_factor
-from grpo.interfaces import MERGED, Bucket
+from grpo.interfaces import Bucket
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import quiet, sharded_loading, start_engine
 from grpo.learner.flops import flop_count
@@ -41,6 +41,7 @@ from grpo.types import (
     ScoredGroup,
     StepReport,
 )
+from grpo.types.weights import MERGED
 
 # In a checkpoint's folder.
 REFERENCE_FILE = "reference.safetensors"
@@ -163,7 +164,7 @@ class DeepSpeedLearner:
         sums = torch.zeros(len(METRICS), dtype=torch.float64, device=self._device)
         whole_loss = torch.zeros((), dtype=torch.float64, device=self._device)
         together = self._config.learner.sequence_parallel
-        for micro in with_selection(batch.micro_batches, self._look, objective, self.collective, together):
+        for micro in with_selection(batch.micro_batches, self._tokens_now, objective, self.collective, together):
             placed = to_device(micro, self._device)
             logprobs, entropies = self.engine(placed, self._temperature)
             loss, metrics = policy_loss(logprobs, entropies, placed, objective)
@@ -197,7 +198,7 @@ class DeepSpeedLearner:
         gradient_norm = float(self.engine.get_global_grad_norm())
         return StepReport(self.num_steps, applied, gradient_norm, learning_rate, flops, means)
 
-    def _look(self, micro: MicroBatch) -> Tokens:
+    def _tokens_now(self, micro: MicroBatch) -> Tokens:
         """Computes the tokens of a micro-batch under the current weights, without gradient."""
         placed = to_device(micro, self._device)
         with torch.no_grad():

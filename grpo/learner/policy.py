@@ -72,7 +72,8 @@ class Policy(nn.Module):
         return self.head(hidden[micro.predictors], micro.targets, temperature)
 
     def _shared(self, micro: MicroBatch, temperature: float, together: SequenceGroup) -> tuple[Tensor, Tensor]:
-        """Returns the values of all targets, although this rank computes those that its own tokens predict."""
+        """Returns log-probabilities and entropies of all targets of a row that several ranks compute together. This
+        rank computes only those that its own tokens predict, and gathers the others."""
         token_ids, position_ids, trees = together.padded(micro)
         own = together.share(len(token_ids))
         hidden = self._hidden(token_ids[own], position_ids[own], trees)

@@ -12,7 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange, WeightConverter, WeightRenaming, revert_weight_conversion
 
-from grpo.interfaces import BASE_SUFFIX, DOWN_SUFFIX, UP_SUFFIX, Bucket
+from grpo.interfaces import Bucket
+from grpo.types.weights import BASE_SUFFIX, DOWN_SUFFIX, UP_SUFFIX
 
 
 class FileForm:

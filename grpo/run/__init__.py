@@ -11,6 +11,7 @@ measured_model      a model that is only sampled from, for `grpo eval` and `grpo
 
 Around the loop's parts:
 clocks        measures their seconds, and ends what takes too long
+full_memory   what to change when a GPU has no memory left
 turns         gives learner and sampler one device in turn
 first_rank    runs an action on the first rank only
 

@@ -71,7 +71,7 @@ def relearn(task: Task, rows: Iterable[Mapping[str, Any]]) -> None:
     An online curriculum is then in the state in which the run was saved.
     """
     for row in rows:
-        task.learn(by_problem(zip(row["prompt_ids"], row["correct"], strict=True)), row["cursor"])
+        task.record_outcomes(by_problem(zip(row["prompt_ids"], row["correct"], strict=True)), row["cursor"])
 
 
 def fresh(engines: Engines) -> tuple[Progress, Verdict]:

@@ -42,6 +42,7 @@ from grpo.run.clocks import Clocks
 from grpo.run.evaluating import PolicyEvaluation, record_evaluation
 from grpo.run.exporting import Exporter
 from grpo.run.first_rank import from_first, on_first
+from grpo.run.full_memory import told_of_memory
 from grpo.run.lengths import fit_lengths
 from grpo.run.model_card import card_of
 from grpo.run.observers import Checkpointer, Evaluator, Watch
@@ -150,7 +151,7 @@ class Session:
         device = ranks.device(config)
         self._config, self._output, self._saved, self._services = config, Path(config.output_dir), saved, services
         self._tokenizer, self._suite, self._device = tokenizer, suite, device
-        with working("loading the model into the learner"):
+        with working("loading the model into the learner"), told_of_memory("loading the model"):
             learner = DeepSpeedLearner(config, path, device, saved.checkpoint if saved else None)
         self._collective = learner.collective
         self._first = self._collective.rank == 0
@@ -158,7 +159,8 @@ class Session:
         label = torch.profiler.record_function if config.tracking.profile_rounds else nullcontext
         self._clocks = Clocks(config, Phases(self._collective.rank, label=label))
         build = partial(build_sampler, config, path, tokenizer, device, self._collective)
-        sampler = sampler_in_turn(config, learner, build, self._clocks)
+        with told_of_memory("starting the sampler"):
+            sampler = sampler_in_turn(config, learner, build, self._clocks)
         self._store = checkpoint_store(config, self._collective)
         self._engines = assemble(config, task, sampler, learner, self._store, self._clocks)
         self._stop = StopRequest(STOPPING)
@@ -199,7 +201,9 @@ class Session:
         facts = {"config": asdict(config), "base": self._base}
         checkpointer = Checkpointer(config.checkpoint, self._store, engines.learner, facts, evaluator, tell)
         peak = peak_tflops(self._device)
-        recorder = Recorder(self._collective, files, config.tracking.samples_per_round, peak, engines.sampler.use)
+        recorder = Recorder(
+            self._collective, files, config.tracking.samples_per_round, peak, engines.sampler.cache_usage
+        )
         export_step = self._clocks.between("export", self._export_step)
         exporter = Exporter(config.checkpoint.export_every, self._output, export_step, tell)
         own = [evaluator, checkpointer, exporter, self._watch(files), *self._completion_files(progress.step)]

@@ -66,12 +66,12 @@ class VerifiableTask:
         """Returns this rank's share of the stream's next `count` prompts over all ranks."""
         return self._stream.next_prompts(count)
 
-    def learn(self, outcomes: Mapping[str, tuple[int, int]], cursor: int) -> None:
+    def record_outcomes(self, outcomes: Mapping[str, tuple[int, int]], cursor: int) -> None:
         """Passes the outcomes of a round to an online curriculum: problem id → (correct, tried), over all ranks.
 
         `cursor` is where the stream stood after that round.
         """
-        self._stream.learn(outcomes, cursor)
+        self._stream.record_outcomes(outcomes, cursor)
 
     def held_out_prompts(self, count: int) -> list[Prompt]:
         """Returns the first `count` held-out prompts in the order of their question's hash, or all if there are

@@ -9,7 +9,7 @@ def watch(rounds, interval=4, rule=RULE):
     """Actions over rounds of (pass rate, ESS, skipped steps), each obeyed."""
     state, factor, actions, step = guard.GuardState(), 1.0, [], 0
     for rate, ess, skipped in rounds:
-        action, state = guard.look(rule, state, guard.RoundFacts(step, rate, 0.01, ess, skipped, interval, factor))
+        action, state = guard.watch(rule, state, guard.RoundFacts(step, rate, 0.01, ess, skipped, interval, factor))
         actions.append(action)
         step += interval
         if action:

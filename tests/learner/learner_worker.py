@@ -18,12 +18,12 @@ environment.prepare()
 
 from grpo.algorithm.batches import BatchMaker
 from grpo.config import TrainConfig, UserError
-from grpo.interfaces import ADAPTERS, BASE
 from grpo.learner import offloading
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.rollout.collect import in_steps
 from grpo.types import RoundPlan
+from grpo.types.weights import ADAPTERS, BASE
 from grpo.weight_sync.adapters import AdaptedWeights
 from tests.learner.groups import uneven_groups
 

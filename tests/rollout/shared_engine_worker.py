@@ -71,7 +71,7 @@ def main(model, output):
     for bucket in learner.weight_buckets():
         sent.update(checksums(bucket))
     flipped = differing(sent, sampler.checksums()[0])
-    facts = ranks.gather({"gaps": gaps, "own": own, "shard": shard, "flipped": flipped, "use": sampler.use()})
+    facts = ranks.gather({"gaps": gaps, "own": own, "shard": shard, "flipped": flipped, "use": sampler.cache_usage()})
     if ranks.rank == 0:
         numbers = sum(parameter.numel() for parameter in learner.policy.parameters())
         with open(output, "w") as file:

@@ -7,7 +7,6 @@ import torch
 
 from grpo.config import EvaluationConfig, TrainConfig
 from grpo.dynamics.scheduler import build_scheduler
-from grpo.interfaces import MERGED
 from grpo.loop import Engines, Loop
 from grpo.run.clocks import Clocks, Timed
 from grpo.run.evaluating import PolicyEvaluation
@@ -15,6 +14,7 @@ from grpo.run.observers import Evaluator
 from grpo.run.pipeline import build_pipeline
 from grpo.telemetry import Phases, flatten
 from grpo.types import Batch, Mean, Progress, StepReport, Verdict
+from grpo.types.weights import MERGED
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank
 
 ROUNDS = 3

@@ -113,7 +113,7 @@ class Lessons:
     def __init__(self):
         self.learned = []
 
-    def learn(self, outcomes, cursor):
+    def record_outcomes(self, outcomes, cursor):
         self.learned.append((outcomes, cursor))
 
 
@@ -132,7 +132,7 @@ def test_what_a_resumed_run_reads_back_is_what_the_task_was_told():
         statistics = RoundStatistics(index, index + 1, plan, means, {}, {}, ())
         progress = Progress(index + 1, index + 1, collected.cursor, plan, None)
         recorder.after_round(FinishedRound(statistics, collected, progress, Verdict()))
-        told.learn(outcomes(collected, SingleRank()), collected.cursor)
+        told.record_outcomes(outcomes(collected, SingleRank()), collected.cursor)
     assert told.learned == [({"p0": (3, 4), "p1": (0, 4)}, 2), ({"p2": (4, 8)}, 4)]
     relearn(read, noted.rows)
     assert read.learned == told.learned

@@ -121,37 +121,37 @@ def test_online_asks_different_problems_until_it_has_learned_of_them():
 
 def test_online_follows_what_was_measured():
     stream = online(rates=[0.5] * 8, rest=1, rest_silent=1, half_life=10**9, prior_samples=1)
-    stream.learn([(index, 4 if index == 2 else 8 * (index % 2), 8) for index in range(8)], 8)
+    stream.record_outcomes([(index, 4 if index == 2 else 8 * (index % 2), 8) for index in range(8)], 8)
     weights = stream.weights(9)
     assert weights.argmax() == 2
     assert weights[2] > 1.5 * np.delete(weights, 2).max()
     asked = Counter()
     for cursor in range(9, 3009):
         asked.update(stream.indices(cursor, 1).tolist())
-        stream.learn([], cursor + 1)
+        stream.record_outcomes([], cursor + 1)
     assert asked[2] == pytest.approx(3000 * weights[2] / weights.sum(), rel=0.25)
 
 
 def test_silent_prompts_rest_longer_and_are_tried_again():
     stream = online()
-    stream.learn([(index, 8 if index < 4 else 4, 8) for index in range(8)], 8)
+    stream.record_outcomes([(index, 8 if index < 4 else 4, 8) for index in range(8)], 8)
     assert sorted(stream.indices(20, 4).tolist()) == [4, 5, 6, 7], "8 prompts of rest are over, 40 are not"
-    stream.learn([], 24)
+    stream.record_outcomes([], 24)
     assert sorted(stream.indices(60, 8).tolist()) == list(range(8))
 
 
 def test_what_was_measured_fades():
     stream = online(rates=[0.5] * 8, half_life=100)
     fresh = stream.weights(8)[0]
-    stream.learn([(0, 0, 8)], 8)
+    stream.record_outcomes([(0, 0, 8)], 8)
     after, later, much_later = (stream.weights(cursor)[0] for cursor in (8, 108, 5000))
     assert after < later < much_later == pytest.approx(fresh, rel=1e-3)
 
 
 def test_when_all_rest_those_that_rested_longest_are_asked():
     stream = online()
-    stream.learn([(index, 4, 8) for index in range(4)], 4)
-    stream.learn([(index, 4, 8) for index in range(4, 8)], 8)
+    stream.record_outcomes([(index, 4, 8) for index in range(4)], 4)
+    stream.record_outcomes([(index, 4, 8) for index in range(4, 8)], 8)
     assert sorted(stream.indices(8, 4).tolist()) == [0, 1, 2, 3]
 
 
@@ -165,7 +165,7 @@ def test_a_resumed_online_order_goes_on_as_it_would_have():
         for index in rounds:
             chosen = stream.indices(4 * index, 4).tolist()
             asked.append(chosen)
-            stream.learn(outcomes(chosen, index), 4 * index + 4)
+            stream.record_outcomes(outcomes(chosen, index), 4 * index + 4)
         return asked
 
     def outcomes(chosen, index):
@@ -174,7 +174,7 @@ def test_a_resumed_online_order_goes_on_as_it_would_have():
     whole = run(online(), range(12))
     resumed = online()
     for index, chosen in enumerate(whole[:5]):
-        resumed.learn(outcomes(chosen, index), 4 * index + 4)
+        resumed.record_outcomes(outcomes(chosen, index), 4 * index + 4)
     assert run(resumed, range(5, 12)) == whole[5:]
 
 
@@ -189,7 +189,7 @@ def test_two_ranks_share_the_online_stream():
         assert [shares[0][0], shares[1][0], shares[0][1], shares[1][1]] == expected
         outcome = {name.rpartition("@")[0]: (3, 8) for name in expected}
         for each in (one, *two):
-            each.learn(outcome, each.cursor)
+            each.record_outcomes(outcome, each.cursor)
 
 
 @pytest.mark.parametrize("name", ["weighted", "anneal"])

@@ -50,7 +50,7 @@ class Noted:
     def indices(self, start, count):
         return np.arange(start, start + count) % 5
 
-    def learn(self, outcomes, cursor):
+    def record_outcomes(self, outcomes, cursor):
         self.told.append((outcomes, cursor))
 
 
@@ -58,7 +58,7 @@ def test_outcomes_reach_the_order_of_their_set_with_its_own_cursor():
     orders = [Noted(), Noted()]
     mixed = Mixture(orders, (5, 5), (1, 1), seed=0)
     mixed.indices(0, BLOCK)
-    mixed.learn([(2, 1, 4), (8, 3, 4)], BLOCK)
+    mixed.record_outcomes([(2, 1, 4), (8, 3, 4)], BLOCK)
     assert orders[0].told == [([(2, 1, 4)], 32)]
     assert orders[1].told == [([(3, 3, 4)], 32)]
 
@@ -113,11 +113,11 @@ def test_a_mixed_stream_goes_on_where_it_stood(two_sets, tokenizer):
     two_sets.curriculum = CurriculumConfig(name="online")
     with build(two_sets, tokenizer) as task:
         first = task.next_prompts(20)
-        task.learn({prompt.problem.problem_id: (1, 2) for prompt in first}, task.cursor)
+        task.record_outcomes({prompt.problem.problem_id: (1, 2) for prompt in first}, task.cursor)
         following = [prompt.prompt_id for prompt in task.next_prompts(20)]
     with build(two_sets, tokenizer) as resumed:
         resumed.cursor = 20
-        resumed.learn({prompt.problem.problem_id: (1, 2) for prompt in first}, 20)
+        resumed.record_outcomes({prompt.problem.problem_id: (1, 2) for prompt in first}, 20)
         assert [prompt.prompt_id for prompt in resumed.next_prompts(20)] == following
 
 
