@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from grpo.config.errors import SamplerLost
-from grpo.loop import Engines, Loop
+from grpo.loop import Loop, LoopParts
 from grpo.types import Collected, Decision, Mean, Progress, RoundPlan, StepReport, Verdict
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank
 
@@ -20,8 +20,8 @@ class Parts:
         self.num_steps = 0
         self.scripted, self.sampler = ScriptedTask([(1, 0)] * 99), ScriptedSampler()
 
-    def engines(self):
-        return Engines(
+    def parts(self):
+        return LoopParts(
             task=self,
             sampler=self.sampler,
             collector=self,
@@ -73,7 +73,7 @@ class Parts:
 
     def loop(self, step=0):
         start = Progress(0, step, 0, PLAN, None)
-        return Loop(self.engines(), start, Verdict(), self.observer("record"), [self.observer("save")])
+        return Loop(self.parts(), start, Verdict(), self.observer("record"), [self.observer("save")])
 
 
 def test_a_round_is_recorded_before_the_run_goes_back_and_saved_after_it():

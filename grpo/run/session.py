@@ -104,15 +104,15 @@ class Session:
         with told_of_memory("starting the sampler"):
             sampler = sampler_in_turn(config, learner, build, self._clocks)
         self._store = checkpoint_store(config, self._collective)
-        self._engines = assemble(config, task, sampler, learner, self._store, self._clocks)
+        self._parts = assemble(config, task, sampler, learner, self._store, self._clocks)
         self._stop = StopRequest(STOPPING)
 
     def run(self, observers: Sequence[Observer] = ()) -> int:
         """Evaluates, trains, evaluates again, exports the model and writes the report. Returns the exit code."""
-        engines, saved = self._engines, self._saved
-        progress, verdict = resumed(self._config, saved, engines, self._store) if saved else fresh(engines)
+        parts, saved = self._parts, self._saved
+        progress, verdict = resumed(self._config, saved, parts, self._store) if saved else fresh(parts)
         with working("giving the sampler the learner's weights"):
-            engines.weight_sync.refresh(engines.learner, engines.sampler)
+            parts.weight_sync.refresh(parts.learner, parts.sampler)
         files = on_first(self._collective, lambda: open_files(self._config, self._services, progress.step))
         with files or nullcontext():
             progress, verdict = self._train(progress, verdict, files, observers)
@@ -133,23 +133,21 @@ class Session:
         self, progress: Progress, verdict: Verdict, files: RecordFiles | None, observers: Sequence[Observer]
     ) -> tuple[Progress, Verdict]:
         """Runs the rounds, with evaluations and checkpoints around them. Returns the last progress and verdict."""
-        config, engines = self._config, self._engines
+        config, parts = self._config, self._parts
         tell = files.display.note if files else lambda text: None
         if chosen := config.tracking.profile_rounds:
             traces, rank = self._output / PROFILE_FOLDER, self._collective.rank
-            profiled = ProfiledRounds(engines.clock, chosen, traces, rank, progress.round_index, tell)
-            engines = replace(engines, clock=profiled)
+            profiled = ProfiledRounds(parts.clock, chosen, traces, rank, progress.round_index, tell)
+            parts = replace(parts, clock=profiled)
         evaluator = self._evaluator(files)
         facts = {"config": asdict(config), "base": self._base}
-        checkpointer = Checkpointer(config.checkpoint, self._store, engines.learner, facts, evaluator, tell)
+        checkpointer = Checkpointer(config.checkpoint, self._store, parts.learner, facts, evaluator, tell)
         peak = peak_tflops(self._device)
-        recorder = Recorder(
-            self._collective, files, config.tracking.samples_per_round, peak, engines.sampler.cache_usage
-        )
+        recorder = Recorder(self._collective, files, config.tracking.samples_per_round, peak, parts.sampler.cache_usage)
         export_step = self._clocks.between("export", self._export_step)
         exporter = Exporter(config.checkpoint.export_every, self._output, export_step, tell)
         own = [evaluator, checkpointer, exporter, self._watch(files), *self._completion_files(progress.step)]
-        loop = Loop(engines, progress, verdict, recorder, [*own, *observers])
+        loop = Loop(parts, progress, verdict, recorder, [*own, *observers])
         try:
             if not config.checkpoint.resume:
                 evaluator.at(progress.step)
@@ -163,7 +161,7 @@ class Session:
             checkpointer.save(loop.progress, loop.verdict)
         except SamplerLost:
             # A learner in the middle of a round is not saved: a resumed run samples that round again.
-            if loop.progress.step > progress.step and engines.learner.num_steps == loop.progress.step:
+            if loop.progress.step > progress.step and parts.learner.num_steps == loop.progress.step:
                 checkpointer.save(loop.progress, loop.verdict)
             raise
         return loop.progress, loop.verdict
@@ -177,7 +175,7 @@ class Session:
         exported = self._output / MODEL_FOLDER if self._config.checkpoint.export else None
         if exported:
             # Weights are gathered on a device that the sampler may have.
-            self._engines.sampler.sleep()
+            self._parts.sampler.sleep()
             with working("writing the trained model"):
                 self._export(ending.step, exported)
         if self._first:
@@ -187,8 +185,8 @@ class Session:
 
     def _export_step(self, step: int, directory: Path) -> None:
         """Writes what a run that goes on leaves of a step: the adapter where there is one, else the model."""
-        engines = self._engines
-        with turn_of_learner(self._config, engines.learner, engines.sampler, engines.weight_sync):
+        parts = self._parts
+        with turn_of_learner(self._config, parts.learner, parts.sampler, parts.weight_sync):
             self._export(step, directory, adapter=self._config.model.lora.rank > 0)
 
     def _export(self, step: int, directory: Path, adapter: bool = False) -> None:
@@ -220,7 +218,7 @@ class Session:
         """Builds the observer that evaluates on held-out problems, and on the suite if there is one."""
         config, collective = self._config, self._collective
         evaluate = PolicyEvaluation(
-            config, self._engines.task, self._suite, self._tokenizer, self._engines.sampler, self._clocks, collective
+            config, self._parts.task, self._suite, self._tokenizer, self._parts.sampler, self._clocks, collective
         )
         earlier = from_first(collective, lambda: read_metrics(self._output / EVALUATIONS_FILE))
 

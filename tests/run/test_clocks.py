@@ -7,7 +7,7 @@ import torch
 
 from grpo.config import EvaluationConfig, TrainConfig
 from grpo.dynamics.scheduler import build_scheduler
-from grpo.loop import Engines, Loop
+from grpo.loop import Loop, LoopParts
 from grpo.run.clocks import Clocks, Timed
 from grpo.run.evaluating import PolicyEvaluation
 from grpo.run.observers import Evaluator
@@ -150,7 +150,7 @@ def trained(request):
     learner = clocks.learner(SlowLearner(time))
     collector, sync = build_pipeline(config, task, sampler, Apart(), clocks)
     scheduler = build_scheduler(config, 1)
-    engines = Engines(
+    parts = LoopParts(
         task=task,
         sampler=sampler,
         collector=collector,
@@ -167,7 +167,7 @@ def trained(request):
     evaluate = PolicyEvaluation(config, task, [], None, sampler, clocks, SingleRank())
     noter = Noter()
     evaluator = Evaluator(EvaluationConfig(every_rounds=1), evaluate, lambda result: None)
-    loop = Loop(engines, Progress(0, 0, 0, *scheduler.init()), Verdict(), noter, [evaluator, Saver(learner)])
+    loop = Loop(parts, Progress(0, 0, 0, *scheduler.init()), Verdict(), noter, [evaluator, Saver(learner)])
     loop.run(ROUNDS, lambda: False)
     noter.pipeline = request.param
     return noter
