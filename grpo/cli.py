@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from grpo.config.errors import EndedElsewhere, UserError
 from grpo.config.flags import read_words
 from grpo.host import environment, ranks
 from grpo.host.alive import working
-from grpo.host.imports import importing
+from grpo.host.imports import importing, look_here_last
 from grpo.host.terminal import protect, say, wrapped
 
 USAGE = """usage: grpo COMMAND [key=value ...]
@@ -80,8 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return WRONG_USE
     environment.prepare()
     protect()
-    # As with `python -m`, modules in the working directory can be imported: one may hold the user's reward function.
-    sys.path.insert(0, os.getcwd())
+    look_here_last()
     try:
         return _run(command, words)
     except EndedElsewhere:

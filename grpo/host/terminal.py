@@ -8,7 +8,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -29,16 +29,16 @@ def clean(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """Cleans a line and writes it to stderr."""
-    print(clean(text), file=sys.stderr, flush=True)
+    """Cleans a line and writes it to stderr, on a terminal with breaks between words only."""
+    print(wrapped(clean(text), sys.stderr), file=sys.stderr, flush=True)
 
 
-def wrapped(text: str) -> str:
-    """Breaks long lines between words where stdout is a terminal, which would break them anywhere.
+def wrapped(text: str, stream: TextIO | None = None) -> str:
+    """Breaks long lines between words where the stream, by default stdout, is a terminal, which breaks them anywhere.
 
     What follows a gap of two blanks, such as the meaning of a word, stays below itself.
     """
-    if not sys.stdout.isatty():
+    if not (stream or sys.stdout).isatty():
         return text
     return "\n".join(_broken(line, shutil.get_terminal_size().columns) for line in text.splitlines())
 
