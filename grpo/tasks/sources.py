@@ -10,7 +10,7 @@ from typing import Any
 
 from grpo.config import DataConfig, UserError
 from grpo.tasks.arithmetic import arithmetic_problems
-from grpo.tasks.columns import cell, columns_of, conversation, foreign_format, letter_of, likely, text_of
+from grpo.tasks.columns import cell, columns_of, conversation, foreign_format, letter_of, likely, other_parts, text_of
 from grpo.tasks.files import read_rows
 from grpo.tasks.procedural import procedural_problems
 from grpo.types import Problem
@@ -168,10 +168,13 @@ def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -
 
 def _shown(row: Row, data: DataConfig) -> str:
     """Shows the cells of a row that cannot be used, beside what is wanted of them."""
+    if other := other_parts(cell(row, data.question_column)):
+        return f" The first has a prompt with parts of the type {' and '.join(other)}; models read text only here."
     return (
         f" The first has the question {cell(row, data.question_column)!r:.80} and the answer "
         f"{cell(row, data.answer_column)!r:.80}; "
-        "a question is text, or chat messages that end with the user's, and an answer is text or a number."
+        "a question is text, or chat messages that end with the user's, and an answer is text or a number, true or "
+        "false."
     )
 
 
