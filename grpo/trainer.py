@@ -37,7 +37,7 @@ DATA_FILE = "data.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A result is what a run left in its folder, as data frames. `Result("runs/x")` reads any run, also while it trains.
+    """A result is what a run left in its folder, as data frames. `Result("runs/x")` reads any run, at any time.
 
     Raises `UserError` where there is no such folder.
     """

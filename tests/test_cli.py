@@ -21,9 +21,14 @@ def test_without_a_command_the_usage_is_printed(capsys):
 def test_an_unknown_command_names_those_there_are(capsys):
     assert main(["trian"]) == WRONG_USE
     assert (
-        "unknown command 'trian'; there are: train, serve, eval, solve-rates, check-reward, launch, sweep"
+        "unknown command 'trian'; did you mean train? there are: train, serve, eval, solve-rates, check-reward, launch"
         in capsys.readouterr().err
     )
+
+
+def test_help_of_what_is_no_command_says_so(capsys):
+    assert main(["help", "nothing"]) == WRONG_USE
+    assert "unknown command 'nothing'; there are: train" in capsys.readouterr().err
 
 
 def test_a_wrong_key_is_one_line_before_anything_heavy_is_imported(capsys):

@@ -18,6 +18,9 @@ from rich.text import Text
 # which cannot be encoded. Tabs and line feeds are allowed.
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
+# Sources are at most 120 characters wide, and a sentence that goes on in the next line has come about so far.
+FULL_LINE = 106
+
 
 def clean(text: str) -> str:
     """Returns `text` with every character that would control a terminal replaced by its escape.
@@ -40,7 +43,34 @@ def wrapped(text: str, stream: TextIO | None = None) -> str:
     """
     if not (stream or sys.stdout).isatty():
         return text
-    return "\n".join(_broken(line, shutil.get_terminal_size().columns) for line in text.splitlines())
+    return "\n".join(_broken(line, shutil.get_terminal_size().columns) for line in _whole(text.splitlines()))
+
+
+def _whole(lines: Iterable[str]) -> list[str]:
+    """Joins the lines of a sentence that were broken only because the lines of a source end there.
+
+    >>> long = "x" * 110
+    >>> _whole([long, "goes on", "", f"  word  {long}", "        means this"]) == [
+    ...     f"{long} goes on", "", f"  word  {long} means this"
+    ... ]
+    True
+    """
+    whole: list[str] = []
+    ended = True
+    for line in lines:
+        text = line.lstrip()
+        if not ended and text and len(line) - len(text) == _text_begins(whole[-1]):
+            whole[-1] += f" {text}"
+        else:
+            whole.append(line)
+        ended = len(line) < FULL_LINE
+    return whole
+
+
+def _text_begins(line: str) -> int:
+    """Returns the column in which a line's text begins: after its blanks, and after a word with its gap."""
+    start = re.match(r" *(?:usage: grpo \S+ |\S+(?: \S+)*  +(?=\S))?", line)
+    return start.end() if start else 0
 
 
 def _broken(line: str, columns: int) -> str:
@@ -53,9 +83,8 @@ def _broken(line: str, columns: int) -> str:
       rollout.max_staleness=4
           Tokens may be so old.
     """
-    start = re.match(r" *(?:\S+(?: \S+)*  +(?=\S))?", line)
-    leading = len(line) - len(line.lstrip())
-    indent = start.end() if start and start.end() <= columns // 2 else leading + 4 * bool(leading)
+    begin, leading = _text_begins(line), len(line) - len(line.lstrip())
+    indent = begin if begin > leading and begin <= columns // 2 else leading + 4 * bool(leading)
     return textwrap.fill(
         line, columns, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False,
         replace_whitespace=False,
