@@ -17,7 +17,7 @@ from grpo.config.flags import read_words
 from grpo.host import environment, ranks
 from grpo.host.alive import working
 from grpo.host.imports import importing, look_here_last
-from grpo.host.terminal import protect, say, wrapped
+from grpo.host.terminal import protect, say, wrapped, wrapped_usage
 
 USAGE = """usage: grpo COMMAND [key=value ...]
 
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command in HELP and words:
         command, words = words[0], ["--help"]
     if command in HELP:
-        print(wrapped(USAGE))
+        print(wrapped_usage(USAGE))
         return 0
     if command in VERSION:
         print(f"grpo {grpo.__version__}")
@@ -107,7 +107,7 @@ def _run(command: str, words: list[str]) -> int:
         module = _module(command)
         asked = words[:1] == ["help"] or {"-h", "--help"} & {*words}
         if asked or (not words and command in WORDED):
-            print(wrapped(module.USAGE))
+            print(wrapped_usage(module.USAGE))
             return 0
         return module.run(words, COMMANDS) if command == "completion" else module.run(words)
     from grpo.config.hydra import as_yaml, compose_config

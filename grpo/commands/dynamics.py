@@ -35,7 +35,7 @@ and scale=NUMBER, what that column holds for a right answer (1). diagnose also r
 whatif takes steps=N, tokens=N or seconds=N, which each alternative may spend (default: the tokens of the run).
 plan takes column=NAME of the pass rates (default llama8b_solve_rate), tried=N samples behind each (default 64),
 machine=FILE, the prove.json that `grpo prove` has written, output=DIR for picture and page (default: beside PATH), and
-""" + "\n".join(f"  {field.name}={field.default}" for field in fields(PlanRequest))
+""" + "\n".join(f"  {field.name}={field.default:g}" for field in fields(PlanRequest))
 
 
 def run(words: Sequence[str]) -> int:

@@ -18,8 +18,9 @@ from rich.text import Text
 # which cannot be encoded. Tabs and line feeds are allowed.
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
-# Sources are at most 120 characters wide, and a sentence that goes on in the next line has come about so far.
-FULL_LINE = 106
+# Lines of a source have at most 120 characters. A sentence goes on in the next line where its next word would come
+# about so far.
+FULL_LINE = 115
 
 
 def clean(text: str) -> str:
@@ -36,6 +37,11 @@ def say(text: str) -> None:
     print(wrapped(clean(text), sys.stderr), file=sys.stderr, flush=True)
 
 
+def wrapped_usage(text: str) -> str:
+    """Does the same as `wrapped` for a text that stands in a source, and whose sentences are broken for that."""
+    return wrapped("\n".join(_whole(text.splitlines()))) if sys.stdout.isatty() else text
+
+
 def wrapped(text: str, stream: TextIO | None = None) -> str:
     """Breaks long lines between words where the stream, by default stdout, is a terminal, which breaks them anywhere.
 
@@ -43,27 +49,28 @@ def wrapped(text: str, stream: TextIO | None = None) -> str:
     """
     if not (stream or sys.stdout).isatty():
         return text
-    return "\n".join(_broken(line, shutil.get_terminal_size().columns) for line in _whole(text.splitlines()))
+    return "\n".join(_broken(line, shutil.get_terminal_size().columns) for line in text.splitlines())
 
 
 def _whole(lines: Iterable[str]) -> list[str]:
     """Joins the lines of a sentence that were broken only because the lines of a source end there.
 
-    >>> long = "x" * 110
+    >>> long = "x" * 112
     >>> _whole([long, "goes on", "", f"  word  {long}", "        means this"]) == [
     ...     f"{long} goes on", "", f"  word  {long} means this"
     ... ]
     True
     """
     whole: list[str] = []
-    ended = True
+    before = 0
     for line in lines:
         text = line.lstrip()
-        if not ended and text and len(line) - len(text) == _text_begins(whole[-1]):
+        full = text and before + 1 + len(text.split()[0]) > FULL_LINE
+        if full and len(line) - len(text) == _text_begins(whole[-1]):
             whole[-1] += f" {text}"
         else:
             whole.append(line)
-        ended = len(line) < FULL_LINE
+        before = len(line)
     return whole
 
 
