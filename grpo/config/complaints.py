@@ -19,7 +19,7 @@ WANTED = {
     r"converted to Float|subclass of float": "a number",
     r"not a valid bool|subclass of bool": "true or false",
     r"to string: |subclass of str": "text",
-    r"ListConfig, list or tuple|ListConfig(?s:.*)reference_type=List": LIST,
+    r"ListConfig, list or tuple|ListConfig(?s:.*)reference_type=List|type hint 'typing.List": LIST,
     r"subclass of \w+Config|Cannot assign \w+ to Dict|merge DictConfig with ListConfig": SECTION,
 }
 # What is wrong with a `${…}`, by what OmegaConf says. {0} is the part in parentheses.

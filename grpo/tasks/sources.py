@@ -141,6 +141,10 @@ def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -
                 f"{data.path} has no column {name!r} (task.data.{key}); it has {', '.join(columns)}"
                 f"{foreign_format(columns, data.question_column) or likely(columns, key)}."
             )
+    if data.question_column == data.answer_column:
+        raise UserError(
+            f"task.data.question_column and answer_column both name {data.answer_column!r}: name two columns."
+        )
     pattern = _answer_pattern(data.answer_pattern)
     problems, unusable, first = [], [], ""
     for index, row in enumerate(rows):
