@@ -10,6 +10,8 @@ environment.prepare()
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+# Commands that run in this process set this for those that they start; tests start some that need the working folder.
+os.environ.setdefault("PYTHONSAFEPATH", "")
 
 from tests import warm
 

@@ -11,6 +11,7 @@ folder             the names of all files in a run's folder
 
 From words to a configuration:
 hydra, flags       composing; Hydra's own flags, and a configuration file of the user's
+complaints         what Hydra and OmegaConf complain of, in plain words
 saved, compare_saved   a saved configuration read again, and compared with the present one
 earlier_run        which model an earlier run has left
 sweep_words        Hydra's sweep syntax

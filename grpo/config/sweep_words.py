@@ -10,8 +10,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 
+from grpo.config.complaints import one_line
 from grpo.config.errors import UserError
-from grpo.config.hydra import one_line
 
 
 def grid(overrides: list[str]) -> list[dict[str, str]]:

@@ -75,7 +75,7 @@ def _check_set(config: TrainConfig) -> None:
     """Checks data and reward of a task that has no sets."""
     data, reward, answer = config.task.data, config.task.reward, config.rollout.sampling.max_tokens
     require(
-        bool(reward.parts or data.path),
+        bool(reward.parts or data.path) or data.source != "file",
         f"task={config.task.name} has no problems: add sets of problems with +task@task.sets.NAME=TASK, or choose "
         "another task",
     )

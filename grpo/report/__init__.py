@@ -11,7 +11,7 @@ contrast_page, contrast_panels, contrast_tables   the page, charts and tables of
 The dynamics of a run:
 logs          a run's log → `RunLog`; foreign_logs, foreign_names and foreign_rows read other frameworks' logs
 dynamics, dynamics_panels, dynamics_tables   `grpo dynamics`: output, charts, tables
-plan_tables   `grpo dynamics plan`
+plan          `grpo dynamics plan`
 whatif, whatif_page       `grpo dynamics whatif`
 
 Other commands:

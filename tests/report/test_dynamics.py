@@ -183,8 +183,12 @@ def test_a_plan_from_solve_rates(tmp_path, capsys):
     assert "500 problems, mean pass rate 0.5" in printed and "1 without a pass rate are left out" in printed
     # 128 prompts × (100 + 4 × 500) tokens fit 372 times into 1e8.
     assert "dynamics.group_size=4 dynamics.refresh_interval=1 dynamics.prompts_per_step=128 num_steps=372" in printed
+    page = (tmp_path / "plan.html").read_text()
+    assert "G = 4 and τ = 1 are proposed." in page and "num_steps=372" in page and "silent groups" in page
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
     # 7 is no rung of the ladder of sizes, and is taken where nothing else is allowed.
-    assert main(["dynamics", "plan", str(path), "smallest=7", "largest=7"]) == 0
+    assert main(["dynamics", "plan", str(path), "smallest=7", "largest=7", f"output={tmp_path}/plans"]) == 0
+    assert "7" in re.findall(r'<th scope="row">(\d+)</th>', (tmp_path / "plans" / "plan.html").read_text())
     assert "dynamics.group_size=7 " in capsys.readouterr().out
     assert main(["dynamics", "plan", str(path), "budget_tokens=1000"]) == 2
     assert "budget_tokens=1000 does not suffice for one step at G = 4: give more tokens" in capsys.readouterr().err
