@@ -418,8 +418,8 @@ def test_a_saved_configuration_of_another_shape_is_one_line():
 
 
 def test_a_sweep_is_found_by_name_and_changed_by_words(tmp_path):
-    found = compose_sweep("normalization", ["seeds=5"])
-    assert (found.seeds, found.budget, [*found.variants][:2]) == (5, "samples", ["grpo", "dr_grpo"])
+    sweep = compose_sweep("normalization", ["seeds=5"])
+    assert (sweep.seeds, sweep.budget, [*sweep.variants][:2]) == (5, "samples", ["grpo", "dr_grpo"])
     own = tmp_path / "own.yaml"
     own.write_text("variants: {a: [seed=1]}")
     assert compose_sweep(str(own), []).variants == {"a": ["seed=1"]}

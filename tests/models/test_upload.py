@@ -1,4 +1,4 @@
-"""What is sent to the hub, by a stand-in for its HTTP interface on this machine."""
+"""These tests check what is sent to the hub, by a stand-in for its HTTP interface on this machine."""
 
 import base64
 import json
@@ -15,7 +15,8 @@ TOKEN = "hf_of_this_test"
 
 
 class Hub:
-    """The parts of the hub that an upload asks. It keeps repositories, and the files of their commits."""
+    """This stands in for the parts of the hub that an upload asks. It keeps repositories and the files of their
+    commits."""
 
     def __init__(self):
         self.requests, self.private, self.files, self.commits, self.refused = [], {}, {}, [], {}

@@ -1,4 +1,4 @@
-"""Several sets of problems in one stream."""
+"""These tests put several sets of problems into one stream."""
 
 from collections import Counter
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_the_stream_depends_on_the_position_only():
 
 
 class Noted:
-    """An order that notes what it is told."""
+    """This order notes what it is told."""
 
     def __init__(self):
         self.told = []

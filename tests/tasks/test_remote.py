@@ -1,4 +1,4 @@
-"""Rewards of real HTTP servers on this machine."""
+"""These tests use rewards of real HTTP servers on this machine."""
 
 import json
 import threading
@@ -21,7 +21,8 @@ PROBLEM = Problem("p", "1 + 1?", "2", {"level": 3}, source="sums")
 
 @contextmanager
 def served(answer):
-    """The address of a server, and the (path, headers, body) of every request. `answer` makes (status, text) of one."""
+    """Starts a server whose `answer` makes (status, text) of a request. Yields its address, and (path, headers, body)
+    of every request."""
     requests, lock = [], threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -126,8 +127,8 @@ def test_many_are_asked_at_once_and_the_same_completion_once():
         return 200, "1.0"
 
     with served(answer) as (url, requests):
-        found = grades("http", {"url": url, "at_once": 4}, *map(str, range(8)), times=2)
-    assert [grade.reward for grade in found] == [1.0] * 8
+        graded = grades("http", {"url": url, "at_once": 4}, *map(str, range(8)), times=2)
+    assert [grade.reward for grade in graded] == [1.0] * 8
     assert max(most) == 4 and len(requests) == 8
 
 
