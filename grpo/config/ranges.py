@@ -42,7 +42,7 @@ def check_ranges(config: TrainConfig) -> None:
     for key, weight in _numbers(config):
         require(
             not key.endswith("reward.parts[].weight") or not weight or 1e-6 <= abs(weight) <= 1e6,
-            f"{key}={weight:g} must be 0, or lie between 1e-6 and 1e6 on either side of it",
+            f"{key}={weight:g} must be 0, or lie between 1e-6 and 1e6 in size",
         )
     exponent = config.normalization.exponent
     require(abs(exponent) <= 10, f"normalization.exponent={exponent:g} must lie between -10 and 10; GRPO's is 1")

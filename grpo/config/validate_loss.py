@@ -90,7 +90,7 @@ def _check_normalization(config: TrainConfig) -> None:
     require(
         not (settings.leave_one_out and config.rollout.budget.enabled),
         "rollout.budget.enabled=true makes groups of several sizes, and normalization.leave_one_out=true weighs each "
-        "by G/(G − 1), which the budget does not reckon with: set leave_one_out=false",
+        "by G/(G − 1), which the budget does not take into account: set leave_one_out=false",
     )
     if settings.name == "pass_at_k":
         _check_pass_at_k(config)

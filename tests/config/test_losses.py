@@ -100,7 +100,7 @@ def test_the_sweep_of_objectives_runs_every_preset_at_equal_samples():
         ({"normalization__parts": "each", "rollout__budget__enabled": True}, "rollout.budget.enabled=true goes by"),
         (
             {"normalization__leave_one_out": True, "rollout__budget__enabled": True},
-            "which the budget does not reckon with: set leave_one_out=false",
+            "which the budget does not take into account: set leave_one_out=false",
         ),
         ({"normalization__name": "pass_at_k", "normalization__ddof": 1}, "knows all subsets: set it to 0"),
         ({"normalization__name": "pass_at_k", "normalization__mean_exponent": 1.0}, "belong to normalization.name"),
