@@ -58,8 +58,8 @@ def _check_optimizer(learner: LearnerConfig) -> None:
     rate, betas = learner.learning_rate, learner.betas
     require(
         rate < 1,
-        f"learner.learning_rate={rate:g} is a change that AdamW makes to every weight in each step, and weights are "
-        "below 1: use 1e-6 to 1e-4",
+        f"learner.learning_rate={rate:g} is about the change that AdamW makes to every weight in each step, but "
+        "weights are below 1: use 1e-6 to 1e-4",
     )
     require(
         rate * learner.weight_decay <= 0.1,

@@ -65,7 +65,8 @@ class Asking:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A prompt on its way. `cursor` is where the stream stood after it; `seconds` is what sampling and grading took."""
+    """This is a prompt that was asked and whose group is not taken yet. `cursor` is where the stream stood after it;
+    `seconds` is what sampling and grading took."""
 
     prompt: Prompt
     cursor: int

@@ -127,7 +127,7 @@ def test_folders_and_files_of_ones_own_are_read(tmp_path):
         ("learner.learning_rate=inf", "must be a finite number"),
         ("objective.kl.coefficient=-1", "objective.kl.coefficient=-1.0 must not be negative"),
         ("learner.max_gradient_norm=-1", "must not be negative"),
-        ("learner.learning_rate=1000", "learner.learning_rate=1000 is a change that AdamW makes to every weight"),
+        ("learner.learning_rate=1000", "learner.learning_rate=1000 is about the change that AdamW makes"),
         ("learner.weight_decay=1e6", "learner.weight_decay=1e+06 times learner.learning_rate=1e-06 takes 100% of"),
         ("learner.adam_epsilon=0", "learner.adam_epsilon=0.0 must be above 0"),
         ("normalization.exponent=50", "normalization.exponent=50 must lie between -10 and 10"),

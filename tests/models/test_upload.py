@@ -153,7 +153,7 @@ def test_nobody_logged_in_a_wrong_token_and_a_refusal_are_one_line(hub, folder, 
 
 def test_a_name_of_somebody_else_and_a_token_that_only_reads_are_told_before_any_work(hub):
     check_upload("team/ours")
-    with pytest.raises(UserError, match="upload=them/theirs: the token on this machine sends to me or team"):
+    with pytest.raises(UserError, match="upload=them/theirs: the token on this machine may write to me or team only"):
         check_upload("them/theirs")
     hub.token = {"accessToken": {"role": "read"}}
     with pytest.raises(UserError, match="upload=me/mine: the token on this machine may only read"):
