@@ -27,20 +27,20 @@ def main(num_healthy=300, num_failing=50):
         for seed in range(num_failing):
             curves = healthy(10_000 + seed)
             fail(curves)
-            found, wanted = names(curves), set(name.strip().split("|"))
-            hits += bool(found & wanted)
-            others.update(found - wanted)
+            findings, wanted = names(curves), set(name.strip().split("|"))
+            hits += bool(findings & wanted)
+            others.update(findings - wanted)
         also = ", ".join(f"{other} {number / num_failing:.0%}" for other, number in others.most_common())
         table.add_row(name, f"{hits / num_failing:.0%}", also)
     console = Console()
-    for kind, found in alarms.items():
+    for kind, by_run in alarms.items():
         # What is said of a run that is solved, on its plateau, without progress lately or ever is right here.
         true = {"problems solved", "on the plateau", "no gain lately"} | (
             {"nothing learned"} if kind == "still" else set()
         )
-        wrong = [each - true for each in found]
+        wrong = [findings - true for findings in by_run]
         console.print(f"{kind} runs with a false alarm: {sum(map(bool, wrong))} of {num_healthy}")
-        console.print(Counter(name for each in found for name in each) or "no alarm")
+        console.print(Counter(name for findings in by_run for name in findings) or "no alarm")
     console.print(table)
 
 

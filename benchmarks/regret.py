@@ -36,7 +36,7 @@ HARDNESS, SPREADS, NUISANCES = {".45": -0.2, ".15": -2.2, ".05": -4.0}, (0.5, 2.
 
 @dataclass(frozen=True)
 class Arm:
-    """A batch, and the rule by which it changes, or None where it is fixed."""
+    """An arm is a batch and the rule that changes it. The rule is None where the batch stays fixed."""
 
     batch: BatchSetting
     rule: BatchRule | None = None
@@ -58,7 +58,7 @@ ARMS = {
 
 
 class Chooser:
-    """Chooses the next batch as `dynamics=adaptive` does, without a forecast."""
+    """A chooser picks the next batch as `dynamics=adaptive` does, but without a forecast."""
 
     def __init__(self, arm, cost):
         self._rule, self._cost, self._counts = arm.rule, cost, Counter()
@@ -80,7 +80,8 @@ class Chooser:
 
 
 def cost_of_level(arm, cost, hardness, spread, nuisance, seed):
-    """What is spent until the mean pass rate is half way to 1 in what is missing, or ∞."""
+    """Returns what is spent until the mean pass rate is half way from its start to 1. It is ∞ if that is not
+    reached."""
     generator = np.random.default_rng(seed)
     own = hardness + spread * generator.standard_normal(PROBLEMS)
     directions = 0.5 * generator.standard_normal((PROBLEMS, DIMENSIONS)) / np.sqrt(DIMENSIONS)

@@ -36,7 +36,7 @@ STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 10
 
 def reward(completions, answer, **_):
     numbers = [re.findall(r"-?\d+", completion.replace(",", "")) for completion in completions]
-    return [float(bool(found) and found[-1] == right) for found, right in zip(numbers, answer, strict=True)]
+    return [float(bool(written) and written[-1] == right) for written, right in zip(numbers, answer, strict=True)]
 
 
 class Clock(TrainerCallback):

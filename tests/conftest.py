@@ -1,4 +1,5 @@
-"""Environment before any import of torch, the process that others are forked from, and the order."""
+"""This module sets the environment before torch is imported, starts the process that others fork from, and sets the
+order."""
 
 import gc
 import os
@@ -20,7 +21,7 @@ gc.disable()
 
 
 def pytest_configure(config):
-    """One for all workers."""
+    """Starts one process to fork from, which all test workers share."""
     if warm.SOCKET not in os.environ:
         config.warm = warm.start_server()
 

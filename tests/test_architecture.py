@@ -1,4 +1,4 @@
-"""Who may import whom, and how large things may grow."""
+"""These tests hold who may import whom, and how large things may grow."""
 
 import ast
 import graphlib
@@ -119,20 +119,20 @@ def imports(source: str, annotations: bool = False) -> set[str]:
         if isinstance(branch, ast.If) and isinstance(branch.test, ast.Name) and branch.test.id == "TYPE_CHECKING"
         for node in ast.walk(branch)
     }
-    found = set()
+    modules = set()
     for node in ast.walk(tree):
         if (id(node) in typing_only) != annotations:
             continue
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, "imports are written in full"
-            found |= {node.module} if node.module != "grpo" else {f"grpo.{alias.name}" for alias in node.names}
-    return found
+            modules |= {node.module} if node.module != "grpo" else {f"grpo.{alias.name}" for alias in node.names}
+    return modules
 
 
 def forbidden(own: str, source: str) -> set[str]:
-    """What a file of room `own` imports and may not."""
+    """Returns what a file of room `own` imports but may not."""
     modules = imports(source)
     rooms = {name.split(".")[1] for name in modules if name.startswith("grpo.")} - {own}
     packages = {name.split(".")[0] for name in modules} - {"grpo"} - sys.stdlib_module_names
@@ -154,7 +154,7 @@ def test_annotations_name_only_what_the_design_allows():
 
 
 @pytest.mark.parametrize(
-    ("own", "source", "found"),
+    ("own", "source", "caught"),
     [
         ("run", "import grpo.cli", {"cli"}),
         ("rollout", "from grpo.run import session", {"run"}),
@@ -165,8 +165,8 @@ def test_annotations_name_only_what_the_design_allows():
         ("types", "if TYPE_CHECKING:\n    import torch", set()),
     ],
 )
-def test_what_may_not_be_imported_would_be_found(own, source, found):
-    assert forbidden(own, source) == found
+def test_what_may_not_be_imported_would_be_found(own, source, caught):
+    assert forbidden(own, source) == caught
 
 
 def test_every_room_is_told_of_and_no_other():
@@ -197,7 +197,8 @@ def module(file: Path) -> str:
 
 
 def imported_files(source: str, files: dict[str, Path]) -> set[str]:
-    """The files of grpo that a source imports anywhere: `from package import file` is the file, not the package."""
+    """Returns the files of grpo that a source imports anywhere. `from package import file` is the file, not the
+    package."""
     names, at_run_time = set(), imports(source)
     for node in ast.walk(parsed(source)):
         if isinstance(node, ast.ImportFrom) and node.module in at_run_time:

@@ -183,7 +183,7 @@ def test_a_dry_run_prints_the_tables_and_stops(tmp_path, capsys):
 
 
 def model_folder(path, name="Llama", weights=False):
-    """A folder with a model's configuration and a tokenizer."""
+    """Writes a model's configuration and a tokenizer into a folder, and returns the overrides that name it."""
     if weights:
         AutoModelForCausalLM.from_config(config_of(name)).save_pretrained(path)
     else:

@@ -1,4 +1,4 @@
-"""In which order a round's parts are called, and where the run stands when one of them fails."""
+"""These tests check in which order a round's parts are called, and where the run stands when one of them fails."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,8 @@ PLAN = RoundPlan(group_size=2, refresh_interval=2, prompts_per_step=1)
 
 
 class Parts:
-    """Every part of a run; notes what is called. `verdicts` are the scheduler's, one a round."""
+    """This stands for every part of a run and notes what is called. `verdicts` are the scheduler's, one for each
+    round."""
 
     def __init__(self, *verdicts):
         self.called, self.verdicts = [], list(verdicts)

@@ -1,4 +1,4 @@
-"""Training from Python: the README's example, and what a person gets wrong."""
+"""These tests train from Python: the README's example, and what a person gets wrong."""
 
 import asyncio
 import json
@@ -73,7 +73,7 @@ def test_a_dataset_is_written_where_every_rank_reads_it(rows, tmp_path):
 
 @pytest.fixture
 def fresh_process(monkeypatch):
-    """Other tests of this process may have started a process group, as a run does."""
+    """Makes torch forget process groups that other tests of this process started, as a run does."""
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
 
 

@@ -83,7 +83,8 @@ def with_selection(losses: Tensor, tokens: Tokens, chosen: Tensor, settings: Obj
 
 
 def largest(values: Tensor, number: int, total: Total) -> Tensor:
-    """Returns [targets] bool: whether a value is among the `number` largest of all ranks. Equal values share a fate.
+    """Returns [targets] bool: whether a value is among the `number` largest of all ranks. Values equal to the smallest
+    of these are taken too.
 
     The smallest of them is found by bisection over the bit patterns of float32, which are ordered as the numbers are.
     It takes 32 sums of one count over the ranks, whatever the number of tokens.

@@ -70,7 +70,7 @@ class DeepSpeedLearner:
         if learner.gradient_checkpointing:
             policy.language_model.gradient_checkpointing_enable({"use_reentrant": False})
         if not policy.in_trees and self.collective.rank == 0:
-            print(f"{model_path} is computed one completion a row: trees do not fit what its layers do")
+            print(f"{model_path} is computed one completion a row: over packed trees its layers are not exact")
         policy.train()
         if checkpoint:
             saved_layout(checkpoint, SHARDS, self._layout(policy))
@@ -222,8 +222,8 @@ class DeepSpeedLearner:
         limit = self._config.learner.max_skipped_steps
         if self._skipped_in_a_row >= limit:
             raise UserError(
-                f"gradients were NaN or Inf in {limit} steps in a row (step {self.num_steps}); the weights are those "
-                f"before: lower learner.learning_rate, or use learner.precision=float32"
+                f"gradients were NaN or Inf in {limit} steps in a row (step {self.num_steps}); the weights are as "
+                f"before these steps: lower learner.learning_rate, or use learner.precision=float32"
             )
 
     # --- state ---------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ class Policy(nn.Module):
         in_trees: bool = True,
         together: SequenceGroup | None = None,
     ):
-        """`together`: the ranks that compute each row with this one."""
+        """`together` are the ranks that compute each row with this one."""
         super().__init__()
         self.language_model = language_model
         self.in_trees = in_trees

@@ -128,7 +128,7 @@ def test_folders_and_files_of_ones_own_are_read(tmp_path):
         ("learner.learning_rate=inf", "must be a finite number"),
         ("objective.kl.coefficient=-1", "objective.kl.coefficient=-1.0 must not be negative"),
         ("learner.max_gradient_norm=-1", "must not be negative"),
-        ("learner.learning_rate=1000", "learner.learning_rate=1000 is a change that AdamW makes to every weight"),
+        ("learner.learning_rate=1000", "learner.learning_rate=1000 is about the change that AdamW makes"),
         ("learner.weight_decay=1e6", "learner.weight_decay=1e+06 times learner.learning_rate=1e-06 takes 100% of"),
         ("learner.adam_epsilon=0", "learner.adam_epsilon=0.0 must be above 0"),
         ("normalization.exponent=50", "normalization.exponent=50 must lie between -10 and 10"),
@@ -455,8 +455,8 @@ def test_a_saved_configuration_of_another_shape_is_one_line():
 
 
 def test_a_sweep_is_found_by_name_and_changed_by_words(tmp_path):
-    found = compose_sweep("normalization", ["seeds=5"])
-    assert (found.seeds, found.budget, [*found.variants][:2]) == (5, "samples", ["grpo", "dr_grpo"])
+    sweep = compose_sweep("normalization", ["seeds=5"])
+    assert (sweep.seeds, sweep.budget, [*sweep.variants][:2]) == (5, "samples", ["grpo", "dr_grpo"])
     own = tmp_path / "own.yaml"
     own.write_text("variants: {a: [seed=1]}")
     assert compose_sweep(str(own), []).variants == {"a": ["seed=1"]}
@@ -473,7 +473,7 @@ def test_the_grid_is_hydras_own():
     assert grid(words) == [{"a": a, "c.d": d} for a in "12" for d in "012"]
     assert plain(words) == ["b=x", "e=[1,2]"]
     assert grid(["b=x"]) == [{}]
-    with pytest.raises(UserError, match="has no end of values: with trials=N"):
+    with pytest.raises(UserError, match="has no end of values: give trials=N"):
         grid(["a=interval(0,1)"])
 
 

@@ -1,4 +1,4 @@
-"""What a request to stop does to the process that gets it."""
+"""These tests check what a request to stop does to the process that gets it."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""What problems, completions, servers and files hold does not steer the terminal."""
+"""These tests hold that texts of problems, completions, servers and files never steer the terminal."""
 
 import io
 import os

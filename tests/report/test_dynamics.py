@@ -231,7 +231,7 @@ def test_verls_scores_are_pass_rates_only_within_0_and_1(tmp_path):
         rows = [{"step": i, "data": {"critic/score/mean": score}} for i, score in enumerate(scores, 1)]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         log = read_log(path)
-        notes.append((len(log["pass_rate"]), log.notes[0].split(":")[0], {found.name for found in diagnose(log)}))
+        notes.append((len(log["pass_rate"]), log.notes[0].split(":")[0], {finding.name for finding in diagnose(log)}))
     assert notes[0][:2] == (60, "critic/score/mean is taken for the pass rate")
     # Scores of −1 to 1 were said to be "prompts too hard, pass rate −0.64".
     assert notes[1] == (0, "no column is a pass rate, so what needs one is left out", set())
@@ -244,7 +244,7 @@ def test_a_csv_with_a_column_of_its_own(tmp_path):
     assert log["pass_rate"].values.tolist() == [step / 20 for step in range(1, 11)]
     scaled = read_log(path, "reward", 10.0)
     assert scaled["pass_rate"].values.tolist() == [step / 10 for step in range(1, 11)]
-    with pytest.raises(UserError, match=r"reward of .* leaves \[0, 2\], from 1 to 10: give what it holds"):
+    with pytest.raises(UserError, match=r"reward of .* goes from 1 to 10, beyond \[0, 2\]: give what it holds"):
         read_log(path, "reward", 2.0)
     with pytest.raises(UserError, match="no column speed; its columns are: accuracy, reward"):
         read_log(path, "speed")

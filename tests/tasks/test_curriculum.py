@@ -1,4 +1,4 @@
-"""The order of problems under each curriculum."""
+"""These tests check the order of problems under each curriculum."""
 
 from collections import Counter
 
@@ -39,7 +39,8 @@ def test_the_expected_gradient_is_the_drift_over_the_posterior(exponent, mean_ex
 
 
 def test_under_maxrl_a_problem_that_is_never_solved_is_hardly_asked():
-    """Of 0, 3, 6 and 13 right of 64: MaxRL's drift is (1−p) − (1−p)^G, whose mean over a Beta has a closed form."""
+    """The problems had 0, 3, 6 and 13 right of 64. MaxRL's drift is (1−p) − (1−p)^G, whose mean over a Beta has a
+    closed form."""
     right = np.array([0, 3, 6, 13]) + 0.5
     wrong = 65 - right
     shares = {}
@@ -64,8 +65,8 @@ def test_at_exponent_two_every_group_that_speaks_counts_the_same():
     """The weight is then the probability that the group is not silent: 1 − B(right + G, wrong)/B … − …"""
     urn = stats.betabinom(6, [3.0, 0.5], [1.0, 9.0])
     speaking = 1 - urn.pmf(0) - urn.pmf(6)
-    found = expected_gradient(np.array([3.0, 0.5]), np.array([1.0, 9.0]), Grouping(6, exponent=2.0))
-    assert found == pytest.approx(speaking)
+    gradients = expected_gradient(np.array([3.0, 0.5]), np.array([1.0, 9.0]), Grouping(6, exponent=2.0))
+    assert gradients == pytest.approx(speaking)
 
 
 def test_a_block_asks_each_problem_in_proportion_to_its_weight_to_within_one():
@@ -185,11 +186,11 @@ def test_two_ranks_share_the_online_stream():
     one, two = stream(0, 1), [stream(rank, 2) for rank in range(2)]
     for _ in range(3):
         expected = [prompt.prompt_id for prompt in one.next_prompts(4)]
-        shares = [[prompt.prompt_id for prompt in each.next_prompts(4)] for each in two]
+        shares = [[prompt.prompt_id for prompt in rank_stream.next_prompts(4)] for rank_stream in two]
         assert [shares[0][0], shares[1][0], shares[0][1], shares[1][1]] == expected
         outcome = {name.rpartition("@")[0]: (3, 8) for name in expected}
-        for each in (one, *two):
-            each.record_outcomes(outcome, each.cursor)
+        for prompt_stream in (one, *two):
+            prompt_stream.record_outcomes(outcome, prompt_stream.cursor)
 
 
 @pytest.mark.parametrize("name", ["weighted", "anneal"])

@@ -1,4 +1,4 @@
-"""Several sets of problems in one stream."""
+"""These tests put several sets of problems into one stream."""
 
 from collections import Counter
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_the_stream_depends_on_the_position_only():
 
 
 class Noted:
-    """An order that notes what it is told."""
+    """This order notes what it is told."""
 
     def __init__(self):
         self.told = []
@@ -166,7 +166,7 @@ TWO = ["task=mixed", "+task@task.sets.a=tiny_arithmetic", "+task@task.sets.b=ari
         ([*TWO, "task.sets.b.curriculum.name=online"], "task.sets.b: task.curriculum is that of all sets"),
         ([*TWO, "normalization=gdpo", "+task.sets.b.reward.parts=[{name: exact}]"], "all sets need the same parts"),
         (["+task.reward.by_source={x: {parts: [{name: exact}]}}"], "by_source needs task.data.source_column"),
-        (["task.weight=5"], "task.weight=5 is read of one of several sets only"),
+        (["task.weight=5"], "task.weight=5 is read only where a task is one of several sets"),
         (["task=mixed"], r"task=mixed has no problems: add sets of problems with \+task@task.sets.NAME=TASK"),
         ([*TWO, "task.sets.c.weight=2"], r"there is no task.sets.c.weight: a set is added by \+task@task.sets.NAME"),
         (["task.reward.parts=[{name: number, weight: 0}]"], "task.reward.parts: all weights are 0"),

@@ -1,4 +1,4 @@
-"""Which problems are taken, and what is said of the others."""
+"""These tests check which problems are taken, and what is said of the others."""
 
 import json
 
