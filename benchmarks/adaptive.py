@@ -1,4 +1,5 @@
-"""This script compares `dynamics=adaptive` with fixed settings: sampled tokens until a held-out pass rate is reached.
+"""This script compares `dynamics=adaptive` with fixed settings: how many tokens each needs to reach a held-out pass
+rate.
 
     python benchmarks/adaptive.py FOLDER [tiny|quickstart] [SEEDS] [AT_ONCE]      (8 seeds, 2 runs at once)
 
@@ -29,7 +30,8 @@ ADAPTIVE = "adaptive"
 
 @dataclass(frozen=True)
 class Setup:
-    """An experiment: its arms' (G, τ, optimizer steps), the adaptive run's steps, and the level to be reached."""
+    """A setup describes one experiment. `fixed` has (G, τ, optimizer steps) of each fixed arm, and `level` is the pass
+    rate to be reached."""
 
     overrides: list[str]
     fixed: list[tuple[int, int, int]]
@@ -65,7 +67,7 @@ SETUPS = {
 
 
 def arms(setup: Setup) -> dict[str, list[str]]:
-    """Name of each arm → its overrides."""
+    """Returns the overrides of each arm, by the arm's name."""
     group_size, interval, _ = setup.fixed[0]
     count = setup.evaluations
     every = {f"G={size} τ={tau}": (size, tau, steps, count, []) for size, tau, steps in setup.fixed}
@@ -88,7 +90,7 @@ def arms(setup: Setup) -> dict[str, list[str]]:
 
 
 def folder_name(arm: str) -> str:
-    """Without the characters that Hydra's grammar reads: "G=16 τ=4" is G16-tau4."""
+    """Returns an arm's name without the characters that Hydra's grammar reads: "G=16 τ=4" becomes G16-tau4."""
     return arm.replace("=", "").replace("τ", "tau").replace(" ", "-")
 
 
@@ -112,9 +114,9 @@ def main(folder: str, experiment: str = "tiny", seeds: str = "8", at_once: str =
     with ThreadPoolExecutor(int(at_once)) as pool:
         list(pool.map(lambda job: train(job[0], names[job[1]], job[2]), jobs))
 
-    found = {name: [load(output, name) for output, arm, _ in jobs if arm == name] for name in names}
-    cost = {name: [run.cost(setup.level, "tokens") for run in found[name]] for name in names}
-    time = {name: [run.cost(setup.level, "seconds") for run in found[name]] for name in names}
+    runs_of = {name: [load(output, name) for output, arm, _ in jobs if arm == name] for name in names}
+    cost = {name: [run.cost(setup.level, "tokens") for run in runs_of[name]] for name in names}
+    time = {name: [run.cost(setup.level, "seconds") for run in runs_of[name]] for name in names}
     base = next(iter(names))
     table = Table("setting", "reached", "tokens", f"of {base}'s", f"seconds, of {base}'s", "last pass@1")
     for name in names:
@@ -125,7 +127,7 @@ def main(folder: str, experiment: str = "tiny", seeds: str = "8", at_once: str =
             f"{np.exp(np.mean(np.log(spent))):,.0f}",
             shown(geometric_ratio(spent, [value for value, _ in cost[base]])),
             shown(geometric_ratio([value for value, _ in time[name]], [value for value, _ in time[base]])),
-            f"{np.mean([run.held_out[-1] for run in found[name]]):.3f}",
+            f"{np.mean([run.held_out[-1] for run in runs_of[name]]):.3f}",
         )
     Console().print(f"{experiment}, until held-out pass@1 {setup.level}, {seeds} seeds, {at_once} at once")
     Console().print(table)

@@ -55,7 +55,7 @@ BRACKETS = ((r"\[", "("), (r"\(", "["), (r"\]", ")"), (r"\)", "]"), (r"\\cup", r
 
 
 def numerals(q: Fraction) -> Iterator[str]:
-    """Ways to write a number."""
+    """Yields the ways to write a number."""
     n, d, sign = abs(q.numerator), q.denominator, "-" * (q < 0)
     if d == 1:
         yield from (f"{sign}{n}", f"{sign}{n}.0", f"{sign}{n}.00", rf"{sign}\frac{{{2 * n}}}{{2}}")
@@ -85,7 +85,7 @@ def right_forms(kind: str, gold: str) -> Iterator[str]:
 
 
 def wrong_forms(kind: str, gold: str, words: set[str]) -> Iterator[str]:
-    """Answers near the gold that differ from it; `words` are other answers that are words."""
+    """Yields answers that are close to the gold answer but differ from it. `words` are other answers that are words."""
     if kind in WORDS:
         yield from wrong_words(kind, gold, words)
     elif kind in NUMBERS:
@@ -144,7 +144,8 @@ def wrong_numbers(kind: str, gold: str) -> Iterator[str]:
 
 
 def other_numbers(kind: str, gold: str, q: Fraction) -> set[Fraction]:
-    """Off by one, by the last digit, a sign, a factor of ten, a digit swapped, upside down, rounded."""
+    """Returns wrong numbers near `q`: off by one, by a sign or a factor of ten, with digits swapped, inverted or
+    rounded."""
     n, d = q.numerator, q.denominator
     step = Fraction(1, d if 10**9 % d == 0 else 1)
     if kind == "decimal":

@@ -1,4 +1,5 @@
-"""This module reads a written answer: its kind, its parts, its value. By rule, and without the code under test."""
+"""This module reads a written answer by rules of its own, without the code under test: its kind, its parts, its
+value."""
 
 import re
 from fractions import Fraction
@@ -34,7 +35,8 @@ def kind_of(answer: str, problem: str) -> str:
 
 
 def split(text: str, marks: str) -> list[str]:
-    """Parts between `marks` outside brackets; the marks + and - stay with what follows."""
+    """Returns the parts of `text` between `marks`, except inside brackets. The marks + and - stay with the part after
+    them."""
     parts, depth = [""], 0
     for sign in text:
         depth += (sign in "([{") - (sign in ")]}")
@@ -45,7 +47,7 @@ def split(text: str, marks: str) -> list[str]:
 
 
 def listed(gold: str) -> list[str]:
-    """Members of a set or list."""
+    """Returns the members of a set or list."""
     items = split(re.sub(r"\\[{}]", "", gold), ",")
     return [item.replace(r"\pm", sign) for item in items for sign in ("+-" if r"\pm" in item else "+")]
 
@@ -70,7 +72,7 @@ def evaluate(latex: str, point: int = 0) -> complex:
 
 
 def meaning(kind: str, text: str) -> object:
-    """Equal for equal answers; values are compared to ten digits."""
+    """Returns a value that is equal for equal answers. Numbers are compared to ten digits."""
     plain = re.sub(r"\\left|\\right|\\(begin|end)\{.*?\}", "", text)
     if kind == "interval":
         pieces = re.findall(r"([(\[])([^()\[\]]*)([)\]])", plain)

@@ -68,7 +68,8 @@ def outcome(model_type: str) -> tuple[str, str]:
 
 
 class TooLong(BaseException):
-    """Not an Exception: what a model's own code raises is an outcome."""
+    """This is raised when a model takes too long. It is no Exception, since those of a model's own code are
+    outcomes."""
 
 
 def _too_long(number: int, frame: object) -> None:

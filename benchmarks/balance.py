@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from grpo.algorithm.balance import shared
-from grpo.algorithm.layout import imbalance, lay_out
 from grpo.algorithm.packing import Branch, LooseTree, rows_of, trees_of
+from grpo.algorithm.row_assignment import imbalance, lay_out
 from grpo.learner.flops import FlopCount
 from grpo.types import Completion
 from tests.fakes import on_ranks
@@ -33,7 +33,7 @@ GROUP, SPREAD, HARDNESS = 16, 0.7, 0.4
 
 
 def lengths(seed: int, prompts: int, median: int, longest: int, samples: int = GROUP) -> np.ndarray:
-    """[prompts, samples] tokens. Every draw of a seed has the same problems."""
+    """Returns completion lengths in tokens, [prompts, samples]. Every draw with the same seed has the same problems."""
     hardness = np.random.default_rng(seed).normal(0, HARDNESS, prompts)
     means = np.log(median) + hardness[:, None]
     drawn = np.random.default_rng([seed, samples]).normal(means, SPREAD, (prompts, samples))
@@ -42,7 +42,7 @@ def lengths(seed: int, prompts: int, median: int, longest: int, samples: int = G
 
 def row_work(rows: list[list[LooseTree]]) -> list[float]:
     return [
-        sum(COST(0, len(tree.prompt)) + sum(COST(len(tree.prompt), each) for each in tree.lengths) for tree in row)
+        sum(COST(0, len(tree.prompt)) + sum(COST(len(tree.prompt), length) for length in tree.lengths) for tree in row)
         for row in rows
     ]
 
@@ -53,8 +53,9 @@ def padded(by_rank: list[list[float]]) -> list[list[float]]:
 
 
 def learning(seed: int, ranks: int, prompts: int, silent: float, row_tokens: int) -> dict[str, float]:
-    """Slowest over mean of ranks that compute rows in step: of rows as they come, once trees have moved between ranks,
-    and once rows are even; and the work of the last over that of the first."""
+    """Returns the slowest rank's work over the mean rank's, for ranks that compute rows in step. It tells this for rows
+    as they come, after trees have moved between ranks, and after rows are made even. "work" is the work of the last
+    case over that of the first."""
     chosen = np.random.default_rng(seed)
     drawn = lengths(seed, prompts, 490, 1536)
     trees: list[list[LooseTree]] = [[] for _ in range(ranks)]
@@ -69,14 +70,19 @@ def learning(seed: int, ranks: int, prompts: int, silent: float, row_tokens: int
         return rows_of(share, row_tokens), lay_out(share, collective, "shared", row_tokens, COST)[0]
 
     moved, even = zip(*on_ranks(ranks, action), strict=True)
-    stages = [[row_work(rows) for rows in each] for each in ([rows_of(own, row_tokens) for own in trees], moved, even)]
-    found = [imbalance(padded(stage), in_step=True).value for stage in stages]
+    stages = [
+        [row_work(rows) for rows in stage] for stage in ([rows_of(own, row_tokens) for own in trees], moved, even)
+    ]
+    imbalances = [imbalance(padded(stage), in_step=True).value for stage in stages]
     work = [sum(map(sum, stage)) for stage in stages]
-    return dict(zip(("as they come", "trees moved", "rows even"), found, strict=True)) | {"work": work[2] / work[0]}
+    return dict(zip(("as they come", "trees moved", "rows even"), imbalances, strict=True)) | {
+        "work": work[2] / work[0]
+    }
 
 
 def engine_ms(own: np.ndarray) -> float:
-    """Time of one engine: first come, first served, so many at once."""
+    """Returns the milliseconds that one engine takes. It serves first come, first served, at most `AT_ONCE` at a
+    time."""
     waiting, running, step, total = list(own)[::-1], [], 0, 0.0
     while waiting or running:
         while waiting and len(running) < AT_ONCE:
@@ -89,7 +95,8 @@ def engine_ms(own: np.ndarray) -> float:
 
 
 def placed(expected: np.ndarray, ranks: int) -> np.ndarray:
-    """Gives each prompt, the longest first, to the engine that has least to do."""
+    """Returns the engine of each prompt. The longest prompts come first, and each goes to the engine with the least
+    work."""
     loads, places = np.zeros(ranks), np.zeros(len(expected), int)
     for index in np.argsort(-expected):
         places[index] = loads.argmin()
@@ -98,7 +105,7 @@ def placed(expected: np.ndarray, ranks: int) -> np.ndarray:
 
 
 def sampling(seed: int, ranks: int, prompts: int, median: int, longest: int) -> dict[str, float]:
-    """Slowest over mean of the seconds of engines, by what is known before of a prompt's lengths."""
+    """Returns the slowest engine's time over the mean engine's, by what is known in advance of a prompt's lengths."""
     draw = partial(lengths, seed, prompts, median, longest)
     drawn = draw()
     ways = {

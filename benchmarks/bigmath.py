@@ -48,7 +48,7 @@ def make(path: Path) -> None:
     table = pyarrow.table(
         {
             "problem": questions,
-            "answer": [str(each) for each in random.integers(-100, 10**4, total)],
+            "answer": [str(number) for number in random.integers(-100, 10**4, total)],
             "source": [name for name, count in SOURCES.items() for _ in range(count)],
             "domain": [["Mathematics -> Algebra -> Prealgebra", "Mathematics -> Applied Mathematics"]] * total,
             "llama8b_solve_rate": pyarrow.array(rates, mask=random.random(total) < 0.1),
@@ -96,8 +96,8 @@ def main(folder: str, which: str = "") -> None:
     if not path.exists():
         make(path)
     if not which:
-        for each in ("ours", "datasets"):
-            subprocess.run([sys.executable, __file__, folder, each], check=True)
+        for way in ("ours", "datasets"):
+            subprocess.run([sys.executable, __file__, folder, way], check=True)
         return
     tokenizer()
     start, before = time.perf_counter(), time.process_time()

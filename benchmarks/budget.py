@@ -24,8 +24,9 @@ SIZES = [(8, 2), (8, 4), (16, 4), (16, 8)]
 
 
 def compare(rounds, size, pilot, exponent):
-    """Sums of (gradient, noise, silent groups) over rounds, of equal groups and of spread ones."""
-    found = np.zeros((2, 3))
+    """Returns sums of (gradient, noise, silent groups) over all rounds: first for equal groups, then for spread
+    ones."""
+    sums = np.zeros((2, 3))
     generator = np.random.default_rng(0)
     for seed in range(rounds):
         rates = big_math_like(PROMPTS, seed)
@@ -39,8 +40,8 @@ def compare(rounds, size, pilot, exponent):
             mixed, possible = variance > 0, true > 0
             gradient = (variance[mixed] ** (1 - exponent / 2)).sum()
             noise = (true[possible] ** (1 - exponent) / tried[possible]).sum()
-            found[arm] += gradient, noise, (~mixed).sum()
-    return found
+            sums[arm] += gradient, noise, (~mixed).sum()
+    return sums
 
 
 def main(rounds=40):
@@ -49,7 +50,7 @@ def main(rounds=40):
         for size, pilot in track(SIZES, f"α = {exponent:g}"):
             equal, spread = compare(rounds, size, pilot, exponent)
             ratio = spread / equal
-            silent = [f"{each[2] / rounds / PROMPTS:.1%}" for each in (equal, spread)]
+            silent = [f"{arm[2] / rounds / PROMPTS:.1%}" for arm in (equal, spread)]
             table.add_row(f"{exponent:g}", str(size), str(pilot), f"{ratio[0]:.2f}", f"{ratio[1]:.2f}", *silent)
     Console().print(table)
 

@@ -19,9 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.simulated_curves import KINDS, evaluated, simulated
-from grpo.dynamics.forecast import UNLIKELY, forecast, forecast_held_out
+from grpo.dynamics.forecast import forecast, forecast_held_out
 from grpo.dynamics.identify import identify, supported
 from grpo.dynamics.run_log import FEWEST_EVALUATIONS
+from grpo.dynamics.stop_rule import UNLIKELY
 from grpo.report.logs import read_log
 
 SEEN = (0.3, 0.5, 0.7, 0.85)
@@ -30,7 +31,7 @@ FEWEST = 6
 
 
 def histories(simulated_seeds, logs, runs):
-    """(group, name, curve) of every run."""
+    """Yields (group, name, curve) of every run."""
     for seed in range(simulated_seeds):
         for kind in KINDS:
             yield "simulated", f"{kind.__name__} {seed}", simulated(kind, seed)
@@ -63,7 +64,7 @@ def by_laws(seen, end, last_fifth):
 
 
 def backtest(history, method):
-    """(share seen, pass rate then, chance of a gain, low, median, high, what came) of each forecast."""
+    """Yields (share seen, pass rate then, chance of a gain, low, median, high, what came) for each forecast."""
     end, number = float(history.steps[-1]), max(1, len(history) // 5)
     came = last_fifth_of(history)
     for share in SEEN:
@@ -84,7 +85,7 @@ def backtest_held_out(held_out, training):
 
 
 def scores(rows):
-    """(covered, width, interval score, missed above) of rows [.., low, median, high, came]."""
+    """Returns (covered, width, interval score, missed above) of rows that end with low, median, high and what came."""
     low, _, high, came = np.array([row[-4:] for row in rows], float).T
     miss = np.maximum(low - came, 0) + np.maximum(came - high, 0)
     return (miss == 0).mean(), (high - low).mean(), (high - low + 20 * miss).mean(), (came > high).mean()
@@ -122,15 +123,15 @@ def main(output, *settings):
     for group in sorted({row[1] for row in done}):
         for method in methods:
             for share in SEEN:
-                found = [
-                    each for m, g, _, rows in done if (m, g) == (method, group) for each in rows if each[0] == share
+                forecasts = [
+                    row for m, g, _, rows in done if (m, g) == (method, group) for row in rows if row[0] == share
                 ]
-                if found:
-                    covered, width, score, above = scores(found)
-                    stops = [row[-1] - row[1] for row in found if row[2] < UNLIKELY]
+                if forecasts:
+                    covered, width, score, above = scores(forecasts)
+                    stops = [row[-1] - row[1] for row in forecasts if row[2] < UNLIKELY]
                     claims = f"{len(stops)} ({sum(gain > WORTHWHILE for gain in stops)})"
                     cells = (f"{covered:.0%}", f"{above:.0%}", f"{width:.2f}", f"{score:.2f}", claims)
-                    table.add_row(group, method, f"{share:.0%}", str(len(found)), *cells)
+                    table.add_row(group, method, f"{share:.0%}", str(len(forecasts)), *cells)
     Console().print(table)
 
 

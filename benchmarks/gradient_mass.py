@@ -75,7 +75,8 @@ def measure(rates: Path, count: int, size: int) -> list[dict]:
 
 
 def by_difficulty(rows: list[dict], everything: np.ndarray) -> Table:
-    """`everything` are (solved, tried) of all problems of the file: those asked were not chosen at random."""
+    """Returns a table of the gradient by difficulty. `everything` has (solved, tried) of all problems of the file,
+    because the problems that were asked were not chosen at random."""
     # Their rates as one Beta by moments: what a problem's own counts are shrunk towards.
     solved, tried = everything.T
     rates, tries = solved / tried, tried.mean()
@@ -121,7 +122,7 @@ def main(rates: str, output: str, count: str = "96", size: str = "16") -> None:
         Path(output).write_text(json.dumps(measure(Path(rates), int(count), int(size))))
     rows = json.loads(Path(output).read_text())
     told = map(json.loads, Path(rates).read_text().splitlines())
-    everything = np.array([(each["solve_rate_correct"], each["solve_rate_samples"]) for each in told], float)
+    everything = np.array([(rate["solve_rate_correct"], rate["solve_rate_samples"]) for rate in told], float)
     Console(width=150).print(by_difficulty(rows, everything))
     hard = np.array(
         [

@@ -27,7 +27,7 @@ MEANS = {"rising .15 → .85": None, "standing at .5": 0.5, "standing at .85": 0
 
 
 def curve(generator, prompts, size, level, swing, collapse=False):
-    """(pass rate, standard error) of each round, as the scheduler sees them."""
+    """Yields (pass rate, standard error) of each round, as the scheduler sees them."""
     time = np.arange(ROUNDS)
     mean = 0.15 + 0.7 * (1 - np.exp(-4 * time / ROUNDS)) if level is None else np.full(ROUNDS, level)
     own = 0.0
@@ -43,7 +43,7 @@ def first_action(rounds):
     """Returns the round after which the guard acts first, or None."""
     state = guard.GuardState()
     for index, (rate, error) in enumerate(rounds):
-        action, state = guard.look(guard.GuardRule(), state, guard.RoundFacts(index, rate, error, 1.0, 0, 8, 1.0))
+        action, state = guard.watch(guard.GuardRule(), state, guard.RoundFacts(index, rate, error, 1.0, 0, 8, 1.0))
         if action:
             return index
     return None

@@ -1,4 +1,4 @@
-"""kill -9 at random moments, again and again: does the run still ask the prompts of an undisturbed one?
+"""This script ends a run by kill -9 again and again, and checks that it still asks the prompts of an undisturbed run.
 
     python benchmarks/kill_resume.py FOLDER [KILLS] [SEED]
 

@@ -3,9 +3,9 @@
     python benchmarks/memory.py [overrides of grpo train]
 
 A process each: SmolLM2-135M, two optimizer steps on two prompts with eight completions of 240 made-up tokens, in rows
-of 2,048 tokens. The estimate is what every run prints before it starts (`grpo.config.estimate`). Measured is the most
-that tensors take at once in the second step, and the largest resident memory from before the model is loaded on, which
-on a CPU is more: freed memory is not given back to the system.
+of 2,048 tokens. The estimate is what every run prints before it starts (`grpo.config.memory_estimate`). Measured is the
+most that tensors take at once in the second step, and the largest resident memory from before the model is loaded on,
+which on a CPU is more: freed memory is not given back to the system.
 """
 
 import gc
@@ -26,8 +26,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from grpo import models
 from grpo.algorithm.batches import BatchMaker
-from grpo.config.estimate import memory_estimate
 from grpo.config.hydra import compose_config
+from grpo.config.memory_estimate import memory_estimate
 from grpo.host import ranks
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
@@ -45,18 +45,18 @@ CASES = {
 
 
 def resident(what):
-    """GiB: VmRSS, what is resident now; VmHWM, the most that ever was."""
+    """Returns GiB of resident memory. "VmRSS" is what is resident now, and "VmHWM" is the most that ever was."""
     return int(re.search(rf"{what}:\s*(\d+) kB", Path("/proc/self/status").read_text())[1]) / 2**20
 
 
 def peak_of_tensors(action):
-    """GiB of main memory: those that live before `action`, and the most that it allocates besides."""
-    storages = {each.untyped_storage() for each in gc.get_objects() if isinstance(each, torch.Tensor)}
-    now = sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+    """Returns the peak of tensors in main memory during `action`, in GiB. Tensors that lived before it count too."""
+    storages = {tensor.untyped_storage() for tensor in gc.get_objects() if isinstance(tensor, torch.Tensor)}
+    now = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
     peak = now
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         action()
-    for event in found.profiler.kineto_results.events():
+    for event in profiled.profiler.kineto_results.events():
         if event.name() == "[memory]":
             now += event.nbytes()
             peak = max(peak, now)
@@ -64,7 +64,7 @@ def peak_of_tensors(action):
 
 
 def measure(overrides):
-    """One case, in this process: a line of GiB, estimated and measured."""
+    """Measures one case in this process, and prints a line of GiB, estimated and measured."""
     sizes = [
         *(f"dynamics.prompts_per_step={GROUPS}", f"dynamics.group_size={GROUP_SIZE}"),
         *(f"rollout.sampling.max_tokens={COMPLETION_TOKENS}", f"task.prompt.max_tokens={PROMPT_TOKENS}"),
@@ -93,10 +93,10 @@ def main(*overrides):
     for name, changes in CASES.items():
         words = [sys.executable, __file__, "measure", *changes, *overrides]
         done = subprocess.run(words, capture_output=True, text=True)
-        found = re.search(r"^GiB (\S+) (\S+) (\S+)$", done.stdout, re.MULTILINE)
-        assert found, done.stderr[-3000:]
-        estimated, tensors, taken = map(float, found.groups())
-        table.add_row(name, *(f"{each:.2f}" for each in (estimated, tensors, taken, tensors / estimated)))
+        line = re.search(r"^GiB (\S+) (\S+) (\S+)$", done.stdout, re.MULTILINE)
+        assert line, done.stderr[-3000:]
+        estimated, tensors, taken = map(float, line.groups())
+        table.add_row(name, *(f"{gib:.2f}" for gib in (estimated, tensors, taken, tensors / estimated)))
         print(f"{name}: {tensors:.2f} of {estimated:.2f} GiB", flush=True)
     Console().print(table)
 

@@ -64,9 +64,9 @@ def main(chunk: str = "512") -> None:
     for _ in range(3):
         timed(learner, batch)
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
-    with profile(activities=activities) as found:
+    with profile(activities=activities) as profiled:
         learner.step(batch)
-    print(found.key_averages().table(sort_by="self_cpu_time_total", row_limit=20, max_name_column_width=50))
+    print(profiled.key_averages().table(sort_by="self_cpu_time_total", row_limit=20, max_name_column_width=50))
     print(peak_memory())
 
 

@@ -17,17 +17,17 @@ def main(reward: str = "math", extract: str = "final") -> None:
     with GraderPool(RewardConfig(parts=[RewardPartConfig(name=reward)], extract=extract)) as pool:
 
         def grade(completion: str, reference: str) -> float:
-            (found,) = pool.grade([(completion, reference, {})])
-            return found.parts[reward] if found.outcome == "graded" else 0.0
+            (graded,) = pool.grade([(completion, reference, {})])
+            return graded.parts[reward] if graded.outcome == "graded" else 0.0
 
         result = audit(grade, name=f"{reward}, {extract}")
     print(result.headline)
     for title, outcomes in (("failed", result.outcomes), ("a matter of taste", result.contested)):
         table = Table("category", "reference", "completion", "should", "did", "why", title=title)
-        for each in outcomes:
-            if title != "failed" or not each.passed:
-                case, verdicts = each.case, ("reject", "accept")
-                wanted, given = verdicts[case.expect], verdicts[bool(each.accepted)]
+        for outcome in outcomes:
+            if title != "failed" or not outcome.passed:
+                case, verdicts = outcome.case, ("reject", "accept")
+                wanted, given = verdicts[case.expect], verdicts[bool(outcome.accepted)]
                 table.add_row(case.category, case.reference, case.completion, wanted, given, case.why)
         Console().print(table)
 

@@ -1,4 +1,4 @@
-"""Whether a refresh leaves vLLM's model as its own loading of the same weights would, for small random models.
+"""This script checks that a refresh leaves vLLM's model as vLLM's own loading of the same weights would.
 
     python benchmarks/refreshes.py TYPE …
     python benchmarks/refreshes.py all
@@ -82,7 +82,8 @@ def outcome(model_type: str) -> tuple[str, str]:
 
 
 def config_of(model_type: str) -> PretrainedConfig:
-    """A small config of this type, or a small copy of its default one where a small one is no model."""
+    """Returns a small config of this type. Where that is no valid model, it returns a small copy of the type's
+    default."""
     special = SPECIAL.get(model_type, {})
     try:
         config = AutoConfig.for_model(model_type, **WIDE | EXPERTS | {"moe_intermediate_size": 64} | special)
@@ -95,14 +96,14 @@ def config_of(model_type: str) -> PretrainedConfig:
 
 @torch.no_grad()
 def changed(model: PreTrainedModel) -> PreTrainedModel:
-    """The model with other weights."""
+    """Changes all weights of a model at random, and returns the model."""
     for parameter in model.parameters():
         parameter.add_(torch.randn_like(parameter) * 0.05)
     return model
 
 
 def loaded(folder: str) -> tuple[nn.Module, object]:
-    """vLLM's model of the weights in a folder, loaded and prepared as an engine does it, and its configuration."""
+    """Loads a folder's weights into vLLM's model, prepared as in an engine. Returns the model and its configuration."""
     from vllm.config import set_current_vllm_config
     from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
     from vllm.engine.arg_utils import EngineArgs
@@ -125,7 +126,8 @@ def loaded(folder: str) -> tuple[nn.Module, object]:
 
 
 def held(model: nn.Module) -> dict[str, Tensor]:
-    """All tensors of a vLLM model: weights, buffers, and those that its modules and their kernels hold besides."""
+    """Returns all tensors of a vLLM model: weights, buffers, and those that its modules and their kernels hold
+    besides."""
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     for name, module in model.named_modules():
         for place in (module, getattr(module, "impl", None), getattr(module, "quant_method", None)):
@@ -136,7 +138,8 @@ def held(model: nn.Module) -> dict[str, Tensor]:
 
 
 class TooLong(BaseException):
-    """Not an Exception: what a model's own code raises is an outcome."""
+    """This is raised when a model takes too long. It is no Exception, since those of a model's own code are
+    outcomes."""
 
 
 def _too_long(number: int, frame: object) -> None:

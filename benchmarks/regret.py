@@ -6,8 +6,8 @@ A policy has 32 parameters that all prompts share. A prompt's logit is its own c
 parameters; directions have a common part. A completion's score is that of its answer, and noise of all that its words
 say besides. Adam learns from 16 prompts a step, or with `samples` from 64 completions, whatever G; advantages are
 GRPO's. With `batch` the prompts are chosen too, from 4 to 64, at one learning rate. The arms begin alike; the adaptive
-one chooses by `grpo.dynamics.batch`, after each of the first 5 steps and then after every fifth, from 16 prompts of
-G = 16. A prompt costs a tenth of a completion, and a step costs FIXED completions whatever it samples.
+one chooses by `grpo.dynamics.group_size`, after each of the first 5 steps and then after every fifth, from 16 prompts
+of G = 16. A prompt costs a tenth of a completion, and a step costs FIXED completions whatever it samples.
 """
 
 import sys
@@ -21,8 +21,8 @@ from rich.table import Table
 from scipy.special import expit
 
 from grpo.dynamics.adaptive import agreed
-from grpo.dynamics.batch import BatchRule, choose_batch
 from grpo.dynamics.difficulty import fit_difficulty
+from grpo.dynamics.group_size import BatchRule, choose_batch
 from grpo.dynamics.identify import FEWEST_POINTS
 from grpo.dynamics.step import BatchSetting, StepCost
 
@@ -36,7 +36,7 @@ HARDNESS, SPREADS, NUISANCES = {".45": -0.2, ".15": -2.2, ".05": -4.0}, (0.5, 2.
 
 @dataclass(frozen=True)
 class Arm:
-    """A batch, and the rule by which it changes, or None where it is fixed."""
+    """An arm is a batch and the rule that changes it. The rule is None where the batch stays fixed."""
 
     batch: BatchSetting
     rule: BatchRule | None = None
@@ -58,7 +58,7 @@ ARMS = {
 
 
 class Chooser:
-    """Chooses the next batch as `dynamics=adaptive` does, without a forecast."""
+    """A chooser picks the next batch as `dynamics=adaptive` does, but without a forecast."""
 
     def __init__(self, arm, cost):
         self._rule, self._cost, self._counts = arm.rule, cost, Counter()
@@ -80,7 +80,8 @@ class Chooser:
 
 
 def cost_of_level(arm, cost, hardness, spread, nuisance, seed):
-    """What is spent until the mean pass rate is half way to 1 in what is missing, or ∞."""
+    """Returns what is spent until the mean pass rate is half way from its start to 1. It is ∞ if that is not
+    reached."""
     generator = np.random.default_rng(seed)
     own = hardness + spread * generator.standard_normal(PROBLEMS)
     directions = 0.5 * generator.standard_normal((PROBLEMS, DIMENSIONS)) / np.sqrt(DIMENSIONS)

@@ -49,12 +49,12 @@ def wait_for_step(output: Path, step: int, process: subprocess.Popen, seconds: f
 
 
 def stream(output: Path) -> list[tuple[int, list[str]]]:
-    """Round and prompt ids, as recorded."""
+    """Returns the round and its prompt ids for each recorded round."""
     return [(row["round"], row["prompt_ids"]) for row in rows(output / "prompts.jsonl")]
 
 
 def facts(output: Path) -> list[dict]:
-    """What two equal runs must agree on, step by step."""
+    """Returns the numbers of each step that two equal runs must agree on."""
     names = ("step", "learner/gradient_norm", "reward/mean", "policy/entropy", "completions/length_mean")
     return [{name: row.get(name) for name in names} for row in rows(output / "metrics.jsonl")]
 

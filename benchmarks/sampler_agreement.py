@@ -35,7 +35,7 @@ READ_BY_VLLM["Mamba 2, one group"] = READ_BY_VLLM["Mamba 2"]
 
 
 def architectures() -> dict[str, tuple[str, dict]]:
-    """Model type of every architecture, and what it has beside SMALL."""
+    """Returns each architecture's model type and its settings besides SMALL, by the architecture's name."""
     from benchmarks.small_models import ARCHITECTURES, EXPERTS, LATENT, ROUTED
 
     states = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1}
@@ -75,22 +75,22 @@ def random_model(name: str) -> Path:
 
 
 def gaps(policy, groups):
-    """|sampler − learner| in nats of every token of `groups` [tokens]."""
+    """Returns |sampler − learner| in nats for every token of `groups`, [tokens]."""
     import torch
 
     from grpo.algorithm.packing import Branch, LooseTree, pack
 
-    found = []
+    differences = []
     for group in groups:
         branches = tuple(Branch(completion, 0.0, 0.0) for completion in group.completions)
         micro = pack([LooseTree(group.prompt.token_ids, branches)])
         with torch.no_grad():
-            found.append((policy(micro, 1.0)[0] - micro.sampler_logprobs).abs())
-    return torch.cat(found)
+            differences.append((policy(micro, 1.0)[0] - micro.sampler_logprobs).abs())
+    return torch.cat(differences)
 
 
 def measure(name: str) -> dict:
-    """One row, in a process of its own: vLLM does not give back what it has taken."""
+    """Measures one row. It runs in a process of its own, because vLLM does not give back the memory it has taken."""
     from collections import Counter
 
     import torch
@@ -115,7 +115,7 @@ def measure(name: str) -> dict:
     prompts = [Prompt(Problem(f"p{i}", "", ""), tuple(range(3 + i, 15 + i))) for i in range(4)]
 
     class Learner:
-        """What a refresh needs of a learner."""
+        """This learner has only what a refresh needs."""
 
         num_steps = 1
 
@@ -154,9 +154,9 @@ def main(output: str, *names: str) -> None:
         done = subprocess.run(
             [sys.executable, __file__, "--one", name], capture_output=True, text=True, timeout=300, cwd=ROOT
         )
-        found = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        printed = [line for line in done.stdout.splitlines() if line.startswith("{")]
         errors = [line.strip() for line in done.stderr.splitlines() if "Error" in line]
-        rows[name] = json.loads(found[-1]) if found else {"error": errors[-1][:300] if errors else "no text"}
+        rows[name] = json.loads(printed[-1]) if printed else {"error": errors[-1][:300] if errors else "no text"}
         print(name, rows[name], flush=True)
         path.write_text(json.dumps(rows, indent=1))
 

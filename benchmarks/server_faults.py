@@ -1,4 +1,4 @@
-"""What one signal to a real vLLM server does to a run: is anything lost, and when is the server back?
+"""This script sends one signal to a real vLLM server of a run: is anything lost, and when is the server back?
 
     python benchmarks/server_faults.py OUTPUT.json [NAME …]      (a run of some minutes for each of FAULTS)
 
@@ -34,7 +34,8 @@ PATIENCE_SECONDS = 400.0
 
 @dataclass(frozen=True)
 class Fault:
-    """`number` is sent to the `part` of the first of `servers`, at the third time of `moment`."""
+    """A fault sends signal `number` to the `part` of the first of `servers`, when `moment` happens for the third
+    time."""
 
     servers: int
     moment: str
@@ -116,7 +117,7 @@ if __name__ == "__main__":
 
 
 class Watched:
-    """A run whose lines on standard error are kept with the second at which each came."""
+    """A watched run keeps the lines of its standard error, each with the second at which it came."""
 
     def __init__(self, fault, folder):
         script = folder / "striking.py"
@@ -139,11 +140,11 @@ class Watched:
             self.lines.append((time.monotonic(), line.strip()))
 
     def told(self, text):
-        """When a line with this text came; None where none has."""
+        """Returns the second at which a line with this text came, or None if none has come."""
         return next((second for second, line in self.lines if text in line), None)
 
     def wait_until(self, condition):
-        """Whether it became true while the run lived, in time."""
+        """Returns whether the condition came true in time, while the run lived."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not condition():
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -178,7 +179,7 @@ def measure(fault, folder):
         return None if told is None else round(told - struck, 1)
 
     steps = [row["step"] for row in rows(run.output / "metrics.jsonl")]
-    asked = [each for _, ids in stream(run.output) for each in ids]
+    asked = [prompt_id for _, ids in stream(run.output) for prompt_id in ids]
     return {
         "given up after, s": seconds_until("was lost"),
         "back after, s": seconds_until("is back"),
@@ -187,7 +188,7 @@ def measure(fault, folder):
         "steps when it was back (or 12 s later) and at the end": [reached, steps[-1] if steps else 0],
         "steps in a row": steps == list(range(1, len(steps) + 1)),
         "prompts asked twice": len(asked) - len(set(asked)),
-        "saved": [each.name for each in checkpoints_in(run.output / "checkpoints")],
+        "saved": [checkpoint.name for checkpoint in checkpoints_in(run.output / "checkpoints")],
         "said": [line for _, line in run.lines if line.startswith("grpo: ")][-4:],
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
         "code": json.loads((run.output / CODE_FILE).read_text()),

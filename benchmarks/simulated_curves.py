@@ -1,4 +1,5 @@
-"""This module simulates reward curves, of kinds that the model has a law for and of others.
+"""This module simulates reward curves of several kinds. The dynamics model has a law for some of them and none for
+others.
 
 A run has 60 to 300 rounds of 4 to 32 prompts × 4 to 16 completions. Prompts differ in difficulty, so a round scatters
 more than independent completions would; in every second run the rounds also wander together (an AR(1) process).
@@ -87,14 +88,15 @@ def swinging(generator, time):
 
 
 def prompts(generator, time):
-    """Bernoulli prompts of many difficulties, each gated by its own σ (the dial at α = 1)."""
+    """Returns the mean pass rate of Bernoulli prompts of many difficulties, each gated by its own σ (the dial at α =
+    1)."""
     logits = generator.normal(generator.uniform(-3, 0), generator.uniform(1, 2.5), 200)
-    found, speed = [], generator.uniform(4, 20) / len(time)
+    means, speed = [], generator.uniform(4, 20) / len(time)
     for _ in time:
         rates = expit(logits)
-        found.append(rates.mean())
+        means.append(rates.mean())
         logits = logits + speed * np.sqrt(rates * (1 - rates))
-    return np.array(found)
+    return np.array(means)
 
 
 KINDS = (
@@ -122,17 +124,18 @@ def simulated(kind, seed):
     if generator.random() < 0.5:
         return history_of_values(steps, correct.mean(axis=1) / size)
     return history_of(
-        (int(step), 1, 0, {(k, size): n for k, n in Counter(each.tolist()).items()})
-        for step, each in zip(steps, correct, strict=True)
+        (int(step), 1, 0, {(k, size): n for k, n in Counter(right.tolist()).items()})
+        for step, right in zip(steps, correct, strict=True)
     )
 
 
 def evaluated(kind, seed, evaluations=13, problems=100):
-    """Held-out evaluations of the same run (a `History`): up to .1 below training at the end, with their own noise."""
+    """Returns held-out evaluations of the same run as a `History`. They have their own noise and end up to .1 below
+    training."""
     curve = truth(kind, np.random.default_rng([seed, KINDS.index(kind)]))
     generator = np.random.default_rng([seed, KINDS.index(kind), 1])
     below = generator.uniform(0, 0.1) * np.linspace(0, 1, len(curve))
     steps = np.unique(np.linspace(0, len(curve) - 1, evaluations).astype(int))
     rates = np.clip(curve - below, 0.01, 0.99)[steps]
-    found = history_of_values(steps, generator.binomial(problems, rates) / problems, interval=0)
-    return replace(found, errors=np.maximum(found.errors, 0.5 / np.sqrt(problems)))
+    history = history_of_values(steps, generator.binomial(problems, rates) / problems, interval=0)
+    return replace(history, errors=np.maximum(history.errors, 0.5 / np.sqrt(problems)))

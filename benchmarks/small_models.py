@@ -98,7 +98,8 @@ def config_of(name: str) -> PretrainedConfig:
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a character, ids 3 to 63; 1 begins and 2 ends a sequence."""
+    """Makes a tokenizer with one token for each character, ids 3 to 63. Token 1 begins a sequence and token 2 ends
+    it."""
     characters = string.digits + string.ascii_lowercase + " .,:;+-*/=?!()[]<>_#&%$@'\"^"
     vocabulary = {"<pad>": 0, "<s>": 1, "</s>": 2} | {c: 3 + i for i, c in enumerate(characters[:61])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<pad>"))

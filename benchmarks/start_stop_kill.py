@@ -1,4 +1,4 @@
-"""Starts whole runs with a vLLM server, ends them at random moments in random ways, and counts what is left.
+"""This script starts whole runs with a vLLM server, ends them at random in random ways, and counts what is left.
 
     python benchmarks/start_stop_kill.py [TRIES] [SEED]            (20 tries of a minute or two each)
 
@@ -33,15 +33,15 @@ MACHINES = [
 
 
 def started(mark):
-    """Processes of one try that live."""
-    found = []
+    """Returns the processes of one try that are still alive."""
+    processes = []
     for process in psutil.process_iter():
         try:
             if process.environ().get(VARIABLE) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+                processes.append(process)
         except psutil.Error:
             continue
-    return found
+    return processes
 
 
 def once(chance, folder):
@@ -55,9 +55,9 @@ def once(chance, folder):
     time.sleep(seconds)
     assert launcher.poll() is None, f"{' '.join(words)} ended by itself with {launcher.returncode}"
     # Not its tether, which leaves Ctrl-C to the launcher.
-    words = [(each, {*each.cmdline()}) for each in started(mark)]
+    words = [(process, {*process.cmdline()}) for process in started(mark)]
     learners = [
-        each for each, its in words if {"train", f"output_dir={output}"} <= its and "grpo.host.tether" not in its
+        process for process, its in words if {"train", f"output_dir={output}"} <= its and "grpo.host.tether" not in its
     ]
     victim = learners[0].pid if who == "learner" and learners else launcher.pid
     reached = rows(output / "metrics.jsonl")[-1]["step"] if rows(output / "metrics.jsonl") else 0
@@ -67,8 +67,8 @@ def once(chance, folder):
         launcher.poll()
         time.sleep(0.5)
     gone = time.monotonic() - asked
-    for each in left:
-        each.kill()
+    for process in left:
+        process.kill()
     return (
         "launcher" if victim == launcher.pid else "learner",
         number,

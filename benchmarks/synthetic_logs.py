@@ -12,17 +12,17 @@ GROUP_SIZE, PROMPTS = 8, 16
 
 
 def noise(generator, rounds, size, memory=0.5):
-    """AR(1) noise of standard deviation `size`."""
+    """Returns AR(1) noise of standard deviation `size`."""
     steps = generator.standard_normal(rounds)
-    found = np.empty(rounds)
-    found[0] = steps[0]
+    values = np.empty(rounds)
+    values[0] = steps[0]
     for index in range(1, rounds):
-        found[index] = memory * found[index - 1] + np.sqrt(1 - memory**2) * steps[index]
-    return size * found
+        values[index] = memory * values[index - 1] + np.sqrt(1 - memory**2) * steps[index]
+    return size * values
 
 
 def healthy(seed, rounds=None):
-    """What a run of a few hundred rounds is made of, as a dictionary of curves; failures change some of them."""
+    """Returns the curves that a healthy run of a few hundred rounds is made of. Failures change some of them."""
     generator = np.random.default_rng(seed)
     rounds = rounds or int(generator.integers(40, 300))
     time = np.arange(rounds)
@@ -68,7 +68,7 @@ def healthy(seed, rounds=None):
 
 
 def ramp(curves, start=0.3):
-    """0 until `start` of the run, then up to 1."""
+    """Returns a curve that is 0 until `start` of the run, and then rises to 1."""
     return np.clip(np.linspace(-start / (1 - start), 1, len(curves["pass"])), 0, 1)
 
 
@@ -150,7 +150,7 @@ def bought(curves):
 
 
 def format_dominating(curves):
-    """Answers are worth a twentieth of a format that is learned at once."""
+    """Makes answers worth a twentieth of a format that is learned at once."""
     curves["format_weight"], curves["format"] = 20.0, np.minimum(0.4 + 8 * ramp(curves, 0.0), 0.95)
     curves["pass"] = np.minimum(curves["pass"], 0.3)
 
@@ -173,7 +173,7 @@ def slowing(curves):
 
 
 def silenced(curves):
-    """Groups fall silent one by one, though the pass rate stays in the middle."""
+    """Makes groups fall silent one by one, while the pass rate stays in the middle."""
     curves["silent"] = 0.9 * ramp(curves, 0.3)
     curves["pass"] = np.minimum(curves["pass"], 0.55)
 
@@ -237,10 +237,10 @@ def logged(curves):
             rates = (generator.random(number) < rate).astype(float)
         counts.append(Counter((int(k), size) for k in generator.binomial(size, rates)))
     if curves["silent"].any():
-        counts = [silent(each, share, generator) for each, share in zip(counts, curves["silent"], strict=True)]
+        counts = [silent(outcomes, share, generator) for outcomes, share in zip(counts, curves["silent"], strict=True)]
 
     def share(condition):
-        return np.array([sum(n for pair, n in each.items() if condition(*pair)) / number for each in counts])
+        return np.array([sum(n for pair, n in outcomes.items() if condition(*pair)) / number for outcomes in counts])
 
     def positive(values, scatter):
         return np.maximum(values * np.exp(noise(generator, rounds, scatter)), 0)
@@ -248,7 +248,7 @@ def logged(curves):
     def fraction(values):
         return generator.binomial(size * number, np.clip(values, 0, 1)) / (size * number)
 
-    passed = np.array([pass_rate(each)[0] for each in counts])
+    passed = np.array([pass_rate(outcomes)[0] for outcomes in counts])
     formatted = fraction(curves["format"])
     series = {
         "pass_rate": passed,

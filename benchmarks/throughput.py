@@ -66,7 +66,7 @@ def build(shape, folder):
 
 
 def bandwidth(device):
-    """Bytes read and written per second by a copy."""
+    """Measures the bytes that a copy reads and writes per second."""
     source = torch.ones(2**30 if device.type == "cuda" else 2**27, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     seconds = []
@@ -80,7 +80,7 @@ def bandwidth(device):
 
 
 def rounds_of(words, output):
-    """Rows of a run's metrics, and the wall-clock seconds of each round."""
+    """Runs a training, and returns the rows of its metrics and the wall-clock seconds of each round."""
     process = subprocess.Popen(command("train", *words), stdout=sys.stderr)
     ends = []
     while process.poll() is None:

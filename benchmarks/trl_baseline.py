@@ -28,7 +28,7 @@ from grpo import models
 from grpo.config.hydra import compose_config
 from grpo.run import preflight
 from grpo.tasks import load_problems, split
-from grpo.tasks.prompts import PromptEncoder
+from grpo.tasks.prompt_encoding import PromptEncoder
 
 config = preflight.with_precision(compose_config(["experiment=quickstart", *sys.argv[3:]]))
 STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 10
@@ -36,7 +36,7 @@ STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 10
 
 def reward(completions, answer, **_):
     numbers = [re.findall(r"-?\d+", completion.replace(",", "")) for completion in completions]
-    return [float(bool(found) and found[-1] == right) for found, right in zip(numbers, answer, strict=True)]
+    return [float(bool(written) and written[-1] == right) for written, right in zip(numbers, answer, strict=True)]
 
 
 class Clock(TrainerCallback):

@@ -37,7 +37,7 @@ def windows(curve):
 
 
 def fallen(curve):
-    """How far the last rounds are below the best window of so many rounds."""
+    """Returns how far the mean of the last rounds is below that of the best window of as many rounds."""
     means = np.convolve(curve, np.full(FEWEST_ROUNDS, 1 / FEWEST_ROUNDS), "valid")
     return means.max() - means[-1]
 
@@ -61,18 +61,22 @@ WRONG = {
 
 
 def of_curve(job):
-    """(verdict, wrong) of each verdict on one simulated run. A wander of the policy is part of its truth."""
+    """Returns (verdict, wrong) of each verdict on one simulated run. The policy's wander is part of the run's truth."""
     kind, seed = KINDS[job[0]], job[1]
     history, curve = simulated(kind, seed), truth(kind, np.random.default_rng([seed, job[0]]))
     log = RunLog(history, {"pass_rate": Series(history.steps, history.values)}, num_steps=int(history.steps[-1]))
-    found = [(each.name, WRONG[each.name](curve, kind.__name__)) for each in diagnose(log, RULE) if each.name in WRONG]
+    verdicts = [
+        (finding.name, WRONG[finding.name](curve, kind.__name__))
+        for finding in diagnose(log, RULE)
+        if finding.name in WRONG
+    ]
     end = float(history.steps[-1])
     for share in SEEN:
         seen = history.until(history.steps[0] + share * (end - history.steps[0]))
         early = RunLog(seen, {}, num_steps=int(end))
         if plateau(early, RULE):
-            found.append((PLATEAU, curve[-1] - curve[len(seen) - 1] > RULE.gain_left))
-    return found
+            verdicts.append((PLATEAU, curve[-1] - curve[len(seen) - 1] > RULE.gain_left))
+    return verdicts
 
 
 def of_flat(seed):
@@ -85,7 +89,7 @@ def of_flat(seed):
 def of_log(path):
     """Returns the same for a public log, as far as its own numbers decide."""
     log = read_log(path)
-    found = [(finding.name, False) for finding in diagnose(log, RULE)]
+    verdicts = [(finding.name, False) for finding in diagnose(log, RULE)]
     history = log.history
     for share in SEEN if len(history) else ():
         seen = history.until(history.steps[0] + share * np.ptp(history.steps))
@@ -94,8 +98,8 @@ def of_log(path):
         parts = [values[-max(len(values) // 5, 1) :] for values in (history.values, seen.values)]
         error = np.sqrt(sum(np.var(part, ddof=1) / len(part) for part in parts))
         gained = last_fifth_of(history) - last_fifth_of(seen)
-        found.append((PLATEAU, bool(gained > RULE.gain_left + 1.64 * error)))
-    return found
+        verdicts.append((PLATEAU, bool(gained > RULE.gain_left + 1.64 * error)))
+    return verdicts
 
 
 def main(*settings):

@@ -31,7 +31,7 @@ MORE = r"""25\% 12.5\% 0.5% Yes \text{No} \text{True} D \text{(A)} \text{C} 1011
 
 
 def cases(data: Path, files: dict[str, int], most: int) -> Iterator[tuple[str, str, str, bool]]:
-    """(kind, gold, form, whether it is right), each once; of about `most` golds of each kind of number."""
+    """Yields (kind, gold, form, whether it is right), each once. It takes about `most` golds of each kind of number."""
     rows = [
         json.loads(row) for name, n in files.items() for row in (data / f"{name}.jsonl").read_text().splitlines()[::n]
     ]
@@ -51,7 +51,7 @@ def cases(data: Path, files: dict[str, int], most: int) -> Iterator[tuple[str, s
 
 def main(data: str, files: str = FILES, part: str = "math", most: str = "10") -> None:
     reward = RewardConfig(parts=[RewardPartConfig(name=part)], extract="boxed", timeout_seconds=10)
-    chosen = {name: int(every) for name, every in (each.split(":") for each in files.split(","))}
+    chosen = {name: int(every) for name, every in (file.split(":") for file in files.split(","))}
     every = list(cases(Path(data), chosen, int(most)))
     table = Table("kind", "golds", "right", "refused", "rate", "wrong", "accepted", "rate", title=part)
     total, failures = Counter(), []

@@ -75,7 +75,8 @@ def train(path, seed, own):
 
 
 class Measured:
-    """A run's smoothed pass rate over what it had spent. `error` is the standard error of a smoothed rate."""
+    """A measured run has its smoothed pass rate over what it had spent. `error` is the standard error of a smoothed
+    rate."""
 
     def __init__(self, path):
         log = read_log(path)
@@ -97,8 +98,8 @@ def setting_of(path):
 
 
 def backtest(paths, seeds, unit):
-    """Predicts every arm from every seed of the first one. `paths` are those of runs, by arm and seed. Returns a row
-    per arm."""
+    """Predicts every arm from every seed of the first one, and returns a row per arm. `paths` are the runs' folders, by
+    arm and seed."""
     runs = {key: Measured(path) for key, path in paths.items()}
     first, *_ = arms = list(dict.fromkeys(arm for arm, _ in paths))
     rows = {}

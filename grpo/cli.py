@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,35 +16,35 @@ from grpo.config.errors import EndedElsewhere, UserError
 from grpo.config.flags import read_words
 from grpo.host import environment, ranks
 from grpo.host.alive import working
-from grpo.host.imports import importing
-from grpo.host.terminal import protect, say, wrapped
+from grpo.host.imports import importing, look_here_last
+from grpo.host.terminal import protect, say, wrapped, wrapped_usage
 
 USAGE = """usage: grpo COMMAND [key=value ...]
 
-  train        trains a model
-               grpo train experiment=quickstart num_steps=60
-  launch       trains over several processes or machines
-               grpo launch hardware=two_nodes hardware.hosts=[a,b] experiment=...
-  serve        runs vLLM servers on this machine for a learner on another one
-  eval         measures pass@1 and pass@k of a model
-               grpo eval model.path=runs/default/model task=arithmetic
-  solve-rates  measures how often a model solves each problem, as a column for training
-               grpo solve-rates model.path=DIR task=file task.data.path=FILE evaluation.samples_per_problem=16
-  check-reward shows the reward of a right, a wrong and an empty answer to some problems, without a model
-               grpo check-reward task=file task.data.path=FILE 'task.reward.parts=[{name: "rewards.py:f"}]'
-  sweep        runs variants × seeds, and can be resumed: grpo sweep help
-  report       reports on a run, or compares runs or the variants of a sweep
-               grpo report runs/a runs/b
-  samples      shows completions of a run in the terminal
-               grpo samples runs/a correct=false limit=3
-  export       writes the model of a checkpoint, or its adapter, as a Hugging Face folder
-               grpo export runs/a models/a
-  dynamics     fits, forecasts, diagnoses or replays a run, or plans one: grpo dynamics help
-  reproduce    reproduces numbers and figures of the papers: grpo reproduce help
-  config       explains every key: grpo config clip
-  completion   lets the Tab key complete words: eval "$(grpo completion bash)", or zsh, or fish
-  doctor       checks this machine, and says what to do about each problem
-  prove        measures whether what is installed is right and fast here: grpo prove help
+  train         trains a model
+                grpo train experiment=quickstart num_steps=60
+  launch        trains over several processes or machines
+                grpo launch hardware=two_nodes hardware.hosts=[a,b] experiment=...
+  serve         runs vLLM servers on this machine for a learner on another one
+  eval          measures pass@1 and pass@k of a model
+                grpo eval model.path=runs/default/model task=arithmetic
+  solve-rates   measures how often a model solves each problem, as a column for training
+                grpo solve-rates model.path=DIR task=file task.data.path=FILE evaluation.samples_per_problem=16
+  check-reward  shows the reward of a right, a wrong and an empty answer to some problems, without a model
+                grpo check-reward task=file task.data.path=FILE 'task.reward.parts=[{name: "rewards.py:f"}]'
+  sweep         runs variants × seeds, and can be resumed: grpo sweep help
+  report        reports on a run, or compares runs or the variants of a sweep
+                grpo report runs/a runs/b
+  samples       shows completions of a run in the terminal
+                grpo samples runs/a correct=false limit=3
+  export        writes the model of a checkpoint, or its adapter, as a Hugging Face folder
+                grpo export runs/a models/a
+  dynamics      fits, forecasts, diagnoses or replays a run, or plans one: grpo dynamics help
+  reproduce     reproduces numbers and figures of the papers: grpo reproduce help
+  config        explains every key: grpo config clip
+  completion    lets the Tab key complete words: eval "$(grpo completion bash)", or zsh, or fish
+  doctor        checks this machine, and says what to do about each problem
+  prove         measures whether what is installed is right and fast here: grpo prove help
 
 Keys are Hydra overrides of configs/train.yaml. `grpo config` explains all of them, and `grpo train KEY=VALUE ...
 --help` shows the values that would run. `--cfg job` prints them as YAML. `grpo train my.yaml` begins with a file of
@@ -67,21 +67,22 @@ COMMANDS = (*CONFIGURED, "launch", *WORDED, "config", "completion", "doctor", "p
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code. A UserError is printed as one line, without a traceback."""
     command, *words = list(sys.argv[1:] if arguments is None else arguments) or ["help"]
-    if command in HELP and words[:1] and words[0] in COMMANDS:
+    if command in HELP and words:
         command, words = words[0], ["--help"]
     if command in HELP:
-        print(wrapped(USAGE))
+        print(wrapped_usage(USAGE))
         return 0
     if command in VERSION:
         print(f"grpo {grpo.__version__}")
         return 0
     if command not in COMMANDS:
-        say(f"grpo: unknown command {command!r}; there are: {', '.join(COMMANDS)}")
+        near = difflib.get_close_matches(command, COMMANDS, n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        say(f"grpo: unknown command {command!r}; {meant}there are: {', '.join(COMMANDS)}")
         return WRONG_USE
     environment.prepare()
     protect()
-    # As with `python -m`, modules in the working directory can be imported: one may hold the user's reward function.
-    sys.path.insert(0, os.getcwd())
+    look_here_last()
     try:
         return _run(command, words)
     except EndedElsewhere:
@@ -106,11 +107,11 @@ def _run(command: str, words: list[str]) -> int:
         module = _module(command)
         asked = words[:1] == ["help"] or {"-h", "--help"} & {*words}
         if asked or (not words and command in WORDED):
-            print(wrapped(module.USAGE))
+            print(wrapped_usage(module.USAGE))
             return 0
         return module.run(words, COMMANDS) if command == "completion" else module.run(words)
+    from grpo.config.earlier_run import described
     from grpo.config.hydra import as_yaml, compose_config
-    from grpo.config.start import described
 
     if {"-m", "--multirun"} & {*words}:
         raise UserError(f"grpo {command} starts one run at a time; grpo sweep starts several (grpo sweep help)")

@@ -1,8 +1,8 @@
 """This module defines the protocols that the loop's parts implement, and the order in which the loop calls them.
 
 One round calls, in this order: `Collector.collect` (which uses `Task` and `Sampler`), `Learner.add_logprobs`,
-`Learner.step` once per batch, `WeightSync.check` and `refresh`, `Task.learn`, `Scheduler.next`. If the verdict is to go
-back, the loop then calls `Collector.forget`, `Learner.rewind` and `WeightSync.refresh`.
+`Learner.step` once per batch, `WeightSync.check` and `refresh`, `Task.record_outcomes`, `Scheduler.next`. If the
+verdict is to go back, the loop then calls `Collector.forget`, `Learner.rewind` and `WeightSync.refresh`.
 
 Methods marked "Collective" exchange data between ranks, so all ranks must call them together.
 """
@@ -26,6 +26,7 @@ from grpo.types import (
     StepReport,
     Verdict,
 )
+from grpo.types.weights import MERGED
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,17 +38,6 @@ Bucket = Sequence[tuple[str, "Tensor"]]
 until the next bucket is asked for."""
 
 OnGroup = Callable[[int, RolloutGroup], None]
-MERGED, BASE, ADAPTERS = "merged", "base", "adapters"
-"""These are the forms in which a refresh sends weights. `MERGED` means all weights, with LoRA adapters added in. `BASE`
-means the frozen weights beside their adapters. A receiver that keeps the frozen weights is sent only `ADAPTERS` from
-then on. Without LoRA the form is always `MERGED`."""
-
-ROUND = "round"
-"""This key holds the wall-clock seconds of a whole round, beside the keys of its phases."""
-
-BASE_SUFFIX, DOWN_SUFFIX, UP_SUFFIX = ".base", ".lora_A", ".lora_B"
-"""With LoRA, these suffixes follow the name of an adapted weight in a bucket. They mark the frozen weight, A and the
-scaled B of W = base + B·A."""
 
 
 class Task(Protocol):
@@ -68,7 +58,7 @@ class Task(Protocol):
         A rank gets the positions p of the stream with p mod (number of ranks) = rank.
         """
 
-    def learn(self, outcomes: Mapping[str, tuple[int, int]], cursor: int) -> None:
+    def record_outcomes(self, outcomes: Mapping[str, tuple[int, int]], cursor: int) -> None:
         """Passes the outcomes of a round to an online curriculum: problem id → (correct, tried), over all ranks.
         `cursor` is where the stream stood after that round."""
 
@@ -124,8 +114,9 @@ class Sampler(Protocol):
         See `grpo.weight_sync.checksum`.
         """
 
-    def use(self) -> Mapping[str, float]:
-        """Returns, as metrics, how full the engine's cache was since the last call. Empty where it does not tell."""
+    def cache_usage(self) -> Mapping[str, float]:
+        """Returns, as metrics, how full the engine's cache was since the last call. An engine that does not report it
+        returns nothing."""
 
     def sleep(self) -> None:
         """Frees memory while the learner works. What the sampler held may be lost: a refresh precedes the next use."""

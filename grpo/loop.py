@@ -23,8 +23,8 @@ MakeBatches = Callable[[Sequence[Sequence[GroupWithLogprobs]], RoundPlan], list[
 
 
 @dataclass(frozen=True, slots=True)
-class Engines:
-    """The engines are all parts that the loop calls. `grpo.run.session` builds them.
+class LoopParts:
+    """These are all parts that the loop calls. `grpo.run.assembly` puts them together.
 
     `go_back(step)` returns learner and sampler to the newest checkpoint that is not later than `step`.
     """
@@ -52,27 +52,28 @@ class Loop:
     """The loop runs rounds one after another. `progress` and `verdict` always belong to the last finished round."""
 
     def __init__(
-        self, engines: Engines, progress: Progress, verdict: Verdict, record: Observer, observers: Sequence[Observer]
+        self, parts: LoopParts, progress: Progress, verdict: Verdict, record: Observer, observers: Sequence[Observer]
     ):
         """Takes two kinds of observers. `record` is called first, before the run goes back to a checkpoint if it has
         to. `observers` are called after that, in order."""
-        self._engines = engines
+        self._parts = parts
         self.progress, self.verdict = progress, verdict
         self._record, self._observers = record, observers
 
     def run(self, num_steps: int, stop_requested: Callable[[], bool]) -> None:
         """Runs rounds. Returns after `num_steps` optimizer steps, on a verdict to stop, or when any rank was asked to
         stop."""
-        collective = self._engines.collective
+        collective = self._parts.collective
         while self.progress.step < num_steps and not self.verdict.stop and not collective.maximum(stop_requested()):
             self._run_round(num_steps - self.progress.step)
 
     def _run_round(self, steps_left: int) -> None:
-        engines, before = self._engines, self.progress
+        parts, before = self._parts, self.progress
         plan = replace(before.plan, refresh_interval=min(before.plan.refresh_interval, steps_left))
-        statistics, collected = one_round(engines, plan, before.round_index, steps_left)
-        engines.task.learn(outcomes(collected, engines.collective), collected.cursor)
-        decision = engines.scheduler.next(before.plan, statistics, before.scheduler)
+        statistics, collected = one_round(parts, plan, before.round_index, steps_left)
+        parts.task.record_outcomes(outcomes(collected, parts.collective), collected.cursor)
+        # The scheduler goes on from the plan that it chose, also where the run's end has cut the round short.
+        decision = parts.scheduler.next(before.plan, statistics, before.scheduler)
         self.verdict = decision.verdict
         self.progress = Progress(
             before.round_index + 1, statistics.step, collected.cursor, decision.plan, decision.state
@@ -80,24 +81,24 @@ class Loop:
         finished = FinishedRound(statistics, collected, self.progress, self.verdict)
         self._record.after_round(finished)
         if self.verdict.go_back:
-            engines.go_back(self.verdict.good_step)
+            parts.go_back(self.verdict.good_step)
         for observer in self._observers:
             observer.after_round(finished)
 
 
 def one_round(
-    engines: Engines, plan: RoundPlan, round_index: int, steps_left: int
+    parts: LoopParts, plan: RoundPlan, round_index: int, steps_left: int
 ) -> tuple[RoundStatistics, Collected]:
     """Samples, grades, learns for τ steps, refreshes the sampler, and measures.
 
     A round that was sampled ahead keeps the plan under which it was sampled, which may be older than `plan`.
     """
-    engines.clock.begin_round()
-    collected = engines.collector.collect(plan, steps_left)
-    steps = engines.learner.add_logprobs(collected.steps)
-    batches = engines.make_batches(steps, collected.plan)
-    reports = [engines.learner.step(batch) for batch in batches]
-    engines.weight_sync.check(reports[0])
-    engines.weight_sync.refresh(engines.learner, engines.sampler)
-    seconds = engines.clock.end_round()
-    return measure_round(round_index, collected, reports, seconds, engines.collective), collected
+    parts.clock.begin_round()
+    collected = parts.collector.collect(plan, steps_left)
+    steps = parts.learner.add_logprobs(collected.steps)
+    batches = parts.make_batches(steps, collected.plan)
+    reports = [parts.learner.step(batch) for batch in batches]
+    parts.weight_sync.check(reports[0])
+    parts.weight_sync.refresh(parts.learner, parts.sampler)
+    seconds = parts.clock.end_round()
+    return measure_round(round_index, collected, reports, seconds, parts.collective), collected

@@ -7,9 +7,11 @@ result.metrics.plot(y="reward/mean")
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +25,7 @@ from grpo.config.folder import EVALUATIONS_FILE, METRICS_FILE, MODEL_FOLDER, SAM
 from grpo.config.hydra import compose_config
 from grpo.config.validate import validate
 from grpo.host import environment, ranks
+from grpo.host.signals import handled_as_before
 from grpo.types import FinishedRound
 
 Reward = Callable[..., Any]
@@ -34,9 +37,16 @@ DATA_FILE = "data.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A result is what a run left in its folder, as data frames. `Result(Path("runs/x"))` reads any run."""
+    """A result is what a run left in its folder, as data frames. `Result("runs/x")` reads any run, at any time.
+
+    Raises `UserError` where there is no such folder.
+    """
 
     folder: Path
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", Path(self.folder))
+        require(self.folder.is_dir(), f"there is no folder {self.folder}: give the output_dir of a run")
 
     @property
     def metrics(self) -> pandas.DataFrame:
@@ -60,9 +70,10 @@ class Result:
         return folder if folder.is_dir() else None
 
     def _frame(self, name: str) -> pandas.DataFrame:
+        from grpo.telemetry import read_metrics
+
         path = self.folder / name
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        frame = pandas.DataFrame([json.loads(line) for line in lines])
+        frame = pandas.DataFrame(read_metrics(path) if path.exists() else [])
         return frame.set_index("step") if "step" in frame else frame
 
 
@@ -99,21 +110,31 @@ class Trainer:
         """Trains, and returns what the run left. Raises `UserError` for what can be mended.
 
         A run that was asked to stop (Ctrl-C, SIGTERM) returns what it has left until then, which holds no model.
-        A process trains once, since engines and process groups stay in it.
+        A process trains once, since engines and process groups stay in it: a second run needs another process, and a
+        notebook another kernel. It trains in its main thread, which is the one that gets Ctrl-C.
         """
         import torch.distributed
 
         from grpo.run.session import train
 
-        if torch.distributed.is_initialized():
-            raise UserError("this process has trained already: start another process for the next run")
+        require(
+            not torch.distributed.is_initialized(),
+            "this process has trained already: start another process for the next run, or restart a notebook's kernel",
+        )
+        require(threading.current_thread() is threading.main_thread(), "train() runs in a process's main thread only")
+        require(
+            self.config.rollout.engine != "vllm_server" or not _has_loop(),
+            "rollout=vllm_server needs an event loop of its own, and a notebook runs one already: use rollout=vllm, or "
+            "train from a script",
+        )
         if self._dataset is not None:
             path = str(Path(self.config.output_dir) / DATA_FILE)
             self.config.task.data = replace(self.config.task.data, source="file", path=path)
             # The data of a run that is in this folder already must not be replaced.
             validate(self.config, ranks.counts(self.config)[0])
             self._write_data()
-        train(self.config, [_Called(self._after_round)] if self._after_round else ())
+        with handled_as_before():
+            train(self.config, [_Called(self._after_round)] if self._after_round else ())
         return Result(Path(self.config.output_dir))
 
     def _write_data(self) -> Path:
@@ -131,6 +152,15 @@ class Trainer:
         with written.open("w", encoding="utf-8") as file:
             file.writelines(json.dumps(dict(row), ensure_ascii=False, default=_plain) + "\n" for row in rows)
         return written.replace(folder / DATA_FILE)
+
+
+def _has_loop() -> bool:
+    """Tells whether an event loop runs in this thread, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _plain(value: Any) -> Any:

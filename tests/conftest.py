@@ -1,4 +1,5 @@
-"""Environment before any import of torch, the process that others are forked from, and the order."""
+"""This module sets the environment before torch is imported, starts the process that others fork from, and sets the
+order."""
 
 import gc
 import os
@@ -10,6 +11,8 @@ environment.prepare()
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+# Commands that run in this process set this for those that they start; tests start some that need the working folder.
+os.environ.setdefault("PYTHONSAFEPATH", "")
 
 from tests import warm
 
@@ -18,7 +21,7 @@ gc.disable()
 
 
 def pytest_configure(config):
-    """One for all workers."""
+    """Starts one process to fork from, which all test workers share."""
     if warm.SOCKET not in os.environ:
         config.warm = warm.start_server()
 

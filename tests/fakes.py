@@ -1,4 +1,4 @@
-"""Stand-ins for unit tests of something else."""
+"""This module has stand-ins for unit tests of something else."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +11,7 @@ from grpo.types import Completion, Grade, Problem, Prompt, RolloutGroup, ScoredG
 
 
 class SingleRank:
-    """A collective of one rank."""
+    """This is a collective of one rank."""
 
     rank, world_size = 0, 1
 
@@ -32,7 +32,7 @@ class SingleRank:
 
 
 class Rank(SingleRank):
-    """One of several ranks, each in a thread of its own (see `on_ranks`)."""
+    """A rank is one of several, each in a thread of its own (see `on_ranks`)."""
 
     def __init__(self, rank, values, meeting):
         self.rank, self.world_size = rank, len(values)
@@ -56,7 +56,7 @@ class Rank(SingleRank):
 
 
 def on_ranks(count, action):
-    """What `action(collective)` returned or raised on each of `count` ranks."""
+    """Returns what `action(collective)` returned or raised on each of `count` ranks."""
     values, meeting = [None] * count, threading.Barrier(count)
 
     def run(rank):
@@ -70,7 +70,7 @@ def on_ranks(count, action):
 
 
 class ScriptedTask:
-    """Prompts p0, p1, … of one rank; `rewards[i]` are the rewards of the i-th prompt's completions."""
+    """This task asks prompts p0, p1, … of one rank. `rewards[i]` are the rewards of the i-th prompt's completions."""
 
     grades_together = False
 
@@ -83,8 +83,8 @@ class ScriptedTask:
         mine = [index for index in range(first, self.cursor) if index % self.world_size == self.rank]
         return [Prompt(Problem(f"p{index}", "q", "a"), (1,)) for index in mine]
 
-    def learn(self, outcomes, cursor):
-        """Its order does not depend on outcomes."""
+    def record_outcomes(self, outcomes, cursor):
+        """Ignores the outcomes, since the order of prompts does not depend on them."""
 
     def grade(self, groups):
         return [self._scored(group) for group in groups]
@@ -97,7 +97,7 @@ class ScriptedTask:
 
 
 class ScriptedSampler:
-    """Completions of two tokens each; their text is the number of the sample."""
+    """This sampler writes completions of two tokens each. Their text is the number of the sample."""
 
     policy_version = 0
 
@@ -117,16 +117,16 @@ class ScriptedSampler:
         return groups
 
     def sleep(self):
-        """Holds nothing."""
+        """Does nothing, since this sampler holds no memory."""
 
 
 def asking(task, sampler):
-    """A source that asks `task`'s prompts when they are taken, and grades in a thread of its own."""
+    """Returns a source that asks `task`'s prompts when they are taken, and grades in a thread of its own."""
     return Asking(task, sampler, GradingThread(task))
 
 
 def answering(task, sampler=None):
-    """What an evaluation asks: samples and grades."""
+    """Returns what an evaluation asks: a function that samples and grades."""
     return partial(sampled_and_graded, sampler or ScriptedSampler(), GradingThread(task))
 
 

@@ -1,4 +1,4 @@
-"""vLLM servers that a run starts with their imports behind them. `served` of test_servers.py starts cold.
+"""This module starts a run's vLLM servers with their imports behind them. `served` of test_servers.py starts one cold.
 
 Usage: python -m tests.forked_servers PYTHON WORDS, which is `grpo WORDS` with servers that PYTHON runs.
 """

@@ -1,4 +1,4 @@
-"""Whole runs of `grpo` in a process whose imports are done (see warm.py)."""
+"""This module starts whole runs of `grpo` in a process whose imports are done (see warm.py)."""
 
 import subprocess
 

@@ -21,9 +21,14 @@ def test_without_a_command_the_usage_is_printed(capsys):
 def test_an_unknown_command_names_those_there_are(capsys):
     assert main(["trian"]) == WRONG_USE
     assert (
-        "unknown command 'trian'; there are: train, serve, eval, solve-rates, check-reward, launch, sweep"
+        "unknown command 'trian'; did you mean train? there are: train, serve, eval, solve-rates, check-reward, launch"
         in capsys.readouterr().err
     )
+
+
+def test_help_of_what_is_no_command_says_so(capsys):
+    assert main(["help", "nothing"]) == WRONG_USE
+    assert "unknown command 'nothing'; there are: train" in capsys.readouterr().err
 
 
 def test_a_wrong_key_is_one_line_before_anything_heavy_is_imported(capsys):
@@ -124,8 +129,8 @@ def test_a_word_that_cannot_be_read_is_one_line(words, message, capsys):
     ("words", "message"),
     [
         (["eval", "evaluation.suite=[math500]", "rollout.engine=foo"], "rollout.engine='foo' is unknown"),
-        (["eval", "evaluation.suite=[nosuch]"], "Could not find 'task/nosuch'"),
-        (["train", "evaluation.suite=[nosuch]"], "Could not find 'task/nosuch'"),
+        (["eval", "evaluation.suite=[nosuch]"], "there is no task=nosuch: choose one of"),
+        (["train", "evaluation.suite=[nosuch]"], "there is no task=nosuch: choose one of"),
         (["train", "task.reward.parts=[{name: math, wieght: 2}]"], "grpo: task.reward.parts has no key wieght\n"),
     ],
 )
@@ -178,7 +183,7 @@ def test_a_dry_run_prints_the_tables_and_stops(tmp_path, capsys):
 
 
 def model_folder(path, name="Llama", weights=False):
-    """A folder with a model's configuration and a tokenizer."""
+    """Writes a model's configuration and a tokenizer into a folder, and returns the overrides that name it."""
     if weights:
         AutoModelForCausalLM.from_config(config_of(name)).save_pretrained(path)
     else:

@@ -1,11 +1,11 @@
-"""In which order a round's parts are called, and where the run stands when one of them fails."""
+"""These tests check in which order a round's parts are called, and where the run stands when one of them fails."""
 
 from types import SimpleNamespace
 
 import pytest
 
 from grpo.config.errors import SamplerLost
-from grpo.loop import Engines, Loop
+from grpo.loop import Loop, LoopParts
 from grpo.types import Collected, Decision, Mean, Progress, RoundPlan, StepReport, Verdict
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank
 
@@ -13,15 +13,16 @@ PLAN = RoundPlan(group_size=2, refresh_interval=2, prompts_per_step=1)
 
 
 class Parts:
-    """Every part of a run; notes what is called. `verdicts` are the scheduler's, one a round."""
+    """This stands for every part of a run and notes what is called. `verdicts` are the scheduler's, one for each
+    round."""
 
     def __init__(self, *verdicts):
         self.called, self.verdicts = [], list(verdicts)
         self.num_steps = 0
         self.scripted, self.sampler = ScriptedTask([(1, 0)] * 99), ScriptedSampler()
 
-    def engines(self):
-        return Engines(
+    def parts(self):
+        return LoopParts(
             task=self,
             sampler=self.sampler,
             collector=self,
@@ -58,7 +59,7 @@ class Parts:
     def refresh(self, learner, sampler):
         self.note("refresh")
 
-    def learn(self, outcomes, cursor):
+    def record_outcomes(self, outcomes, cursor):
         self.note(f"learn {outcomes}")
 
     def next(self, plan, statistics, state):
@@ -73,7 +74,7 @@ class Parts:
 
     def loop(self, step=0):
         start = Progress(0, step, 0, PLAN, None)
-        return Loop(self.engines(), start, Verdict(), self.observer("record"), [self.observer("save")])
+        return Loop(self.parts(), start, Verdict(), self.observer("record"), [self.observer("save")])
 
 
 def test_a_round_is_recorded_before_the_run_goes_back_and_saved_after_it():

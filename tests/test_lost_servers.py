@@ -1,4 +1,5 @@
-"""A run over two machines whose servers hang, die and come back, and what becomes of servers when it ends."""
+"""These tests run over two machines whose servers hang, die and come back, and check what becomes of servers at the
+end."""
 
 import contextlib
 import os
@@ -22,7 +23,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 def processes_of(output):
-    """Every process of the run that lives: those whose output goes to a log in its folder."""
+    """Returns every living process of the run: those whose output goes to a log in its folder."""
     return [process for process in psutil.process_iter() if str(output) in log_of(process)]
 
 
@@ -38,7 +39,8 @@ def gone(processes, seconds=30):
 
 
 class Launched:
-    """A run over two machines, both of them this one: two ranks learn on the first, two servers are on the second."""
+    """This is a run over two machines, which are both this one. Two ranks learn on the first, and two servers run on
+    the second."""
 
     def __init__(self, output, *overrides, **variables):
         self.output = output
@@ -51,7 +53,7 @@ class Launched:
         )
 
     def wait_for(self, text, times=1, seconds=240):
-        """Until the first learner has written it so often."""
+        """Waits until the first learner has written this text so often."""
         deadline = time.monotonic() + seconds
         log = self.output / "logs" / "learner-0.log"
         while log.read_text().count(text) < times:
@@ -64,7 +66,7 @@ class Launched:
         return rows(self.output / "metrics.jsonl")[-1]["step"]
 
     def engine(self, number):
-        """The process of server `number` that computes, as its log has it."""
+        """Returns the process of server `number` that computes, as its log names it."""
         log = sorted((self.output / "logs").glob("server-*.log"))[number]
         return psutil.Process(int(re.findall(r"EngineCore pid=(\d+)", log.read_text(errors="replace"))[-1]))
 
@@ -79,7 +81,7 @@ def reward(completion, answer, metadata):
 
 
 def slow_down(process, enough):
-    """It computes a sixth of the time, until it is enough."""
+    """Lets a process compute a sixth of the time, until `enough()`."""
     while not enough():
         process.suspend()
         time.sleep(0.1)
@@ -89,8 +91,8 @@ def slow_down(process, enough):
 
 @pytest.fixture(scope="module")
 def troubled(tmp_path_factory):
-    """Sampling goes on while weights change. One server is slow, so that it does, then hangs and comes to again; the
-    other is killed and started again; both come back. Then the run is asked to stop."""
+    """Runs with sampling that goes on while weights change. One server is slowed for that, then hangs and wakes again.
+    The other is killed and started again. Both come back, and then the run is asked to stop."""
     folder = tmp_path_factory.mktemp("servers")
     (folder / "slowly.py").write_text(SLOWLY)
     resting = folder / "rest"

@@ -18,7 +18,7 @@ PLAN = RoundPlan(group_size=2, refresh_interval=2, prompts_per_step=2)
 
 
 class BesideNothing(SingleRank):
-    """The first of two ranks; the other one has no groups."""
+    """This is the first of two ranks. The other one has no groups."""
 
     world_size = 2
 
@@ -33,7 +33,7 @@ class BesideNothing(SingleRank):
 def test_a_rank_without_groups_leaves_the_means_as_they_are():
     collected = PlainCollector(asking(ScriptedTask([(1, 0)] * 4), ScriptedSampler())).collect(PLAN, 9)
     reports = [StepReport(step, True, 2.0, 1e-3, 1e12, {}) for step in (7, 8)]
-    alone, beside = (measure_round(3, collected, reports, {}, each) for each in (SingleRank(), BesideNothing()))
+    alone, beside = (measure_round(3, collected, reports, {}, ranks) for ranks in (SingleRank(), BesideNothing()))
     assert beside.means == alone.means and alone.means["reward/part/exact"] == Mean(4.0, 8.0)
 
 
@@ -47,7 +47,7 @@ def test_whichever_rank_has_the_groups_all_ranks_have_the_same_facts(busy):
         return measure_round(3, collected if ranks.rank == busy else nothing, reports, {}, ranks)
 
     alone = measure_round(3, collected, reports, {}, SingleRank())
-    assert [each.means for each in on_ranks(2, measured)] == [alone.means] * 2
+    assert [statistics.means for statistics in on_ranks(2, measured)] == [alone.means] * 2
 
 
 def test_the_share_without_an_answer_is_among_the_completions_in_which_one_was_looked_for():
@@ -70,7 +70,7 @@ def test_the_busiest_ranks_share_of_the_sampling_is_told():
     def measured(ranks):
         return measure_round(3, collected, reports, {"sample": [1.0, 1.5, 3.5][ranks.rank]}, ranks)
 
-    assert [flatten(each)["throughput/sample_imbalance"] for each in on_ranks(3, measured)] == [1.75] * 3
+    assert [flatten(statistics)["throughput/sample_imbalance"] for statistics in on_ranks(3, measured)] == [1.75] * 3
     assert "throughput/sample_imbalance" not in flatten(measure_round(3, collected, reports, {}, SingleRank()))
 
 
@@ -144,7 +144,8 @@ def test_the_pass_rate_of_ragged_groups_is_that_of_the_completions_asked_for_fir
 
 
 def test_a_policy_that_stops_asking_speaking_prompts_reports_the_true_rate():
-    """Of 4 + 12 completions the 12 go to silent prompts. All counts are off by ¾pq((1 − p)³ − p³), .046 at p = .09."""
+    """Of each prompt's 4 + 12 completions the 12 go to silent prompts only. The rate of all counts would be off by
+    ¾pq((1 − p)³ − p³), which is .046 at p = .09."""
     generator = np.random.default_rng(0)
     rates = np.full(40_000, 0.09)
     first = generator.binomial(4, rates)

@@ -1,4 +1,5 @@
-"""What the README files show is there: links lead somewhere, files exist, and commands are understood."""
+"""These tests hold that links of the README files lead somewhere, that files exist, and that commands are
+understood."""
 
 import re
 import shlex
@@ -25,18 +26,18 @@ def name_of(file):
 
 
 def prose(file):
-    """The text of a file without its blocks of code."""
+    """Returns the text of a file without its blocks of code."""
     return BLOCK.sub("", file.read_text())
 
 
 def anchors(file):
-    """The fragments by which headings are linked, as GitHub makes them."""
+    """Returns the fragments by which headings are linked, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", prose(file), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def commands(file):
-    """Every line of a block of shell commands, and every piece of code in the text."""
+    """Returns every line of a block of shell commands, and every piece of code in the text."""
     blocks = [text for language, text in BLOCK.findall(file.read_text()) if language == "bash"]
     lines = [line for text in blocks for line in text.replace("\\\n", " ").splitlines()]
     pieces = re.findall(r"`([^`]+)`", prose(file).replace(r"\|", "|"))
@@ -44,7 +45,7 @@ def commands(file):
 
 
 def keys(command):
-    """The `key=value` words of a command. "…" stands for words of the reader's own, and N for a number."""
+    """Returns the `key=value` words of a command. "…" stands for words of the reader's own, and N for a number."""
     return [word.replace("=N", "=1") for word in shlex.split(command, comments=True) if re.match(r"[\w+/.@]+=", word)]
 
 

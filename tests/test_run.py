@@ -1,4 +1,4 @@
-"""Runs from the command line on the real engines: learning, killing, resuming, hanging, refusing."""
+"""These tests run grpo from the command line on the real engines: learning, killing, resuming, hanging, refusing."""
 
 import json
 import re
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run of 12 steps in 6 rounds that nobody disturbed."""
+    """Makes a run of 12 steps in 6 rounds that nobody disturbs."""
     output = tmp_path_factory.mktemp("finished") / "run"
     done = by_hand.grpo("train", *SMALL, *ROUNDS, f"output_dir={output}", "checkpoint.export=true")
     assert done.returncode == 0, done.stderr[-3000:]
@@ -54,14 +54,14 @@ def test_held_out_problems_and_a_suite_are_asked_before_and_after_and_tracked(fi
     output, printed = finished
     for row in rows(output / "evaluations.jsonl"):
         assert {"greedy", "pass@1"} <= row.keys() and len(row["per_problem"]) == 8
-        assert [each["answer"] for each in row["suite"]["tiny_arithmetic"]["per_problem"]] == ["19", "7", "29"]
+        assert [problem["answer"] for problem in row["suite"]["tiny_arithmetic"]["per_problem"]] == ["19", "7", "29"]
     assert printed.count("pass@1 of tiny_arithmetic") == 2
     assert json.loads((output / "code.json").read_text())["versions"]["torch"]
     events = EventAccumulator(str(output / "tensorboard"))
     events.Reload()
-    assert [each.step for each in events.Scalars("pass_rate")] == [2, 4, 6, 8, 10, 12]
+    assert [event.step for event in events.Scalars("pass_rate")] == [2, 4, 6, 8, 10, 12]
     last = rows(output / "evaluations.jsonl")[-1]["suite"]["tiny_arithmetic"]["pass@1"]["value"]
-    shown = [(each.step, each.value) for each in events.Scalars("evaluation/tiny_arithmetic/pass@1")]
+    shown = [(event.step, event.value) for event in events.Scalars("evaluation/tiny_arithmetic/pass@1")]
     assert shown[1] == (12, pytest.approx(last)) and shown[0][0] == 0
 
 
@@ -81,7 +81,7 @@ def test_a_run_tells_lengths_by_kind_its_loss_the_samplers_cache_and_how_it_ende
 
 
 def test_every_prompt_of_an_epoch_is_asked_once(finished):
-    ids = [each for _, round_ids in stream(finished[0]) for each in round_ids]
+    ids = [prompt_id for _, round_ids in stream(finished[0]) for prompt_id in round_ids]
     assert len(ids) == 6 * 2 * 4
     assert len(set(ids)) == len(ids)
 
@@ -98,7 +98,7 @@ def test_the_exported_model_loads_in_transformers_and_is_evaluated_by_vllm(finis
 
     output, _ = finished
     AutoModelForCausalLM.from_pretrained(output / "model")
-    overrides = [each for each in SMALL if not each.startswith("checkpoint")]
+    overrides = [word for word in SMALL if not word.startswith("checkpoint")]
     exported = grpo("eval", *overrides, f"model.path={output}/model", f"output_dir={tmp_path}/a")
     assert exported.returncode == 0, exported.stderr[-3000:]
     checkpoint = output / "checkpoints" / "step-00000012"
@@ -199,7 +199,7 @@ def test_every_completion_is_kept_if_asked_and_shown(finished):
 
 
 def counts_of_rounds(output):
-    """(correct, tried) completions of every prompt of a run."""
+    """Returns the (correct, tried) completions of every prompt of a run."""
     return [tuple(count) for row in rows(output / "prompts.jsonl") for count in row["correct"]]
 
 
@@ -307,7 +307,7 @@ def test_a_run_that_loses_what_it_knew_goes_back_and_slows_down(tmp_path):
     # Steps are counted on, and the policy gone back to, the best so far, is kept.
     assert [row["step"] for row in measured] == sorted({row["step"] for row in measured})
     trusted = [re.search(r"back to step (\d+)$", row["plan/next_reason"]) for row in measured]
-    first, *_, last = [int(found[1]) for found in trusted if found] * 2
+    first, *_, last = [int(match[1]) for match in trusted if match] * 2
     assert first == 0
     assert (tmp_path / "checkpoints" / f"step-{last:08d}").exists()
 

@@ -1,4 +1,4 @@
-"""Runs from the command line with vLLM servers beside the learner: the same samples, lost servers, no orphans."""
+"""These tests run grpo with vLLM servers beside the learner: the same samples, lost servers, no orphans."""
 
 import os
 import subprocess
@@ -22,7 +22,8 @@ ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A server of two workers that outlives the runs that use it, by `grpo serve`: the overrides that name it."""
+    """Starts a server of two workers by `grpo serve`, which outlives the runs that use it. Yields the overrides that
+    name it."""
     output, port = tmp_path_factory.mktemp("served"), free_ports(1)
     server = ["rollout=vllm_server", "rollout.servers.tensor_parallel=2"]
     os.environ[KEY_VARIABLE] = ONE_THREAD[KEY_VARIABLE] = "a key of the tests"
@@ -87,14 +88,14 @@ CUT = "send(self, buffer); raise RuntimeError('the cable is cut')"
 
 
 def train_over(channel, folder, *words):
-    """`grpo train`, where sending weights goes wrong from the sixth bucket on."""
+    """Runs `grpo train` over a channel that fails from the sixth bucket on."""
     script = folder / "troubled.py"
     script.write_text(TROUBLED_CHANNEL % channel)
     return warm.run([script, "train", *words], timeout=500, env=ONE_THREAD)
 
 
 def test_servers_draw_what_an_engine_in_process_draws_and_a_flipped_bit_ends_the_run(tmp_path, served):
-    """With LoRA: the engine in process is given merged weights, the server its base once and then adapters."""
+    """Both train a LoRA: the engine in process is given merged weights, the server its base once and then adapters."""
     plain, output = tmp_path / "plain", tmp_path / "servers"
     lora = ["model.lora.rank=4", "learner.learning_rate=3e-3"]
     alone = grpo("train", *SMALL, *QUIET, *lora, "num_steps=3", f"output_dir={plain}")
@@ -108,7 +109,7 @@ def test_servers_draw_what_an_engine_in_process_draws_and_a_flipped_bit_ends_the
 
 
 def test_sampling_ahead_is_one_round_stale_and_corrected_for(tmp_path, served):
-    """Two learner ranks, a server that another learner has used before and left in the middle of a transfer."""
+    """Two learner ranks use a server that another learner has used before and left in the middle of a transfer."""
     output = tmp_path / "run"
     url = served[-1].partition("=[")[2].strip("]")
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {ONE_THREAD[KEY_VARIABLE]}"}

@@ -1,7 +1,9 @@
-"""Training from Python: the README's example, and what a person gets wrong."""
+"""These tests train from Python: the README's example, and what a person gets wrong."""
 
+import asyncio
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy
@@ -71,7 +73,7 @@ def test_a_dataset_is_written_where_every_rank_reads_it(rows, tmp_path):
 
 @pytest.fixture
 def fresh_process(monkeypatch):
-    """Other tests of this process may have started a process group, as a run does."""
+    """Makes torch forget process groups that other tests of this process started, as a run does."""
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
 
 
@@ -90,6 +92,33 @@ def test_the_data_of_a_run_are_not_replaced_by_those_of_another(tmp_path):
     with pytest.raises(UserError, match="already holds a run"):
         Trainer("experiment=tiny", f"output_dir={tmp_path}", dataset=[{"problem": "1?", "answer": 1}]).train()
     assert (tmp_path / "data.jsonl").read_text() == "the run's"
+
+
+@pytest.mark.usefixtures("fresh_process")
+def test_what_a_notebook_cannot_do_is_one_line(tmp_path):
+    trainer = Trainer("experiment=tiny", "rollout=vllm_server", f"output_dir={tmp_path}/run")
+
+    async def cell():
+        trainer.train()
+
+    with pytest.raises(UserError, match="rollout=vllm_server needs an event loop of its own, and a notebook runs one"):
+        asyncio.run(cell())
+    with ThreadPoolExecutor() as threads, pytest.raises(UserError, match="in a process's main thread only"):
+        threads.submit(trainer.train).result()
+
+
+def test_a_second_run_in_a_process_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    with pytest.raises(UserError, match="start another process for the next run, or restart a notebook's kernel"):
+        Trainer("experiment=tiny").train()
+
+
+def test_a_result_is_read_while_its_run_writes_a_line(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "pass_rate": 0.5}\n{"step": 2, "pass_')
+    assert Result(str(tmp_path)).metrics["pass_rate"].to_dict() == {1: 0.5}
+    assert Result(tmp_path).evaluations.empty and Result(tmp_path).model is None
+    with pytest.raises(UserError, match="there is no folder .*nowhere: give the output_dir of a run"):
+        Result(tmp_path / "nowhere")
 
 
 def test_a_reward_that_no_other_process_can_import_is_refused():

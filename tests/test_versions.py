@@ -1,4 +1,4 @@
-"""What pyproject.toml promises, what launch/requirements-*.txt pin, and what this vLLM takes, agree."""
+"""These tests hold that pyproject.toml, the pins of launch/requirements-*.txt and the installed vLLM agree."""
 
 import dataclasses
 import inspect
@@ -44,7 +44,7 @@ def test_the_pins_are_what_the_project_promises(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_pin_contradicts_what_another_asks_for(kind):
-    """As far as the pinned packages are installed here, which tell what they ask for."""
+    """Only pinned packages that are installed here are checked, since they tell what they ask for."""
     pinned, looked_at, wrong = pins(kind), 0, []
     for name, version in pinned.items():
         try:

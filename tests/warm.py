@@ -1,4 +1,4 @@
-"""Programs that start with their imports behind them: one process imports, and forks for each.
+"""This module starts programs with their imports behind them: one process imports, and forks for each program.
 
 A learner and vLLM take a quarter of a minute to import, ten times what a step of the tiny model takes. What is started
 here is the same program in a process of its own, with its arguments, environment, standard streams, signals and exit
@@ -47,7 +47,7 @@ LONGEST = 1 << 18
 
 
 class Process:
-    """A `subprocess.Popen` of `python COMMAND`, as far as tests need it."""
+    """This is a `subprocess.Popen` of `python COMMAND`, as far as tests need it."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ def _pipe(wanted: int | None, usual: int):
 def run(
     command: Sequence[str], imports: Sequence[str] = TRAIN, timeout: float = 300, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess:
-    """As `subprocess.run` of `python COMMAND`, with what it printed as text."""
+    """Runs `python COMMAND` as `subprocess.run` does, and returns what it printed as text."""
     process = Process(command, imports, env, subprocess.PIPE, subprocess.PIPE)
     printed, said = process.communicate(timeout)
     return subprocess.CompletedProcess(command, process.returncode, printed, said)
@@ -137,7 +137,7 @@ def run(
 def ranks(
     count: int, command: Sequence[str], imports: Sequence[str] = TRAIN, timeout: float = 400
 ) -> subprocess.CompletedProcess:
-    """As `torchrun --nproc-per-node=COUNT COMMAND`, torchrun and its ranks on one thread each."""
+    """Runs `torchrun --nproc-per-node=COUNT COMMAND`, with one thread for torchrun and for each rank."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", "--no-python"]
     rank = [sys.executable, "-SP", __file__, "run", ",".join(imports), *map(str, command)]
     return run([*torchrun, *rank], (*TORCHRUN, *imports), timeout, os.environ | {"OMP_NUM_THREADS": "1"})
@@ -154,7 +154,7 @@ def interpreter(folder: Path, imports: Sequence[str] = TRAIN) -> str:
 
 
 def start_server() -> subprocess.Popen:
-    """The process that imports, on its first request; its socket is announced in the environment."""
+    """Starts the process that imports at its first request. The environment tells where its socket is."""
     folder = tempfile.mkdtemp(prefix="grpo-warm-")
     os.environ[SOCKET] = f"{folder}/socket"
     # Threads of the learner and of vLLM are as many as when it was imported. vLLM compiles one function, which counts
@@ -170,7 +170,8 @@ def start_server() -> subprocess.Popen:
 
 
 def _serve(path: str) -> dict:
-    """Forks for each request until the tests end. Returns in the forked process, with what to become."""
+    """Forks for each request until the tests end. Returns in the forked process, with the request that it is to
+    become."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(path)
     listener.listen(64)
@@ -244,7 +245,7 @@ def _kill(program: int) -> None:
 
 
 def _become(request: dict) -> None:
-    """Runs the program, and ends as an interpreter does, but for the modules: taking them down is left out."""
+    """Runs the program and ends as an interpreter does. It does not take modules down."""
     try:
         _run(request)
         code = 0
@@ -286,7 +287,7 @@ def _run(request: dict) -> None:
 
 
 def _rank(imports: str, command: Sequence[str]) -> None:
-    """Stands for a process that the server forks: passes signals on and ends as it does."""
+    """Stands for a process that the server forks. It passes signals on and ends as that process does."""
     process = Process(command, imports.split(","))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: process.send_signal(number))

@@ -12,9 +12,9 @@ from torch import Tensor
 from grpo.algorithm.correction import corrected, importance_weights, vetoed
 from grpo.algorithm.kl import ESTIMATORS
 from grpo.algorithm.lookup import member
-from grpo.algorithm.objective import OBJECTIVES, Tokens, clipped
 from grpo.algorithm.ratio import log_ratio
-from grpo.algorithm.selection import with_selection
+from grpo.algorithm.token_losses import OBJECTIVES, Tokens, clipped
+from grpo.algorithm.token_selection import with_selection
 from grpo.types import MicroBatch
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from grpo.algorithm.aggregation import AGGREGATIONS, Totals
 from grpo.algorithm.kl import ESTIMATORS
 from grpo.algorithm.lookup import member
 from grpo.algorithm.normalization import NORMALIZATIONS, Moments
-from grpo.algorithm.objective import OBJECTIVES, Tokens
 from grpo.algorithm.ratio import log_ratio
+from grpo.algorithm.token_losses import OBJECTIVES, Tokens
 
 if TYPE_CHECKING:
     from grpo.config import NormalizationConfig, ObjectiveConfig

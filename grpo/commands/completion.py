@@ -8,8 +8,9 @@ from grpo.config import UserError
 from grpo.config.hydra import config_directory
 from grpo.config.tab_completion import SCRIPTS, candidates
 
-USAGE = """usage: eval "$(grpo completion bash)"      in ~/.bashrc; zsh in ~/.zshrc after compinit
-       grpo completion fish | source          in ~/.config/fish/config.fish
+USAGE = """usage: eval "$(grpo completion bash)"  in ~/.bashrc
+       eval "$(grpo completion zsh)"   in ~/.zshrc, after compinit
+       grpo completion fish | source   in ~/.config/fish/config.fish
 
 Lets the Tab key complete commands, groups such as objective=, their choices, and keys."""
 

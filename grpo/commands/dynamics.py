@@ -10,7 +10,8 @@ from grpo.commands.words import count, natural, positive, typed
 from grpo.config import UserError
 from grpo.dynamics.planning import PlanRequest
 from grpo.prove.record import read_constants
-from grpo.report.dynamics import write_diagnosis, write_fit, write_forecast, write_plan, write_replay
+from grpo.report.dynamics import write_diagnosis, write_fit, write_forecast, write_replay
+from grpo.report.plan import write_plan
 from grpo.report.whatif import UNITS, Budget, write_whatif
 from grpo.tasks.solve_rates import LLAMA_COLUMN, LLAMA_SAMPLES, read_solve_rates
 
@@ -23,7 +24,7 @@ USAGE = """usage: grpo dynamics WHAT PATH [key=value ...]
             grpo dynamics replay runs/x dynamics.adaptive.smallest_group=8
   whatif    predicts the run under another group size, batch, refresh interval or dial
             grpo dynamics whatif runs/x dynamics.group_size=4,16 normalization=dr_grpo
-  plan      proposes G and steps from pass rates, before a run
+  plan      proposes G and steps from pass rates, before a run, as a table, picture and page
             grpo dynamics plan rates.jsonl completion_tokens=600
 
 PATH is a run's folder, TRL's trainer_state.json, verl's file log, TensorBoard's event files, what Weights & Biases
@@ -33,8 +34,8 @@ fit and forecast take last_step=N. fit, forecast and diagnose take column=NAME, 
 and scale=NUMBER, what that column holds for a right answer (1). diagnose also reads logs without a pass rate.
 whatif takes steps=N, tokens=N or seconds=N, which each alternative may spend (default: the tokens of the run).
 plan takes column=NAME of the pass rates (default llama8b_solve_rate), tried=N samples behind each (default 64),
-machine=FILE, the prove.json that `grpo prove` has written, and
-""" + "\n".join(f"  {field.name}={field.default}" for field in fields(PlanRequest))
+machine=FILE, the prove.json that `grpo prove` has written, output=DIR for picture and page (default: beside PATH), and
+""" + "\n".join(f"  {field.name}={field.default:g}" for field in fields(PlanRequest))
 
 
 def run(words: Sequence[str]) -> int:
@@ -77,10 +78,11 @@ def _plan(path: Path, settings: list[str]) -> None:
     kinds = {field.name: type(field.default) for field in fields(PlanRequest)}
     kinds |= dict.fromkeys(("prompt_tokens", "completion_tokens", "budget_tokens"), positive)
     kinds |= dict.fromkeys(("prompts_per_step", "smallest", "largest"), natural)
-    given = typed(settings, column=str, tried=natural, machine=str, **kinds)
+    given = typed(settings, column=str, tried=natural, machine=str, output=Path, **kinds)
     machine = read_constants(given.pop("machine")) if "machine" in given else None
     rates, missing = read_solve_rates(path, given.pop("column", LLAMA_COLUMN))
-    write_plan(rates, missing, given.pop("tried", LLAMA_SAMPLES), PlanRequest(**given), machine)
+    tried, output = given.pop("tried", LLAMA_SAMPLES), given.pop("output", path.parent)
+    write_plan(rates, missing, tried, PlanRequest(**given), machine, output)
 
 
 COMMANDS: dict[str, Callable[[Path, list[str]], None]] = {

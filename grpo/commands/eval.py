@@ -28,9 +28,9 @@ Result = Mapping[str, Any]
 def run(config: TrainConfig) -> int:
     """Evaluates the model at `model.path`: a Hugging Face directory, a hub name, or a checkpoint folder of a run.
 
-    It asks `evaluation.num_problems` held-out problems, or the first problems of all if `task.data.held_out_fraction`
-    is 0. With `evaluation.suite` it asks all problems of each set instead. It prints tables, and writes
-    `evaluation.json` into `output_dir`, or one file for each set. Returns the exit code.
+    It asks `evaluation.num_problems` held-out problems. Where nothing is held out (`task.data.held_out_fraction=0`),
+    it asks the first problems of the set. With `evaluation.suite` it asks all problems of each set instead. It prints
+    tables, and writes `evaluation.json` into `output_dir`, or one file for each set. Returns the exit code.
     """
     suite = load_suite(config)
     if not suite:

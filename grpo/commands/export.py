@@ -20,7 +20,7 @@ dtype is that of the written weights, by default that of training. adapter=true 
 trained, in peft's format, instead of merging it into the weights. upload=USER/NAME sends DIRECTORY to the Hugging Face
 hub too, where a new model is private unless public=true. It needs no GPU.
 
-  grpo export runs/x models/x                                          the best checkpoint of a run
+  grpo export runs/x models/x  the best checkpoint of a run
   grpo export runs/x/checkpoints/step-00000050 models/x dtype=bfloat16
   grpo export runs/x adapters/x adapter=true upload=me/x"""
 

@@ -17,15 +17,16 @@ from grpo.tasks.solve_rates import LLAMA_COLUMN, read_solve_rates
 
 USAGE = """usage: grpo reproduce WHAT [output_dir=runs/reproduce]
 
-  identity    laws of σ and the 6,000-prompt run, arXiv:2607.00152   [rates=FILE] [column=llama8b_solve_rate]
-  bandit      oscillation and the refresh-interval threshold, arXiv:2606.30789
-  invariance  the effect of the group size on the mean curve, and on its noise
-  plane       the two dials α and β: groups needed and gradient by difficulty, with the known methods marked
-              [rates=FILE] [column=llama8b_solve_rate]
-  slow-start  whether inertia or gating explains the slow start of a curve
-  deep-threshold  the threshold in a small transformer that this framework trains   [rate=1e-3] [steps=96]
-              [intervals=1,4,8,16,32] [seeds=0,1] [objective=clip] [warmup=0]; about a minute per run,
-              finished runs are kept
+  identity        laws of σ and the 6,000-prompt run, arXiv:2607.00152
+                  [rates=FILE] [column=llama8b_solve_rate]
+  bandit          oscillation and the refresh-interval threshold, arXiv:2606.30789
+  invariance      the effect of the group size on the mean curve, and on its noise
+  plane           the two dials α and β: groups needed and gradient by difficulty, with the known methods marked
+                  [rates=FILE] [column=llama8b_solve_rate]
+  slow-start      whether inertia or gating explains the slow start of a curve
+  deep-threshold  the threshold in a small transformer that this framework trains, about a minute per run; finished
+                  runs are kept
+                  [rate=1e-3] [steps=96] [intervals=1,4,8,16,32] [seeds=0,1] [objective=clip] [warmup=0]
 
 Each takes up to a few minutes on a CPU. It ends with a table of the paper's values beside the reproduced ones."""
 

@@ -12,7 +12,7 @@ from grpo import models
 from grpo.config import TrainConfig, UserError
 from grpo.config.placement import KEY_VARIABLE, require_length
 from grpo.host import ranks
-from grpo.host.stop import StopRequest
+from grpo.host.signals import StopRequest
 from grpo.run import preflight
 from grpo.run.parts import warm_start_examples
 

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from scipy import stats
 
 from grpo.config import TrainConfig, UserError
-from grpo.config.resume import differences
+from grpo.config.compare_saved import differences
 from grpo.config.saved import from_dict
 from grpo.config.validate import validate_evaluation
 from grpo.evaluation.held_out import drawn_as

@@ -11,8 +11,9 @@ folder             the names of all files in a run's folder
 
 From words to a configuration:
 hydra, flags       composing; Hydra's own flags, and a configuration file of the user's
-saved, resume      a saved configuration read again, and compared with the present one
-start              which model an earlier run has left
+complaints         what Hydra and OmegaConf complain of, in plain words
+saved, compare_saved   a saved configuration read again, and compared with the present one
+earlier_run        which model an earlier run has left
 sweep_words        Hydra's sweep syntax
 keys, help, tab_completion   what `grpo config`, `--help` and the Tab key show
 
@@ -22,7 +23,7 @@ credentials, pass_through    keys and passwords; settings for vLLM, DeepSpeed an
 errors             UserError and its kinds
 
 What follows from a configuration:
-estimate           batch table and memory
+memory_estimate    batch table and memory
 placement          which GPUs learn and which serve
 learning_rate      the learning rate of each step
 """

@@ -25,14 +25,14 @@ class ModelConfig:
     source: str = "huggingface"
     # The path is a model's directory or its name on the hub, e.g. Qwen/Qwen2.5-1.5B-Instruct. It is used with
     # model.source=huggingface only; the other sources need none. A run's folder stands for the model that it left in
-    # model/, and a checkpoint or an adapter is what model.start begins with.
+    # model/. The folder of a checkpoint or an adapter is taken as model.start.
     path: str = ""
     # A hub's model is taken at this branch, tag or commit. "" is its main branch.
     revision: str = ""
-    # Training begins with the weights in this folder: a checkpoint of a run (runs/x/checkpoints/step-00000050), whose
-    # model and adapters are then taken too, or a peft adapter, which is trained further. model.path is the adapter's
-    # base, by default the one that its adapter_config.json names. The reference of a KL term is the model that training
-    # begins with, but for adapters it is their base. "" begins with the model itself.
+    # Training begins with the weights in this folder. It is a checkpoint of a run (runs/x/checkpoints/step-00000050),
+    # whose model and adapters are then taken too, or a peft adapter, which is trained further. model.path is the
+    # adapter's base, by default the one that its adapter_config.json names. The reference of a KL term is the model
+    # that training begins with, but for adapters it is their base. "" begins with the model itself.
     start: str = ""
     # A prompt and its completion together have at most this many tokens (vLLM: max_model_len). 0 takes the longest
     # prompt and rollout.sampling.max_tokens, as far as the model has positions.
@@ -98,7 +98,8 @@ class BudgetConfig:
     so groups differ in size (see `grpo.dynamics.budget`). What a whole run may spend is set by `limits`.
     """
 
-    # True turns the uneven spreading on. It excludes rollout.refill, which replaces silent groups instead.
+    # True spreads a round's completions unevenly over its prompts. It excludes rollout.refill, which replaces silent
+    # groups instead.
     enabled: bool = False
     # Every prompt gets this many completions before the rest is spread. It is below dynamics.group_size.
     pilot: int = 4
@@ -144,9 +145,9 @@ class RolloutConfig:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     refill: RefillConfig = field(default_factory=RefillConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
-    # So many learner ranks are one vLLM engine, which spreads the model over their GPUs, for models that no single GPU
-    # samples well (vLLM: tensor_parallel_size). It divides the ranks of a machine. Models with experts, or with layers
-    # that keep a state, need servers, which have rollout.servers.tensor_parallel.
+    # This many learner ranks share one vLLM engine, which spreads the model over their GPUs (vLLM:
+    # tensor_parallel_size). It is meant for models that no single GPU samples well. It divides the ranks of a machine.
+    # Models with experts, or with layers that keep a state, need servers, which have rollout.servers.tensor_parallel.
     tensor_parallel: int = 1
     # The sampler holds its weights in this precision; the learner's are cast to it. auto chooses as learner.precision.
     precision: str = "auto"
@@ -189,7 +190,8 @@ class LearnerConfig:
     offload_optimizer: bool = False
     # True moves weights, gradients and optimizer to main memory while an engine in the learner's process samples, and
     # back. Sampler and learner then have the whole GPU in turn, so rollout.gpu_memory_fraction may be 0.85 (verl:
-    # param_offload and optimizer_offload). `time/offload_seconds` is what the copies take. A CPU gains nothing by it.
+    # param_offload and optimizer_offload). `time/offload_seconds` says how long the copies take. A CPU gains nothing by
+    # it.
     offload_states: bool = False
     # The learner computes in this precision. bfloat16 has float32 master weights. auto is bfloat16 where the hardware
     # multiplies it (GPUs, CPUs with AMX or AVX512-BF16), else float32: older CPUs are several times slower in bfloat16.
@@ -242,7 +244,7 @@ class WeightSyncConfig:
     bucket_mib: int = 512
     # The run ends when sampler and learner disagree more than this right after a refresh. It is the mean absolute
     # difference of their log-probabilities, in nats a token. 0 means 0.02 where both compute in float32, and 0.5
-    # elsewhere, for bfloat16 alone moves them by hundredths.
+    # elsewhere, because bfloat16 alone moves them by hundredths.
     max_mismatch: float = 0.0
     # One refresh may take this many seconds before the run is ended as hung.
     deadline_seconds: float = 600.0

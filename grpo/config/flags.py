@@ -49,8 +49,9 @@ def read_words(words: Sequence[str]) -> Request:
             flags[name] = value if equals else next(rest, "")
             require(bool(flags[name]), f"{name} needs a value: there are {FLAGS}")
         elif word.startswith("-"):
-            bare = name.lstrip("-")
-            raise UserError(f"unknown flag {name}: there are {FLAGS}; a key is written {bare}=VALUE")
+            bare = name.lstrip("-").replace("-", "_")
+            as_key = f"; a key is written {bare}=VALUE" if len(bare) > 1 else ""
+            raise UserError(f"unknown flag {name}: there are {FLAGS}{as_key}")
         elif word.endswith((".yaml", ".yml")) and not equals:
             require(Path(word).is_file(), f"there is no file {word}")
             require(word.endswith(".yaml"), f"Hydra reads {word} as {Path(word).stem}.yaml: give it that name")

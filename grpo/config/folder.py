@@ -21,6 +21,8 @@ PROFILE_FOLDER = "profile"
 CURVES_FILE, REPORT_FILE, MODEL_FOLDER = "curves.png", "report.md", "model"
 DYNAMICS_PLOT_FILE, DYNAMICS_PAGE_FILE = "dynamics.png", "dynamics.html"
 WHATIF_PLOT_FILE, WHATIF_PAGE_FILE = "whatif.png", "whatif.html"
+# A plan is made before a run, and written beside the file of pass rates.
+PLAN_PLOT_FILE, PLAN_PAGE_FILE = "plan.png", "plan.html"
 # checkpoint.export_every leaves models here while the run goes on.
 MODELS_FOLDER = "models"
 PAGE_FILE = "report.html"

@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir, main
 from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from grpo.config.aliases import hint
+from grpo.config.complaints import one_line, paths
 from grpo.config.credentials import refuse_credentials
-from grpo.config.errors import UserError
+from grpo.config.errors import UserError, require
 from grpo.config.flags import Request, read_words
 from grpo.config.run import TrainConfig
 from grpo.config.sweep import SweepConfig
 from grpo.config.task import DataConfig, TaskConfig
 
 PACKAGE = Path(__file__).resolve().parent.parent
+_UNREAD = "is not read here: output_dir is a run's folder, and grpo sweep takes launchers"
 _BEGINNING = "begin it with `defaults: [train, _self_]`"
 
 
@@ -85,17 +87,19 @@ def composed(words: list[str]) -> DictConfig:
     request = read_words(words)
     first = request.directory if request.directory and request.name != "train" else config_directory()
     overrides = [*request.overrides, *_search_path(request, first)]
+    _refuse_removed(request.overrides)
     if request.name != "train":
         _check_own(first / f"{request.name}.yaml")
     try:
         with _without_unread_groups(), initialize_config_dir(str(first), version_base="1.3"):
-            config = compose(request.name, overrides)
+            config = compose(request.name, overrides, return_hydra_config=True)
     except (YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{request.name}.yaml cannot be read: {' '.join(str(error).split())}") from error
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise UserError(one_line(error)) from error
     if OmegaConf.get_type(config) is not TrainConfig:
         raise UserError(f"{request.name}.yaml does not build on train.yaml: {_BEGINNING}")
+    _take_out_hydras_own(config)
     _refuse_added(config)
     return config
 
@@ -112,6 +116,8 @@ def _check_own(file: Path) -> None:
         written = OmegaConf.to_container(OmegaConf.load(file))
     except (YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{file.name} cannot be read: {' '.join(str(error).split())}") from error
+    if isinstance(written, dict) and "hydra" in written:
+        raise UserError(f"{file.name}: the block hydra: {_UNREAD}; --config-dir DIR adds a folder of groups")
     defaults = written.get("defaults") if isinstance(written, dict) else None
     if not isinstance(defaults, list) or defaults in ([], ["_self_"]):
         raise UserError(f"{file.name} does not build on train.yaml: {_BEGINNING}")
@@ -128,7 +134,7 @@ def _search_path(request: Request, first: Path) -> list[str]:
     for word in own:
         if not word.startswith("hydra.searchpath="):
             key = word.partition("=")[0]
-            raise UserError(f"{key} is not read here: output_dir is a run's folder, and grpo sweep takes launchers")
+            raise UserError(f"{key} {_UNREAD}")
         _require_folders(word)
     folders = {config_directory(), request.directory} - {None, first}
     if folders and own:
@@ -141,14 +147,40 @@ def _require_folders(word: str) -> None:
     given = OverridesParser.create().parse_override(word).value()
     for entry in given if isinstance(given, list) else [given]:
         scheme, separator, path = str(entry).partition("://")
-        path = path if separator else scheme
-        if (not separator or scheme == "file") and not Path(path).is_dir():
-            raise UserError(f"hydra.searchpath: there is no folder {path}")
+        scheme, path = (scheme, path) if separator else ("file", scheme)
+        require(scheme in ("file", "pkg"), f"hydra.searchpath: {entry} is no folder: write file://FOLDER")
+        require(scheme != "file" or Path(path).is_dir(), f"hydra.searchpath: there is no folder {path}")
+        require(scheme != "pkg" or _is_package(path), f"hydra.searchpath: there is no Python package {path}")
+
+
+def _is_package(path: str) -> bool:
+    """Tells whether Python finds a package by the name or the path that follows pkg://."""
+    try:
+        return find_spec(path.replace("/", ".")) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _take_out_hydras_own(config: DictConfig) -> None:
+    """Removes Hydra's own configuration. Raises UserError for a file that changes it, since nothing here reads it."""
+    usual = HydraConf(defaults=[])
+    for key in ("run", "sweep", "launcher", "sweeper", "mode", "verbose", "output_subdir", "env", "callbacks"):
+        given, own = OmegaConf.masked_copy(config.hydra, key), OmegaConf.masked_copy(OmegaConf.structured(usual), key)
+        require(given == own, f"a file sets hydra.{key}, which {_UNREAD}")
+    with open_dict(config):
+        del config["hydra"]
+
+
+def _refuse_removed(overrides: list[str]) -> None:
+    """Raises UserError for `~key`. Hydra would remove the key, and the run would go on with its default in silence."""
+    known = paths(TrainConfig())
+    for key in (word[1:].partition("=")[0] for word in overrides if word.startswith("~")):
+        require(key not in known, f"~{key}: every run has {key}, so it cannot be removed; {key}=VALUE changes it")
 
 
 def _refuse_added(config: DictConfig) -> None:
     """Raises UserError for a key that `+key=value` has added and no dataclass has."""
-    known = _paths(TrainConfig())
+    known = paths(TrainConfig())
     for key in _added(config):
         raise UserError(f"unknown config key {key}{hint(key, known)}")
 
@@ -191,7 +223,7 @@ def compose_sweep(preset: str, overrides: list[str]) -> SweepConfig:
         merged = OmegaConf.merge(OmegaConf.structured(SweepConfig), OmegaConf.load(path), words)
         return OmegaConf.to_object(merged)
     except (OmegaConfBaseException, YAMLError) as error:
-        raise UserError(f"{path.name}: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{path.name}: {one_line(error)}") from error
 
 
 def launch_all(run: Callable[[DictConfig], None], indices: list[int], folder: Path, words: list[str]) -> None:
@@ -219,78 +251,4 @@ def to_config(composed: DictConfig) -> TrainConfig:
     try:
         return OmegaConf.to_object(composed)
     except (OmegaConfBaseException, HydraException, ValueError) as error:
-        raise UserError(f"a value with ${{…}} cannot be looked up: {one_line(error)}") from error
-
-
-def one_line(error: Exception) -> str:
-    """Returns Hydra's message without its advice on debugging, and with the nearest key that exists."""
-    if isinstance(error, OverrideParseException):
-        return f"cannot read {error.override!r}: {_readable(error.override)}"
-    text = str(error) if error.__cause__ is None else f"{error}: {error.__cause__}"
-    unknown = re.search(r"Could not override '([^']+)'", text)
-    known = _paths(TrainConfig())
-    if unknown and unknown.group(1).startswith("task.sets."):
-        return (
-            f"there is no {unknown.group(1)}: a set is added by +task@task.sets.NAME=TASK, and has the keys of a task, "
-            "such as task.sets.NAME.data.path"
-        )
-    if unknown and unknown.group(1) not in known:
-        return f"unknown config key {unknown.group(1)}{hint(unknown.group(1), known)}"
-    if unknown and (missing := re.search(r"Key '([^']+)' not in '", text)):
-        return f"{unknown.group(1)} has no key {missing.group(1)}"
-    if unknown and "not in struct" in text:
-        return (
-            f"{unknown.group(1)} gets entries with names of your own; put a + before it: "
-            f"'+{unknown.group(1)}={{NAME: VALUE}}'"
-        )
-    if several := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.*)'", text):
-        return (
-            f"{several[1]!r} gives several values: put one text in quotes, a list in brackets; grpo sweep runs several"
-        )
-    text = text.split("Config search path")[0].split("See https")[0]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    kept = [
-        line
-        for line in lines
-        if not line.startswith(("Set the env", "To append", "full_key:", "object_type=", "reference_type="))
-    ]
-    key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key:")), "")
-    if unknown_in_file := _unknown_in_file(text, key):
-        return unknown_in_file
-    kept = [re.sub(r"field '[^']+' is not Optional", "it takes no null", line) for line in kept]
-    kept = [
-        re.sub(r"Invalid value assigned: \w+ is not a ListConfig.*", "it takes a list, [a,b]", line) for line in kept
-    ]
-    return " ".join(kept) + (f" (key: {key})" if key and key not in text.splitlines()[0] else "")
-
-
-def _readable(word: str) -> str:
-    """Says how a word has to be written that Hydra's grammar does not know."""
-    key, _, value = word.partition("=")
-    if not re.fullmatch(r"[+~]{0,2}[\w.@-][\w.@/-]*", key):
-        return f"{key!r} is no key: a key is written KEY=VALUE, such as dynamics.group_size=8"
-    plain = value and not re.search(r"[\"'\[({]", value)
-    shown = f"'{key}=\"{value}\"'" if plain else "key='\"a=b\"'"
-    return f"put a value with special characters in quotes, {shown}"
-
-
-def _unknown_in_file(text: str, full_key: str) -> str:
-    """Says which key of a file is unknown, and which one may be meant; "" where that is not what Hydra complains of."""
-    where = re.search(r"In '([^']+)': ConfigKeyError", text)
-    key = full_key or next(iter(re.findall(r"Key '([^']+)' not in", text)), "")
-    if not where or not key:
-        return ""
-    if key == "experiment" and where[1].startswith("experiment/"):
-        return f"{where[1]}.yaml changes keys of the whole configuration: begin it with `# @package _global_`"
-    return f"{where[1]}.yaml: unknown config key {key}{hint(key, _paths(TrainConfig()))}"
-
-
-def _paths(node: object, prefix: str = "") -> list[str]:
-    """Returns every dotted key of a configuration, sections included."""
-    paths = []
-    for field in fields(node):
-        value = getattr(node, field.name)
-        paths.append(f"{prefix}{field.name}")
-        if is_dataclass(value):
-            paths += _paths(value, f"{prefix}{field.name}.")
-    return paths
+        raise UserError(one_line(error)) from error

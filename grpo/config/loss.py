@@ -78,8 +78,8 @@ class KlConfig:
     # β is the weight of the KL term, e.g. 0.04 (TRL: beta; verl: kl_loss_coef, or kl_coef for the reward). 0 means no
     # KL term and no reference model.
     coefficient: float = 0.0
-    # k1, k2 and k3 are estimators of the KL. As a loss term k1 does nothing on average; in the reward it is the
-    # unbiased one. One's own is named by package.module:function.
+    # k1, k2 and k3 are estimators of the KL. As a loss term k1 does nothing on average; in the reward only k1 is
+    # unbiased. One's own is named by package.module:function.
     estimator: str = "k3"
     # loss adds β·KL to the loss. reward subtracts β·ΣKL from each completion's reward, with the learner's policy at the
     # start of the round; groups whose own rewards are equal stay silent.
@@ -87,8 +87,8 @@ class KlConfig:
     # True multiplies the KL in the loss by the token's ratio π/π_old, gradient included. This corrects it for samples
     # of an older policy (DeepSeek-V3.2, arXiv:2512.02556; TRL: use_bias_correction_kl).
     by_ratio: bool = False
-    # The policy is copied into the reference after this many optimizer steps each (TRL: ref_model_sync_steps). 0 keeps
-    # the first reference.
+    # The policy is copied into the reference every so many optimizer steps (TRL: ref_model_sync_steps). 0 keeps the
+    # first reference.
     refresh_every: int = 0
     # A refresh moves the reference by this share of the way to the policy: 1 copies it, 0.1 moves a tenth of the way
     # (TRL: ref_model_mixup_alpha).
@@ -131,18 +131,18 @@ class CorrectionConfig:
 class TokenSelectionConfig:
     """The selection changes the loss of some tokens, which are chosen among all tokens of the optimizer step.
 
-    The step's tokens are computed once more for it, without gradient. See `grpo.algorithm.selection`.
+    The step's tokens are computed once more for it, without gradient. See `grpo.algorithm.token_selection`.
     """
 
-    # clip_cov takes gradient from tokens whose log-probability and advantage vary together, kl_cov penalizes the change
+    # clip_cov removes gradient of tokens whose log-probability and advantage vary together. kl_cov penalizes the change
     # of those that do so most (arXiv:2505.22617). top_entropy learns from the tokens with the highest entropy only
     # (arXiv:2506.01939; TRL: top_entropy_quantile).
     name: str = "none"
     # This share of the step's tokens is chosen: 0.2 for top_entropy, 2e-4 for clip_cov and kl_cov.
     share: float = 0.2
-    # clip_cov takes gradient from tokens whose covariance is above this (verl: clip_cov_lb).
+    # clip_cov removes gradient of tokens whose covariance is above this (verl: clip_cov_lb).
     low: float = 1.0
-    # clip_cov takes gradient from tokens whose covariance is below this (verl: clip_cov_ub).
+    # clip_cov removes gradient of tokens whose covariance is below this (verl: clip_cov_ub).
     high: float = 5.0
     # kl_cov adds this times |log π − log π_old| to the loss of each token that it chose (verl: ppo_kl_coef).
     penalty: float = 1.0
@@ -167,9 +167,9 @@ class ObjectiveConfig:
     clip_high: float = 0.2
     # For a negative advantage the loss is at most dual_clip · |Â| (verl: clip_ratio_c). 0 turns it off; 3 is usual.
     dual_clip: float = 0.0
-    # sapo's gate falls as fast as this for positive advantages (TRL: sapo_temperature_pos; verl: tau_pos).
+    # sapo's gate has this temperature for positive advantages (TRL: sapo_temperature_pos; verl: tau_pos).
     temperature_positive: float = 1.0
-    # sapo's gate falls as fast as this for all others (TRL: sapo_temperature_neg; verl: tau_neg).
+    # sapo's gate has this temperature for all others (TRL: sapo_temperature_neg; verl: tau_neg).
     temperature_negative: float = 1.05
     # The ratio divides by the learner's probabilities at the start of the round, or by the sampler's. sampler saves a
     # forward pass; the correction is then part of the ratio, and the mismatch of sampler and learner is measured in the
@@ -177,9 +177,9 @@ class ObjectiveConfig:
     old_logprobs: str = "learner"
     # The entropy of the policy, times this, is subtracted from the loss as a bonus (verl: entropy_coeff). 0: no bonus.
     entropy_coefficient: float = 0.0
-    # Above 0, the coefficient follows the entropy: while the policy's is at most this many nats, the coefficient grows
-    # by entropy_step a round and is applied; above, it shrinks and is not applied (Skywork-OR1, arXiv:2505.22312; TRL:
-    # entropy_target). 0 keeps it as it is.
+    # Above 0, the coefficient follows the entropy. While the policy's entropy is at most this many nats, the
+    # coefficient grows by entropy_step a round and is applied. Above that, it shrinks and is not applied (Skywork-OR1,
+    # arXiv:2505.22312; TRL: entropy_target). 0 keeps it as it is.
     entropy_target: float = 0.0
     # The coefficient moves by this after each round, between 0 and 1 (TRL: entropy_coef_delta).
     entropy_step: float = 0.005

@@ -42,7 +42,7 @@ def check_ranges(config: TrainConfig) -> None:
     for key, weight in _numbers(config):
         require(
             not key.endswith("reward.parts[].weight") or not weight or 1e-6 <= abs(weight) <= 1e6,
-            f"{key}={weight:g} must be 0, or lie between 1e-6 and 1e6 on either side of it",
+            f"{key}={weight:g} must be 0, or lie between 1e-6 and 1e6 in size",
         )
     exponent = config.normalization.exponent
     require(abs(exponent) <= 10, f"normalization.exponent={exponent:g} must lie between -10 and 10; GRPO's is 1")
@@ -58,8 +58,8 @@ def _check_optimizer(learner: LearnerConfig) -> None:
     rate, betas = learner.learning_rate, learner.betas
     require(
         rate < 1,
-        f"learner.learning_rate={rate:g} is a change that AdamW makes to every weight in each step, and weights are "
-        "below 1: use 1e-6 to 1e-4",
+        f"learner.learning_rate={rate:g} is about the change that AdamW makes to every weight in each step, but "
+        "weights are below 1: use 1e-6 to 1e-4",
     )
     require(
         rate * learner.weight_decay <= 0.1,

@@ -22,7 +22,7 @@ class AdaptiveConfig:
     # The schedule takes no larger group size than this.
     largest_group: int = 64
     # The schedule also halves the prompts per optimizer step, down to this many; 0: never below prompts_per_step. The
-    # learning rate stays, so a quarter of the prompts learns as if the rate were twice as large, by Adam's noise.
+    # learning rate stays, so with a quarter of the prompts Adam's noise is that of a rate twice as large.
     fewest_prompts: int = 0
     # The schedule also doubles the prompts per optimizer step, up to this many; 0: never above prompts_per_step.
     most_prompts: int = 0
@@ -65,13 +65,13 @@ class DynamicsConfig:
     # A round has this many optimizer steps, τ, on samples of one policy; then the sampler gets the new weights. 1 is
     # on-policy (TRL: steps_per_generation / gradient_accumulation_steps; verl: train_batch_size / ppo_mini_batch_size).
     refresh_interval: int = 1
-    # A round learns this often from the same samples, μ, one pass after another. Its optimizer steps are divided among
+    # A round learns from its samples this many times, μ, one pass after another. Its optimizer steps are divided among
     # the passes, so refresh_interval is a multiple of it (TRL: num_iterations; verl: ppo_epochs).
     passes: int = 1
     # One optimizer step learns from this many prompts, over all ranks (verl: ppo_mini_batch_size).
     prompts_per_step: int = 8
-    # Diagnoses of the run are this many rounds apart, after a thousand rounds a fiftieth of those so far. Every finding
-    # is printed once. 0: only at the end.
+    # Diagnoses of the run are this many rounds apart. After a thousand rounds they are a fiftieth of the rounds so far
+    # apart. Every finding is printed once. 0: only at the end.
     diagnose_every: int = 20
     adaptive: AdaptiveConfig = field(default_factory=AdaptiveConfig)
 
@@ -139,7 +139,7 @@ class TrackingConfig:
     mlflow: str = ""
     # W&B's project and MLflow's experiment have this name.
     project: str = "grpo"
-    # W&B's user or team; "" takes the one that is logged in.
+    # The run belongs to this user or team of W&B; "" takes the one that is logged in.
     entity: str = ""
     # W&B puts runs of one group together, e.g. the seeds of a variant; "" leaves the run by itself.
     group: str = ""
@@ -150,7 +150,7 @@ class TrackingConfig:
     # Each round writes some completions to samples.jsonl. all writes every one too, as Parquet files in
     # output_dir/completions.
     completions: str = "some"
-    # Each round writes whole groups to samples.jsonl, until these are at least so many completions.
+    # Each round writes whole groups to samples.jsonl, until they have at least this many completions.
     samples_per_round: int = 4
     # These rounds, counted from 0, are recorded with torch's profiler, e.g. [3, 4]: a trace of every rank in
     # output_dir/profile, for ui.perfetto.dev. The first rounds are slower than the rest.
@@ -211,8 +211,8 @@ class TrainConfig:
     normalization: NormalizationConfig = field(default_factory=NormalizationConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     dynamics: DynamicsConfig = field(default_factory=DynamicsConfig)
-    # Sampling and learning take turns (off). With servers they overlap: one_round samples the next round while this one
-    # is learned from, and both end before weights change; continuous samples on through that, up to
+    # Sampling and learning take turns (off). With servers they overlap. one_round samples the next round while this one
+    # is learned from, and both end before weights change. continuous keeps sampling meanwhile, at most
     # rollout.max_staleness optimizer steps ahead.
     pipeline: str = "off"
     rollout: RolloutConfig = field(default_factory=RolloutConfig)

@@ -12,6 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from grpo.config.complaints import one_line
 from grpo.config.errors import UserError
 from grpo.config.folder import STATE_FILE
 from grpo.config.hydra import config_directory
@@ -42,7 +43,7 @@ def from_dict(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Train
             OmegaConf.merge(OmegaConf.structured(TrainConfig), saved, *map(_override, overrides))
         )
     except OmegaConfBaseException as error:
-        raise UserError(str(error).splitlines()[0]) from error
+        raise UserError(one_line(error)) from error
 
 
 def _override(word: str) -> DictConfig:

@@ -10,8 +10,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 
+from grpo.config.complaints import one_line
 from grpo.config.errors import UserError
-from grpo.config.hydra import one_line
 
 
 def grid(overrides: list[str]) -> list[dict[str, str]]:
@@ -24,7 +24,7 @@ def grid(overrides: list[str]) -> list[dict[str, str]]:
     for override in _parsed(overrides):
         if isinstance(override.value(), IntervalSweep):
             word = override.input_line
-            raise UserError(f"{word} has no end of values: with trials=N a search tries N of them, or name some: a=1,2")
+            raise UserError(f"{word} has no end of values: give trials=N to try N of them, or name some as in a=1,2")
         if override.is_sweep_override():
             swept[override.get_key_element()] = list(override.sweep_string_iterator())
     return [dict(zip(swept, values, strict=True)) for values in product(*swept.values())]

@@ -10,7 +10,7 @@ from typing import Any
 class SelectionConfig:
     """The selection takes some of a source's problems; it counts the others and says why they are left out.
 
-    See `grpo.tasks.selection`.
+    See `grpo.tasks.problem_selection`.
     """
 
     # Problems with a pass rate in this band are kept, both ends included, e.g. [0.1, 0.8]. [0, 1] keeps all.
@@ -42,8 +42,8 @@ class SelectionConfig:
 class CurriculumConfig:
     """The curriculum says which problem is asked when, see `grpo.tasks.curriculum`."""
 
-    # uniform asks each problem once an epoch. weighted asks it as often as its pass rate promises gradient. anneal goes
-    # from easy to hard. online goes by pass rates measured while training.
+    # uniform asks each problem once an epoch. weighted asks a problem more often, the more gradient its pass rate
+    # promises. anneal goes from easy to hard. online goes by pass rates measured while training.
     name: str = "uniform"
     # Pass rates stand in this column. weighted and anneal go by it; online begins with it.
     solve_rate_column: str = "llama8b_solve_rate"
@@ -179,7 +179,7 @@ class RewardServerConfig:
     seconds: float = 60.0
     # A request that fails is repeated so often, with growing pauses.
     retries: int = 3
-    # True sends the same request once only. To http the same completion is another request at another step.
+    # True sends the same request only once. For http, the same completion at another step is another request.
     cache: bool = True
 
 
@@ -276,8 +276,8 @@ class TaskConfig:
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
-    # A task may be made of several sets of problems, each with data, prompt and reward of its own, by names of their
-    # own: see configs/task/mixed.yaml. The task itself then has a curriculum only.
+    # A task may be made of several sets of problems. Each has a name, and data, prompt and reward of its own: see
+    # configs/task/mixed.yaml. The task itself then has a curriculum only.
     sets: dict[str, TaskConfig] = field(default_factory=dict)
     # One of several sets is asked in proportion to this weight, however many problems it has.
     weight: float = 1.0

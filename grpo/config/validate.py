@@ -176,9 +176,9 @@ def _check_lengths(config: TrainConfig) -> None:
         f"rollout.sampling.max_tokens={answer} leaves no room for a prompt in model.max_length={longest}: lower the "
         "first or raise the second",
     )
-    asked = config.evaluation.max_tokens or 0
+    asked = config.evaluation.max_tokens
     _require(
-        not longest or prompt + asked <= longest - (not prompt),
+        not longest or asked is None or prompt + asked <= longest - (not prompt),
         f"evaluation.max_tokens={asked} leaves no room for a prompt in model.max_length={longest}: lower the first or "
         "raise the second",
     )

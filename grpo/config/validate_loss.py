@@ -90,7 +90,7 @@ def _check_normalization(config: TrainConfig) -> None:
     require(
         not (settings.leave_one_out and config.rollout.budget.enabled),
         "rollout.budget.enabled=true makes groups of several sizes, and normalization.leave_one_out=true weighs each "
-        "by G/(G − 1), which the budget does not reckon with: set leave_one_out=false",
+        "by G/(G − 1), which the budget does not take into account: set leave_one_out=false",
     )
     if settings.name == "pass_at_k":
         _check_pass_at_k(config)
@@ -148,13 +148,13 @@ def _check_passes(config: TrainConfig) -> None:
         return
     require(
         interval % passes == 0 and config.num_steps % interval == 0,
-        f"dynamics.passes={passes} must divide dynamics.refresh_interval={interval}, and that num_steps="
+        f"dynamics.passes={passes} must divide dynamics.refresh_interval={interval}, which must divide num_steps="
         f"{config.num_steps}: change one of the three",
     )
     require(
         dynamics.name == "fixed" and config.pipeline == "off",
-        f"dynamics.passes={passes} needs rounds of one length whose samples are all there: set dynamics=fixed and "
-        "pipeline=off",
+        f"dynamics.passes={passes} needs rounds of fixed length that are sampled before they are learned from: "
+        "set dynamics=fixed and pipeline=off",
     )
 
 
@@ -166,7 +166,8 @@ def _check_pass_at_k(config: TrainConfig) -> None:
     )
     require(
         config.normalization.ddof == 0,
-        "normalization.ddof=1 is the σ of a sample, and normalization.name=pass_at_k knows all subsets: set it to 0",
+        "normalization.ddof=1 has no meaning for normalization.name=pass_at_k, whose σ is over all subsets: set it "
+        "to 0",
     )
 
 

@@ -19,7 +19,10 @@ def check_task(config: TrainConfig) -> None:
     """Raises UserError for the first thing that is wrong with the task, or with one of its sets."""
     task = config.task
     if not task.sets:
-        require(task.weight == 1.0, f"task.weight={task.weight:g} is read of one of several sets only: leave it out")
+        require(
+            task.weight == 1.0,
+            f"task.weight={task.weight:g} is read only where a task is one of several sets: leave it out",
+        )
         _check_set(config)
         return
     plain = TaskConfig()
@@ -75,7 +78,7 @@ def _check_set(config: TrainConfig) -> None:
     """Checks data and reward of a task that has no sets."""
     data, reward, answer = config.task.data, config.task.reward, config.rollout.sampling.max_tokens
     require(
-        bool(reward.parts or data.path),
+        bool(reward.parts or data.path) or data.source != "file",
         f"task={config.task.name} has no problems: add sets of problems with +task@task.sets.NAME=TASK, or choose "
         "another task",
     )
@@ -158,7 +161,7 @@ def _check_server(key: str, part: RewardPartConfig) -> None:
     )
     require(
         kind != "judge" or not {"?", "#"} & {*server.url},
-        f"{key}: server.url must end where /chat/completions is added, without ? and #",
+        f"{key}: server.url must be the address before /chat/completions, without ? and #",
     )
     for name in ("at_once", "seconds", "scale"):
         require(getattr(server, name) > 0, f"{key}: server.{name}={getattr(server, name)} must be above 0")

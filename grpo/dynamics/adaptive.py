@@ -14,14 +14,21 @@ from scipy import stats
 
 from grpo.dynamics import guard
 from grpo.dynamics.adaptive_state import AdaptiveState, afresh, curve_of, lag_of, merged, remember, state_of
-from grpo.dynamics.batch import BatchRule, calm_completions, choose_batch
 from grpo.dynamics.difficulty import Difficulty, fit_difficulty
-from grpo.dynamics.forecast import Forecast, StopRule, forecast
+from grpo.dynamics.forecast import Forecast, forecast
+from grpo.dynamics.group_size import BatchRule, calm_completions, choose_batch
 from grpo.dynamics.history import pass_rate
 from grpo.dynamics.identify import FEWEST_POINTS, Identification, identify
-from grpo.dynamics.refresh import OffPolicyness, RefreshRule, choose_refresh_interval, fit_step_time, fit_token_time
+from grpo.dynamics.refresh_interval import (
+    OffPolicyness,
+    RefreshRule,
+    choose_refresh_interval,
+    fit_step_time,
+    fit_token_time,
+)
 from grpo.dynamics.sigma import silent_rate
 from grpo.dynamics.step import BatchSetting, StepCost
+from grpo.dynamics.stop_rule import StopRule
 from grpo.types import Decision, Mean, RoundPlan, RoundStatistics, Verdict
 
 # Group size and prompts change only by at least this factor, and only when two decisions in a row ask for it.
@@ -76,7 +83,7 @@ class AdaptiveScheduler:
             interval=plan.refresh_interval,
             rate_factor=plan.learning_rate_factor,
         )
-        action, watched = guard.look(self._setting.guard, state.guard, facts)
+        action, watched = guard.watch(self._setting.guard, state.guard, facts)
         state = replace(state, guard=watched)
         if action:
             return self._recovered(plan, action, state)
@@ -87,8 +94,8 @@ class AdaptiveScheduler:
         return self._decide(plan, statistics, state)
 
     def _recovered(self, plan: RoundPlan, action: guard.GuardAction, state: AdaptiveState) -> Decision:
-        """Does what the guard asks for. An interval at which the run became unstable is not tried again, nor are fewer
-        prompts than configured, which come back."""
+        """Does what the guard asks for. An interval at which the run became unstable is not tried again. If fewer
+        prompts than configured were chosen, the configured number returns, and fewer are not chosen again."""
         first, before = self._setting.first.prompts_per_step, plan.prompts_per_step
         chosen_fewer = before < first and not self._setting.batch_rule.samples
         prompts, fewest = (first, first) if chosen_fewer else (before, state.fewest)

@@ -11,8 +11,8 @@ import numpy as np
 from grpo.dynamics.guard import GuardState
 from grpo.dynamics.history import lag, num_tried, pass_rate, pooled_errors
 from grpo.dynamics.laws import History
-from grpo.interfaces import ROUND
 from grpo.types import RoundStatistics
+from grpo.types.rounds import ROUND
 
 # Earlier counts are multiplied by this each round, since difficulty is estimated for the present policy.
 FORGETTING = 0.8

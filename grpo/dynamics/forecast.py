@@ -21,8 +21,6 @@ Array = NDArray[np.float64]
 NUM_DRAWS = 1000
 # What is forecast is the pass rate that this share of the whole run's rounds would measure.
 MEASURED_SHARE = 0.2
-# A run has little left to gain when the probability of gaining more is below this.
-UNLIKELY = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,25 +81,3 @@ def _forecast(trend: Trend, now: float, end: float, rounds: float, coverage: flo
     gains = curves[:, -1] - curves[:, 0]
     least, usual, most = np.quantile(gains, [tail, 0.5, 1 - tail])
     return Forecast(steps, middle, low, high, Interval(float(usual), float(least), float(most)), gains)
-
-
-@dataclass(frozen=True, slots=True)
-class StopRule:
-    """A stop rule ends a run that has little left to gain.
-
-    It stops once gaining more than `least_gain` was unlikely (`UNLIKELY`) for `patience` decisions in a row, but not
-    before `fewest_steps` optimizer steps. With `least_gain` 0 it never stops.
-    """
-
-    least_gain: float
-    patience: int
-    fewest_steps: int
-
-    def next(self, ahead: Forecast | None, step: int, rounds_below: int) -> tuple[bool, int]:
-        """Returns whether to stop now, and the new number of decisions in a row with too small a gain.
-
-        Without a forecast (`ahead` None, since there are too few rounds) the count starts anew.
-        """
-        below = self.least_gain > 0 and ahead is not None and ahead.chance(self.least_gain) < UNLIKELY
-        count = rounds_below + 1 if below else 0
-        return count >= self.patience and step >= self.fewest_steps, count

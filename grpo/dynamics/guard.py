@@ -103,8 +103,8 @@ class GuardState:
     returned: bool = False
 
 
-def look(rule: GuardRule, state: GuardState, facts: RoundFacts) -> tuple[GuardAction | None, GuardState]:
-    """Looks at one round. Returns an action if one is due, else None, and the guard's next state."""
+def watch(rule: GuardRule, state: GuardState, facts: RoundFacts) -> tuple[GuardAction | None, GuardState]:
+    """Watches one round. Returns an action if one is due, else None, and the guard's next state."""
     smooth = facts.pass_rate if state.smooth is None else 0.5 * (state.smooth + facts.pass_rate)
     best, best_error, best_step = state.best, state.error, state.best_step
     noise = (facts.error**2 + best_error**2) ** 0.5

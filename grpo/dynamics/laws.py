@@ -50,7 +50,7 @@ class History:
 
     @property
     def delays(self) -> Array:
-        """Returns the steps from the policy that sampled a round to the round's end, τ + lag, [points]."""
+        """Returns how old the sampling policy is at the end of each round, in optimizer steps: τ + lag, [points]."""
         return self.intervals + self.lags
 
     def until(self, step: float) -> History:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from grpo.interfaces import ROUND
 from grpo.types import Decision, RoundPlan, RoundStatistics, Verdict
+from grpo.types.rounds import ROUND
 
 if TYPE_CHECKING:
     from grpo.interfaces import Scheduler

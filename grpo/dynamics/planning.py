@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from grpo.dynamics.batch import sizes_between
 from grpo.dynamics.difficulty import Difficulty
-from grpo.dynamics.refresh import LADDER
+from grpo.dynamics.group_size import sizes_between
+from grpo.dynamics.refresh_interval import LADDER
 from grpo.dynamics.sigma import drift, mean_fidelity, silent_rate
 from grpo.dynamics.step import signal_to_noise
 from grpo.types import MachineConstants

@@ -18,9 +18,10 @@ from grpo.dynamics.evidence import (
     window_length,
 )
 from grpo.dynamics.findings import CRITICAL, NOTE, WARNING, DiagnosisRule, Finding
-from grpo.dynamics.forecast import UNLIKELY, forecast
+from grpo.dynamics.forecast import forecast
 from grpo.dynamics.gross import difficulty, silence
 from grpo.dynamics.run_log import RunLog
+from grpo.dynamics.stop_rule import UNLIKELY
 from grpo.types import Interval
 
 # Each half of a run must have so many evaluations before held-out progress is compared with training.

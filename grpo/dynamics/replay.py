@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from grpo.interfaces import ROUND
 from grpo.types import Mean, RoundPlan, RoundStatistics, StepReport, Verdict
+from grpo.types.rounds import ROUND
 
 if TYPE_CHECKING:
     from grpo.dynamics.history import Counts

@@ -7,13 +7,13 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from grpo.dynamics.adaptive import AdaptiveScheduler, Setting
-from grpo.dynamics.batch import BatchRule
 from grpo.dynamics.entropy import EntropyControl
-from grpo.dynamics.forecast import StopRule
+from grpo.dynamics.group_size import BatchRule
 from grpo.dynamics.guard import GuardRule
 from grpo.dynamics.limits import LimitedScheduler
-from grpo.dynamics.refresh import RefreshRule
+from grpo.dynamics.refresh_interval import RefreshRule
 from grpo.dynamics.step import BatchSetting
+from grpo.dynamics.stop_rule import StopRule
 from grpo.types import Decision, Progress, RoundPlan, RoundStatistics, Verdict
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ imports       heavy imports, without looking for garbage meanwhile
 terminal      text that cannot steer a terminal
 alive         lines that say a long command is still working
 disk          how much space a folder takes, and how much is left
-stop          requests to stop: Ctrl-C and SIGTERM
+signals       requests to stop: Ctrl-C and SIGTERM
 folder_lock   keeps a second run out of a run's folder
 tether        runs a command that ends with whoever started it
 """

@@ -8,7 +8,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -17,6 +17,10 @@ from rich.text import Text
 # These characters move the cursor, begin an escape sequence or reverse the order of letters, or are lone surrogates,
 # which cannot be encoded. Tabs and line feeds are allowed.
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+# Lines of a source have at most 120 characters. A sentence goes on in the next line where its next word would come
+# about so far.
+FULL_LINE = 115
 
 
 def clean(text: str) -> str:
@@ -29,18 +33,51 @@ def clean(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """Cleans a line and writes it to stderr."""
-    print(clean(text), file=sys.stderr, flush=True)
+    """Cleans a line and writes it to stderr, on a terminal with breaks between words only."""
+    print(wrapped(clean(text), sys.stderr), file=sys.stderr, flush=True)
 
 
-def wrapped(text: str) -> str:
-    """Breaks long lines between words where stdout is a terminal, which would break them anywhere.
+def wrapped_usage(text: str) -> str:
+    """Does the same as `wrapped` for a text that stands in a source, and whose sentences are broken for that."""
+    return wrapped("\n".join(_whole(text.splitlines()))) if sys.stdout.isatty() else text
+
+
+def wrapped(text: str, stream: TextIO | None = None) -> str:
+    """Breaks long lines between words where the stream, by default stdout, is a terminal, which breaks them anywhere.
 
     What follows a gap of two blanks, such as the meaning of a word, stays below itself.
     """
-    if not sys.stdout.isatty():
+    if not (stream or sys.stdout).isatty():
         return text
     return "\n".join(_broken(line, shutil.get_terminal_size().columns) for line in text.splitlines())
+
+
+def _whole(lines: Iterable[str]) -> list[str]:
+    """Joins the lines of a sentence that were broken only because the lines of a source end there.
+
+    >>> long = "x" * 112
+    >>> _whole([long, "goes on", "", f"  word  {long}", "        means this"]) == [
+    ...     f"{long} goes on", "", f"  word  {long} means this"
+    ... ]
+    True
+    """
+    whole: list[str] = []
+    before = 0
+    for line in lines:
+        text = line.lstrip()
+        full = text and before + 1 + len(text.split()[0]) > FULL_LINE
+        if full and len(line) - len(text) == _text_begins(whole[-1]):
+            whole[-1] += f" {text}"
+        else:
+            whole.append(line)
+        before = len(line)
+    return whole
+
+
+def _text_begins(line: str) -> int:
+    """Returns the column in which a line's text begins: after its blanks, and after a word with its gap."""
+    start = re.match(r" *(?:usage: grpo \S+ |\S+(?: \S+)*  +(?=\S))?", line)
+    return start.end() if start else 0
 
 
 def _broken(line: str, columns: int) -> str:
@@ -53,9 +90,8 @@ def _broken(line: str, columns: int) -> str:
       rollout.max_staleness=4
           Tokens may be so old.
     """
-    start = re.match(r" *(?:\S+(?: \S+)*  +(?=\S))?", line)
-    leading = len(line) - len(line.lstrip())
-    indent = start.end() if start and start.end() <= columns // 2 else leading + 4 * bool(leading)
+    begin, leading = _text_begins(line), len(line) - len(line.lstrip())
+    indent = begin if begin > leading and begin <= columns // 2 else leading + 4 * bool(leading)
     return textwrap.fill(
         line, columns, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False,
         replace_whitespace=False,

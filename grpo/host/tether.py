@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
     # Only the starter reacts to Ctrl-C; it then says by the pipe what should end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_obey, args=(orders, child, grace, silent), daemon=True).start()
-    threading.Thread(target=_look, daemon=True).start()
+    threading.Thread(target=_report_suspended, daemon=True).start()
     code = child.wait()
     # Ranks whose torchrun was killed may still be saving. After a success no process has anything left to do.
     _kill(psutil.wait_procs(_started(), timeout=grace if code else min(grace, IDLE_SECONDS))[1])
@@ -97,7 +97,7 @@ def _obey(orders: RawIOBase, child: subprocess.Popen, grace: float, silent: floa
         _kill(_started())
 
 
-def _look() -> None:
+def _report_suspended() -> None:
     """Watches the processes below this one for ever, and reports each one that is suspended, once until it resumes."""
     before: set[psutil.Process] = set()
     told: set[psutil.Process] = set()

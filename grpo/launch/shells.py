@@ -34,8 +34,8 @@ class Held:
         # A seat on this machine is started without ssh, so that it needs no login.
         without_ssh = shell == "ssh" and seat.machine.is_here
         tethered = [
-            sys.executable,
-            "-m",
+            # The working folder may hold a json.py (see `grpo.host.imports.look_here_last`).
+            *(sys.executable, "-P", "-m"),
             "grpo.host.tether",
             str(seat.grace_seconds),
             str(SILENT_SECONDS),

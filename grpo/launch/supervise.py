@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from grpo.host.stop import INTERRUPTED, StopRequest
+from grpo.host.signals import INTERRUPTED, StopRequest
 from grpo.launch.seats import LEARNER
 from grpo.launch.shells import Held
 from grpo.telemetry.why_ended import last_word

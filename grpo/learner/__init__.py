@@ -12,8 +12,8 @@ learner             one optimizer step; old and reference log-probabilities
 on_device           micro-batches on the device, without waiting for it
 attention, varlen   attention over trees; all trees of a row in one call of torch's flash kernel
 sequence_parallel   several ranks compute one row together
-choosing            tokens that are chosen among all of a step
-scoring             log-probabilities of groups, evenly over ranks
+selected_tokens     tokens that are chosen among all of a step
+group_logprobs      log-probabilities of groups, evenly over ranks
 reference           the policy that a KL term measures the distance to
 collective          sums over ranks
 offloading          states that leave the device while a sampler works there
@@ -34,10 +34,11 @@ def _import_deepspeed() -> None:
     hidden = "mlflow" not in sys.modules
     if hidden:
         sys.modules["mlflow"] = None
-    import deepspeed  # noqa: F401
-
-    if hidden:
-        del sys.modules["mlflow"]
+    try:
+        import deepspeed  # noqa: F401
+    finally:
+        if hidden:
+            del sys.modules["mlflow"]
 
 
 _import_deepspeed()

@@ -1,4 +1,4 @@
-"""DeepSpeed is configured and started here."""
+"""This module configures and starts DeepSpeed."""
 
 from __future__ import annotations
 

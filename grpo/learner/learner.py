@@ -9,17 +9,17 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from grpo.algorithm.layout import imbalance
 from grpo.algorithm.loss import METRICS, policy_loss, tokens_of
-from grpo.algorithm.objective import Tokens
+from grpo.algorithm.row_assignment import imbalance
+from grpo.algorithm.token_losses import Tokens
 from grpo.config import TrainConfig
 from grpo.config.errors import UserError
 from grpo.config.learning_rate import learning_rate_factor
-from grpo.interfaces import MERGED, Bucket
-from grpo.learner.choosing import with_choice
+from grpo.interfaces import Bucket
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import quiet, sharded_loading, start_engine
 from grpo.learner.flops import flop_count
+from grpo.learner.group_logprobs import Scoring
 from grpo.learner.loading import fitting_layout, load_policy
 from grpo.learner.offloading import LearnerStates
 from grpo.learner.on_device import spoil_unless, to_device
@@ -27,7 +27,7 @@ from grpo.learner.plain_data import only_plain_data
 from grpo.learner.policy import DTYPES, Policy
 from grpo.learner.reference import AdapterReference, CopyReference, reference_logprobs
 from grpo.learner.resharding import load_resharded
-from grpo.learner.scoring import Scoring
+from grpo.learner.selected_tokens import with_selection
 from grpo.learner.sequence_parallel import SequenceGroup
 from grpo.learner.shard_layout import SHARDS, Layout, saved_layout
 from grpo.learner.weights import MergeLoss, weight_buckets
@@ -41,6 +41,7 @@ from grpo.types import (
     ScoredGroup,
     StepReport,
 )
+from grpo.types.weights import MERGED
 
 # In a checkpoint's folder.
 REFERENCE_FILE = "reference.safetensors"
@@ -69,7 +70,7 @@ class DeepSpeedLearner:
         if learner.gradient_checkpointing:
             policy.language_model.gradient_checkpointing_enable({"use_reentrant": False})
         if not policy.in_trees and self.collective.rank == 0:
-            print(f"{model_path} is computed one completion a row: trees do not fit what its layers do")
+            print(f"{model_path} is computed one completion a row: over packed trees its layers are not exact")
         policy.train()
         if checkpoint:
             saved_layout(checkpoint, SHARDS, self._layout(policy))
@@ -163,7 +164,7 @@ class DeepSpeedLearner:
         sums = torch.zeros(len(METRICS), dtype=torch.float64, device=self._device)
         whole_loss = torch.zeros((), dtype=torch.float64, device=self._device)
         together = self._config.learner.sequence_parallel
-        for micro in with_choice(batch.micro_batches, self._look, objective, self.collective, together):
+        for micro in with_selection(batch.micro_batches, self._tokens_now, objective, self.collective, together):
             placed = to_device(micro, self._device)
             logprobs, entropies = self.engine(placed, self._temperature)
             loss, metrics = policy_loss(logprobs, entropies, placed, objective)
@@ -197,7 +198,7 @@ class DeepSpeedLearner:
         gradient_norm = float(self.engine.get_global_grad_norm())
         return StepReport(self.num_steps, applied, gradient_norm, learning_rate, flops, means)
 
-    def _look(self, micro: MicroBatch) -> Tokens:
+    def _tokens_now(self, micro: MicroBatch) -> Tokens:
         """Computes the tokens of a micro-batch under the current weights, without gradient."""
         placed = to_device(micro, self._device)
         with torch.no_grad():
@@ -221,8 +222,8 @@ class DeepSpeedLearner:
         limit = self._config.learner.max_skipped_steps
         if self._skipped_in_a_row >= limit:
             raise UserError(
-                f"gradients were NaN or Inf in {limit} steps in a row (step {self.num_steps}); the weights are those "
-                f"before: lower learner.learning_rate, or use learner.precision=float32"
+                f"gradients were NaN or Inf in {limit} steps in a row (step {self.num_steps}); the weights are as "
+                f"before these steps: lower learner.learning_rate, or use learner.precision=float32"
             )
 
     # --- state ---------------------------------------------------------------------------------

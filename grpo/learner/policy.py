@@ -51,7 +51,7 @@ class Policy(nn.Module):
         in_trees: bool = True,
         together: SequenceGroup | None = None,
     ):
-        """`together`: the ranks that compute each row with this one."""
+        """`together` are the ranks that compute each row with this one."""
         super().__init__()
         self.language_model = language_model
         self.in_trees = in_trees
@@ -72,7 +72,8 @@ class Policy(nn.Module):
         return self.head(hidden[micro.predictors], micro.targets, temperature)
 
     def _shared(self, micro: MicroBatch, temperature: float, together: SequenceGroup) -> tuple[Tensor, Tensor]:
-        """Returns the values of all targets, although this rank computes those that its own tokens predict."""
+        """Returns log-probabilities and entropies of all targets of a row that several ranks compute together. This
+        rank computes only those that its own tokens predict, and gathers the others."""
         token_ids, position_ids, trees = together.padded(micro)
         own = together.share(len(token_ids))
         hidden = self._hidden(token_ids[own], position_ids[own], trees)

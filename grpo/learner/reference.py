@@ -15,7 +15,8 @@ from grpo.types import MicroBatch
 
 
 class AdapterReference:
-    """Uses the trained model with its LoRA adapters switched off: no second copy of the weights."""
+    """This reference is the trained model with its LoRA adapters switched off, so it needs no second copy of the
+    weights."""
 
     def __init__(self, policy: Policy):
         self._policy = policy

@@ -6,9 +6,9 @@ import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from grpo.config.compare_saved import check_stages
 from grpo.config.errors import UserError
 from grpo.config.folder import LAYOUT_FILE
-from grpo.config.resume import check_stages
 
 # How DeepSpeed names shards of an optimizer for bfloat16, and weights that are not sharded.
 OF_BFLOAT16, WHOLE_WEIGHTS = "bf16_", "mp_rank_*_model_states.pt"

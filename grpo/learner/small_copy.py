@@ -149,8 +149,8 @@ def covering_layers(config: PretrainedConfig, on_meta: Callable[[PretrainedConfi
 
 
 def _kind(layer: nn.Module) -> frozenset[tuple[str, str, Any]]:
-    """Returns what tells a layer from others of its model: its parts' classes, and what in them is switched on or
-    named."""
+    """Returns what distinguishes the kinds of layers of a model: the classes of a layer's parts, and their settings
+    that are flags, names or windows."""
     facts = set()
     for module in layer.modules():
         facts.add((type(module).__name__, "", ""))

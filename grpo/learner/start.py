@@ -13,8 +13,8 @@ from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoin
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from grpo.config.earlier_run import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from grpo.config.errors import UserError, require
-from grpo.config.start import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from grpo.learner.plain_data import only_plain_data
 from grpo.learner.policy import Policy
 from grpo.learner.shard_layout import SHARDS, WHOLE_WEIGHTS

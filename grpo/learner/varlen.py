@@ -106,7 +106,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, spans: Spans, scale: float
 
 
 class _Gathered(torch.autograd.Function):
-    """Rows [places, ...] of a tensor. What all completions ask of their prompt is summed in float32 at least."""
+    """Returns the rows of a tensor at `places`, [places, ...]. Gradients that several completions send to one row of
+    their prompt are summed in float32 at least."""
 
     @staticmethod
     def forward(context: Any, rows: Tensor, places: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ import torch
 from deepspeed.runtime.zero.partition_parameters import GatheredParameters
 from torch import Tensor, nn
 
-from grpo.interfaces import BASE, BASE_SUFFIX, DOWN_SUFFIX, MERGED, UP_SUFFIX
 from grpo.learner.policy import Policy, base_model
+from grpo.types.weights import BASE, BASE_SUFFIX, DOWN_SUFFIX, MERGED, UP_SUFFIX
 
 ADAPTER = "default"
 """peft's name for the one adapter."""

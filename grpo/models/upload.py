@@ -24,7 +24,9 @@ def check_upload(name: str) -> None:
     _, who = _told(name, lambda: (validate_repo_id(name), HfApi().whoami()))
     owners = [who["name"], *(organization["name"] for organization in who.get("orgs", ()))]
     if name.partition("/")[0] not in owners:
-        raise UserError(f"upload={name}: the token on this machine sends to {' or '.join(owners)}: give such a name")
+        raise UserError(
+            f"upload={name}: the token on this machine may write to {' or '.join(owners)} only: give a name there"
+        )
     if who.get("auth", {}).get("accessToken", {}).get("role") == "read":
         raise UserError(f"upload={name}: the token on this machine may only read: log in with one that may write")
 

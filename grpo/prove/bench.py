@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from grpo.algorithm.batches import BatchMaker
 from grpo.config import TrainConfig
-from grpo.config.estimate import ModelShape
 from grpo.config.hydra import compose_config
+from grpo.config.memory_estimate import ModelShape
 from grpo.host import ranks
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner

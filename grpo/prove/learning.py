@@ -10,7 +10,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from grpo.config.estimate import RUNTIME_GIB, memory_estimate
+from grpo.config.memory_estimate import RUNTIME_GIB, memory_estimate
 from grpo.prove.bench import Bench
 from grpo.prove.facts import SLOW, Fact, Report
 from grpo.prove.memory import held_gib, peak_gib, reset_peak

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from grpo.config import TrainConfig
-from grpo.config.estimate import GIB, ModelShape, memory_estimate
+from grpo.config.memory_estimate import GIB, ModelShape, memory_estimate
 
 ROWS = "learner.micro_batch_tokens"
 OFFLOAD = "learner.offload_optimizer=true"

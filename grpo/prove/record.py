@@ -49,7 +49,7 @@ def write_record(folder: Path, about: Mapping[str, Any], reports: Sequence[Repor
 
 
 def _same(path: Path, about: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the record at `path` if it is about the same, else an empty one."""
+    """Returns the record at `path` if it has the same device, size and words as `about`, else an empty one."""
     try:
         record = json.loads(path.read_text())
     except (OSError, ValueError):

@@ -12,7 +12,7 @@ The dynamics of a run:
 logs          a run's log → `RunLog`; foreign_logs, foreign_names and foreign_rows read other frameworks' logs
 foreign_words advice in the words of the framework that wrote a log
 dynamics, dynamics_panels, dynamics_tables   `grpo dynamics`: output, charts, tables
-plan_tables   `grpo dynamics plan`
+plan          `grpo dynamics plan`
 whatif, whatif_page       `grpo dynamics whatif`
 
 Other commands:

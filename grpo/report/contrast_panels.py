@@ -18,7 +18,7 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00
 NAMED_UNITS = {"steps": "optimizer steps", "tokens": "sampled tokens", "seconds": "seconds of rounds"}
 
 
-def look(shown: Contrast) -> Mapping[str, dict[str, str]]:
+def line_styles(shown: Contrast) -> Mapping[str, dict[str, str]]:
     """Returns the colour and dashes of each variant."""
     dashes = ("-", "--", ":")
     return {
@@ -33,7 +33,7 @@ def learning(unit: str) -> Callable[[Axes, Contrast], str]:
 
     def draw(axes: Axes, shown: Contrast) -> str:
         for variant in shown.variants:
-            style = look(shown)[variant.name]
+            style = line_styles(shown)[variant.name]
             end = min(run.spent[unit][-1] for run in variant.runs)
             grid = np.linspace(0, end, 60)
             curves = np.array([np.interp(grid, run.spent[unit], run.held_out) for run in variant.runs])
@@ -67,7 +67,7 @@ def differences(axes: Axes, shown: Contrast) -> str:
     for place, variant in enumerate(others):
         difference = variant.against.difference
         reach = [[difference.value - difference.low], [difference.high - difference.value]]
-        color = look(shown)[variant.name]["color"]
+        color = line_styles(shown)[variant.name]["color"]
         axes.errorbar(difference.value, place, xerr=reach, fmt="o", color=color, capsize=3)
     axes.axvline(0, color="0.4", linewidth=0.8)
     axes.set_ylabel("variant")
@@ -88,7 +88,7 @@ def quarters(axes: Axes, shown: Contrast) -> str:
         values = np.array([change.value for change in variant.quarters])
         reach = np.array([[change.value - change.low, change.high - change.value] for change in variant.quarters]).T
         where = places + (index - (len(shown.variants) - 1) / 2) * width
-        color = look(shown)[variant.name]["color"]
+        color = line_styles(shown)[variant.name]["color"]
         axes.bar(where, values, width * 0.9, yerr=reach, color=color, label=variant.name, error_kw={"linewidth": 0.8})
     axes.axhline(0, color="0.4", linewidth=0.8)
     axes.set_xticks(places, QUARTERS)
@@ -111,7 +111,7 @@ def rounds(name: str, title: str, unit: str, caption: str) -> Callable[[Axes, Co
         for variant in shown.variants:
             steps, values = _mean_series(variant, name)
             if len(steps):
-                axes.plot(steps, values, label=variant.name, **look(shown)[variant.name])
+                axes.plot(steps, values, label=variant.name, **line_styles(shown)[variant.name])
         axes.set_xlabel("optimizer steps")
         axes.set_ylabel(unit)
         if name.endswith("_fraction"):

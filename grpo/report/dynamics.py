@@ -1,8 +1,7 @@
-"""This module writes what `grpo dynamics fit|forecast|diagnose|replay|plan` shows, in the terminal and as a page."""
+"""This module writes what `grpo dynamics fit|forecast|diagnose|replay` shows, in the terminal and as a page."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,11 +12,9 @@ from grpo.config.folder import DYNAMICS_PAGE_FILE, DYNAMICS_PLOT_FILE
 from grpo.config.saved import from_dict
 from grpo.config.validate import check_batch, check_values
 from grpo.dynamics.diagnostics import diagnose, unchecked
-from grpo.dynamics.difficulty import fit_difficulty
 from grpo.dynamics.findings import Finding
 from grpo.dynamics.forecast import forecast
 from grpo.dynamics.identify import FEWEST_POINTS
-from grpo.dynamics.planning import PlanRequest, propose
 from grpo.dynamics.replay import agreement, replay, statistics_of
 from grpo.dynamics.run_log import RunLog
 from grpo.dynamics.scheduler import SCHEDULERS
@@ -43,10 +40,8 @@ from grpo.report.dynamics_tables import (
 from grpo.report.foreign_words import in_words_of
 from grpo.report.glossary import meanings
 from grpo.report.logs import counts_of, read_log, read_run, run_config
-from grpo.report.plan_tables import plan_lines, size_table
 from grpo.report.style import sheet
 from grpo.telemetry import FIRST_COUNTS
-from grpo.types import MachineConstants
 
 # The scheduler's decisions need these metrics of a round.
 NEEDED_MEANS = ("prompts/length_mean", "completions/length_mean")
@@ -125,43 +120,6 @@ def write_replay(folder: Path, overrides: Sequence[str]) -> None:
             "each decision is made on what the run measured, so no round shows the effect of an earlier decision",
             soft_wrap=True,
         )
-
-
-def write_plan(
-    rates: Sequence[float],
-    missing: int,
-    tried: int,
-    request: PlanRequest,
-    machine: MachineConstants | None = None,
-) -> None:
-    """Prints a proposal of group size, refresh interval and steps for problems with the pass rates `rates`.
-
-    Each rate was measured with `tried` samples. `missing` counts the problems without a pass rate. `machine` holds what
-    `grpo prove` has measured. Raises `UserError` when the tokens do not suffice for one step.
-    """
-    console = Terminal()
-    counts = Counter((round(rate * tried), tried) for rate in rates)
-    difficulty = fit_difficulty(counts)
-    proposal = propose(difficulty, request, machine)
-    size = proposal.size
-    if not size.steps:
-        raise UserError(
-            f"budget_tokens={request.budget_tokens:g} does not suffice for one step at G = {size.size}: give "
-            "more tokens, or fewer prompts_per_step"
-        )
-    console.print(
-        f"{len(rates):,} problems, mean pass rate {difficulty.mean:.2f}, each from {tried} samples"
-        + (f"; {missing:,} without a pass rate are left out" if missing else ""),
-        soft_wrap=True,
-    )
-    console.print(size_table(proposal))
-    console.print(
-        f"proposed: dynamics.group_size={size.size} dynamics.refresh_interval={proposal.interval} "
-        f"dynamics.prompts_per_step={request.prompts_per_step} num_steps={size.steps}",
-        soft_wrap=True,
-    )
-    for line in plan_lines(proposal, machine):
-        console.print(line, soft_wrap=True)
 
 
 def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:

@@ -105,7 +105,7 @@ def _named(path: Path, name: str, own: Mapping[str, Series], series: Mapping[str
     passed = own.get(name, series.get(name, NOTHING))
     if not _is_rate(passed, scale):
         raise UserError(
-            f"{name} of {path} leaves [0, {scale:g}], from {passed.values.min():g} to {passed.values.max():g}: "
+            f"{name} of {path} goes from {passed.values.min():g} to {passed.values.max():g}, beyond [0, {scale:g}]: "
             "give what it holds for a right answer by scale=NUMBER, or choose another column"
         )
     return passed

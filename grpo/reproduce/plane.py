@@ -52,7 +52,8 @@ def reproduce(rates: Array | None = None) -> Reproduction:
 
 
 def _groups() -> Comparison:
-    """Tabulates the smallest group with 90 % of the gradient of infinitely large ones, at three pass rates."""
+    """Tabulates how large a group has to be to have 90 % of the gradient of an infinitely large one, at three pass
+    rates."""
     rows = []
     for alpha, beta in product(ALPHAS, BETAS):
         sizes = [

@@ -6,7 +6,7 @@ pooling                prompts of ranks that share an engine
 model_classes          keeps transformers' classes as they are when vLLM changes them
 weight_names           weights under the names that vLLM's loader knows
 transformers_sampler   sampling where there is no vLLM
-seeds, stopping        one seed for each completion; the tokens that end one
+seeds, stop_tokens     one seed for each completion; the tokens that end one
 engine_use             how full an engine's cache gets
 checked_sampler        looks at a sampler's answers before they are used
 

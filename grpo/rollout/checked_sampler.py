@@ -110,8 +110,8 @@ class CheckedSampler:
     def checksums(self) -> Sequence[Mapping[str, int]]:
         return self._sampler.checksums()
 
-    def use(self) -> Mapping[str, float]:
-        return self._sampler.use()
+    def cache_usage(self) -> Mapping[str, float]:
+        return self._sampler.cache_usage()
 
     def sleep(self) -> None:
         self._sampler.sleep()

@@ -119,7 +119,7 @@ def sampling_arguments(sampling: SamplingConfig, stop_token_ids: Sequence[int], 
 
 
 def command_line(arguments: dict[str, Any]) -> list[str]:
-    """Returns the same arguments as words for `vllm serve`.
+    """Returns the arguments of an engine as words for `vllm serve`.
 
     >>> command_line({"max_num_seqs": 8, "enforce_eager": True, "use_tqdm_on_load": False})
     ['--max-num-seqs', '8', '--enforce-eager', '--no-use-tqdm-on-load']

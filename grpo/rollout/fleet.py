@@ -55,7 +55,7 @@ class Fleet:
     async def _wait_for_all(self, seconds: float) -> None:
         await asyncio.gather(*(replica.wait(seconds) for replica in self.replicas))
 
-    def use(self) -> dict[str, float]:
+    def cache_usage(self) -> dict[str, float]:
         """Returns how the servers' caches were used since the last call, as the first rank asks them."""
         return self._use.since(asyncio.run(self._metrics())) if self._first else {}
 

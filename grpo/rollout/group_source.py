@@ -33,7 +33,7 @@ class Source(Protocol):
         It may be none. Collective."""
 
     def rest(self) -> None:
-        """Ends a round: nothing more is wanted of it."""
+        """Ends a round, after which nothing is sampled for it any more."""
 
     def forget(self) -> None:
         """Drops what was asked ahead. Its prompts come again, in their order."""
@@ -65,7 +65,8 @@ class Asking:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A prompt on its way. `cursor` is where the stream stood after it; `seconds` is what sampling and grading took."""
+    """This is a prompt that was asked and whose group is not taken yet. `cursor` is where the stream stood after it;
+    `seconds` is what sampling and grading took."""
 
     prompt: Prompt
     cursor: int
@@ -77,13 +78,15 @@ class _Asked:
 class AskingAhead:
     """Asks prompts before they are needed (`pipeline=continuous`).
 
-    They are sampled while the learner works and its weights are replaced, and taken in their order all the same, so
-    that short completions are not preferred.
+    They are sampled while the learner works and while its weights are replaced. They are still taken in their order,
+    so that short completions are not preferred.
 
-    One round is under way beside the one that is learned from, and one more each time that the learner would have to
-    wait, until all are there early. No token learned from is more than `max_staleness` optimizer steps older than the
-    policy that learns from it: no prompt is asked earlier than that before its round's last step. One that has become
-    too old nevertheless, since a plan has fewer prompts a step than the one before, is asked again.
+    At first this asks one round ahead of the round that is learned from. Each time the learner would have to wait, it
+    asks one round further ahead, and it asks one round less when everything has come early.
+
+    No token is more than `max_staleness` optimizer steps older than the policy that learns from it, because no prompt
+    is asked earlier than that before its round's last step. A prompt may still become too old, when a plan has fewer
+    prompts per step than the plan before. It is then asked again.
     """
 
     def __init__(
@@ -139,8 +142,9 @@ class AskingAhead:
         return groups
 
     def take_seconds(self) -> dict[str, float]:
-        """Seconds that this rank waited for the groups taken since the last call, and graded them. Prompts wait for
-        each other in their order, so that those of all rounds add up to the clock on the wall."""
+        """Returns the seconds that this rank waited for the groups taken since the last call, and those in which it
+        graded them. Prompts wait for each other in their order, so the seconds of all rounds add up to the wall
+        clock."""
         seconds, self._seconds = dict(self._seconds), Counter()
         return seconds
 

@@ -17,16 +17,17 @@ from transformers import PreTrainedTokenizerBase
 
 from grpo.config import SamplingConfig, TrainConfig
 from grpo.config.errors import NOBODY_LEFT, SamplerLost, UserError
-from grpo.interfaces import ADAPTERS, BASE, MERGED, Bucket, Collective, OnGroup
+from grpo.interfaces import Bucket, Collective, OnGroup
 from grpo.rollout.dispatch import Answers, Dispatcher
 from grpo.rollout.engine_arguments import sampling_arguments
 from grpo.rollout.fleet import Fleet
 from grpo.rollout.replica import Replica
 from grpo.rollout.seeds import sample_numbers, sample_seed
 from grpo.rollout.servers import MODEL
-from grpo.rollout.stopping import stop_token_ids
+from grpo.rollout.stop_tokens import stop_token_ids
 from grpo.rollout.weight_names import FileForm
 from grpo.types import Completion, Prompt, RolloutGroup
+from grpo.types.weights import ADAPTERS, BASE, MERGED
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +172,8 @@ class ServerSampler:
     def checksums(self) -> Sequence[Mapping[str, int]]:
         return self._fleet.checksums()
 
-    def use(self) -> dict[str, float]:
-        return self._fleet.use()
+    def cache_usage(self) -> dict[str, float]:
+        return self._fleet.cache_usage()
 
     def sleep(self) -> None:
         """Does nothing, because servers have devices of their own."""

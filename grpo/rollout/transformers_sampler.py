@@ -10,10 +10,11 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessor, PreTrainedTokenizerBase
 
 from grpo.config import SamplingConfig, TrainConfig, UserError
-from grpo.interfaces import MERGED, Bucket, OnGroup
+from grpo.interfaces import Bucket, OnGroup
 from grpo.rollout.seeds import sample_numbers, sample_seed
-from grpo.rollout.stopping import stop_token_ids
+from grpo.rollout.stop_tokens import stop_token_ids
 from grpo.types import Completion, Prompt, RolloutGroup
+from grpo.types.weights import MERGED
 from grpo.weight_sync.checksum import checksums
 
 
@@ -145,7 +146,7 @@ class TransformersSampler:
     def checksums(self) -> Sequence[Mapping[str, int]]:
         return [checksums(self._model.named_parameters())]
 
-    def use(self) -> dict[str, float]:
+    def cache_usage(self) -> dict[str, float]:
         return {}
 
     def sleep(self) -> None:

@@ -16,15 +16,16 @@ from vllm.sampling_params import RequestOutputKind
 
 from grpo.config import SamplingConfig, TrainConfig, UserError
 from grpo.host import ranks
-from grpo.interfaces import MERGED, Bucket, Collective, OnGroup
+from grpo.interfaces import Bucket, Collective, OnGroup
 from grpo.rollout.engine_arguments import colocated_arguments, engine_arguments, for_cpu, sampling_arguments
 from grpo.rollout.engine_use import EngineUse
 from grpo.rollout.model_classes import ModelClasses
 from grpo.rollout.pooling import pooled
 from grpo.rollout.seeds import sample_numbers, sample_seed
-from grpo.rollout.stopping import stop_token_ids
+from grpo.rollout.stop_tokens import stop_token_ids
 from grpo.rollout.weight_names import FileForm
 from grpo.types import Completion, Prompt, RolloutGroup
+from grpo.types.weights import MERGED
 
 
 class VllmSampler:
@@ -150,7 +151,7 @@ class VllmSampler:
             raise RuntimeError("vLLM did not empty its prefix cache after a refresh: some request still holds blocks")
         self.policy_version, self._sleep_level = policy_version, 2
 
-    def use(self) -> dict[str, float]:
+    def cache_usage(self) -> dict[str, float]:
         # Of an engine that ranks share, one of them tells.
         return self._use.take() if self._first_of_engine else {}
 

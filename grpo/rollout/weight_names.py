@@ -12,7 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange, WeightConverter, WeightRenaming, revert_weight_conversion
 
-from grpo.interfaces import BASE_SUFFIX, DOWN_SUFFIX, UP_SUFFIX, Bucket
+from grpo.interfaces import Bucket
+from grpo.types.weights import BASE_SUFFIX, DOWN_SUFFIX, UP_SUFFIX
 
 
 class FileForm:
@@ -31,8 +32,8 @@ class FileForm:
         self._splits = any(isinstance(change, WeightConverter) and _of_experts(change) for change in changes)
 
     def of(self, bucket: Bucket) -> list[tuple[str, Tensor]]:
-        """Returns the weights under the names of the files, experts one by one where the files have them so: not all of
-        vLLM's models (DeepSeek's, for one) find them in one tensor."""
+        """Returns the weights under the names of the model's files. Experts come one by one if the files have them so,
+        because some of vLLM's models (DeepSeek's, for one) do not find them in one tensor."""
         if not self._splits:
             return [(self._name(name), tensor) for name, tensor in bucket]
         # Only linear layers are adapted.

@@ -1,8 +1,9 @@
 """A training run is put together, run and recorded here.
 
 From configuration to result:
-session       one training run, from its configuration to its report
-preflight     precisions, batch table and memory estimate, before anything starts
+preparing     reads and checks all that a run needs; a dry run ends there
+preflight     precisions, batch table and memory estimate
+session       one training run, from the start of its engines to its report
 price, lengths      what the run will cost; lengths that the configuration leaves open
 resume, starting    the checkpoint that a run continues from; another run's checkpoint that it begins with
 parts, assembly     builds task and sampler; puts all parts together for the loop
@@ -11,6 +12,7 @@ measured_model      a model that is only sampled from, for `grpo eval` and `grpo
 
 Around the loop's parts:
 clocks        measures their seconds, and ends what takes too long
+full_memory   what to change when a GPU has no memory left
 turns         gives learner and sampler one device in turn
 first_rank    runs an action on the first rank only
 

@@ -9,7 +9,7 @@ from grpo.config import TrainConfig
 from grpo.dynamics.scheduler import build_scheduler
 from grpo.interfaces import Sampler, Task
 from grpo.learner.learner import DeepSpeedLearner
-from grpo.loop import Engines
+from grpo.loop import LoopParts
 from grpo.run.checkpoints import CheckpointStore
 from grpo.run.clocks import Clocks
 from grpo.run.going_back import GoingBack
@@ -24,7 +24,7 @@ def assemble(
     learner: DeepSpeedLearner,
     store: CheckpointStore,
     clocks: Clocks,
-) -> Engines:
+) -> LoopParts:
     """Puts the parts of a run together. `clocks` times them, and `store` is where the run may go back to."""
     collective = learner.collective
     collector, sync = build_pipeline(config, task, sampler, collective, clocks)
@@ -33,7 +33,7 @@ def assemble(
     # All sets have the same parts where parts count (see `grpo.config.validate_task`).
     reward = next(iter(config.task.all_sets.values())).reward
     parts = reward.weights | ({"overlong": 1.0} if reward.overlong == "soft" else {})
-    return Engines(
+    return LoopParts(
         task=task,
         sampler=sampler,
         collector=collector,

@@ -51,8 +51,8 @@ class CheckpointStore:
         """Saves a checkpoint of `step`: whatever `write(folder)` writes, and `state` as JSON. Returns its folder.
 
         With a `score` (held-out pass rate) the checkpoint may be kept as the best one. The newest checkpoint that is
-        not later than `good_step` is kept too. Raises UserError when the checkpoint cannot be written; earlier
-        checkpoints stay.
+        not later than `good_step` is kept too; −1 keeps none. Raises UserError when the checkpoint cannot be written;
+        earlier checkpoints stay.
         """
         final = self._directory / f"step-{step:08d}"
         writing = self._directory / f".writing-{step:08d}"

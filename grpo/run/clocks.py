@@ -10,6 +10,7 @@ from grpo.config import TrainConfig
 from grpo.host.alive import slow
 from grpo.interfaces import AskableSampler, Collector, Learner, Pending, Sampler, Task, WeightSync
 from grpo.rollout.grading_thread import GradingThread
+from grpo.run.full_memory import telling_of_memory
 from grpo.telemetry import Phases
 from grpo.types import Collected, RoundPlan
 
@@ -73,7 +74,7 @@ class Clocks:
         words = {"logprobs": "scoring completions", "learn": "taking an optimizer step", "save": "saving a checkpoint"}
         deadline, key = self._config.learner.deadline_seconds, "learner.deadline_seconds"
         timed = {
-            method: self.phases.timed(phase, slow(words.get(phase, phase), getattr(learner, method)), deadline, key)
+            method: self._timed(phase, slow(words.get(phase, phase), getattr(learner, method)), deadline, key)
             for method, phase in phases.items()
         }
         return Timed(learner, **timed)
@@ -83,24 +84,28 @@ class Clocks:
         `grpo.telemetry.phases.BETWEEN_ROUNDS`, and has deadlines of its own."""
         parts = (self._config.rollout, self._config.learner, self._config.weight_sync)
         together = sum(part.deadline_seconds for part in parts)
-        return self.phases.timed(phase, function, together, "learner.deadline_seconds")
+        return self._timed(phase, function, together, "learner.deadline_seconds")
 
     def offload(self, function: Callable) -> Callable:
         """Wraps a function that moves the learner's states to main memory or back."""
         deadline, key = self._config.learner.deadline_seconds, "learner.deadline_seconds"
-        return self.phases.timed("offload", function, deadline, key)
+        return self._timed("offload", function, deadline, key)
 
     def weight_sync(self, sync: WeightSync) -> WeightSync:
         """Wraps a weight sync so that `refresh` is timed."""
         deadline, key = self._config.weight_sync.deadline_seconds, "weight_sync.deadline_seconds"
-        return Timed(sync, refresh=self.phases.timed("sync", sync.refresh, deadline, key))
+        return Timed(sync, refresh=self._timed("sync", sync.refresh, deadline, key))
 
     def waited(self, function: Callable) -> Callable:
         """Wraps a function in which the loop waits for groups that are sampled in the background."""
         return self._of_rollout("wait", slow("waiting for completions", function))
 
+    def _timed(self, phase: str, function: Callable, deadline_seconds: float, key: str) -> Callable:
+        """Wraps a function as a phase, which also tells what to change when a GPU has no memory left."""
+        return self.phases.timed(phase, telling_of_memory(phase, function), deadline_seconds, key)
+
     def _of_rollout(self, phase: str, function: Callable) -> Callable:
-        return self.phases.timed(phase, function, self._config.rollout.deadline_seconds, "rollout.deadline_seconds")
+        return self._timed(phase, function, self._config.rollout.deadline_seconds, "rollout.deadline_seconds")
 
 
 class Beside:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from grpo import models
 from grpo.config import LearnerConfig, TaskConfig, TrainConfig
+from grpo.config.earlier_run import described, is_checkpoint
 from grpo.config.folder import step_of
 from grpo.config.saved import read_config
-from grpo.config.start import described, is_checkpoint
 from grpo.host import ranks
 from grpo.host.alive import working
 from grpo.interfaces import Collective, Sampler

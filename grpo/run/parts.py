@@ -27,7 +27,7 @@ from grpo.tasks import (
     split,
     usable_problems,
 )
-from grpo.tasks.prompts import filled
+from grpo.tasks.prompt_encoding import filled
 
 
 def load_task(
@@ -75,8 +75,8 @@ def warm_start_examples(config: TrainConfig) -> list[tuple[str, str]]:
     fitting = [example for example in examples if sum(map(len, example)) <= longest]
     require(
         bool(fitting) or not examples,
-        f"every problem is longer than model.max_length={longest} characters, which are this model's tokens: raise "
-        "model.max_length, or choose another model",
+        f"every problem is longer than model.max_length={longest}, since the tiny model reads each character as a "
+        "token: for such problems leave out experiment=tiny and model=tiny, or raise model.max_length",
     )
     return fitting
 

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from grpo.algorithm.probe import check_functions
 from grpo.config import TrainConfig
 from grpo.config.errors import UserError, require
-from grpo.config.estimate import (
+from grpo.config.memory_estimate import (
     ModelShape,
     at_its_largest,
     batch_table,

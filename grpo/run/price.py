@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from grpo.config import TrainConfig
-from grpo.config.estimate import step_tokens
+from grpo.config.memory_estimate import step_tokens
 from grpo.types import MachineConstants
 
 

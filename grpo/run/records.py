@@ -81,7 +81,7 @@ class Recorder:
     """The recorder logs each round's metrics, samples and prompt ids, gathered from all ranks.
 
     The first rank writes them; `files` is None on the others. `peak_tflops` is the peak of one device, from which the
-    model FLOPs utilization (MFU) is computed, or None if it is not known. `engine_use` is `Sampler.use`.
+    model FLOPs utilization (MFU) is computed, or None if it is not known. `engine_use` is `Sampler.cache_usage`.
     """
 
     def __init__(

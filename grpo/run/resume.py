@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config import TrainConfig, UserError
+from grpo.config.compare_saved import check_resumed, differences
 from grpo.config.folder import CHECKPOINTS, PROMPTS_FILE
-from grpo.config.resume import check_resumed, differences
 from grpo.config.saved import from_dict, read_state
 from grpo.dynamics.scheduler import replanned
 from grpo.interfaces import Collective, Task
-from grpo.loop import Engines
+from grpo.loop import LoopParts
 from grpo.measure import by_problem
 from grpo.run.checkpoints import CheckpointStore, read_progress
 from grpo.run.first_rank import from_first
@@ -71,25 +71,25 @@ def relearn(task: Task, rows: Iterable[Mapping[str, Any]]) -> None:
     An online curriculum is then in the state in which the run was saved.
     """
     for row in rows:
-        task.learn(by_problem(zip(row["prompt_ids"], row["correct"], strict=True)), row["cursor"])
+        task.record_outcomes(by_problem(zip(row["prompt_ids"], row["correct"], strict=True)), row["cursor"])
 
 
-def fresh(engines: Engines) -> tuple[Progress, Verdict]:
+def fresh(parts: LoopParts) -> tuple[Progress, Verdict]:
     """Returns where a new run begins."""
-    plan, state = engines.scheduler.init()
+    plan, state = parts.scheduler.init()
     return Progress(0, 0, 0, plan, state), Verdict()
 
 
-def resumed(config: TrainConfig, saved: Saved, engines: Engines, store: CheckpointStore) -> tuple[Progress, Verdict]:
+def resumed(config: TrainConfig, saved: Saved, parts: LoopParts, store: CheckpointStore) -> tuple[Progress, Verdict]:
     """Loads a checkpoint, and returns where the run goes on. Whether it is to stop is judged anew. Collective."""
-    engines.learner.load(str(saved.checkpoint))
+    parts.learner.load(str(saved.checkpoint))
     store.restore_rng(saved.checkpoint)
-    engines.task.cursor = saved.progress.cursor
-    collective = engines.collective
-    progress = replanned(saved.progress, saved.config, config, engines.scheduler, collective.world_size)
+    parts.task.cursor = saved.progress.cursor
+    collective = parts.collective
+    progress = replanned(saved.progress, saved.config, config, parts.scheduler, collective.world_size)
     before, now = saved.progress.plan.prompts_per_step, progress.plan.prompts_per_step
     if collective.rank == 0 and before != now:
         print(f"  prompts per step: {before} → {now} on {collective.world_size} ranks")
     # Every rank reads the rounds before from the log that the first one has.
-    relearn(engines.task, from_first(collective, lambda: read_metrics(Path(config.output_dir) / PROMPTS_FILE)))
-    return progress, engines.scheduler.judge(progress.step, progress.scheduler)
+    relearn(parts.task, from_first(collective, lambda: read_metrics(Path(config.output_dir) / PROMPTS_FILE)))
+    return progress, parts.scheduler.judge(progress.step, progress.scheduler)

@@ -1,4 +1,4 @@
-"""A training run goes from its configuration to its report."""
+"""A session is one training run, from the start of its engines to its report."""
 
 from __future__ import annotations
 
@@ -6,53 +6,43 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
-from grpo import models
-from grpo.config import TaskConfig, TrainConfig
+from grpo.config import TrainConfig
 from grpo.config.errors import SamplerLost
 from grpo.config.folder import EVALUATIONS_FILE, MODEL_FOLDER, PROFILE_FOLDER
-from grpo.config.start import described
-from grpo.config.validate import validate
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.findings import Finding
 from grpo.dynamics.scheduler import may_go_back
 from grpo.host import ranks
 from grpo.host.alive import working
 from grpo.host.folder_lock import held
-from grpo.host.stop import INTERRUPTED, StopRequest
-from grpo.host.terminal import Terminal
+from grpo.host.signals import INTERRUPTED, StopRequest
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import init_distributed
 from grpo.learner.export import Folder, export, export_adapter
 from grpo.learner.learner import DeepSpeedLearner
-from grpo.learner.loading import proven_layout
 from grpo.loop import Loop, Observer
 from grpo.report.logs import read_log
 from grpo.report.run_report import write_report
-from grpo.report.trial import SAME, trial_table
-from grpo.run import preflight
 from grpo.run.assembly import assemble
 from grpo.run.clocks import Clocks
 from grpo.run.evaluating import PolicyEvaluation, record_evaluation
 from grpo.run.exporting import Exporter
 from grpo.run.first_rank import from_first, on_first
-from grpo.run.lengths import fit_lengths
+from grpo.run.full_memory import told_of_memory
 from grpo.run.model_card import card_of
 from grpo.run.observers import Checkpointer, Evaluator, Watch
-from grpo.run.parts import build_sampler, load_suite, load_task, warm_start_examples
+from grpo.run.parts import build_sampler, load_task
+from grpo.run.preparing import Prepared, dry_run, prepared
 from grpo.run.records import Recorder, RecordFiles, open_files, open_services
 from grpo.run.resume import Saved, checkpoint_store, fresh, resumed, saved_run
 from grpo.run.starting import base_of, check_start
 from grpo.run.turns import sampler_in_turn, turn_of_learner
-from grpo.tasks import LoadedTask, VerifiableTask, loaded_task
-from grpo.tasks.curriculum import check_rates
-from grpo.tasks.trial import tells_apart, trial
+from grpo.tasks import VerifiableTask
 from grpo.telemetry import (
     FINISHED,
     CompletionFiles,
@@ -74,101 +64,55 @@ STOPPING = "stopping after this round, with a checkpoint; again to stop at once"
 def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: MachineConstants | None = None) -> int:
     """Runs one training job and returns the process's exit code. Every rank calls it with the same config.
 
-    A dry run is priced by the constants of `machine`.
-
-    The `observers` look on after each round, besides the run's own.
+    The `observers` look on after each round, besides the run's own. A dry run is priced by the constants of `machine`.
     """
-    config = replace(config, model=described(config.model))
-    validate(config, ranks.counts(config)[0])
-    preflight.check_own_functions(config)
-    if not config.dry_run:
-        ranks.device(config)  # a GPU that is missing is told at once
-        preflight.check_vllm(config)
-    config = preflight.with_precision(config)
-    with working("looking for the model and preparing it"):
-        path = models.resolve(config.model, lambda: warm_start_examples(config), needs_weights=not config.dry_run)
-        preflight.check_spread(config, path)
-        tokenizer = models.load_tokenizer(path, config.model)
-    with working("reading the problems"):
-        tasks = [loaded_task(task, tokenizer) for task in (config.task, *load_suite(config))]
-        config, (own, *suite) = fit_lengths(config, tasks, path)
-    check_rates(chain.from_iterable(own.problems.values()), config.task.curriculum)
-    config, sets = replace(config, task=own.config), [task.config for task in suite]
-    with working("proving that the model is computed as it computes itself"):
-        layout = proven_layout(path, config.model, config.learner.layout)
-    preflight.print_tables(replace(config, learner=replace(config.learner, layout=layout)), path)
-    if config.dry_run:
-        if ranks.rank() == 0:
-            preflight.print_price(config, path, machine)
-        return _dry_run(config, tokenizer, own)
+    ready = prepared(config)
+    if ready.config.dry_run:
+        return dry_run(ready, machine)
+    config = ready.config
     # Tasks are loaded first, so that errors in data or reward show before the engines start.
-    with load_task(config, tokenizer, ranks.rank(), ranks.world_size(), own) as task:
+    with load_task(config, ready.tokenizer, ranks.rank(), ranks.world_size(), ready.task) as task:
         device = ranks.device(config)
         init_distributed(device, config.learner.deadline_seconds)
         collective = TorchCollective(device)
         with held(Path(config.output_dir), collective):
-            saved = saved_run(config, path, collective) if config.checkpoint.resume else None
+            saved = saved_run(config, ready.path, collective) if config.checkpoint.resume else None
             if not saved:
-                check_start(config, path, collective)
+                check_start(config, ready.path, collective)
             # Services are opened before the engines: if one does not answer, no time is lost.
             with told_failure(Path(config.output_dir)), open_services(config, collective, saved) as services:
-                return Session(config, path, tokenizer, task, sets, saved, services).run(observers)
-
-
-def _dry_run(config: TrainConfig, tokenizer: PreTrainedTokenizerBase, loaded: LoadedTask) -> int:
-    """Shows the first prompt and the reward of made-up answers to it. Returns the exit code.
-
-    Loads the task as a run would, so that errors in data, template and reward show.
-    """
-    with load_task(config, tokenizer, loaded=loaded) as task:
-        [prompt] = task.next_prompts(1)
-    scored = trial(config.task, config.rollout.sampling.max_tokens, 1, loaded.problems)
-    if ranks.rank() == 0:
-        console = Terminal()
-        text = tokenizer.decode(prompt.token_ids)
-        console.print(f"The first prompt has {len(prompt.token_ids)} tokens:\n{text}\n", soft_wrap=True)
-        console.print(trial_table(scored))
-        if not tells_apart(scored):
-            console.print(SAME, soft_wrap=True)
-    return 0
+                return Session(ready, task, saved, services).run(observers)
 
 
 class Session:
     """A session takes one run from its first evaluation to its report."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        path: Path,
-        tokenizer: PreTrainedTokenizerBase,
-        task: VerifiableTask,
-        suite: Sequence[TaskConfig],
-        saved: Saved | None,
-        services: Trackers,
-    ):
+    def __init__(self, ready: Prepared, task: VerifiableTask, saved: Saved | None, services: Trackers):
         """Builds the engines. `saved` is the checkpoint from which a resumed run continues, or None."""
+        config, path = ready.config, ready.path
         device = ranks.device(config)
         self._config, self._output, self._saved, self._services = config, Path(config.output_dir), saved, services
-        self._tokenizer, self._suite, self._device = tokenizer, suite, device
-        with working("loading the model into the learner"):
+        self._tokenizer, self._suite, self._device = ready.tokenizer, ready.suite, device
+        with working("loading the model into the learner"), told_of_memory("loading the model"):
             learner = DeepSpeedLearner(config, path, device, saved.checkpoint if saved else None)
-        self._collective = learner.collective
+        self._policy, self._collective = learner.policy, learner.collective
         self._first = self._collective.rank == 0
         self._base = on_first(self._collective, lambda: base_of(config, path))
         label = torch.profiler.record_function if config.tracking.profile_rounds else nullcontext
         self._clocks = Clocks(config, Phases(self._collective.rank, label=label))
-        build = partial(build_sampler, config, path, tokenizer, device, self._collective)
-        sampler = sampler_in_turn(config, learner, build, self._clocks)
+        build = partial(build_sampler, config, path, ready.tokenizer, device, self._collective)
+        with told_of_memory("starting the sampler"):
+            sampler = sampler_in_turn(config, learner, build, self._clocks)
         self._store = checkpoint_store(config, self._collective)
-        self._engines = assemble(config, task, sampler, learner, self._store, self._clocks)
+        self._parts = assemble(config, task, sampler, learner, self._store, self._clocks)
         self._stop = StopRequest(STOPPING)
 
     def run(self, observers: Sequence[Observer] = ()) -> int:
         """Evaluates, trains, evaluates again, exports the model and writes the report. Returns the exit code."""
-        engines, saved = self._engines, self._saved
-        progress, verdict = resumed(self._config, saved, engines, self._store) if saved else fresh(engines)
+        parts, saved = self._parts, self._saved
+        progress, verdict = resumed(self._config, saved, parts, self._store) if saved else fresh(parts)
         with working("giving the sampler the learner's weights"):
-            engines.weight_sync.refresh(engines.learner, engines.sampler)
+            parts.weight_sync.refresh(parts.learner, parts.sampler)
         files = on_first(self._collective, lambda: open_files(self._config, self._services, progress.step))
         with files or nullcontext():
             progress, verdict = self._train(progress, verdict, files, observers)
@@ -189,21 +133,21 @@ class Session:
         self, progress: Progress, verdict: Verdict, files: RecordFiles | None, observers: Sequence[Observer]
     ) -> tuple[Progress, Verdict]:
         """Runs the rounds, with evaluations and checkpoints around them. Returns the last progress and verdict."""
-        config, engines = self._config, self._engines
+        config, parts = self._config, self._parts
         tell = files.display.note if files else lambda text: None
         if chosen := config.tracking.profile_rounds:
             traces, rank = self._output / PROFILE_FOLDER, self._collective.rank
-            profiled = ProfiledRounds(engines.clock, chosen, traces, rank, progress.round_index, tell)
-            engines = replace(engines, clock=profiled)
+            profiled = ProfiledRounds(parts.clock, chosen, traces, rank, progress.round_index, tell)
+            parts = replace(parts, clock=profiled)
         evaluator = self._evaluator(files)
         facts = {"config": asdict(config), "base": self._base}
-        checkpointer = Checkpointer(config.checkpoint, self._store, engines.learner, facts, evaluator, tell)
+        checkpointer = Checkpointer(config.checkpoint, self._store, parts.learner, facts, evaluator, tell)
         peak = peak_tflops(self._device)
-        recorder = Recorder(self._collective, files, config.tracking.samples_per_round, peak, engines.sampler.use)
+        recorder = Recorder(self._collective, files, config.tracking.samples_per_round, peak, parts.sampler.cache_usage)
         export_step = self._clocks.between("export", self._export_step)
         exporter = Exporter(config.checkpoint.export_every, self._output, export_step, tell)
         own = [evaluator, checkpointer, exporter, self._watch(files), *self._completion_files(progress.step)]
-        loop = Loop(engines, progress, verdict, recorder, [*own, *observers])
+        loop = Loop(parts, progress, verdict, recorder, [*own, *observers])
         try:
             if not config.checkpoint.resume:
                 evaluator.at(progress.step)
@@ -217,7 +161,7 @@ class Session:
             checkpointer.save(loop.progress, loop.verdict)
         except SamplerLost:
             # A learner in the middle of a round is not saved: a resumed run samples that round again.
-            if loop.progress.step > progress.step and engines.learner.num_steps == loop.progress.step:
+            if loop.progress.step > progress.step and parts.learner.num_steps == loop.progress.step:
                 checkpointer.save(loop.progress, loop.verdict)
             raise
         return loop.progress, loop.verdict
@@ -231,7 +175,7 @@ class Session:
         exported = self._output / MODEL_FOLDER if self._config.checkpoint.export else None
         if exported:
             # Weights are gathered on a device that the sampler may have.
-            self._engines.sampler.sleep()
+            self._parts.sampler.sleep()
             with working("writing the trained model"):
                 self._export(ending.step, exported)
         if self._first:
@@ -241,13 +185,13 @@ class Session:
 
     def _export_step(self, step: int, directory: Path) -> None:
         """Writes what a run that goes on leaves of a step: the adapter where there is one, else the model."""
-        engines = self._engines
-        with turn_of_learner(self._config, engines.learner, engines.sampler, engines.weight_sync):
+        parts = self._parts
+        with turn_of_learner(self._config, parts.learner, parts.sampler, parts.weight_sync):
             self._export(step, directory, adapter=self._config.model.lora.rank > 0)
 
     def _export(self, step: int, directory: Path, adapter: bool = False) -> None:
         """Writes the present model, or its adapter alone, with its card. Collective."""
-        policy, collective = self._engines.learner.policy, self._collective
+        policy, collective = self._policy, self._collective
         card = on_first(collective, lambda: card_of(self._output, self._config, step, adapter))
         folder = Folder(directory, self._tokenizer, card or "")
         if adapter:
@@ -274,7 +218,7 @@ class Session:
         """Builds the observer that evaluates on held-out problems, and on the suite if there is one."""
         config, collective = self._config, self._collective
         evaluate = PolicyEvaluation(
-            config, self._engines.task, self._suite, self._tokenizer, self._engines.sampler, self._clocks, collective
+            config, self._parts.task, self._suite, self._tokenizer, self._parts.sampler, self._clocks, collective
         )
         earlier = from_first(collective, lambda: read_metrics(self._output / EVALUATIONS_FILE))
 

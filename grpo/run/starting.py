@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config import TrainConfig
+from grpo.config.earlier_run import is_checkpoint
 from grpo.config.saved import read_state
-from grpo.config.start import is_checkpoint
 from grpo.interfaces import Collective
 from grpo.models import check_base, weights_identity
 from grpo.run.checkpoints import require_whole

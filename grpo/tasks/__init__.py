@@ -5,9 +5,9 @@ Importing it must stay light, since every grading worker is a spawned process th
 From data to prompts, in this order:
 sources        problems from files, the hub or generators; arithmetic and procedural are the generators
 columns        the cells of a row
-selection, split   which problems are taken; which are held out
+problem_selection, split   which problems are taken; which are held out
 curriculum, mixture   in which order they are asked; several sets in one stream
-stream, prompts    prompts without end; problems as token ids
+prompt_stream, prompt_encoding   prompts without end; problems as token ids, by the chat template
 task           all of this as the `Task` of the loop
 solve_rates    pass rates that a data set brings along
 
@@ -25,11 +25,11 @@ early_checks, trial   quick checks of data and rewards; rewards of made-up compl
 from grpo.tasks.curriculum import Grouping
 from grpo.tasks.grader_pool import GraderPool
 from grpo.tasks.grading_worker import RawGrade
-from grpo.tasks.prompts import PromptEncoder
-from grpo.tasks.selection import select
+from grpo.tasks.problem_selection import select
+from grpo.tasks.prompt_encoding import PromptEncoder
+from grpo.tasks.prompt_stream import PromptStream
 from grpo.tasks.sources import SourceReport, load_problems
 from grpo.tasks.split import split
-from grpo.tasks.stream import PromptStream
 from grpo.tasks.task import LoadedTask, VerifiableTask, build_task, loaded_task, usable_problems
 
 __all__ = [

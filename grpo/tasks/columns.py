@@ -35,15 +35,20 @@ def columns_of(rows: Iterable[Row]) -> list[str]:
 
 
 def text_of(value: Any) -> str:
-    """Returns a cell as text, or "" when it is neither text nor a number.
+    """Returns a cell as text, or "" when it is neither text nor a number nor true or false, which are words then.
 
     A list with one entry counts as that entry.
+
+    >>> text_of([" 7 "]), text_of(True), text_of(None)
+    ('7', 'true', '')
     """
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if isinstance(value, str):
         return value.strip()
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, int | float) or not math.isfinite(value):
         return ""
     return str(value)
 
@@ -51,19 +56,41 @@ def text_of(value: Any) -> str:
 def conversation(value: Any) -> tuple[tuple[Mapping[str, str], ...], str]:
     """Returns a question cell as (its chat messages, the question, which is the last message's text).
 
-    A cell of text has no messages. A list of chat messages must end with the user's. For anything else the question is
-    "", which means that the row cannot be used.
+    A cell of text has no messages. A list of chat messages must end with the user's, and their content is text or a
+    list of parts of text. For anything else the question is "", which means that the row cannot be used.
     """
     if not (isinstance(value, list) and value and isinstance(value[0], Mapping)):
         return (), text_of(value)
-    messages = [message for message in value if isinstance(message, Mapping)]
-    usable = len(messages) == len(value) and all(
-        isinstance(message.get(key), str) for message in messages for key in ("role", "content")
-    )
-    if not usable or messages[-1]["role"] != "user":
+    messages = [_message(message) for message in value]
+    if None in messages or messages[-1]["role"] != "user":
         return (), ""
-    kept = tuple({"role": message["role"], "content": message["content"]} for message in messages)
-    return kept, kept[-1]["content"].strip()
+    return tuple(messages), messages[-1]["content"].strip()
+
+
+def other_parts(value: Any) -> list[str]:
+    """Returns the types of the parts of chat messages that are no text, such as images.
+
+    >>> other_parts([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]}])
+    ['image']
+    """
+    messages = [message for message in value if isinstance(message, Mapping)] if isinstance(value, list) else []
+    contents = [message.get("content") for message in messages]
+    parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, Mapping)]
+    return sorted({str(part.get("type")) for part in parts if part.get("type") != "text"})
+
+
+def _message(message: Any) -> dict[str, str] | None:
+    """Returns a chat message with its content as one text, or None when it has another form.
+
+    Parts of text stand one after another, as chat templates write them.
+    """
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        return None
+    content = message.get("content")
+    if isinstance(content, list):
+        texts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+        content = None if other_parts([message]) or not all(isinstance(text, str) for text in texts) else "".join(texts)
+    return {"role": message["role"], "content": content} if isinstance(content, str) else None
 
 
 def written(value: Any) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from grpo.config import CurriculumConfig
 from grpo.config.errors import require
-from grpo.tasks.selection import solve_rate
+from grpo.tasks.problem_selection import solve_rate
 from grpo.types import Problem
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Order(Protocol):
     def visit(self, position: int) -> int:
         """Returns a number that differs each time the same problem is asked."""
 
-    def learn(self, outcomes: Sequence[tuple[int, int, int]], cursor: int) -> None:
+    def record_outcomes(self, outcomes: Sequence[tuple[int, int, int]], cursor: int) -> None:
         """Takes the outcomes of a round, (problem, correct, tried) for each prompt. The stream is then at `cursor`."""
 
 
@@ -75,7 +75,7 @@ class Blocks:
     def visit(self, position: int) -> int:
         return position // self._block if self._once else position
 
-    def learn(self, outcomes: Sequence[tuple[int, int, int]], cursor: int) -> None:
+    def record_outcomes(self, outcomes: Sequence[tuple[int, int, int]], cursor: int) -> None:
         """Does nothing, since measured pass rates do not change this order."""
 
 
@@ -98,7 +98,7 @@ class Online:
     """This order draws problems in proportion to the gradient expected of them, see `expected_gradient`.
 
     The prior of a pass rate is Beta(prior·p + ½, prior·(1 − p) + ½), with the pass rate p given in the data set.
-    `learn` adds the outcomes of each round; they fade with `half_life`, since the policy changes.
+    `record_outcomes` adds the outcomes of each round; they fade with `half_life`, since the policy changes.
 
     A problem that was asked rests for some positions, and longer when its group was silent (all correct or all wrong).
     When too few problems have rested enough, those closest to the end of their rest are taken. The visit is the
@@ -113,7 +113,7 @@ class Online:
         self._seen = np.zeros_like(self._prior)  # [right or wrong, problem], as of `_asked_at`
         self._asked_at = np.zeros(len(rates))
         self._rests_until = np.zeros(len(rates))
-        self._out: set[int] = set()  # problems given out since the last `learn`
+        self._out: set[int] = set()  # problems given out since the last `record_outcomes`
 
     def indices(self, start: int, count: int) -> Indices:
         import numpy as np
@@ -128,7 +128,7 @@ class Online:
     def visit(self, position: int) -> int:
         return position
 
-    def learn(self, outcomes: Sequence[tuple[int, int, int]], cursor: int) -> None:
+    def record_outcomes(self, outcomes: Sequence[tuple[int, int, int]], cursor: int) -> None:
         faded = self._faded(cursor)
         for index, correct, tried in outcomes:
             self._seen[:, index] = faded[:, index] + (correct, tried - correct)

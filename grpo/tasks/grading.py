@@ -69,7 +69,8 @@ class Grading:
         self._remote.close()
 
     def _graded_here(self, groups: Sequence[RolloutGroup]) -> list[list[list[RawGrade]]]:
-        """Returns the grades by parts that see one completion, a group, and all groups: each by group."""
+        """Returns three lists, each with a list of grades for every group. They come from the parts that see one
+        completion, one group, and all groups."""
         items, group_items = [], []
         for group in groups:
             problem, facts = group.prompt.problem, facts_of(group, self._pool.wanted)

@@ -59,6 +59,8 @@ def start_worker(reward: RewardConfig, answer_name: str, parent: int) -> None:
     _die_with(parent)
     # Thread pools reserve address space for every core, which on a large node exceeds the memory cap.
     os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+    # A reward that starts Python itself finds modules as usual (see `grpo.host.imports.look_here_last`).
+    os.environ.pop("PYTHONSAFEPATH", None)
     limit = int(reward.memory_gib * 2**30)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     _parts.update(build_parts(reward, answer_name))

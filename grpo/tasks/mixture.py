@@ -52,11 +52,11 @@ class Mixture:
         number = self._set_at(position)
         return self._orders[number].visit(int(self._before(position)[number]))
 
-    def learn(self, outcomes: Sequence[tuple[int, int, int]], cursor: int) -> None:
+    def record_outcomes(self, outcomes: Sequence[tuple[int, int, int]], cursor: int) -> None:
         for number, order in enumerate(self._orders):
             first, end = self._first[number], self._first[number + 1]
             mine = [(index - first, *counts) for index, *counts in outcomes if first <= index < end]
-            order.learn(mine, int(self._before(cursor)[number]))
+            order.record_outcomes(mine, int(self._before(cursor)[number]))
 
     def _set_at(self, position: int) -> int:
         block, place = divmod(position, BLOCK)

@@ -10,7 +10,7 @@ from typing import Any
 
 from grpo.config import DataConfig, UserError
 from grpo.tasks.arithmetic import arithmetic_problems
-from grpo.tasks.columns import cell, columns_of, conversation, foreign_format, letter_of, likely, text_of
+from grpo.tasks.columns import cell, columns_of, conversation, foreign_format, letter_of, likely, other_parts, text_of
 from grpo.tasks.files import read_rows
 from grpo.tasks.procedural import procedural_problems
 from grpo.types import Problem
@@ -141,6 +141,10 @@ def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -
                 f"{data.path} has no column {name!r} (task.data.{key}); it has {', '.join(columns)}"
                 f"{foreign_format(columns, data.question_column) or likely(columns, key)}."
             )
+    if data.question_column == data.answer_column:
+        raise UserError(
+            f"task.data.question_column and answer_column both name {data.answer_column!r}: name two columns."
+        )
     pattern = _answer_pattern(data.answer_pattern)
     problems, unusable, first = [], [], ""
     for index, row in enumerate(rows):
@@ -168,10 +172,13 @@ def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -
 
 def _shown(row: Row, data: DataConfig) -> str:
     """Shows the cells of a row that cannot be used, beside what is wanted of them."""
+    if other := other_parts(cell(row, data.question_column)):
+        return f" The first has a prompt with parts of the type {' and '.join(other)}; models read text only here."
     return (
         f" The first has the question {cell(row, data.question_column)!r:.80} and the answer "
         f"{cell(row, data.answer_column)!r:.80}; "
-        "a question is text, or chat messages that end with the user's, and an answer is text or a number."
+        "a question is text, or chat messages that end with the user's, and an answer is text or a number, true or "
+        "false."
     )
 
 

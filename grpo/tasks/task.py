@@ -14,12 +14,12 @@ from grpo.tasks.curriculum import Grouping, build_order
 from grpo.tasks.grader_pool import GraderPool
 from grpo.tasks.grading import Grading, unparsable
 from grpo.tasks.mixture import Mixture
-from grpo.tasks.prompts import PromptEncoder, filled, unfilled
+from grpo.tasks.problem_selection import select
+from grpo.tasks.prompt_encoding import PromptEncoder, filled, unfilled
+from grpo.tasks.prompt_stream import PromptStream
 from grpo.tasks.rewards import readable
-from grpo.tasks.selection import select
 from grpo.tasks.sources import listed, load_problems
 from grpo.tasks.split import split
-from grpo.tasks.stream import PromptStream
 from grpo.types import Problem, Prompt, RolloutGroup, ScoredGroup
 
 logger = logging.getLogger(__name__)
@@ -66,12 +66,12 @@ class VerifiableTask:
         """Returns this rank's share of the stream's next `count` prompts over all ranks."""
         return self._stream.next_prompts(count)
 
-    def learn(self, outcomes: Mapping[str, tuple[int, int]], cursor: int) -> None:
+    def record_outcomes(self, outcomes: Mapping[str, tuple[int, int]], cursor: int) -> None:
         """Passes the outcomes of a round to an online curriculum: problem id → (correct, tried), over all ranks.
 
         `cursor` is where the stream stood after that round.
         """
-        self._stream.learn(outcomes, cursor)
+        self._stream.record_outcomes(outcomes, cursor)
 
     def held_out_prompts(self, count: int) -> list[Prompt]:
         """Returns the first `count` held-out prompts in the order of their question's hash, or all if there are

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from grpo.config import TaskConfig
 from grpo.tasks.curriculum import uniform
-from grpo.tasks.stream import PromptStream
+from grpo.tasks.prompt_stream import PromptStream
 from grpo.tasks.task import VerifiableTask, build_gradings, usable_problems
 from grpo.types import Completion, Problem, Prompt, RolloutGroup, ScoredGroup
 

@@ -9,7 +9,7 @@ profiler              traces of chosen rounds
 Where they go:
 json_lines, completions     files of JSON lines; completions as rows
 trackers              Weights & Biases, TensorBoard, MLflow
-progress              the line of each round on the terminal
+console               the line of each round on the terminal
 code_version          which code ran
 ending, why_ended     how a run ended; why a process ended
 foreign_files         reads TensorBoard's files and Parquet
@@ -18,6 +18,7 @@ foreign_files         reads TensorBoard's files and Parquet
 from grpo.telemetry.breakdown import CompletionFacts, breakdown, facts_of
 from grpo.telemetry.code_version import write_code
 from grpo.telemetry.completions import CompletionFiles, completion_row, first_groups, read_completions, whole_groups
+from grpo.telemetry.console import RunDisplay
 from grpo.telemetry.ending import (
     FAILED,
     FINISHED,
@@ -34,7 +35,6 @@ from grpo.telemetry.memory import peak_memory
 from grpo.telemetry.metrics import COUNTS, FIRST_COUNTS, REASON, WENT_BACK, flatten
 from grpo.telemetry.phases import Phases
 from grpo.telemetry.profiler import ProfiledRounds
-from grpo.telemetry.progress import RunDisplay
 from grpo.telemetry.trackers import Trackers, service_trackers
 
 __all__ = [

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
-from grpo.interfaces import ROUND
+from grpo.types.rounds import ROUND
 
 # This is EX_TEMPFAIL of sysexits.h: a later try may succeed. A launcher can tell it from a crash (1) and a user
 # error (2).

@@ -5,6 +5,7 @@ Every type is frozen. A later stage wraps the value of an earlier one; no field 
 rollout     sampling and grading: problem, prompt, completion, group, grade
 learning    a tree in a packed row, a micro-batch, a step's batch and report
 rounds      a round's plan, groups and statistics; the verdict on the run
+weights     in which forms weights travel, and what adapted weights consist of
 values      a mean, an interval, and when numbers count as equal
 machine     what was measured of a machine
 imported    finds functions that users wrote

@@ -11,6 +11,9 @@ from grpo.types.learning import StepReport
 from grpo.types.rollout import ScoredGroup
 from grpo.types.values import Mean
 
+ROUND = "round"
+"""This key of `seconds` holds the wall-clock seconds of a whole round, beside the keys of its phases."""
+
 
 @dataclass(frozen=True, slots=True)
 class RoundPlan:

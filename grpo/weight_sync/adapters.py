@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from grpo.interfaces import BASE_SUFFIX, DOWN_SUFFIX, UP_SUFFIX, Bucket
+from grpo.interfaces import Bucket
+from grpo.types.weights import BASE_SUFFIX, DOWN_SUFFIX, UP_SUFFIX
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -65,8 +65,8 @@ def _whole(shard: Tensor, module: nn.Module, kind: str, part: int = 0) -> Tensor
 
 
 class OwnParameters:
-    """The parameters of a vLLM model that no refresh sends, such as a bias that steers tokens to experts: transformers
-    has it as a buffer.
+    """Own parameters are those of a vLLM model that no refresh sends, such as a bias that steers tokens to experts.
+    transformers has that bias as a buffer.
 
     An engine that sleeps at level 2 loses them with all others, for vLLM (0.32, v1/worker/gpu_worker.py) saves buffers
     only. `restore` is called before the first bucket of a refresh, `load` for each, `keep` after the last.

@@ -1,4 +1,4 @@
-"""Functions of one's own, named by import path in tests: some fit, and each of the others has one fault."""
+"""This module has functions that tests name by import path. Some of them fit, and each of the others has one fault."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Four completions of five tokens in two groups: the numbers that peers were run on."""
+"""This module holds four completions of five tokens in two groups, the numbers that other frameworks were run on."""
 
 import torch
 
@@ -32,7 +32,7 @@ ADVANTAGES = [1.5, -0.5, 0.8, -1.2]
 
 
 def flat(rows):
-    """[targets] float64: the real tokens of all completions, one after another."""
+    """Returns the real tokens of all completions, one after another, [targets] float64."""
     return torch.tensor(
         [value for row, length in zip(rows, LENGTHS, strict=True) for value in row[:length]], dtype=torch.float64
     )

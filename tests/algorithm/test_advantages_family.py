@@ -1,4 +1,5 @@
-"""MaxRL and the second dial, pass@k, REINFORCE++ and GDPO: against formulas in float64 and peers' numbers."""
+"""These tests compare MaxRL, pass@k, REINFORCE++ and GDPO with formulas in float64 and with numbers of other
+frameworks."""
 
 import itertools
 import math
@@ -43,7 +44,7 @@ def test_a_group_whose_mean_is_not_above_zero_has_no_advantage():
 
 
 def over_all_subsets(rewards, k, exponent):
-    """The same by listing every subset."""
+    """Computes the same advantages by listing every subset."""
     subsets = list(itertools.combinations(range(len(rewards)), k))
     best = {subset: max(rewards[i] for i in subset) for subset in subsets}
     mean = sum(best.values()) / len(subsets)
@@ -96,7 +97,7 @@ def graded(parts_of_completions):
 
 
 def advantages_of(groups, weights=None, ranks=1, **settings):
-    """The advantages of all completions, in order, computed by so many ranks."""
+    """Returns the advantages of all completions, in order, as `ranks` ranks compute them."""
     config = TrainConfig()
     config.learner.skip_silent_groups = False
     for name, value in settings.items():
@@ -120,8 +121,8 @@ def test_gdpo_normalizes_each_part_by_itself_and_their_sum_by_the_step(ranks):
     # TRL 1.16 multi_objective_aggregation=normalize_then_sum, with its sample σ and without its ε of 1e-4.
     columns = torch.tensor([[[1, 0], [0, 1], [0, 0.5]], [[1, 1], [1, 0], [1, 0]]], dtype=torch.float64)
     std = columns.std(dim=1, keepdim=True)
-    each = torch.where(std > 0, (columns - columns.mean(1, keepdim=True)) / std, 0.0)
-    total = (each * torch.tensor([1.0, 0.25])).sum(-1).flatten()
+    normalized = torch.where(std > 0, (columns - columns.mean(1, keepdim=True)) / std, 0.0)
+    total = (normalized * torch.tensor([1.0, 0.25])).sum(-1).flatten()
     expected = sorted((total / total.std()).tolist())
     advantages = advantages_of(GROUPS, {"a": 1.0, "b": 0.25}, ranks, parts="each", ddof=1)
     assert advantages == pytest.approx(expected, rel=1e-6)

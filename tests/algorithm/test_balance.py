@@ -1,4 +1,4 @@
-"""Trees move between ranks by cost: each branch is computed once, and no rank waits long for another."""
+"""These tests hold that trees move between ranks by cost: each branch is computed once, and no rank waits long."""
 
 import random
 
@@ -18,9 +18,10 @@ COST = FlopCount(39.2e9, 3.3e9, 1.2e6).of_run
 
 
 def drawn(ranks, prompts, silent, seed, group_size=16, longest=1536):
-    """Lengths of each rank's trees, (prompt, completions): log-normal, harder problems longer, a share silent."""
+    """Draws (prompt length, completion lengths) of each rank's trees. Lengths are log-normal, harder problems have
+    longer ones, and a share of the prompts is silent."""
     generator = random.Random(seed)
-    found = []
+    trees = []
     for _ in range(ranks):
         own = []
         for _ in range(prompts // ranks):
@@ -28,8 +29,8 @@ def drawn(ranks, prompts, silent, seed, group_size=16, longest=1536):
             lengths = [min(longest, int(generator.lognormvariate(6.2 + hardness, 0.7))) for _ in range(group_size)]
             if generator.random() >= silent:
                 own.append((prompt, lengths))
-        found.append(own)
-    return found
+        trees.append(own)
+    return trees
 
 
 def slowest_over_mean(loads):
@@ -42,13 +43,13 @@ def test_the_slowest_of_many_ranks_is_within_a_twentieth_of_the_mean(ranks, prom
     before, after = [], []
     for seed in range(5):
         lengths = drawn(ranks, prompts, silent, seed)
-        costs = [[(COST(0, p), tuple(COST(p, each) for each in own)) for p, own in rank] for rank in lengths]
+        costs = [[(COST(0, p), tuple(COST(p, tokens) for tokens in own)) for p, own in rank] for rank in lengths]
         loads = [sum(prompt + sum(branches) for prompt, branches in rank) for rank in costs]
         shares = assign(costs)
         evened = [
             sum(
                 costs[piece.home][piece.tree][0]
-                + sum(costs[piece.home][piece.tree][1][each] for each in piece.branches)
+                + sum(costs[piece.home][piece.tree][1][number] for number in piece.branches)
                 for piece in share
             )
             for share in shares
@@ -56,7 +57,7 @@ def test_the_slowest_of_many_ranks_is_within_a_twentieth_of_the_mean(ranks, prom
         before.append(slowest_over_mean(loads))
         # Against the work that there was, so that prompts which are computed twice count as waste.
         after.append(max(evened) * ranks / sum(loads))
-        branches = [(p.home, p.tree, each) for share in shares for p in share for each in p.branches]
+        branches = [(p.home, p.tree, number) for share in shares for p in share for number in p.branches]
         assert len(branches) == len(set(branches)) == sum(len(own) for rank in lengths for _, own in rank)
     assert max(after) <= 1.05
     if silent:
@@ -86,8 +87,8 @@ def test_what_moves_arrives_whole_with_all_that_its_loss_needs():
 
     first, second = on_ranks(2, action)
     assert [tree.prompt for tree in first + second] == [(1, 2, 3), (1, 2, 3)]
-    found = [each for tree in first + second for each in tree.branches]
-    assert sorted(found, key=lambda each: each.completion.token_ids) == list(trees[0].branches)
+    branches = [arrived for tree in first + second for arrived in tree.branches]
+    assert sorted(branches, key=lambda arrived: arrived.completion.token_ids) == list(trees[0].branches)
     assert abs(len(first[0].branches) - len(second[0].branches)) <= 2
 
 
@@ -104,15 +105,20 @@ def test_what_was_computed_elsewhere_comes_home_in_its_place():
     def action(collective):
         own = trees[collective.rank]
         share = shared(own, collective, lambda before, tokens: before + tokens)
-        values = [tuple((tree.prompt, each.completion.token_ids) for each in tree.branches) for tree in share.trees]
+        values = [
+            tuple((tree.prompt, own_branch.completion.token_ids) for own_branch in tree.branches)
+            for tree in share.trees
+        ]
         return share, at_home(own, share, values, collective)
 
-    found = on_ranks(3, action)
-    for own, (_, values) in zip(trees, found, strict=True):
-        assert values == [tuple((tree.prompt, each.completion.token_ids) for each in tree.branches) for tree in own]
-    work = [sum(2 + 2 * len(tree.branches) + sum(tree.lengths) for tree in share.trees) for share, _ in found]
-    assert [piece.home for share, _ in found for piece in share.pieces] != sorted([0, 1, 2] * 2)
-    assert [share.imbalance for share, _ in found] == [pytest.approx(slowest_over_mean(work))] * 3
+    results = on_ranks(3, action)
+    for own, (_, values) in zip(trees, results, strict=True):
+        assert values == [
+            tuple((tree.prompt, own_branch.completion.token_ids) for own_branch in tree.branches) for tree in own
+        ]
+    work = [sum(2 + 2 * len(tree.branches) + sum(tree.lengths) for tree in share.trees) for share, _ in results]
+    assert [piece.home for share, _ in results for piece in share.pieces] != sorted([0, 1, 2] * 2)
+    assert [share.imbalance for share, _ in results] == [pytest.approx(slowest_over_mean(work))] * 3
 
 
 def test_a_rank_whose_groups_are_silent_computes_those_of_others():

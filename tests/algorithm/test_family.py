@@ -1,4 +1,4 @@
-"""Every member of the family of losses, in value and gradient.
+"""These tests check every loss of the family in value and gradient.
 
 Each is held against its paper's formula, written here in float64 one completion after another, and against numbers that
 verl's own function gave. Ratios lie on both sides of the bounds, one completion has advantage 0, and one is a token.
@@ -21,7 +21,8 @@ ADVANTAGES = (1.2, -0.7, 0.0, 2.5, -1.6)
 
 
 def drawn(seed):
-    """Random log-probabilities and what else a micro-batch has; a third of the ratios are outside of any bound here."""
+    """Draws random log-probabilities and the rest of a micro-batch. A third of the ratios lie outside every bound used
+    here."""
     generator = torch.Generator().manual_seed(seed)
     count = sum(LENGTHS)
     new, old, reference = (-3 * torch.rand(3, count, dtype=torch.float64, generator=generator)).unbind()
@@ -40,13 +41,13 @@ def drawn(seed):
     )
 
 
-def found(settings, micro):
+def by_code(settings, micro):
     loss, _ = policy_loss(micro.new, torch.zeros_like(micro.new), micro, settings)
     return loss.item(), torch.autograd.grad(loss, micro.new)[0]
 
 
 def by_formula(formula, micro):
-    """The mean over completions of `formula(log ρ of its tokens, log π, log π_old, Â)`, and its gradient."""
+    """Returns the mean over completions of `formula(log π, log π_old, Â)`, and its gradient."""
     total = torch.zeros((), dtype=torch.float64)
     for number, advantage in enumerate(ADVANTAGES):
         mine = micro.sequence_index == number
@@ -103,7 +104,7 @@ FORMULAS = {
 def test_value_and_gradient_are_those_of_the_formula(member, seed):
     formula, settings = FORMULAS[member]
     micro = drawn(seed)
-    loss, gradient = found(objective(**settings), micro)
+    loss, gradient = by_code(objective(**settings), micro)
     expected, expected_gradient = by_formula(formula, micro)
     assert loss == pytest.approx(expected, rel=1e-12)
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-10, atol=1e-14)
@@ -139,7 +140,8 @@ VERL = {
 
 @pytest.mark.parametrize("member", VERL)
 def test_value_and_gradient_equal_those_of_verl(member):
-    """verl 0.9.1 compute_policy_loss_sapo, _dppo_tv, _geo_mean and _gspo on peer_inputs; it adds 1e-8 to a length."""
+    """The expected values are those of verl 0.9.1 on peer_inputs: compute_policy_loss_sapo, _dppo_tv, _geo_mean and
+    _gspo. verl adds 1e-8 to a length."""
     settings, level, expected, gradient = VERL[member]
     logprobs = flat(NEW).requires_grad_()
     loss, _ = policy_loss(logprobs, torch.zeros_like(logprobs), micro_batch(level), objective(**settings))
@@ -150,7 +152,7 @@ def test_value_and_gradient_equal_those_of_verl(member):
 
 @pytest.mark.parametrize("member", ["dppo_tv, 0.05 and 0.03, token-mean", "geo_mean, 0.2 and 0.1"])
 def test_what_a_bound_cuts_is_counted_in_its_own_unit(member):
-    """Of the fourteen tokens these have no gradient: two with a negative advantage, three with a positive one."""
+    """Five of the fourteen tokens have no gradient: two with a negative advantage, three with a positive one."""
     settings, level, _, gradient = VERL[member]
     logprobs = flat(NEW)
     _, sums = policy_loss(logprobs, torch.zeros_like(logprobs), micro_batch(level), objective(**settings))
@@ -160,7 +162,8 @@ def test_what_a_bound_cuts_is_counted_in_its_own_unit(member):
 
 
 def test_gspo_token_keeps_a_correction_at_its_own_token():
-    """As verl's gspo does: each token's gradient is scaled by its own weight. With sequence it is by their mean."""
+    """Each token's gradient is scaled by its own weight, as in verl's gspo. With `sequence` it is scaled by their
+    mean."""
     correction = CorrectionConfig(level="token")
     wide = {"clip_low": 0.9, "clip_high": 9.0, "correction": correction}
     logprobs = flat(NEW).requires_grad_()
@@ -173,10 +176,11 @@ def test_gspo_token_keeps_a_correction_at_its_own_token():
 
 
 def test_a_kl_by_the_ratio_is_that_of_trl():
-    """TRL 1.16 use_bias_correction_kl: per_token_kl · exp(log π − log π_old), gradient through both."""
+    """TRL 1.16 multiplies per_token_kl by exp(log π − log π_old) with use_bias_correction_kl. The gradient goes through
+    both."""
     micro = drawn(2)
     kl = KlConfig(coefficient=0.3, by_ratio=True)
-    loss, gradient = found(objective(name="unclipped", kl=kl), micro)
+    loss, gradient = by_code(objective(name="unclipped", kl=kl), micro)
     difference = micro.reference_logprobs - micro.new
     ratio = (micro.new - micro.old_logprobs).exp()
     losses = -ratio * micro.advantages + 0.3 * (difference.exp() - difference - 1) * ratio
@@ -186,7 +190,7 @@ def test_a_kl_by_the_ratio_is_that_of_trl():
 
 
 def test_luspo_is_gspo_times_the_length():
-    """TRL 1.16 loss_type=luspo: the mean over completions of |o| times the sequence loss."""
+    """TRL 1.16 has loss_type=luspo as the mean over completions of |o| times the sequence loss."""
     micro = drawn(3)
     micro.weights = torch.full_like(micro.new, 1 / len(LENGTHS)).detach()
     settings = objective(ratio="sequence", clip_low=0.1, clip_high=0.15)
@@ -194,7 +198,7 @@ def test_luspo_is_gspo_times_the_length():
     def luspo(new, old, advantage):
         return gspo(new, old, advantage) * len(new)
 
-    loss, gradient = found(settings, micro)
+    loss, gradient = by_code(settings, micro)
     expected, expected_gradient = by_formula(luspo, micro)
     assert loss == pytest.approx(expected, rel=1e-12)
     torch.testing.assert_close(gradient, expected_gradient)

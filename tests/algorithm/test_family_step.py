@@ -1,4 +1,4 @@
-"""A whole optimizer step of each member of the family, from rewards to the gradient, against formulas in float64.
+"""These tests compare a whole optimizer step of each loss, from rewards to the gradient, with formulas in float64.
 
 The groups are ragged: one is silent, one has a single completion, and two completions are not learned from. Log ratios
 reach ±0.6, so every bound is active. Rows are packed into several micro-batches. Advantages and weights are float32
@@ -14,7 +14,7 @@ import torch
 
 from grpo.algorithm.batches import BatchMaker
 from grpo.algorithm.loss import policy_loss, tokens_of
-from grpo.algorithm.selection import select
+from grpo.algorithm.token_selection import select
 from grpo.config import (
     AggregationConfig,
     CorrectionConfig,
@@ -41,7 +41,7 @@ PARTS = {"right": 1.0, "form": 0.25}
 
 
 def scenario():
-    """Tables [tokens] of log-probabilities and entropies, by token id; every token of the step has its own id."""
+    """Makes tables [tokens] of log-probabilities and entropies by token id. Every token of the step has its own id."""
     generator = torch.Generator().manual_seed(5)
     count = sum(length for group in GROUPS for _, length, _ in group)
     new, change, reference, entropies = torch.rand(4, count, dtype=torch.float64, generator=generator)
@@ -56,7 +56,7 @@ def scenario():
 
 
 def step(tables):
-    """The groups of the step, and their completions as the formulas read them."""
+    """Returns the groups of the step, and their completions as the formulas read them."""
     groups, completions, first = [], [], 0
     for index, rows in enumerate(GROUPS):
         texts, olds, references, grades = [], [], [], []
@@ -77,7 +77,7 @@ def step(tables):
 
 
 def ours(objective, normalization, tables):
-    """The loss of the step's second batch, whose old policy is another one, and its gradient."""
+    """Computes the loss of the step's second batch, whose old policy differs from the current one, and its gradient."""
     learner = TrainConfig().learner
     learner.micro_batch_tokens, learner.layout = 12, "packed"
     make = BatchMaker(normalization, objective, learner, SingleRank(), PARTS)
@@ -94,14 +94,14 @@ def ours(objective, normalization, tables):
 
 
 def centered(rewards, power=0.0, by=lambda rewards: float(np.std(rewards))):
-    """(r − r̄) / by(r)^power, and 0 where all rewards are equal."""
+    """Returns (r − r̄) / by(r)^power, or 0 where all rewards are equal."""
     if max(rewards) == min(rewards):
         return [0.0] * len(rewards)
     return [(reward - float(np.mean(rewards))) / by(rewards) ** power for reward in rewards]
 
 
 def by_group(values):
-    """[completions] of the step → [groups] of lists."""
+    """Splits the values of the step's [completions] into a list for each group."""
     groups, first = [], 0
     for rows in GROUPS:
         groups.append(values[first : first + len(rows)])
@@ -124,7 +124,7 @@ def gdpo():
 
 
 def of_groups(advantages):
-    """The advantages that `advantages(rewards of a group)` gives to each group."""
+    """Applies `advantages` to the rewards of each group and joins what it returns."""
     return joined(advantages(group) for group in by_group(REWARDS))
 
 
@@ -248,7 +248,7 @@ def test_a_step_of_a_normalization_is_that_of_its_formula(name):
 
 
 def tokens_by_formula(tables):
-    """[tokens] of all completions that are learned from: ids, advantages, and the terms of the plain clipped loss."""
+    """Returns token ids, advantages, ratios and terms of the plain clipped loss, for [tokens] that are learned from."""
     _, completions = step(tables)
     learned = [(c, a) for c, a in zip(completions, GRPO, strict=True) if c.included]
     ids = [index for completion, _ in learned for index in completion.ids]

@@ -29,14 +29,16 @@ def test_kl_estimators_equal_those_of_peers_token_by_token():
 
 
 def test_a_token_that_the_policy_has_all_but_ruled_out_keeps_k3_finite():
-    """e^20 − 21 for all log-ratios above 20, and 19 for all below −20, where k3 is the log-ratio's size less 1."""
+    """The loss is e^20 − 21 for all log-ratios above 20, and 19 for all below −20. There k3 is the log-ratio's size
+    less 1."""
     logprobs = torch.tensor([-21.0, -500.0, -0.0], dtype=torch.float64)
     reference = torch.tensor([-1.0, -1.0, -500.0], dtype=torch.float64)
     assert k3(logprobs, reference).tolist() == pytest.approx([math.e**20 - 21, math.e**20 - 21, 19.0])
 
 
 def test_expected_gradients_of_kl_estimators_are_what_the_docstring_says():
-    """Exact expectation over a three-token vocabulary: k2 has the KL's gradient, k1's is zero, k3's is not the KL's."""
+    """The expectation is exact over a vocabulary of three tokens. k2 has the KL's gradient, k1's is zero, and k3 has
+    another one."""
     logits = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64, requires_grad=True)
     reference = torch.log_softmax(torch.tensor([0.1, 0.4, -0.3], dtype=torch.float64), 0)
 

@@ -66,7 +66,7 @@ def test_no_targets_give_zero_gradients():
 
 
 class Alive(TorchDispatchMode):
-    """Counts the most tensors of `size` numbers that are there at once, of those that are made under it."""
+    """Records the largest number of tensors with `size` elements that are alive at once, among those made under it."""
 
     def __init__(self, size):
         super().__init__()

@@ -1,4 +1,5 @@
-"""Losses against verl 0.9.1, TRL 1.16.0 and OpenRLHF 0.11.2 on the same numbers, and exact relations."""
+"""These tests compare losses with verl 0.9.1, TRL 1.16.0 and OpenRLHF 0.11.2 on the same numbers, and with exact
+relations."""
 
 import pytest
 import torch
@@ -115,7 +116,7 @@ def test_importance_correction_equals_that_of_peers(level, mode, expected, sourc
 
 
 def cut(**correction):
-    """Shares of tokens above, below and vetoed, and the gradient."""
+    """Returns the shares of tokens above the cap, below the floor and vetoed, and the gradient."""
     logprobs, entropies = flat(NEW).requires_grad_(), flat(NEW)
     settings = objective(
         correction=CorrectionConfig(**correction), kl=KlConfig(coefficient=0.04), entropy_coefficient=0.1
@@ -183,7 +184,7 @@ def test_gradient_equals_that_of_verl_and_openrlhf():
 @pytest.mark.parametrize("name", ["clip", "cispo", "unclipped"])
 @pytest.mark.parametrize("ratio", ["token", "sequence"])
 def test_on_policy_gradient_is_that_of_reinforce(name, ratio):
-    """Ratio 1: ∂loss/∂log π = −weight·Â at every token, whatever the objective."""
+    """Where the ratio is 1, ∂loss/∂log π is −weight·Â at every token, whatever the objective."""
     logprobs = flat(NEW).requires_grad_()
     micro = micro_batch("sequence_mean", on_policy=True)
     policy_loss(logprobs, torch.zeros_like(logprobs), micro, objective(name=name, ratio=ratio))[0].backward()

@@ -1,4 +1,5 @@
-"""The dial against peers' printed numbers, closed forms and exact enumeration (arXiv:2607.00152)."""
+"""These tests compare the dial with other frameworks' printed numbers, closed forms and exact enumeration
+(arXiv:2607.00152)."""
 
 import itertools
 import math
@@ -78,13 +79,13 @@ def test_group_gradient_is_sigma_to_the_two_minus_alpha_times_the_score_differen
 
 
 def group_gain(correct, group_size, exponent):
-    """(1/G) Σ Â_i r_i: the group gradient when every score is its reward, that is when s̄₊ − s̄₋ = 1."""
+    """Returns (1/G) Σ Â_i r_i. This is the group gradient when every score is its reward, so that s̄₊ − s̄₋ = 1."""
     rewards = torch.tensor([1.0] * correct + [0.0] * (group_size - correct), dtype=torch.float64)
     return float((one(rewards, exponent=exponent) * rewards).sum()) / group_size
 
 
 def drift(group_size, p, exponent=1.0):
-    """E[g] over the outcomes of G draws with pass rate p, each passed through the code."""
+    """Returns E[g] over the outcomes of G draws with pass rate p. Each outcome is passed through the code."""
     return sum(
         math.comb(group_size, k) * p**k * (1 - p) ** (group_size - k) * group_gain(k, group_size, exponent)
         for k in range(group_size + 1)

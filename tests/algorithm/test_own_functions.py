@@ -1,4 +1,4 @@
-"""Functions of one's own: what fits is used, what does not is refused in one line before anything starts."""
+"""These tests hold that a user's function is used if it fits, and refused in one line before anything starts if not."""
 
 import re
 import sys
@@ -10,9 +10,9 @@ import torch
 from grpo.algorithm.aggregation import AGGREGATIONS
 from grpo.algorithm.kl import ESTIMATORS
 from grpo.algorithm.normalization import NORMALIZATIONS
-from grpo.algorithm.objective import OBJECTIVES
 from grpo.algorithm.probe import check_functions, check_objective
-from grpo.algorithm.selection import SELECTIONS
+from grpo.algorithm.token_losses import OBJECTIVES
+from grpo.algorithm.token_selection import SELECTIONS
 from grpo.config import AggregationConfig, KlConfig, NormalizationConfig, ObjectiveConfig, TrainConfig, UserError
 from grpo.config.choices import CHOICES, IMPORTED
 from grpo.config.validate import validate
@@ -136,5 +136,5 @@ def test_a_loss_may_stand_in_a_file(tmp_path):
 
 
 def test_the_faults_of_the_refused_ones_are_real():
-    """The refused normalization divides by zero; the others are wrong by their names."""
+    """The refused normalization divides by zero. The others are named after what is wrong with them."""
     assert not divided(torch.zeros(4), None, None).isfinite().any()

@@ -1,4 +1,4 @@
-"""Words that the Tab key completes."""
+"""These tests check the words that the Tab key completes."""
 
 import subprocess
 import sys

@@ -33,7 +33,7 @@ def test_what_cannot_be_exported_is_one_line(words, message, tmp_path, monkeypat
 
 
 class Hub:
-    """A stand-in for `huggingface_hub.HfApi` that notes what it is asked for."""
+    """This stands in for `huggingface_hub.HfApi` and notes what it is asked for."""
 
     def __init__(self, failure=None):
         self.asked, self.failure = [], failure

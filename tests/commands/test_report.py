@@ -1,4 +1,4 @@
-"""`grpo report` of one run, finished or interrupted."""
+"""These tests check `grpo report` of one run, finished or interrupted."""
 
 import json
 

@@ -1,4 +1,5 @@
-"""Servers that `grpo serve` keeps: what has lost its engine is started again at once, a passing error is not."""
+"""These tests check how `grpo serve` keeps servers: one that lost its engine restarts at once, a passing error is
+ignored."""
 
 import sys
 import threading

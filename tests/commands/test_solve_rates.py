@@ -1,4 +1,4 @@
-"""`grpo solve-rates` on the tiny model, and what follows from measured rates."""
+"""These tests run `grpo solve-rates` on the tiny model, and check what follows from measured rates."""
 
 import json
 from collections import Counter
@@ -41,11 +41,11 @@ def test_rates_are_written_row_by_row_and_a_stopped_run_goes_on(tmp_path):
     assert done.returncode == 0, done.stderr
     path = output / "solve_rates.jsonl"
     whole = path.read_text()
-    found = rows(path)
-    assert len({row["problem_id"] for row in found}) == len(found) == 196
-    assert all(row["solve_rate"] == row["solve_rate_correct"] / 4 for row in found)
-    assert all(row["solve_rate_low"] <= row["solve_rate"] <= row["solve_rate_high"] for row in found)
-    assert 0.1 < np.mean([row["solve_rate"] for row in found]) < 0.6, "the tiny model starts at about a third"
+    table = rows(path)
+    assert len({row["problem_id"] for row in table}) == len(table) == 196
+    assert all(row["solve_rate"] == row["solve_rate_correct"] / 4 for row in table)
+    assert all(row["solve_rate_low"] <= row["solve_rate"] <= row["solve_rate_high"] for row in table)
+    assert 0.1 < np.mean([row["solve_rate"] for row in table]) < 0.6, "the tiny model starts at about a third"
     assert "<svg" in (output / "solve_rates.html").read_text()
 
     lines = whole.splitlines(keepends=True)
@@ -80,15 +80,15 @@ def test_the_exponent_rises_until_hard_problems_get_their_share():
 def test_silence_and_gradient_are_those_of_the_difficulties_behind_the_counts():
     random = np.random.default_rng(0)
     rates = random.choice([0.05, 0.5, 0.95], 4000)
-    found = analysed([(int(k), 16) for k in random.binomial(16, rates)], exponent=1.0)
+    difficulties = analysed([(int(k), 16) for k in random.binomial(16, rates)], exponent=1.0)
     # (.05⁸ + .95⁸ + .5⁷ + .95⁸ + .05⁸) / 3 = .4449
-    assert silent_share(found, 8) == pytest.approx(0.445, abs=0.02)
-    shares = mass(found, 0.0, 64)
+    assert silent_share(difficulties, 8) == pytest.approx(0.445, abs=0.02)
+    shares = mass(difficulties, 0.0, 64)
     # p(1−p): .0475 at both ends, .25 in the middle.
     assert shares[2:4].sum() == pytest.approx(0.25 / 0.345, abs=0.05)
     assert shares.sum() == pytest.approx(1.0)
     # MaxRL: (1−p) − (1−p)⁶⁴ is .9125, .5 and .05.
-    hard = mass(found, 0.0, 64, mean_exponent=1.0)
+    hard = mass(difficulties, 0.0, 64, mean_exponent=1.0)
     assert hard[:2].sum() == pytest.approx(0.9125 / 1.4625, abs=0.05)
 
 
@@ -111,11 +111,11 @@ def test_the_page_says_what_to_do_with_the_rates(tmp_path, capsys):
 
 def test_weighted_training_reads_the_column(tmp_path):
     from grpo.config import SelectionConfig
-    from grpo.tasks.selection import select
+    from grpo.tasks.problem_selection import select
     from grpo.types import Problem
 
     problems = [Problem(f"p-{k}", f"q {k}", "1", {"solve_rate": k / 8}) for k in range(9)]
     kept, _ = select(problems, SelectionConfig(solve_rate_column="solve_rate", solve_rate=[0.25, 0.75]))
-    assert [each.problem_id for each in kept] == ["p-2", "p-3", "p-4", "p-5", "p-6"]
+    assert [problem.problem_id for problem in kept] == ["p-2", "p-3", "p-4", "p-5", "p-6"]
     with pytest.raises(UserError, match="needs a column 'rates'"):
         select(problems, SelectionConfig(solve_rate_column="rates", solve_rate=[0.25, 0.75]))

@@ -10,9 +10,10 @@ import pytest
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.aliases import ALIASES
+from grpo.config.compare_saved import differences
+from grpo.config.complaints import paths
 from grpo.config.folder import checkpoints_in, step_of
-from grpo.config.hydra import _paths, compose_config, compose_sweep, config_directory
-from grpo.config.resume import differences
+from grpo.config.hydra import compose_config, compose_sweep, config_directory
 from grpo.config.saved import from_dict
 from grpo.config.sweep_words import grid, plain
 from grpo.config.validate import validate, validate_evaluation
@@ -73,7 +74,7 @@ def test_words_of_other_trainers_are_known(override, key):
 
 
 def test_every_alias_leads_to_a_key():
-    keys = _paths(TrainConfig())
+    keys = paths(TrainConfig())
     assert [key for key in ALIASES.values() if key not in keys] == []
 
 
@@ -127,13 +128,16 @@ def test_folders_and_files_of_ones_own_are_read(tmp_path):
         ("learner.learning_rate=inf", "must be a finite number"),
         ("objective.kl.coefficient=-1", "objective.kl.coefficient=-1.0 must not be negative"),
         ("learner.max_gradient_norm=-1", "must not be negative"),
-        ("learner.learning_rate=1000", "learner.learning_rate=1000 is a change that AdamW makes to every weight"),
+        ("learner.learning_rate=1000", "learner.learning_rate=1000 is about the change that AdamW makes"),
         ("learner.weight_decay=1e6", "learner.weight_decay=1e+06 times learner.learning_rate=1e-06 takes 100% of"),
         ("learner.adam_epsilon=0", "learner.adam_epsilon=0.0 must be above 0"),
         ("normalization.exponent=50", "normalization.exponent=50 must lie between -10 and 10"),
         ("evaluation.num_problems=-1", "must not be negative"),
         ("limits.tokens=-1", "must not be negative"),
         ("seed=-1", "must not be negative"),
+        ("model.lora.alpha=0", "model.lora.alpha=0.0 must be above 0"),
+        ("rollout.kv_cache_gib=0", "rollout.kv_cache_gib=0.0 must be above 0"),
+        ("learner.deadline_seconds=0", "learner.deadline_seconds=0.0 must be above 0"),
         ("model.lora.rank=-1", "must not be negative"),
         ("task.reward.parts=[{name: math, weight: nan}]", "task.reward.parts[].weight=nan must be a finite number"),
         ("task.reward.parts=[{name: math, weight: 1e300}]", "weight=1e+300 must be 0, or lie between 1e-6 and 1e6"),
@@ -171,10 +175,43 @@ def test_the_dial_is_set_by_name_and_by_number():
     ("overrides", "message"),
     [
         (["foo=1"], "unknown config key foo; `grpo config WORD` searches all keys"),
-        (["output_dir=${nowhere}"], "cannot be looked up: Interpolation key 'nowhere' not found"),
-        (["output_dir=${oc.env:GRPO_NO_SUCH_VARIABLE}"], "Environment variable 'GRPO_NO_SUCH_VARIABLE' not found"),
+        (["output_dir=${nowhere}"], "output_dir: there is no key nowhere"),
+        (["output_dir=${oc.env:GRPO_NO}"], "output_dir: the environment variable GRPO_NO is not set"),
+        (["num_steps=${oc.decode:abc}"], "num_steps: ${oc.decode:abc} is abc, and num_steps takes a whole number"),
+        (["num_steps=${num_steps}"], "num_steps: its ${…} leads back to itself"),
+        (["output_dir=${hydra:runtime.cwd}"], "output_dir: ${hydra:…} is not known here"),
+        (["num_steps=???"], "num_steps: ??? stands for a value that has to be given"),
+        (["num_steps=2.5"], "num_steps=2.5: it takes a whole number"),
+        (["dry_run=maybe"], "dry_run=maybe: it takes true or false"),
+        (["output_dir={a: 1}"], "output_dir={a: 1}: it takes text"),
+        (
+            ["dynamics.adaptive=true"],
+            "dynamics.adaptive=true: it takes keys and values, {KEY: VALUE}; `grpo config dyn",
+        ),
+        (["learner.betas=[a,b]"], "learner.betas=[a,b]: each entry takes a number, not a"),
+        (["task.reward.parts=[{name: number, weight: abc}]"], "weight: abc}]: weight takes a number, not abc"),
+        (["task.reward.parts=[{fn: number}]"], "task.reward.parts has no key fn"),
+        (["+num_steps=5"], "num_steps is there already: leave out the + before it"),
+        (["+experiment=tiny"], "experiment is chosen twice: leave out the + before it"),
+        (["++experiment=tiny"], "a group takes no ++ before it: write experiment=tiny"),
+        (["~num_steps"], "~num_steps: every run has num_steps, so it cannot be removed; num_steps=VALUE changes it"),
+        (["~objective"], "~objective: every run has objective, so it cannot be removed"),
+        (["~num_stesp"], "unknown config key num_stesp; did you mean num_steps?"),
+        (["hydra.searchpath=[pkg://grpo_nowhere]"], "hydra.searchpath: there is no Python package grpo_nowhere"),
+        (["hydra.searchpath=[s3://groups]"], "hydra.searchpath: s3://groups is no folder: write file://FOLDER"),
+        (["--config-name=nope"], "there is no nope.yaml in the folder that --config-dir names"),
+        (
+            ["--dry-run"],
+            "unknown flag --dry-run: there are --help, --cfg job, --config-dir DIR, --config-name NAME; a key",
+        ),
+        (
+            ["experiment=tiny", "task=gsm8k"],
+            "task.prompt.max_tokens=512 plus rollout.sampling.max_tokens=6 is more than",
+        ),
+        (["experiment=tiny", "task.reward.parts=[]"], "task.reward.parts is empty: name a reward"),
+        (["task.prompt.examples=[{q: a}]"], "task.prompt.examples=[{q: a}]: each entry takes a list, [a,b]"),
         (["task.prompt.template=Solve."], "lacks {question}, where the problem is put"),
-        (["task=null"], "must be a string or a list"),
+        (["task=null"], "a group takes the name of one of its choices, such as task=file"),
         (["seed=1,2"], "'seed=1,2' gives several values: put one text in quotes"),
         (["seed=99999999999999999999"], "must be at most 4294967295"),
         (["seed=null"], "it takes no null"),
@@ -186,8 +223,8 @@ def test_the_dial_is_set_by_name_and_by_number():
             ["learner.learning_rates=1"],
             "unknown config key learner.learning_rates; did you mean learner.learning_rate?",
         ),
-        (["experiment=nope"], "Could not find 'experiment/nope'"),
-        (["learner.learning_rate=abc"], "abc"),
+        (["experiment=nope"], "there is no experiment=nope: choose one of bigmath_llama3_1_8b, "),
+        (["learner.learning_rate=abc"], "learner.learning_rate=abc: it takes a number"),
         (["task=mawps"], "task.data.path"),
     ],
 )
@@ -408,7 +445,7 @@ def test_a_saved_configuration_looks_nothing_up(text, monkeypatch):
     values = {"model": {"path": text}, "task": {"reward": {"parts": [{"name": text}]}}}
     config = from_dict(values)
     assert (config.model.path, config.task.reward.parts[0].name) == (text, text)
-    with pytest.raises(UserError, match="could not be converted to Integer"):
+    with pytest.raises(UserError, match=r"num_steps takes a whole number, not \${oc.env:SECRET}"):
         from_dict({"num_steps": "${oc.env:SECRET}"})
 
 
@@ -418,15 +455,17 @@ def test_a_saved_configuration_of_another_shape_is_one_line():
 
 
 def test_a_sweep_is_found_by_name_and_changed_by_words(tmp_path):
-    found = compose_sweep("normalization", ["seeds=5"])
-    assert (found.seeds, found.budget, [*found.variants][:2]) == (5, "samples", ["grpo", "dr_grpo"])
+    sweep = compose_sweep("normalization", ["seeds=5"])
+    assert (sweep.seeds, sweep.budget, [*sweep.variants][:2]) == (5, "samples", ["grpo", "dr_grpo"])
     own = tmp_path / "own.yaml"
     own.write_text("variants: {a: [seed=1]}")
     assert compose_sweep(str(own), []).variants == {"a": ["seed=1"]}
     with pytest.raises(UserError, match="there is no sweep 'dail': choose one of dial, group_size"):
         compose_sweep("dail", [])
-    with pytest.raises(UserError, match="own.yaml"):
+    with pytest.raises(UserError, match="own.yaml: there is no key sedes"):
         compose_sweep(str(own), ["sedes=3"])
+    with pytest.raises(UserError, match="own.yaml: seeds takes a whole number, not many"):
+        compose_sweep(str(own), ["seeds=many"])
 
 
 def test_the_grid_is_hydras_own():
@@ -434,7 +473,7 @@ def test_the_grid_is_hydras_own():
     assert grid(words) == [{"a": a, "c.d": d} for a in "12" for d in "012"]
     assert plain(words) == ["b=x", "e=[1,2]"]
     assert grid(["b=x"]) == [{}]
-    with pytest.raises(UserError, match="has no end of values: with trials=N"):
+    with pytest.raises(UserError, match="has no end of values: give trials=N"):
         grid(["a=interval(0,1)"])
 
 
@@ -459,6 +498,7 @@ def test_a_tilde_leads_home_since_a_shell_leaves_it_after_a_dotted_key(monkeypat
             "# @package _global_\nnum_step: 3\n",
             "experiment/mine.yaml: unknown config key num_step; did you mean num_steps?",
         ),
+        ("# @package _global_\nhydra: {run: {dir: x}}\n", "a file sets hydra.run, which is not read here: output_dir"),
         ("num_steps: 3\n", "experiment/mine.yaml changes keys of the whole configuration: begin it with"),
     ],
 )
@@ -467,6 +507,22 @@ def test_a_mistake_in_a_file_of_ones_own_names_the_file_and_the_key(tmp_path, te
     (tmp_path / "experiment" / "mine.yaml").write_text(text)
     with pytest.raises(UserError, match=re.escape(message)):
         compose_config([f"--config-dir={tmp_path}", "experiment=mine"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("num_steps: abc", "my.yaml: num_steps takes a whole number, not abc"),
+        ("learner: {betas: 3}", "my.yaml: learner.betas takes a list, [a,b]"),
+        ("learner: 3", "my.yaml: learner takes keys and values, {KEY: VALUE}, not 3; `grpo config learner` lists them"),
+        ("output_dir: null", "my.yaml: output_dir takes no null; leave it out for its default"),
+        ("hydra: {run: {dir: x}}", "my.yaml: the block hydra: is not read here: output_dir is a run's folder"),
+    ],
+)
+def test_a_wrong_value_in_a_file_of_ones_own_names_the_file_and_what_is_wanted(tmp_path, text, message):
+    (tmp_path / "my.yaml").write_text(f"defaults: [train, _self_]\n{text}\n")
+    with pytest.raises(UserError, match=re.escape(message)):
+        compose_config([f"{tmp_path}/my.yaml"])
 
 
 def test_a_file_that_is_not_utf_8_is_one_line(tmp_path):

@@ -16,7 +16,7 @@ def composed(*words):
 
 
 def changed(*words, **values):
-    """A valid run with some values changed; `a__b` is the key a.b."""
+    """Returns a valid run's config with some values changed. `a__b` stands for the key a.b."""
     config = deepcopy(composed(*words))
     for path, value in values.items():
         *rooms, name = path.split("__")
@@ -80,7 +80,7 @@ def test_the_sweep_of_objectives_runs_every_preset_at_equal_samples():
         ({"objective__entropy_target": -1.0}, "objective.entropy_target=-1.0 must not be negative"),
         ({"dynamics__passes": 0}, "dynamics.passes=0 must be above 0"),
         ({"dynamics__passes": 2, "dynamics__refresh_interval": 3}, "must divide dynamics.refresh_interval=3"),
-        ({"dynamics__passes": 2, "dynamics__refresh_interval": 8}, "and that num_steps=100"),
+        ({"dynamics__passes": 2, "dynamics__refresh_interval": 8}, "which must divide num_steps=100"),
         (
             {"dynamics__passes": 2, "dynamics__refresh_interval": 2, "dynamics__name": "adaptive"},
             "set dynamics=fixed and pipeline=off",
@@ -100,9 +100,9 @@ def test_the_sweep_of_objectives_runs_every_preset_at_equal_samples():
         ({"normalization__parts": "each", "rollout__budget__enabled": True}, "rollout.budget.enabled=true goes by"),
         (
             {"normalization__leave_one_out": True, "rollout__budget__enabled": True},
-            "which the budget does not reckon with: set leave_one_out=false",
+            "which the budget does not take into account: set leave_one_out=false",
         ),
-        ({"normalization__name": "pass_at_k", "normalization__ddof": 1}, "knows all subsets: set it to 0"),
+        ({"normalization__name": "pass_at_k", "normalization__ddof": 1}, "whose σ is over all subsets: set it to 0"),
         ({"normalization__name": "pass_at_k", "normalization__mean_exponent": 1.0}, "belong to normalization.name"),
         ({"normalization__name": "reinforce_plus_plus", "normalization__parts": "each"}, "compares with the whole"),
         ({"normalization__name": "reinforce_plus_plus", "rollout__refill__enabled": True}, "learns from silent groups"),

@@ -1,4 +1,4 @@
-"""Reward curves of known laws, with binomial noise of known size."""
+"""This module makes reward curves of known laws, with binomial noise of known size."""
 
 import numpy as np
 from scipy.special import expit
@@ -8,7 +8,8 @@ from grpo.dynamics.oscillator import held_oscillator, propagate
 
 
 def measured(curve, group_size=8, prompts=16, seed=0, interval=1):
-    """A `History` of a curve [points]: each round's mean of prompts × group_size Bernoulli draws."""
+    """Returns the `History` that measures a curve [points]. Each round is the mean of prompts × group_size Bernoulli
+    draws."""
     generator = np.random.default_rng(seed)
     curve = np.asarray(curve)
     intervals = np.broadcast_to(np.asarray(interval, float), curve.shape)
@@ -20,7 +21,7 @@ def measured(curve, group_size=8, prompts=16, seed=0, interval=1):
 
 
 def oscillating(rounds, start=0.2, plateau=0.8, momentum=0.9, stiffness=0.004, inertia=None, interval=1):
-    """The reduced model; `inertia` in place of (1+μ)/2 makes it more or less damped."""
+    """Returns a curve of the reduced model. `inertia` in place of (1+μ)/2 makes it more or less damped."""
     model = held_oscillator(momentum, stiffness, interval)
     mass = model.mass if inertia is None else model.mass - (1 + momentum) / 2 + inertia
     frequency = np.sqrt(stiffness / mass)

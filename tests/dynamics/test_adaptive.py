@@ -1,4 +1,4 @@
-"""The scheduler against a simulated run: Bernoulli-logit prompts whose gradient is the identity's."""
+"""These tests try the scheduler on a simulated run: Bernoulli-logit prompts whose gradient follows the identity."""
 
 import json
 import re
@@ -20,8 +20,8 @@ from tests.dynamics.synthetic import measured
 
 
 class SimulatedRun:
-    """Prompts with logits θ, moved by the group's gradient σ^(2−α) with momentum; gradients are those of the
-    round's first policy (sample and hold) and `rate` is the learning rate."""
+    """A simulated run has prompts with logits θ, moved by the group's gradient σ^(2−α) with momentum. Gradients are
+    those of the round's first policy (sample and hold), and `rate` is the learning rate."""
 
     def __init__(self, rate=0.05, prompts=200, seed=0, start=-1.5, momentum=0.9):
         self.generator = np.random.default_rng(seed)
@@ -88,7 +88,7 @@ def config(**adaptive):
 
 
 def trained(scheduler, rounds=40, **run):
-    """The run after these rounds, the plan of each and what was decided after it."""
+    """Returns the run after these rounds, the plan of each round, and what was decided after it."""
     plan, state = scheduler.init()
     world, plans, decisions = SimulatedRun(**run), [], []
     for _ in range(rounds):

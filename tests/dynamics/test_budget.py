@@ -1,4 +1,4 @@
-"""Ragged groups: where a round's completions go."""
+"""These tests check where the completions of a round with ragged groups go."""
 
 from collections import Counter
 

@@ -1,4 +1,5 @@
-"""Healthy runs raise no alarm, failing ones are told what fails; rates over more runs are in benchmarks/."""
+"""These tests hold that healthy runs raise no alarm and that failing runs are told what fails. Benchmarks count both
+over more runs."""
 
 import ast
 import re
@@ -26,12 +27,12 @@ RULE = DiagnosisRule()
 
 def findings(curves):
     log = logged(curves)
-    return [found for check, _ in CHECKS.values() for found in [check(log, RULE)] if found]
+    return [finding for check, _ in CHECKS.values() for finding in [check(log, RULE)] if finding]
 
 
 @pytest.mark.slow
 def test_hundred_healthy_runs_raise_at_most_one_alarm():
-    alarms = [found for seed in range(100) for found in findings(healthy(seed)) if found.severity != NOTE]
+    alarms = [finding for seed in range(100) for finding in findings(healthy(seed)) if finding.severity != NOTE]
     assert len(alarms) <= 1, alarms
 
 
@@ -42,7 +43,7 @@ def test_failing_runs_are_told_what_fails(name):
     for seed in range(20):
         curves = healthy(1000 + seed)
         FAILURES[name](curves)
-        hits += bool(set(name.strip().split("|")) & {found.name for found in findings(curves)})
+        hits += bool(set(name.strip().split("|")) & {finding.name for finding in findings(curves)})
     assert hits >= 17
 
 
@@ -75,7 +76,9 @@ def test_what_was_learned_since_a_round_was_sampled_ahead_is_no_mismatch_of_the_
         facts = {"staleness/mean": staleness, "plan/refresh_interval": 1.0}
         series = {name: Series(steps, np.full(len(steps), value)) for name, value in facts.items()}
         log = replace(log, series={**log.series, **series})
-        told.append("sampler mismatch" in {found.name for check, _ in CHECKS.values() if (found := check(log, RULE))})
+        told.append(
+            "sampler mismatch" in {finding.name for check, _ in CHECKS.values() if (finding := check(log, RULE))}
+        )
     assert told == [True, False]
 
 
@@ -117,17 +120,17 @@ def test_on_a_low_plateau_easier_problems_are_advised(plateau, advice):
 
 
 def test_runs_of_which_nothing_moves_raise_no_alarm_but_that_nothing_was_learned():
-    told = [found.name for seed in range(40) for found in findings(still(seed)) if found.severity != NOTE]
+    told = [finding.name for seed in range(40) for finding in findings(still(seed)) if finding.severity != NOTE]
     assert set(told) <= {"nothing learned"} and len(told) >= 15
 
 
 def changed(rounds=200, **series):
-    """What is found in a healthy run whose metrics are replaced by these."""
+    """Returns the names of what is found in a healthy run whose metrics are replaced by these."""
     log = logged(healthy(7, rounds))
     steps = np.arange(1, rounds + 1.0)
     given = {name.replace("__", "/"): Series(steps, np.asarray(values, float)) for name, values in series.items()}
     log = replace(log, series={**log.series, **given})
-    return {found.name for check, _ in CHECKS.values() if (found := check(log, RULE))}
+    return {finding.name for check, _ in CHECKS.values() if (finding := check(log, RULE))}
 
 
 def test_truncation_is_told_whatever_the_pass_rate_does():
@@ -255,7 +258,7 @@ def test_a_run_that_has_ended_is_judged_by_as_long_again_as_half_of_it():
     steps = 16.0 * np.arange(1, 61)
     log = RunLog(history_of_values(steps, climbing, interval=16), {"pass_rate": Series(steps, climbing)})
     assert replace(log, num_steps=960).horizon == 1440 and replace(log, num_steps=976).horizon == 976
-    assert "on the plateau" not in {found.name for found in diagnose(replace(log, num_steps=960))}
+    assert "on the plateau" not in {finding.name for finding in diagnose(replace(log, num_steps=960))}
 
 
 def test_a_part_that_dominates_or_is_gamed_after_learning_is_told():
@@ -305,7 +308,7 @@ def test_a_curriculum_that_changes_difficulty_is_no_collapse_and_no_standstill()
     steps = np.arange(200.0)
     series = {"pass_rate": Series(steps, fallen)}
     log = RunLog(history_of_values(steps, fallen), series)
-    assert "unstable" in {found.name for found in diagnose(log)}
+    assert "unstable" in {finding.name for finding in diagnose(log)}
     assert not diagnose(replace(log, changing_prompts=True))
 
 
@@ -329,8 +332,8 @@ def test_an_oscillating_run_is_told_so():
 def test_noise_that_looks_like_a_swing_is_not_called_underdamped():
     """Nothing moves in this run. The oscillator fits it best, with an Akaike weight of .94."""
     log = logged(still(2116))
-    assert "underdamped" in {found.name for found in diagnose(log, replace(RULE, swinging=0.9))}
-    assert "underdamped" not in {found.name for found in diagnose(log)}
+    assert "underdamped" in {finding.name for finding in diagnose(log, replace(RULE, swinging=0.9))}
+    assert "underdamped" not in {finding.name for finding in diagnose(log)}
 
 
 def test_silent_groups_are_told_apart_by_what_they_are():
@@ -355,7 +358,7 @@ def test_a_short_or_empty_log_says_nothing():
 
 
 def remedies():
-    """What the findings of all failures advise, and what the two checks of a fitted curve do."""
+    """Returns what the findings of all failures advise, and what the two checks of a fitted curve advise."""
     advice = {finding.remedy for name in FAILURES for finding in findings(broken(name))}
     finished = healthy(0, rounds=200)
     finished["pass"] = 0.8 - 0.6 * np.exp(-np.arange(200) / 15)
@@ -372,7 +375,7 @@ def broken(name):
 @pytest.mark.slow
 def test_remedies_are_keys_that_exist_with_values_they_take():
     texts = remedies()
-    overrides = {found for text in texts for found in re.findall(r"[a-z_.]+=[\w.]+", text)}
+    overrides = {override for text in texts for override in re.findall(r"[a-z_.]+=[\w.]+", text)}
     assert {"dynamics.refresh_interval=1", "normalization=dapo", "objective.kl.coefficient=0.01"} <= overrides
     wanted = {}
     for override in overrides:
@@ -386,7 +389,7 @@ def test_remedies_are_keys_that_exist_with_values_they_take():
             if "." in key:
                 taken = value_at(config, key)
                 assert taken == (type(taken)(value) if isinstance(taken, int | float) else value)
-    for key in {found for text in texts for found in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", text)} - {"samples.jsonl"}:
+    for key in {name for text in texts for name in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", text)} - {"samples.jsonl"}:
         assert value_at(TrainConfig(), key) is not None, key
 
 
@@ -419,7 +422,7 @@ def test_a_series_is_averaged_around_sparser_steps():
 
 
 def test_every_finding_has_a_meaning_and_every_meaning_a_finding():
-    """The names of findings stand in the code of the checks as literals."""
+    """The names of findings are read as literals from the code of the checks."""
     named = set()
     for file in Path(findings_module.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):

@@ -8,7 +8,7 @@ from grpo.dynamics.sigma import silent_rate
 
 
 def drawn(rates, sizes, seed=0):
-    """Counts of (correct, tried) of prompts with these pass rates and group sizes."""
+    """Draws counts of (correct, tried) for prompts with these pass rates and group sizes."""
     generator = np.random.default_rng(seed)
     return Counter((int(generator.binomial(size, rate)), int(size)) for rate, size in zip(rates, sizes, strict=True))
 

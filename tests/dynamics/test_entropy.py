@@ -18,7 +18,7 @@ def after(plan, entropy):
 
 
 def test_the_bonus_grows_below_the_target_and_is_off_above_it():
-    """The rule of TRL 1.16 (entropy_target=0.2, entropy_coef_delta=0.005), traced by hand."""
+    """This traces the rule of TRL 1.16 by hand (entropy_target=0.2, entropy_coef_delta=0.005)."""
     plans = [PLAN]
     for entropy in (0.3, 0.2, 0.1, 0.25, 0.25, 0.25, 0.25):
         plans.append(after(plans[-1], entropy))

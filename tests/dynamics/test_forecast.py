@@ -1,12 +1,13 @@
-"""What forecasts hold on many simulated and real runs is in benchmarks/forecasts.py; here is what must never happen."""
+"""These tests check what a forecast must never do. benchmarks/forecasts.py measures forecasts of many runs."""
 
 import numpy as np
 import pytest
 
 from benchmarks.forecasts import backtest, by_trend, scores
 from benchmarks.simulated_curves import KINDS, exponential, flat, power_law, sigmoid, simulated
-from grpo.dynamics.forecast import StopRule, forecast
+from grpo.dynamics.forecast import forecast
 from grpo.dynamics.history import history_of_values
+from grpo.dynamics.stop_rule import StopRule
 from grpo.dynamics.trend import PRIORS, SETTINGS, follow
 from tests.dynamics.synthetic import measured, oscillating
 
@@ -41,7 +42,7 @@ def test_a_rising_curve_is_expected_to_go_on_and_a_settled_one_to_stand():
 
 
 def test_noisy_rates_near_one_are_not_drawn_towards_one_half():
-    """Single rounds of four completions at .95: logits of each of them average to far less than .95."""
+    """Rounds of only four completions at .95 have logits whose mean is far below that of .95."""
     values = np.random.default_rng(0).binomial(4, 0.95, 40) / 4
     ahead = forecast(history_of_values(np.arange(1, 41), values), 50)
     assert abs(ahead.value[0] - values.mean()) < 0.04
@@ -58,7 +59,8 @@ def test_a_curve_that_wanders_has_a_wider_forecast_than_one_that_stands():
 
 
 def test_the_settings_posterior_follows_the_curve():
-    """The level's own wander is told from nothing by the measurements, and its weights add up to one."""
+    """The posterior gives little wander to a level that stands, and much to one that walks. Its weights add up to
+    one."""
     wander = SETTINGS[list(PRIORS).index("level_wander")]
     generator = np.random.default_rng(2)
     still = follow(measured(np.full(300, 0.5), prompts=256))

@@ -1,4 +1,5 @@
-"""A problem that is gross is told of a run of a few rounds too; a healthy run is told nothing, however short it is."""
+"""These tests hold that a gross problem is told even of a run of a few rounds, and that a healthy run is told
+nothing."""
 
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ GROUPS = 16
 
 
 def short(rounds, counted=True, groups=GROUPS, **shares):
-    """A healthy log of a few rounds, in which some shares are as given; `__` stands for a slash."""
+    """Returns a healthy log of a few rounds in which some shares are as given. `__` stands for a slash."""
     log = logged(healthy(3, rounds))
     steps = np.arange(1, rounds + 1.0)
     given = {name.replace("__", "/"): Series(steps, np.full(rounds, share)) for name, share in shares.items()}
@@ -57,10 +58,10 @@ def test_a_run_of_any_length_is_told_that_all_groups_are_silent(rounds, wrong, r
 
 def test_answers_that_are_all_wrong_are_told_though_their_form_is_rewarded():
     log = short(4, groups__silent_fraction=0.2, groups__all_wrong_fraction=1.0, pass_rate=0.0)
-    [found] = diagnose(log)
-    assert found.name == "prompts too hard"
-    assert found.evidence == "100% of groups hold no right answer in the 4 rounds so far"
-    assert "task.reward.correct_at" in found.remedy and "normalization=dapo" not in found.remedy
+    [finding] = diagnose(log)
+    assert finding.name == "prompts too hard"
+    assert finding.evidence == "100% of groups hold no right answer in the 4 rounds so far"
+    assert "task.reward.correct_at" in finding.remedy and "normalization=dapo" not in finding.remedy
 
 
 def test_one_round_below_the_limit_is_enough_to_say_nothing():
@@ -94,7 +95,9 @@ def test_healthy_runs_of_every_length_are_told_nothing():
     for seed in range(60):
         log = logged(healthy(seed, 12))
         for rounds in range(1, 12):
-            series = {name: Series(found.steps[:rounds], found.values[:rounds]) for name, found in log.series.items()}
+            series = {
+                name: Series(measured.steps[:rounds], measured.values[:rounds]) for name, measured in log.series.items()
+            }
             first = replace(log, series=series, counts=log.counts[:rounds], history=log.history.until(rounds))
             assert [check(first, DiagnosisRule()) for check in (mostly_cut_off, unanswered, silence)] == [None] * 3
 

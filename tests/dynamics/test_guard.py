@@ -6,10 +6,10 @@ RULE = guard.GuardRule(fall=4.0, least_fall=0.1, least_ess=0.3, rounds=2, recove
 
 
 def watch(rounds, interval=4, rule=RULE):
-    """Actions over rounds of (pass rate, ESS, skipped steps), each obeyed."""
+    """Returns the guard's actions over rounds of (pass rate, ESS, skipped steps). Each action is obeyed."""
     state, factor, actions, step = guard.GuardState(), 1.0, [], 0
     for rate, ess, skipped in rounds:
-        action, state = guard.look(rule, state, guard.RoundFacts(step, rate, 0.01, ess, skipped, interval, factor))
+        action, state = guard.watch(rule, state, guard.RoundFacts(step, rate, 0.01, ess, skipped, interval, factor))
         actions.append(action)
         step += interval
         if action:
@@ -93,7 +93,7 @@ def test_under_a_changing_curriculum_only_gradients_and_weights_are_judged():
 
 
 def test_the_best_pass_rate_fades():
-    """A policy that wanders down by little and little over a hundred rounds is not sent back to its first one."""
+    """A policy that wanders down slowly over a hundred rounds is not sent back to its first checkpoint."""
     slow = [(0.7 - 0.0025 * index, 0.95, 0) for index in range(100)]
     assert watch(slow) == [None] * 100
     assert any(watch(slow, rule=replace(RULE, forgetting=0.0)))

@@ -26,14 +26,14 @@ def test_a_round_without_a_right_answer_is_not_known_to_be_hopeless():
 
 def test_errors_of_many_rounds_have_the_size_of_their_scatter():
     generator = np.random.default_rng(0)
-    found = []
+    estimates = []
     for _ in range(800):
         rates = generator.beta(1.0, 2.0, 16)
         counts = {}
         for correct in generator.binomial(8, rates):
             counts[(int(correct), 8)] = counts.get((int(correct), 8), 0) + 1
-        found.append(pass_rate(counts))
-    rates, errors = np.array(found).T
+        estimates.append(pass_rate(counts))
+    rates, errors = np.array(estimates).T
     assert np.sqrt((errors**2).mean()) == pytest.approx(rates.std(), rel=0.05)
 
 
@@ -71,14 +71,15 @@ def test_sampled_ahead_a_point_stands_where_its_older_policy_was():
 
 
 def test_correlated_noise_counts_as_such_and_a_trend_does_not():
-    """Noise of lag-1 correlation r has (1 + r)/(1 − r) times the variance of a mean: 1, 4 at r = .6."""
+    """Noise of lag-1 correlation r multiplies the variance of a mean by (1 + r)/(1 − r): by 1 for r = 0 and by 4 for r
+    = .6."""
     factors = {}
     for memory in (0.0, 0.6):
-        found = []
+        factors_of_seeds = []
         for seed in range(20):
             noise = lfilter([1.0], [1, -memory], np.random.default_rng(seed).standard_normal(400))
-            found.append(noise_factor(0.3 + 0.001 * np.arange(400) + 0.02 * noise))
-        factors[memory] = np.mean(found)
+            factors_of_seeds.append(noise_factor(0.3 + 0.001 * np.arange(400) + 0.02 * noise))
+        factors[memory] = np.mean(factors_of_seeds)
     assert 1.0 <= factors[0.0] < 1.15
     assert 2.5 < factors[0.6] < 4.5
     assert noise_factor([0.1, 0.9] * 3) == noise_factor(np.full(50, 0.5)) == 1.0

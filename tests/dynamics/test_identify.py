@@ -15,10 +15,10 @@ from tests.dynamics.synthetic import measured, oscillating, sigmoid
 def test_without_noise_the_constants_come_back():
     curve = oscillating(120, start=0.2, plateau=0.8, stiffness=0.008, inertia=0.95)
     fit = fit_law(oscillator_law(0.9), measured(curve, prompts=10**6))
-    found = fit.parameters
-    assert found["start"] == pytest.approx(0.2, abs=2e-3)
-    assert found["plateau"] == pytest.approx(0.8, abs=2e-3)
-    assert found["stiffness"] == pytest.approx(0.008, rel=0.02)
+    constants = fit.parameters
+    assert constants["start"] == pytest.approx(0.2, abs=2e-3)
+    assert constants["plateau"] == pytest.approx(0.8, abs=2e-3)
+    assert constants["stiffness"] == pytest.approx(0.008, rel=0.02)
     assert fit.r_squared > 0.999
 
 
@@ -86,21 +86,21 @@ def test_the_mixture_law_is_exponentials_of_exponentially_distributed_rates():
     curve = MIXTURE.predict(
         np.array([logit(0.2), logit(0.9), np.log(time)]), np.arange(200.0), np.ones(200), np.zeros(200)
     )
-    found = identify(measured(curve, prompts=256), 0.9)
-    assert found.fits[0].law.name == "mixture"
-    assert found.plateau.low < 0.9 < found.plateau.high
+    identification = identify(measured(curve, prompts=256), 0.9)
+    assert identification.fits[0].law.name == "mixture"
+    assert identification.plateau.low < 0.9 < identification.plateau.high
 
 
 def test_gating_is_told_from_a_single_exponential():
     law = gating_law(1.0)
     curve = law.predict(np.array([-3.5, 4.0, np.log(8.0)]), np.arange(120.0), np.ones(120), np.zeros(120))
-    found = identify(measured(curve, prompts=256), 0.9)
-    assert found.fits[0].law.name == "gating"
-    assert found.fit("gating").aicc < found.fit("exponential").aicc - 10
+    identification = identify(measured(curve, prompts=256), 0.9)
+    assert identification.fits[0].law.name == "gating"
+    assert identification.fit("gating").aicc < identification.fit("exponential").aicc - 10
 
 
 def test_grpos_gating_law_is_the_closed_form_of_power_law_saturation():
-    """p = ½[1 + u/√(1+u²)] with u = ηt/4 − (1−2p₀)/(2√(p₀(1−p₀))), theory for α = 1."""
+    """For α = 1 the theory has p = ½[1 + u/√(1+u²)] with u = ηt/4 − (1−2p₀)/(2√(p₀(1−p₀)))."""
     start, rate = 0.1, 0.3
     steps = np.arange(0.0, 100.0)
     u = rate * steps / 4 - (1 - 2 * start) / (2 * np.sqrt(start * (1 - start)))
@@ -113,24 +113,24 @@ def test_grpos_gating_law_is_the_closed_form_of_power_law_saturation():
 
 def test_nothing_is_claimed_of_a_curve_that_has_not_bent():
     rising = measured(0.2 + 0.002 * np.arange(40))
-    found = identify(rising, 0.9)
-    assert not found.identified
-    assert found.reason.startswith("not identified yet")
-    assert found.fits[0].law.name == "line"
+    identification = identify(rising, 0.9)
+    assert not identification.identified
+    assert identification.reason.startswith("not identified yet")
+    assert identification.fits[0].law.name == "line"
     assert identify(rising.until(4), 0.9) is None
 
 
 def test_a_curve_that_has_levelled_off_is_identified():
-    found = identify(measured(oscillating(150, stiffness=0.01)), 0.9)
-    assert found.identified
-    assert found.plateau.low < 0.8 < found.plateau.high
-    assert found.plateau.high - found.plateau.low < 0.1
-    assert sum(found.weights.values()) == pytest.approx(1)
+    identification = identify(measured(oscillating(150, stiffness=0.01)), 0.9)
+    assert identification.identified
+    assert identification.plateau.low < 0.8 < identification.plateau.high
+    assert identification.plateau.high - identification.plateau.low < 0.1
+    assert sum(identification.weights.values()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("law", laws(0.9, 1.0), ids=lambda law: law.name)
 def test_the_curves_of_many_draws_are_those_of_each_alone(law):
-    """Damped, overdamped and unstable ones together, under intervals and lags that change."""
+    """The draws mix damped, overdamped and unstable curves, under intervals and lags that change."""
     intervals = np.array([1.0] * 30 + [8.0] * 30 + [64.0] * 5)
     steps = np.concatenate([[0.0], np.cumsum(intervals)[:-1]])
     held = intervals, np.array([0.0] * 40 + [4.0] * 25)
@@ -151,14 +151,14 @@ def test_no_draw_leaves_the_likelihood_of_its_law():
 
 @pytest.mark.slow
 def test_flat_curves_of_correlated_noise_are_not_identified():
-    """Eight curves of each memory. An earlier version identified most of those whose memory is .6 or .8."""
+    """Three curves are drawn for each memory. An earlier version identified most of those whose memory is .6 or .8."""
     claimed = []
     for memory in (0.0, 0.3, 0.6, 0.8):
         own = [lfilter([np.sqrt(1 - memory**2)], [1, -memory], np.random.default_rng(seed).standard_normal(200))
                for seed in range(3)]  # fmt: skip
         curves = [
-            History(np.arange(200.0), 0.5 + 0.05 * each, np.full(200, 0.05), np.ones(200), np.zeros(200))
-            for each in own
+            History(np.arange(200.0), 0.5 + 0.05 * noise, np.full(200, 0.05), np.ones(200), np.zeros(200))
+            for noise in own
         ]
         claimed.append(sum(identify(curve, 0.9).identified for curve in curves))
     assert claimed == [0, 0, 0, 0]
@@ -167,8 +167,8 @@ def test_flat_curves_of_correlated_noise_are_not_identified():
 def test_a_curve_whose_residuals_show_a_pattern_is_not_identified():
     steps = np.arange(200)
     curve = 0.8 - 0.6 * np.exp(-steps / 30) + 0.04 * np.sin(steps / 6)
-    found = identify(measured(curve, prompts=128), 0.9)
-    assert not found.identified and "misses the curve by more than noise" in found.reason
+    identification = identify(measured(curve, prompts=128), 0.9)
+    assert not identification.identified and "misses the curve by more than noise" in identification.reason
     assert identify(measured(0.8 - 0.6 * np.exp(-steps / 30), prompts=128), 0.9).identified
 
 

@@ -53,19 +53,19 @@ def without_reward(rounds):
 
 @pytest.mark.parametrize("rounds", [1, 60])
 def test_the_diagnosis_of_a_run_without_reward_is_that_alone(rounds):
-    [found] = diagnose(without_reward(rounds))
-    assert (found.name, found.severity) == ("no reward", "critical")
-    assert "80% of the completions hold no answer" in found.evidence
+    [finding] = diagnose(without_reward(rounds))
+    assert (finding.name, finding.severity) == ("no reward", "critical")
+    assert "80% of the completions hold no answer" in finding.evidence
 
 
 def test_one_reward_is_enough_to_say_nothing():
     log = without_reward(60)
     log["reward/mean"].values[3] = 0.01
-    assert "no reward" not in {found.name for found in diagnose(log)}
+    assert "no reward" not in {finding.name for finding in diagnose(log)}
 
 
 def test_another_frameworks_log_without_reward_is_told_so_too(tmp_path):
     rows = [{"step": step, "reward": 0.0, "reward_std": 0.0, "completions/clipped_ratio": 1.0} for step in range(8)]
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": rows}))
-    [found] = diagnose(read_log(tmp_path / "trainer_state.json"))
-    assert "every reward is 0; 100% of the completions were cut off" in found.evidence
+    [finding] = diagnose(read_log(tmp_path / "trainer_state.json"))
+    assert "every reward is 0; 100% of the completions were cut off" in finding.evidence

@@ -7,7 +7,7 @@ from grpo.dynamics.oscillator import held_oscillator, oscillator, propagate
 
 
 def from_rest(times, ratio, frequency):
-    """E(t)/E(0) from E(0) = 1 and Ė(0) = 0."""
+    """Returns E(t)/E(0) for E(0) = 1 and Ė(0) = 0."""
     return propagate(times, 1.0, 0.0, ratio, frequency)[0]
 
 
@@ -18,7 +18,8 @@ def test_coefficients_and_what_follows_from_them():
 
 
 def test_a_held_gradient_has_the_mean_of_its_samples_ages():
-    """τ = 4 sampled 3 steps ahead: the ages are 3, 4, 5, 6, their mean is 4.5 and that of their squares 21.5."""
+    """With τ = 4, sampled 3 steps ahead, the ages are 3, 4, 5 and 6. Their mean is 4.5, and that of their squares
+    21.5."""
     held = held_oscillator(momentum=0.9, stiffness=0.01, interval=4, lag=3)
     assert (held.mass, held.damping) == pytest.approx((0.95 + 0.01 * 21.5 / 2, 0.1 - 0.045))
     assert held_oscillator(0.9, 0.01, 1, lag=5) == oscillator(0.9, 0.01, lag=5)

@@ -87,7 +87,7 @@ def test_maxrl_moves_gradient_to_hard_prompts_only():
 @pytest.mark.parametrize("ddof", [0, 1])
 @pytest.mark.parametrize("exponent", [-0.5, 0.0, 0.7, 1.0, 2.0])
 def test_drift_is_the_mean_over_every_outcome(exponent, ddof):
-    """All 2^G reward vectors, their advantages as a trainer computes them, along scores of ±½."""
+    """The mean is over all 2^G reward vectors. Their advantages are those of a trainer, along scores of ±½."""
     p, size = 0.3, 6
     total = 0.0
     for rewards in itertools.product((0.0, 1.0), repeat=size):

@@ -18,7 +18,8 @@ def rate_at(step):
 
 
 def run_log(interval=1, ess=1.0, **series):
-    """A run whose pass rate relaxes from .2 to .8, measured almost exactly. Its prompts are all alike."""
+    """Returns the log of a run whose pass rate relaxes from .2 to .8, measured almost exactly. Its prompts are all
+    alike."""
     steps = np.arange(0, ROUNDS, interval, dtype=float)
     ends = steps + interval
     columns = {"prompts/length_mean": 20.0, "completions/length_mean": 100.0, "policy/ess_fraction": ess}
@@ -33,7 +34,7 @@ def run_log(interval=1, ess=1.0, **series):
 
 @pytest.fixture(autouse=True)
 def certain(monkeypatch):
-    """The power of the signal-to-noise ratio is 1, and seeds have no luck."""
+    """Sets the power of the signal-to-noise ratio to 1 and takes away the luck of seeds."""
     monkeypatch.setattr(whatif, "LEAST_POWER", 1.0)
     monkeypatch.setattr(whatif, "GREATEST_POWER", 1.0)
     monkeypatch.setattr(whatif, "SEED_SPREAD", 0.0)
@@ -70,7 +71,8 @@ def test_four_times_the_prompts_are_twice_as_fast_a_step():
 
 
 def test_a_measured_staleness_slows_a_longer_interval_and_its_refreshes_cost_less():
-    """At τ = 4 a tenth of the samples is lost; 1 − ESS grows as the square of the steps, so at τ = 8 (7.5/3.5)²·.1."""
+    """At τ = 4 a tenth of the samples is lost. 1 − ESS grows as the square of the steps, so at τ = 8 it is
+    (7.5/3.5)²·.1."""
     log = run_log(interval=4, ess=0.9)
     longer = predict(log, stages_of(log, SETTING), replace(SETTING, refresh_interval=8))
     slower = ((1 - 0.1 * (7.5 / 3.5) ** 2) / 0.9) ** 0.5
@@ -92,7 +94,8 @@ def test_the_power_of_the_ratio_and_luck_widen_the_prediction(monkeypatch):
 
 
 def test_the_progress_of_a_step_by_hand():
-    """Dr. GRPO at rate p, all prompts alike: signal (1 − 1/G)·pq and noise that over G, so √(B·G·(1 − 1/G)·pq)."""
+    """Dr. GRPO at rate p, with prompts all alike, has the signal (1 − 1/G)·pq and that over G as noise. Progress is
+    √(B·G·(1 − 1/G)·pq)."""
     alike = Difficulty(np.array([0.3]), np.array([1.0]))
     setting = BatchSetting(group_size=4, prompts_per_step=10, exponent=0.0)
     assert progress_of_step(setting, alike, 0.0) == pytest.approx((10 * 3 * 0.21) ** 0.5)

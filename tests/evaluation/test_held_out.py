@@ -1,4 +1,4 @@
-"""What an evaluation reports, and which sets a suite has."""
+"""These tests check what an evaluation reports, and which sets a suite has."""
 
 import json
 
@@ -9,7 +9,7 @@ from grpo.config import EvaluationConfig, SamplingConfig
 from grpo.config.hydra import compose_config, compose_suite
 from grpo.evaluation.held_out import drawn_as, evaluate, majority, score, summarize, told
 from grpo.tasks.curriculum import uniform
-from grpo.tasks.stream import PromptStream
+from grpo.tasks.prompt_stream import PromptStream
 from grpo.telemetry.metrics import evaluation_numbers
 from grpo.types import Problem, Prompt
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, answering
@@ -35,11 +35,11 @@ def test_pass_and_majority_are_counted_over_problems():
     def row(correct, voted):
         return {"correct": correct, "total": 4, "majority": voted, "tokens": 40, "truncated": 1}
 
-    found = summarize([row(3, True), row(1, False), row(0, False), row(4, True)], [1, 4])
-    assert found["pass@1"]["value"] == 0.5
-    assert found["pass@k"]["4"]["value"] == 0.75
-    assert found["maj@k"]["value"] == 0.5
-    assert (found["mean_length"], found["truncated_fraction"]) == (10.0, 0.25)
+    summary = summarize([row(3, True), row(1, False), row(0, False), row(4, True)], [1, 4])
+    assert summary["pass@1"]["value"] == 0.5
+    assert summary["pass@k"]["4"]["value"] == 0.75
+    assert summary["maj@k"]["value"] == 0.5
+    assert (summary["mean_length"], summary["truncated_fraction"]) == (10.0, 0.25)
 
 
 def test_the_usual_sets_are_known_by_name_and_asked_whole():
@@ -60,7 +60,7 @@ def test_a_local_copy_of_a_set_is_read_instead_of_the_hub(tmp_path):
 
 
 class Streamed:
-    """Nothing is held out: this rank's share of a stream of nine problems; all are solved."""
+    """This task holds nothing out. It has one rank's share of a stream of nine problems, and all are solved."""
 
     grades_together = False
 
@@ -89,9 +89,9 @@ def asked(rank, world_size, cursor=4):
     task, collective = Streamed(rank, world_size), SingleRank()
     collective.rank, collective.world_size = rank, world_size
     task.cursor = cursor
-    found = evaluate(task, answering(task), EvaluationConfig(num_problems=6), SamplingConfig(), collective)
+    result = evaluate(task, answering(task), EvaluationConfig(num_problems=6), SamplingConfig(), collective)
     assert task.cursor == cursor, "the stream goes on where it stood"
-    return [row["problem_id"] for row in found["per_problem"]]
+    return [row["problem_id"] for row in result["per_problem"]]
 
 
 def test_without_held_out_problems_the_ranks_share_the_first_of_the_stream():
@@ -104,7 +104,7 @@ def test_without_held_out_problems_the_ranks_share_the_first_of_the_stream():
 
 
 class Noting(ScriptedSampler):
-    """Notes how it is asked to draw, and how often."""
+    """This sampler notes how it is asked to draw, and how often."""
 
     def __init__(self):
         super().__init__()
@@ -128,12 +128,12 @@ def test_problems_of_several_sources_have_numbers_by_source():
             return self.held_out
 
     task = Sourced()
-    found = evaluate(task, answering(task), EvaluationConfig(num_problems=9), SamplingConfig(), SingleRank())
-    rates = {name: (result["problems"], result["pass@1"]["value"]) for name, result in found["sources"].items()}
+    evaluated = evaluate(task, answering(task), EvaluationConfig(num_problems=9), SamplingConfig(), SingleRank())
+    rates = {name: (result["problems"], result["pass@1"]["value"]) for name, result in evaluated["sources"].items()}
     assert rates == {"sums": (6, 1.0), "words": (3, 0.0)}
-    numbers = evaluation_numbers(found)
+    numbers = evaluation_numbers(evaluated)
     assert (numbers["evaluation/source/sums/pass@1"], numbers["evaluation/source/words/pass@1"]) == (1.0, 0.0)
-    assert told(found)[1].startswith("pass@1 of sums 1.000 [")
+    assert told(evaluated)[1].startswith("pass@1 of sums 1.000 [")
     plain = Streamed(0, 1)
     of_one = evaluate(plain, answering(plain), EvaluationConfig(num_problems=6), SamplingConfig(), SingleRank())
     assert "sources" not in of_one
@@ -144,19 +144,19 @@ def test_greedy_is_one_more_completion_at_temperature_0(greedy):
     sampler = Noting()
     asked = EvaluationConfig(num_problems=4, samples_per_problem=1, temperature=0.7, greedy=greedy)
     task = Streamed(0, 1)
-    found = evaluate(task, answering(task, sampler), asked, SamplingConfig(), SingleRank())
+    result = evaluate(task, answering(task, sampler), asked, SamplingConfig(), SingleRank())
     assert sampler.drawn == [(0.7, 1.0, 0, 1), (0.0, 1.0, 0, 1)][: 1 + greedy]
-    assert found.get("greedy", {"value": None})["value"] == (1.0 if greedy else None)
+    assert result.get("greedy", {"value": None})["value"] == (1.0 if greedy else None)
 
 
 def test_completions_are_drawn_as_configured_at_the_evaluations_temperature_and_the_report_says_how():
     sampler, sampling = Noting(), SamplingConfig(temperature=1.0, top_p=0.8, top_k=20)
     asked = EvaluationConfig(num_problems=4, samples_per_problem=1, temperature=0.7)
     task = Streamed(0, 1)
-    found = evaluate(task, answering(task, sampler), asked, sampling, SingleRank())
+    result = evaluate(task, answering(task, sampler), asked, sampling, SingleRank())
     assert sampler.drawn == [(0.7, 0.8, 20, 1)]
-    assert [found[name] for name in ("temperature", "top_p", "top_k")] == [0.7, 0.8, 20]
-    assert result_table("sums", found).title == "sums: 4 problems × 1, T = 0.7, top_p = 0.8, top_k = 20"
+    assert [result[name] for name in ("temperature", "top_p", "top_k")] == [0.7, 0.8, 20]
+    assert result_table("sums", result).title == "sums: 4 problems × 1, T = 0.7, top_p = 0.8, top_k = 20"
     plain = evaluate(task, answering(task, sampler), asked, SamplingConfig(), SingleRank())
     assert result_table("sums", plain).title == "sums: 4 problems × 1, T = 0.7"
 
@@ -167,8 +167,8 @@ def test_an_evaluation_has_its_own_way_of_drawing_where_it_says_so():
     assert own == SamplingConfig(temperature=0.6, top_p=0.95, top_k=0, max_tokens=256, stop=["Question:"])
     assert drawn_as(EvaluationConfig(), training) == training
     task = Streamed(0, 1)
-    found = evaluate(task, answering(task), EvaluationConfig(num_problems=4, max_tokens=9), training, SingleRank())
-    assert found["max_tokens"] == 9
+    result = evaluate(task, answering(task), EvaluationConfig(num_problems=4, max_tokens=9), training, SingleRank())
+    assert result["max_tokens"] == 9
 
 
 def test_a_checkpoint_is_kept_for_the_mean_of_the_suite_or_for_the_held_out_problems():

@@ -110,7 +110,8 @@ def test_rates_that_are_not_pairs_are_refused():
     ("seeds", "of_seeds", "of_problems"), [(3, 0.2, 0.2), (3, 0.05, 0.0), (5, 0.1, 0.1), (10, 0.05, 0.2)]
 )
 def test_without_a_true_difference_a_crossed_one_is_found_no_more_often_than_it_says(seeds, of_seeds, of_problems):
-    """1,000 draws: .05 allows 50, and 70 is three standard errors more; a tenth of that allows 5, and 12."""
+    """Of 1,000 draws a level of .05 allows 50, and three standard errors more are 70. A tenth of that level allows 5,
+    and so 12."""
     random = np.random.default_rng(0)
     p_values, held = [], 0
     for _ in range(1000):

@@ -1,4 +1,4 @@
-"""Whole engines on a GPU: colocated runs, sleep, CUDA graphs after a refresh, every ZeRO stage in bfloat16."""
+"""These tests run whole engines on a GPU: colocated, asleep and woken, after a refresh, and under every ZeRO stage."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ SMALL = [
 
 
 def trained(output, *words):
-    """Rows of the metrics of a run of three steps."""
+    """Trains for three steps and returns the rows of the run's metrics."""
     command = [sys.executable, "-m", "grpo.cli", "train", *SMALL, *words, f"output_dir={output}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -26,7 +26,7 @@ def trained(output, *words):
 
 @pytest.mark.parametrize("graphs", ["rollout.enforce_eager=true", "rollout.enforce_eager=false"])
 def test_a_colocated_run_samples_from_the_policy_that_learns_also_after_updates(graphs, tmp_path):
-    """An engine that sleeps, is given weights anew and still runs its old CUDA graphs would disagree."""
+    """Sampler and learner would disagree if an engine that slept and got new weights still ran its old CUDA graphs."""
     measured = trained(tmp_path / "run", graphs, "learner.learning_rate=3e-3")
     assert [row["step"] for row in measured] == [1, 2, 3]
     assert max(row["mismatch/mean_abs"] for row in measured) < 0.05

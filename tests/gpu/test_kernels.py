@@ -1,4 +1,4 @@
-"""Kernels that only a GPU has, against float64 on the CPU."""
+"""These tests compare kernels that only a GPU has with float64 on the CPU."""
 
 import pytest
 import torch
@@ -29,11 +29,11 @@ def drawn(width):
 
 
 def exact(query, key, value, options):
-    """Every tree under its mask, in float64."""
+    """Computes attention of every tree under its mask, in float64."""
     outputs = []
     for tree in TREES:
         here = slice(tree.start, tree.end)
-        keys, values = (each[0, :, here].repeat_interleave(HEADS // GROUPS, 0) for each in (key, value))
+        keys, values = (shared[0, :, here].repeat_interleave(HEADS // GROUPS, 0) for shared in (key, value))
         scores = query[0, :, here] @ keys.transpose(1, 2) * query.shape[-1] ** -0.5
         if softcap := options.get("softcap"):
             scores = softcap * (scores / softcap).tanh()
@@ -52,10 +52,10 @@ def off(ours, reference):
 def test_attention_and_its_gradients_are_those_of_float64(kind, dtype, width):
     *inputs, upstream = drawn(width)
     # What rounding of the inputs does is no error of the kernel.
-    inputs = [each.to(dtype).double().requires_grad_() for each in inputs]
+    inputs = [tensor.to(dtype).double().requires_grad_() for tensor in inputs]
     expected = exact(*inputs, KINDS[kind])
     expected.backward(upstream.transpose(1, 2))
-    on_gpu = [each.detach().to(GPU, dtype).requires_grad_() for each in inputs]
+    on_gpu = [tensor.detach().to(GPU, dtype).requires_grad_() for tensor in inputs]
     row = attention.TreeRow(TREES, dtype, GPU)
     output, _ = attention.tree_attention(torch.nn.Module(), *on_gpu, None, tree_row=row, **KINDS[kind])
     output.backward(upstream.transpose(1, 2).to(GPU, dtype))
@@ -66,7 +66,7 @@ def test_attention_and_its_gradients_are_those_of_float64(kind, dtype, width):
 
 
 def test_float32_has_a_fused_kernel_too():
-    query, key, value, _ = (each.to(GPU, torch.float32) for each in drawn(64))
+    query, key, value, _ = (tensor.to(GPU, torch.float32) for tensor in drawn(64))
     row = attention.TreeRow(TREES, torch.float32, GPU)
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
         fused, _ = attention.tree_attention(torch.nn.Module(), query, key, value, None, tree_row=row)

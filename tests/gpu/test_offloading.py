@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 def held(learner):
-    """Copies of all that leaves the device, byte by byte."""
+    """Returns copies of all that leaves the device, byte by byte."""
     from grpo.learner.offloading import _tensors, _weights
 
     learner.engine.empty_partition_cache()
@@ -35,7 +35,7 @@ def test_states_come_back_byte_by_byte_between_steps(stage, tmp_path):
     before = torch.cuda.memory_allocated(GPU)
     learner = DeepSpeedLearner(config, tiny_llama(tmp_path, vocabulary=4096, layers=4), GPU)
     states = learner.states()
-    numbers = sum(getattr(each, "ds_numel", each.numel()) for each in learner.policy.parameters())
+    numbers = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in learner.policy.parameters())
     for _ in range(3):
         report = take_step(learner, config)
         assert 0 < report.gradient_norm < float("inf")

@@ -1,4 +1,4 @@
-"""What a process has before it imports torch."""
+"""These tests check what a process's environment holds before it imports torch."""
 
 import os
 import subprocess

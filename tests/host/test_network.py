@@ -1,4 +1,4 @@
-"""Ports, addresses and interfaces of this machine."""
+"""These tests look up ports, addresses and interfaces of this machine."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""What problems, completions, servers and files hold does not steer the terminal."""
+"""These tests hold that texts of problems, completions, servers and files never steer the terminal."""
 
 import io
 import os
@@ -9,7 +9,7 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from grpo.host.terminal import Terminal, clean, wrapped
+from grpo.host.terminal import Terminal, clean, say, wrapped
 from grpo.report.page import write_page
 from grpo.report.summary import facts_table
 from grpo.telemetry import RunDisplay
@@ -40,6 +40,14 @@ def test_help_is_broken_between_words_on_a_terminal_only(monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "30")
     assert wrapped(text) == "  report    compares the runs\n            of a sweep"
+
+
+def test_a_message_is_broken_between_words_where_stderr_is_a_terminal(monkeypatch, capsys):
+    say("grpo: there is no file sums.csv")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "20")
+    say("grpo: there is no file sums.csv")
+    assert capsys.readouterr().err == "grpo: there is no file sums.csv\ngrpo: there is no\nfile sums.csv\n"
 
 
 def table(cell):

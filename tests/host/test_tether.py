@@ -1,4 +1,5 @@
-"""A tethered command: its environment, its end when it is asked to stop, and when whoever started it is gone."""
+"""These tests check a tethered command: its environment, and its end when it is asked to stop or its starter is
+gone."""
 
 import json
 import signal
@@ -44,7 +45,8 @@ def test_asked_to_stop_the_command_may_take_its_time():
 
 @pytest.mark.parametrize("order", [b"kill\n", None])
 def test_with_the_command_goes_what_it_started_elsewhere(order):
-    """A child in a session of its own that does not listen; the command itself is killed too, or not asked."""
+    """The command's child has a session of its own and ignores signals. The command is killed with it, or ends by
+    itself."""
     # The command waits until its child is deaf: a child that still starts after the grace is killed before it says so.
     deaf = DEAF.replace("time.sleep", "os.write(2, b'.'); time.sleep").replace("import", "import os,", 1)
     beside = "start_new_session=True, stderr=subprocess.PIPE"

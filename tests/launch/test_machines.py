@@ -1,4 +1,4 @@
-"""What machines are called, and where they are reached."""
+"""These tests check what machines are called, and where they are reached."""
 
 import socket
 
@@ -12,7 +12,7 @@ NAMES = {"a": "127.0.1.1", "b": "10.0.0.2", "c": "10.0.0.3"}
 
 @pytest.fixture
 def on_debian(monkeypatch):
-    """A machine that calls itself 127.0.1.1 and is 10.0.0.1 to the others."""
+    """Makes this machine look like one that calls itself 127.0.1.1 and is 10.0.0.1 to the others."""
 
     def look_up(name):
         if name not in NAMES:

@@ -1,4 +1,4 @@
-"""Which machine does what."""
+"""These tests check which machine does what."""
 
 import pytest
 
@@ -36,12 +36,12 @@ def test_of_two_nodes_the_first_learns_and_the_second_serves():
 
 def test_ranks_over_several_nodes_meet_on_the_first():
     words = [*TWO[:1], "hardware=node", "hardware.learner_nodes=3", "hardware.hosts=[a,b,c]", "hardware.shell=ssh"]
-    found = seats(words)
-    assert [seat.machine.name for seat in found] == ["a", "b", "c"]
-    assert [seat.command[4] for seat in found] == ["--nnodes=3"] * 3
-    assert [seat.command[5] for seat in found] == ["--node-rank=0", "--node-rank=1", "--node-rank=2"]
-    assert all("--master-addr=10.0.0.1" in seat.command for seat in found)
-    assert all("rollout.servers.urls" not in " ".join(seat.command) for seat in found)
+    learners = seats(words)
+    assert [seat.machine.name for seat in learners] == ["a", "b", "c"]
+    assert [seat.command[4] for seat in learners] == ["--nnodes=3"] * 3
+    assert [seat.command[5] for seat in learners] == ["--node-rank=0", "--node-rank=1", "--node-rank=2"]
+    assert all("--master-addr=10.0.0.1" in seat.command for seat in learners)
+    assert all("rollout.servers.urls" not in " ".join(seat.command) for seat in learners)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""launch/setup.sh, with stand-ins for nvidia-smi, up to where it would install."""
+"""These tests run launch/setup.sh with stand-ins for nvidia-smi, up to the point where it would install."""
 
 import hashlib
 import os
@@ -11,7 +11,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def setup(folder, drivers, **variables):
-    """Runs setup.sh where nvidia-smi tells `drivers`; an environment of the kind in `installed` is there already."""
+    """Runs setup.sh where nvidia-smi prints `drivers`. `installed` names the kind of an environment that is there
+    already."""
     smi = folder / "bin" / "nvidia-smi"
     smi.parent.mkdir()
     lines = "\n".join(f"echo {driver}; sleep 0.05" for driver in drivers)

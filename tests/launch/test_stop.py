@@ -1,4 +1,4 @@
-"""`launch/stop.sh` says what is true of a launcher."""
+"""These tests hold that `launch/stop.sh` tells the truth about a launcher."""
 
 import socket
 import subprocess
@@ -14,7 +14,7 @@ LAUNCHER = "import signal, sys; signal.signal(15, lambda *_: sys.exit(143)); pri
 
 @pytest.fixture(params=["grpo.cli", "/venv/bin/grpo"])
 def launcher(request):
-    """A process whose command line is that of `grpo launch`, however it was called."""
+    """Starts a process whose command line is that of `grpo launch`, however it was called."""
     with subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, request.param, "launch", "num_steps=1"], stdout=subprocess.PIPE
     ) as process:

@@ -1,4 +1,5 @@
-"""Run by torchrun in test_architectures.py: one optimizer step of the real learner, for models of several kinds.
+"""This program takes one optimizer step of the real learner for several kinds of models. test_architectures.py runs it
+by torchrun.
 
 Usage: architecture_worker.py MODELS_DIRECTORY OUTPUT_FILE. Rank 0 writes, per case, the change of all weights.
 """

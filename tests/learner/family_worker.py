@@ -1,5 +1,5 @@
-"""Run by torchrun in test_family_partition.py: one optimizer step of the real learner, for every member of the family
-of losses, in several partitions.
+"""This program takes one step of the real learner for every loss of the family, in several partitions.
+test_family_partition.py runs it by torchrun.
 
 Usage: family_worker.py MODEL_DIRECTORY OUTPUT_DIRECTORY. Rank 0 writes, per case, the change of all weights.
 """
@@ -67,7 +67,8 @@ MEMBERS = {
 
 
 def groups_with_logprobs():
-    """Uneven groups whose old and reference policies are others than the current one, and whose rewards have parts."""
+    """Returns uneven groups whose old and reference policies differ from the current one, and whose rewards have
+    parts."""
     generator = torch.Generator().manual_seed(3)
 
     def near(logprobs, spread):
@@ -101,7 +102,7 @@ def config_for(together, precision):
 
 
 def change(learner, config, folder, before):
-    """What one step, the second of a round, changes in all weights."""
+    """Returns the change of all weights in one step, the second of a round."""
     learner.load(folder)
     rank, world = learner.collective.rank, learner.collective.world_size
     groups = groups_with_logprobs()[rank::world]
@@ -115,7 +116,7 @@ def weights(learner):
 
 
 def changes_of(model, together, precision, cuts):
-    """Member and cut → what one step changes, for one way to compute."""
+    """Returns what one step changes for each member and cut, for one way to compute."""
     config = config_for(together, precision)
     learner = DeepSpeedLearner(config, model, torch.device("cpu"))
     folder = learner.collective.gather(tempfile.mkdtemp())[0]

@@ -1,4 +1,5 @@
-"""Uneven groups for learner tests: ragged lengths, a silent group, a masked completion, a ragged group."""
+"""This module makes uneven groups for learner tests: ragged lengths, a silent group, a masked completion, a ragged
+group."""
 
 import torch
 

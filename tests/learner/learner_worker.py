@@ -1,4 +1,5 @@
-"""Run by torchrun in test_learner.py: reference policy, LoRA, resume and NaN under each ZeRO stage.
+"""This program tries reference policies, LoRA, resume and NaN under each ZeRO stage. test_learner.py runs it by
+torchrun.
 
 Usage: learner_worker.py MODEL_DIRECTORY OUTPUT_FILE. Rank 0 writes a JSON object of facts per stage.
 """
@@ -18,12 +19,12 @@ environment.prepare()
 
 from grpo.algorithm.batches import BatchMaker
 from grpo.config import TrainConfig, UserError
-from grpo.interfaces import ADAPTERS, BASE
 from grpo.learner import offloading
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.rollout.collect import in_steps
 from grpo.types import RoundPlan
+from grpo.types.weights import ADAPTERS, BASE
 from grpo.weight_sync.adapters import AdaptedWeights
 from tests.learner.groups import uneven_groups
 
@@ -38,8 +39,8 @@ def config_for(stage, precision="float32", **changes):
     for path, value in changes.items():
         *rooms, name = path.split("__")
         owner = config
-        for each in rooms:
-            owner = getattr(owner, each)
+        for room in rooms:
+            owner = getattr(owner, room)
         setattr(owner, name, value)
     return config
 
@@ -71,7 +72,7 @@ def kl(report):
 
 
 def reference_facts(model, stage, precision):
-    """KL to the start, to a copy refreshed every second step, and to a moving average."""
+    """Returns the KL to the start, to a copy refreshed every second step, and to a moving average."""
     facts = {}
     for name, every, rate in (("start", 0, 1.0), ("copied", 2, 1.0), ("averaged", 1, 0.5)):
         config = config_for(
@@ -90,7 +91,8 @@ def reference_facts(model, stage, precision):
 
 
 def average_facts(model, stage, precision):
-    """Of a reference that moves by a thousandth of the way at each step: its type, and the share of it that moved."""
+    """Returns the type of a reference that moves by a thousandth of the way at each step, and the share of it that
+    moved."""
     kl_settings = {"objective__kl__coefficient": 0.1, "objective__kl__refresh_every": 1}
     config = config_for(stage, precision, objective__kl__refresh_rate=1e-3, **kl_settings)
     learner = DeepSpeedLearner(config, model, DEVICE)
@@ -108,9 +110,9 @@ def lora_facts(model, stage, precision):
     config = config_for(stage, precision, model__lora__rank=4, objective__kl__coefficient=0.1)
     learner = DeepSpeedLearner(config, model, DEVICE)
     start, drawn = weights(learner), adapters(learner)
-    before = learner._logprobs([each.group for each in scored(learner)], learner._from_reference)
+    before = learner._logprobs([scored_group.group for scored_group in scored(learner)], learner._from_reference)
     kls = [kl(take_step(learner, config)) for _ in range(2)]
-    after = learner._logprobs([each.group for each in scored(learner)], learner._from_reference)
+    after = learner._logprobs([scored_group.group for scored_group in scored(learner)], learner._from_reference)
     moved = (weights(learner) - start).abs().max().item()
     report = take_step(learner, config)
     merge_error = report.means["lora/merge_error"].value
@@ -162,7 +164,7 @@ def resume_facts(model, stage, precision):
 
 
 def rate_facts(model, stage, precision):
-    """Learning rates of steps under plans that scale the schedule's, and whether the weights moved."""
+    """Returns the learning rates of steps under plans that scale the schedule's rate, and whether the weights moved."""
     config = config_for(stage, precision, learner__warmup_steps=4)
     learner = DeepSpeedLearner(config, model, DEVICE)
     rates, moved = [], []
@@ -195,8 +197,8 @@ def nan_facts(model, stage, precision):
 
 
 def saving_facts(model, stage, precision):
-    """Gradient norms of two steps: plain, with activations computed again, and with the optimizer in main memory too,
-    as the recipes for GPUs have it."""
+    """Returns gradient norms of two steps: plain, with activations computed again, and with the optimizer in main
+    memory too, as in the recipes for GPUs."""
     norms = []
     for checkpointing, offload in ((False, False), (True, False), (True, True)):
         config = config_for(stage, precision, learner__gradient_checkpointing=checkpointing)
@@ -208,19 +210,20 @@ def saving_facts(model, stage, precision):
 
 
 def storages():
-    """Bytes of every storage that a tensor has now, by its identity. A file that is mapped belongs to no tensor."""
+    """Returns the bytes of every storage that a tensor has now, by the storage's identity. A mapped file belongs to no
+    tensor."""
     gc.collect()
-    tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]
+    tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
     held = [tensor.untyped_storage() for tensor in tensors if tensor.device == DEVICE]
     return {storage._cdata: storage.nbytes() for storage in held if storage.resizable()}
 
 
 def offload_facts(model, stage, precision):
-    """Weights and gradient norms of three steps, with all states in main memory between them and without; and the bytes
-    that a learner has on its device with its states there, without them, and without all but the weights."""
+    """Returns weights and gradient norms of three steps, with and without all states in main memory between them.
+    "held" has the bytes on the device before the states leave, and after."""
     # Smaller than the states, so that these are cut.
     offloading.CHUNK = 2**16
-    found, held = [], []
+    outcomes, held = [], []
     for away in (False, True):
         config = config_for(stage, precision, objective__kl__coefficient=0.1)
         before = storages()
@@ -238,28 +241,30 @@ def offload_facts(model, stage, precision):
                 states.reload()
                 # What was sent while the rest was away is what is there afterwards.
                 assert torch.equal(sent, weights(learner))
-        found.append((norms, weights(learner)))
+        outcomes.append((norms, weights(learner)))
         learner.engine.destroy()
-    (norms, plain), (others, back) = found
+    (norms, plain), (others, back) = outcomes
     return {"norms": [norms, others], "same": torch.equal(plain, back), "held": held}
 
 
 def hpz_facts(model):
-    """Weights after two steps with a second copy of the shards, and without; and as a sampler is given them."""
-    found = []
+    """Returns gradient norms of two steps with and without a second copy of the shards, and the largest difference of
+    weights."""
+    outcomes = []
     for size in (0, 2):
         config = config_for(3, learner__hpz_partition_size=size)
         learner = DeepSpeedLearner(config, model, DEVICE)
         norms = [take_step(learner, config).gradient_norm for _ in range(2)]
-        found.append((norms, weights(learner)))
+        outcomes.append((norms, weights(learner)))
         learner.engine.destroy()
-    (plain, without), (norms, copied) = found
+    (plain, without), (norms, copied) = outcomes
     return {"plain": plain, "norms": norms, "different": (without - copied).abs().max().item()}
 
 
 def changed_facts(model):
-    """Checkpoints that are read under another stage and precision, saved there, and read as at first."""
-    found = []
+    """Returns how checkpoints go on that are read under another stage and precision, saved there, and read as at
+    first."""
+    changes = []
     for stage, other in ((1, 2), (3, 3)):
         first, then = config_for(stage), config_for(other, learner__precision="bfloat16")
         learner = DeepSpeedLearner(first, model, DEVICE)
@@ -279,8 +284,8 @@ def changed_facts(model):
         again = take_step(learner, first)
         learner.engine.destroy()
         names = sorted(path.name for path in Path(folder).iterdir() if path.is_dir())
-        found.append([away, back, [again.step, again.gradient_norm], [2, norm], names])
-    return found
+        changes.append([away, back, [again.step, again.gradient_norm], [2, norm], names])
+    return changes
 
 
 class Hostile:
@@ -294,8 +299,8 @@ class Hostile:
 
 
 def refused_facts(model):
-    """What is said of a checkpoint that holds code, and of one of another model; whether the code ran."""
-    config, found = config_for(1), {}
+    """Returns what is said of a checkpoint that holds code and of one of another model, and whether the code ran."""
+    config, lines = config_for(1), {}
     learner = DeepSpeedLearner(config, model, DEVICE)
     folder = learner.collective.gather(tempfile.mkdtemp())[0]
     learner.save(folder)
@@ -309,9 +314,9 @@ def refused_facts(model):
         try:
             learner.load(folder)
         except UserError as error:
-            found[name] = str(error)
+            lines[name] = str(error)
         learner.engine.destroy()
-    return found | {"ran": Path(folder, "ran").exists()}
+    return lines | {"ran": Path(folder, "ran").exists()}
 
 
 def main(model, output):
@@ -320,9 +325,9 @@ def main(model, output):
     parts = (reference_facts, average_facts, lora_facts, resume_facts, rate_facts, nan_facts)
     parts += (saving_facts, offload_facts)
     for stage, precision in itertools.product((1, 2, 3), ("float32", "bfloat16")):
-        found = facts[f"{stage}/{precision}"] = {}
+        facts_of_case = facts[f"{stage}/{precision}"] = {}
         for part in parts:
-            found[part.__name__] = part(model, stage, precision)
+            facts_of_case[part.__name__] = part(model, stage, precision)
             # Every engine looks through all that there is for garbage, several times, also through what others left.
             gc.freeze()
     facts["hpz"] = hpz_facts(model)

@@ -1,4 +1,5 @@
-"""A random Llama small enough for unit tests, with head_dim 32 so that vLLM's CPU kernels take it."""
+"""This module makes random Llamas small enough for unit tests. Their head_dim is 32, so that vLLM's CPU kernels take
+them."""
 
 from pathlib import Path
 

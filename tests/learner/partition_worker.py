@@ -1,4 +1,4 @@
-"""Run by torchrun in test_partition.py: one optimizer step of the real learner in every partition.
+"""This program takes one optimizer step of the real learner in every partition. test_partition.py runs it by torchrun.
 
 Usage: partition_worker.py MODEL_DIRECTORY OUTPUT_DIRECTORY. Rank 0 writes, per case, the change of all weights.
 """
@@ -46,7 +46,7 @@ def weights(learner: DeepSpeedLearner) -> dict[str, torch.Tensor]:
 
 
 def resharded(learner: DeepSpeedLearner, config: TrainConfig, folder: str) -> dict[str, torch.Tensor]:
-    """All weights two steps after a checkpoint, the first of one rank; more ranks go on from that one."""
+    """Returns all weights two steps after a checkpoint. One rank takes the first step, and more ranks go on from it."""
     # An epsilon well above rounding: otherwise the sign of a gradient that is nearly zero decides a whole step.
     config.learner.learning_rate, config.learner.adam_epsilon = 1e-3, 1e-4
     rank, world = learner.collective.rank, learner.collective.world_size
@@ -63,7 +63,7 @@ def resharded(learner: DeepSpeedLearner, config: TrainConfig, folder: str) -> di
 
 
 def differing(learner: DeepSpeedLearner) -> float:
-    """Largest difference between the log-probabilities of two ranks that compute together and of one alone."""
+    """Returns the largest difference between log-probabilities of two ranks that compute together and of one alone."""
     groups = [group.scored.group for group in uneven_groups()][learner.collective.rank :: learner.collective.world_size]
     policy, together = learner.policy, learner.policy._together
     joint = learner._logprobs(groups, learner._current)

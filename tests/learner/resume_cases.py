@@ -1,4 +1,4 @@
-"""What test_resume.py tries, as plain values that it and its worker share."""
+"""This module has the cases of test_resume.py, as plain values that it and its worker share."""
 
 LORA = {"model__lora__rank": 4}
 BFLOAT16 = {"precision": "bfloat16"}

@@ -1,4 +1,4 @@
-"""Run by torchrun on two ranks in test_resume.py: what a learner makes of a checkpoint of another one.
+"""This program reads checkpoints into learners of other settings, on two ranks. test_resume.py runs it by torchrun.
 
 Usage: resume_worker.py MODEL_DIRECTORY OUTPUT_FILE. Rank 0 writes a JSON object of facts.
 """
@@ -31,7 +31,7 @@ from tests.learner.resume_cases import ADAPTED, CHANGES, CRAFTED, LATER, LORA, R
 
 
 def saved(learner, config, layout=True):
-    """A folder with a checkpoint after one step; without `layout` as older versions wrote it."""
+    """Saves a checkpoint after one step and returns its folder. Without `layout` it is as older versions wrote it."""
     take_step(learner, config)
     folder = learner.collective.gather(tempfile.mkdtemp())[0]
     learner.save(folder)
@@ -42,7 +42,8 @@ def saved(learner, config, layout=True):
 
 
 def change_facts(model, before, after, layout):
-    """Largest difference of a weight once loaded; step and gradient norm of the next step, with and without."""
+    """Returns the largest difference of a weight once loaded, and the step and gradient norm of the next step, with and
+    without loading."""
     first, then = config_for(**before), config_for(**after)
     learner = DeepSpeedLearner(first, model, DEVICE)
     folder = saved(learner, first, layout)
@@ -64,8 +65,8 @@ def change_facts(model, before, after, layout):
 
 
 def start_facts(model, before, after):
-    """Largest difference of a weight between a learner and one that starts from its checkpoint, or the model that it
-    exports; and the KL of the start to its reference."""
+    """Returns the largest difference of a weight between a learner and one that starts from its checkpoint or exported
+    model. It also returns the KL of the start to its reference."""
     first = config_for(**before)
     learner = DeepSpeedLearner(first, model, DEVICE)
     folder = saved(learner, first)
@@ -84,8 +85,8 @@ def start_facts(model, before, after):
 
 
 def adapted_facts(model, stage, older):
-    """Whether a run of adapters goes on bit for bit, and how many bytes its checkpoint takes; with `older` as versions
-    saved it that kept the frozen base too."""
+    """Returns whether a run of adapters goes on bit for bit, and how many bytes its checkpoint takes. With `older` it
+    is saved as by versions that kept the frozen base too."""
     config = config_for(stage, **LORA)
     learner = DeepSpeedLearner(config, model, DEVICE)
     take_step(learner, config)
@@ -106,7 +107,7 @@ def adapted_facts(model, stage, older):
 
 
 def said(action):
-    """What a UserError says; "" of none. Any other ends this worker."""
+    """Returns the message of a UserError, or "" if none is raised. Any other exception ends this worker."""
     try:
         action()
     except UserError as error:
@@ -115,7 +116,7 @@ def said(action):
 
 
 def refused_facts(model, before, after, edit):
-    """What is said of a checkpoint that does not fit, and whether before an engine was started."""
+    """Returns what is said of a checkpoint that does not fit, and whether it is said before an engine is started."""
     first, then = config_for(**before), config_for(**after)
     learner = DeepSpeedLearner(first, model, DEVICE)
     folder = saved(learner, first)
@@ -136,7 +137,7 @@ def refused_facts(model, before, after, edit):
 
 
 def full_facts(model, stage, rank, limit):
-    """What each rank says when files of one rank may not grow beyond `limit` bytes, after how many seconds; which
+    """Returns what each rank says, and when, if one rank's files may not grow beyond `limit` bytes. It also tells which
     checkpoints are left, and whether the learner goes on from the older one as before."""
     config = config_for(stage, objective__kl__coefficient=0.1, objective__kl__refresh_every=1)
     learner = DeepSpeedLearner(config, model, DEVICE)
@@ -164,7 +165,7 @@ def full_facts(model, stage, rank, limit):
 
 
 def renamed(states, name):
-    """Gives one parameter of a checkpoint's shards another name, in each place where it stands."""
+    """Returns a function that gives one parameter another name wherever a checkpoint's shards name it."""
 
     def edit(folder):
         for file in folder.glob(f"learner/{states}"):
@@ -188,7 +189,7 @@ def edited_layout(**values):
 
 
 def without_shards(folder):
-    """As older versions saved it with learner.zero_stage=0."""
+    """Removes files so that a checkpoint is as older versions saved it with learner.zero_stage=0."""
     (folder / "layout.json").unlink()
     for file in folder.glob("learner/*optim_states.pt"):
         file.unlink()
@@ -198,13 +199,13 @@ EDITS = {"damaged layout": edited_layout(ranks="two"), "no shards": without_shar
 
 
 def of_each(part, model, cases):
-    """What a part finds in each case."""
-    found = []
+    """Returns what `part` returns for each case."""
+    facts = []
     for case in cases:
-        found.append(part(model, *case))
+        facts.append(part(model, *case))
         # Every engine looks through all that there is for garbage, several times, also through what others left.
         gc.freeze()
-    return found
+    return facts
 
 
 def main(model, output):

@@ -1,4 +1,5 @@
-"""Run by torchrun on two ranks in test_sharded.py: what a rank holds of a model that ZeRO-3 loads in shards.
+"""This program notes what a rank holds of a model that ZeRO-3 loads in shards. test_sharded.py runs it by torchrun on
+two ranks.
 
 Usage: sharded_worker.py MODEL_DIRECTORY OUTPUT_FILE. Rank 0 writes a JSON object of facts.
 """
@@ -27,7 +28,8 @@ held = {"most at once": 0}
 
 
 def note(name, start):
-    """Notes the numbers that a rank holds of a policy before its engine is started, in all and in its largest part."""
+    """Wraps `start` so that it first notes how many numbers a rank holds of a policy, in all and in its largest
+    part."""
 
     def started(policy, *arguments):
         held[name] = sum(parameter.data.numel() for parameter in policy.parameters())
@@ -42,12 +44,12 @@ def sharded(policy):
 
 
 def buffers(policy):
-    """What a model keeps besides weights, its table of positions: types and values."""
+    """Returns what a model keeps besides weights, such as its table of positions: types and values."""
     return {name: [str(buffer.dtype), buffer.tolist()] for name, buffer in policy.named_buffers()}
 
 
 def noted(enter):
-    """Notes the most numbers that are whole at once while weights are read."""
+    """Wraps `enter` so that it notes the most numbers that are whole at once while weights are read."""
 
     def entered(self):
         enter(self)
@@ -74,13 +76,13 @@ def main(model: str, output: str) -> None:
         facts[precision] = dict(held)
         gathered.__enter__ = enter
         whole = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, precision)).state_dict()
-        ours = {name: each.clone() for bucket in learner.weight_buckets() for name, each in bucket}
+        ours = {name: tensor.clone() for bucket in learner.weight_buckets() for name, tensor in bucket}
         facts[precision] |= {
-            "numbers": sum(each.numel() for each in ours.values()),
-            "largest": max(each.numel() for each in ours.values()),
-            "weights differ": [name for name, each in ours.items() if not torch.equal(each, whole[name])],
+            "numbers": sum(tensor.numel() for tensor in ours.values()),
+            "largest": max(tensor.numel() for tensor in ours.values()),
+            "weights differ": [name for name, tensor in ours.items() if not torch.equal(tensor, whole[name])],
             "reference differs": [
-                name for name, each in learner.reference.state().items() if not torch.equal(each, whole[name])
+                name for name, tensor in learner.reference.state().items() if not torch.equal(tensor, whole[name])
             ],
             "flops": learner._flops.per_token,
             "buffers": buffers(learner.policy),

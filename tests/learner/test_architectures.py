@@ -98,7 +98,7 @@ def test_an_output_layer_with_a_bias_is_computed_with_it(monkeypatch):
 
 def test_a_model_that_looks_ahead_is_refused(monkeypatch):
     class LooksAhead(LlamaForCausalLM):
-        """Adds the mean of all tokens of a row, those to come included."""
+        """This model adds the mean of all tokens of a row, including those to come."""
 
         def __init__(self, config):
             super().__init__(config)

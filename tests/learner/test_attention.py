@@ -37,7 +37,7 @@ def attended(kind):
 
 
 def by_hand(kind):
-    """Softmax over exactly the tokens that a token may see, one token at a time."""
+    """Computes attention one token at a time, over exactly the tokens that the token may see."""
     query, key, value, sinks = drawn(torch.float64)
     window, softcap = KINDS[kind].get("sliding_window", 100), KINDS[kind].get("softcap")
     rows = []
@@ -76,8 +76,8 @@ def test_each_token_attends_its_prompt_and_its_own_completion_as_far_as_the_wind
 
 
 def test_softcapped_scores_are_weighed_in_float32_where_the_model_is_in_bfloat16():
-    """Whole numbers up to 45 are exact in bfloat16; capped at 50 they are not: rounded to a quarter there, weights
-    would be off by up to an eighth."""
+    """Whole numbers up to 45 are exact in bfloat16. Capped at 50 they would be rounded to a quarter, and weights would
+    be off by up to an eighth."""
     dots = torch.arange(16.0) * 3
     query = torch.zeros(1, 1, 16, 16, dtype=torch.bfloat16)
     query[..., 0] = 1
@@ -92,7 +92,7 @@ def test_softcapped_scores_are_weighed_in_float32_where_the_model_is_in_bfloat16
 
 
 def test_bfloat16_is_attended_in_float32_on_a_cpu():
-    """Weights are rounded nowhere: the output is the exact one, rounded once."""
+    """Nothing is rounded on the way: the output is the exact one, rounded once."""
     query, key, value = (tensor.detach() for tensor in drawn(torch.bfloat16)[:3])
     row = attention.TreeRow(TREES, torch.bfloat16, torch.device("cpu"))
     output, _ = attention.tree_attention(torch.nn.Module(), query, key, value, None, tree_row=row)

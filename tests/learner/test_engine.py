@@ -1,4 +1,4 @@
-"""What DeepSpeed is told on GPUs, and on CPUs."""
+"""These tests check what DeepSpeed is told on GPUs and on CPUs."""
 
 import pytest
 import torch

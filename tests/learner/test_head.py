@@ -1,4 +1,4 @@
-"""`model.head_precision`: the output layer in float32, by learner and samplers alike."""
+"""These tests hold that `model.head_precision` gives the output layer float32, in the learner and in samplers alike."""
 
 import torch
 from transformers import AutoModelForCausalLM

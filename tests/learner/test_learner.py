@@ -1,4 +1,4 @@
-"""The real learner on two ranks under ZeRO 1, 2 and 3: reference policies, LoRA, resume, NaN."""
+"""These tests run the real learner on two ranks under ZeRO 1, 2 and 3: reference policies, LoRA, resume, NaN."""
 
 import itertools
 import json
@@ -27,8 +27,8 @@ STAGES = pytest.mark.parametrize("stage", [f"{stage}/{precision}" for stage in (
 @STAGES
 @pytest.mark.slow
 def test_kl_grows_from_the_start_and_falls_to_zero_when_the_reference_is_copied(facts, stage):
-    found = facts[stage]["reference_facts"]
-    start, copied, averaged = found["start"], found["copied"], found["averaged"]
+    reference = facts[stage]["reference_facts"]
+    start, copied, averaged = reference["start"], reference["copied"], reference["averaged"]
     zero = pytest.approx(0, abs=PRECISIONS[stage.partition("/")[2]])
     assert start[0] == zero and min(start[1:]) > 0.1
     # Copied after the second step: the third is measured from the policy itself.
@@ -47,23 +47,23 @@ def test_every_stage_measures_the_same_kl(facts, precision, tolerance):
 @STAGES
 @pytest.mark.slow
 def test_a_moving_average_is_kept_in_float32_and_moves_by_little_everywhere(facts, stage):
-    found = facts[stage]["average_facts"]
-    assert found["types"] == ["torch.float32"]
-    assert found["moved"] > 0.9
+    average = facts[stage]["average_facts"]
+    assert average["types"] == ["torch.float32"]
+    assert average["moved"] > 0.9
 
 
 @STAGES
 @pytest.mark.slow
 def test_lora_moves_the_merged_weights_and_never_the_reference(facts, stage):
-    found = facts[stage]["lora_facts"]
-    assert found["kl"][0] == pytest.approx(0, abs=PRECISIONS[stage.partition("/")[2]]) and found["kl"][1] > 1e-8
-    assert found["moved"] > 1e-5
+    lora = facts[stage]["lora_facts"]
+    assert lora["kl"][0] == pytest.approx(0, abs=PRECISIONS[stage.partition("/")[2]]) and lora["kl"][1] > 1e-8
+    assert lora["moved"] > 1e-5
     # What bfloat16 rounds off when adapters are merged is said; float32 keeps all.
     low, high = {"float32": (0, 1e-5), "bfloat16": (1e-3, 0.5)}[stage.partition("/")[2]]
-    assert low <= found["merge_error"] < high
-    assert found["reference_stays"]
+    assert low <= lora["merge_error"] < high
+    assert lora["reference_stays"]
     # Adapters are those of the seed, whatever was drawn before.
-    assert found["seeded"] == [True, False]
+    assert lora["seeded"] == [True, False]
 
 
 @STAGES
@@ -77,27 +77,27 @@ def test_what_saves_memory_changes_no_gradient(facts, stage):
 @STAGES
 @pytest.mark.slow
 def test_states_that_leave_the_device_between_steps_come_back_bit_by_bit(facts, stage):
-    found = facts[stage]["offload_facts"]
-    plain, away = found["norms"]
-    assert plain == away and found["same"]
-    there, left = found["held"]
+    offload = facts[stage]["offload_facts"]
+    plain, away = offload["norms"]
+    assert plain == away and offload["same"]
+    there, left = offload["held"]
     assert left < 0.001 * there
 
 
 @pytest.mark.slow
 def test_a_second_copy_of_the_shards_changes_nothing(facts):
-    """The second copy is of both ranks here. One of fewer than all needs four ranks, which is not tried."""
-    found = facts["hpz"]
-    assert found["norms"] == pytest.approx(found["plain"], rel=1e-6)
-    assert found["different"] < 1e-6
+    """Both ranks share the second copy here. A copy on fewer than all ranks needs four, which is not tried."""
+    copied = facts["hpz"]
+    assert copied["norms"] == pytest.approx(copied["plain"], rel=1e-6)
+    assert copied["different"] < 1e-6
 
 
 @STAGES
 @pytest.mark.slow
 def test_a_receiver_that_keeps_the_base_needs_only_the_adapters(facts, stage):
-    found = facts[stage]["lora_facts"]
-    assert max(found["wrong"]) < 1e-6
-    assert 0 < found["share_sent"] < 0.5
+    lora = facts[stage]["lora_facts"]
+    assert max(lora["wrong"]) < 1e-6
+    assert 0 < lora["share_sent"] < 0.5
 
 
 @STAGES
@@ -132,25 +132,25 @@ def test_a_checkpoint_of_another_stage_and_precision_goes_on_as_it_was(facts):
 
 @pytest.mark.slow
 def test_a_checkpoint_executes_nothing_and_one_of_another_model_is_refused(facts):
-    found = facts["refused"]
-    assert not found["ran"]
+    refused = facts["refused"]
+    assert not refused["ran"]
     for name in ("same", "resharded"):
-        assert "optim_states.pt is damaged or holds more than numbers: it is not read" in found[name]
-    assert "set model.path and model.lora as they were" in found["other"]
+        assert "optim_states.pt is damaged or holds more than numbers: it is not read" in refused[name]
+    assert "set model.path and model.lora as they were" in refused["other"]
 
 
 @STAGES
 @pytest.mark.slow
 def test_a_plan_scales_the_schedules_learning_rate_for_its_own_steps(facts, stage):
-    found = facts[stage]["rate_facts"]
-    assert found["rates"] == pytest.approx([0.0025, 0.0, 0.5 * 0.0075])
-    assert found["moved"] == [True, False, True]
+    rates = facts[stage]["rate_facts"]
+    assert rates["rates"] == pytest.approx([0.0025, 0.0, 0.5 * 0.0075])
+    assert rates["moved"] == [True, False, True]
 
 
 @STAGES
 @pytest.mark.slow
 def test_nan_gradients_skip_the_step_and_too_many_in_a_row_stop_the_run(facts, stage):
-    found = facts[stage]["nan_facts"]
-    assert found["applied"] == [False, True]
-    assert found["unchanged"]
-    assert "NaN or Inf in 2 steps in a row" in found["error"]
+    nan = facts[stage]["nan_facts"]
+    assert nan["applied"] == [False, True]
+    assert nan["unchanged"]
+    assert "NaN or Inf in 2 steps in a row" in nan["error"]

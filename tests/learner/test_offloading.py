@@ -1,4 +1,5 @@
-"""What leaves a device comes back bit by bit, under every view of it. DeepSpeed's own states: see test_learner.py."""
+"""These tests hold that what leaves a device comes back bit by bit, under every view of it. test_learner.py tries
+DeepSpeed's own states."""
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    """Chunks that no tensor below fits into, so that each is cut."""
+    """Makes chunks so small that no tensor below fits into one, so that each is cut."""
     monkeypatch.setattr(offloading, "CHUNK", 64)
 
 

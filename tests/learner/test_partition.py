@@ -31,7 +31,8 @@ def changes(tmp_path_factory):
 
 
 def reference_step(model: str, level: str) -> tuple[dict[str, torch.Tensor], float]:
-    """Gradient and loss of every completion alone: float64, transformers' eager attention, formulas as printed."""
+    """Returns the gradient and loss of every completion computed alone: in float64, with transformers' eager attention
+    and the formulas as printed."""
     eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
     language_model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64, **eager)
     groups = [group.scored for group in uneven_groups()]

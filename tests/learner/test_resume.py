@@ -1,12 +1,12 @@
-"""A checkpoint goes on as it was under other settings, or is refused in one line before an engine starts; a rank that
-cannot write one is told by all; what is somebody else's writes nowhere but in its folder."""
+"""These tests hold that a checkpoint goes on under other settings, or is refused in one line before an engine starts. A
+rank that cannot write one is named by all, and a crafted one writes nothing outside its folder."""
 
 import json
 
 import pytest
 
 from grpo.config import TrainConfig, UserError
-from grpo.config.resume import check_resumed
+from grpo.config.compare_saved import check_resumed
 from tests import warm
 from tests.learner.models import tiny_llama
 from tests.learner.resume_cases import ADAPTED, CHANGES, CRAFTED, LATER, LORA, REFUSED, STARTS
@@ -25,26 +25,26 @@ def facts(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("index", range(len(CHANGES)), ids=lambda index: f"{CHANGES[index]}")
 def test_a_checkpoint_goes_on_as_it_was_under_other_settings(facts, index):
-    found = facts["changes"][index]
+    changed = facts["changes"][index]
     before, after, _ = CHANGES[index]
     same = before.get("precision") == after.get("precision")
-    assert found["steps"] == [2, 2]
+    assert changed["steps"] == [2, 2]
     # Weights of the tiny model are below 1, of which bfloat16 keeps eight bits.
-    assert found["away"] == 0 if same else 0 < found["away"] < 2**-8
-    straight, resumed = found["norms"]
+    assert changed["away"] == 0 if same else 0 < changed["away"] < 2**-8
+    straight, resumed = changed["norms"]
     assert resumed == pytest.approx(straight, rel=1e-5 if same else 1e-2)
-    assert found["left"]
+    assert changed["left"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("index", range(len(STARTS)), ids=lambda index: f"{STARTS[index]}")
 def test_a_new_run_starts_with_the_weights_of_a_checkpoint(facts, index):
-    found = facts["starts"][index]
-    assert found["away"] == found["lost"] == 0
-    assert found["steps"] == 1
+    started = facts["starts"][index]
+    assert started["away"] == started["lost"] == 0
+    assert started["steps"] == 1
     # The reference is the start; of adapters it is their base, from which one step has led away.
     adapted = LORA.items() <= STARTS[index][1].items()
-    assert found["kl"] > 0.1 if adapted else abs(found["kl"]) < 1e-5
+    assert started["kl"] > 0.1 if adapted else abs(started["kl"]) < 1e-5
 
 
 @pytest.mark.slow
@@ -60,32 +60,32 @@ def test_a_run_of_adapters_goes_on_bit_for_bit_without_its_base_in_the_checkpoin
 @pytest.mark.slow
 @pytest.mark.parametrize("index", range(len(REFUSED)), ids=lambda index: f"{REFUSED[index]}")
 def test_what_does_not_fit_is_one_line_before_an_engine_starts(facts, index):
-    found = facts["refused"][index]
-    assert REFUSED[index][-1] in found["line"] and "\n" not in found["line"]
-    assert found["early"]
+    refused = facts["refused"][index]
+    assert REFUSED[index][-1] in refused["line"] and "\n" not in refused["line"]
+    assert refused["early"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("index", range(len(CRAFTED)), ids=lambda index: f"{CRAFTED[index]}")
 def test_a_parameter_whose_name_leads_elsewhere_is_refused_before_anything_is_written(facts, index):
-    found = facts["crafted"][index]
-    assert f"names a parameter {CRAFTED[index][-1]!r}, which is a path and no name" in found["line"]
-    assert "\n" not in found["line"]
-    assert found["escaped"] == found["left"] == []
+    refused = facts["crafted"][index]
+    assert f"names a parameter {CRAFTED[index][-1]!r}, which is a path and no name" in refused["line"]
+    assert "\n" not in refused["line"]
+    assert refused["escaped"] == refused["left"] == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("index", range(len(LATER)), ids=lambda index: f"{LATER[index]}")
 def test_a_rank_that_cannot_write_its_shard_ends_all_at_once_and_loses_nothing(facts, index):
-    found = facts["full"][index]
-    first, second = found["lines"]
+    full = facts["full"][index]
+    first, second = full["lines"]
     assert first.startswith(f"the checkpoint of step 2 could not be written (rank {LATER[index][1]}: ")
     assert second[:60] == first[:60] and "\n" not in first + second
     # Of a deadline of sixty.
-    assert found["seconds"] < 20
-    assert found["left"] == ["step-00000001"]
-    straight, again = found["norms"]
-    assert again == straight and found["later"]
+    assert full["seconds"] < 20
+    assert full["left"] == ["step-00000001"]
+    straight, again = full["norms"]
+    assert again == straight and full["later"]
 
 
 def lora(**values):

@@ -1,4 +1,5 @@
-"""One round of the real learner in this process: which old log-probabilities it takes, and what it calls a mismatch."""
+"""These tests run one round of the real learner in this process, and check its old log-probabilities and its
+mismatch."""
 
 import copy
 import os
@@ -45,21 +46,23 @@ def config_of(**objective):
 
 
 def scored():
-    """Groups whose sampler was another policy than the learner."""
+    """Returns groups whose sampler had another policy than the learner."""
     return [group.scored for group in uneven_groups()]
 
 
 def sampled_by(learner):
-    """The same groups, as if the learner's own policy had sampled them."""
-    found = []
-    for group, logprobs in zip(scored(), learner.logprobs([each.group for each in scored()]), strict=True):
+    """Returns the same groups, as if the learner's own policy had sampled them."""
+    sampled = []
+    for group, logprobs in zip(
+        scored(), learner.logprobs([scored_group.group for scored_group in scored()]), strict=True
+    ):
         completions = tuple(
             replace(completion, sampler_logprobs=tuple(values.tolist()))
             for completion, values in zip(group.group.completions, logprobs, strict=True)
         )
         rollout = RolloutGroup(group.group.prompt, completions, 0, 0)
-        found.append(ScoredGroup(rollout, group.grades, group.included))
-    return found
+        sampled.append(ScoredGroup(rollout, group.grades, group.included))
+    return sampled
 
 
 def batches_of(learner, config, groups):
@@ -75,8 +78,8 @@ def test_a_kl_in_the_reward_is_nothing_while_the_learner_is_its_reference(start)
         [micro.advantages.tolist() for batch in batches_of(learner, config, scored()) for micro in batch.micro_batches]
         for config in (plain, penalized)
     ]
-    for expected, found in zip(*advantages, strict=True):
-        assert found == pytest.approx(expected, abs=1e-5)
+    for expected, penalized_values in zip(*advantages, strict=True):
+        assert penalized_values == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("old_logprobs", ["learner", "sampler"])
@@ -92,7 +95,7 @@ def test_what_a_round_has_learned_is_no_mismatch_of_its_engines(start, old_logpr
 
 
 def test_a_second_pass_compares_with_the_policy_that_began_the_round(start):
-    """The same batch twice: the first pass is on-policy, the second has the ratio of one step."""
+    """The same batch is learned twice: the first pass is on-policy, and the second has the ratio of one step."""
     config = config_of(name="unclipped")
     config.dynamics.passes = 2
     learner = start(config)
@@ -105,7 +108,7 @@ def test_a_second_pass_compares_with_the_policy_that_began_the_round(start):
 
 
 def plain_logprobs(model, group, temperature):
-    """Log π of each completion of a group, as transformers computes one sequence."""
+    """Yields log π of each completion of a group, as transformers computes one sequence."""
     prompt = torch.tensor(group.group.prompt.token_ids)
     for completion in group.group.completions:
         ids = torch.cat([prompt, torch.tensor(completion.token_ids)])
@@ -114,7 +117,7 @@ def plain_logprobs(model, group, temperature):
 
 
 def plain_step(model, optimizer, groups, old, config):
-    """One step of the clipped loss, from its formula."""
+    """Takes one step of the clipped loss, computed from its formula."""
     completions = [pair for group in groups for pair in zip(group.group.completions, group.included, strict=True)]
     tokens = sum(len(completion.token_ids) for completion, used in completions if used)
     for group, old_of_group in zip(groups, old, strict=True):
@@ -132,7 +135,7 @@ def plain_step(model, optimizer, groups, old, config):
 
 
 def test_rounds_of_several_steps_are_plain_adamw_on_the_clipped_loss(start):
-    """Weights after each of two rounds of two steps, beside transformers and torch's AdamW."""
+    """The weights after each of two rounds of two steps are compared with transformers and torch's AdamW."""
     config = config_of(clip_low=0.2, clip_high=0.28)
     config.learner.learning_rate, config.learner.warmup_steps, config.learner.schedule = 1e-3, 0, "constant"
     config.rollout.sampling.temperature = 0.7
@@ -157,7 +160,7 @@ def test_rounds_of_several_steps_are_plain_adamw_on_the_clipped_loss(start):
 
 
 class Waits(TorchDispatchMode):
-    """Counts operations whose result the host reads, for which it would wait on a GPU."""
+    """Counts operations whose result the host reads. On a GPU it would wait for them."""
 
     count = 0
 

@@ -1,4 +1,5 @@
-"""A whole row in one call of the flash kernel. The kernel is a stand-in that computes what torch documents."""
+"""These tests compute a whole row in one call of the flash kernel. The kernel is a stand-in that computes what torch
+documents."""
 
 from itertools import pairwise
 
@@ -15,7 +16,8 @@ PLACES += [[20, 21, 22, 23, 24], [20, 21, 25, 26, 27]]
 
 
 def documented(query, key, value, query_ends, key_ends, most_queries, most_keys, *, scale, window_size, **options):
-    """Each sequence of queries attends its keys, aligned at the last one, from `window_size[0]` places back on."""
+    """Computes what torch documents: each sequence of queries attends its keys, aligned at the last one, from
+    `window_size[0]` places back on."""
     assert options in ({}, {"enable_gqa": True}) and window_size[1] == 0
     shared = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
@@ -34,7 +36,7 @@ def documented(query, key, value, query_ends, key_ends, most_queries, most_keys,
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The calls of the stand-in kernel, which takes everything."""
+    """Replaces the kernel by a stand-in that takes everything, and returns the list of its calls."""
     made = []
 
     def kernel(*arguments, **named):
@@ -77,7 +79,7 @@ def test_nothing_is_gathered_where_every_completion_has_a_prompt_of_its_own():
 
 
 class Operations(TorchDispatchMode):
-    """The operations that are asked for, and the types of what they are first asked of."""
+    """Notes the operations that are asked for, and the type of each operation's first argument."""
 
     def __init__(self):
         super().__init__()
@@ -90,7 +92,7 @@ class Operations(TorchDispatchMode):
 
 
 def test_gradients_of_a_shared_prompt_are_summed_in_float32():
-    """A GPU would add up numbers of 16 bits, which count no further than 256 in bfloat16."""
+    """A GPU would add up numbers of 16 bits, and bfloat16 counts no further than 256."""
     rows = torch.ones(2, 1, dtype=torch.bfloat16, requires_grad=True)
     places = torch.tensor([0] * 260 + [1])
     with Operations() as asked:
@@ -100,7 +102,7 @@ def test_gradients_of_a_shared_prompt_are_summed_in_float32():
 
 
 def test_a_layer_asks_for_as_many_operations_whatever_is_in_the_row(monkeypatch):
-    """On tensors without data, so that an operation which the host had to wait for would raise."""
+    """The tensors have no data, so an operation that the host had to wait for would raise."""
     monkeypatch.setattr(varlen, "takes", lambda query, value: True)
     counts = []
     for trees in (TREES, tuple(Tree(12 * index, 2, (3, 3, 4)) for index in range(50))):

@@ -17,7 +17,7 @@ def own_cache(tmp_path, monkeypatch):
 
 
 def forget_hashes():
-    """As a new process would start."""
+    """Forgets all hashes, as a new process would start."""
     cache._hashed.clear()
 
 

@@ -1,4 +1,4 @@
-"""What is sent to the hub, by a stand-in for its HTTP interface on this machine."""
+"""These tests check what is sent to the hub, by a stand-in for its HTTP interface on this machine."""
 
 import base64
 import json
@@ -15,7 +15,8 @@ TOKEN = "hf_of_this_test"
 
 
 class Hub:
-    """The parts of the hub that an upload asks. It keeps repositories, and the files of their commits."""
+    """This stands in for the parts of the hub that an upload asks. It keeps repositories and the files of their
+    commits."""
 
     def __init__(self):
         self.requests, self.private, self.files, self.commits, self.refused = [], {}, {}, [], {}
@@ -152,7 +153,7 @@ def test_nobody_logged_in_a_wrong_token_and_a_refusal_are_one_line(hub, folder, 
 
 def test_a_name_of_somebody_else_and_a_token_that_only_reads_are_told_before_any_work(hub):
     check_upload("team/ours")
-    with pytest.raises(UserError, match="upload=them/theirs: the token on this machine sends to me or team"):
+    with pytest.raises(UserError, match="upload=them/theirs: the token on this machine may write to me or team only"):
         check_upload("them/theirs")
     hub.token = {"accessToken": {"role": "read"}}
     with pytest.raises(UserError, match="upload=me/mine: the token on this machine may only read"):

@@ -1,4 +1,4 @@
-"""Runs `grpo prove`, whose processes of their own are started with their imports behind them.
+"""This program runs `grpo prove`, and starts the processes that it needs with their imports behind them.
 
 Usage: python -m tests.prove.command_worker WORDS
 """

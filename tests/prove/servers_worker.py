@@ -1,4 +1,4 @@
-"""Prints what `grpo.prove.lost_server` finds: as it is, then with a lost server that is not started again.
+"""This program prints what `grpo.prove.lost_server` finds: as it is, then with a lost server that is not started again.
 
 At last a bit is flipped on the way to the other server. Usage: python -m tests.prove.servers_worker FOLDER
 It is a process of its own, because DeepSpeed keeps its process groups for good.
@@ -28,10 +28,10 @@ def main(folder: str) -> None:
     begun = time.perf_counter()
     learner = bench.learner
     sampler = ServerSampler(bench.config, bench.path, bench.tokenizer, bench.device, learner.collective)
-    found = {"": verdicts(lost_server.lose(lost_server.Run(bench, sampler), time.perf_counter() - begun))}
+    verdicts_of = {"": verdicts(lost_server.lose(lost_server.Run(bench, sampler), time.perf_counter() - begun))}
     never = mock.patch.multiple(lost_server, LATEST=0.0, GRACE_SECONDS=3.0)
     with never, mock.patch.object(fleet.Fleet, "restart_lost", lambda self: None):
-        found["not started again"] = verdicts(lost_server.lose(lost_server.Run(bench, sampler), 0.0))
+        verdicts_of["not started again"] = verdicts(lost_server.lose(lost_server.Run(bench, sampler), 0.0))
     packed = fleet.packed
 
     def flipped(*arguments):
@@ -40,10 +40,10 @@ def main(folder: str) -> None:
         return buffer
 
     with mock.patch.object(fleet, "packed", flipped):
-        found["flipped bit"] = lost_server.Run(bench, sampler).refresh()
+        verdicts_of["flipped bit"] = lost_server.Run(bench, sampler).refresh()
     for server in sampler.servers:
         server.process.stop()
-    print(json.dumps(found))
+    print(json.dumps(verdicts_of))
 
 
 def verdicts(report) -> dict[str, str]:

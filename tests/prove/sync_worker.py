@@ -1,5 +1,5 @@
-"""Prints what `grpo.prove.exchange.sync` and `grpo.prove.link` find: as it is, over a slow link, and with a comparison
-that sees nothing, or a flipped bit.
+"""This program prints what `grpo.prove.exchange.sync` and `grpo.prove.link` find: as they are, over a slow link, with a
+comparison that sees nothing, and with a flipped bit.
 
 Usage: python -m tests.prove.sync_worker FOLDER. It is a process of its own, for DeepSpeed keeps its groups for good.
 """
@@ -29,12 +29,12 @@ def main(folder: str) -> None:
         time.sleep(1.5)
         load(self, bucket)
 
-    found = {"": verdicts(bench)}
+    verdicts_of = {"": verdicts(bench)}
     with mock.patch.object(sampler, "load_weights", over_a_slow_link):
-        found["slow link"] = verdicts(bench)
+        verdicts_of["slow link"] = verdicts(bench)
     with mock.patch.object(refresh, "differing", lambda ours, theirs: []):
-        found["blind comparison"] = verdicts(bench)
-    found["channel"] = verdicts(bench, link.channel)
+        verdicts_of["blind comparison"] = verdicts(bench)
+    verdicts_of["channel"] = verdicts(bench, link.channel)
     send = Channel.send
 
     def over_a_slow_channel(self, buffer):
@@ -46,10 +46,10 @@ def main(folder: str) -> None:
         send(self, buffer)
 
     with mock.patch.object(Channel, "send", over_a_slow_channel):
-        found["slow channel"] = verdicts(bench, link.channel)
+        verdicts_of["slow channel"] = verdicts(bench, link.channel)
     with mock.patch.object(Channel, "send", flipped):
-        found["flipped bit"] = verdicts(bench, link.channel)
-    print(json.dumps(found))
+        verdicts_of["flipped bit"] = verdicts(bench, link.channel)
+    print(json.dumps(verdicts_of))
 
 
 def verdicts(bench: Bench, measure=exchange.sync) -> dict[str, str]:

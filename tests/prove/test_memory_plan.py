@@ -1,9 +1,9 @@
-"""What a proof of a size takes of a GPU is known before its engines start, by hand arithmetic and by the bench."""
+"""These tests hold that a proof's GPU memory is known before its engines start, by hand arithmetic and by the bench."""
 
 import pytest
 import torch
 
-from grpo.config.estimate import ModelShape
+from grpo.config.memory_estimate import ModelShape
 from grpo.host import ranks
 from grpo.prove import exchange, sampling
 from grpo.prove.bench import SIZES, Bench, config_of
@@ -18,7 +18,7 @@ SEVEN_B = preflight.shape_of(config_of(SIZES["7b"].shape))
 
 @pytest.fixture
 def on(monkeypatch, tmp_path):
-    """Makes a bench on a GPU with this room."""
+    """Makes a bench on a GPU with this much memory."""
 
     def made(room, size, *words):
         monkeypatch.setattr(ranks, "device", lambda config: torch.device("cuda", 0))

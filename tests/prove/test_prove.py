@@ -1,4 +1,4 @@
-"""The proof of an installation on two CPU cores: every part is fine here, and fails when it is sabotaged."""
+"""These tests prove the installation on two CPU cores: every part is fine here, and fails when it is sabotaged."""
 
 import json
 import os
@@ -39,8 +39,8 @@ def test_attention_is_right_here_and_a_wrong_mask_is_found(bench, monkeypatch):
         return mask(tree, *arguments) | torch.ones(tree.end - tree.start, tree.end - tree.start).bool().tril()
 
     monkeypatch.setattr(tree_attention, "attention_mask", wrong)
-    found = verdicts(computation.attention(bench))
-    assert found["plain, float32"] == found["plain, bfloat16"] == "wrong"
+    sabotaged = verdicts(computation.attention(bench))
+    assert sabotaged["plain, float32"] == sabotaged["plain, bfloat16"] == "wrong"
 
 
 def test_gradients_are_right_here_and_positions_that_do_not_restart_are_found(bench, monkeypatch):
@@ -59,27 +59,27 @@ def test_gradients_are_right_here_and_positions_that_do_not_restart_are_found(be
 def test_a_refresh_is_right_here_and_what_goes_wrong_on_the_way_is_found(tmp_path):
     done = warm.run(["-m", "tests.prove.sync_worker", str(tmp_path)])
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    verdicts_of = json.loads(done.stdout.splitlines()[-1])
     fine = dict.fromkeys(("refresh of 1 MiB, checked", "flipped bit noticed", "mismatch of log-probabilities"), "fine")
-    assert found[""] == fine
-    assert found["slow link"] == fine | {"refresh of 1 MiB, checked": "slow"}
-    assert found["blind comparison"] == fine | {"flipped bit noticed": "wrong"}
+    assert verdicts_of[""] == fine
+    assert verdicts_of["slow link"] == fine | {"refresh of 1 MiB, checked": "slow"}
+    assert verdicts_of["blind comparison"] == fine | {"flipped bit noticed": "wrong"}
     speed, content = "channel by gloo", "channel by gloo: buckets as sent"
-    assert found["channel"] == {"channel by NCCL": "skipped", speed: "fine", content: "fine"}
-    assert found["slow channel"] == found["channel"] | {speed: "slow"}
-    assert found["flipped bit"] == found["channel"] | {content: "wrong"}
+    assert verdicts_of["channel"] == {"channel by NCCL": "skipped", speed: "fine", content: "fine"}
+    assert verdicts_of["slow channel"] == verdicts_of["channel"] | {speed: "slow"}
+    assert verdicts_of["flipped bit"] == verdicts_of["channel"] | {content: "wrong"}
 
 
 @pytest.mark.slow
 def test_a_run_survives_a_server_that_is_killed_in_a_transfer_and_what_goes_wrong_then_is_found(tmp_path):
     done = warm.run(["-m", "tests.prove.servers_worker", str(tmp_path)], timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert set(found[""].values()) == {"fine", "–"}
+    verdicts_of = json.loads(done.stdout.splitlines()[-1])
+    assert set(verdicts_of[""].values()) == {"fine", "–"}
     for what in ("seconds until it is back", "… with the right weights at last"):
-        assert found[""][what] == "fine" and found["not started again"][what] in ("slow", "wrong")
-    assert found["not started again"]["completions lost"] == "fine"
-    assert found["flipped bit"] == 0
+        assert verdicts_of[""][what] == "fine" and verdicts_of["not started again"][what] in ("slow", "wrong")
+    assert verdicts_of["not started again"]["completions lost"] == "fine"
+    assert verdicts_of["flipped bit"] == 0
 
 
 @pytest.mark.slow

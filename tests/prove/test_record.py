@@ -1,4 +1,5 @@
-"""`prove.json` keeps the parts that were measured on the same, and tells a plan the machine's constants."""
+"""These tests hold that `prove.json` keeps parts measured on the same machine, and gives a plan the machine's
+constants."""
 
 import json
 

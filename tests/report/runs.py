@@ -1,4 +1,4 @@
-"""Folders and files as runs leave them: ours, TRL's and verl's."""
+"""This module writes folders and files as runs leave them: ours, TRL's and verl's."""
 
 import json
 from dataclasses import asdict
@@ -9,7 +9,7 @@ from grpo.config.run import TrainConfig
 
 
 def write_run(folder, rounds, num_steps=200):
-    """A run of ours whose pass rate relaxes from 0.2 to 0.8 in 20 steps."""
+    """Writes a run of ours whose pass rate relaxes from 0.2 to 0.8 in 20 steps."""
     generator = np.random.default_rng(0)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**asdict(TrainConfig()), "num_steps": num_steps}))
@@ -35,7 +35,7 @@ def write_run(folder, rounds, num_steps=200):
 
 
 def trl_log(folder):
-    """trainer_state.json with the names of TRL 1.16's GRPOTrainer."""
+    """Writes a trainer_state.json with the names of TRL 1.16's GRPOTrainer."""
     generator = np.random.default_rng(0)
     history = []
     for step in range(1, 61):
@@ -50,7 +50,7 @@ def trl_log(folder):
 
 
 def verl_log(path):
-    """Lines of verl 0.9's file logger."""
+    """Writes the lines of verl 0.9's file logger."""
     generator = np.random.default_rng(0)
     with path.open("w") as file:
         for step in range(1, 41):

@@ -1,4 +1,4 @@
-"""Variants compared, on runs whose truth is known."""
+"""These tests compare variants on runs whose truth is known."""
 
 import json
 import re
@@ -28,7 +28,8 @@ STEPS = (0, 10, 20, 30)
 
 
 def write_run(folder, final, seed, exponent=1.0, tokens=100.0):
-    """A run whose held-out pass rate goes in a straight line from .2 to `final` over 30 steps of 8 × 4 completions."""
+    """Writes a run whose held-out pass rate goes in a straight line from .2 to `final` over 30 steps of 8 × 4
+    completions."""
     random = np.random.default_rng((seed, int(1000 * final), int(10 * exponent)))
     folder.mkdir(parents=True)
     config = asdict(TrainConfig())
@@ -71,7 +72,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(runs):
+def compared(runs):
     return contrast(runs)
 
 
@@ -85,11 +86,11 @@ def test_intervals_stay_within_what_is_possible_and_need_three_seeds():
     )
 
 
-def test_every_panel_has_labels_and_no_legend_over_what_it_shows(found):
+def test_every_panel_has_labels_and_no_legend_over_what_it_shows(compared):
     for panel in PANELS:
         figure = Figure(layout="constrained")
         axes = figure.add_subplot()
-        panel(axes, found)
+        panel(axes, compared)
         figure.draw_without_rendering()
         assert axes.get_xlabel() and axes.get_ylabel(), axes.get_title(loc="left")
         legend = axes.get_legend()
@@ -97,14 +98,14 @@ def test_every_panel_has_labels_and_no_legend_over_what_it_shows(found):
         assert legend or axes.texts or panel is differences
 
 
-def test_the_names_of_many_variants_have_room(found):
-    first, second, *_ = found.variants
+def test_the_names_of_many_variants_have_room(compared):
+    first, second, *_ = compared.variants
     others = [replace(second, name=f"reinforce_plus_plu{number:02}") for number in range(16)]
     with rc_context(STYLE):
         figure = Figure(figsize=(SHEET_INCHES[0], 2 * SHEET_INCHES[1]), layout="constrained")
         grid = dict(zip(PANELS[:4], figure.subplots(2, 2).flat, strict=True))
         for panel, axes in grid.items():
-            panel(axes, replace(found, variants=(first, *others)))
+            panel(axes, replace(compared, variants=(first, *others)))
         figure.draw_without_rendering()
     for axes in grid.values():
         legend = axes.get_legend()
@@ -114,8 +115,8 @@ def test_the_names_of_many_variants_have_room(found):
     assert min(high - low for low, high in pairwise(heights)) > 0.7 * labels[0].height
 
 
-def test_every_table_says_what_its_columns_mean(found, tmp_path):
-    write_contrast(found, tmp_path)
+def test_every_table_says_what_its_columns_mean(compared, tmp_path):
+    write_contrast(compared, tmp_path)
     page = (tmp_path / "report.html").read_text()
     assert all(caption.split(".")[0] in page for caption in CAPTIONS.values())
 
@@ -136,35 +137,35 @@ def test_cost_is_read_off_the_monotone_curve(runs):
     assert run.cost(0.2, "tokens") == (0.0, True)
 
 
-def test_a_better_variant_is_told_from_one_that_is_the_same(runs, found):
-    against = {variant.name: variant.against for variant in found.variants[1:]}
-    assert found.base.name == "base" and found.base.against is None
+def test_a_better_variant_is_told_from_one_that_is_the_same(runs, compared):
+    against = {variant.name: variant.against for variant in compared.variants[1:]}
+    assert compared.base.name == "base" and compared.base.against is None
     assert against["better"].p < 0.01 and against["better"].difference.value == pytest.approx(0.3, abs=0.05)
     assert against["worse"].p < 0.01 and against["worse"].difference.value == pytest.approx(-0.2, abs=0.05)
     assert against["same"].p > 0.05
     assert against["same"].difference.low < 0 < against["same"].difference.high
     first, last = (np.mean([run.held_out[index] for run in runs[:5]]) for index in (0, -1))
-    assert found.level == pytest.approx(first + 0.75 * (last - first))
+    assert compared.level == pytest.approx(first + 0.75 * (last - first))
     # Three quarters of the way to .5 at twice the speed: half of the tokens.
     assert against["better"].tokens.value == pytest.approx(0.5, abs=0.08)
-    assert [variant.arrived for variant in found.variants[2:]] == [5, 0]
+    assert [variant.arrived for variant in compared.variants[2:]] == [5, 0]
 
 
-def test_quarters_of_difficulty_are_of_the_rate_before_training(found):
-    for variant in found.variants:
-        changes = [each.value for each in variant.quarters]
+def test_quarters_of_difficulty_are_of_the_rate_before_training(compared):
+    for variant in compared.variants:
+        changes = [quarter.value for quarter in variant.quarters]
         assert np.mean(changes) == pytest.approx(variant.last.value - variant.first, abs=1e-9)
-    better = found.variants[2].against.quarters
-    assert all(each.low > 0 and each.value == pytest.approx(0.3, abs=0.12) for each in better)
+    better = compared.variants[2].against.quarters
+    assert all(quarter.low > 0 and quarter.value == pytest.approx(0.3, abs=0.12) for quarter in better)
 
 
-def test_silence_agrees_with_its_law(found):
-    for variant in found.variants:
+def test_silence_agrees_with_its_law(compared):
+    for variant in compared.variants:
         assert variant.silent == pytest.approx(variant.law, abs=0.05)
 
 
-def test_the_conclusion_says_who_won_and_how_sure(found):
-    said = " ".join(conclusion(found))
+def test_the_conclusion_says_who_won_and_how_sure(compared):
+    said = " ".join(conclusion(compared))
     assert re.search(r"better ended highest, at [78]\d\.\d% \[.*\], clearly above all others\.", said)
     assert re.search(r"clearly higher than base: better by \+[23]\d\.\d \[.*\] points \(5 of 5 seeds, p = ", said)
     assert re.search(r"clearly lower than base: worse by -[12]\d\.\d \[.*\] points \(5 of 5 seeds, p = ", said)
@@ -174,22 +175,22 @@ def test_the_conclusion_says_who_won_and_how_sure(found):
     assert "by their signs alone nothing is sure, since all 5 agree by chance in 6.2% of cases" in said
 
 
-def test_a_winner_that_others_may_equal_is_no_winner(runs, found):
+def test_a_winner_that_others_may_equal_is_no_winner(runs, compared):
     groups = {name: [run for run in runs if run.variant == name] for name in ("base", "same", "better", "worse")}
     problems = sorted(runs[0].rates(-1))
     assert not_below(groups, "better", problems) == ()
     assert not_below({name: groups[name] for name in ("base", "same", "worse")}, "same", problems) == ("base",)
     two_seeds = {name: members[:2] for name, members in groups.items()}
     assert not_below(two_seeds, "better", problems) == ("base", "same", "worse")
-    first = conclusion(replace(found, rivals=("same",)))[0]
+    first = conclusion(replace(compared, rivals=("same",)))[0]
     assert first.endswith("These may be as good, since they are not clearly below it: same.")
-    assert "but that decides nothing" in conclusion(replace(found, rivals=("base", "same", "worse")))[0]
+    assert "but that decides nothing" in conclusion(replace(compared, rivals=("base", "same", "worse")))[0]
 
 
-def test_two_seeds_are_too_few_to_say(found):
-    first, *others = found.variants
+def test_two_seeds_are_too_few_to_say(compared):
+    first, *others = compared.variants
     few = [replace(variant, against=replace(variant.against, seeds=2)) for variant in others]
-    said = " ".join(conclusion(replace(found, variants=(first, *few))))
+    said = " ".join(conclusion(replace(compared, variants=(first, *few))))
     assert "clearly higher" not in said and "clearly lower" not in said and "No clear difference" not in said
     assert "Too few seeds to say whether another seed would agree (below 3), in points from base: same " in said
 
@@ -203,8 +204,8 @@ def test_of_one_seed_there_are_no_intervals_over_seeds(runs):
     assert "Reach" not in " ".join(conclusion(alone))
 
 
-def test_only_the_settings_that_differ_are_shown(found):
-    assert settings(found) == [
+def test_only_the_settings_that_differ_are_shown(compared):
+    assert settings(compared) == [
         ("key", "base", "same", "better", "worse"),
         ("normalization.exponent", "1.0", "0.0", "1.0", "1.0"),
     ]
@@ -232,12 +233,12 @@ def test_where_the_gradient_comes_from_is_said_of_the_dials_only(tmp_path):
     assert best_of_k == gdpo == ""
 
 
-def test_results_have_a_row_a_variant_and_samples_each_ones_text(found):
-    header, *rows = results(found)
+def test_results_have_a_row_a_variant_and_samples_each_ones_text(compared):
+    header, *rows = results(compared)
     assert [row[0] for row in rows] == ["base", "same", "better", "worse"]
     assert len(set(map(len, [header, *rows]))) == 1
-    for sample in samples(found):
-        assert [each["who"] for each in sample["completions"]] == ["before training", "base", "same", "better", "worse"]
+    for sample in samples(compared):
+        assert [text["who"] for text in sample["completions"]] == ["before training", "base", "same", "better", "worse"]
 
 
 def test_runs_on_other_problems_are_not_compared(runs, tmp_path):

@@ -188,8 +188,12 @@ def test_a_plan_from_solve_rates(tmp_path, capsys):
     assert "500 problems, mean pass rate 0.5" in printed and "1 without a pass rate are left out" in printed
     # 128 prompts × (100 + 4 × 500) tokens fit 372 times into 1e8.
     assert "dynamics.group_size=4 dynamics.refresh_interval=1 dynamics.prompts_per_step=128 num_steps=372" in printed
+    page = (tmp_path / "plan.html").read_text()
+    assert "G = 4 and τ = 1 are proposed." in page and "num_steps=372" in page and "silent groups" in page
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
     # 7 is no rung of the ladder of sizes, and is taken where nothing else is allowed.
-    assert main(["dynamics", "plan", str(path), "smallest=7", "largest=7"]) == 0
+    assert main(["dynamics", "plan", str(path), "smallest=7", "largest=7", f"output={tmp_path}/plans"]) == 0
+    assert "7" in re.findall(r'<th scope="row">(\d+)</th>', (tmp_path / "plans" / "plan.html").read_text())
     assert "dynamics.group_size=7 " in capsys.readouterr().out
     assert main(["dynamics", "plan", str(path), "budget_tokens=1000"]) == 2
     assert "budget_tokens=1000 does not suffice for one step at G = 4: give more tokens" in capsys.readouterr().err
@@ -232,7 +236,7 @@ def test_verls_scores_are_pass_rates_only_within_0_and_1(tmp_path):
         rows = [{"step": i, "data": {"critic/score/mean": score}} for i, score in enumerate(scores, 1)]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         log = read_log(path)
-        notes.append((len(log["pass_rate"]), log.notes[0].split(":")[0], {found.name for found in diagnose(log)}))
+        notes.append((len(log["pass_rate"]), log.notes[0].split(":")[0], {finding.name for finding in diagnose(log)}))
     assert notes[0][:2] == (60, "critic/score/mean is taken for the pass rate")
     # Scores of −1 to 1 were said to be "prompts too hard, pass rate −0.64".
     assert notes[1] == (0, "no column is a pass rate, so what needs one is left out", set())
@@ -245,7 +249,7 @@ def test_a_csv_with_a_column_of_its_own(tmp_path):
     assert log["pass_rate"].values.tolist() == [step / 20 for step in range(1, 11)]
     scaled = read_log(path, "reward", 10.0)
     assert scaled["pass_rate"].values.tolist() == [step / 10 for step in range(1, 11)]
-    with pytest.raises(UserError, match=r"reward of .* leaves \[0, 2\], from 1 to 10: give what it holds"):
+    with pytest.raises(UserError, match=r"reward of .* goes from 1 to 10, beyond \[0, 2\]: give what it holds"):
         read_log(path, "reward", 2.0)
     with pytest.raises(UserError, match="no column speed; its columns are: accuracy, reward"):
         read_log(path, "speed")

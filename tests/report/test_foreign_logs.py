@@ -1,4 +1,4 @@
-"""Logs of other frameworks, in the files that they write."""
+"""These tests read logs of other frameworks, in the files that they write."""
 
 import ast
 import json
@@ -245,8 +245,8 @@ def test_a_gradient_norm_that_is_not_a_number_is_a_skipped_step(tmp_path):
     rows = [{"step": i, "reward": rate, "grad_norm": float("nan") if i % 4 == 0 else 0.5}
             for i, rate in enumerate(RISING)]  # fmt: skip
     log = read_log(write_lines(tmp_path / "log.jsonl", rows))
-    found = {finding.name: finding.evidence for finding in diagnose(log)}
-    assert found["gradients not finite"] == "gradients were NaN or Inf in 20% of the last 10 rounds"
+    evidence = {finding.name: finding.evidence for finding in diagnose(log)}
+    assert evidence["gradients not finite"] == "gradients were NaN or Inf in 20% of the last 10 rounds"
 
 
 def test_a_smoothed_mean_may_leave_its_range_by_a_little(tmp_path):

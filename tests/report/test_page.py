@@ -1,4 +1,4 @@
-"""Charts in pages: inline, in the page's colours, with their values beside them."""
+"""These tests check charts in pages: inline, in the page's colours, with their values beside them."""
 
 import json
 import re

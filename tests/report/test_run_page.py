@@ -1,4 +1,4 @@
-"""The page of one run: what it says, and of which runs."""
+"""These tests check the page of one run: what it says, and of which runs."""
 
 import json
 import multiprocessing
@@ -41,7 +41,7 @@ def test_a_run_that_learned_is_said_to_have_with_what_it_took():
 
 
 def test_of_a_handful_of_problems_it_is_said_that_they_are_too_few():
-    """Three of eight flipped by chance: a bootstrap of so few would exclude 0."""
+    """Three of eight problems were flipped by chance. A bootstrap of so few would exclude 0."""
     verdict = judge(metrics(0.2), [evaluation(0, [0.0] * 8), evaluation(1, [1.0] * 3 + [0.0] * 5)])
     assert verdict.mood == "unsure" and verdict.lines[0].startswith("No clear change")
     assert "8 problems are too few to say more" in verdict.lines[1]

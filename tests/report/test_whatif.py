@@ -47,8 +47,8 @@ def test_alternatives_are_compared_at_equal_tokens(run, capsys, monkeypatch):
 
 
 def test_a_schedule_has_come_as_far_as_that_of_the_run_when_the_budget_is_spent(run):
-    """The rate fell to 0 over the run's 60 steps. The same again follows it; with half of the tokens a step, twice as
-    many steps have the same rates one after another, so that the policy travels twice as far at its slower pace."""
+    """The rate fell to 0 over the run's 60 steps. The same settings again follow it. With half of the tokens per step,
+    twice as many steps have the same rates in turn, so the policy travels twice as far at its slower pace."""
     config = from_dict({**saved(run), "num_steps": 60}, ["learner.schedule=linear", "learner.learning_rate=1e-3"])
     log = read_log(run)
     rates = Series(np.arange(60.0), 1e-3 * (1 - np.arange(60.0) / 60))

@@ -1,4 +1,4 @@
-"""The papers' numbers, from the same functions that `grpo reproduce` runs."""
+"""These tests check the papers' numbers, from the same functions that `grpo reproduce` runs."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,8 @@ def identity_numbers():
 
 
 def test_big_math_numbers_on_the_stand_in(identity_numbers):
-    """Printed: 59/44/32/23/17 % silent, 59/43/30 % subsampled, extreme mass 13.9 → 24.7 %, medium 22.8 → 17.5 %."""
+    """The expected numbers are as printed: 59/44/32/23/17 % silent, 59/43/30 % subsampled, extreme mass 13.9 → 24.7 %,
+    medium 22.8 → 17.5 %."""
 
     def percent(name):
         return float(identity_numbers[name].rstrip("%"))
@@ -76,8 +77,8 @@ def test_redrawing_asks_the_same_prompt_and_refilling_others():
     ],
 )
 def test_the_bandit_loses_stability_where_the_eigenvalues_say(mode, law, momentum):
-    """Importance weights leave the threshold where it is while the KL penalty is inside the reward; with the penalty
-    in the loss nothing is stale."""
+    """Importance weights leave the threshold where it is while the KL penalty is inside the reward. With the penalty in
+    the loss, nothing is stale."""
     step_size = bandit.critical_step_size(bandit.MODES[mode], momentum, 4)
     gain = step_size * bandit.curvature() * 4 / (1 - momentum)
     assert gain == pytest.approx(critical_gain(law, momentum, 4), rel=2e-3)

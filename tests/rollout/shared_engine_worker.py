@@ -1,4 +1,4 @@
-"""Run by torchrun on two ranks in test_shared_engine.py: both are one engine of vLLM's.
+"""This program makes two ranks one engine of vLLM's. test_shared_engine.py runs it by torchrun.
 
 Usage: shared_engine_worker.py MODEL_DIRECTORY OUTPUT_FILE. Rank 0 writes a JSON object of facts.
 """
@@ -26,7 +26,7 @@ DEVICE = torch.device("cpu")
 
 
 def gap(groups, logprobs):
-    """The largest difference of the engine's and the learner's log-probabilities, in nats."""
+    """Returns the largest difference between the engine's and the learner's log-probabilities, in nats."""
     return max(
         abs(theirs - ours)
         for group, own in zip(groups, logprobs, strict=True)
@@ -59,7 +59,7 @@ def main(model, output):
         for parameter in learner.policy.parameters():
             parameter.data.mul_(1.1)
     own = [group.prompt.prompt_id for group in groups] == [prompt.prompt_id for prompt in mine]
-    [shard] = sampler._llm.apply_model(lambda engine: sum(each.numel() for each in engine.parameters()))
+    [shard] = sampler._llm.apply_model(lambda engine: sum(parameter.numel() for parameter in engine.parameters()))
     # The engine has the last weights that were sent, and the learner goes back to them.
     for parameter in learner.policy.parameters():
         parameter.data.div_(1.1)
@@ -71,7 +71,7 @@ def main(model, output):
     for bucket in learner.weight_buckets():
         sent.update(checksums(bucket))
     flipped = differing(sent, sampler.checksums()[0])
-    facts = ranks.gather({"gaps": gaps, "own": own, "shard": shard, "flipped": flipped, "use": sampler.use()})
+    facts = ranks.gather({"gaps": gaps, "own": own, "shard": shard, "flipped": flipped, "use": sampler.cache_usage()})
     if ranks.rank == 0:
         numbers = sum(parameter.numel() for parameter in learner.policy.parameters())
         with open(output, "w") as file:

@@ -1,4 +1,4 @@
-"""Sampling one round ahead: whose plan, which prompts, and what is thrown away."""
+"""These tests sample one round ahead: with whose plan, for which prompts, and what is thrown away."""
 
 import threading
 from dataclasses import replace
@@ -14,7 +14,7 @@ PLAN = RoundPlan(group_size=2, refresh_interval=2, prompts_per_step=1)
 
 
 class Watched(PlainCollector):
-    """Notes every round that it is asked for; waits until it may go on."""
+    """This collector notes every round that it is asked for, and waits until it may go on."""
 
     def __init__(self):
         self.task = ScriptedTask([(1, 0, 1)] * 40)

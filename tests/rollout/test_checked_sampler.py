@@ -1,4 +1,4 @@
-"""What a sampler cannot have answered is one line, before it is graded."""
+"""These tests hold that an impossible answer of a sampler is told in one line, before it is graded."""
 
 from dataclasses import replace
 
@@ -15,7 +15,8 @@ PLAN = RoundPlan(group_size=2, refresh_interval=1, prompts_per_step=2)
 
 
 class Odd(ScriptedSampler):
-    """Its last group's last completion is the given one; None: the groups are changed by `change`."""
+    """This sampler replaces the last completion of its last group by `completion`, or changes the groups by
+    `change`."""
 
     def __init__(self, completion=None, change=None):
         self._completion, self._change = completion, change

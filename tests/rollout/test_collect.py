@@ -1,4 +1,5 @@
-"""Dynamic sampling and budgets with scripted rewards: what is asked, kept, dropped, and fallen back to."""
+"""These tests check dynamic sampling and budgets with scripted rewards: what is asked, kept, dropped and fallen back
+to."""
 
 from dataclasses import replace
 
@@ -52,7 +53,7 @@ def test_after_the_last_wave_silent_groups_fill_up_or_the_batch_is_short():
 
 
 def on_so_many_ranks(ranks, rewards, plan, **settings):
-    """What each rank collects, and where its stream then stands."""
+    """Returns what each rank collects, and where its stream stands afterwards."""
 
     def collect(collective):
         task = ScriptedTask(rewards, collective.rank, ranks)
@@ -67,7 +68,7 @@ def informative(groups):
 
 
 # Four of five prompts say nothing, in a random order.
-HARD = [MIXED if each < 0.2 else WRONG for each in np.random.default_rng(0).random(400)]
+HARD = [MIXED if draw < 0.2 else WRONG for draw in np.random.default_rng(0).random(400)]
 FOUR_STEPS = RoundPlan(group_size=2, refresh_interval=4, prompts_per_step=8)
 
 
@@ -77,18 +78,20 @@ def test_the_prompts_asked_and_the_groups_of_each_step_are_those_of_one_rank(rew
     [(alone, cursor)] = on_so_many_ranks(1, rewards, FOUR_STEPS, fallback=fallback)
     steps = alone.steps
     for ranks in (2, 4, 8):
-        found = on_so_many_ranks(ranks, rewards, FOUR_STEPS, fallback=fallback)
-        assert [stands for _, stands in found] == [cursor] * ranks
-        assert {each.cursor for each, _ in found} == {cursor}
-        assert sorted(name for each, _ in found for name in ids(each.sampled)) == sorted(ids(alone.sampled))
-        shares = [each.steps for each, _ in found]
+        by_rank = on_so_many_ranks(ranks, rewards, FOUR_STEPS, fallback=fallback)
+        assert [stands for _, stands in by_rank] == [cursor] * ranks
+        assert {collected.cursor for collected, _ in by_rank} == {cursor}
+        assert sorted(name for collected, _ in by_rank for name in ids(collected.sampled)) == sorted(ids(alone.sampled))
+        shares = [collected.steps for collected, _ in by_rank]
         if fallback == "silent":
             # Equally many of each step on every rank.
             assert {len(step) for share in shares for step in share} == {8 // ranks}
             together = [sorted(name for share in shares for name in ids(share[index])) for index in range(4)]
             assert together == [sorted(ids(step)) for step in steps]
         else:
-            assert sorted(name for each, _ in found for name in ids(each.groups)) == sorted(ids(alone.groups))
+            assert sorted(name for collected, _ in by_rank for name in ids(collected.groups)) == sorted(
+                ids(alone.groups)
+            )
 
 
 @pytest.mark.parametrize("rewards", [HARD, [MIXED] * 8 + [WRONG] * 200, [WRONG] * 90 + [MIXED] * 90])
@@ -103,9 +106,9 @@ def test_silent_groups_that_fill_up_are_spread_evenly_over_the_steps(rewards):
 
 def test_a_rank_whose_prompts_were_all_silent_learns_from_others():
     # Every second prompt says nothing: those of the second rank.
-    found = on_so_many_ranks(2, [MIXED, WRONG] * 40, RoundPlan(2, 1, 4))
-    assert [ids(each.groups) for each, _ in found] == [["p0", "p2"], ["p4", "p6"]]
-    assert [ids(each.sampled) for each, _ in found] == [["p0", "p2", "p4", "p6"], ["p1", "p3", "p5"]]
+    by_rank = on_so_many_ranks(2, [MIXED, WRONG] * 40, RoundPlan(2, 1, 4))
+    assert [ids(collected.groups) for collected, _ in by_rank] == [["p0", "p2"], ["p4", "p6"]]
+    assert [ids(collected.sampled) for collected, _ in by_rank] == [["p0", "p2", "p4", "p6"], ["p1", "p3", "p5"]]
 
 
 def test_a_budget_asks_a_few_times_and_the_rest_where_it_is_spread():

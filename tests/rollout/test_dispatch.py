@@ -1,5 +1,5 @@
-"""Requests over several servers that fail in all the ways servers do. The servers answer at once: what is tested is
-who is asked what, how often."""
+"""These tests send requests over several servers that fail in all the ways servers do. The servers answer at once: what
+is tested is which server is asked what, and how often."""
 
 import asyncio
 import threading
@@ -17,8 +17,8 @@ from grpo.rollout.replica import Replica, Standing
 
 @contextmanager
 def server(answer, paused=200):
-    """A server in a thread; `answer(payload, how many before)` → response. Yields url and the payloads it got. Asked
-    whether it is paused, it answers with status `paused`."""
+    """Starts a server in a thread, whose `answer(payload, requests before)` makes the response. Yields its URL and the
+    payloads it got. It answers with status `paused` when asked whether it is paused."""
     got, ready, place = [], threading.Event(), {}
 
     async def handle(request):
@@ -152,7 +152,7 @@ def test_what_one_server_refuses_is_drawn_by_another():
 
 
 def test_what_two_servers_lose_at_the_same_moment_is_not_forgotten():
-    """Work that is moved to a server which is lost before it could begin goes on to the third."""
+    """Work can move to a server that is lost before it begins. It then goes on to the third."""
 
     async def refuses(payload, before):
         await asyncio.sleep(0.2)

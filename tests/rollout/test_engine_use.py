@@ -1,4 +1,4 @@
-"""How full an engine's cache was, and how often it ran out of room."""
+"""These tests check what is told of an engine's cache: how full it was, and how often it ran out of room."""
 
 from types import SimpleNamespace
 

@@ -15,7 +15,7 @@ SECONDS = 10
 
 
 class SlowlyFinishing(ScriptedSampler):
-    """A sampler that finishes its last group only after the first one was graded."""
+    """This sampler finishes its last group only after the first one was graded."""
 
     def __init__(self, graded):
         self.graded = graded
@@ -29,7 +29,7 @@ class SlowlyFinishing(ScriptedSampler):
 
 
 class Noting(ScriptedTask):
-    """A task that notes what it grades together."""
+    """This task notes what it grades together."""
 
     def __init__(self, rewards):
         super().__init__(rewards)

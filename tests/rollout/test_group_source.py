@@ -1,4 +1,4 @@
-"""Asking ahead: what is asked when, in which order it comes, how old it may be."""
+"""These tests ask for completions ahead: what is asked when, in which order it comes, how old it may be."""
 
 from concurrent.futures import Future
 from dataclasses import replace
@@ -18,11 +18,11 @@ PLAN = RoundPlan(group_size=2, refresh_interval=1, prompts_per_step=2)
 
 
 class Pending(Future):
-    """Completions that come when the test says so."""
+    """These are completions that come when the test says so."""
 
 
 class SlowSampler(ScriptedSampler):
-    """Notes what is asked, by which policy; answers at once while `quick`."""
+    """This sampler notes what is asked and by which policy. It answers at once while it is `quick`."""
 
     def __init__(self):
         self.asked, self.quick = [], True
@@ -38,13 +38,13 @@ class SlowSampler(ScriptedSampler):
         return pending
 
     def answer(self, most):
-        waiting = [each for _, _, each in self.asked if not each.done()]
-        for each in waiting[:most]:
-            each.set_result(each.group)
+        waiting = [pending for _, _, pending in self.asked if not pending.done()]
+        for pending in waiting[:most]:
+            pending.set_result(pending.group)
 
 
 class Run:
-    """A loop without learning: rounds are collected, then the policy is a round older."""
+    """This is a loop without learning: it collects rounds, and the policy grows a round older after each."""
 
     def __init__(self, max_staleness, rewards=((1, 0, 1, 0),) * 60, refill=None):
         self.task, self.sampler = ScriptedTask(rewards), SlowSampler()
@@ -62,7 +62,7 @@ class Run:
         return collected
 
     def settle(self):
-        """Until everything that was answered is graded too."""
+        """Waits until everything that was answered is graded too."""
         for asked in list(self.source._under_way):
             if asked.pending.done():
                 asked.scored.result(5)
@@ -132,7 +132,7 @@ def test_refilling_takes_what_is_under_way_before_it_asks_more():
 
 def test_the_prompts_taken_are_the_same_on_every_number_of_ranks():
     silent, mixed = (1, 1), (1, 0)
-    rewards = [mixed if each < 0.4 else silent for each in np.random.default_rng(0).random(300)]
+    rewards = [mixed if draw < 0.4 else silent for draw in np.random.default_rng(0).random(300)]
     plan = RoundPlan(group_size=2, refresh_interval=2, prompts_per_step=4)
 
     def three_rounds(collective):
@@ -151,12 +151,12 @@ def test_the_prompts_taken_are_the_same_on_every_number_of_ranks():
 
     [alone] = on_ranks(1, three_rounds)
     for ranks in (2, 4):
-        found = on_ranks(ranks, three_rounds)
+        by_rank = on_ranks(ranks, three_rounds)
         for number, (cursor, sampled, groups) in enumerate(alone):
-            assert {share[number][0] for share in found} == {cursor}
-            assert sorted(name for share in found for name in share[number][1]) == sorted(sampled)
-            assert sorted(name for share in found for name in share[number][2]) == sorted(groups)
-            assert {len(share[number][2]) for share in found} == {8 // ranks}
+            assert {share[number][0] for share in by_rank} == {cursor}
+            assert sorted(name for share in by_rank for name in share[number][1]) == sorted(sampled)
+            assert sorted(name for share in by_rank for name in share[number][2]) == sorted(groups)
+            assert {len(share[number][2]) for share in by_rank} == {8 // ranks}
 
 
 def test_what_became_too_old_is_asked_again_and_comes_in_its_place():

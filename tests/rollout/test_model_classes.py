@@ -1,4 +1,4 @@
-"""A model that vLLM runs by transformers' code, beside a learner's of the same class in one process."""
+"""These tests run a model by vLLM's transformers backend beside a learner's model of the same class, in one process."""
 
 import pytest
 import torch

@@ -58,7 +58,7 @@ def test_the_prefixes_of_a_model_with_a_state_are_not_kept_where_prefill_is_not_
 
 
 def test_latent_attention_is_computed_on_a_cpu_from_weights_as_they_lie(tmp_path):
-    """The backend that vLLM takes by itself where there is AMX throws the originals away."""
+    """vLLM's own choice of backend on processors with AMX throws the original weights away."""
     sizes = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
     for model_type in ("deepseek_v2", "deepseek_v3"):
         AutoConfig.for_model(model_type, **sizes).save_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""Real vLLM and transformers samplers against the learner: same tokens, same log-probabilities."""
+"""These tests compare real vLLM and transformers samplers with the learner: same tokens, same log-probabilities."""
 
 import os
 from dataclasses import replace
@@ -79,7 +79,7 @@ def prompts(count=5):
 
 def scored(groups):
     grades = [tuple(Grade(float(i % 2), i % 2 == 1, {}) for i in range(len(g.completions))) for g in groups]
-    return [ScoredGroup(g, each, (True,) * len(each)) for g, each in zip(groups, grades, strict=True)]
+    return [ScoredGroup(g, graded, (True,) * len(graded)) for g, graded in zip(groups, grades, strict=True)]
 
 
 def largest_mismatch(learner, groups):
@@ -168,7 +168,7 @@ def test_greedy_sampling_takes_the_most_likely_token(learner, sampler, model):
 
 def test_a_corrupted_transfer_is_caught_and_names_the_tensor_group(learner, sampler):
     class Corrupting:
-        """The sampler, with one bit of one weight flipped on the way."""
+        """This is the sampler, but one bit of one weight is flipped on the way to it."""
 
         def __getattr__(self, name):
             return getattr(sampler, name)
@@ -186,7 +186,7 @@ def test_a_corrupted_transfer_is_caught_and_names_the_tensor_group(learner, samp
 
 
 def test_a_sampler_that_drifted_away_stops_the_run(config, learner, transformers_sampler):
-    """Its weights are replaced behind the learner's back, by as much as a wrong transfer would."""
+    """The sampler's weights are replaced unknown to the learner, by as much as a wrong transfer would change them."""
     sync, sampler = CheckedSync(max_mismatch=0.5), transformers_sampler
     make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
     plan = RoundPlan(4, 1, 5)

@@ -1,4 +1,4 @@
-"""Nothing of a server is answered without its key."""
+"""These tests hold that a server answers nothing without its key."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from tests.rollout.test_dispatch import server
 
 @pytest.fixture
 def guarded(monkeypatch):
-    """What a guarded application answers to a request."""
+    """Returns a function that asks a guarded application and returns what it answers."""
     monkeypatch.setenv("VLLM_API_KEY", "k3y")
 
     async def application(scope, receive, send):

@@ -1,4 +1,4 @@
-"""Servers that fail while they are given weights. The servers are stand-ins that receive what is sent."""
+"""These tests let servers fail while they are given weights. The servers are stand-ins that receive what is sent."""
 
 import asyncio
 import threading
@@ -27,7 +27,8 @@ class Alone(SingleRank):
 
 
 class StandIn:
-    """What a vLLM server does with weights. At `route` it fails from the second refresh on, as `failure` says."""
+    """This does what a vLLM server does with weights. From the second refresh on it fails at `route`, as `failure`
+    says."""
 
     def __init__(self, route=None, failure=None):
         self._route, self._failure, self.received, self._refreshes = route, failure, [], 0
@@ -77,7 +78,7 @@ def serving(stand_in):
 
 
 async def cut(request):
-    """As of a process that is killed."""
+    """Answers as a process that is killed does: the connection breaks."""
     request.transport.abort()
     return web.Response()
 
@@ -137,7 +138,7 @@ def test_a_server_lost_in_a_refresh_is_given_up_and_the_other_has_its_weights(ro
 
 
 class Started:
-    """The process of a server that is ours."""
+    """This stands for the process of a server that the run started."""
 
     def __init__(self):
         self.ended, self.restarts = False, 0

@@ -1,4 +1,4 @@
-"""What servers are started with on GPUs."""
+"""These tests check with which settings servers are started on GPUs."""
 
 import pytest
 

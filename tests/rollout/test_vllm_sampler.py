@@ -1,4 +1,5 @@
-"""What the engine in the learner's process is told on GPUs, read from vLLM's own functions and from stand-ins."""
+"""These tests check what the engine in the learner's process is told on GPUs, by vLLM's own functions and by
+stand-ins."""
 
 import os
 from fnmatch import fnmatch
@@ -14,7 +15,7 @@ from tests.learner.models import tiny_llama
 
 
 def place_of_engine(arguments):
-    """(rank, index of the GPU) of an engine, as vLLM computes them from its arguments and the environment."""
+    """Returns (rank, index of the GPU) of an engine, as vLLM computes them from its arguments and the environment."""
     from vllm.v1.executor import Executor
 
     backend = arguments.get("distributed_executor_backend")
@@ -68,7 +69,7 @@ def test_an_engine_leaves_the_threads_the_gpu_and_the_variables_as_they_were(mon
 
 
 class Recorded:
-    """Writes down in order what `vllm.LLM` is asked to do."""
+    """This stand-in writes down in order what `vllm.LLM` is asked to do."""
 
     def __init__(self):
         self.calls = []
@@ -82,7 +83,7 @@ class Recorded:
 
 
 def test_an_engine_that_sleeps_keeps_the_weights_of_its_draft_model():
-    """vLLM loses all parameters at level 2, but for those of these names."""
+    """vLLM loses all parameters at sleep level 2, except those with these names."""
     speculating = colocated_arguments(on_gpu=True, num_ranks=1, speculates=True)
     assert fnmatch("draft.model.layers.0.mlp.down_proj.weight", *speculating["sleep_preserve_parameter_names"])
     # Older versions of vLLM do not know the argument.
@@ -104,7 +105,7 @@ def test_an_engine_starts_once_what_loading_the_learner_took_is_free(tmp_path, m
 
 @pytest.fixture
 def sampler():
-    """A sampler on a GPU whose engine is `Recorded`."""
+    """Makes a sampler on a GPU whose engine is `Recorded`."""
     from grpo.rollout.vllm_sampler import VllmSampler
 
     value = object.__new__(VllmSampler)

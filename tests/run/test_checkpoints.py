@@ -152,8 +152,8 @@ def test_ranks_share_the_checksums_and_agree_on_what_is_damaged(tmp_path):
     # Of each rank three shards and a generator, and the state.
     assert len((newest / "SHA256SUMS").read_text().splitlines()) == 2 * 4 + 1
     (newest / "shard-b-1").write_text("B")
-    found = on_ranks(2, lambda collective: CheckpointStore(tmp_path / "checkpoints", 2, collective).whole())
-    assert [path.name for path in found] == ["step-00000005"] * 2
+    by_rank = on_ranks(2, lambda collective: CheckpointStore(tmp_path / "checkpoints", 2, collective).whole())
+    assert [path.name for path in by_rank] == ["step-00000005"] * 2
 
 
 def test_what_one_rank_cannot_write_is_told_on_all(tmp_path):

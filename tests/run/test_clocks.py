@@ -1,4 +1,4 @@
-"""What a round takes, by a clock that each thread has of its own and that passes only while something works."""
+"""These tests check what a round takes. Each thread has a clock of its own that passes only while something works."""
 
 import threading
 
@@ -7,21 +7,21 @@ import torch
 
 from grpo.config import EvaluationConfig, TrainConfig
 from grpo.dynamics.scheduler import build_scheduler
-from grpo.interfaces import MERGED
-from grpo.loop import Engines, Loop
+from grpo.loop import Loop, LoopParts
 from grpo.run.clocks import Clocks, Timed
 from grpo.run.evaluating import PolicyEvaluation
 from grpo.run.observers import Evaluator
 from grpo.run.pipeline import build_pipeline
 from grpo.telemetry import Phases, flatten
 from grpo.types import Batch, Mean, Progress, StepReport, Verdict
+from grpo.types.weights import MERGED
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank
 
 ROUNDS = 3
 
 
 class ThreadTime(threading.local):
-    """Seconds of this thread."""
+    """This clock tells the seconds of the current thread."""
 
     now = 0.0
 
@@ -33,7 +33,7 @@ class ThreadTime(threading.local):
 
 
 class SlowTask(ScriptedTask):
-    """A quarter of a second for each group."""
+    """This task takes a quarter of a second to grade each group."""
 
     def __init__(self, time):
         super().__init__([(1, 0)] * 99)
@@ -51,7 +51,7 @@ class SlowTask(ScriptedTask):
 
 
 class Answer:
-    """One prompt's completions, which take two seconds to wait for."""
+    """This holds one prompt's completions, which take two seconds to wait for."""
 
     def __init__(self, time, group):
         self.time, self.group = time, group
@@ -62,7 +62,7 @@ class Answer:
 
 
 class SlowSampler(ScriptedSampler):
-    """Two seconds for each prompt, half a second for a refresh without any weights."""
+    """This sampler takes two seconds for each prompt, and half a second for a refresh without any weights."""
 
     def __init__(self, time):
         self.time = time
@@ -88,7 +88,7 @@ class SlowSampler(ScriptedSampler):
 
 
 class SlowLearner:
-    """Ten seconds a step, a hundred to save."""
+    """This learner takes ten seconds for a step and a hundred to save."""
 
     def __init__(self, time):
         self.time, self.num_steps = time, 0
@@ -102,8 +102,8 @@ class SlowLearner:
         return StepReport(self.num_steps, True, 1.0, 1e-3, 0.0, {"mismatch/mean_abs": Mean(0.0, 1.0)})
 
     def logprobs(self, groups):
-        """Those of the sampler."""
-        return [[torch.tensor(each.sampler_logprobs) for each in group.completions] for group in groups]
+        """Returns the sampler's log-probabilities."""
+        return [[torch.tensor(completion.sampler_logprobs) for completion in group.completions] for group in groups]
 
     def weight_buckets(self, form):
         return []
@@ -115,7 +115,7 @@ class SlowLearner:
 
 
 class Saver:
-    """Saves after every round."""
+    """This observer saves after every round."""
 
     def __init__(self, learner):
         self.learner = learner
@@ -125,7 +125,7 @@ class Saver:
 
 
 class Noter:
-    """Keeps what is measured, and the seconds that the run says it has spent."""
+    """This observer keeps what is measured, and the seconds that the run says it has spent."""
 
     def __init__(self):
         self.rounds, self.spent = [], []
@@ -142,7 +142,7 @@ class Apart(SingleRank):
 
 @pytest.fixture
 def trained(request):
-    """Rounds of two prompts and one step, each followed by an evaluation of twenty prompts and a checkpoint."""
+    """Runs rounds of two prompts and one step. An evaluation of twenty prompts and a checkpoint follow each round."""
     time, config = ThreadTime(), TrainConfig()
     config.pipeline, config.num_steps, config.limits.seconds = request.param, ROUNDS, 1e9
     config.dynamics.group_size, config.dynamics.prompts_per_step = 2, 2
@@ -150,7 +150,7 @@ def trained(request):
     learner = clocks.learner(SlowLearner(time))
     collector, sync = build_pipeline(config, task, sampler, Apart(), clocks)
     scheduler = build_scheduler(config, 1)
-    engines = Engines(
+    parts = LoopParts(
         task=task,
         sampler=sampler,
         collector=collector,
@@ -167,7 +167,7 @@ def trained(request):
     evaluate = PolicyEvaluation(config, task, [], None, sampler, clocks, SingleRank())
     noter = Noter()
     evaluator = Evaluator(EvaluationConfig(every_rounds=1), evaluate, lambda result: None)
-    loop = Loop(engines, Progress(0, 0, 0, *scheduler.init()), Verdict(), noter, [evaluator, Saver(learner)])
+    loop = Loop(parts, Progress(0, 0, 0, *scheduler.init()), Verdict(), noter, [evaluator, Saver(learner)])
     loop.run(ROUNDS, lambda: False)
     noter.pipeline = request.param
     return noter
@@ -178,10 +178,10 @@ def test_evaluations_and_checkpoints_are_told_and_belong_to_no_round(trained):
     round_seconds = {"round": 14.5, "sample": 4.0, "grade": 0.0, "logprobs": 0.0, "learn": 10.0, "sync": 0.5}
     # Grading goes on beside sampling.
     between = {"evaluation": 40.0, "save": 100.0}
-    assert [each.seconds for each in trained.rounds] == [round_seconds] + [round_seconds | between] * 2
+    assert [statistics.seconds for statistics in trained.rounds] == [round_seconds] + [round_seconds | between] * 2
     assert trained.spent == [14.5, 29.0, 43.5]
     # Eight tokens in four seconds.
-    rates = [flatten(each)["throughput/sample_tokens_per_second"] for each in trained.rounds]
+    rates = [flatten(statistics)["throughput/sample_tokens_per_second"] for statistics in trained.rounds]
     assert rates == [2.0, 2.0, 2.0]
 
 
@@ -204,5 +204,5 @@ def test_what_is_not_timed_is_asked_of_the_part_and_set_in_it():
     timed = Timed(task, grade=lambda groups: "timed")
     assert timed.grade([]) == "timed" and task.grade([]) == []
     timed.cursor = 5
-    assert task.cursor == 5 and [each.prompt_id for each in timed.next_prompts(1)] == ["p5@0"]
+    assert task.cursor == 5 and [prompt.prompt_id for prompt in timed.next_prompts(1)] == ["p5@0"]
     assert timed.cursor == 6

@@ -1,4 +1,4 @@
-"""What the first rank does alone, on two real ranks."""
+"""These tests check what the first rank does alone, on two real ranks."""
 
 import os
 import subprocess
@@ -48,7 +48,7 @@ sys.exit(code)
 
 
 def two_ranks(folder, *words):
-    """(exit code, standard output, standard error) of each."""
+    """Runs two ranks and returns (exit code, standard output, standard error) of each."""
     script = folder / "two.py"
     script.write_text(TWO)
     master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}

@@ -65,5 +65,8 @@ def test_problems_longer_than_the_model_teach_a_tiny_one_nothing(tmp_path):
     config = compose_config([*words, "task.data.held_out_fraction=0"])
     assert warm_start_examples(config) == [("1 =", "1"), ("0 + 1 =", "1")]
     file.write_text(json.dumps({"problem": long, "answer": "1"}))
-    with pytest.raises(UserError, match="every problem is longer than model.max_length=64 characters"):
+    with pytest.raises(
+        UserError,
+        match="=64, since the tiny model reads each character as a token: for such problems leave out experiment=tiny",
+    ):
         warm_start_examples(config)

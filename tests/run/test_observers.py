@@ -24,16 +24,16 @@ from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, asking
 
 def test_findings_are_looked_for_every_so_often_and_told_once():
     told, looked = [], []
-    found = [Finding("truncated", "warning", "80% cut off", "rollout.sampling.max_tokens=64")]
+    standing = [Finding("truncated", "warning", "80% cut off", "rollout.sampling.max_tokens=64")]
 
     def findings():
         looked.append(True)
-        return found
+        return standing
 
     watch = Watch(5, findings, told.append)
     for index in range(1, 21):
         if index == 15:
-            found.append(Finding("unstable", "critical", "fell by 0.4", "dynamics.refresh_interval=1"))
+            standing.append(Finding("unstable", "critical", "fell by 0.4", "dynamics.refresh_interval=1"))
         watch.after_round(FinishedRound(None, None, Progress(index, 2 * index, 0, RoundPlan(8, 2, 8), None), Verdict()))
     assert len(looked) == 4
     assert told == [
@@ -62,7 +62,7 @@ def test_never_looks_when_told_so():
 
 
 class Calls:
-    """A collector, a learner and a weight sync that note what is asked of them."""
+    """This stands for a collector, a learner and a weight sync. It notes what is asked of them."""
 
     def __init__(self):
         self.made = []
@@ -90,7 +90,7 @@ def test_going_back_takes_the_newest_checkpoint_that_is_trusted_and_refreshes_th
 
 
 class Noted:
-    """A tracker, a file and a display that keep what they are given."""
+    """This stands for a tracker, a file and a display. It keeps what they are given."""
 
     def __init__(self):
         self.rows, self.notes = [], []
@@ -102,18 +102,18 @@ class Noted:
         self.rows.append({"step": step, **row})
 
     def log(self, values, step):
-        """Not looked at here."""
+        """Ignores the values, which these tests do not look at."""
 
     samples = round = log
 
 
 class Lessons:
-    """A task that notes what it learns."""
+    """This task notes what it learns."""
 
     def __init__(self):
         self.learned = []
 
-    def learn(self, outcomes, cursor):
+    def record_outcomes(self, outcomes, cursor):
         self.learned.append((outcomes, cursor))
 
 
@@ -132,7 +132,7 @@ def test_what_a_resumed_run_reads_back_is_what_the_task_was_told():
         statistics = RoundStatistics(index, index + 1, plan, means, {}, {}, ())
         progress = Progress(index + 1, index + 1, collected.cursor, plan, None)
         recorder.after_round(FinishedRound(statistics, collected, progress, Verdict()))
-        told.learn(outcomes(collected, SingleRank()), collected.cursor)
+        told.record_outcomes(outcomes(collected, SingleRank()), collected.cursor)
     assert told.learned == [({"p0": (3, 4), "p1": (0, 4)}, 2), ({"p2": (4, 8)}, 4)]
     relearn(read, noted.rows)
     assert read.learned == told.learned
@@ -182,7 +182,8 @@ def test_only_a_change_of_what_is_sampled_is_remarked_on():
 
 
 def remarks_of(*rounds, plans=None):
-    """The notes of a run whose rounds have these means, after the one on how its first round was graded."""
+    """Returns the notes of a run whose rounds have these means. The note on how the first round was graded is left
+    out."""
     noted = Noted()
     recorder = Recorder(SingleRank(), RecordFiles(noted, noted, noted), samples_per_round=0)
     plan = RoundPlan(4, 1, 2)

@@ -1,4 +1,4 @@
-"""What a way of overlapping puts together."""
+"""These tests check what each way of overlapping puts together."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a run will take, computed by hand."""
+"""These tests compute by hand what a run will take."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A learner and a sampler that have one device in turn: who holds memory when."""
+"""These tests let a learner and a sampler use one device in turn, and check who holds memory when."""
 
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ STATES, WEIGHTS, CACHE = "learner's states", "learner's weights", "sampler's cac
 
 
 class Device:
-    """Writes down what each part holds of a device, and refuses who comes when it is full."""
+    """This device writes down what each part holds of it, and refuses a part that comes when it is full."""
 
     def __init__(self):
         self.held, self.seconds = {STATES, WEIGHTS}, 0.0
@@ -63,7 +63,8 @@ class Device:
         )
 
     def needs(self, *held):
-        """A method of the learner that works with these on the device and nothing of the sampler's."""
+        """Returns a method of the learner that works with these on the device, and with nothing of the sampler's
+        there."""
 
         def method(*arguments):
             assert set(held) <= self.held and CACHE not in self.held

@@ -1,5 +1,5 @@
-"""Stands in for `python -m grpo.cli` where only the sweep around it is tested: writes down that it ran, and fails or
-waits as the variant says. Its held-out score is best at a learning rate of 1e-3."""
+"""This program stands in for `python -m grpo.cli` where only the sweep around it is tested. It writes down that it ran,
+and fails or waits as the variant says. Its held-out score is best at a learning rate of 1e-3."""
 
 import json
 import math

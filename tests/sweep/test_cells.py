@@ -1,4 +1,4 @@
-"""What the words of `grpo sweep` mean."""
+"""These tests check what the words of `grpo sweep` mean."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""Searches: Optuna's trials as cells of a ledger. The runs are stand-ins whose score is best at a rate of 1e-3."""
+"""These tests search with Optuna, whose trials are cells of a ledger. The runs are stand-ins whose score is best at a
+rate of 1e-3."""
 
 import re
 import sys
@@ -21,7 +22,7 @@ def words(output, trials, *more):
 
 
 def runs(output):
-    """Trial → (its rate, how often it was run)."""
+    """Returns (its rate, how often it was run) of each trial, by the trial's name."""
     ledger = open_ledger(output)
     times = {cell.name: (ledger.path(cell) / "ran.txt").read_text().count("\n") for cell in ledger.cells}
     rates = {cell.name: next(word for word in cell.overrides if word.startswith("learner.")) for cell in ledger.cells}

@@ -1,4 +1,5 @@
-"""Sweeps: what is run, what is run again, and what a kill leaves. The runs are stand-ins, the last ones are real."""
+"""These tests check what a sweep runs, what it runs again, and what a kill leaves. The runs are stand-ins, except the
+last ones."""
 
 import json
 import signal

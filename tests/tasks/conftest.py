@@ -15,7 +15,7 @@ CHATML = (
 
 
 def byte_tokenizer(template=CHATML, default_system="", bos="<|im_start|>"):
-    """One token per byte, and the special tokens of ChatML."""
+    """Makes a tokenizer with one token for each byte, and the special tokens of ChatML."""
     special = list(dict.fromkeys([bos, "<|im_start|>", "<|im_end|>"]))
     words = special + sorted(pre_tokenizers.ByteLevel.alphabet())
     core = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(words)}, merges=[]))
@@ -46,7 +46,8 @@ def write_rows(tmp_path):
 
 @pytest.fixture(scope="session")
 def custom_rewards(tmp_path_factory):
-    """Name of an importable module of reward functions that misbehave. Workers inherit sys.path."""
+    """Writes a module of reward functions that misbehave, and returns its name. Workers can import it, since they
+    inherit sys.path."""
     folder = tmp_path_factory.mktemp("rewards")
     (folder / "misbehaving_rewards.py").write_text(
         "import os, signal, sys, time\n"

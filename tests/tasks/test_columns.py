@@ -77,6 +77,25 @@ def test_a_conversation_keeps_its_earlier_messages_and_ends_with_the_user():
         assert conversation(unusable) == ((), "")
 
 
+def test_parts_of_text_are_one_text_and_images_are_refused_by_name(write_rows):
+    text, image = {"type": "text", "text": "What is "}, {"type": "image", "image": None}
+    parts = [{"role": "system", "content": [text]}, {"role": "user", "content": [text, {"type": "text", "text": "7?"}]}]
+    assert conversation(parts) == (
+        ({"role": "system", "content": "What is "}, {"role": "user", "content": "What is 7?"}),
+        "What is 7?",
+    )
+    seen = [{"role": "user", "content": [image, text]}]
+    assert conversation(seen) == ((), "")
+    with pytest.raises(UserError, match=r"1 rows: 1 without .* prompt with parts of the type image; models read text"):
+        load_problems(DataConfig(path=write_rows([{"problem": seen, "answer": "7"}])))
+
+
+def test_an_answer_of_true_or_false_is_that_word(write_rows):
+    rows = [{"problem": "Is water wet?", "answer": True}, {"problem": "Is ice hot?", "answer": False}]
+    problems, _ = load_problems(DataConfig(path=write_rows(rows)))
+    assert [problem.answer for problem in problems] == ["true", "false"]
+
+
 def test_nested_columns_are_named_with_dots():
     row = {"a": {"b": {"c": 1}, "d": 2}, "a.d": 3}
     assert columns_of([row, {"e": 4}]) == ["a", "a.b", "a.b.c", "a.d", "e"]

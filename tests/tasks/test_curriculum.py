@@ -1,4 +1,4 @@
-"""The order of problems under each curriculum."""
+"""These tests check the order of problems under each curriculum."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ from scipy import integrate, special, stats
 from grpo.config import CurriculumConfig, UserError
 from grpo.dynamics.sigma import drift
 from grpo.tasks.curriculum import Grouping, build_order, check_rates, expected_gradient, resampled
-from grpo.tasks.stream import PromptStream
+from grpo.tasks.prompt_stream import PromptStream
 from grpo.types import Problem
 
 RATES = [0.0, 0.02, 0.2, 0.5, 0.5, 0.8, 0.98, 1.0]
@@ -39,7 +39,8 @@ def test_the_expected_gradient_is_the_drift_over_the_posterior(exponent, mean_ex
 
 
 def test_under_maxrl_a_problem_that_is_never_solved_is_hardly_asked():
-    """Of 0, 3, 6 and 13 right of 64: MaxRL's drift is (1−p) − (1−p)^G, whose mean over a Beta has a closed form."""
+    """The problems had 0, 3, 6 and 13 right of 64. MaxRL's drift is (1−p) − (1−p)^G, whose mean over a Beta has a
+    closed form."""
     right = np.array([0, 3, 6, 13]) + 0.5
     wrong = 65 - right
     shares = {}
@@ -64,8 +65,8 @@ def test_at_exponent_two_every_group_that_speaks_counts_the_same():
     """The weight is then the probability that the group is not silent: 1 − B(right + G, wrong)/B … − …"""
     urn = stats.betabinom(6, [3.0, 0.5], [1.0, 9.0])
     speaking = 1 - urn.pmf(0) - urn.pmf(6)
-    found = expected_gradient(np.array([3.0, 0.5]), np.array([1.0, 9.0]), Grouping(6, exponent=2.0))
-    assert found == pytest.approx(speaking)
+    gradients = expected_gradient(np.array([3.0, 0.5]), np.array([1.0, 9.0]), Grouping(6, exponent=2.0))
+    assert gradients == pytest.approx(speaking)
 
 
 def test_a_block_asks_each_problem_in_proportion_to_its_weight_to_within_one():
@@ -121,37 +122,37 @@ def test_online_asks_different_problems_until_it_has_learned_of_them():
 
 def test_online_follows_what_was_measured():
     stream = online(rates=[0.5] * 8, rest=1, rest_silent=1, half_life=10**9, prior_samples=1)
-    stream.learn([(index, 4 if index == 2 else 8 * (index % 2), 8) for index in range(8)], 8)
+    stream.record_outcomes([(index, 4 if index == 2 else 8 * (index % 2), 8) for index in range(8)], 8)
     weights = stream.weights(9)
     assert weights.argmax() == 2
     assert weights[2] > 1.5 * np.delete(weights, 2).max()
     asked = Counter()
     for cursor in range(9, 3009):
         asked.update(stream.indices(cursor, 1).tolist())
-        stream.learn([], cursor + 1)
+        stream.record_outcomes([], cursor + 1)
     assert asked[2] == pytest.approx(3000 * weights[2] / weights.sum(), rel=0.25)
 
 
 def test_silent_prompts_rest_longer_and_are_tried_again():
     stream = online()
-    stream.learn([(index, 8 if index < 4 else 4, 8) for index in range(8)], 8)
+    stream.record_outcomes([(index, 8 if index < 4 else 4, 8) for index in range(8)], 8)
     assert sorted(stream.indices(20, 4).tolist()) == [4, 5, 6, 7], "8 prompts of rest are over, 40 are not"
-    stream.learn([], 24)
+    stream.record_outcomes([], 24)
     assert sorted(stream.indices(60, 8).tolist()) == list(range(8))
 
 
 def test_what_was_measured_fades():
     stream = online(rates=[0.5] * 8, half_life=100)
     fresh = stream.weights(8)[0]
-    stream.learn([(0, 0, 8)], 8)
+    stream.record_outcomes([(0, 0, 8)], 8)
     after, later, much_later = (stream.weights(cursor)[0] for cursor in (8, 108, 5000))
     assert after < later < much_later == pytest.approx(fresh, rel=1e-3)
 
 
 def test_when_all_rest_those_that_rested_longest_are_asked():
     stream = online()
-    stream.learn([(index, 4, 8) for index in range(4)], 4)
-    stream.learn([(index, 4, 8) for index in range(4, 8)], 8)
+    stream.record_outcomes([(index, 4, 8) for index in range(4)], 4)
+    stream.record_outcomes([(index, 4, 8) for index in range(4, 8)], 8)
     assert sorted(stream.indices(8, 4).tolist()) == [0, 1, 2, 3]
 
 
@@ -165,7 +166,7 @@ def test_a_resumed_online_order_goes_on_as_it_would_have():
         for index in rounds:
             chosen = stream.indices(4 * index, 4).tolist()
             asked.append(chosen)
-            stream.learn(outcomes(chosen, index), 4 * index + 4)
+            stream.record_outcomes(outcomes(chosen, index), 4 * index + 4)
         return asked
 
     def outcomes(chosen, index):
@@ -174,7 +175,7 @@ def test_a_resumed_online_order_goes_on_as_it_would_have():
     whole = run(online(), range(12))
     resumed = online()
     for index, chosen in enumerate(whole[:5]):
-        resumed.learn(outcomes(chosen, index), 4 * index + 4)
+        resumed.record_outcomes(outcomes(chosen, index), 4 * index + 4)
     assert run(resumed, range(5, 12)) == whole[5:]
 
 
@@ -185,11 +186,11 @@ def test_two_ranks_share_the_online_stream():
     one, two = stream(0, 1), [stream(rank, 2) for rank in range(2)]
     for _ in range(3):
         expected = [prompt.prompt_id for prompt in one.next_prompts(4)]
-        shares = [[prompt.prompt_id for prompt in each.next_prompts(4)] for each in two]
+        shares = [[prompt.prompt_id for prompt in rank_stream.next_prompts(4)] for rank_stream in two]
         assert [shares[0][0], shares[1][0], shares[0][1], shares[1][1]] == expected
         outcome = {name.rpartition("@")[0]: (3, 8) for name in expected}
-        for each in (one, *two):
-            each.learn(outcome, each.cursor)
+        for prompt_stream in (one, *two):
+            prompt_stream.record_outcomes(outcome, prompt_stream.cursor)
 
 
 @pytest.mark.parametrize("name", ["weighted", "anneal"])

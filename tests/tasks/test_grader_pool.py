@@ -25,7 +25,7 @@ def worker_pid(pool):
 
 @pytest.fixture(scope="module")
 def obeying(custom_rewards):
-    """A pool whose reward does what the completion says."""
+    """Yields a pool whose reward does what the completion says."""
     reward = RewardConfig(parts=[RewardPartConfig(name=f"{custom_rewards}:obey")], timeout_seconds=1.0, memory_gib=2.0)
     with GraderPool(reward) as pool:
         yield pool, f"{custom_rewards}:obey"

@@ -1,4 +1,4 @@
-"""Several sets of problems in one stream."""
+"""These tests put several sets of problems into one stream."""
 
 from collections import Counter
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_the_stream_depends_on_the_position_only():
 
 
 class Noted:
-    """An order that notes what it is told."""
+    """This order notes what it is told."""
 
     def __init__(self):
         self.told = []
@@ -50,7 +50,7 @@ class Noted:
     def indices(self, start, count):
         return np.arange(start, start + count) % 5
 
-    def learn(self, outcomes, cursor):
+    def record_outcomes(self, outcomes, cursor):
         self.told.append((outcomes, cursor))
 
 
@@ -58,7 +58,7 @@ def test_outcomes_reach_the_order_of_their_set_with_its_own_cursor():
     orders = [Noted(), Noted()]
     mixed = Mixture(orders, (5, 5), (1, 1), seed=0)
     mixed.indices(0, BLOCK)
-    mixed.learn([(2, 1, 4), (8, 3, 4)], BLOCK)
+    mixed.record_outcomes([(2, 1, 4), (8, 3, 4)], BLOCK)
     assert orders[0].told == [([(2, 1, 4)], 32)]
     assert orders[1].told == [([(3, 3, 4)], 32)]
 
@@ -113,11 +113,11 @@ def test_a_mixed_stream_goes_on_where_it_stood(two_sets, tokenizer):
     two_sets.curriculum = CurriculumConfig(name="online")
     with build(two_sets, tokenizer) as task:
         first = task.next_prompts(20)
-        task.learn({prompt.problem.problem_id: (1, 2) for prompt in first}, task.cursor)
+        task.record_outcomes({prompt.problem.problem_id: (1, 2) for prompt in first}, task.cursor)
         following = [prompt.prompt_id for prompt in task.next_prompts(20)]
     with build(two_sets, tokenizer) as resumed:
         resumed.cursor = 20
-        resumed.learn({prompt.problem.problem_id: (1, 2) for prompt in first}, 20)
+        resumed.record_outcomes({prompt.problem.problem_id: (1, 2) for prompt in first}, 20)
         assert [prompt.prompt_id for prompt in resumed.next_prompts(20)] == following
 
 
@@ -166,7 +166,7 @@ TWO = ["task=mixed", "+task@task.sets.a=tiny_arithmetic", "+task@task.sets.b=ari
         ([*TWO, "task.sets.b.curriculum.name=online"], "task.sets.b: task.curriculum is that of all sets"),
         ([*TWO, "normalization=gdpo", "+task.sets.b.reward.parts=[{name: exact}]"], "all sets need the same parts"),
         (["+task.reward.by_source={x: {parts: [{name: exact}]}}"], "by_source needs task.data.source_column"),
-        (["task.weight=5"], "task.weight=5 is read of one of several sets only"),
+        (["task.weight=5"], "task.weight=5 is read only where a task is one of several sets"),
         (["task=mixed"], r"task=mixed has no problems: add sets of problems with \+task@task.sets.NAME=TASK"),
         ([*TWO, "task.sets.c.weight=2"], r"there is no task.sets.c.weight: a set is added by \+task@task.sets.NAME"),
         (["task.reward.parts=[{name: number, weight: 0}]"], "task.reward.parts: all weights are 0"),

@@ -1,4 +1,4 @@
-"""Rewards of one's own, with the signatures of grpo, TRL and verl."""
+"""These tests use a user's own rewards, with the signatures of grpo, TRL and verl."""
 
 import pytest
 
@@ -59,7 +59,7 @@ def rewards(tmp_path_factory):
 
 
 def values(rewards, *names, problem=PROBLEM, texts=("2", "31", "pass")):
-    """The values of each part for each completion, by the function's name."""
+    """Returns the values of each part for each completion, by the function's name."""
     with GraderPool(rewards(*names), "solution", problem) as pool:
         alone = pool.grade([(text, problem.answer, problem.metadata) for text in texts])
         together = pool.grade_groups([(texts, problem, {})])[0]
@@ -81,7 +81,7 @@ def written(text, tokens=(7, 8), truncated=False):
 
 
 def scored(config, *groups):
-    """The parts' values of each completion of each group, by the function's name."""
+    """Returns the parts' values of each completion of each group, by the function's name."""
     grading = Grading(GraderPool(config, "solution", PROBLEM), config, 16)
     graded = grading.grade([RolloutGroup(Prompt(PROBLEM, (1,)), completions, 4, 6) for completions in groups])
     grading.close()
@@ -106,7 +106,7 @@ def test_an_async_function_of_one_completion_is_asked_about_a_whole_group_at_onc
 
 
 def test_a_group_reward_may_return_an_array(rewards):
-    assert [each["array"] for each in values(rewards, "array")] == [1.0, 0.0, 0.0]
+    assert [parts["array"] for parts in values(rewards, "array")] == [1.0, 0.0, 0.0]
 
 
 def test_a_batch_reward_sees_all_groups_in_one_call(rewards):
@@ -119,7 +119,7 @@ def test_a_batch_reward_sees_all_groups_in_one_call(rewards):
 
 def test_a_group_reward_sees_messages_where_the_data_has_them(rewards):
     problem = Problem("p", "1 + 1?", "2", {}, ({"role": "user", "content": "1 + 1?"},))
-    assert [each["trl_chat"] for each in values(rewards, "trl_chat", problem=problem)] == [1.0, 0.0, 0.0]
+    assert [parts["trl_chat"] for parts in values(rewards, "trl_chat", problem=problem)] == [1.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(

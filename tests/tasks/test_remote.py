@@ -1,4 +1,4 @@
-"""Rewards of real HTTP servers on this machine."""
+"""These tests use rewards of real HTTP servers on this machine."""
 
 import json
 import threading
@@ -21,7 +21,8 @@ PROBLEM = Problem("p", "1 + 1?", "2", {"level": 3}, source="sums")
 
 @contextmanager
 def served(answer):
-    """The address of a server, and the (path, headers, body) of every request. `answer` makes (status, text) of one."""
+    """Starts a server whose `answer` makes (status, text) of a request. Yields its address, and (path, headers, body)
+    of every request."""
     requests, lock = [], threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -126,8 +127,8 @@ def test_many_are_asked_at_once_and_the_same_completion_once():
         return 200, "1.0"
 
     with served(answer) as (url, requests):
-        found = grades("http", {"url": url, "at_once": 4}, *map(str, range(8)), times=2)
-    assert [grade.reward for grade in found] == [1.0] * 8
+        graded = grades("http", {"url": url, "at_once": 4}, *map(str, range(8)), times=2)
+    assert [grade.reward for grade in graded] == [1.0] * 8
     assert max(most) == 4 and len(requests) == 8
 
 
@@ -208,7 +209,7 @@ def test_a_server_that_is_not_there_or_too_slow_is_one_line():
         ("{name: judge, server: {url: notaurl}}", "it is 'notaurl'"),
         ("{name: http, server: {url: 'http://'}}", "it is 'http://'"),
         ("{name: http, server: {url: 'http://a:99999'}}", "it is 'http://a:99999'"),
-        ("{name: judge, server: {url: 'http://a/v1?version=2'}}", "must end where /chat/completions is added"),
+        ("{name: judge, server: {url: 'http://a/v1?version=2'}}", "must be the address before /chat/completions"),
         ("{name: math, server: {url: 'http://a'}}", "'math' asks no server: name the part http or judge"),
         ("{name: http, server: {url: 'http://me@a/'}}", "server.url must hold no password"),
         ("{name: http, server: {url: 'http://a/?code={key}'}}", r"server.url holds {key}: name the environment"),

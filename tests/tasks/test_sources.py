@@ -110,6 +110,11 @@ def test_a_source_that_cannot_be_read_is_one_line(write_rows, changes, message):
     assert "\n" not in str(caught.value)
 
 
+def test_questions_are_not_their_own_answers(write_rows):
+    with pytest.raises(UserError, match="question_column and answer_column both name 'problem': name two columns"):
+        load_problems(DataConfig(path=write_rows(ROWS), answer_column="problem"))
+
+
 def test_broken_and_empty_files_are_one_line(tmp_path):
     broken, empty, scalar = tmp_path / "broken.jsonl", tmp_path / "empty.jsonl", tmp_path / "scalar.json"
     broken.write_text('{"problem": "q", "answer": "1"}\n{"problem": \n')

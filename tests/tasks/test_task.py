@@ -69,7 +69,7 @@ def test_parts_that_see_a_group_are_added_to_those_that_see_one_completion(token
         right = first.problem.answer
         groups = [group(first, completion(right), completion("no")), group(second, completion("no"))]
         scored = task.grade(groups)
-    assert [each.rewards for each in scored] == [(1.0, 1.0), (0.0,)]
+    assert [scored_group.rewards for scored_group in scored] == [(1.0, 1.0), (0.0,)]
     assert scored[0].grades[0].parts == {"number": 1.0, name: 0.0, f"{name}/right": 1.0}
     assert [grade.correct for grade in scored[0].grades] == [True, False]
 
@@ -99,8 +99,8 @@ def test_ragged_groups_keep_their_own_grades_and_masked_completions_keep_their_r
             group(first, completion(first.problem.answer), completion("none", truncated=True)),
             group(second, completion(second.problem.answer, truncated=True)),
         ])  # fmt: skip
-    assert [each.rewards for each in scored] == [(1.0, -1.0), (1.0,)]
-    assert [each.included for each in scored] == [(True, False), (False,)]
+    assert [scored_group.rewards for scored_group in scored] == [(1.0, -1.0), (1.0,)]
+    assert [scored_group.included for scored_group in scored] == [(True, False), (False,)]
     assert scored[1].grades[0].correct
 
 
@@ -180,8 +180,8 @@ def test_a_generators_problems_are_graded_by_its_own_scorer(tokenizer):
             group(prompt, completion(f"<answer>{prompt.problem.answer}</answer>"), completion("<answer>(</answer>"))
             for prompt in prompts
         ])  # fmt: skip
-    assert [each.grades[0].correct for each in scored] == [True] * 4
-    assert [each.grades[1].correct for each in scored] == [False] * 4
+    assert [scored_group.grades[0].correct for scored_group in scored] == [True] * 4
+    assert [scored_group.grades[1].correct for scored_group in scored] == [False] * 4
 
 
 def test_rows_and_prompts_left_out_are_told_and_never_asked(tokenizer, write_rows, caplog):

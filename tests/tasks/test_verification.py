@@ -1,4 +1,5 @@
-r"""Answers as models write them against right ones: what is the same, what is nearly the same and wrong."""
+r"""These tests compare answers as models write them with right ones: equal ones are accepted, nearly equal ones are
+not."""
 
 import pytest
 

@@ -1,11 +1,11 @@
-"""Lengths and truncation of a round's completions, by what they are."""
+"""These tests check lengths and truncation of a round's completions, by what they are."""
 
 from grpo.telemetry.breakdown import CompletionFacts, breakdown, facts_of
 from grpo.types import Completion, Grade, Problem, Prompt, RolloutGroup, ScoredGroup
 
 
 def group(source, *completions):
-    """A group of (length, right, truncated)."""
+    """Makes a group of completions, given as (length, right, truncated)."""
     prompt = Prompt(Problem("p", "q", "a", source=source), (1,))
     written = tuple(Completion((5,) * length, (0.0,) * length, "", cut) for length, _, cut in completions)
     grades = tuple(Grade(float(right), right, {}) for _, right, _ in completions)

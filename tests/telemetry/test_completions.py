@@ -82,15 +82,15 @@ def test_groups_are_chosen_by_steps_source_question_and_kind(tmp_path, capsys):
     ]
     (tmp_path / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def found(*words):
+    def prompts_shown(*words):
         assert samples.run([str(tmp_path), *words]) == 0
         return [line.split(" · ")[1] for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
 
-    assert found() == ["sums-3@0", "sums-2@0", "tables-2@0", "sums-1@0"]
-    assert found("step=1-2", "source=sums") == ["sums-2@0", "sums-1@0"]
-    assert found("prompt=×") == ["tables-2@0"]
-    assert found("group=mixed") == ["sums-1@0"] and found("group=right") == ["sums-2@0"]
-    assert found("group=wrong", "limit=1") == ["sums-3@0"]
+    assert prompts_shown() == ["sums-3@0", "sums-2@0", "tables-2@0", "sums-1@0"]
+    assert prompts_shown("step=1-2", "source=sums") == ["sums-2@0", "sums-1@0"]
+    assert prompts_shown("prompt=×") == ["tables-2@0"]
+    assert prompts_shown("group=mixed") == ["sums-1@0"] and prompts_shown("group=right") == ["sums-2@0"]
+    assert prompts_shown("group=wrong", "limit=1") == ["sums-3@0"]
     with pytest.raises(UserError, match="step='2-1' is not valid: it must be a whole number, or a range such as 10-20"):
         samples.run([str(tmp_path), "step=2-1"])
     with pytest.raises(UserError, match=r"group='some' is none of mixed \| right \| wrong"):

@@ -1,4 +1,4 @@
-"""How a run's end is written into its folder."""
+"""These tests check how a run's end is written into its folder."""
 
 import pytest
 

@@ -8,7 +8,7 @@ from grpo.telemetry import Phases
 
 
 class Clock:
-    """Time that passes only when told to."""
+    """This clock passes only when told to."""
 
     now = 0.0
 

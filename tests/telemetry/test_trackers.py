@@ -178,7 +178,7 @@ def scalars(directory):
 
     events = EventAccumulator(str(directory / "tensorboard"))
     events.Reload()
-    return {tag: [(each.step, each.value) for each in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
 def test_tensorboard_shows_rounds_evaluations_and_a_resumed_run_as_one(tmp_path):
@@ -191,9 +191,9 @@ def test_tensorboard_shows_rounds_evaluations_and_a_resumed_run_as_one(tmp_path)
     resumed = TensorBoardTracker({}, tmp_path, resume_step=2)
     resumed.log({"pass_rate": 1.0}, 3)
     resumed.close()
-    found = scalars(tmp_path)
-    assert found["pass_rate"] == [(1, 0.25), (2, 0.5), (3, 1.0)]
-    assert "groups/counts" not in found
+    shown = scalars(tmp_path)
+    assert shown["pass_rate"] == [(1, 0.25), (2, 0.5), (3, 1.0)]
+    assert "groups/counts" not in shown
 
 
 @pytest.mark.slow
@@ -214,7 +214,7 @@ def test_mlflow_keeps_parameters_metrics_samples_and_code_of_one_run(tmp_path):
     assert run.data.tags["night"] == "true"
     assert run.data.params == {"num_steps": "3", "learner.rate": "0.1"}
     assert run.data.metrics["evaluation/pass_at_4_high"] == 0.75
-    assert [each.value for each in client.get_metric_history(run.info.run_id, "pass_rate")] == [0.25, 0.5]
+    assert [metric.value for metric in client.get_metric_history(run.info.run_id, "pass_rate")] == [0.25, 0.5]
     assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["code.json", "samples"]
     assert run.info.status == "FINISHED"
 
@@ -233,8 +233,8 @@ def test_a_run_that_crashes_is_shown_as_failed(tmp_path):
 
 
 def records(path):
-    """What the file of an offline run holds. Behind seven bytes of its own it has records, each after its checksum,
-    length and kind; the last may be half written."""
+    """Returns the whole records in the file of an offline run. The file begins with seven bytes of its own; each record
+    follows its checksum, length and kind, and the last may be half written."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     written, place, whole = path.read_bytes(), 7, []
@@ -247,7 +247,7 @@ def records(path):
 
 
 def told(path, name):
-    """The first record of this kind. wandb's own process writes, and may be a moment late."""
+    """Returns the first record of this kind. It waits, since wandb's own process writes and may be a moment late."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         for record in records(path):
@@ -285,7 +285,7 @@ def test_services_are_those_that_are_asked_for(tmp_path):
     assert service_trackers(TrackingConfig(), {}, tmp_path, None) == []
     asked = TrackingConfig(wandb="offline", tensorboard=True, mlflow=f"file:{tmp_path}/mlruns")
     trackers = service_trackers(asked, {}, tmp_path, None)
-    assert [type(each) for each in trackers] == [WandbTracker, TensorBoardTracker, MlflowTracker]
+    assert [type(tracker) for tracker in trackers] == [WandbTracker, TensorBoardTracker, MlflowTracker]
     Trackers(trackers).close()
 
 
@@ -298,8 +298,8 @@ def test_a_package_that_is_missing_is_named_with_what_to_do(tmp_path, monkeypatc
 def test_a_run_says_which_code_it_ran(tmp_path):
     (tmp_path / "code.patch").write_text("of an earlier commit")
     write_code(tmp_path)
-    found = json.loads((tmp_path / "code.json").read_text())
-    assert {"torch", "transformers", "deepspeed"} <= found["versions"].keys()
-    if "commit" in found:
-        assert re.fullmatch("[0-9a-f]{40}", found["commit"])
-        assert (tmp_path / "code.patch").exists() == found["changed"]
+    code = json.loads((tmp_path / "code.json").read_text())
+    assert {"torch", "transformers", "deepspeed"} <= code["versions"].keys()
+    if "commit" in code:
+        assert re.fullmatch("[0-9a-f]{40}", code["commit"])
+        assert (tmp_path / "code.patch").exists() == code["changed"]

@@ -1,4 +1,4 @@
-"""When rewards count as equal."""
+"""These tests check when rewards count as equal."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""LoRA at the receiving end, by hand."""
+"""These tests compute by hand what LoRA gives at the receiving end."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Buckets through a channel between real processes."""
+"""These tests send buckets through a channel between real processes."""
 
 import multiprocessing
 from contextlib import suppress
@@ -33,7 +33,7 @@ def worker(meeting, rank, results):
 
 
 def own_addresses():
-    """The loopback interface's, and another one where this machine has one."""
+    """Returns the loopback interface's address, and that of another one where this machine has one."""
     with suppress(OSError):
         return ["127.0.0.1", own_address("192.0.2.1")]
     return ["127.0.0.1"]

@@ -1,4 +1,5 @@
-"""Whatever changes places in a model's weights is seen, and whatever an engine only stores otherwise is not."""
+"""These tests hold that anything that changes places in a model's weights is seen, and that other ways of storing are
+not."""
 
 from types import SimpleNamespace
 from typing import ClassVar
@@ -48,7 +49,7 @@ def changed(name, change):
 
 
 def flipped_in_pairs(tensor):
-    """Two numbers of each sign change it, in a rectangle: sums of all, of rows and of columns stay."""
+    """Flips the signs of four numbers in a rectangle, so that sums of all, of rows and of columns stay."""
     signs = tensor.sign()
     for a in range(len(tensor)):
         for b in range(a):
@@ -94,7 +95,7 @@ def test_the_sum_of_all_bits_is_that_of_plain_integers(dtype):
 
 
 class Fused(nn.Module):
-    """A linear layer as vLLM stores it: several of the model's, one below the other."""
+    """This is a linear layer as vLLM stores it: several of the model's, one below the other."""
 
     def __init__(self, sizes, width):
         super().__init__()
@@ -103,7 +104,7 @@ class Fused(nn.Module):
 
 
 class Engine(nn.Module):
-    """The weights above as a vLLM model holds them: fused, and with rows that fill up the vocabulary."""
+    """This holds the weights above as a vLLM model does: fused, and with rows that fill up the vocabulary."""
 
     packed_modules_mapping: ClassVar = {
         "qkv_proj": ["q_proj", "k_proj", "v_proj"],
@@ -160,8 +161,8 @@ def test_the_matrices_of_gpt2_lie_the_other_way_round_in_vllm():
 
 
 class Experts(nn.Module):
-    """Two experts whose engine keeps their inner width in reverse and filled up to four, once it is told to arrange
-    them."""
+    """These are two experts. Once told to arrange them, their engine keeps their inner width in reverse and filled up
+    to four."""
 
     width = 3
 
@@ -176,7 +177,7 @@ class Experts(nn.Module):
         )
 
     def load(self, sent):
-        """As vLLM's loader does, into tensors of the width that is sent."""
+        """Copies weights as vLLM's loader does, into tensors of the width that is sent."""
         for parameter, weights in zip((self.w13_weight, self.w2_weight), sent, strict=True):
             parameter.data.copy_(weights)
 
@@ -236,8 +237,8 @@ def test_experts_that_are_not_sent_stay_as_they_are(width):
 
 
 class Fixed(Experts):
-    """Experts as vLLM keeps them on a GPU: its method arranges them, in the storage that there is, and the kernel
-    leaves them alone."""
+    """These are experts as vLLM keeps them on a GPU: its method arranges them in the storage that there is, and the
+    kernel leaves them alone."""
 
     def __init__(self):
         super().__init__(arranges=False)
@@ -293,7 +294,7 @@ def test_a_bias_of_the_router_that_learners_do_not_send_is_no_difference():
 
 
 class Router(nn.Module):
-    """As vLLM's: `load_weights` tells which parameters it has loaded."""
+    """This is a router like vLLM's, whose `load_weights` tells which parameters it has loaded."""
 
     def __init__(self):
         super().__init__()
@@ -319,7 +320,7 @@ def test_what_learners_do_not_send_survives_the_sleep_of_an_engine():
 
 
 class Latent(nn.Module):
-    """As vLLM's multi-head latent attention, which decodes by a part of its weight, turned round."""
+    """This is like vLLM's multi-head latent attention, which decodes by a part of its weight, transposed."""
 
     def __init__(self):
         super().__init__()
@@ -328,7 +329,7 @@ class Latent(nn.Module):
         self.process_weights_after_loading(torch.float32)
 
     def get_attn_backend(self):
-        """Every attention of vLLM has one."""
+        """Exists because every attention of vLLM has this method."""
 
     def process_weights_after_loading(self, dtype):
         self.W_UV.data.copy_(self.kv_b_proj.weight[:3].t().to(dtype))

@@ -1,4 +1,4 @@
-"""A channel over NCCL whose other end is lost, with a group that behaves as torch's does where there are GPUs.
+"""These tests lose the other end of an NCCL channel, with a stand-in group that behaves as torch's does on GPUs.
 
 What the stand-in does is what torch's ProcessGroupNCCL is documented to do: its watchdog takes the process down when
 it sees an error, itself or through the process's first group, unless the group was made without one; the first
@@ -23,7 +23,8 @@ SECONDS = 0.2
 
 
 class Wire:
-    """What the stand-ins of one channel share. Members named in `lost` never connect or take part in a broadcast."""
+    """A wire is what the stand-ins of one channel share. Members named in `lost` never connect or take part in a
+    broadcast."""
 
     def __init__(self):
         self.lost, self.watchdogs, self.taken_down = set(), [], False
@@ -31,7 +32,7 @@ class Wire:
 
 
 class NcclStandIn:
-    """`wire` is set by the test."""
+    """This stands in for torch's NCCL group. The test sets `wire`."""
 
     wire: Wire
 
@@ -58,7 +59,7 @@ class NcclStandIn:
         self._wait_for("broadcast", timeout)
 
     def _wait_for(self, stage, timeout):
-        """Until the others take part: of a collective until its deadline, of connecting for ever."""
+        """Waits until the others take part. A collective waits until its deadline, connecting for ever."""
         if stage not in self.wire.lost:
             return
         self.wire.never.wait(None if timeout is None else timeout.total_seconds())

@@ -1,4 +1,4 @@
-"""vLLM's layers on a CPU, as a refresh finds them, and its workers between messages."""
+"""These tests refresh vLLM's layers on a CPU, and run its workers between messages."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def receiver():
-    """Imported only where it is used, since all that run tests collect all of them."""
+    """Imports the module only where it is used, since every test run collects this file."""
     return pytest.importorskip("grpo.weight_sync.vllm_receiver")
 
 

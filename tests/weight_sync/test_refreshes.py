@@ -1,4 +1,4 @@
-"""vLLM's own models on a CPU: a refresh leaves them as their loading of the same weights does."""
+"""These tests hold that a refresh leaves vLLM's own models on a CPU as their loading of the same weights does."""
 
 import pytest
 

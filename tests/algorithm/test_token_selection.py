@@ -1,4 +1,4 @@
-"""Choices among all tokens of a step: against verl and TRL, and the same however the step is cut."""
+"""These tests compare selections among all tokens of a step with verl and TRL, however the step is cut."""
 
 import random
 from dataclasses import replace
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from grpo.algorithm.loss import policy_loss, tokens_of
-from grpo.algorithm.selection import largest, select
+from grpo.algorithm.token_selection import largest, select
 from grpo.config import ObjectiveConfig, TokenSelectionConfig
 from tests.fakes import on_ranks
 
@@ -45,7 +45,7 @@ def test_kl_cov_equals_that_of_verl():
 
 
 def test_clip_cov_is_the_expectation_of_verls_draws():
-    """By listing: verl zeroes 2 of the tokens that are eligible, each pair being equally likely."""
+    """The expectation is taken by listing: verl zeroes 2 of the eligible tokens, and each pair is equally likely."""
     chosen = settings("clip_cov")
     loss, gradient = loss_and_gradient(chosen)
     new, old = flat(NEW), flat(OLD)

@@ -50,8 +50,8 @@ def clip(tokens: Tokens, settings: ObjectiveConfig) -> Tensor:
     The dual clip (arXiv:1912.09729) bounds the loss for Â < 0 by c·|Â|, however large ρ grows.
     """
     ratio, advantages = tokens.ratio, tokens.advantages
-    clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
-    loss = torch.maximum(-ratio * advantages, -clipped * advantages)
+    bounded = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
+    loss = torch.maximum(-ratio * advantages, -bounded * advantages)
     if settings.dual_clip:
         loss = torch.where(advantages < 0, torch.minimum(loss, -settings.dual_clip * advantages), loss)
     return loss

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from grpo.config import ModelConfig, TrainConfig
-from grpo.config.estimate import (
+from grpo.config.hydra import compose_config
+from grpo.config.memory_estimate import (
     BYTES,
     ModelShape,
     activation_bytes,
@@ -11,7 +12,6 @@ from grpo.config.estimate import (
     memory_estimate,
     offloaded_bytes,
 )
-from grpo.config.hydra import compose_config
 from grpo.learner.loading import load_policy
 from grpo.run.preflight import model_shape
 from grpo.types import Tree
@@ -38,7 +38,7 @@ def config():
 
 
 def learning(config, world_size):
-    """What → GiB on a CPU, while the learner works."""
+    """Returns GiB on a CPU while the learner works, by what takes them."""
     return {name: gib for name, _, gib in memory_estimate(config, SEVEN_B, world_size)}
 
 
@@ -183,21 +183,22 @@ def test_states_that_leave_a_gpu_take_none_of_it_while_sampling_and_main_memory_
 
 
 def test_ranks_that_compute_rows_together_pool_tokens_and_share_activations():
-    def found(together):
+    def planned(together):
         value = config()
         value.learner.sequence_parallel = together
         rows = {name: numbers for name, *numbers in batch_table(value, world_size=2)}
         memory = learning(value, world_size=2)
         return rows["micro-batches per step, at most"][0], memory
 
-    (alone, of_one), (pooled, of_two) = found(1), found(2)
+    (alone, of_one), (pooled, of_two) = planned(1), planned(2)
     # 13,600 tokens in rows of 1,000: 7 on each of two ranks, or 14 on both.
     assert (alone, pooled) == (7, 14)
     assert of_two["activations of 500 tokens"] == of_one["activations of 1,000 tokens"] / 2
 
 
 def kept_bytes(policy, tokens):
-    """Of what autograd keeps for the backward pass of a row of one tree, weights left out; every storage once."""
+    """Returns the bytes that autograd keeps for the backward pass of a row with one tree. Weights are left out, and
+    every storage counts once."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in policy.parameters()}
     kept = {}
 

@@ -1,4 +1,4 @@
-"""What an earlier run has left says what model it is, and what does not fit is one line before anything is loaded."""
+"""These tests hold that an earlier run's files say what model it is, and that what does not fit is one early line."""
 
 import json
 from dataclasses import asdict
@@ -6,15 +6,15 @@ from dataclasses import asdict
 import pytest
 
 from grpo.config import ModelConfig, TrainConfig, UserError
+from grpo.config.earlier_run import described, is_checkpoint
 from grpo.config.engines import LoraConfig
-from grpo.config.start import described, is_checkpoint
 
 PLAIN = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["v_proj", "q_proj"]}
 
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """A function that makes a checkpoint of a run with these model settings."""
+    """Returns a function that makes a checkpoint of a run with the given model settings."""
 
     def make(**settings):
         config = TrainConfig(model=ModelConfig(**settings))
@@ -28,7 +28,7 @@ def checkpoint(tmp_path):
 
 @pytest.fixture
 def adapter(tmp_path):
-    """A function that makes the folder of an adapter with these settings."""
+    """Returns a function that makes the folder of an adapter with the given settings."""
 
     def make(**settings):
         (tmp_path / "adapter_config.json").write_text(json.dumps(PLAIN | settings))

@@ -1,11 +1,11 @@
-"""Rows of all ranks are equally many and of equal work, and hold every branch once."""
+"""These tests hold that all ranks have equally many rows of equal work, and that these hold every branch once."""
 
 import pytest
 
 from grpo.algorithm.balance import assign, cut
 from grpo.algorithm.batches import BatchMaker
-from grpo.algorithm.layout import even_rows, imbalance, lay_out
 from grpo.algorithm.packing import Branch, LooseTree, rows_of, trees_of
+from grpo.algorithm.row_assignment import even_rows, imbalance, lay_out
 from grpo.config import TrainConfig
 from grpo.types import Completion, RoundPlan
 from tests.algorithm.test_balance import COST, drawn
@@ -18,18 +18,20 @@ def branch(length):
 
 
 def work(row):
-    return sum(COST(0, len(tree.prompt)) + sum(COST(len(tree.prompt), each) for each in tree.lengths) for tree in row)
+    return sum(
+        COST(0, len(tree.prompt)) + sum(COST(len(tree.prompt), length) for length in tree.lengths) for tree in row
+    )
 
 
 def ranks_trees(ranks, prompts, silent, row_tokens):
-    """Every rank's trees after trees have moved between ranks."""
+    """Returns every rank's trees after trees have moved between ranks."""
     lengths = drawn(ranks, prompts, silent, seed=0)
     trees = [
         [tree for prompt, own in rank for tree in trees_of((1,) * prompt, list(map(branch, own)), "shared", row_tokens)]
         for rank in lengths
     ]
     costs = [
-        [(COST(0, len(tree.prompt)), tuple(COST(len(tree.prompt), each) for each in tree.lengths)) for tree in own]
+        [(COST(0, len(tree.prompt)), tuple(COST(len(tree.prompt), length) for length in tree.lengths)) for tree in own]
         for own in trees
     ]
     return [[cut(trees[piece.home][piece.tree], piece) for piece in share] for share in assign(costs)]
@@ -55,8 +57,8 @@ def test_ranks_that_compute_rows_in_step_wait_for_a_twentieth_of_the_work_at_mos
     assert sum(map(sum, after)) < 1.015 * sum(map(sum, before))
     assert all(sum(tree.length for tree in row) <= row_tokens for own in rows for row in own)
     for own, of_rank in zip(trees, rows, strict=True):
-        placed = [id(each) for row in of_rank for tree in row for each in tree.branches]
-        assert sorted(placed) == sorted(id(each) for tree in own for each in tree.branches)
+        placed = [id(own_branch) for row in of_rank for tree in row for own_branch in tree.branches]
+        assert sorted(placed) == sorted(id(own_branch) for tree in own for own_branch in tree.branches)
 
 
 def test_too_few_rows_are_refused_and_what_is_longer_than_a_row_has_one_alone():

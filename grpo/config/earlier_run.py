@@ -114,7 +114,7 @@ def _agreed(given: LoraConfig, own: LoraConfig, place: Path, mend: str) -> LoraC
     require(
         not given.rank or given == own,
         f"model.lora asks for rank {given.rank}, alpha {given.alpha:g} on {given.target_modules}, but {place} has "
-        f"{has}: leave out model.lora to train on as it is; for other adapters, {mend}",
+        f"{has}: leave out model.lora to go on with that; for other adapters, {mend}",
     )
     return own
 

@@ -2,8 +2,8 @@ import pytest
 
 from grpo.config import PromptConfig, UserError
 from grpo.tasks.curriculum import uniform
-from grpo.tasks.prompts import PromptEncoder, unfilled
-from grpo.tasks.stream import PromptStream
+from grpo.tasks.prompt_encoding import PromptEncoder, unfilled
+from grpo.tasks.prompt_stream import PromptStream
 from grpo.types import Problem
 from tests.tasks.conftest import CHATML, byte_tokenizer
 

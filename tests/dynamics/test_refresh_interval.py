@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from grpo.dynamics.refresh import (
+from grpo.dynamics.refresh_interval import (
     OffPolicyness,
     RefreshRule,
     StepTime,

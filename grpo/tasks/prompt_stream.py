@@ -53,13 +53,13 @@ class PromptStream:
             if position % self._world_size == self._rank
         ]
 
-    def learn(self, outcomes: Mapping[str, tuple[int, int]], cursor: int) -> None:
+    def record_outcomes(self, outcomes: Mapping[str, tuple[int, int]], cursor: int) -> None:
         """Passes the outcomes of a round to the order: problem id → (correct, tried) completions, over all ranks.
 
         `cursor` is where the stream stood after that round.
         """
         counts = [(self._places[name], *outcome) for name, outcome in outcomes.items() if name in self._places]
-        self._order.learn(counts, cursor)
+        self._order.record_outcomes(counts, cursor)
 
     @functools.cached_property
     def _places(self) -> dict[str, int]:

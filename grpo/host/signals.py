@@ -5,10 +5,13 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # A process that was asked to stop, and that saved so that it can be resumed, has this exit code.
 INTERRUPTED = 128 + signal.SIGTERM
 LOOK_SECONDS = 0.2
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopRequest:
@@ -42,5 +45,16 @@ class StopRequest:
 
     @staticmethod
     def _handle(handler) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in SIGNALS:
+            signal.signal(number, handler)
+
+
+@contextmanager
+def handled_as_before() -> Iterator[None]:
+    """Gives SIGTERM and Ctrl-C back to what handled them before, such as a notebook, once the run is over."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,11 +1,11 @@
-"""Which problems are taken, and what is said of the others."""
+"""These tests check which problems are taken, and what is said of the others."""
 
 import json
 
 import pytest
 
 from grpo.config import SelectionConfig, UserError
-from grpo.tasks.selection import answer_type, normalized, select
+from grpo.tasks.problem_selection import answer_type, normalized, select
 from grpo.types import Problem
 
 

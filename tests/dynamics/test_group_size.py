@@ -3,8 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from grpo.dynamics.batch import BatchRule, calm_completions, choose_batch, cost_of_progress
 from grpo.dynamics.difficulty import Difficulty
+from grpo.dynamics.group_size import BatchRule, calm_completions, choose_batch, cost_of_progress
 from grpo.dynamics.planning import PlanRequest, propose, size_options, step_seconds
 from grpo.dynamics.step import BatchSetting, StepCost, progress_of_step, signal_to_noise
 from grpo.types import MachineConstants
@@ -35,14 +35,15 @@ def prompts(*arguments, **options):
 
 
 def test_small_groups_are_cheapest_unless_prompts_are_expensive():
-    """At p = .05 little of the infinite group's gradient is left at G = 4. Under Adam that is no reason to pay more."""
+    """At p = .05 a group of 4 has little of the infinite group's gradient. Under Adam that is no reason to pay more."""
     assert [size(at(rate)) for rate in (0.5, 0.2, 0.05)] == [4, 4, 4]
     assert [size(at(rate), cost=StepCost(30.0, 1.0)) for rate in (0.5, 0.2, 0.05)] == [8, 10, 20]
     assert choose().reason == "progress is cheapest at 16 prompts × G = 4"
 
 
 def test_the_cost_of_progress_by_hand():
-    """G = 2, p = ½, GRPO: σ = ½ in half of the groups. Signal .25; noise .5/2 of completions and .125 of prompts."""
+    """For G = 2, p = ½ and GRPO, half of the groups have σ = ½. The signal is .25; the noise is .5/2 from completions
+    and .125 from prompts."""
     two, noise = BatchSetting(group_size=2, prompts_per_step=9), 0.375**0.5
     assert cost_of_progress(at(0.5), two, StepCost(1.0, 3.0)) == pytest.approx(9 * 7.0 * noise / (3 * 0.25))
     assert cost_of_progress(at(0.5), two, StepCost(1.0, 3.0, fixed=5.0)) == pytest.approx(68.0 * noise / (3 * 0.25))
@@ -74,8 +75,8 @@ def test_by_tokens_the_fewest_prompts_are_taken_one_rung_after_the_other():
 
 
 def test_what_a_step_costs_anyway_asks_for_as_much_in_prompts():
-    """Progress goes as √B and cost as F + B·(1 + G): the best B·(1 + G) is F. A step that costs 10,000 wants more than
-    64 prompts, one that costs 160 wants 32 of G = 4, and one that costs 20 wants 4."""
+    """Progress goes as √B and cost as F + B·(1 + G), so the best B·(1 + G) is F. A step that costs 10,000 wants more
+    than 64 prompts, one that costs 160 wants 32 of G = 4, and one that costs 20 wants 4."""
     for fixed, best in ((10_000.0, 64), (160.0, 32), (20.0, 4)):
         now = replace(NOW, group_size=4)
         for _ in range(6):
@@ -84,7 +85,7 @@ def test_what_a_step_costs_anyway_asks_for_as_much_in_prompts():
 
 
 def test_only_completions_are_noise_where_all_prompts_ask_for_the_same():
-    """Dr. GRPO: signal (1 − 1/G)·pq, and the noise of completions is that over G."""
+    """Dr. GRPO has the signal (1 − 1/G)·pq, and the completions' noise is that divided by G."""
     assert signal_to_noise(at(0.3), 4, 0.0, prompt_noise=0.0) == pytest.approx((3 * 0.21) ** 0.5)
     assert signal_to_noise(at(0.0, 1.0), 4, 0.0) == 0.0
 

@@ -1,12 +1,16 @@
-"""What a request to stop does to the process that gets it."""
+"""These tests check what a request to stop does to the process that gets it."""
 
 import signal
 import subprocess
 import sys
 
+import pytest
+
+from grpo.host.signals import SIGNALS, StopRequest, handled_as_before
+
 COUNTING = """
 import os, signal
-from grpo.host.stop import StopRequest
+from grpo.host.signals import StopRequest
 stop = StopRequest({message!r})
 print(stop(), stop.count, flush=True)
 os.kill(os.getpid(), signal.SIGTERM)
@@ -30,3 +34,12 @@ def test_with_a_message_the_first_is_answered_and_the_second_ends_the_process():
     code, printed, said = stopped("stopping after this round")
     assert (code, said) == (-signal.SIGTERM, "stopping after this round\n")
     assert printed == ["False 0", "True 1"]
+
+
+def test_signals_are_handled_as_before_once_a_run_from_python_is_over():
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with pytest.raises(ValueError, match="the run failed"), handled_as_before():
+        StopRequest("stopping")
+        assert [signal.getsignal(number) for number in SIGNALS] != before
+        raise ValueError("the run failed")
+    assert [signal.getsignal(number) for number in SIGNALS] == before

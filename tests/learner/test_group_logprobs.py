@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from grpo.learner.scoring import Scoring
+from grpo.learner.group_logprobs import Scoring
 from grpo.types import Completion, Problem, Prompt, RolloutGroup
 from tests.fakes import on_ranks
 
@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 def groups(rank):
-    """Rank 0 has long completions, rank 1 short ones, rank 2 nothing."""
+    """Makes one rank's groups: rank 0 has long completions, rank 1 short ones, and rank 2 none."""
     drawn = random.Random(rank)
     longest = [90, 12, 0][rank]
     return [
@@ -33,7 +33,7 @@ def completion(drawn, longest):
 
 
 def forward(micro):
-    """A log-probability that says which token it is of, and after which it came."""
+    """Returns made-up log-probabilities that tell each token's id and the id of the token before it."""
     return micro.targets.float() + micro.token_ids[micro.predictors].float() / 1024
 
 

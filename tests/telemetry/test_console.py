@@ -71,6 +71,18 @@ def test_a_line_fits_a_terminal_of_a_hundred_columns():
     assert rounds[0].endswith("cut 25%  entropy 0.81  grad 1.4  lr 3e-04")
 
 
+def test_a_narrow_terminal_explains_only_the_numbers_that_it_shows():
+    output = io.StringIO()
+    display = RunDisplay(80, Console(file=output, force_terminal=True, width=60))
+    display.round(5, METRICS)
+    display.round(6, METRICS | {"completions/length_mean": 4.0, "policy/entropy": 0.5})
+    display.close()
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue()).replace("\r", "\n")
+    assert "step  5/80  reward 0.31  right 25%  silent 50%  len 143\n" in plain
+    explained = [line.split()[0] for line in plain.splitlines() if re.match(r"  \w+ ", line)]
+    assert explained == ["reward", "right", "silent", "len"]
+
+
 def test_ranks_that_wait_for_the_busiest_are_told_of():
     uneven = logged(lambda display: display.round(5, METRICS | {"throughput/imbalance": 1.312}))
     assert uneven.endswith("learn 5.0 s  busiest rank 1.31 × mean\n")

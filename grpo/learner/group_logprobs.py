@@ -8,8 +8,8 @@ from itertools import chain
 import torch
 
 from grpo.algorithm.balance import Cost, at_home, shared
-from grpo.algorithm.layout import lay_out
 from grpo.algorithm.packing import Branch, pack, trees_of
+from grpo.algorithm.row_assignment import lay_out
 from grpo.interfaces import Collective
 from grpo.learner.on_device import to_device
 from grpo.types import Mean, MicroBatch, RolloutGroup

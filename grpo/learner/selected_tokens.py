@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from grpo.algorithm.objective import Tokens
-from grpo.algorithm.selection import select
+from grpo.algorithm.token_losses import Tokens
+from grpo.algorithm.token_selection import select
 from grpo.config import ObjectiveConfig
 from grpo.interfaces import Collective
 from grpo.types import MicroBatch
 
 
-def with_choice(
+def with_selection(
     micro_batches: Sequence[MicroBatch],
-    look: Callable[[MicroBatch], Tokens],
+    tokens_of: Callable[[MicroBatch], Tokens],
     objective: ObjectiveConfig,
     collective: Collective,
     together: int,
 ) -> Sequence[MicroBatch]:
     """Returns the micro-batches with what the configured selection chose, or as they are without one. Collective.
 
-    `look` computes the tokens of a micro-batch under the current weights. `together` is the number of ranks that
+    `tokens_of` computes the tokens of a micro-batch under the current weights. `together` is the number of ranks that
     compute each row together: all of them have its tokens, which count once.
     """
     if objective.selection.name == "none":
@@ -30,5 +30,5 @@ def with_choice(
     def total(counts: Sequence[float]) -> list[float]:
         return [count / together for count in collective.sum(counts)]
 
-    chosen = select([look(micro) for micro in micro_batches], total, objective)
+    chosen = select([tokens_of(micro) for micro in micro_batches], total, objective)
     return [replace(micro, selected=own) for micro, own in zip(micro_batches, chosen, strict=True)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from itertools import accumulate
 from typing import NamedTuple
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -105,16 +106,15 @@ class RunDisplay:
         gives them."""
         width = len(str(self._total))
         shown = [field for field in FIELDS if field.metric in metrics and abs(metrics[field.metric]) >= field.least]
-        self._explain(shown)
         numbers = [f"step {step:>{width}}/{self._total}"]
         numbers += [f"{field.label} {field.form.format(metrics[field.metric])}" for field in shown]
         # The remaining time comes first, so that a narrow terminal cuts off something else.
         costs = [f"ETA {self._time_to_go(step)}", *_costs(metrics)]
         if self._console.is_terminal:
             self._bar.update(self._task, completed=step, description="  ".join(costs))
-            self.note(_fitting(numbers, self._console.width))
-        else:
-            self.note("  ".join(numbers + costs))
+            numbers, costs = _fitting(numbers, self._console.width), []
+        self._explain(shown[: len(numbers) - 1])
+        self.note("  ".join(numbers + costs))
 
     def _explain(self, shown: Sequence[Field]) -> None:
         """Says once what each field of the lines means."""
@@ -141,18 +141,14 @@ class RunDisplay:
         return str(timedelta(seconds=round(seconds)))
 
 
-def _fitting(parts: Sequence[str], width: int) -> str:
-    """Joins as many of the parts as fit into a line.
+def _fitting(parts: Sequence[str], width: int) -> list[str]:
+    """Returns the first parts, as many as fit into a line with two blanks between them; at least one.
 
     >>> _fitting(["step 1/9", "reward 0.5", "right 50%"], 20)
-    'step 1/9  reward 0.5'
+    ['step 1/9', 'reward 0.5']
     """
-    line = parts[0]
-    for part in parts[1:]:
-        if len(line) + 2 + len(part) > width:
-            break
-        line += f"  {part}"
-    return line
+    ends = accumulate(len(part) + 2 for part in parts)
+    return list(parts[: max(1, sum(end - 2 <= width for end in ends))])
 
 
 def _costs(metrics: Mapping[str, float]) -> list[str]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from grpo.algorithm.objective import Tokens, clipped
+from grpo.algorithm.token_losses import Tokens, clipped
 
 if TYPE_CHECKING:
     from grpo.config import ObjectiveConfig
@@ -83,7 +83,8 @@ def with_selection(losses: Tensor, tokens: Tokens, chosen: Tensor, settings: Obj
 
 
 def largest(values: Tensor, number: int, total: Total) -> Tensor:
-    """Returns [targets] bool: whether a value is among the `number` largest of all ranks. Equal values share a fate.
+    """Returns [targets] bool: whether a value is among the `number` largest of all ranks. Values equal to the smallest
+    of these are taken too.
 
     The smallest of them is found by bisection over the bit patterns of float32, which are ordered as the numbers are.
     It takes 32 sums of one count over the ranks, whatever the number of tokens.

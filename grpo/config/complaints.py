@@ -1,0 +1,165 @@
+"""This module says in one plain line what Hydra and OmegaConf complain of: the key, and what is wanted."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, is_dataclass
+
+from hydra.errors import OverrideParseException
+from omegaconf.errors import OmegaConfBaseException
+
+from grpo.config.aliases import hint
+from grpo.config.run import TrainConfig
+
+SECTION = "keys and values, {KEY: VALUE}"
+LIST = "a list, [a,b]"
+# What a key takes, by what OmegaConf says of a value that does not fit.
+WANTED = {
+    r"converted to Integer|subclass of int": "a whole number",
+    r"converted to Float|subclass of float": "a number",
+    r"not a valid bool|subclass of bool": "true or false",
+    r"to string: |subclass of str": "text",
+    r"ListConfig, list or tuple|ListConfig(?s:.*)reference_type=List|type hint 'typing.List": LIST,
+    r"subclass of \w+Config|Cannot assign \w+ to Dict|merge DictConfig with ListConfig": SECTION,
+}
+# What is wrong with a `${…}`, by what OmegaConf says. {0} is the part in parentheses.
+UNRESOLVED = {
+    r"Interpolation key '(.*?)' not found": "there is no key {0}",
+    r"Environment variable '(.*?)' not found": "the environment variable {0} is not set",
+    r"Unsupported interpolation type (\w+)": "${{{0}:…}} is unknown",
+    r"Recursive interpolation": "its ${{…}} leads back to itself",
+    r"HydraConfig was not set": "${{hydra:…}} is not known here",
+    r"missing mandatory value": "??? stands for a value that has to be given",
+}
+# What is wrong with a whole word, or with a file's list of defaults, by what Hydra says.
+GROUPS = {
+    r"Multiple values for ([\w/]+)|([\w/]+) appears more than once": (
+        "{0} is chosen twice: leave out the + before it; in a file's list of defaults write `override {0}: …`"
+    ),
+    r"force-add of config groups is not supported: '\++(.*?)'": "a group takes no ++ before it: write {0}",
+    r"An item is already at '(.*?)'": "{0} is there already: leave out the + before it",
+    r"Config group override must be a string": "a group takes the name of one of its choices, such as task=file",
+    r"Cannot find primary config '(.*?)'": "there is no {0}.yaml in the folder that --config-dir names",
+}
+
+
+def one_line(error: Exception) -> str:
+    """Returns what an exception of Hydra or OmegaConf means, with the nearest key that exists."""
+    if isinstance(error, OverrideParseException):
+        return f"cannot read {error.override!r}: {_readable(error.override)}"
+    text = str(error)
+    for pattern, meaning in GROUPS.items():
+        if match := re.search(pattern, text):
+            return meaning.format(*filter(None, match.groups()))
+    if several := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.*)'", text):
+        return (
+            f"{several[1]!r} gives several values: put one text in quotes, a list in brackets; grpo sweep runs several"
+        )
+    cause = f"{text}: {error.__cause__}" if error.__cause__ else text
+    if unknown := _unknown_choice(text) or _unknown_key(cause):
+        return unknown
+    if merged := re.match(r"Error merging override ((?:\+\+?)?([^=]*).*)", text):
+        return f"{merged[1]}: {misfit(str(error.__cause__), merged[2])}"
+    if in_file := re.match(r"In '([^']+)': \w+ raised while composing config:", text):
+        return f"{in_file[1]}.yaml: {misfit(text.partition(':')[2])}"
+    if isinstance(error, OmegaConfBaseException):
+        return misfit(text)
+    text = text.split("Config search path")[0].split("See https")[0]
+    return " ".join(text.split())
+
+
+def misfit(text: str, word: str = "") -> str:
+    """Says what is wrong with a value, from OmegaConf's message.
+
+    `word` is the key of an override, which is shown already: what is said then begins with "it".
+    """
+    full_key = next(iter(re.findall(r"full_key: ?(.*)", text)), "").strip()
+    inside = full_key.removeprefix(word).lstrip(".")
+    named = inside if re.match("[a-z]", inside) else "each entry"
+    subject = (named if inside else "it") if word else full_key
+    for pattern, meaning in UNRESOLVED.items():
+        if match := re.search(pattern, text):
+            return f"{full_key}: {meaning.format(*match.groups())}"
+    if unknown := re.search(r"Key '([^']+)' not in ", text):
+        owner = word or full_key.rpartition(".")[0]
+        return f"{owner} has no key {unknown[1]}" if owner else f"there is no key {unknown[1]}"
+    if re.search(r"is not Optional|Incompatible value 'None'|NoneType is not", text):
+        return f"{subject} takes no null; leave it out for its default"
+    wanted = next((words for pattern, words in WANTED.items() if re.search(pattern, text)), "")
+    if not wanted:
+        return f"{full_key}: {text.splitlines()[0]}"
+    if not subject:
+        # OmegaConf does not name a section of a file, but its class.
+        subject = next(iter(re.findall(r"subclass of (\w+)", text)), "")
+        subject = next((name for name, kind in sections().items() if kind == subject), subject)
+    given = re.search(r"Value '(.*?)' of type|Value '(.*?)' is|value: (.*)", text)
+    value = next(filter(None, given.groups()), "") if given else ""
+    looked_up = re.search(r"interpolation '(\$.*?)'", text)
+    if looked_up:
+        return f"{full_key}: {looked_up[1]} is {value:.40}, and {full_key} takes {wanted}"
+    listed = f"; `grpo config {word or subject}` lists them" if wanted == SECTION else ""
+    return f"{subject} takes {wanted}" + (f", not {value}" if value and subject != "it" else "") + listed
+
+
+def _unknown_choice(text: str) -> str:
+    """Says which choice of a group there is not, and names those there are; "" where Hydra complains of another."""
+    missing = re.search(r"(?:In '([^']+)': )?Could not (?:find|load) '([^']+)'", text)
+    if not missing:
+        return ""
+    group, slash, choice = missing[2].rpartition("/")
+    file = f"{missing[1]}.yaml: " if missing[1] not in (None, "train") else ""
+    options = re.findall(r"^\t(\w+)$", text, re.MULTILINE)
+    known = f": choose one of {', '.join(options)}" if options else ""
+    return f"{file}there is no {group}={choice}{known}" if slash else f"{file}there is no {choice}.yaml"
+
+
+def _unknown_key(text: str) -> str:
+    """Says which key is unknown, and which one may be meant; "" where Hydra complains of another thing."""
+    known = paths(TrainConfig())
+    if in_file := re.search(r"In '([^']+)': ConfigKeyError", text):
+        full_key = next(iter(re.findall(r"full_key: (.+)", text)), "")
+        key = full_key or next(iter(re.findall(r"Key '([^']+)' not in", text)), "")
+        if key == "experiment" and in_file[1].startswith("experiment/"):
+            return f"{in_file[1]}.yaml changes keys of the whole configuration: begin it with `# @package _global_`"
+        return f"{in_file[1]}.yaml: unknown config key {key}{hint(key, known)}" if key else ""
+    unknown = re.search(r"Could not override '([^']+)'|Could not delete from config\. '([^']+)'", text)
+    if not unknown:
+        return ""
+    key = unknown[1] or unknown[2]
+    if key.startswith("task.sets."):
+        return (
+            f"there is no {key}: a set is added by +task@task.sets.NAME=TASK, and has the keys of a task, "
+            "such as task.sets.NAME.data.path"
+        )
+    if key not in known:
+        return f"unknown config key {key}{hint(key, known)}"
+    if inside := re.search(r"Key '([^']+)' not in '", text):
+        return f"{key} has no key {inside[1]}"
+    return f"{key} gets entries with names of your own; put a + before it: '+{key}={{NAME: VALUE}}'"
+
+
+def _readable(word: str) -> str:
+    """Says how a word has to be written that Hydra's grammar does not know."""
+    key, _, value = word.partition("=")
+    if not re.fullmatch(r"[+~]{0,2}[\w.@-][\w.@/-]*", key):
+        return f"{key!r} is no key: a key is written KEY=VALUE, such as dynamics.group_size=8"
+    plain = value and not re.search(r"[\"'\[({]", value)
+    shown = f"'{key}=\"{value}\"'" if plain else "key='\"a=b\"'"
+    return f"put a value with special characters in quotes, {shown}"
+
+
+def paths(node: object, prefix: str = "") -> list[str]:
+    """Returns every dotted key of a configuration, sections included."""
+    keys = []
+    for field in fields(node):
+        value = getattr(node, field.name)
+        keys.append(f"{prefix}{field.name}")
+        if is_dataclass(value):
+            keys += paths(value, f"{prefix}{field.name}.")
+    return keys
+
+
+def sections() -> dict[str, str]:
+    """Returns the name of the class of each section of the configuration itself."""
+    run = TrainConfig()
+    return {field.name: type(getattr(run, field.name)).__name__ for field in fields(run)}

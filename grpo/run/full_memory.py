@@ -1,0 +1,48 @@
+"""This module tells a person what to change when a GPU has no memory left."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
+
+import torch
+
+from grpo.config import UserError
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+LEARNING = (
+    "lower learner.micro_batch_tokens, or set learner.gradient_checkpointing=true, learner.zero_stage=3 or "
+    "learner.offload_states=true; where the sampler shares the GPU, lower rollout.gpu_memory_fraction too"
+)
+SAMPLING = "lower rollout.gpu_memory_fraction or rollout.max_concurrent"
+REFRESHING = "lower weight_sync.bucket_mib or rollout.gpu_memory_fraction"
+# What helps in a phase that is not named here is what helps learning.
+HELPS = dict.fromkeys(("starting the sampler", "sample", "wait", "evaluation", "sleep"), SAMPLING) | {
+    "sync": REFRESHING
+}
+
+
+@contextmanager
+def told_of_memory(phase: str) -> Iterator[None]:
+    """Raises UserError in place of torch's OutOfMemoryError, with the phase and the keys that need less memory."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        said = " ".join(str(error).split()).partition(" Including")[0][:300]
+        helps = HELPS.get(phase, LEARNING)
+        raise UserError(f"the GPU has no memory left ({phase}): {helps}. {said}") from error
+
+
+def telling_of_memory(phase: str, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Wraps a function so that `told_of_memory` guards its calls."""
+
+    @functools.wraps(function)
+    def told(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        with told_of_memory(phase):
+            return function(*args, **kwargs)
+
+    return told

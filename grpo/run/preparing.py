@@ -1,0 +1,95 @@
+"""This module prepares a run: it reads and checks all that a run needs, before anything is started.
+
+A dry run ends here, and shows what it has read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from transformers import PreTrainedTokenizerBase
+
+from grpo import models
+from grpo.config import TaskConfig, TrainConfig
+from grpo.config.earlier_run import described
+from grpo.config.validate import validate
+from grpo.host import ranks
+from grpo.host.alive import working
+from grpo.host.terminal import Terminal
+from grpo.learner.loading import proven_layout
+from grpo.report.trial import SAME, trial_table
+from grpo.run import preflight
+from grpo.run.lengths import fit_lengths
+from grpo.run.parts import load_suite, load_task, warm_start_examples
+from grpo.tasks import LoadedTask, loaded_task
+from grpo.tasks.curriculum import check_rates
+from grpo.tasks.trial import tells_apart, trial
+from grpo.types import MachineConstants
+
+
+class Prepared(NamedTuple):
+    """A prepared run has everything that can be known before its engines start.
+
+    config     the configuration, with model, precision and lengths filled in
+    path       the directory of the model
+    tokenizer  the model's tokenizer
+    task       the problems that the run trains on
+    suite      the sets of `evaluation.suite`
+    """
+
+    config: TrainConfig
+    path: Path
+    tokenizer: PreTrainedTokenizerBase
+    task: LoadedTask
+    suite: Sequence[TaskConfig]
+
+
+def prepared(config: TrainConfig) -> Prepared:
+    """Resolves the model, reads the problems, proves the model and prints the tables. Raises UserError for whatever
+    the run could not do."""
+    config = replace(config, model=described(config.model))
+    validate(config, ranks.counts(config)[0])
+    preflight.check_own_functions(config)
+    if not config.dry_run:
+        ranks.device(config)  # a GPU that is missing is told at once
+        preflight.check_vllm(config)
+    config = preflight.with_precision(config)
+    with working("looking for the model and preparing it"):
+        path = models.resolve(config.model, lambda: warm_start_examples(config), needs_weights=not config.dry_run)
+        preflight.check_spread(config, path)
+        tokenizer = models.load_tokenizer(path, config.model)
+    with working("reading the problems"):
+        tasks = [loaded_task(task, tokenizer) for task in (config.task, *load_suite(config))]
+        config, (own, *suite) = fit_lengths(config, tasks, path)
+    check_rates(chain.from_iterable(own.problems.values()), config.task.curriculum)
+    config = replace(config, task=own.config)
+    with working("proving that the model is computed as it computes itself"):
+        layout = proven_layout(path, config.model, config.learner.layout)
+    preflight.print_tables(replace(config, learner=replace(config.learner, layout=layout)), path)
+    return Prepared(config, path, tokenizer, own, [task.config for task in suite])
+
+
+def dry_run(ready: Prepared, machine: MachineConstants | None) -> int:
+    """Shows the price by the constants of `machine`, the first prompt, and the reward of made-up answers to it. Returns
+    the exit code.
+
+    Loads the task as a run would, so that errors in data, template and reward show.
+    """
+    config, first = ready.config, ranks.rank() == 0
+    if first:
+        preflight.print_price(config, ready.path, machine)
+    with load_task(config, ready.tokenizer, loaded=ready.task) as task:
+        [prompt] = task.next_prompts(1)
+    scored = trial(config.task, config.rollout.sampling.max_tokens, 1, ready.task.problems)
+    if first:
+        console = Terminal()
+        text = ready.tokenizer.decode(prompt.token_ids)
+        console.print(f"The first prompt has {len(prompt.token_ids)} tokens:\n{text}\n", soft_wrap=True)
+        console.print(trial_table(scored))
+        if not tells_apart(scored):
+            console.print(SAME, soft_wrap=True)
+    return 0
