@@ -19,7 +19,7 @@ MEANINGS = {
     "prompts too easy": "Most groups of completions are all right, and such a group teaches nothing.",
     "prompts too hard": "Most answers, or most groups of them, are all wrong, and such a group teaches nothing.",
     "no signal": "Rewards within a group hardly differ any more, and learning lives on their differences.",
-    "unstable": "The run has lost much of what it had learned.",
+    "unstable": "The model has lost much of what it could do.",
     "setback": "The run lost much of what it had learned at one time, and has got back at least a part of it.",
     "underdamped": "The pass rate swings about its plateau, which often comes before it is lost.",
     "reward hacking or overfitting": "Training gets better and held-out problems do not.",

@@ -21,7 +21,7 @@ PART, REWARD = "reward/part/", "reward/mean"
 SAME = 0.999
 # A mean that was smoothed before it was logged may leave its range by this.
 SMOOTHED = 0.05
-# Weights of parts are believed when they leave at most this share of the reward's variance unexplained.
+# A part is known to be unpaid where the weights leave at most this share of the reward's variance unexplained.
 UNEXPLAINED = 0.1
 # A smaller weight is none.
 UNPAID = 1e-6
@@ -54,19 +54,20 @@ def unearned_rise(log: RunLog, name: str, rule: DiagnosisRule) -> Rise | None:
     return max(rises, key=lambda rise: rise.risen.value, default=None)
 
 
-def weights_of(log: RunLog) -> dict[str, float] | None:
-    """Returns what each part of the reward is worth: the weights that explain the mean reward best, none negative.
+def weights_of(log: RunLog) -> tuple[dict[str, float], bool]:
+    """Returns what each part of the reward is worth lately: the weights that explain the mean reward best, none
+    negative. Also tells whether they explain nearly all of it, as they do unless a part was not logged.
 
-    It is None where they leave much unexplained, since weights changed on the way or parts were not logged.
+    Weights may have changed on the way, so only the last window is looked at.
     """
     rewards = log[REWARD].values
     parts = [name for name in log.series if name.startswith(PART) and len(log[name]) == len(rewards)]
     if not parts or len(rewards) < FEWEST_ROUNDS:
-        return None
-    weights, missed = nnls(np.array([log[name].values for name in parts]).T, rewards)
-    if missed**2 > UNEXPLAINED * np.sum((rewards - rewards.mean()) ** 2):
-        return None
-    return dict(zip(parts, weights.tolist(), strict=True))
+        return {}, False
+    late = slice(-window_length(len(rewards)), None)
+    weights, missed = nnls(np.array([log[name].values[late] for name in parts]).T, rewards[late])
+    explained = missed**2 <= UNEXPLAINED * np.sum((rewards[late] - rewards[late].mean()) ** 2)
+    return dict(zip(parts, weights.tolist(), strict=True)), bool(explained)
 
 
 def part_gaming(log: RunLog, rule: DiagnosisRule) -> Finding | None:
@@ -75,10 +76,9 @@ def part_gaming(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     A part that is only logged and not paid is left out. The whole reward is looked at where it lies in [0, 1] as the
     pass rate does, or where no part was logged.
     """
-    weights = weights_of(log)
-    names = [
-        name for name in log.series if name.startswith(PART) and (weights is None or weights.get(name, 1) > UNPAID)
-    ]
+    weights, known = weights_of(log)
+    unpaid = {name for name, weight in weights.items() if known and weight < UNPAID}
+    names = [name for name in log.series if name.startswith(PART) and name not in unpaid]
     if not names or _within_0_and_1(log[REWARD]):
         names.append(REWARD)
     rises = {name: rise for name in names if (rise := unearned_rise(log, name, rule))}
@@ -101,9 +101,9 @@ def answers_hardly_count(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
     Where the pass rate gains clearly, answers count more and more, and nothing is found.
     """
-    weights, lately = weights_of(log), late_change(log["pass_rate"])
-    graded = next((name for name in weights or () if _is_the_pass_rate(log[name], log["pass_rate"])), None)
-    if not weights or graded is None or len(weights) < 2 or lately is None or lately.low > rule.gain_left:
+    (weights, _), lately = weights_of(log), late_change(log["pass_rate"])
+    graded = next((name for name in weights if _is_the_pass_rate(log[name], log["pass_rate"])), None)
+    if graded is None or len(weights) < 2 or lately is None or lately.low > rule.gain_left:
         return None
     late = {name: weight * log[name].values[-window_length(len(log[name])) :].mean()
             for name, weight in weights.items()}  # fmt: skip

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # Training freezes a round's samples until the next refresh.
 PIPELINE = "sample_and_hold"
+# A curve whose damping ratio is above this does not show its inertia.
+CLEARLY_DAMPED = 100.0
 # These pass rates divide the prompts from hard to easy.
 BINS = (0.0, 0.1, 0.25, 0.4, 0.6, 0.75, 0.9, 1.0)
 # So many means of neighbouring rounds are drawn.
@@ -137,9 +139,14 @@ def draw_damping(axes: Axes, shown: Dynamics) -> str:
     return (
         f"Where the blue line is above a threshold, training oscillates and may collapse. The gain is c = {formula}: "
         "κ is how strongly the curve is pulled to its plateau at each step, τ the refresh interval and μ the "
-        f"optimizer's momentum. The damping ratio is ζ = {shown.identification.damping_ratio.value:.2g}; with ζ below "
-        "1 a curve overshoots its plateau."
+        f"optimizer's momentum. The damping ratio is ζ = {_bounded(shown.identification.damping_ratio.value)}; with ζ "
+        "below 1 a curve overshoots its plateau."
     )
+
+
+def _bounded(ratio: float) -> str:
+    """Writes a damping ratio. A curve that does not show its inertia has one that is as good as infinite."""
+    return f"{ratio:.2g}" if ratio < CLEARLY_DAMPED else f"far above {CLEARLY_DAMPED:g}"
 
 
 def draw_silent(axes: Axes, shown: Dynamics) -> str:
@@ -245,7 +252,8 @@ def panels(shown: Dynamics) -> tuple[Callable[[Axes, Dynamics], str], ...]:
     chosen: list[Callable[[Axes, Dynamics], str]] = [draw_reward]
     if len(log["plan/group_size"]):
         chosen.append(draw_plan)
-    if shown.identification.identified:
+    # The other laws have no stiffness, so a curve that follows them says nothing of stability.
+    if shown.identification.identified and shown.identification.fits[0].law.name in ("oscillator", "exponential"):
         chosen.append(draw_damping)
     if log.counts:
         chosen.append(draw_silent)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -119,7 +119,8 @@ def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None)
         f"{budget.unit}={math.floor(reached[name])}",
     )
     answers = [answer(name, courses[name], settings[name], stages, budget, log) for name in settings]
-    for line in lines(log, budget):
+    assumptions = lines(log, budget, settings.values())
+    for line in assumptions:
         console.print(line, soft_wrap=True)
     rows, said, mood = table_rows(answers), verdicts(answers), mood_of(answers)
     console.print(table(rows))
@@ -133,7 +134,7 @@ def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None)
         verdict=[SUMMARY[mood], *(f"{line}." for line in said)],
         mood=mood,
         numbers=numbers_of(answers),
-        assumptions=[f"{line[:1].upper()}{line[1:]}." for line in lines(log, budget)],
+        assumptions=[f"{line[:1].upper()}{line[1:]}." for line in assumptions],
     )
     console.print(f"picture {picture}\npage    {written}", soft_wrap=True)
 
@@ -198,15 +199,16 @@ def answer(
     return Answer(name, float(np.mean(prices)), course.at(budget.unit, budget.amount), course.cost("tokens", level))
 
 
-def lines(log: RunLog, budget: Budget) -> list[str]:
+def lines(log: RunLog, budget: Budget, settings: Iterable[BatchSetting]) -> list[str]:
     """Says what is compared, and on which assumptions."""
     taken = [
         f"each alternative spends {budget.words}; intervals are of 90 %",
-        "assumed: it learns along the same curve, faster or slower, as its gradients are less or more noisy",
+        "assumed: all settings learn along the same curve, faster or slower, as their gradients are less or more noisy",
         "assumed: seconds grow with tokens, and everything else stays as it was",
     ]
-    unmeasured = "this run measured no longer refresh interval, so what one does is a wide guess"
-    return [*taken, unmeasured] if np.all(log.history.delays <= 1) else taken
+    if np.all(log.history.delays <= 1) and any(setting.refresh_interval > 1 for setting in settings):
+        taken.append("this run had no refresh interval above 1, so what a longer one does is a wide guess")
+    return taken
 
 
 COLUMNS = ("setting", "pass rate", "steps", "silent", "tokens\na step", "tokens to\nlast rate", "time")

@@ -205,11 +205,20 @@ def test_prompts_that_get_harder_are_no_loss_where_held_out_problems_are_solved_
     assert told == [set(), {"unstable", "reward part gamed"}]
 
 
-def test_parts_whose_weights_changed_on_the_way_give_no_share_of_answers():
+def test_the_share_of_answers_is_that_of_the_weights_as_they_are_now():
     log = logged(healthy(9, 200))
     scaled = Series(log["reward/mean"].steps, log["reward/mean"].values * np.repeat([1.0, 10.0], 100))
     log = replace(log, series={**log.series, "reward/mean": scaled})
     assert reward_parts.answers_hardly_count(log, RULE) is None
+
+
+def test_a_part_that_is_logged_and_not_paid_is_not_gamed():
+    curves = broken("reward part gamed")
+    told = []
+    for weight in (0.0, 0.1):
+        log = logged(curves | {"format_weight": weight, "generator": np.random.default_rng(0)})
+        told.append(reward_parts.part_gaming(log, RULE) is not None)
+    assert told == [False, True]
 
 
 def test_a_kl_that_runs_off_is_told_without_an_entropy():

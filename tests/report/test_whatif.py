@@ -9,9 +9,10 @@ from grpo.config.folder import CONFIG_FILE
 from grpo.config.saved import from_dict
 from grpo.dynamics.run_log import Series
 from grpo.dynamics.scheduler import batch_setting
+from grpo.dynamics.step import BatchSetting
 from grpo.dynamics.whatif import predict, stages_of
 from grpo.report.logs import read_log
-from grpo.report.whatif import AGAIN, Budget, alternatives, course_within, scheduled_rate
+from grpo.report.whatif import AGAIN, Budget, alternatives, course_within, lines, scheduled_rate
 from tests.report.runs import trl_log, write_run
 
 
@@ -34,7 +35,9 @@ def test_alternatives_are_compared_at_equal_tokens(run, capsys, monkeypatch):
     words = ["dynamics.group_size=4,16", "normalization=dr_grpo"]
     assert main(["dynamics", "whatif", str(run), *words, "tokens=1e6"]) == 0
     printed = capsys.readouterr().out
-    assert "each alternative spends 1,000,000 tokens" in printed and "on-policy" in printed
+    assert "each alternative spends 1,000,000 tokens" in printed and "wide guess" not in printed
+    longer = lines(read_log(run), Budget("tokens", 1e6), [BatchSetting(8, 16, refresh_interval=4)])
+    assert longer[-1].endswith("so what a longer one does is a wide guess")
     # 20 + 8 × 100 tokens a group against 20 + 4 × 100 and 20 + 16 × 100.
     assert "0.51 ×" in printed and "1.98 ×" in printed and "1.00 ×" in printed
     assert "normalization=dr_grpo dynamics.group_size=16: " in printed and "with probability" in printed
@@ -43,7 +46,7 @@ def test_alternatives_are_compared_at_equal_tokens(run, capsys, monkeypatch):
     page = (run / "whatif.html").read_text()
     assert "each setting spends 1,000,000 tokens" in page and page.count("<figure") == 2
     assert '<th scope="row">normalization=dr_grpo dynamics.group_size=4</th>' in page and "the same again" in page
-    assert "Assumed: the policy takes the path of this run" in page and "<h2>Words on this page</h2>" in page
+    assert "Assumed: all settings learn along the same curve" in page and "<h2>Words on this page</h2>" in page
 
 
 def test_a_schedule_has_come_as_far_as_that_of_the_run_when_the_budget_is_spent(run):
