@@ -168,7 +168,7 @@ class Session:
         engines, saved = self._engines, self._saved
         progress, verdict = resumed(self._config, saved, engines, self._store) if saved else fresh(engines)
         with working("giving the sampler the learner's weights"):
-            engines.weight_sync.refresh(engines.learner, engines.sampler)
+            engines.weight_sync.begin(engines.learner, engines.sampler)
         files = on_first(self._collective, lambda: open_files(self._config, self._services, progress.step))
         with files or nullcontext():
             progress, verdict = self._train(progress, verdict, files, observers)
