@@ -117,8 +117,8 @@ def logit_rule(config: PretrainedConfig, float32: bool = False) -> LogitRule:
 
 
 def without_dropout(config: PretrainedConfig) -> PretrainedConfig:
-    """Returns the same config with nothing random in it: a ratio of probabilities is of one function, not of two
-    masks."""
+    """Returns the same config with nothing random in it. A ratio of probabilities has to compare one function, not two
+    dropout masks."""
     settings = config.to_dict()
     for part in (settings, settings.get("text_config") or {}):
         random = [name for name, value in part.items() if _is_random(name) and isinstance(value, float)]

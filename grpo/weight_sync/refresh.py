@@ -26,8 +26,8 @@ WITH_ROUNDING = (
 
 
 class WeightSyncError(UserError):
-    """The sampler does not hold the learner's weights, or makes something else of them: nothing it writes may be
-    learned from."""
+    """This error says that the sampler does not hold the learner's weights, or computes something else with them.
+    Nothing that it writes may be learned from."""
 
 
 @dataclass(frozen=True, slots=True)
