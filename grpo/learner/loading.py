@@ -174,8 +174,8 @@ def _limits(path: str | Path, config: PretrainedConfig) -> Iterator[tuple[int, s
 def _check_heads(path: str | Path, config: PretrainedConfig, ranks: int, proof: Proof) -> None:
     if not proof.in_trees:
         raise UserError(
-            f"learner.sequence_parallel={ranks} shares out the tokens of a row, which {path} cannot be computed in "
-            f"({proof.reason}): set it to 1"
+            f"learner.sequence_parallel={ranks} shares out the tokens of a row over ranks, and {path} cannot be "
+            f"computed that way ({proof.reason}): set it to 1"
         )
     heads = config.num_attention_heads
     shared = getattr(config, "num_key_value_heads", None) or heads

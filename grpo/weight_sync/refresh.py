@@ -105,6 +105,6 @@ class CheckedSync:
         if not mismatch <= self._max_mismatch:
             raise WeightSyncError(
                 f"step {step}: sampler and learner disagree by {mismatch:.3g} nats a token on the sampler's own tokens "
-                f"(limit {self._max_mismatch:g}): it does not run the learner's policy; "
+                f"(limit {self._max_mismatch:g}): the sampler does not run the learner's policy; "
                 + (IN_FLOAT32 if self._float32 else WITH_ROUNDING)
             )
