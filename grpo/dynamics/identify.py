@@ -123,8 +123,8 @@ class LawFit:
 
     @cached_property
     def draws(self) -> Array:
-        """Draws of the free parameters from their normal approximation, [`NUM_DRAWS`, parameters]. They are always the
-        same.
+        """Returns draws of the free parameters from their normal approximation, [`NUM_DRAWS`, parameters]. They are
+        always the same.
 
         The approximation leaves the likelihood where a curve says little about a parameter. A draw that the measured
         curve contradicts is moved towards the optimum, by quarters, until it lies within the likelihood region.

@@ -24,7 +24,7 @@ SMOOTHED = 0.05
 
 
 class Rise(NamedTuple):
-    """The rise of a metric, the change of the pass rate meanwhile, and since when."""
+    """A rise says how far a metric rose, how the pass rate changed meanwhile, and since when."""
 
     risen: Interval
     gained: Interval

@@ -33,7 +33,8 @@ BOUNDS = ("__MIN", "__MAX")
 
 @dataclass(frozen=True, slots=True)
 class ForeignRows:
-    """The rows of a log, each with a "step", and the steps that the run was to take (0 where the log does not say)."""
+    """Foreign rows are the rows of a log, each with a "step", and the number of steps that the run was to take (0 where
+    the log does not say)."""
 
     rows: list[Row]
     max_steps: int = 0

@@ -115,7 +115,7 @@ def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None)
     name = min(reached, key=lambda name: reached[name])
     require(
         reached[name] >= budget.amount,
-        f"{budget.words} are more than can be told of {name!r} from {log.steps_taken:,.0f} steps: ask for at most "
+        f"{budget.words} are more than can be predicted of {name!r} from {log.steps_taken:,.0f} steps: ask for at most "
         f"{budget.unit}={math.floor(reached[name])}",
     )
     answers = [answer(name, courses[name], settings[name], stages, budget, log) for name in settings]

@@ -95,7 +95,7 @@ def _filled(config: TrainConfig, source: Source, collective: Collective) -> Coll
 
 
 def _is_silent(normalization: NormalizationConfig, scored: ScoredGroup) -> bool:
-    """Says whether nothing can be learned from a group. A normalization of one's own is asked about no group: for it
-    those with equal rewards are silent."""
+    """Says whether nothing can be learned from a group. A user's own normalization is not asked: for it, groups with
+    equal rewards are silent."""
     known = normalization.name in GROUP_RELATIVE
     return scored.silent or (known and silent(torch.tensor(scored.rewards, dtype=torch.float64), normalization))

@@ -137,7 +137,8 @@ def _computed_by_attention(model: nn.Module) -> set[str]:
 
 
 class ExpertOrder:
-    """The experts of a vLLM model, which it may keep after loading in an order and a width of its own.
+    """This object keeps the experts of a vLLM model in the order and the width that vLLM arranges them in after
+    loading.
 
     `begin` is called before the first weight of a refresh is loaded, `finish` after the last. `finish` has vLLM
     arrange what was loaded as it did at its start; experts that were not sent (of LoRA only the adapters are, after the

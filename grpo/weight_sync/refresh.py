@@ -26,8 +26,8 @@ WITH_ROUNDING = (
 
 
 class WeightSyncError(UserError):
-    """The sampler does not hold the learner's weights, or makes something else of them: nothing it writes may be
-    learned from."""
+    """This error says that the sampler does not hold the learner's weights, or computes something else with them.
+    Nothing that it writes may be learned from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +124,6 @@ class CheckedSync:
         if not mismatch <= self._max_mismatch:
             raise WeightSyncError(
                 f"step {step}: sampler and learner disagree by {mismatch:.3g} nats a token on the sampler's own tokens "
-                f"(limit {self._max_mismatch:g}): it does not run the learner's policy; "
+                f"(limit {self._max_mismatch:g}): the sampler does not run the learner's policy; "
                 + (IN_FLOAT32 if self._float32 else WITH_ROUNDING)
             )
