@@ -121,9 +121,10 @@ def draw_pass_rate(axes: Axes, run: Curves) -> str:
         in_percent(axes, whole=True)
     else:
         axes.set_ylabel("pass rate, reward")
+    shown = "their bars reach" if len(run.evaluations) <= _MOST_BARS else "the grey band reaches"
     return (
         "The share of completions that are right. Dots are single rounds and lines are means over a tenth of the run."
-        + (" Held-out problems are never trained on; their bars reach over the 95 % interval." * bool(run.evaluations))
+        + (f" Held-out problems are never trained on; {shown} over the 95 % interval." if run.evaluations else "")
     )
 
 

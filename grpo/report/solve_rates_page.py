@@ -84,7 +84,7 @@ def _rates(analysis: SolveRates) -> Draw:
         edges = (np.arange(parts + 2) - 0.5) / parts
         counts, _ = np.histogram(analysis.correct / analysis.tried, edges)
         width = min(1 / parts, WIDEST_BAR)
-        axes.bar(np.arange(parts + 1) / parts, counts, width, color=BLUE, alpha=0.5, label="share of samples right")
+        axes.bar(np.arange(parts + 1) / parts, counts, width, color=BLUE, alpha=0.5, label="measured")
         if not few_samples(analysis):
             true, _ = np.histogram(analysis.difficulty.pass_rates, edges, weights=analysis.difficulty.weights)
             outline = edges.clip(0, 1)
