@@ -281,10 +281,10 @@ def _verdict(best: LawFit, flat: float, plateau: Interval, fits: Sequence[LawFit
         name = "has not moved" if fits[0].law is CONSTANT else "has not bent"
         return (
             False,
-            f"not identified yet: the curve {name}; plateau anywhere in [{plateau.low:.2f}, {plateau.high:.2f}]",
+            f"not identified yet: the curve {name}; plateau anywhere in [{plateau.low:.0%}, {plateau.high:.0%}]",
         )
     if plateau.high - plateau.low > 2 * PLATEAU_HALF_WIDTH:
-        return False, f"not identified yet: plateau anywhere in [{plateau.low:.2f}, {plateau.high:.2f}]"
+        return False, f"not identified yet: plateau anywhere in [{plateau.low:.0%}, {plateau.high:.0%}]"
     if min(best.misfit_p, best.pattern_p) < LEAST_PROBABILITY:
         return False, f"not identified: the curve is not a pure {best.law.name}, since its residuals show a pattern"
-    return True, f"{best.law.name} law, plateau {plateau.value:.2f} [{plateau.low:.2f}, {plateau.high:.2f}]"
+    return True, f"{best.law.name} law, plateau {plateau.value:.0%} [{plateau.low:.0%}, {plateau.high:.0%}]"

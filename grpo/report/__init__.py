@@ -15,7 +15,7 @@ plan          `grpo dynamics plan`
 whatif, whatif_page       `grpo dynamics whatif`
 
 Other commands:
-solve_rates   the page of `grpo solve-rates`
+solve_rates, solve_rates_page   `grpo solve-rates`
 trial         the table of `grpo check-reward`
 comparison    "printed | ours" of `grpo reproduce`
 

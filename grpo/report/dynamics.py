@@ -45,6 +45,7 @@ from grpo.telemetry import FIRST_COUNTS
 NEEDED_MEANS = ("prompts/length_mean", "completions/length_mean")
 # The picture is so wide, and each of its rows so high.
 SHEET_INCHES = (9.0, 3.1)
+LAW_WORDS = ("law", "τ", "μ", "κ", "χ²/n")
 
 
 def write_fit(path: Path, last_step: int | None = None, column: str | None = None, scale: float = 1.0) -> None:
@@ -146,23 +147,27 @@ def write_page(shown: Dynamics, findings: Sequence[Finding], folder: Path, conso
         "dynamics.html",
         folder / DYNAMICS_PAGE_FILE,
         name=folder.resolve().name,
-        verdict=[line[:1].upper() + line[1:] + "." for line in lines],
+        verdict=[*map(page.sentence, lines)],
         mood=mood,
         numbers=forecast_numbers(shown.identification, shown.ahead),
         log=shown.log,
-        notes=shown.log.notes,
-        rounds=len(shown.log.history),
+        notes=[*map(page.sentence, shown.log.notes)],
+        rounds=f"{len(shown.log.history):,}",
+        # The first line of the summary is the forecast, which stands on top.
         summary=[
-            *summary_lines(shown.identification, shown.ahead),
-            *held_out_lines(shown.log, shown.ahead.steps[-1]),
+            page.sentence(line)
+            for line in (
+                *summary_lines(shown.identification, shown.ahead)[1:],
+                *held_out_lines(shown.log, shown.ahead.steps[-1]),
+            )
         ],
         findings=findings,
-        nothing=nothing_found(shown.log).capitalize() + ".",
+        nothing=page.sentence(nothing_found(shown.log)),
         pictures=[*page.wide_picture(drawn[0]), *map(page.picture, drawn[1:])],
         law_columns=LAW_COLUMNS,
         law_caption=LAW_CAPTION,
         laws=law_rows(shown.identification),
-        meanings=meanings("pass rate", "round", "group", "silent group", "law", "τ", "μ", "κ", "χ²/n", "entropy"),
+        meanings=meanings("pass rate", "percentage point", "round", "group", "silent group", *LAW_WORDS, "entropy"),
     )
     console.print(f"picture {folder / DYNAMICS_PLOT_FILE}\npage    {folder / DYNAMICS_PAGE_FILE}", soft_wrap=True)
 

@@ -15,17 +15,18 @@ from grpo.dynamics.forecast import Forecast, forecast, forecast_held_out
 from grpo.dynamics.identify import Identification, LawFit
 from grpo.dynamics.replay import Proposal
 from grpo.dynamics.run_log import RunLog, Series
+from grpo.report.glossary import signed
 from grpo.report.verdict import BAD, GOOD, UNSURE, Number
 
 LAW_COLUMNS = ("law", "constants", "χ²/n", "R²", "misfit", "pattern", "weight")
 """These are the columns of `laws_table`. Misfit is the p-value of χ², pattern that of the residuals' correlation, and
 weight is Akaike's."""
 LAW_CAPTION = (
-    "Each law is a curve with few constants. χ²/n is the squared distance of the rounds from it, in units of their "
-    "noise, over their number: about n fits well. R² is the share of the variation that the curve explains. Misfit is "
-    "the probability of so large a distance, and pattern that of such neighbouring residuals, if the law were true: "
-    "below 0.05 it is not. Weight is how much the data prefer the law to the others (Akaike), and all weights add up "
-    "to 1."
+    "Each law is a curve with few constants. χ² is the squared distance of the n rounds from the curve, in units of "
+    "their noise, so a law fits well if χ² is about n. R² is the share of the variation that the curve explains. "
+    "Misfit and pattern are probabilities: that the rounds of a true law are so far from it, and that neighbouring "
+    "rounds stray so much together. If either is below 0.05, the law is hardly true. Weight says how much the data "
+    "prefer the law to the others (Akaike); all weights add up to 1."
 )
 SHAPES = {
     "constant": "a level without a trend",
@@ -39,13 +40,15 @@ SHAPES = {
 """This is what the curve of each law looks like."""
 # Above this pass rate problems count as solved.
 SOLVED = DiagnosisRule().finished
+# A law that is worse by less than this much AICc has substantial support (Burnham & Anderson, 2002, section 2.6).
+TELLING_AICC = 2.0
 # A gain of pass rate that is worth going on for.
 WORTHWHILE = 0.02
 # An interval of a pass rate's change that is wider than this says nothing that a reader would not guess.
 TELLS_NOTHING = 0.5
 # What to do where a run's course alone does not tell. The braces hold half the width of the change's interval.
 ADVICE = {
-    UNSURE: "a change of less than {:.2g} cannot be told from luck here: go on, or raise dynamics.prompts_per_step",
+    UNSURE: "a change of less than {} cannot be told from luck here: go on, or raise dynamics.prompts_per_step",
     BAD: "go back to the checkpoint of the best evaluation, and go on with half of learner.learning_rate",
 }
 # What a check needs, in words.
@@ -133,19 +136,26 @@ def verdict_lines(log: RunLog) -> tuple[list[str], str]:
     surely = {GOOD: "learning", BAD: "getting worse", UNSURE: "no clear change yet"}[mood]
     if name == "pass_rate" and now > SOLVED:
         mood, surely = GOOD, "the problems are solved"
-    form = ".2f" if name == "pass_rate" else ".3g"
-    certain = f"with 99 % certainty between {moved.low:+{form}} and {moved.high:+{form}}"
+    levels, moves = (now - moved.value, now), (moved.value, moved.low, moved.high)
+    if name == "pass_rate":
+        was, is_now = (f"{level:.1%}" for level in levels)
+        gained, low, high = (f"{signed(100 * move)}" for move in moves)
+        gained += " points"
+    else:
+        was, is_now = (f"{level:.3g}" for level in levels)
+        gained, low, high = (f"{move:+.3g}" for move in moves)
+    certain = f"with 99 % certainty between {low} and {high}"
     if name == "pass_rate" and mood == UNSURE and moved.high - moved.low > TELLS_NOTHING:
         certain = "which may be luck: the rounds are too few, or differ too much, to say more"
     lines = [
-        f"{surely}; the {what} went from {now - moved.value:{form}} to {now:{form}} over {len(series)} rounds "
-        f"(a change of {moved.value:+{form}}, {certain})"
+        f"{surely}; the {what} went from {was} to {is_now} over {len(series):,} rounds "
+        f"(a change of {gained}, {certain})"
     ]
     if len(log.history) >= FEWEST_ROUNDS:
         ahead = forecast(log.history, log.horizon)
         lines.append(
-            f"if training goes on, the pass rate at step {ahead.steps[-1]:.0f} will be between {ahead.low[-1]:.2f} and "
-            f"{ahead.high[-1]:.2f} (with 90 % certainty)"
+            f"if training goes on, the pass rate at step {ahead.steps[-1]:,.0f} will be between {ahead.low[-1]:.1%} "
+            f"and {ahead.high[-1]:.1%} (with 90 % certainty)"
         )
     return lines, mood
 
@@ -161,13 +171,21 @@ def nothing_found(log: RunLog) -> str:
     moved = change(log["pass_rate"] if len(log["pass_rate"]) else log["reward/mean"])
     if moved is None or mood not in ADVICE:
         return told
-    return f"{told}; {ADVICE[mood].format((moved.high - moved.low) / 2)}"
+    reach = (moved.high - moved.low) / 2
+    return f"{told}; {ADVICE[mood].format(f'{100 * reach:.1f} points' if len(log['pass_rate']) else f'{reach:.2g}')}"
 
 
 def forecast_numbers(identification: Identification, ahead: Forecast) -> list[Number]:
     """Returns the three numbers on top of the page: the forecast, the gain until then, and the law of the curve."""
     gain, best = ahead.gain, identification.fits[0]
-    surely = "it is identified" if identification.identified else "not identified yet: other laws fit about as well"
+    plateau, as_well = identification.plateau, _as_well(identification)
+    shape = [SHAPES[best.law.name]] if best.law.name in SHAPES else []
+    shape.append(
+        f"it levels off at {plateau.value:.0%} (95 % interval {plateau.low:.0%} to {plateau.high:.0%})"
+        if identification.identified
+        else "where it levels off is not known yet"
+    )
+    shape += [f"{' and '.join(as_well)} fit{'s' * (len(as_well) == 1)} about as well"] if as_well else []
     return [
         Number(
             f"forecast for step {ahead.steps[-1]:,.0f}",
@@ -176,12 +194,18 @@ def forecast_numbers(identification: Identification, ahead: Forecast) -> list[Nu
         ),
         Number(
             "gain from now, in percentage points",
-            f"{100 * gain.value:+.1f}",
-            f"90 % interval {100 * gain.low:+.1f} to {100 * gain.high:+.1f}; above {100 * WORTHWHILE:g} with "
+            signed(100 * gain.value),
+            f"90 % interval {signed(100 * gain.low)} to {signed(100 * gain.high)}; above {100 * WORTHWHILE:g} with "
             f"probability {ahead.chance(WORTHWHILE):.0%}",
         ),
-        Number("best law of the curve", best.law.name, f"{SHAPES.get(best.law.name, '')}; {surely}".removeprefix("; ")),
+        Number("best law of the curve", best.law.name, "; ".join(shape)),
     ]
+
+
+def _as_well(identification: Identification) -> list[str]:
+    """Returns the laws that the data hardly tell from the best one, best first."""
+    best, *others = identification.fits
+    return [fit.law.name for fit in others if fit.aicc - best.aicc < TELLING_AICC]
 
 
 def held_out_lines(log: RunLog, last_step: float) -> list[str]:

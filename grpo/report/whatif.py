@@ -27,6 +27,7 @@ from grpo.dynamics.scheduler import batch_setting
 from grpo.dynamics.step import BatchSetting
 from grpo.dynamics.whatif import LONGEST, Course, Stage, predict, stages_of, step_tokens
 from grpo.host.terminal import Terminal
+from grpo.report import page
 from grpo.report.finished_runs import differing_keys
 from grpo.report.glossary import compact, duration
 from grpo.report.logs import read_log, run_config
@@ -130,10 +131,11 @@ def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None)
         partial(draw_courses, log=log, courses=courses, unit=budget.unit, amount=budget.amount),
         budget=budget.words,
         rows=[[name.replace("\n", " ") for name in row] for row in (COLUMNS, *rows)],
+        caption=CAPTION,
         verdict=[SUMMARY[mood], *(f"{line}." for line in said)],
         mood=mood,
         numbers=numbers_of(answers),
-        assumptions=[f"{line[:1].upper()}{line[1:]}." for line in lines(log, budget)],
+        assumptions=[*map(page.sentence, lines(log, budget))],
     )
     console.print(f"picture {picture}\npage    {written}", soft_wrap=True)
 
@@ -201,15 +203,21 @@ def answer(
 def lines(log: RunLog, budget: Budget) -> list[str]:
     """Says what is compared, and on which assumptions."""
     assumed = (
-        "assumed: the policy takes the path of this run at another speed, and a step gets ahead as far as the signal "
-        "of its gradient stands out of the noise of prompts and completions. Seconds grow with tokens. Learning "
-        "rate and all else stay; its schedule has come as far when the budget is spent as that of the run"
+        "assumed: under every setting the model takes the same path as in this run, only faster or slower. A step gets "
+        "ahead as far as the signal of its gradient stands out of the noise of prompts and completions. Seconds grow "
+        "with tokens. The learning rate and all other settings stay as they are, and the schedule of the learning rate "
+        "ends with the budget as it does with the run"
     )
     unmeasured = "the run was on-policy, so what a longer refresh interval does to the ratios is a wide guess"
     taken = [f"each alternative spends {budget.words}; intervals are of 90 %", assumed]
     return [*taken, unmeasured] if np.all(log.history.delays <= 1) else taken
 
 
+CAPTION = (
+    "Each number is a median of predictions, with the interval of 90 % in brackets. “Steps” are the optimizer steps "
+    "that the budget pays for, and “silent” is the share of silent groups. “Tokens a step” compares the price of a "
+    "step with the run's. “Tokens to last rate” are what it takes to reach the pass rate at which the run ended."
+)
 COLUMNS = ("setting", "pass rate", "steps", "silent", "tokens\na step", "tokens to\nlast rate", "time")
 
 
@@ -229,7 +237,7 @@ def table_rows(answers: Sequence[Answer]) -> list[list[str]]:
     return [
         [
             row.name,
-            interval(row.end["rates"], "{:.2f}".format),
+            interval(row.end["rates"], "{:.1%}".format),
             f"{np.median(row.end['steps']):,.0f}",
             f"{np.median(row.end['silent']):.0%}",
             f"{row.price:.2f} ×",
