@@ -27,7 +27,7 @@ environment.prepare()
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from benchmarks.small_models import ARCHITECTURES, EXPERTS, LATENT, ROUTED, SMALL, tiny_tokenizer
 from grpo.host.network import free_port
@@ -47,6 +47,8 @@ SPECIAL = {model_type: special for model_type, special, _ in ARCHITECTURES.value
     "deepseek_v2": {**LATENT, **ROUTED, "q_lora_rank": None, "topk_method": "greedy"},
     "deepseek_v3": {**LATENT, **ROUTED, "topk_method": "noaux_tc"},
     "glm4_moe": {**ROUTED, "partial_rotary_factor": 0.5},
+    # Two query heads share one of keys; vLLM knows one inner width only.
+    "falcon": {"num_kv_heads": 2, "new_decoder_architecture": True, "ffn_hidden_size": 512},
     "glm4_moe_lite": {**LATENT, **ROUTED, "topk_method": "noaux_tc"},
 }
 
@@ -84,9 +86,10 @@ def outcome(model_type: str) -> tuple[str, str]:
 def config_of(model_type: str) -> PretrainedConfig:
     """Returns a small config of this type. Where that is no valid model, it returns a small copy of the type's
     default."""
-    special = SPECIAL.get(model_type, {})
+    settings = WIDE | EXPERTS | {"moe_intermediate_size": 64} | SPECIAL.get(model_type, {})
+    computed = [name for name in settings if isinstance(getattr(CONFIG_MAPPING[model_type], name, None), property)]
     try:
-        config = AutoConfig.for_model(model_type, **WIDE | EXPERTS | {"moe_intermediate_size": 64} | special)
+        config = AutoConfig.for_model(model_type, **{name: settings[name] for name in settings if name not in computed})
         with torch.device("meta"):
             AutoModelForCausalLM.from_config(config)
     except Exception:  # whatever a config or a model's own code says of such numbers

@@ -33,6 +33,7 @@ from grpo.config.hydra import compose_config
 from grpo.host import ranks
 from grpo.models import tiny
 from grpo.prove.bench import config_of
+from grpo.prove.memory_plan import ROWS, Room, fitting_rows, lacking
 from grpo.run import preflight
 from grpo.telemetry import peak_tflops, write_code
 
@@ -63,6 +64,20 @@ def build(shape, folder):
     if device == "cuda":
         # The run is another process, and wants this memory.
         torch.cuda.empty_cache()
+
+
+def fitting(words):
+    """The words of a run, with rows of the learner that fit into what is free of a GPU, unless they name some."""
+    config = preflight.with_precision(compose_config(words))
+    if ranks.device(config).type != "cuda" or any(word.startswith(f"{ROWS}=") for word in words):
+        return words
+    shape = preflight.model_shape(Path(config.model.path), adapted=config.model)
+    room = Room(preflight.device_gib(config), preflight.available_gib(config))
+    tokens = fitting_rows(config, shape, 1, room)
+    words = [*words, f"{ROWS}={tokens}"] if tokens else words
+    needs = lacking(preflight.with_precision(compose_config(words)), shape, room, steps=True)
+    assert not needs, needs
+    return words
 
 
 def bandwidth(device):
@@ -108,6 +123,7 @@ def main(folder, name="small", *overrides):
         ),
         *("dynamics.refresh_interval=1", f"output_dir={folder / 'run'}", *overrides),
     ]
+    settings = fitting(settings)
     config = preflight.with_precision(compose_config(settings))
     device = ranks.device(config)
     measured, walls = rounds_of(settings, folder / "run")

@@ -53,10 +53,8 @@ class Task(Protocol):
         """Returns the number of problems trained on, which is the number of prompts in one epoch."""
 
     def next_prompts(self, count: int) -> list[Prompt]:
-        """Returns this rank's share of the stream's next `count` prompts over all ranks.
-
-        A rank gets the positions p of the stream with p mod (number of ranks) = rank.
-        """
+        """Returns this rank's share of the stream's next `count` prompts over all ranks: those at positions p of the
+        stream with p mod (number of ranks) = rank."""
 
     def record_outcomes(self, outcomes: Mapping[str, tuple[int, int]], cursor: int) -> None:
         """Passes the outcomes of a round to an online curriculum: problem id → (correct, tried), over all ranks.
@@ -197,12 +195,14 @@ class Learner(Protocol):
 class WeightSync(Protocol):
     """The weight sync is the only bridge from learner to sampler."""
 
+    def begin(self, learner: Learner, sampler: Sampler) -> None:
+        """Refreshes the sampler before the first round. Raises where it does not compute what the learner does."""
+
     def refresh(self, learner: Learner, sampler: Sampler) -> None:
         """Copies the weights to the sampler and verifies them. Then the sampler samples from the learner's policy."""
 
     def check(self, report: StepReport) -> None:
-        """Checks the report of the first step after a refresh. Raises when sampler and learner disagree on
-        log-probabilities."""
+        """Checks the log-probabilities of the first step after a refresh. Raises when both sides disagree."""
 
 
 class Scheduler(Protocol):

@@ -103,7 +103,8 @@ def correct_counts(groups: Sequence[ScoredGroup]) -> Counter[tuple[int, int]]:
 
 
 def first_correct_counts(collected: Collected) -> Counter[tuple[int, int]]:
-    """Counts the same of each group's first completions, if those after them were asked for because of the answers."""
+    """Counts the groups in the same way by each group's first completions only. It counts none unless further
+    completions were asked for because of the first answers."""
     first = collected.asked_first
     return Counter(
         (sum(grade.correct for grade in group.grades[:first]), min(first, len(group.grades)))

@@ -47,7 +47,16 @@ def test_what_is_packed_is_what_the_project_pins_where_it_pins_it():
         if line[:1].isalpha()
     )
     packed = dict(line.split("==") for line in (FOLDER / "small.txt").read_text().splitlines() if line[:1].isalpha())
-    own = ("deepspeed", "hydra-core", "omegaconf", "datasets", "math-verify", "pebble", "antlr4-python3-runtime")
+    own = (
+        "deepspeed",
+        "hydra-core",
+        "omegaconf",
+        "datasets",
+        "math-verify",
+        "pebble",
+        "peft",
+        "antlr4-python3-runtime",
+    )
     assert {name: packed[name] for name in own} == {name: pinned[name] for name in own}
 
 

@@ -5,7 +5,8 @@ unpack "$@" || exit
 about
 # The smallest first, without graphs: whatever is wrong is told by a short log.
 step colocated 120 "$PYTHON" -m grpo.cli train experiment=tiny "device=$DEVICE" num_steps=3 evaluation.num_problems=0 \
-  checkpoint.export=false rollout.gpu_memory_fraction=0.2 rollout.enforce_eager=true "output_dir=$WORK/colocated"
+  checkpoint.export=false rollout.gpu_memory_fraction=0.2 rollout.enforce_eager=true \
+  learner.precision=bfloat16 rollout.precision=bfloat16 "output_dir=$WORK/colocated"
 cp "$WORK/colocated/metrics.jsonl" "$OUT/" 2>/dev/null
 step sleep 80 "$PYTHON" -m pytest -m gpu tests/gpu/test_sleep.py
 prove 280 sync,sampler

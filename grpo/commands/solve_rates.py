@@ -18,7 +18,7 @@ from grpo.config.validate import validate_evaluation
 from grpo.evaluation.held_out import drawn_as
 from grpo.host import ranks
 from grpo.interfaces import Collective, Sampler
-from grpo.report.solve_rates import write_solve_rates
+from grpo.report.solve_rates_page import write_solve_rates
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.run.measured_model import candidate
 from grpo.tasks import VerifiableTask

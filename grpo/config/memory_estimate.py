@@ -20,7 +20,8 @@ class ModelShape:
     """The shape holds the numbers of a transformer on which memory depends.
 
     `parameters` counts every weight once. `inner_width` is the width between the matrices of a feed-forward layer, and
-    `query_width` and `key_value_width` are those of all heads together.
+    `query_width` and `key_value_width` are those of all heads together. `adapters` counts the weights that learn where
+    adapters alone do, and is 0 where all weights learn.
     """
 
     parameters: int
@@ -30,6 +31,12 @@ class ModelShape:
     vocabulary: int
     query_width: int
     key_value_width: int
+    adapters: int = 0
+
+    @property
+    def learning(self) -> int:
+        """Returns the number of weights that have gradients and moments."""
+        return self.adapters or self.parameters
 
 
 def batch_table(config: TrainConfig, world_size: int) -> list[tuple[str, int, int]]:
@@ -119,15 +126,15 @@ def offloaded_bytes(config: TrainConfig, shape: ModelShape, world_size: int) -> 
 
 def optimizer_bytes(config: TrainConfig, shape: ModelShape, world_size: int) -> float:
     """Returns the bytes of one rank's share of AdamW's two moments, and of float32 masters of bfloat16 weights."""
-    return (8 + (4 if config.learner.precision == "bfloat16" else 0)) * shape.parameters / world_size
+    return (8 + (4 if config.learner.precision == "bfloat16" else 0)) * shape.learning / world_size
 
 
 def _learner_states(config: TrainConfig, shape: ModelShape, world_size: int) -> list[tuple[str, float]]:
     """Returns what a learner always holds: (what, bytes)."""
     learner = config.learner
-    whole = BYTES[learner.precision] * shape.parameters
+    whole = BYTES[learner.precision] * (shape.parameters + shape.adapters)
     weights = whole / (world_size if learner.zero_stage == 3 else 1)
-    gradients = 4 * shape.parameters / (world_size if learner.zero_stage >= 2 else 1)
+    gradients = 4 * shape.learning / (world_size if learner.zero_stage >= 2 else 1)
     rows = [("learner weights", weights), ("learner gradients (float32)", gradients)]
     if not learner.offload_optimizer:
         rows.append(("optimizer moments and masters", optimizer_bytes(config, shape, world_size)))
@@ -163,7 +170,7 @@ def _deepspeed_buffers(config: TrainConfig, shape: ModelShape) -> list[tuple[str
     size = BYTES[learner.precision]
     # Stage 2 fills one buffer while the other is reduced.
     buffers = 2 if learner.zero_stage == 2 else 1
-    rows = [("gradients that are reduced", buffers * size * min(BUCKET, shape.parameters))]
+    rows = [("gradients that are reduced", buffers * size * min(BUCKET, shape.learning))]
     if learner.zero_stage == 3:
         embeddings = 2 * shape.vocabulary * shape.width
         rows.append(("weights that are gathered", size * min(embeddings + LIVE, shape.parameters)))

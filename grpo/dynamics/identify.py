@@ -123,8 +123,8 @@ class LawFit:
 
     @cached_property
     def draws(self) -> Array:
-        """Draws of the free parameters from their normal approximation, [`NUM_DRAWS`, parameters]. They are always the
-        same.
+        """Returns draws of the free parameters from their normal approximation, [`NUM_DRAWS`, parameters]. They are
+        always the same.
 
         The approximation leaves the likelihood where a curve says little about a parameter. A draw that the measured
         curve contradicts is moved towards the optimum, by quarters, until it lies within the likelihood region.
@@ -281,8 +281,8 @@ def _verdict(best: LawFit, flat: float, plateau: Interval, fits: Sequence[LawFit
         moved = "has not moved" if fits[0].law is CONSTANT else "runs straight, so where it levels off is open"
         return False, f"not identified yet: the curve {moved}"
     if plateau.high - plateau.low > 2 * PLATEAU_HALF_WIDTH:
-        ends = f"{plateau.low:.2f} and {plateau.high:.2f}"
+        ends = f"{plateau.low:.0%} and {plateau.high:.0%}"
         return False, f"not identified yet: laws that fit as well level off anywhere between {ends}"
     if min(best.misfit_p, best.pattern_p) < LEAST_PROBABILITY:
         return False, f"not identified: the {best.law.name} law fits best, and misses the curve by more than noise"
-    return True, f"{best.law.name} law, plateau {plateau.value:.2f} [{plateau.low:.2f}, {plateau.high:.2f}]"
+    return True, f"{best.law.name} law, plateau {plateau.value:.0%} [{plateau.low:.0%}, {plateau.high:.0%}]"

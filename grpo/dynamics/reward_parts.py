@@ -28,7 +28,7 @@ UNPAID = 1e-6
 
 
 class Rise(NamedTuple):
-    """The rise of a metric, the change of the pass rate meanwhile, and since when."""
+    """A rise says how far a metric rose, how the pass rate changed meanwhile, and since when."""
 
     risen: Interval
     gained: Interval

@@ -38,7 +38,8 @@ BLOCK_TOKENS = 512
 
 
 class TreeRow:
-    """The trees of a row, which they fill without gaps, and the masks that layers ask for: each is made once."""
+    """A tree row holds the trees that fill a row without gaps, and the masks that layers ask for. Each mask is made
+    once."""
 
     def __init__(self, trees: Sequence[Tree], dtype: torch.dtype, device: torch.device):
         self._trees, self._dtype, self._device = trees, kernel_dtype(dtype, device), device
@@ -81,7 +82,7 @@ class TreeRow:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Says what a layer's attention is, besides causal.
+    """A kind says what a layer's attention has besides being causal.
 
     scale     of the scores; None: one over the square root of the width
     window    positions that a query sees, its own included; None: all
@@ -127,7 +128,8 @@ class _Kind:
         return torch.cat(outputs, dim=2)
 
     def _by_hand(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-        """Computes it without a kernel, with softmax in float32 at least. Consecutive query heads share a key head."""
+        """Computes attention without a kernel, with softmax in float32 at least. Consecutive query heads share a key
+        head."""
         heads, groups = query.shape[1], key.shape[1]
         scale = query.shape[-1] ** -0.5 if self.scale is None else self.scale
         scores = query.unflatten(1, (groups, heads // groups)) @ key.unsqueeze(2).transpose(-1, -2) * scale
@@ -187,8 +189,8 @@ def _tree_by_tree(query: Tensor, key: Tensor, value: Tensor, kind: _Kind, row: T
 
 
 def kernel_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """Returns float32 for bfloat16 on a CPU, where torch's kernel is three to five times as quick in it, backward, and
-    more exact; otherwise `dtype` itself."""
+    """Returns the type to compute attention in: float32 for bfloat16 on a CPU, and else `dtype` itself. On a CPU
+    torch's backward pass is three to five times as quick in float32, and more exact."""
     return torch.float32 if dtype == torch.bfloat16 and device.type == "cpu" else dtype
 
 
@@ -205,8 +207,9 @@ def _branches(query: Tensor, key: Tensor, value: Tensor, parts: Sequence[int], k
 
 
 def _fused(query: Tensor, key: Tensor, value: Tensor, scale: float | None, **masking: Any) -> Tensor:
-    """Calls torch's fused attention. On GPUs key heads are repeated for the query heads that share them, since the
-    kernels that are left there (for float32, or values of another width) know no shared ones. torch would use none."""
+    """Calls torch's fused attention. On GPUs it repeats key heads for the query heads that share them, because the
+    kernels left there (for float32, or values of another width) know no shared heads. Without that, torch would use no
+    fused kernel."""
     shared = query.shape[1] // key.shape[1]
     if query.is_cuda and shared > 1:
         key, value, shared = key.repeat_interleave(shared, dim=1), value.repeat_interleave(shared, dim=1), 1

@@ -117,8 +117,8 @@ def logit_rule(config: PretrainedConfig, float32: bool = False) -> LogitRule:
 
 
 def without_dropout(config: PretrainedConfig) -> PretrainedConfig:
-    """Returns the same config with nothing random in it: a ratio of probabilities is of one function, not of two
-    masks."""
+    """Returns the same config with nothing random in it. A ratio of probabilities has to compare one function, not two
+    dropout masks."""
     settings = config.to_dict()
     for part in (settings, settings.get("text_config") or {}):
         random = [name for name, value in part.items() if _is_random(name) and isinstance(value, float)]
@@ -174,8 +174,8 @@ def _limits(path: str | Path, config: PretrainedConfig) -> Iterator[tuple[int, s
 def _check_heads(path: str | Path, config: PretrainedConfig, ranks: int, proof: Proof) -> None:
     if not proof.in_trees:
         raise UserError(
-            f"learner.sequence_parallel={ranks} shares out the tokens of a row, which {path} cannot be computed in "
-            f"({proof.reason}): set it to 1"
+            f"learner.sequence_parallel={ranks} shares out the tokens of a row over ranks, and {path} cannot be "
+            f"computed that way ({proof.reason}): set it to 1"
         )
     heads = config.num_attention_heads
     shared = getattr(config, "num_key_value_heads", None) or heads

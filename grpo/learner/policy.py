@@ -36,7 +36,7 @@ class LogprobHead(nn.Module):
 
 
 class Policy(nn.Module):
-    """A causal language model of transformers and the head above.
+    """A policy is a causal language model of transformers, with the log-probability head above.
 
     With `in_trees` the model's attention is `grpo.learner.attention.tree_attention`, and a packed row is computed as it
     lies. Otherwise the model is as transformers made it, and every completion is computed after its prompt in a row of
@@ -128,8 +128,8 @@ def _frozen_may_miss(policy: nn.Module, keys: NamedTuple) -> None:
 
 
 def _rows_of_their_own(trees: tuple[Tree, ...]) -> list[Tensor]:
-    """Returns for each completion the places in the packed row of its prompt's tokens and its own; of a prompt
-    alone, its."""
+    """Returns the places of each completion in the packed row: its prompt's tokens and its own. A prompt without
+    completions gives its own places."""
     rows = []
     for tree in trees:
         prompt = torch.arange(tree.start, tree.start + tree.prompt_length)

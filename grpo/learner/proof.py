@@ -64,8 +64,8 @@ class Proof:
 def prove(
     path: str, config: PretrainedConfig, build: Build, rule: LogitRule, calm: Calm = lambda config: config
 ) -> Proof:
-    """Compares ways to compute a small copy of the model of `config`, changed by `calm` as it is before it learns, with
-    the copy as it is. Raises UserError where none is exact."""
+    """Compares ways to compute a small copy of the model of `config` with the copy's own forward pass. `calm` changes
+    the copy as a model is changed before it learns. Raises UserError where no way is exact."""
     verbosity = logging.getLogger("transformers").level
     logging.getLogger("transformers").setLevel(logging.ERROR)
     try:

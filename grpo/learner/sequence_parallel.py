@@ -76,7 +76,8 @@ class SequenceGroup:
         return tensor.chunk(self.size)[self._index]
 
     def whole(self, values: Tensor, place: Tensor, length: int) -> Tensor:
-        """Returns [length], of which this rank has `values` [own] at `place` [own] and others have the rest."""
+        """Returns the values [length] of all ranks. This rank has `values` [own] at `place` [own], and others have the
+        rest."""
         return _Sum.apply(values.new_zeros(length).index_put((place,), values), self._group)
 
     def _exchange(self, by_receiver: Tensor) -> Tensor:

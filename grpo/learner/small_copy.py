@@ -65,7 +65,7 @@ def small_config(config: PretrainedConfig, num_layers: int, heads: int = FEW) ->
 
 
 def _shortened(name: str, value: Any, count: int, num_layers: int) -> Any:
-    """Returns a setting as a small copy has it that has the first `num_layers` of `count` layers."""
+    """Returns a setting for a small copy that has only the first `num_layers` of `count` layers."""
     if isinstance(value, list) and len(value) == count:
         return value[:num_layers]
     if name == "per_layer_config" and value:
@@ -91,7 +91,7 @@ def _is_window(name: str) -> bool:
 
 
 def _is_width(name: str, value: Any, names: Mapping[str, str]) -> bool:
-    """Says whether a setting grows with the model's width: of features, of heads, of what is between two matrices of
+    """Says whether a setting grows with the model's width, such as a number of features or heads, or an inner width of
     attention."""
     if isinstance(value, bool) or not isinstance(value, int):
         return False
@@ -103,7 +103,8 @@ def _standard_widths(names: Mapping[str, str]) -> set[str]:
 
 
 def _divisor(own: Mapping[str, Any], names: Mapping[str, str], heads: int) -> int:
-    """Returns the divisor of all widths for `heads` key heads (of a model that has one: query heads) to be left."""
+    """Returns the divisor of all widths that leaves `heads` key heads, or `heads` query heads if the model has one key
+    head."""
     there = [value for name, value in own.items() if "heads" in name and _is_width(name, value, names)]
     named = (own.get(names[standard]) or 0 for standard in ("num_key_value_heads", "num_attention_heads"))
     count = next((value for value in named if value > 1), max(there, default=1))

@@ -60,7 +60,7 @@ def _take_checkpoint(policy: Policy, checkpoint: Path) -> None:
         shape = getattr(parameter, "ds_shape", parameter.shape)
         require(
             name in saved and saved[name].shape == shape,
-            f"{checkpoint} is of another model, which has no {name} of {tuple(shape)}: leave model.path to it",
+            f"{checkpoint} is of another model, which has no {name} of {tuple(shape)}: leave out model.path",
         )
     for name, parameter in trained.items():
         with gathered([parameter], modifier_rank=0):

@@ -68,7 +68,7 @@ class Bench:
 
     @cached_property
     def shape(self) -> ModelShape:
-        return preflight.shape_of(config_of(self.size.shape))
+        return preflight.shape_of(config_of(self.size.shape), adapted=self.config.model)
 
     @cached_property
     def room(self) -> Room | None:

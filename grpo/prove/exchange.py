@@ -21,7 +21,7 @@ LARGEST_REST = 0.1
 
 
 class Flipping:
-    """The sampler, on whose way to it one bit of one weight is flipped."""
+    """This is the sampler, but one bit of one weight is flipped on the way to it."""
 
     def __init__(self, sampler: Any):
         self._sampler, self._flipped = sampler, False

@@ -34,7 +34,7 @@ def servers(bench: Bench) -> Report:
 
 
 class Striking:
-    """The sampler, on whose way to its servers an action happens once, between the halves of a bucket."""
+    """This is the sampler, but an action happens once on the way to its servers, between the halves of a bucket."""
 
     def __init__(self, sampler: Any, strike: Callable[[], None]):
         self._sampler, self._strike, self._struck = sampler, strike, False

@@ -24,8 +24,8 @@ class Room:
 
 
 def refreshing_gib(config: TrainConfig, shape: ModelShape, num_ranks: int, gpu_gib: float) -> float:
-    """Returns what a rank takes that samples and sends weights, but takes no step: AdamW makes its two moments, of four
-    bytes a parameter each, in the first one."""
+    """Returns the GiB of a rank that samples and sends weights, but takes no step. AdamW makes its two moments in the
+    first step, of four bytes a parameter each."""
     sampling = memory_estimate(config, shape, num_ranks, gpu_gib)[-1][1]
     elsewhere = config.learner.offload_optimizer or config.learner.offload_states
     return sampling - (0.0 if elsewhere else 8 * shape.parameters / num_ranks / GIB)

@@ -11,12 +11,12 @@ contrast_page, contrast_panels, contrast_tables   the page, charts and tables of
 The dynamics of a run:
 logs          a run's log → `RunLog`; foreign_logs, foreign_names and foreign_rows read other frameworks' logs
 foreign_words advice in the words of the framework that wrote a log
-dynamics, dynamics_panels, dynamics_tables   `grpo dynamics`: output, charts, tables
+dynamics, dynamics_panels, dynamics_tables, standing   `grpo dynamics`: output, charts, tables, where a run stands
 plan          `grpo dynamics plan`
 whatif, whatif_page       `grpo dynamics whatif`
 
 Other commands:
-solve_rates   the page of `grpo solve-rates`
+solve_rates, solve_rates_page   `grpo solve-rates`
 trial         the table of `grpo check-reward`
 comparison    "printed | ours" of `grpo reproduce`
 

@@ -16,12 +16,14 @@ from grpo.report.contrast import SURE, Contrast, Variant
 from grpo.report.contrast_panels import PANELS
 from grpo.report.contrast_tables import CAPTIONS, by_quarter, health, percent, points, ratio, results, settings
 from grpo.report.finished_runs import Run
-from grpo.report.glossary import meanings
+from grpo.report.glossary import meanings, signed
 from grpo.report.style import sheet
 from grpo.report.verdict import GOOD, UNSURE, Number, probability
 
 PAGE_FILE, PLOT_FILE, MARKDOWN_FILE = "report.html", "report.png", "report.md"
 NUM_SAMPLES = 3
+# So many variants are named at the head of the page.
+MOST_LISTED = 6
 EXCERPT = 400
 # The picture is so wide, and each of its rows so high.
 SHEET_INCHES = (10.0, 3.6)
@@ -48,6 +50,7 @@ def write_contrast(shown: Contrast, folder: Path, notes: Sequence[str] = (), con
         "contrast.html",
         folder / PAGE_FILE,
         name=folder.resolve().name,
+        compared=_listed([variant.name for variant in shown.variants]),
         verdict=said[:1],
         mood=GOOD if any(variant.against and variant.against.clear for variant in shown.variants) else UNSURE,
         numbers=numbers(shown),
@@ -74,6 +77,12 @@ def write_contrast(shown: Contrast, folder: Path, notes: Sequence[str] = (), con
     console.print(f"page    {folder / PAGE_FILE}\npicture {folder / PLOT_FILE}", soft_wrap=True)
 
 
+def _listed(names: Sequence[str]) -> str:
+    """Lists names of variants, the first few by name."""
+    more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
+    return ", ".join(names[:MOST_LISTED]) + more
+
+
 def conclusion(shown: Contrast) -> list[str]:
     """Says in sentences which variants differ from the first, by how much, and how certain that is."""
     base, others = shown.base, [variant for variant in shown.variants if variant.against]
@@ -95,10 +104,7 @@ def conclusion(shown: Contrast) -> list[str]:
         said.append(f"No clear difference from {base.name} (in points): {_differences(unclear)}.")
     too_few = [variant for variant in others if not variant.against.telling]
     if too_few:
-        said.append(
-            f"Too few seeds to say whether another seed would agree (below {FEWEST_SEEDS}), in points from "
-            f"{base.name}: {_differences(too_few)}."
-        )
+        said.append(_open(too_few, base))
     cheaper = [
         variant
         for variant in others
@@ -116,6 +122,26 @@ def conclusion(shown: Contrast) -> list[str]:
         "easiest falls, equally in all variants, so compare the variants with each other."
     )
     return said
+
+
+def _open(variants: Sequence[Variant], base: Variant) -> str:
+    """Says how far variants with too few seeds ended from the first, and how many seeds would tell more."""
+    seeds = min(variant.against.seeds for variant in variants)
+    ended = " and ".join(
+        f"{variant.name} {_apart(100 * variant.against.difference.value)} {base.name}" for variant in variants
+    )
+    return (
+        f"Nothing is decided: {seeds} seed{'s' * (seeds > 1)} cannot show whether another would agree. In held-out "
+        f"pass@1 {ended}. At least {FEWEST_SEEDS} seeds are needed to tell."
+    )
+
+
+def _apart(points_more: float) -> str:
+    """Says by how many percentage points something ended above or below."""
+    amount = f"{abs(points_more):.1f}"
+    if amount == "0.0":
+        return "ended level with"
+    return f"ended {amount} points {'above' if points_more > 0 else 'below'}"
 
 
 def _winner(shown: Contrast) -> str:
@@ -144,8 +170,8 @@ def _differences(variants: Sequence[Variant]) -> str:
 def _certainty(problems: int, seeds: int, others: int) -> str:
     """Says what the intervals and p-values include, and what so few seeds cannot show."""
     said = (
-        f"The comparison has {problems} held-out problems and {seeds} seed{'s' if seeds > 1 else ''}. Intervals are "
-        "95 % over seeds and problems, each by itself"
+        f"The comparison has {problems} held-out problems and {seeds} seed{'s' if seeds > 1 else ''}. Intervals are of "
+        f"95 %, over {'seeds and problems' if seeds > 1 else 'problems only'}, each by itself"
     )
     said += f"; p-values are corrected for the {others} comparisons (Holm)." if others > 1 else "."
     least = 2.0 ** (1 - seeds)
@@ -167,10 +193,11 @@ def numbers(shown: Contrast) -> list[Number]:
         difference = best.against.difference
         lead = Number(
             f"points above {shown.base.name}",
-            f"{100 * difference.value:+.1f}",
-            f"95 % interval {100 * difference.low:+.1f} to {100 * difference.high:+.1f}, {probability(best.against.p)}"
+            signed(100 * difference.value),
+            f"95 % interval {signed(100 * difference.low)} to {signed(100 * difference.high)}, "
+            f"{probability(best.against.p)}"
             if best.against.telling
-            else "too few seeds to say whether another would agree",
+            else "too few seeds: another may differ",
         )
     else:
         lead = Number(f"points above {shown.base.name}", "–", f"no variant ends higher than {shown.base.name}")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from grpo.report.contrast import QUARTERS, Contrast, Variant
-from grpo.report.style import in_percent, legend_below, name_size
+from grpo.report.contrast_tables import points
+from grpo.report.style import in_percent, legend_below, name_size, plain, tell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,23 +40,27 @@ def learning(unit: str) -> Callable[[Axes, Contrast], str]:
             curves = np.array([np.interp(grid, run.spent[unit], run.held_out) for run in variant.runs])
             mean = curves.mean(0)
             axes.plot(grid, mean, label=variant.name, **style)
+            for run in variant.runs:
+                axes.plot(run.spent[unit], run.held_out, ".", color=style["color"], alpha=0.5, markeredgewidth=0)
             if len(curves) > 1:
                 error = curves.std(0, ddof=1) / np.sqrt(len(curves))
                 axes.fill_between(grid, mean - error, mean + error, color=style["color"], alpha=0.15, linewidth=0)
         axes.axhline(shown.level, color="0.6", linewidth=0.8, linestyle=":")
         axes.set_xlabel(NAMED_UNITS[unit])
         axes.set_xlim(left=0)
-        axes.xaxis.set_major_locator(MaxNLocator(6))
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+        axes.xaxis.set_major_formatter(lambda value, _: plain(value))
         axes.set_ylabel("held-out pass@1")
         in_percent(axes)
         legend_below(axes)
         axes.set_title(f"Held-out pass@1 over {NAMED_UNITS[unit]}")
         seeds = max(len(variant.runs) for variant in shown.variants)
-        band = " Bands reach one standard error over seeds to each side." if seeds > 1 else ""
+        # One standard error of two seeds is half of their difference, so the band reaches from one to the other.
+        bands = {1: "", 2: " Lines are means, and bands reach from one seed to the other."}
+        band = bands.get(seeds, " Lines are means over seeds, and bands reach one standard error to each side.")
         return (
-            f"The share of held-out problems solved at the first try.{band} The dotted line at {shown.level:.1%} is "
-            f"three quarters of what {shown.base.name} gained."
+            f"The share of held-out problems solved at the first try. Dots are evaluations.{band} The dotted line at "
+            f"{shown.level:.1%} is three quarters of what {shown.base.name} gained."
         )
 
     return draw
@@ -68,7 +73,8 @@ def differences(axes: Axes, shown: Contrast) -> str:
         difference = variant.against.difference
         reach = [[difference.value - difference.low], [difference.high - difference.value]]
         color = line_styles(shown)[variant.name]["color"]
-        axes.errorbar(difference.value, place, xerr=reach, fmt="o", color=color, capsize=3)
+        bar = axes.errorbar(difference.value, place, xerr=reach, fmt="o", color=color, capsize=3, label=variant.name)
+        tell(bar, [("", points(difference))])
     axes.axvline(0, color="0.4", linewidth=0.8)
     axes.set_ylabel("variant")
     names = [variant.name for variant in others]
@@ -78,7 +84,8 @@ def differences(axes: Axes, shown: Contrast) -> str:
     axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:+g}" if value else "0")
     axes.set_xlabel("percentage points of held-out pass@1, at the end")
     axes.set_title(f"Difference from {shown.base.name}")
-    return "Bars reach over the 95 % interval. A bar that crosses the line at 0 leaves open who is better."
+    few = "" if all(variant.against.telling for variant in others) else " So few seeds say nothing of other seeds."
+    return f"Bars reach over the 95 % interval. A bar that crosses the line at 0 leaves open who is better.{few}"
 
 
 def quarters(axes: Axes, shown: Contrast) -> str:
@@ -89,12 +96,14 @@ def quarters(axes: Axes, shown: Contrast) -> str:
         reach = np.array([[change.value - change.low, change.high - change.value] for change in variant.quarters]).T
         where = places + (index - (len(shown.variants) - 1) / 2) * width
         color = line_styles(shown)[variant.name]["color"]
-        axes.bar(where, values, width * 0.9, yerr=reach, color=color, label=variant.name, error_kw={"linewidth": 0.8})
+        style = {"color": color, "error_kw": {"linewidth": 0.8}, "label": variant.name}
+        bars = axes.bar(where, values, width * 0.9, yerr=reach, **style)
+        tell(bars, [(name, points(change)) for name, change in zip(QUARTERS, variant.quarters, strict=True)])
     axes.axhline(0, color="0.4", linewidth=0.8)
     axes.set_xticks(places, QUARTERS)
     axes.set_xlabel("quarter of the problems, by pass rate before training")
-    axes.set_ylabel("change of the pass rate")
-    in_percent(axes)
+    axes.set_ylabel("change, percentage points")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:+.3g}" if value else "0")
     legend_below(axes)
     axes.set_title("What was learned, by difficulty")
     return (
@@ -113,6 +122,7 @@ def rounds(name: str, title: str, unit: str, caption: str) -> Callable[[Axes, Co
             if len(steps):
                 axes.plot(steps, values, label=variant.name, **line_styles(shown)[variant.name])
         axes.set_xlabel("optimizer steps")
+        axes.xaxis.set_major_formatter(lambda value, _: plain(value))
         axes.set_ylabel(unit)
         if name.endswith("_fraction"):
             in_percent(axes)

@@ -6,16 +6,17 @@ from typing import Any
 
 from grpo.report.contrast import QUARTERS, Contrast, Variant
 from grpo.report.finished_runs import differing_keys
+from grpo.report.glossary import signed
 from grpo.types import Interval
 
 # What the columns of each table mean.
 CAPTIONS = {
     "Results": (
-        "Pass rates are those of held-out problems. “Reached” counts the runs whose pass@1 made three quarters of the "
-        "first variant's gain, and “tokens to there” are the sampled tokens until then, read off the straight lines "
-        "between evaluations. “Seeds higher” counts the seeds with which a variant ended above the first. "
-        "p is the probability of so large a difference by chance, corrected for the number of variants (Holm). “≥” "
-        "marks variants of which not every run got there."
+        "Pass rates are those of held-out problems. “Minus” is the difference at the end, in percentage points. “Seeds "
+        "higher” counts the seeds with which a variant ended above the first. p is the probability of so large a "
+        "difference by chance, corrected for the number of variants (Holm). “Reached” counts the runs that made three "
+        "quarters of the first variant's gain. “Tokens to there” are the sampled tokens until then, read off straight "
+        "lines between evaluations, as a multiple of the first variant's. “≥” says that not every run got there."
     ),
     "Learned, by difficulty before training": (
         "Each cell is the change of the pass rate in percentage points, on a quarter of the problems."
@@ -80,7 +81,7 @@ def health(shown: Contrast) -> list[tuple[str, ...]]:
     entropy, length, the best law of the reward curve, and the diagnosis."""
     rows = [
         (
-            *("variant", "silent groups", "predicted by p^G + (1−p)^G", "gradient on p < .1 or > .9"),
+            *("variant", "silent groups", "predicted by p^G + (1−p)^G", "gradient from p < 0.1 or > 0.9"),
             *("entropy, last quarter", "length, last quarter", "best law of the reward curve", "diagnosis"),
         )
     ]
@@ -125,9 +126,8 @@ def percent(interval: Interval) -> str:
 
 def points(interval: Interval) -> str:
     """Formats a difference in percentage points."""
-    if interval.low == interval.high:
-        return f"{100 * interval.value:+.1f}"
-    return f"{100 * interval.value:+.1f} [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
+    value, low, high = (signed(100 * bound) for bound in (interval.value, interval.low, interval.high))
+    return value if interval.low == interval.high else f"{value} [{low}, {high}]"
 
 
 def _tokens(variant: Variant) -> str:

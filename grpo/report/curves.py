@@ -19,18 +19,33 @@ from grpo.report.style import (
     drawn,
     in_percent,
     legend_below,
+    plain,
     share_from_zero,
     sheet,
     smooth,
+    tell,
     window_of,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_SHEET_INCHES, _SHEET_COLUMNS = (8.4, 2.6), 3
-PHASES = ("sample", "wait", "grade", "sleep", "logprobs", "learn", "offload", "sync")
-"""These phases make up a round, in the order in which they follow each other."""
+_SHEET_INCHES, _SHEET_COLUMNS = (10.5, 3.0), 3
+# More evaluations than this are drawn as a line with a band, since their bars would hide each other.
+_MOST_BARS = 30
+# So many sources of problems have colours of their own.
+_SOURCE_COLORS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", BLACK)
+PHASES = {
+    "sample": "writes completions",
+    "wait": "waits for other processes",
+    "grade": "scores completions",
+    "sleep": "frees the sampler's memory",
+    "logprobs": "computes earlier probabilities of the tokens",
+    "learn": "updates the model",
+    "offload": "frees the learner's memory",
+    "sync": "copies the weights to the sampler",
+}
+"""These phases make up a round, in the order in which they follow each other. Each has what it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +63,12 @@ class Curves:
     def has(self, *names: str) -> bool:
         """Says whether any of these metrics was measured."""
         return any(name in row for row in self.metrics for name in names)
+
+    def sources(self) -> list[str]:
+        """Returns the sources of problems that have pass rates of their own, by name."""
+        ending = "/pass_rate"
+        names = {name for row in self.metrics for name in row if name.startswith("source/") and name.endswith(ending)}
+        return sorted(name.removeprefix("source/").removesuffix(ending) for name in names)
 
 
 Panel = Callable[["Axes", Curves], str]
@@ -81,7 +102,8 @@ def panels_of(run: Curves) -> list[Panel]:
     }
     # Without a KL term in the loss its metric is 0 all along.
     penalty = [draw_kl] if any(run.series("policy/reference_kl")[1]) else []
-    return [draw_pass_rate, *(panel for panel, names in needs.items() if run.has(*names)), *penalty]
+    by_source = [draw_sources] if 1 < len(run.sources()) <= len(_SOURCE_COLORS) else []
+    return [draw_pass_rate, *by_source, *(panel for panel, names in needs.items() if run.has(*names)), *penalty]
 
 
 def draw_pass_rate(axes: Axes, run: Curves) -> str:
@@ -92,31 +114,44 @@ def draw_pass_rate(axes: Axes, run: Curves) -> str:
         _curve(axes, run, "reward/mean", ORANGE, "mean reward in training")
     _, rewards = run.series("reward/mean")
     if run.evaluations:
-        low, value, high = (
-            np.array([row["pass@1"][end] for row in run.evaluations]) for end in ("low", "value", "high")
-        )
-        axes.errorbar(
-            [row["step"] for row in run.evaluations],
-            value,
-            yerr=[np.maximum(value - low, 0), np.maximum(high - value, 0)],
-            fmt="D",
-            color=BLACK,
-            markersize=4,
-            capsize=3,
-            linewidth=1,
-            label=f"held-out pass@1, 95 % interval ({run.evaluations[-1]['problems']} problems)",
-            zorder=3,
-        )
+        _held_out(axes, run)
     axes.set_title("Pass rate")
-    _over_steps(axes, run, "share of completions that are right")
+    _over_steps(axes, run, "share that is right")
     if not rewards or (min(rewards) >= 0 and max(rewards) <= 1):
         in_percent(axes, whole=True)
     else:
         axes.set_ylabel("pass rate, reward")
+    shown = "their bars reach" if len(run.evaluations) <= _MOST_BARS else "the grey band reaches"
     return (
-        "How often the model is right. Dots are single rounds and lines are means over a tenth of the run. Held-out "
-        "problems are never trained on; their bars reach over the 95 % interval."
+        "The share of completions that are right. Dots are single rounds and lines are means over a tenth of the run."
+        + (f" Held-out problems are never trained on; {shown} over the 95 % interval." if run.evaluations else "")
     )
+
+
+def _held_out(axes: Axes, run: Curves) -> None:
+    """Draws the held-out evaluations with their intervals: as points, or as a line with a band where they are many."""
+    low, value, high = (np.array([row["pass@1"][end] for row in run.evaluations]) for end in ("low", "value", "high"))
+    steps = [row["step"] for row in run.evaluations]
+    label = f"held-out pass@1, 95 % interval ({run.evaluations[-1]['problems']} problems)"
+    if len(steps) > _MOST_BARS:
+        axes.fill_between(steps, low, high, color=BLACK, alpha=0.15, linewidth=0)
+        (drawing,) = axes.plot(steps, value, color=BLACK, linewidth=1, label=label)
+    else:
+        reach = [np.maximum(value - low, 0), np.maximum(high - value, 0)]
+        style = {"fmt": "D", "color": BLACK, "markersize": 4, "capsize": 3, "linewidth": 1, "zorder": 3}
+        drawing = axes.errorbar(steps, value, yerr=reach, label=label, **style)
+    ends = zip(steps, value, low, high, strict=True)
+    tell(drawing, [(f"{step:,}", f"{middle:.1%} ({first:.1%} to {last:.1%})") for step, middle, first, last in ends])
+
+
+def draw_sources(axes: Axes, run: Curves) -> str:
+    """Draws the pass rate of each source of problems."""
+    for color, source in zip(_SOURCE_COLORS, run.sources(), strict=False):
+        _curve(axes, run, f"source/{source}/pass_rate", color, source)
+    axes.set_title("Pass rate by source")
+    _over_steps(axes, run, "share that is right")
+    in_percent(axes, whole=True)
+    return "The share of completions that are right, for each source of problems by itself."
 
 
 def draw_length(axes: Axes, run: Curves) -> str:
@@ -126,16 +161,22 @@ def draw_length(axes: Axes, run: Curves) -> str:
         low, high = (
             smooth(values, window_of(len(values))) for values in (low, run.series("completions/length_p90")[1])
         )
-        axes.fill_between(steps, low, high, color=GREEN, alpha=0.15, linewidth=0, label="from the 10th to 90th percent")
+        label, some = "8 of 10 completions", drawn(len(steps))
+        axes.fill_between(steps[some], low[some], high[some], color=GREEN, alpha=0.15, linewidth=0, label=label)
     _curve(axes, run, "completions/length_mean", GREEN, "mean")
     for name, color, label in (("right", BLUE, "right ones"), ("wrong", ORANGE, "wrong ones")):
         steps, values = run.series(f"completions/{name}/length_mean")
         if steps:
-            axes.plot(steps, smooth(values, window_of(len(values))), color=color, linewidth=1.2, label=label)
+            some = drawn(len(steps))
+            shown = smooth(values, window_of(len(values)))[some]
+            axes.plot(steps[some], shown, color=color, linewidth=1.2, label=label)
     axes.set_title("Length of completions")
     axes.set_ylim(bottom=0)
     _over_steps(axes, run, "tokens")
-    return "How much the model writes. If wrong completions grow and right ones do not, it rambles."
+    return (
+        "How much the model writes. The band leaves out the shortest and the longest tenth. If wrong completions grow "
+        "and right ones do not, it rambles."
+    )
 
 
 def draw_endings(axes: Axes, run: Curves) -> str:
@@ -186,7 +227,7 @@ def draw_gradient(axes: Axes, run: Curves) -> str:
     _curve(axes, run, "learner/gradient_norm", BLUE, "gradient norm")
     axes.set_title("Gradient norm: how strongly each step pulls")
     axes.set_ylim(bottom=0)
-    _over_steps(axes, run, "gradient norm, before clipping")
+    _over_steps(axes, run, "norm before clipping")
     return "Spikes are rounds that pull hard in one direction. A norm of 0 means that nothing is learned."
 
 
@@ -205,9 +246,11 @@ def draw_cache(axes: Axes, run: Curves) -> str:
     share_from_zero(axes)
     _over_steps(axes, run, "share of the cache in use")
     interrupted = sum(run.series("rollout/preemptions")[1])
+    if not interrupted:
+        return "No completion was interrupted for want of room."
     return (
-        f"In this run {interrupted:,.0f} completions were interrupted and computed anew since the cache was full. If "
-        "there are many, raise rollout.gpu_memory_fraction or rollout.kv_cache_gib."
+        f"The cache was full, so {interrupted:,.0f} completions were interrupted and computed anew. If these are many, "
+        "raise rollout.gpu_memory_fraction or rollout.kv_cache_gib."
     )
 
 
@@ -222,12 +265,14 @@ def draw_time(axes: Axes, run: Curves) -> str:
     for name, seconds in phases.items():
         top = bottom + smooth(seconds, window)
         axes.fill_between(every[some], bottom[some], top[some], color=colors[name], alpha=0.35, linewidth=0)
-        axes.plot(every[some], top[some], color=colors[name], linewidth=1, label=name)
+        (edge,) = axes.plot(every[some], top[some], color=colors[name], linewidth=1, label=name)
+        own = zip(every[some], (top - bottom)[some], strict=True)
+        tell(edge, [(f"{step:,}", f"{plain(seconds)} s") for step, seconds in own])
         bottom = top
     axes.set_title("Where the time goes")
     axes.set_ylim(bottom=0)
-    _over_steps(axes, run, "seconds per round, added up")
-    return "Sampling writes completions, grading scores them, learning updates the model, sync copies its weights."
+    _over_steps(axes, run, "seconds per round")
+    return f"Each band is as high as its phase is long: {', '.join(f'{name} {PHASES[name]}' for name in phases)}."
 
 
 def _over_steps(axes: Axes, run: Curves, name: str) -> None:
@@ -239,6 +284,7 @@ def _over_steps(axes: Axes, run: Curves, name: str) -> None:
     axes.set_xlabel("optimizer step")
     axes.set_xlim(-0.02 * last_step, 1.02 * last_step)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(lambda value, _: plain(value))
     legend_below(axes)
 
 

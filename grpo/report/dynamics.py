@@ -30,16 +30,13 @@ from grpo.report.dynamics_tables import (
     held_out_lines,
     law_rows,
     laws_table,
-    nothing_found,
-    standing_lines,
     summary_lines,
-    unchecked_lines,
-    verdict_lines,
     way_table,
 )
 from grpo.report.foreign_words import in_words_of
 from grpo.report.glossary import meanings
 from grpo.report.logs import counts_of, read_log, read_run, run_config
+from grpo.report.standing import nothing_found, standing_lines, unchecked_lines, verdict_lines
 from grpo.report.style import sheet
 from grpo.telemetry import FIRST_COUNTS
 
@@ -47,6 +44,7 @@ from grpo.telemetry import FIRST_COUNTS
 NEEDED_MEANS = ("prompts/length_mean", "completions/length_mean")
 # The picture is so wide, and each of its rows so high.
 SHEET_INCHES = (9.0, 3.1)
+LAW_WORDS = ("law", "τ", "μ", "κ", *LAW_COLUMNS[2:])
 
 
 def write_fit(path: Path, last_step: int | None = None, column: str | None = None, scale: float = 1.0) -> None:
@@ -158,23 +156,27 @@ def write_page(shown: Dynamics, findings: Sequence[Finding], folder: Path, conso
         "dynamics.html",
         folder / DYNAMICS_PAGE_FILE,
         name=folder.resolve().name,
-        verdict=[line[:1].upper() + line[1:] + "." for line in lines],
+        verdict=[*map(page.sentence, lines)],
         mood=mood,
         numbers=forecast_numbers(shown.identification, shown.ahead),
         log=shown.log,
-        notes=shown.log.notes,
-        rounds=len(shown.log.history),
+        notes=[*map(page.sentence, shown.log.notes)],
+        rounds=f"{len(shown.log.history):,}",
+        # The first line of the summary is the forecast, which stands on top.
         summary=[
-            *summary_lines(shown.identification, shown.ahead),
-            *held_out_lines(shown.log, shown.ahead.steps[-1]),
+            page.sentence(line)
+            for line in (
+                *summary_lines(shown.identification, shown.ahead)[1:],
+                *held_out_lines(shown.log, shown.ahead.steps[-1]),
+            )
         ],
         findings=findings,
-        nothing=nothing_found(shown.log).capitalize() + ".",
+        nothing=page.sentence(nothing_found(shown.log)),
         pictures=[*page.wide_picture(drawn[0]), *map(page.picture, drawn[1:])],
         law_columns=LAW_COLUMNS,
         law_caption=LAW_CAPTION,
         laws=law_rows(shown.identification),
-        meanings=meanings("pass rate", "round", "group", "silent group", "τ", "entropy", "law", *LAW_COLUMNS[2:]),
+        meanings=meanings("pass rate", "percentage point", "round", "group", "silent group", *LAW_WORDS, "entropy"),
     )
     console.print(f"picture {folder / DYNAMICS_PLOT_FILE}\npage    {folder / DYNAMICS_PAGE_FILE}", soft_wrap=True)
 

@@ -19,19 +19,31 @@ from grpo.dynamics.identify import Identification
 from grpo.dynamics.run_log import RunLog
 from grpo.dynamics.sigma import gradient_mass, silent_rate
 from grpo.dynamics.stability import PRINTED_BOUND, critical_gain, gain
-from grpo.report.style import BLACK, BLUE, GREEN, ORANGE, drawn, in_percent, legend_below, smooth, window_of
+from grpo.report.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    ORANGE,
+    drawn,
+    in_percent,
+    legend_below,
+    plain,
+    smooth,
+    tell,
+    window_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Training freezes a round's samples until the next refresh.
 PIPELINE = "sample_and_hold"
-# A curve whose damping ratio is above this does not show its inertia.
-CLEARLY_DAMPED = 100.0
 # These pass rates divide the prompts from hard to easy.
 BINS = (0.0, 0.1, 0.25, 0.4, 0.6, 0.75, 0.9, 1.0)
 # So many means of neighbouring rounds are drawn.
 MEANS = 40
+# A damping ratio above this is not told to the digit, since no curve shows it.
+MOST_DAMPING = 10.0
 # A run is divided into this many parts; the counts of a part's rounds are fitted together.
 EPOCHS = 6
 
@@ -60,12 +72,15 @@ def draw_reward(axes: Axes, shown: Dynamics) -> str:
         axes.plot(history.steps[some], history.values[some], ".", color="0.7", markersize=4, label="single rounds")
     name = f"means of {together} rounds" if together > 1 else "rounds, with standard errors"
     errors = [own.sum() ** -0.5 for own in weights]
-    axes.errorbar(middles, means, yerr=errors, fmt=".", color="0.4", linewidth=0.8, label=name)
+    bars = axes.errorbar(middles, means, yerr=errors, fmt=".", color="0.4", linewidth=0.8, label=name)
+    tell(bars, [(plain(x), f"{y:.1%} ± {error:.1%}") for x, y, error in zip(middles, means, errors, strict=True)])
     steps = np.linspace(history.steps[0], history.steps[-1], 300)
     held = [np.round(np.interp(steps, history.steps, own)) for own in (history.intervals, history.lags)]
     axes.plot(steps, best.predict(steps, *held), color=BLUE, label=f"{best.law.name} law")
     axes.fill_between(ahead.steps, ahead.low, ahead.high, color=ORANGE, alpha=0.2, linewidth=0)
-    axes.plot(ahead.steps, ahead.value, "--", color=ORANGE, label="forecast, 90 % interval")
+    (line,) = axes.plot(ahead.steps, ahead.value, "--", color=ORANGE, label="forecast, 90 % interval")
+    ends = zip(ahead.steps, ahead.value, ahead.low, ahead.high, strict=True)
+    tell(line, [(plain(step), f"{value:.1%} ({low:.1%} to {high:.1%})") for step, value, low, high in ends])
     if len(shown.log.held_out):
         _draw_held_out(axes, shown.log)
     highest = max(np.max(history.values), np.max(ahead.high))
@@ -73,11 +88,12 @@ def draw_reward(axes: Axes, shown: Dynamics) -> str:
     axes.set_ylabel("pass rate")
     in_percent(axes)
     axes.set_xlabel("optimizer step")
+    axes.xaxis.set_major_formatter(lambda value, _: plain(value))
     axes.set_title("Pass rate in training, and where it goes")
     legend_below(axes)
     return (
-        "Points are rounds, or means of some, with their standard errors. The solid line is the law that fits best. In "
-        "the shaded band 90 % of the forecasts ended, and the dashed line is its middle."
+        "Points are rounds, or means of some, with their standard errors. The solid line is the law that fits best, "
+        "and the dashed line is the forecast. The shaded band holds 90 % of what may come."
     )
 
 
@@ -95,10 +111,11 @@ def draw_plan(axes: Axes, shown: Dynamics) -> str:
     axes.step(size.steps, size.values, where="post", color=BLUE, label="group size G")
     axes.step(interval.steps, interval.values, where="post", color=ORANGE, label="refresh interval τ")
     axes.set_yscale("log", base=2)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_major_formatter(lambda value, _: plain(value))
     axes.set_ylim(0.8, None)
-    axes.set_ylabel("completions, or optimizer steps")
+    axes.set_ylabel("completions or steps")
     axes.set_xlabel("optimizer step")
+    axes.xaxis.set_major_formatter(lambda value, _: plain(value))
     axes.set_title("Plan: group size and refresh interval")
     legend_below(axes)
     return (
@@ -120,33 +137,31 @@ def draw_damping(axes: Axes, shown: Dynamics) -> str:
     late = delay - now
     exact = [critical_gain(PIPELINE, log.momentum, int(interval), late) for interval in intervals]
     if np.isfinite(exact).all():
-        axes.plot(intervals, exact, color=BLACK, label="threshold, sample and hold")
-    axes.axhline(PRINTED_BOUND, color="0.6", linestyle="--", label="bound in arXiv:2606.30789")
+        axes.plot(intervals, exact, color=BLACK, label="threshold")
+    axes.axhline(PRINTED_BOUND, color="0.6", linestyle="--", label="cautious rule: c below 1")
     low, value, high = (
         gain(log.momentum, kappa, intervals + late) for kappa in (stiffness.low, stiffness.value, stiffness.high)
     )
     axes.fill_between(intervals, low, high, color=BLUE, alpha=0.2, linewidth=0)
     axes.plot(intervals, value, color=BLUE, label="this run, 95 % interval")
-    axes.plot([now], [gain(log.momentum, stiffness.value, delay)], "o", color=ORANGE, label="now")
+    axes.plot([now], [gain(log.momentum, stiffness.value, delay)], "o", color=ORANGE, label="the last round")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_major_formatter(lambda value, _: plain(value))
+    axes.yaxis.set_major_formatter(lambda value, _: plain(value))
     axes.set_xlabel("refresh interval τ (optimizer steps)")
     axes.set_ylabel("gain c")
     axes.set_title("Stability: how long an interval is safe")
     legend_below(axes)
     formula = f"κ(τ + {late})/(1−μ)" if late else "κτ/(1−μ)"
+    damping = shown.identification.damping_ratio.value
+    ratio = "above 10" if damping > MOST_DAMPING else f"{damping:.2g}"
     return (
-        f"Where the blue line is above a threshold, training oscillates and may collapse. The gain is c = {formula}: "
+        f"Where the blue line is above the threshold, training oscillates and may collapse. The gain is c = {formula}. "
         "κ is how strongly the curve is pulled to its plateau at each step, τ the refresh interval and μ the "
-        f"optimizer's momentum. The damping ratio is ζ = {_bounded(shown.identification.damping_ratio.value)}; with ζ "
-        "below 1 a curve overshoots its plateau."
+        f"optimizer's momentum. The damping ratio ζ of this curve is {ratio}, and a curve with ζ below 1 overshoots "
+        "its plateau."
     )
-
-
-def _bounded(ratio: float) -> str:
-    """Writes a damping ratio. A curve that does not show its inertia has one that is as good as infinite."""
-    return f"{ratio:.2g}" if ratio < CLEARLY_DAMPED else f"far above {CLEARLY_DAMPED:g}"
 
 
 def draw_silent(axes: Axes, shown: Dynamics) -> str:
@@ -164,6 +179,7 @@ def draw_silent(axes: Axes, shown: Dynamics) -> str:
         predicted.append(float(difficulty.weights @ silent_rate(difficulty.pass_rates, size)))
     axes.plot(steps, predicted, "o-", color=GREEN, label="expected from the difficulty")
     axes.set_xlabel("optimizer step")
+    axes.xaxis.set_major_formatter(lambda value, _: plain(value))
     axes.set_ylabel("share of groups")
     in_percent(axes, whole=True)
     axes.set_title("Silent groups: nothing to learn from")
@@ -188,7 +204,7 @@ def draw_gradient_mass(axes: Axes, shown: Dynamics) -> str:
         rates, shares = difficulty.pass_rates, difficulty.weights
         mass = gradient_mass(rates, shares, BINS, exponent, group_size=size, mean_exponent=mean_exponent)
         axes.bar(middles + offset, mass, width=0.4, color=color, label=name)
-    axes.set_xticks(middles, [f"{a:g}–{b:g}" for a, b in pairwise(BINS)], fontsize=7)
+    axes.set_xticks(middles, [f"{100 * a:g}–{100 * b:g}%" for a, b in pairwise(BINS)], fontsize=7)
     axes.set_xlabel("pass rate of a prompt: hard on the left, easy on the right")
     axes.set_ylabel("share of the gradient")
     in_percent(axes)
@@ -202,26 +218,29 @@ def draw_gradient_mass(axes: Axes, shown: Dynamics) -> str:
 
 def draw_policy(axes: Axes, shown: Dynamics) -> str:
     """Draws entropy, completion length and gradient norm, each relative to its mean at the start."""
-    for name, color, label in (
-        ("policy/entropy", BLUE, "entropy"),
-        ("completions/length_mean", GREEN, "completion length"),
-        ("learner/gradient_norm", ORANGE, "gradient norm"),
+    explained = []
+    for name, color, label, meaning in (
+        ("policy/entropy", BLUE, "entropy", " Entropy is how much the model still tries out."),
+        ("completions/length_mean", GREEN, "completion length", ""),
+        ("learner/gradient_norm", ORANGE, "gradient norm", " The gradient norm is how strongly each step pulls."),
     ):
         series = shown.log[name]
-        if len(series) and series.values[0] > 0:
-            start = series.values[: max(len(series) // 20, 1)].mean()
+        start = series.values[: max(len(series) // 20, 1)].mean() if len(series) else 0.0
+        if start > 0:
+            explained.append(meaning)
             values, some = series.values / start, drawn(len(series))
             axes.plot(series.steps[some], values[some], color=color, linewidth=0.8, alpha=0.3)
             smoothed = smooth(values, window_of(len(values)))
             axes.plot(series.steps[some], smoothed[some], color=color, linewidth=1.6, label=label)
     axes.axhline(1, color="0.7", linewidth=0.8)
     axes.set_xlabel("optimizer step")
+    axes.xaxis.set_major_formatter(lambda value, _: plain(value))
     axes.set_ylabel("multiple of the start")
-    axes.set_title("Policy, relative to its start")
+    axes.set_title("The model, relative to its start")
     legend_below(axes, of_one=True)
     return (
-        "Thick lines are means over a tenth of the run. 1 is the mean over the first twentieth of the run. Entropy is "
-        "how much the model still tries out, and the gradient norm how strongly each step pulls."
+        "Thick lines are means over a tenth of the run. 1 is the mean over the first twentieth of the run."
+        + "".join(explained)
     )
 
 

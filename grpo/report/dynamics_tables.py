@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from grpo.dynamics.diagnostics import CHECKS, unchecked
-from grpo.dynamics.evidence import FEWEST_ROUNDS, change, paired, window_length
-from grpo.dynamics.findings import CRITICAL, NOTE, WARNING, DiagnosisRule, Finding
-from grpo.dynamics.forecast import Forecast, forecast, forecast_held_out
+from grpo.dynamics.evidence import FEWEST_ROUNDS, paired
+from grpo.dynamics.findings import CRITICAL, NOTE, WARNING, Finding
+from grpo.dynamics.forecast import Forecast, forecast_held_out
 from grpo.dynamics.identify import Identification, LawFit
-from grpo.dynamics.losses import lost
-from grpo.dynamics.progress import harder_prompts, with_known_prompts
 from grpo.dynamics.replay import Proposal
 from grpo.dynamics.run_log import RunLog, Series
-from grpo.report.foreign_words import in_words_of
-from grpo.report.verdict import BAD, GOOD, UNSURE, Number
-from grpo.types import Interval
+from grpo.report.glossary import signed
+from grpo.report.verdict import Number
 
 LAW_COLUMNS = ("law", "constants", "χ²/n", "R²", "misfit", "pattern", "weight")
 """These are the columns of `laws_table`. Misfit is the p-value of χ², pattern that of the residuals' correlation, and
@@ -36,41 +31,10 @@ SHAPES = {
     "oscillator": "a change that may overshoot its plateau and swing back",
 }
 """This is what the curve of each law looks like."""
-# Above this pass rate problems count as solved.
-SOLVED = DiagnosisRule().finished
+# A law that is worse by less than this much AICc has substantial support (Burnham & Anderson, 2002, section 2.6).
+TELLING_AICC = 2.0
 # A gain of pass rate that is worth going on for.
 WORTHWHILE = 0.02
-# An interval of a pass rate's change that is wider than this says nothing that a reader would not guess.
-TELLS_NOTHING = 0.5
-# What to do where a run's course alone does not tell. The braces hold half the width of the change's interval.
-ADVICE = {
-    UNSURE: "a change of less than {:.2g} cannot be told from luck here: go on, or raise dynamics.prompts_per_step",
-    BAD: "go back to the checkpoint of the best evaluation, and go on with half of learner.learning_rate",
-}
-# What a check needs, in words.
-METRIC_WORDS = {
-    "pass_rate": "pass rates",
-    "held out": "held-out scores",
-    "reward/mean": "mean rewards",
-    "reward/mean or pass_rate": "rewards",
-    "groups/silent_fraction": "the share of silent groups",
-    "policy/entropy or policy/sampler_entropy": "entropies",
-    "policy/reference_kl": "a KL to the reference",
-    "learner/gradient_norm": "gradient norms",
-    "learner/learning_rate": "learning rates",
-    "reward/std or advantages/std": "spreads of rewards",
-    "policy/clip_low_fraction or policy/clip_high_fraction": "clipped shares",
-    "policy/ess_fraction": "effective sample sizes",
-    "mismatch/mean_abs": "the sampler's log-probabilities",
-    "completions/length_mean": "lengths",
-    "completions/truncated_fraction": "the share of truncated completions",
-    "completions/no_answer_fraction": "the share of completions without an answer",
-    "completions/repetition_fraction": "the share of repetitive completions",
-    "time/round_seconds": "seconds of rounds",
-    "completions/failed_fraction or completions/timed_out_fraction": "counts of failed grading",
-}
-# A line on what a log lacks names so many columns.
-NEEDS_TOLD = 4
 COLORS = {CRITICAL: "bold red", WARNING: "yellow", NOTE: "cyan"}
 
 
@@ -121,77 +85,17 @@ def _shape_line(identification: Identification) -> str:
     return f"shape of the curve: {shape} ({identification.reason}); the forecast does not rely on it"
 
 
-def standing_lines(log: RunLog) -> list[str]:
-    """Says in a sentence or two where a run began, where it stands and where it goes, by pass rate or else reward."""
-    lines, _ = verdict_lines(log)
-    return [f"verdict: {lines[0]}", *lines[1:]]
-
-
-def verdict_lines(log: RunLog) -> tuple[list[str], str]:
-    """Returns the sentences of `standing_lines`, and whether they are good news, bad news, or open."""
-    name = "pass_rate" if len(log["pass_rate"]) else "reward/mean"
-    log = with_known_prompts(log, DiagnosisRule())
-    series, moved = log[name], change(log[name])
-    what = "pass rate" if name == "pass_rate" else "reward"
-    if not len(series):
-        return ["the log has neither pass rates nor rewards"], UNSURE
-    if moved is None:
-        needed = 2 * FEWEST_ROUNDS
-        few = "1 round is" if len(series) == 1 else f"{len(series)} rounds are"
-        return [f"none yet; {few} too few to say where the {what} goes, {needed} are needed"], UNSURE
-    now = float(np.mean(series.values[-window_length(len(series)) :]))
-    mood, surely = _judged(log, moved, now)
-    form = ".2f" if name == "pass_rate" else ".3g"
-    certain = f"with 99 % certainty between {moved.low:+{form}} and {moved.high:+{form}}"
-    if name == "pass_rate" and mood == UNSURE and moved.high - moved.low > TELLS_NOTHING:
-        certain = "which may be luck: the rounds are too few, or differ too much, to say more"
-    before = now - moved.value
-    course = f"went from {before:{form}} to {now:{form}} over {len(series)} rounds (a change of {moved.value:+{form}}"
-    lines = [f"{surely}; the {what} {course}, {certain})"]
-    if loss := lost(log, DiagnosisRule()):
-        lines = [f"{surely}: {loss}; the {what} is {now:{form}} now"]
-    if len(log.history) >= FEWEST_ROUNDS:
-        ahead = forecast(log.history, log.horizon)
-        lines.append(
-            f"if training goes on, the pass rate at step {ahead.steps[-1]:.0f} will be between {ahead.low[-1]:.2f} and "
-            f"{ahead.high[-1]:.2f} (with 90 % certainty)"
-        )
-    return lines, mood
-
-
-def _judged(log: RunLog, moved: Interval, now: float) -> tuple[str, str]:
-    """Returns the mood and the first words of a verdict on a change of the pass rate, or else of the reward."""
-    rule, graded = DiagnosisRule(), len(log["pass_rate"]) > 0
-    if graded and now > SOLVED:
-        return GOOD, "the problems are solved"
-    if lost(log, rule):
-        return BAD, "much of what the model could do is lost"
-    if harder_prompts(log, rule):
-        return UNSURE, "the prompts get harder, and held-out problems are solved as well as before"
-    if moved.low > 0:
-        return GOOD, "learning"
-    return (BAD, "getting worse") if moved.high < 0 else (UNSURE, "no clear change yet")
-
-
-def nothing_found(log: RunLog) -> str:
-    """Says that the checks found no problem, how many could be made, and what to do where the run's course is open."""
-    missing, (_, mood) = unchecked(log), verdict_lines(log)
-    told = "the checks found no problem"
-    if len(missing) == len(CHECKS):
-        return f"none of {len(CHECKS)} checks could be made, for want of the columns that they need"
-    if missing:
-        told = f"{len(CHECKS) - len(missing)} of {len(CHECKS)} checks could be made, and they found no problem"
-    moved = change(log["pass_rate"] if len(log["pass_rate"]) else log["reward/mean"])
-    if moved is None or mood not in ADVICE or harder_prompts(log, DiagnosisRule()):
-        return told
-    advice = ADVICE[mood].format((moved.high - moved.low) / 2)
-    return f"{told}; {in_words_of(log.framework, advice)}"
-
-
 def forecast_numbers(identification: Identification, ahead: Forecast) -> list[Number]:
     """Returns the three numbers on top of the page: the forecast, the gain until then, and the law of the curve."""
     gain, best = ahead.gain, identification.fits[0]
-    surely = "it is identified" if identification.identified else identification.reason
+    plateau, as_well = identification.plateau, _as_well(identification)
+    shape = [SHAPES[best.law.name]] if best.law.name in SHAPES else []
+    shape.append(
+        f"it levels off at {plateau.value:.0%} (95 % interval {plateau.low:.0%} to {plateau.high:.0%})"
+        if identification.identified
+        else "where it levels off is not known yet"
+    )
+    shape += [f"{' and '.join(as_well)} fit{'s' * (len(as_well) == 1)} about as well"] if as_well else []
     return [
         Number(
             f"forecast for step {ahead.steps[-1]:,.0f}",
@@ -200,12 +104,18 @@ def forecast_numbers(identification: Identification, ahead: Forecast) -> list[Nu
         ),
         Number(
             "gain from now, in percentage points",
-            f"{100 * gain.value:+.1f}",
-            f"90 % interval {100 * gain.low:+.1f} to {100 * gain.high:+.1f}; above {100 * WORTHWHILE:g} with "
+            signed(100 * gain.value),
+            f"90 % interval {signed(100 * gain.low)} to {signed(100 * gain.high)}; above {100 * WORTHWHILE:g} with "
             f"probability {ahead.chance(WORTHWHILE):.0%}",
         ),
-        Number("best law of the curve", best.law.name, f"{SHAPES.get(best.law.name, '')}; {surely}".removeprefix("; ")),
+        Number("best law of the curve", best.law.name, "; ".join(shape)),
     ]
+
+
+def _as_well(identification: Identification) -> list[str]:
+    """Returns the laws that the data hardly tell from the best one, best first."""
+    best, *others = identification.fits
+    return [fit.law.name for fit in others if fit.aicc - best.aicc < TELLING_AICC]
 
 
 def held_out_lines(log: RunLog, last_step: float) -> list[str]:
@@ -243,19 +153,6 @@ def way_table(ahead: Forecast) -> Table:
         interval = f"[{ahead.low[index]:.2f}, {ahead.high[index]:.2f}]"
         table.add_row(f"{ahead.steps[index]:.0f}", f"{ahead.value[index]:.2f}", interval)
     return table
-
-
-def unchecked_lines(missing: Mapping[str, str]) -> list[str]:
-    """Says what the log lacks for checks that were not made, most needed first. `missing` maps a check to its need."""
-    needs = [METRIC_WORDS.get(need, need) for need, _ in Counter(missing.values()).most_common()]
-    if not needs:
-        return []
-    told, more = needs[:NEEDS_TOLD], len(needs) - NEEDS_TOLD
-    if more > 0:
-        told = [*told, f"{more} more column{'s' if more > 1 else ''}"]
-    told = [", ".join(told[:-1]), told[-1]] if len(told) > 1 else told
-    needed = "needs" if len(missing) == 1 else "need"
-    return [f"{len(missing)} of {len(CHECKS)} checks {needed} what the log lacks: {' and '.join(told)}"]
 
 
 def findings_table(findings: Sequence[Finding]) -> Table:

@@ -34,10 +34,8 @@ BOUNDS = ("__MIN", "__MAX")
 
 @dataclass(frozen=True, slots=True)
 class ForeignRows:
-    """The rows of one run, each with a "step", and the steps that it was to take (0 where the log does not say).
-
-    `notes` say what was left out, in sentences.
-    """
+    """Foreign rows are the rows of one run, each with a "step", and the number of steps that the run was to take (0
+    where the log does not say). `notes` say what was left out, in sentences."""
 
     rows: list[Row]
     max_steps: int = 0

@@ -1,4 +1,4 @@
-"""This module explains the words of pages, and writes durations and large numbers short."""
+"""This module explains the words of pages, and writes durations, changes and large numbers."""
 
 import math
 
@@ -7,7 +7,7 @@ MEANINGS = {
     "pass@1": "The share of problems solved at the first try. pass@k: at least one of k tries is right.",
     "held-out problems": "Problems that are never trained on. They tell whether the model learned or only memorized.",
     "95 % interval": "If everything were repeated many times, 95 % of such intervals would hold the true value.",
-    "percentage point": "From 20 % to 30 % is a change of 10 percentage points.",
+    "percentage point": "From 20 % to 30 % is a change of 10 percentage points, or points for short.",
     "p": (
         "The probability of a difference this large, or larger, if there were none. Below 0.05 it is unlikely to be "
         "chance."
@@ -53,6 +53,16 @@ def duration(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def signed(number: float, digits: int = 1) -> str:
+    """Writes a change with its sign. A change that rounds to none has no sign.
+
+    >>> signed(2.04), signed(-0.04), signed(-1.96)
+    ('+2.0', '0.0', '-2.0')
+    """
+    rounded = round(number, digits)
+    return f"{rounded:+.{digits}f}" if rounded else f"{0:.{digits}f}"
 
 
 def compact(number: float) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import grpo
-from grpo.report.style import STYLE
+from grpo.report.style import STYLE, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +28,6 @@ PANEL_INCHES, WIDE_INCHES = (4.8, 3.3), (9.4, 3.9)
 _PAGE_STYLE = STYLE | {
     "font.size": 9.5,
     "svg.fonttype": "none",
-    "svg.hashsalt": "grpo",
     "figure.facecolor": "none",
     "axes.facecolor": "none",
     "axes.titlesize": 0.01,
@@ -55,7 +54,10 @@ def picture(draw: Callable[[Axes], str], wide: bool = False) -> dict[str, str]:
         title = axes.get_title(loc="left")
         axes.set_title("", loc="left")
         drawing = io.StringIO()
-        figure.savefig(drawing, format="svg", metadata={"Date": None})
+        # Names within a drawing come from its salt. Two drawings of a page must not share one: what is hidden, as the
+        # chart for phones is, cannot be referred to.
+        with matplotlib.rc_context({"svg.hashsalt": f"{title} {wide}"}):
+            figure.savefig(drawing, format="svg", metadata={"Date": None})
         values = {"x": axes.get_xlabel(), "series": list(_series(axes))}
     return {
         "title": title,
@@ -96,23 +98,28 @@ def _series(axes: Axes) -> Iterator[dict[str, Any]]:
     """Yields each named series of a chart: name, colour, and [x, y, text of x, text of y] of points, in the SVG."""
     height = axes.figure.bbox.height
     for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
-        points = _points(handle)
+        points = _points(handle, axes)
         if points is None or not len(points):
             continue
-        some = points[:: -(-len(points) // _MOST_VALUES)]
-        some = some[np.isfinite(some).all(axis=1)]
-        places = axes.transData.transform(some)
-        texts = [(_text(axes.xaxis, x), _text(axes.yaxis, y)) for x, y in some]
-        rows = [
-            [round(float(x), 1), round(float(height - y), 1), *text] for (x, y), text in zip(places, texts, strict=True)
-        ]
+        told = getattr(handle, "told", None) or [None] * len(points)
+        every = -(-len(points) // _MOST_VALUES)
+        rows = []
+        for point, texts in zip(points[::every], told[::every], strict=True):
+            if np.isfinite(point).all():
+                x, y = axes.transData.transform(point)
+                texts = texts or (_text(axes.xaxis, point[0]), _text(axes.yaxis, point[1]))
+                rows.append([round(float(x), 1), round(float(height - y), 1), *texts])
         yield {"name": name, "color": _color(handle), "points": rows}
 
 
-def _points(handle: Any) -> np.ndarray | None:
-    """Returns the points of a line, of error bars or of bars, in the chart's units. Areas have none."""
+def _points(handle: Any, axes: Axes) -> np.ndarray | None:
+    """Returns the points of a line, of error bars or of bars, in the chart's units.
+
+    Areas have none, nor lines that reach from one side of the chart to the other.
+    """
     if hasattr(handle, "get_xydata"):
-        return np.asarray(handle.get_xydata(), float)
+        guide = handle.get_transform() != axes.transData
+        return None if guide else np.asarray(handle.get_xydata(), float)
     if hasattr(handle, "patches"):
         return np.array([(bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in handle.patches])
     if hasattr(handle, "lines"):
@@ -130,17 +137,28 @@ def _color(handle: Any) -> str:
 
 
 def _text(axis: Axis, value: float) -> str:
-    """Writes a value as its axis does, with one more digit."""
+    """Writes a value as its axis does, with three digits where that are numbers."""
     from matplotlib.ticker import PercentFormatter, ScalarFormatter
 
     formatter = axis.get_major_formatter()
     if isinstance(formatter, PercentFormatter):
         return f"{value:.1%}"
     if isinstance(formatter, ScalarFormatter):
-        return f"{value:,.0f}" if value == int(value) else f"{value:,.4g}"
+        return plain(value)
     # Bars that stand beside each other are all at the tick between them, which has a word.
     ticks = np.asarray(axis.get_majorticklocs())
     return formatter(value) or formatter(ticks[np.argmin(np.abs(ticks - value))])
+
+
+def sentence(text: str) -> str:
+    """Makes a sentence of a line of the terminal. A first word that is a key stays as it is.
+
+    >>> sentence("every reward is 0"), sentence("task.reward.extract=final helps.")
+    ('Every reward is 0.', 'task.reward.extract=final helps.')
+    """
+    first = text.partition(" ")[0]
+    begun = text if re.search(r"[._=]", first.rstrip(".")) else text[:1].upper() + text[1:]
+    return begun if begun.endswith((".", "!", "?")) else f"{begun}."
 
 
 def write_page(template: str, path: Path, **values: Any) -> None:
@@ -148,6 +166,7 @@ def write_page(template: str, path: Path, **values: Any) -> None:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(loader=PackageLoader("grpo.report"), autoescape=True, undefined=StrictUndefined)
+    environment.filters["sentence"] = sentence
     made = f"grpo {grpo.__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     text = environment.get_template(template).render(made=made, **values)
     path.write_text(text, encoding="utf-8", errors="backslashreplace")

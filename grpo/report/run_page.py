@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -27,12 +28,16 @@ from grpo.telemetry import FAILED, FINISHED, INTERRUPTED, read_completions, read
 Row = Mapping[str, Any]
 
 NOTHING_FOUND = "The checks found no problem."
+BEFORE_THE_END = "The checks found no problem in the rounds before the run failed."
 TOO_FEW = "Nothing was found so far. Most checks need more rounds than the run has."
 # So many of the latest groups are looked at, and so many of each kind are shown.
 LOOKED_AT = 64
 SHOWN = {"mixed": 3, "wrong": 1, "right": 1}
 # A group shows at most so many right and so many wrong completions, each up to so many characters.
 EACH_SIDE, EXCERPT = 4, 2000
+# The columns of the tables of parts: a metric's name, its heading and its format.
+SCORES = {"pass_rate": ("right", "{:.1%}"), "reward_mean": ("mean reward", "{:.3f}")}
+SIZES = {"length_mean": ("mean length, tokens", "{:,.1f}"), "truncated_fraction": ("cut off", "{:.1%}")}
 BANDS = {"none": "none right", "some": "below half right", "most": "half or more right", "all": "all right"}
 
 
@@ -45,17 +50,22 @@ def write_run_page(
     groups = shown_groups(read_completions(output)) if (output / SAMPLES_FILE).exists() else []
     state, ending, path = standing(output, metrics, config), read_ending(output), output / PAGE_FILE
     failed = ending is not None and ending.state == FAILED
+    beginning, _, reason = state.partition(": ")
+    said = [f"The run {beginning}.", page.sentence(reason), *verdict.lines] if failed else [*verdict.lines]
+    if not failed and not state.startswith("finished"):
+        said.append(f"The run {'was ' if state.startswith(INTERRUPTED) else ''}{state}.")
     first, *others = (partial(panel, run=curves) for panel in panels_of(curves))
     page.write_page(
         "run.html",
         path,
         name=output.resolve().name,
-        verdict=[f"The run {state}.", *verdict.lines] if failed else verdict.lines,
+        verdict=said,
         mood=BAD if failed else verdict.mood,
         numbers=verdict.numbers,
-        state="failed" if failed else state,
+        state=beginning if failed else state,
+        about=about(config),
         findings=findings,
-        nothing=NOTHING_FOUND if len(metrics) >= FEWEST_POINTS else TOO_FEW,
+        nothing=(BEFORE_THE_END if failed else NOTHING_FOUND) if len(metrics) >= FEWEST_POINTS else TOO_FEW,
         pictures=[*page.wide_picture(first), *map(page.picture, others)],
         tables=run_tables(metrics, evaluations),
         groups=groups,
@@ -89,11 +99,31 @@ def standing(output: Path, metrics: Sequence[Row], config: Row) -> str:
     return f"failed at {steps}: {clean(ending.why)}"
 
 
+def about(config: Row) -> str:
+    """Names the model and the problems of a run, as its settings do."""
+    model, task = config.get("model", {}), config.get("task", {})
+    named = model.get("path") or model.get("source", "")
+    return clean(" · ".join(f"{word} {name}" for word, name in (("model", named), ("task", task.get("name"))) if name))
+
+
 def settings(config: Row) -> list[tuple[str, str]]:
-    """Returns the settings that differ from the defaults, as a table."""
+    """Returns the settings that differ from the defaults, as a table. A set of problems has the defaults of a task."""
     defaults = dict(flat(asdict(TrainConfig())))
-    rows = [(name, str(value)) for name, value in flat(config) if value != defaults.get(name)]
+    rows = [
+        (name, _plain(value))
+        for name, value in flat(config)
+        if value != defaults.get(re.sub(r"^task\.sets\.[^.]+", "task", name))
+    ]
     return [("key", "value"), *rows]
+
+
+def _plain(value: Any) -> str:
+    """Writes a setting as the command line takes it, such as `[{name: math, weight: 1.0}]`."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_plain(part)}" for key, part in value.items() if part is not None) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_plain, value))}]"
+    return {"True": "true", "False": "false", "None": "null"}.get(str(value), str(value))
 
 
 def shown_groups(rows: Iterable[Row]) -> list[dict[str, Any]]:
@@ -119,12 +149,12 @@ def _group(rows: Sequence[Row], correct: int) -> dict[str, Any]:
     kept = [row for side in (True, False) for row in [row for row in rows if row["correct"] is side][:EACH_SIDE]]
     first = rows[0]
     source = f" Source: {first['source']}." if first.get("source") else ""
-    left = f" {len(kept)} of them are shown." if len(kept) < len(rows) else ""
+    left = f" {len(kept)} of {len(rows)} completions are shown." if len(kept) < len(rows) else ""
     return {
         "score": f"{correct} of {len(rows)} right",
         "question": clean(first["question"]),
         "answer": clean(str(first["answer"])),
-        "about": f"Step {first['step']}, prompt {first['prompt_id']}.{source}{left}",
+        "about": f"Step {first['step']:,}, prompt {first['prompt_id']}.{source}{left}",
         "rows": [
             {"correct": row["correct"], "facts": _facts(row), "text": clean(_cut(row["completion"]))} for row in kept
         ],
@@ -147,7 +177,7 @@ def _cut(text: str) -> str:
 def run_tables(metrics: Sequence[Row], evaluations: Sequence[Row]) -> dict[str, dict[str, Any]]:
     """Returns the tables that the run has numbers for, with their captions."""
     late = metrics[-max(1, len(metrics) // 4) :]
-    rounds = f"Means over the last {len(late)} of {len(metrics)} rounds."
+    rounds = f"Means over the last {len(late):,} of {len(metrics):,} rounds."
     tables: dict[str, dict[str, Any]] = {}
     if len(evaluations) > 1:
         before, after = evaluations[0], evaluations[-1]
@@ -163,25 +193,28 @@ def run_tables(metrics: Sequence[Row], evaluations: Sequence[Row]) -> dict[str, 
     )
     tables["Completions by source"] = {
         "caption": rounds,
-        "rows": _parts("source", {name: prefix + name for name in sources}, late),
+        "rows": _parts("source", {name: prefix + name for name in sources}, late, SCORES),
     }
     return {title: part for title, part in tables.items() if len(part["rows"]) > 1}
 
 
-def _parts(heading: str, prefixes: Mapping[str, str], rows: Sequence[Row]) -> list[list[str]]:
-    """Returns a table of share, length and truncation with a line for each of the parts that was measured.
+def _parts(
+    heading: str, prefixes: Mapping[str, str], rows: Sequence[Row], scores: Mapping[str, tuple[str, str]] | None = None
+) -> list[list[str]]:
+    """Returns a table of share, `scores`, length and truncation, with a line for each of the parts that was measured.
 
-    A round in which a part has no completion counts as none of its share, and not at all for its length.
+    A round in which a part has no completion counts as none of its share, and not at all for its other numbers.
     """
-    lines = []
+    columns, lines = {**(scores or {}), **SIZES}, []
     for name, prefix in prefixes.items():
         present = [row for row in rows if f"{prefix}/share" in row]
         shares = [row[f"{prefix}/share"] for row in present]
-        if not sum(shares):
+        if not (total := sum(shares)):
             continue
-        length, cut = (
-            sum(share * row[f"{prefix}/{key}"] for share, row in zip(shares, present, strict=True)) / sum(shares)
-            for key in ("length_mean", "truncated_fraction")
-        )
-        lines.append([name, f"{sum(shares) / len(rows):.1%}", f"{length:,.1f}", f"{cut:.1%}"])
-    return [[heading, "share of completions", "mean length, tokens", "cut off"], *lines]
+        weighed = [*zip(shares, present, strict=True)]
+        cells = [
+            form.format(sum(share * row.get(f"{prefix}/{key}", 0.0) for share, row in weighed) / total)
+            for key, (_, form) in columns.items()
+        ]
+        lines.append([name, f"{total / len(rows):.1%}", *cells])
+    return [[heading, "share of completions", *(title for title, _ in columns.values())], *lines]

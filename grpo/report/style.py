@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,8 +31,8 @@ STYLE = {
     "legend.frameon": False,
 }
 DOTS_PER_INCH = 160
-# More points would be drawn on top of each other, and make a page of many megabytes.
-MOST_POINTS = 2000
+# More points would be drawn on top of each other, and make a page of megabytes.
+MOST_POINTS = 800
 # Each point of a smoothed line is the mean of this share of the run's points.
 _WINDOW_FRACTION = 0.1
 # The legend begins this many points below the axes, where tick labels and the label of the axis end.
@@ -65,8 +65,8 @@ def window_of(count: int) -> int:
 def drawn(count: int) -> slice:
     """Chooses which of `count` points are drawn one by one: all, or of a long run every so many.
 
-    >>> drawn(2000), drawn(100_000)
-    (slice(None, None, 1), slice(None, None, 50))
+    >>> drawn(800), drawn(100_000)
+    (slice(None, None, 1), slice(None, None, 125))
     """
     return slice(None, None, -(-count // MOST_POINTS) or 1)
 
@@ -84,6 +84,25 @@ def share_from_zero(axes: Axes) -> None:
     """Labels the y axis in percent, from 0 to what was drawn, but to no less than a tenth."""
     in_percent(axes)
     axes.set_ylim(-0.004, max(0.1, axes.get_ylim()[1]))
+
+
+def plain(value: float) -> str:
+    """Writes a number with three digits, or more where it is whole, and never as a power of ten.
+
+    >>> plain(17.6271), plain(6745.02), plain(0.088046), plain(40.0), plain(-0.0)
+    ('17.6', '6,745', '0.088', '40', '0')
+    """
+    if value == round(value) or abs(value) >= 100:
+        return f"{round(value):,}"
+    return f"{value:.3g}" if abs(value) >= 1e-3 else f"{value:.1g}"
+
+
+def tell(drawn_series: Any, texts: Sequence[tuple[str, str]]) -> None:
+    """Gives the points of something drawn the texts (of x, of y) that a page shows under the pointer.
+
+    Without them a page writes each point's numbers as the axes do.
+    """
+    drawn_series.told = texts
 
 
 def name_size(count: int) -> float:
@@ -113,7 +132,10 @@ def legend_below(axes: Axes, of_one: bool = False) -> None:
 
 
 def sheet(panels: Sequence[Panel], path: Path, inches: tuple[float, float], columns: int, first_wide: bool) -> None:
-    """Draws panels in a grid into one PNG. With `first_wide` the first one has a row of its own."""
+    """Draws panels in a grid into one PNG. With `first_wide` the first one has a row of its own.
+
+    A title keeps what stands before its colon, since a small panel has room for no more.
+    """
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -125,5 +147,7 @@ def sheet(panels: Sequence[Panel], path: Path, inches: tuple[float, float], colu
         for index, panel in enumerate(panels):
             place = index + wide - 1 if index else 0
             cell = grid[0, :wide] if not index else grid[place // columns, place % columns]
-            panel(figure.add_subplot(cell))
+            axes = figure.add_subplot(cell)
+            panel(axes)
+            axes.set_title(axes.get_title(loc="left").partition(":")[0])
         figure.savefig(path)

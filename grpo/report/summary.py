@@ -16,6 +16,7 @@ from rich.text import Text
 from grpo.config import UserError
 from grpo.evaluation.pass_rates import FEWEST_PROBLEMS, Interval, paired_difference, pass_at_k, sign_test
 from grpo.host.terminal import clean
+from grpo.report.glossary import signed
 
 Evaluation = Mapping[str, Any]
 
@@ -103,10 +104,10 @@ def summary_rows(before: Evaluation, after: Evaluation) -> list[list[str]]:
         cells = [_percent(Interval(**side["pass@k"][k])) for side in (before, after)]
         rows.append([f"pass@{k}", *cells, _change(*rates)])
     old, new = before["truncated_fraction"], after["truncated_fraction"]
-    rows.append(["truncated", f"{100 * old:.1f} %", f"{100 * new:.1f} %", f"{100 * (new - old):+.1f} pp"])
+    rows.append(["cut off", f"{old:.1%}", f"{new:.1%}", f"{signed(100 * (new - old))} points"])
     old, new = before["mean_length"], after["mean_length"]
     digits = 0 if max(old, new) >= 100 else 1
-    rows.append(["mean length, tokens", f"{old:.{digits}f}", f"{new:.{digits}f}", f"{new - old:+.{digits}f}"])
+    rows.append(["mean length, tokens", f"{old:.{digits}f}", f"{new:.{digits}f}", signed(new - old, digits)])
     return rows
 
 
@@ -143,7 +144,7 @@ def conditions(evaluation: Evaluation) -> str:
 
 
 def _percent(interval: Interval) -> str:
-    return f"{100 * interval.value:.1f} % [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+    return f"{interval.value:.1%} [{interval.low:.1%}, {interval.high:.1%}]"
 
 
 def _change(before: Sequence[float], after: Sequence[float]) -> str:
@@ -152,11 +153,15 @@ def _change(before: Sequence[float], after: Sequence[float]) -> str:
     if len(before) >= FEWEST_PROBLEMS:
         return _points(gain)
     test = sign_test(before, after)
-    return f"{100 * gain.value:+.1f} pp; {test.better} better, {test.worse} worse (p = {test.p:.2g})"
+    return f"{signed(100 * gain.value)} points; {test.better} better, {test.worse} worse (p = {test.p:.2g})"
 
 
 def _points(interval: Interval) -> str:
-    return f"{100 * interval.value:+.1f} pp [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
+    """Writes a change. Where no problem differs from another, resampling them gives no interval."""
+    value = f"{signed(100 * interval.value)} points"
+    if interval.low == interval.high:
+        return value
+    return f"{value} [{signed(100 * interval.low)}, {signed(100 * interval.high)}]"
 
 
 def _score(row: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from grpo.dynamics.evidence import FEWEST_ROUNDS, change
 from grpo.dynamics.run_log import NOTHING, Series
 from grpo.evaluation.pass_rates import FEWEST_PROBLEMS, paired_difference, sign_test
-from grpo.report.glossary import duration
+from grpo.report.glossary import duration, signed
 from grpo.report.summary import check_comparable, pairs_of
 from grpo.types import Interval
 
@@ -45,13 +45,13 @@ def judge(metrics: Sequence[Row], evaluations: Sequence[Row]) -> RunVerdict:
         lines = ["Nothing was learned: no optimizer step changed the weights. The diagnosis below says why."]
         return RunVerdict(lines, BAD, [*_training_numbers(metrics), spent])
     if len(evaluations) > 1 and evaluations[0]["step"] < evaluations[-1]["step"]:
-        verdict = _by_held_out(evaluations[0], evaluations[-1])
+        verdict = _by_held_out(evaluations[0], evaluations[-1], metrics)
     else:
         verdict = _by_training(metrics)
     return RunVerdict(verdict.lines, verdict.mood, [*verdict.numbers, spent])
 
 
-def _by_held_out(before: Row, after: Row) -> RunVerdict:
+def _by_held_out(before: Row, after: Row, metrics: Sequence[Row]) -> RunVerdict:
     """Judges by the pass rates of the same held-out problems before and after."""
     check_comparable(before, after)
     rates = [
@@ -62,18 +62,22 @@ def _by_held_out(before: Row, after: Row) -> RunVerdict:
     old, new = before["pass@1"], after["pass@1"]
     few = count < FEWEST_PROBLEMS
     surely = test.p < SURE and (few or gain.low > 0 or gain.high < 0)
-    now = f"{new['value']:.1%} of the held-out problems at the first try; before training it was {old['value']:.1%}"
+    solved = f"{new['value']:.1%} of the held-out problems at the first try; before training it was {old['value']:.1%}"
+    is_last = not metrics or after["step"] >= metrics[-1]["step"]
+    now = f"now solves {solved}" if is_last else f"solved {solved}"
+    when = "" if is_last else f" The last evaluation was after step {after['step']:,}."
     if surely:
         mood = GOOD if gain.value > 0 else BAD
-        lines = [f"The model {'learned' if gain.value > 0 else 'got worse'}: it now solves {now}."]
+        lines = [f"The model {'learned' if gain.value > 0 else 'got worse'}: it {now}.{when}"]
     else:
         mood = UNSURE
-        lines = [f"No clear change: the model solves {now}. Chance alone explains such a difference."]
+        luck = " Chance alone may explain the difference." if gain.value else ""
+        lines = [f"No clear change: the model {now}.{luck}{when}"]
         if few:
             lines.append(f"{count} problems are too few to say more. Raise evaluation.num_problems.")
     lines.append(
         f"Of {count} problems {test.better} got better and {test.worse} worse (sign test, {probability(test.p)}). This "
-        "is one run; another seed may come out differently, and grpo sweep sweep=seeds shows how much."
+        "is one run, and another seed may come out differently. The command “grpo sweep sweep=seeds” shows by how much."
     )
     shown = f"{test.better} better, {test.worse} worse" if few else _reach(gain)
     return RunVerdict(
@@ -81,11 +85,11 @@ def _by_held_out(before: Row, after: Row) -> RunVerdict:
         mood,
         [
             Number(
-                f"held-out pass@1 after step {after['step']}",
+                f"held-out pass@1 after step {after['step']:,}",
                 f"{new['value']:.1%}",
                 f"95 % interval {new['low']:.1%} to {new['high']:.1%}; {old['value']:.1%} before",
             ),
-            Number("change, in percentage points", f"{100 * gain.value:+.1f}", shown),
+            Number("change, in percentage points", signed(100 * gain.value), shown),
         ],
     )
 
@@ -152,4 +156,6 @@ def probability(p: float) -> str:
 
 
 def _reach(interval: Interval) -> str:
-    return f"95 % interval {100 * interval.low:+.1f} to {100 * interval.high:+.1f}"
+    if interval.low == interval.high:
+        return "no problem changed"
+    return f"95 % interval {signed(100 * interval.low)} to {signed(100 * interval.high)}"

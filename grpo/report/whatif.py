@@ -27,6 +27,7 @@ from grpo.dynamics.scheduler import batch_setting
 from grpo.dynamics.step import BatchSetting
 from grpo.dynamics.whatif import LONGEST, Course, Stage, predict, stages_of, step_tokens
 from grpo.host.terminal import Terminal
+from grpo.report import page
 from grpo.report.finished_runs import differing_keys
 from grpo.report.glossary import compact, duration
 from grpo.report.logs import read_log, run_config
@@ -115,7 +116,7 @@ def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None)
     name = min(reached, key=lambda name: reached[name])
     require(
         reached[name] >= budget.amount,
-        f"{budget.words} are more than can be told of {name!r} from {log.steps_taken:,.0f} steps: ask for at most "
+        f"{budget.words} are more than can be predicted of {name!r} from {log.steps_taken:,.0f} steps: ask for at most "
         f"{budget.unit}={math.floor(reached[name])}",
     )
     answers = [answer(name, courses[name], settings[name], stages, budget, log) for name in settings]
@@ -131,10 +132,11 @@ def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None)
         partial(draw_courses, log=log, courses=courses, unit=budget.unit, amount=budget.amount),
         budget=budget.words,
         rows=[[name.replace("\n", " ") for name in row] for row in (COLUMNS, *rows)],
+        caption=CAPTION,
         verdict=[SUMMARY[mood], *(f"{line}." for line in said)],
         mood=mood,
         numbers=numbers_of(answers),
-        assumptions=[f"{line[:1].upper()}{line[1:]}." for line in assumptions],
+        assumptions=[*map(page.sentence, assumptions)],
     )
     console.print(f"picture {picture}\npage    {written}", soft_wrap=True)
 
@@ -211,6 +213,11 @@ def lines(log: RunLog, budget: Budget, settings: Iterable[BatchSetting]) -> list
     return taken
 
 
+CAPTION = (
+    "Each number is a median of predictions, with the interval of 90 % in brackets. “Steps” are the optimizer steps "
+    "that the budget pays for, and “silent” is the share of silent groups. “Tokens a step” compares the price of a "
+    "step with the run's. “Tokens to last rate” are what it takes to reach the pass rate at which the run ended."
+)
 COLUMNS = ("setting", "pass rate", "steps", "silent", "tokens\na step", "tokens to\nlast rate", "time")
 
 
@@ -230,7 +237,7 @@ def table_rows(answers: Sequence[Answer]) -> list[list[str]]:
     return [
         [
             row.name,
-            interval(row.end["rates"], "{:.2f}".format),
+            interval(row.end["rates"], "{:.1%}".format),
             f"{np.median(row.end['steps']):,.0f}",
             f"{np.median(row.end['silent']):.0%}",
             f"{row.price:.2f} ×",

@@ -13,8 +13,8 @@ from grpo.config.folder import WHATIF_PAGE_FILE, WHATIF_PLOT_FILE
 from grpo.dynamics.run_log import RunLog
 from grpo.dynamics.whatif import Course
 from grpo.report import page
-from grpo.report.glossary import compact, meanings
-from grpo.report.style import BLACK, BLUE, GREEN, ORANGE, in_percent, legend_below, sheet
+from grpo.report.glossary import meanings
+from grpo.report.style import BLACK, BLUE, GREEN, ORANGE, in_percent, legend_below, plain, sheet, tell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +29,7 @@ def write_whatif_page(folder: Path, draw: Callable[[Axes], str], **said: Any) ->
     `draw` draws the curves, and `said` is what the page says besides: see `templates/whatif.html`.
     """
     sheet([draw], folder / WHATIF_PLOT_FILE, SHEET_INCHES, columns=1, first_wide=True)
-    explained = meanings("pass rate", "group", "silent group", "τ", "α, β")
+    explained = meanings("pass rate", "group", "silent group", "optimizer step", "τ", "α, β")
     values = {"name": folder.resolve().name, "pictures": page.wide_picture(draw), "meanings": explained}
     page.write_page("whatif.html", folder / WHATIF_PAGE_FILE, **values, **said)
     return [folder / WHATIF_PLOT_FILE, folder / WHATIF_PAGE_FILE]
@@ -37,6 +37,8 @@ def write_whatif_page(folder: Path, draw: Callable[[Axes], str], **said: Any) ->
 
 def draw_courses(axes: Axes, log: RunLog, courses: Mapping[str, Course], unit: str, amount: float) -> str:
     """Draws the measured pass rates, and each course with its interval until `amount` of `unit` is spent."""
+    from matplotlib.ticker import EngFormatter
+
     again = next(iter(courses.values()))
     amounts = np.linspace(0, amount, 60)
     spent = np.interp(log.history.steps, again.steps, np.median(again.spent(unit), axis=0))
@@ -45,12 +47,14 @@ def draw_courses(axes: Axes, log: RunLog, courses: Mapping[str, Course], unit: s
         rates = np.array([course.at(unit, spent_then)["rates"] for spent_then in amounts])
         low, middle, high = np.quantile(rates, [0.05, 0.5, 0.95], axis=1)
         axes.fill_between(amounts, low, high, color=color, alpha=0.12, linewidth=0)
-        axes.plot(amounts, middle, color=color, label=name)
+        (line,) = axes.plot(amounts, middle, color=color, label=name)
+        ends = zip(amounts, middle, low, high, strict=True)
+        tell(line, [(plain(x), f"{value:.1%} ({least:.1%} to {most:.1%})") for x, value, least, most in ends])
     axes.set_xlabel(f"{unit} spent")
     axes.set_ylabel("pass rate")
     in_percent(axes)
     axes.set_title("What each setting would have reached")
     axes.set_xlim(0, amount)
-    axes.xaxis.set_major_formatter(lambda value, _: compact(value))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     legend_below(axes)
-    return "Points are what the run measured. Lines are medians of predictions; a shaded band holds 90 % of them."
+    return "Points are what the run measured. Lines are medians of predictions, and a shaded band holds 90 % of them."

@@ -44,7 +44,7 @@ def _wrong(completion: Completion, vocabulary: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class CheckedPending:
-    """A prompt's completions on their way, checked when they are there."""
+    """This is a pending group that is checked as soon as it is there."""
 
     prompt: Prompt
     pending: Pending

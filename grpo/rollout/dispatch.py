@@ -63,9 +63,9 @@ class Dispatcher:
         atexit.register(self.close)
 
     def ask(self, requests: Sequence[Requests]) -> list[Answers]:
-        """Returns one future for every prompt's requests, which are begun in this order. Raises there SamplerLost when
-        no server is left, in the words of the last one where that refused what it was asked. A cancelled one that has
-        not begun is not asked."""
+        """Begins the requests in this order, and returns one future for every prompt's requests. A future raises
+        SamplerLost when no server is left, in the words of the last server if it refused the request. A cancelled
+        prompt that has not begun is not asked."""
         groups = [_Group(of_one_prompt) for of_one_prompt in requests]
         self._loop.call_soon_threadsafe(self._take_in, groups)
         return [group.future for group in groups]

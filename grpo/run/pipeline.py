@@ -25,7 +25,7 @@ from grpo.tasks.own_rewards import NO_ROUND
 from grpo.types import ScoredGroup
 from grpo.weight_sync.refresh import CheckedSync, Probe
 
-# After each refresh, every rank probes the sampler with so many prompts of so many completion tokens.
+# Every rank probes the sampler with so many prompts of so many completion tokens.
 PROBED_PROMPTS, PROBED_TOKENS = 2, 16
 
 
@@ -35,8 +35,7 @@ def build_pipeline(
     """Builds the collector, which fills a round, and the weight sync, which refreshes the sampler. `clocks` times
     both."""
     thread_seconds = clocks.phases.take
-    probe = None if config.pipeline == "off" else _probe(config, task, collective)
-    sync = clocks.weight_sync(CheckedSync.of(config, probe))
+    sync = clocks.weight_sync(CheckedSync.of(config, _probe(config, task, collective)))
     if config.pipeline == "off":
         grading = clocks.grading(GradingThread(task))
         return _build_collector(config, task, clocks.sampler(sampler), grading, collective), sync
@@ -57,8 +56,8 @@ def build_pipeline(
 def _probe(config: TrainConfig, task: Task, collective: Collective) -> Probe:
     """Builds the probe: after a refresh it samples short completions of the stream's first prompts.
 
-    Sampler and learner are compared on these. The round's own groups cannot be used, since those sampled ahead come
-    from an older policy by design.
+    Sampler and learner are compared on these before the first round. Where rounds are sampled ahead they are compared
+    after every refresh, since the round's own groups come from an older policy by design.
     """
     cursor = task.cursor
     prompts = task.next_prompts(PROBED_PROMPTS * collective.world_size)
@@ -96,7 +95,7 @@ def _filled(config: TrainConfig, source: Source, collective: Collective) -> Coll
 
 
 def _is_silent(normalization: NormalizationConfig, scored: ScoredGroup) -> bool:
-    """Says whether nothing can be learned from a group. A normalization of one's own is asked about no group: for it
-    those with equal rewards are silent."""
+    """Says whether nothing can be learned from a group. A user's own normalization is not asked: for it, groups with
+    equal rewards are silent."""
     known = normalization.name in GROUP_RELATIVE
     return scored.silent or (known and silent(torch.tensor(scored.rewards, dtype=torch.float64), normalization))

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from grpo.algorithm.probe import check_functions
-from grpo.config import TrainConfig
+from grpo.config import ModelConfig, TrainConfig
 from grpo.config.errors import UserError, require
 from grpo.config.memory_estimate import (
     ModelShape,
@@ -26,6 +26,7 @@ from grpo.config.memory_estimate import (
 from grpo.config.placement import placement_table
 from grpo.host import ranks
 from grpo.host.terminal import Terminal
+from grpo.learner.loading import with_lora
 from grpo.learner.small_copy import EXPERTS
 from grpo.report.summary import facts_table
 from grpo.rollout.engine_arguments import keeps_state
@@ -119,21 +120,31 @@ def check_spread(config: TrainConfig, path: Path) -> None:
     )
 
 
-def model_shape(path: Path, trust_remote_code: bool = False) -> ModelShape:
-    """Computes the sizes of the model at `path` from its config alone, without reading any weights."""
-    return shape_of(AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code), trust_remote_code)
+def model_shape(path: Path, trust_remote_code: bool = False, adapted: ModelConfig | None = None) -> ModelShape:
+    """Computes the sizes of the model at `path` from its config alone, without reading any weights. `adapted`: see
+    `shape_of`."""
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    return shape_of(config, trust_remote_code, adapted)
 
 
-def shape_of(config: PretrainedConfig, trust_remote_code: bool = False) -> ModelShape:
-    """Computes the sizes of the model that `config` describes."""
+def shape_of(
+    config: PretrainedConfig, trust_remote_code: bool = False, adapted: ModelConfig | None = None
+) -> ModelShape:
+    """Computes the sizes of the model that `config` describes, with the adapters that `adapted` asks for. Raises
+    UserError for adapters that cannot be trained."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        parameters, adapters = sum(parameter.numel() for parameter in model.parameters()), 0
+        if adapted and adapted.lora.rank:
+            learning = with_lora(model, adapted).parameters()
+            adapters = sum(parameter.numel() for parameter in learning if parameter.requires_grad)
     text = config.get_text_config()
     # Mamba 2 has another name for its heads, and some models have none.
     heads = _setting(text, "num_attention_heads") or _setting(text, "num_heads") or 1
     width = _setting(text, "head_dim") or text.hidden_size // heads
     return ModelShape(
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=parameters,
+        adapters=adapters,
         layers=text.num_hidden_layers,
         width=text.hidden_size,
         inner_width=inner_width(text),
@@ -185,7 +196,7 @@ def print_tables(config: TrainConfig, path: Path) -> None:
     on_gpu, (count, local) = ranks.on_gpu(config), ranks.counts(config)
     num_gpus = (torch.cuda.device_count() or max(local, GPUS_ELSEWHERE)) if on_gpu else 0
     places = placement_table(config, local, num_gpus)
-    shape = model_shape(path, config.model.trust_remote_code)
+    shape = model_shape(path, config.model.trust_remote_code, config.model)
     share = too_small_a_share(config, shape)
     require(not share or not torch.cuda.is_available(), share)
     if ranks.rank():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.hydra import compose_config
@@ -82,7 +82,8 @@ def _composed(variants: Mapping[str, Sequence[str]]) -> dict[str, TrainConfig]:
     for name, overrides in variants.items():
         try:
             config = compose_config([*overrides])
-            validate(config, config.hardware.ranks)
+            # As of a dry run: every cell has a folder of its own, whatever the one named here holds.
+            validate(replace(config, dry_run=True), config.hardware.ranks)
         except UserError as error:
             raise UserError(f"the variant {name}: {error}") from error
         configs[name] = config

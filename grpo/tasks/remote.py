@@ -38,7 +38,7 @@ RETRIED = (408, 409, 425, 429)
 
 
 class _Failed(Exception):
-    """A server gave no reward. The message says which URL and what came back."""
+    """This error says that a server gave no reward. The message says which URL and what came back."""
 
 
 class RemoteRewards:
@@ -143,7 +143,7 @@ class _RemotePart:
         return url.replace(PLACE, quote(self._key, safe=""))
 
     def _named(self, text: Any) -> str:
-        """Returns a text, such as what a server answers, with the place of the key in place of the key."""
+        """Returns a text, such as a server's answer, in which the key is replaced by its place holder."""
         told = str(text)
         for spelled in {self._key, quote(self._key, safe="")} - {""}:
             told = told.replace(spelled, PLACE)

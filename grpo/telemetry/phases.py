@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class _Running:
-    """A running phase: the name that its seconds count as, and the seconds of phases within it."""
+    """A running phase has the name that its seconds count as, and the seconds of phases within it."""
 
     name: str
     within: float = 0.0

@@ -3,13 +3,16 @@ attention computes from them beforehand, and the experts that it keeps in an ord
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from grpo.interfaces import Bucket
 from grpo.weight_sync.checksum import both_sums
+
+# What Bloom and Falcon call the matrix of queries, keys and values, which their files have head by head.
+_BY_HEAD = "query_key_value"
 
 
 def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -37,6 +40,9 @@ def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if len(parts) == len(pieces) > 1:
             yield from ((f"{parent}{dot}{part}.{kind}", piece) for part, piece in zip(parts, pieces, strict=True))
             continue
+        if leaf == _BY_HEAD and len(pieces) > 1:
+            yield name, _by_head(pieces, module.total_num_kv_heads)
+            continue
         whole = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
         vocabulary = getattr(module, "org_vocab_size", None)
         kept = whole if vocabulary is None else whole[:vocabulary]
@@ -62,6 +68,12 @@ def _whole(shard: Tensor, module: nn.Module, kind: str, part: int = 0) -> Tensor
     # Where there are fewer heads of keys and values than ranks, neighbours have the same ones.
     copies = getattr(module, "num_kv_head_replicas", 1) if part else 1
     return whole.unflatten(0, (module.tp_size, -1))[::copies].flatten(0, 1)
+
+
+def _by_head(pieces: Sequence[Tensor], num_heads: int) -> Tensor:
+    """Puts queries, keys and values [heads·width, …] together as files have them: one of the `num_heads` heads of keys
+    after another, with the queries that share it first. vLLM keeps all queries, then all keys, then all values."""
+    return torch.cat([piece.unflatten(0, (num_heads, -1)) for piece in pieces], 1).flatten(0, 1)
 
 
 class OwnParameters:
@@ -125,7 +137,8 @@ def _computed_by_attention(model: nn.Module) -> set[str]:
 
 
 class ExpertOrder:
-    """The experts of a vLLM model, which it may keep after loading in an order and a width of its own.
+    """This object keeps the experts of a vLLM model in the order and the width that vLLM arranges them in after
+    loading.
 
     `begin` is called before the first weight of a refresh is loaded, `finish` after the last. `finish` has vLLM
     arrange what was loaded as it did at its start; experts that were not sent (of LoRA only the adapters are, after the

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from grpo.config import SamplingConfig, TrainConfig, UserError
 from grpo.interfaces import Collective, Learner, Sampler
-from grpo.types import Prompt, StepReport
+from grpo.types import Prompt, RolloutGroup, StepReport
 from grpo.weight_sync.checksum import checksums, differing
 
 # In nats a token. Rounding makes less than 1e-6 of it in float32, and hundredths in bfloat16.
@@ -26,40 +26,72 @@ WITH_ROUNDING = (
 
 
 class WeightSyncError(UserError):
-    """The sampler does not hold the learner's weights, or makes something else of them: nothing it writes may be
-    learned from."""
+    """This error says that the sampler does not hold the learner's weights, or computes something else with them.
+    Nothing that it writes may be learned from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A probe is sampled right after a refresh, so that both sides score the same tokens with the same weights. It is
-    needed where the samples that are learned from are of older weights. `prompts` are this rank's."""
+    """A probe is sampled right after a refresh, so that both sides score the same tokens with the same weights.
+    `prompts` are this rank's. All of it is collective."""
 
     prompts: Sequence[Prompt]
     sampling: SamplingConfig
     collective: Collective
+
+    def groups(self, sampler: Sampler) -> list[RolloutGroup]:
+        """Samples two completions of each prompt."""
+        return sampler.generate(self.prompts, 2, self.sampling)
+
+    def mismatch(self, learner: Learner, groups: Sequence[RolloutGroup]) -> float:
+        """Returns the mean |sampler − learner| over the tokens of all ranks' groups, in nats."""
+        gaps = [
+            abs(sampled - learned)
+            for group, logprobs in zip(groups, learner.logprobs(groups), strict=True)
+            for completion, own in zip(group.completions, logprobs, strict=True)
+            for sampled, learned in zip(completion.sampler_logprobs, own.tolist(), strict=True)
+        ]
+        total, count = self.collective.sum([sum(gaps), len(gaps)])
+        return total / max(count, 1)
 
 
 class CheckedSync:
     """Implements `interfaces.WeightSync`, bucket by bucket, never through disk. How a bucket travels is the sampler's
     matter."""
 
-    def __init__(self, max_mismatch: float, probe: Probe | None = None, float32: bool = False):
-        """Takes the limit in nats a token. Without a `probe` the first step after a refresh has to be of samples of
-        the refreshed weights. `float32` says that both sides compute in it."""
+    def __init__(self, max_mismatch: float, probe: Probe | None = None, float32: bool = False, after_each: bool = True):
+        """Takes the limit in nats a token. The `probe` is sampled after each refresh, or else after the first one only:
+        then the first step after a refresh has to be of samples of the refreshed weights, as without a probe.
+        `float32` says that both sides compute in it."""
         self._max_mismatch = max_mismatch
         self._probe = probe
         self._float32 = float32
+        self._after_each = after_each and probe is not None
 
     @classmethod
     def of(cls, config: TrainConfig, probe: Probe | None = None) -> CheckedSync:
-        """Builds it as configured: a limit of 0 is the one that these precisions allow."""
+        """Builds it as configured: a limit of 0 is the one that these precisions allow, and rounds that are sampled
+        ahead need a probe after each refresh, since what is learned from is of older weights."""
         float32 = config.learner.precision == config.rollout.precision == "float32"
         allowed = FLOAT32_MISMATCH if float32 else ROUNDED_MISMATCH
-        return cls(config.weight_sync.max_mismatch or allowed, probe, float32)
+        return cls(config.weight_sync.max_mismatch or allowed, probe, float32, config.pipeline != "off")
+
+    def begin(self, learner: Learner, sampler: Sampler) -> None:
+        """Refreshes the sampler for the first time, and probes it, so that a model which sampler and learner compute
+        differently is refused before anything is sampled for learning.
+
+        Collective. Raises WeightSyncError as `refresh` does."""
+        self.refresh(learner, sampler)
+        if self._probe is None or self._after_each:
+            return
+        groups = self._probe.groups(sampler)
+        # While it scores them the learner may need the device for itself.
+        sampler.sleep()
+        self._compare(learner.num_steps, self._probe.mismatch(learner, groups))
+        self.refresh(learner, sampler)
 
     def refresh(self, learner: Learner, sampler: Sampler) -> None:
-        """Copies all weights and compares checksums of both sides, and where there is a probe log-probabilities.
+        """Copies all weights and compares checksums of both sides, and log-probabilities where each refresh is probed.
 
         Collective. Raises WeightSyncError where they differ, naming the weights.
         """
@@ -76,35 +108,22 @@ class CheckedSync:
                     f"after the refresh at step {learner.num_steps} learner and sampler hold different weights "
                     f"in {len(different)} tensors or groups of them: {', '.join(different[:5])}"
                 )
-        if self._probe is not None:
-            self._compare(learner.num_steps, self._probed(learner, sampler, self._probe))
+        if self._after_each:
+            self._compare(learner.num_steps, self._probe.mismatch(learner, self._probe.groups(sampler)))
 
     def check(self, report: StepReport) -> None:
         """Compares the log-probabilities of both sides after the first step that follows a refresh.
 
-        Both have then scored the same tokens with the same weights. After a probe there is nothing left to check.
-        Raises WeightSyncError when they differ too much."""
+        Both have then scored the same tokens with the same weights. Where each refresh is probed there is nothing left
+        to check. Raises WeightSyncError when they differ too much."""
         mismatch = report.means["mismatch/mean_abs"]
-        if self._probe is None and mismatch.count:
+        if not self._after_each and mismatch.count:
             self._compare(report.step, mismatch.value)
-
-    @staticmethod
-    def _probed(learner: Learner, sampler: Sampler, probe: Probe) -> float:
-        """Returns the mean |sampler − learner| over the tokens of all ranks' probes, in nats."""
-        groups = sampler.generate(probe.prompts, 2, probe.sampling)
-        gaps = [
-            abs(sampled - learned)
-            for group, logprobs in zip(groups, learner.logprobs(groups), strict=True)
-            for completion, own in zip(group.completions, logprobs, strict=True)
-            for sampled, learned in zip(completion.sampler_logprobs, own.tolist(), strict=True)
-        ]
-        total, count = probe.collective.sum([sum(gaps), len(gaps)])
-        return total / max(count, 1)
 
     def _compare(self, step: int, mismatch: float) -> None:
         if not mismatch <= self._max_mismatch:
             raise WeightSyncError(
                 f"step {step}: sampler and learner disagree by {mismatch:.3g} nats a token on the sampler's own tokens "
-                f"(limit {self._max_mismatch:g}): it does not run the learner's policy; "
+                f"(limit {self._max_mismatch:g}): the sampler does not run the learner's policy; "
                 + (IN_FLOAT32 if self._float32 else WITH_ROUNDING)
             )

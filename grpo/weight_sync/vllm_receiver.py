@@ -24,6 +24,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.activation import XIELU
 from vllm.platforms import current_platform
 
 from grpo.weight_sync.adapters import AdaptedWeights
@@ -36,6 +37,10 @@ BACKEND = "grpo"
 # For so long a worker on a CPU polls for the next message before it sleeps until it is woken. While tokens are sampled
 # messages follow each other within that.
 BUSY_SECONDS = 0.01
+
+# Apertus' activation has weights, which vLLM (0.32) keeps in bfloat16 whatever the model computes in. With no type they
+# get the model's.
+XIELU.__init__ = partialmethod(XIELU.__init__, dtype=None)
 
 if current_platform.is_cpu():
     import vllm._custom_ops

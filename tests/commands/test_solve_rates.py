@@ -11,9 +11,11 @@ from grpo.commands.solve_rates import _measure
 from grpo.config import TrainConfig, UserError
 from grpo.dynamics.difficulty import Difficulty
 from grpo.dynamics.planning import balanced_exponent, speaking_band
-from grpo.report.solve_rates import analysed, mass, silent_share, write_solve_rates
+from grpo.report.solve_rates import analysed, mass, silent_share
+from grpo.report.solve_rates_page import write_solve_rates
 from tests import warm
 from tests.fakes import ScriptedSampler, ScriptedTask, on_ranks
+from tests.report.structure import assert_well_made
 from tests.runs import grpo
 
 # Sums of 0 to 13.
@@ -103,10 +105,22 @@ def test_the_page_says_what_to_do_with_the_rates(tmp_path, capsys):
     path.write_text("\n".join(map(json.dumps, table)))
     write_solve_rates(table, path, "solve_rate", 1.0)
     printed = capsys.readouterr().out
-    assert "50 problems × 8 samples: mean pass rate 0.475, 20.0% never and 10.0% always solved" in printed
+    assert "50 problems × 8 samples: mean pass rate 47.5%, 20.0% never and 10.0% always solved" in printed
     assert "recommended: dynamics.group_size=" in printed
     page = (tmp_path / "solve_rates.html").read_text()
     assert page.count("<svg") == 3 and "q 3" in page and "http" not in page.replace("http://www.w3.org", "")
+    assert_well_made(page)
+
+
+def test_rates_of_a_sample_each_recommend_nothing(tmp_path, capsys):
+    table = [{"problem": f"q {k}", "answer": "1", "solve_rate": float(k % 2)} for k in range(30)]
+    table = [row | {"solve_rate_correct": int(row["solve_rate"]), "solve_rate_samples": 1} for row in table]
+    write_solve_rates(table, tmp_path / "solve_rates.jsonl", "solve_rate", 1.0)
+    printed, page = capsys.readouterr().out, (tmp_path / "solve_rates.html").read_text()
+    said = "Too few samples to say which problems are worth training on: 1 of each problem."
+    assert said in printed and said in page and "evaluation.samples_per_problem=8" in page
+    assert "recommended" not in printed and "Recommended" not in page and page.count("<svg") == 1
+    assert "30 problems × 1 sample" in page and "0% of the problems are worth" not in page
 
 
 def test_weighted_training_reads_the_column(tmp_path):

@@ -24,14 +24,12 @@ def held(learner):
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_states_come_back_byte_by_byte_between_steps(stage, tmp_path):
-    from grpo.learner.engine import init_distributed
+def test_states_come_back_byte_by_byte_between_steps(stage, tmp_path, alone):
     from grpo.learner.learner import DeepSpeedLearner
     from tests.learner.learner_worker import config_for, take_step, weights
     from tests.learner.models import tiny_llama
 
     config = config_for(stage, "bfloat16", objective__kl__coefficient=0.1)
-    init_distributed(GPU, 300)
     before = torch.cuda.memory_allocated(GPU)
     learner = DeepSpeedLearner(config, tiny_llama(tmp_path, vocabulary=4096, layers=4), GPU)
     states = learner.states()

@@ -8,10 +8,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 GIB = 2**30
 
 
-def test_sleep_frees_cache_and_weights_until_the_next_refresh(tmp_path):
+def test_sleep_frees_cache_and_weights_until_the_next_refresh(tmp_path, alone):
     from benchmarks.small_models import tiny_tokenizer
     from grpo.config import SamplingConfig, TrainConfig
-    from grpo.learner.engine import init_distributed
     from grpo.learner.learner import DeepSpeedLearner
     from grpo.rollout.vllm_sampler import VllmSampler
     from grpo.types import Problem, Prompt
@@ -26,7 +25,6 @@ def test_sleep_frees_cache_and_weights_until_the_next_refresh(tmp_path):
     config.rollout.sampling = SamplingConfig(max_tokens=12)
     model = tiny_llama(tmp_path)
     tiny_tokenizer().save_pretrained(model)
-    init_distributed(device, 300)
     learner = DeepSpeedLearner(config, model, device)
     sampler = VllmSampler(config, model, tiny_tokenizer(), device)
     sync = CheckedSync(0.5)

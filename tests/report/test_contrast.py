@@ -20,6 +20,7 @@ from grpo.report.contrast_tables import CAPTIONS, by_quarter, health, results, s
 from grpo.report.finished_runs import load
 from grpo.report.style import STYLE
 from grpo.types import Interval
+from tests.report.structure import assert_well_made
 
 pytestmark = pytest.mark.slow
 
@@ -119,6 +120,8 @@ def test_every_table_says_what_its_columns_mean(compared, tmp_path):
     write_contrast(compared, tmp_path)
     page = (tmp_path / "report.html").read_text()
     assert all(caption.split(".")[0] in page for caption in CAPTIONS.values())
+    assert "Variants compared · base, same, better, worse" in page
+    assert_well_made(page)
 
 
 def test_what_was_spent_is_added_up_round_by_round(runs):
@@ -192,7 +195,9 @@ def test_two_seeds_are_too_few_to_say(compared):
     few = [replace(variant, against=replace(variant.against, seeds=2)) for variant in others]
     said = " ".join(conclusion(replace(compared, variants=(first, *few))))
     assert "clearly higher" not in said and "clearly lower" not in said and "No clear difference" not in said
-    assert "Too few seeds to say whether another seed would agree (below 3), in points from base: same " in said
+    assert "Nothing is decided: 2 seeds cannot show whether another would agree." in said
+    ended = re.search(r"In held-out pass@1 same (.*) base and better (.*) base and worse (.*) base\. At least 3", said)
+    assert [side.split()[-1] for side in ended.groups()] in (["above", "above", "below"], ["below", "above", "below"])
 
 
 def test_of_one_seed_there_are_no_intervals_over_seeds(runs):
@@ -227,7 +232,7 @@ def test_where_the_gradient_comes_from_is_said_of_the_dials_only(tmp_path):
         (folder / "config.json").write_text(json.dumps(config))
         runs.append(load(folder, name))
     header, *rows = health(contrast(runs))
-    column = header.index("gradient on p < .1 or > .9")
+    column = header.index("gradient from p < 0.1 or > 0.9")
     grpo, dr_grpo, batch, best_of_k, gdpo = (row[column] for row in rows)
     assert dr_grpo == batch != grpo != "", "a σ that all groups share weighs none of them"
     assert best_of_k == gdpo == ""

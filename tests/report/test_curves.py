@@ -1,9 +1,14 @@
+import json
+from functools import partial
+
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from grpo.config import UserError
-from grpo.report import plot_run
+from grpo.report import page, plot_run
+from grpo.report.curves import Curves, draw_cache, draw_pass_rate, draw_sources, draw_time, panels_of
 from grpo.report.style import drawn, smooth
 
 ROUNDS = [
@@ -34,7 +39,7 @@ def test_smoothing_is_the_mean_of_each_window(window):
 
 
 def test_a_long_run_is_drawn_by_some_of_its_points():
-    assert [len(range(count)[drawn(count)]) for count in (0, 1, 2000, 2001, 100_000)] == [0, 1, 2000, 1001, 2000]
+    assert [len(range(count)[drawn(count)]) for count in (0, 1, 800, 801, 100_000)] == [0, 1, 800, 401, 800]
 
 
 def test_smoothing_keeps_a_constant_however_wide():
@@ -57,6 +62,43 @@ def test_a_reward_that_is_the_pass_rate_is_drawn_once(tmp_path):
 def test_a_run_of_one_round_can_be_drawn(tmp_path):
     plot_run(ROUNDS[:1], [], tmp_path / "run.png")
     assert (tmp_path / "run.png").stat().st_size > 0
+
+
+def told(panel, metrics, evaluations=()):
+    values = json.loads(page.picture(partial(panel, run=Curves(metrics, evaluations)))["values"])
+    return {one["name"]: [point[2:] for point in one["points"]] for one in values["series"]}
+
+
+def test_a_phase_tells_its_own_seconds_and_not_those_below_it():
+    rounds = [{"step": step, "time/round_seconds": 5.0, "time/sample_seconds": 3.0} for step in (1, 2)]
+    rounds = [row | {"time/learn_seconds": 2.0} for row in rounds]
+    assert told(draw_time, rounds) == {"sample": [["1", "3 s"], ["2", "3 s"]], "learn": [["1", "2 s"], ["2", "2 s"]]}
+
+
+def test_an_evaluation_tells_its_interval_also_where_many_are_a_line():
+    name = "held-out pass@1, 95 % interval (8 problems)"
+    assert told(draw_pass_rate, ROUNDS, [EVALUATION])[name] == [["0", "50.0% (25.0% to 75.0%)"]]
+    many = [EVALUATION | {"step": step} for step in range(40)]
+    axes = Figure().add_subplot()
+    draw_pass_rate(axes, Curves(ROUNDS, many))
+    assert not axes.containers, "forty error bars would hide each other"
+    assert told(draw_pass_rate, ROUNDS, many)[name][39] == ["39", "50.0% (25.0% to 75.0%)"]
+
+
+def test_several_sources_have_a_curve_each():
+    rounds = [{"step": step, "source/a/pass_rate": 0.25, "source/b/c/pass_rate": 0.5} for step in (1, 2)]
+    assert draw_sources in panels_of(Curves(rounds, []))
+    assert told(draw_sources, rounds) == {
+        "a": [["1", "25.0%"], ["2", "25.0%"]],
+        "b/c": [["1", "50.0%"], ["2", "50.0%"]],
+    }
+    assert draw_sources not in panels_of(Curves([{"step": 1, "source/a/pass_rate": 0.25}], []))
+
+
+def test_a_cache_that_sufficed_is_said_to_have():
+    rounds = [{"step": 1, "rollout/cache_peak_fraction": 0.5, "rollout/preemptions": 0.0}]
+    axes = Figure().add_subplot()
+    assert draw_cache(axes, Curves(rounds, [])) == "No completion was interrupted for want of room."
 
 
 def test_a_run_without_rounds_says_so(tmp_path):

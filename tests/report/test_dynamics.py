@@ -11,9 +11,10 @@ from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.identify import laws
 from grpo.report.dynamics import analysed, write_fit
 from grpo.report.dynamics_panels import draw_gradient_mass, panels
-from grpo.report.dynamics_tables import SHAPES
+from grpo.report.dynamics_tables import SHAPES, forecast_numbers
 from grpo.report.logs import read_log
 from tests.report.runs import trl_log, verl_log, write_run
+from tests.report.structure import assert_well_made
 
 
 @pytest.mark.slow
@@ -27,7 +28,17 @@ def test_a_run_is_fitted_told_drawn_and_made_a_page(tmp_path, capsys):
     page = (tmp_path / "dynamics.html").read_text()
     # The first chart is there twice: over the whole width, and for a phone.
     assert page.count("<figure") == 7
-    assert 'src="http' not in page and "law, plateau 0." in page
+    assert_well_made(page)
+    assert 'src="http' not in page and ", plateau " in page and "it levels off at" in page
+
+
+def test_laws_that_fit_as_well_are_named_beside_the_best(tmp_path):
+    write_run(tmp_path, 30)
+    shown = analysed(read_log(tmp_path), tmp_path)
+    best, *others = shown.identification.fits
+    near = [fit.law.name for fit in others if fit.aicc < best.aicc + 2]
+    _, _, law = forecast_numbers(shown.identification, shown.ahead)
+    assert near and law.value == best.law.name and f"{' and '.join(near)} fit" in law.note
 
 
 def test_a_forecast_is_told_with_the_way_there(tmp_path, capsys):
@@ -121,13 +132,13 @@ def test_a_log_of_pass_rates_alone_is_told_how_many_checks_could_be_made(tmp_pat
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["dynamics", "diagnose", str(path)]) == 0
     printed = capsys.readouterr().out
-    assert "diagnosis: 5 of 27 checks could be made, and they found no problem; a change of less than 0.0" in printed
-    assert "cannot be told from luck here: go on, or raise the number of prompts per step" in printed
-    assert "if training goes on, the pass rate at step 60 will be between 0." in printed
+    assert "diagnosis: 5 of 27 checks could be made, and they found no problem; a change of less than " in printed
+    assert " points cannot be told from luck here: go on, or raise the number of prompts per step" in printed
     assert (
-        "22 of 27 checks need what the log lacks: lengths, mean rewards, " in printed
-        and " and 13 more columns" in printed
+        "if training goes on, the pass rate at step 60 will be between " in printed
+        and "% (with 90 % certainty)" in printed
     )
+    assert "22 of 27 checks need what the log lacks: lengths, mean rewards, " in printed
 
 
 def test_a_run_that_went_back_has_one_curve_since_and_all_its_series(tmp_path):

@@ -5,8 +5,12 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 import grpo.report
-from grpo.report import page
+from grpo.report import page, plot_run
+from grpo.report.style import plain, tell
+from tests.report.structure import assert_well_made
 
 TEMPLATES = Path(grpo.report.__file__).parent / "templates"
 
@@ -58,6 +62,7 @@ def test_what_a_model_wrote_cannot_break_out_of_the_page(tmp_path):
         "mood": "bad",
         "numbers": [],
         "state": attack,
+        "about": attack,
         "findings": [],
         "nothing": "",
     }
@@ -71,8 +76,58 @@ def test_what_a_model_wrote_cannot_break_out_of_the_page(tmp_path):
     parser.handle_starttag = lambda tag, attributes: tags.append(tag)
     parser.feed(text)
     assert tags.count("details") == 1 and tags.count("script") == 1
+    assert_well_made(text)
     assert "http" not in text.replace("http://www.w3.org", "")
 
 
 def test_the_script_stays_small():
     assert (TEMPLATES / "page.js").read_text().count("\n") < 150
+
+
+def test_the_drawings_of_a_page_share_no_names():
+    """What refers to a hidden drawing is not drawn, and of the wide and the narrow chart one is always hidden."""
+    names = [set(re.findall(r' id="([^"]*)"', one["svg"])) for one in page.wide_picture(bars_and_line)]
+    assert names[0] and names[1] and not names[0] & names[1]
+
+
+def test_a_panel_can_say_what_its_points_tell_and_guides_tell_nothing():
+    def draw(axes):
+        (line,) = axes.plot([1, 2], [3.0, 4.0], label="line")
+        tell(line, [("one", "3 of 4"), ("two", "4 of 4")])
+        axes.axvline(1.5, label="guide")
+        axes.set_title("Told")
+        return ""
+
+    [line] = json.loads(page.picture(draw)["values"])["series"]
+    assert [point[2:] for point in line["points"]] == [["one", "3 of 4"], ["two", "4 of 4"]]
+
+
+def test_the_axes_of_a_logarithm_write_plain_numbers_under_the_pointer():
+    def draw(axes):
+        axes.plot([1, 1000], [0.001, 10_000], label="line")
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: plain(value))
+        return ""
+
+    [line] = json.loads(page.picture(draw)["values"])["series"]
+    assert [point[2:] for point in line["points"]] == [["1", "0.001"], ["1,000", "10,000"]]
+
+
+def test_titles_and_labels_of_a_sheet_are_not_cut(tmp_path, monkeypatch):
+    """They were, in the pictures of runs: labels longer than a row is high, and titles longer than a panel is wide."""
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_: drawn.append(figure))
+    rounds = [
+        {"step": step, "pass_rate": 0.5, "reward/mean": 0.7, "policy/entropy": 1.0, "groups/silent_fraction": 0.1}
+        | {"completions/length_mean": 9.0, "completions/right/length_mean": 8.0, "completions/length_p10": 1.0}
+        | {"completions/wrong/length_mean": 9.5, "completions/length_p90": 20.0}
+        for step in range(1, 9)
+    ]
+    plot_run(rounds, [], tmp_path / "run.png")
+    [figure] = drawn
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        for text in (axes.xaxis.label, axes.yaxis.label, axes.title, axes._left_title):
+            box = text.get_window_extent()
+            inside = box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
+            assert inside or not text.get_text(), text.get_text()

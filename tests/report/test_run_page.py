@@ -2,15 +2,18 @@
 
 import json
 import multiprocessing
+from dataclasses import asdict
 
 import pytest
 
 from grpo.cli import main
 from grpo.config import UserError
-from grpo.report.run_page import run_tables, shown_groups, standing
+from grpo.config.run import TrainConfig
+from grpo.report.run_page import about, run_tables, settings, shown_groups, standing
 from grpo.report.verdict import judge
 from grpo.telemetry import FAILED, FINISHED, INTERRUPTED, Ending, forget_ending, read_ending, write_ending
 from tests.report.runs import write_run
+from tests.report.structure import assert_well_made
 
 CONFIG = {"num_steps": 40}
 ROWS = [{"step": 12}]
@@ -46,6 +49,18 @@ def test_of_a_handful_of_problems_it_is_said_that_they_are_too_few():
     assert verdict.mood == "unsure" and verdict.lines[0].startswith("No clear change")
     assert "8 problems are too few to say more" in verdict.lines[1]
     assert verdict.numbers[1].note == "3 better, 0 worse"
+
+
+def test_an_evaluation_before_the_last_step_is_said_to_be_one():
+    verdict = judge(metrics(0.2, 0.4, 0.4), [evaluation(0, [0.25] * 30), evaluation(2, [0.75] * 24 + [0.25] * 6)])
+    assert verdict.lines[0].startswith("The model learned: it solved 65.0% of the held-out problems")
+    assert verdict.lines[0].endswith("The last evaluation was after step 2.")
+
+
+def test_where_no_problem_changed_there_is_no_interval_of_nothing():
+    verdict = judge(metrics(0.2, 0.4), [evaluation(0, [0.25] * 30), evaluation(2, [0.25] * 30)])
+    assert verdict.numbers[1][1:] == ("0.0", "no problem changed")
+    assert "Chance" not in verdict.lines[0]
 
 
 def test_evaluations_that_asked_something_else_are_not_compared():
@@ -127,11 +142,32 @@ def test_long_completions_lose_their_middle_and_control_characters_their_power()
 
 
 def test_each_source_of_problems_has_a_line_with_its_share_length_and_truncation():
-    numbers = {"share": 0.25, "length_mean": 8.0, "truncated_fraction": 0.5, "reward_mean": 1.0}
+    numbers = {"share": 0.25, "length_mean": 8.0, "truncated_fraction": 0.5, "reward_mean": 1.0, "pass_rate": 0.75}
     rounds = [{"step": 1, **{f"source/words/{name}": value for name, value in numbers.items()}}]
     table = run_tables(rounds, [])["Completions by source"]["rows"]
-    assert table == [["source", "share of completions", "mean length, tokens", "cut off"],
-                     ["words", "25.0%", "8.0", "50.0%"]]  # fmt: skip
+    assert table == [["source", "share of completions", "right", "mean reward", "mean length, tokens", "cut off"],
+                     ["words", "25.0%", "75.0%", "1.000", "8.0", "50.0%"]]  # fmt: skip
+
+
+def test_a_set_of_problems_shows_the_settings_that_differ_from_those_of_a_task():
+    task = asdict(TrainConfig())["task"]
+    words = {**task, "name": "words", "weight": 2.0, "reward": {**task["reward"], "parts": [{"name": "exact"}]}}
+    config = asdict(TrainConfig()) | {"task": task | {"sets": {"words": words}}, "dry_run": True}
+    assert settings(config) == [
+        ("key", "value"),
+        ("task.sets.words.name", "words"),
+        ("task.sets.words.reward.parts", "[{name: exact}]"),
+        ("task.sets.words.weight", "2.0"),
+        ("dry_run", "true"),
+    ]
+
+
+def test_a_page_names_the_model_and_the_problems_of_its_run():
+    assert about({"model": {"source": "huggingface", "path": "Qwen/Qwen3-4B"}, "task": {"name": "gsm8k"}}) == (
+        "model Qwen/Qwen3-4B · task gsm8k"
+    )
+    assert about({"model": {"source": "tiny", "path": ""}}) == "model tiny"
+    assert about({}) == ""
 
 
 @pytest.mark.slow
@@ -145,7 +181,10 @@ def test_grpo_report_writes_the_page_of_an_interrupted_run(tmp_path, capsys):
     assert "interrupted at step 30 of 200" in printed and str(folder / "report.html") in printed
     text = (folder / "report.html").read_text()
     assert "interrupted at step 30 of 200" in text and "1 of 2 right" in text
-    assert "Words on this page" in text and "data-values" in text
+    assert "Words on this page" in text
+    assert "<p>The run interrupted at step 30 of 200; checkpoint.resume=true goes on.</p>" not in text
+    assert "The run was interrupted at step 30 of 200; checkpoint.resume=true goes on." in text
+    assert_well_made(text)
     write_ending(folder, Ending(FAILED, 30, "the disk is full"))
     assert main(["report", str(folder)]) == 0
-    assert "<p>The run failed at step 30 of 200: the disk is full.</p>" in (folder / "report.html").read_text()
+    assert "<p>The run failed at step 30 of 200.</p><p>The disk is full.</p>" in (folder / "report.html").read_text()

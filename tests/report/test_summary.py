@@ -46,30 +46,30 @@ BEFORE, AFTER = evaluation(0, [0, 0, 1, 1] * 5), evaluation(9, [1, 1, 2, 2] * 5)
 def test_of_few_problems_the_change_has_a_sign_test_and_no_interval():
     few = summary_table(evaluation(0, [0, 0, 1, 1]), evaluation(9, [1, 1, 2, 0]))
     # Three got better and one worse: 2 × (1 + 4) / 2⁴.
-    assert row_of(few, "pass@1")[3] == "+25.0 pp; 3 better, 1 worse (p = 0.62)"
+    assert row_of(few, "pass@1")[3] == "+25.0 points; 3 better, 1 worse (p = 0.62)"
     assert "of so few problems the change has a sign test" in shown(few)
 
 
 def test_pass_rates_show_intervals_and_the_paired_change():
     table = summary_table(BEFORE, AFTER)
-    # Every problem gained one of two samples: a change without spread.
+    # Every problem gained one of two samples. Without a spread, resampling the problems gives no interval.
     assert row_of(table, "pass@1") == [
         "pass@1",
-        "25.0 % [15.0, 35.0]",
-        "75.0 % [65.0, 85.0]",
-        "+50.0 pp [+50.0, +50.0]",
+        "25.0% [15.0%, 35.0%]",
+        "75.0% [65.0%, 85.0%]",
+        "+50.0 points",
     ]
 
 
 def test_the_change_of_pass_at_k_is_that_of_the_problems_own_rates():
     # pass@2 of 0, 0, 1, 1 correct of two is 0, 0, 1, 1; afterwards all are 1.
     change = row_of(summary_table(BEFORE, AFTER), "pass@2")[3]
-    assert change == "+50.0 pp [+30.0, +70.0]"
+    assert change == "+50.0 points [+30.0, +70.0]"
 
 
 def test_truncation_and_length_stand_below():
     table = summary_table(BEFORE, AFTER)
-    assert row_of(table, "truncated") == ["truncated", "25.0 %", "2.5 %", "-22.5 pp"]
+    assert row_of(table, "cut off") == ["cut off", "25.0%", "2.5%", "-22.5 points"]
     assert row_of(table, "mean length") == ["mean length, tokens", "140", "131", "-9"]
 
 
@@ -121,7 +121,7 @@ def test_markdown_has_the_table_the_picture_and_the_samples(tmp_path):
     path.parent.mkdir()
     write_markdown(path, before, AFTER, tmp_path / "a picture.png", num_samples=1)
     lines = path.read_text().splitlines()
-    assert "| pass@1 | 25.0 % [15.0, 35.0] | 75.0 % [65.0, 85.0] | +50.0 pp [+50.0, +50.0] |" in lines
+    assert "| pass@1 | 25.0% [15.0%, 35.0%] | 75.0% [65.0%, 85.0%] | +50.0 points |" in lines
     assert any(line.endswith("](<../a picture.png>)") for line in lines)
     assert "    # not a heading" in lines
     assert [line for line in lines if line.startswith("### ")] == ["### p0"]

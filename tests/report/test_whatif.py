@@ -14,6 +14,7 @@ from grpo.dynamics.whatif import predict, stages_of
 from grpo.report.logs import read_log
 from grpo.report.whatif import AGAIN, Budget, alternatives, course_within, lines, scheduled_rate
 from tests.report.runs import trl_log, write_run
+from tests.report.structure import assert_well_made
 
 
 @pytest.fixture
@@ -45,7 +46,9 @@ def test_alternatives_are_compared_at_equal_tokens(run, capsys, monkeypatch):
     assert (run / "whatif.png").stat().st_size > 10_000
     page = (run / "whatif.html").read_text()
     assert "each setting spends 1,000,000 tokens" in page and page.count("<figure") == 2
-    assert '<th scope="row">normalization=dr_grpo dynamics.group_size=4</th>' in page and "the same again" in page
+    assert_well_made(page)
+    row = '<th scope="row">normalization=dr_grpo dynamics.group_size=4</th>'
+    assert row in page.replace("<wbr>", "") and "the same again" in page
     assert "Assumed: all settings learn along the same curve" in page and "<h2>Words on this page</h2>" in page
 
 

@@ -64,7 +64,8 @@ def test_latent_attention_is_computed_on_a_cpu_from_weights_as_they_lie(tmp_path
         AutoConfig.for_model(model_type, **sizes).save_pretrained(tmp_path)
         own = for_cpu(str(tmp_path))
         assert engine_arguments(TrainConfig(), str(tmp_path), False, own)["attention_backend"] == "CPU_MLA"
-        assert "attention_backend" not in engine_arguments(TrainConfig(), str(tmp_path), True, own)
+        assert own["compilation_config"] == {"custom_ops": ["-rotary_embedding"]}
+        assert own.keys().isdisjoint(engine_arguments(TrainConfig(), str(tmp_path), True, own))
     AutoConfig.for_model("deepseek_v3", kv_lora_rank=256, qk_rope_head_dim=32).save_pretrained(tmp_path)
     with pytest.raises(UserError, match="keeps 288 numbers of a token .* takes 576 only: use rollout.engine=transfor"):
         for_cpu(str(tmp_path))

@@ -9,6 +9,7 @@ import torch
 from benchmarks.small_models import tiny_tokenizer
 from grpo.algorithm.batches import BatchMaker
 from grpo.config import SamplingConfig, TrainConfig, UserError
+from grpo.run.clocks import Timed
 from grpo.types import Grade, Mean, Problem, Prompt, RoundPlan, ScoredGroup, StepReport
 from grpo.weight_sync.refresh import CheckedSync, Probe, WeightSyncError
 from tests.learner.models import tiny_llama
@@ -220,6 +221,22 @@ def test_with_rounds_sampled_ahead_both_sides_are_compared_right_after_a_refresh
     with pytest.raises(WeightSyncError, match="disagree by 2 nats"):
         CheckedSync(0.5).check(drifted)
     CheckedSync(0.5).check(replace(drifted, means={"mismatch/mean_abs": Mean(0.0, 0)}))
+
+
+def test_both_sides_are_compared_before_anything_is_sampled_for_learning(config, learner, transformers_sampler):
+    sampler, slept = transformers_sampler, []
+    hot = Probe(prompts(2), SamplingConfig(temperature=2.0, max_tokens=8), learner.collective)
+    with pytest.raises(WeightSyncError, match="sampler and learner disagree by"):
+        CheckedSync(0.1, hot, after_each=False).begin(learner, sampler)
+    probe = replace(hot, sampling=SamplingConfig(temperature=TEMPERATURE, max_tokens=8))
+    resting = Timed(sampler, sleep=lambda: slept.append(sampler.policy_version))
+    CheckedSync(1e-4, probe, after_each=False).begin(learner, resting)
+    assert slept == [learner.num_steps] == [sampler.policy_version]
+    # The rounds compare what they sample.
+    once = CheckedSync(0.1, hot, after_each=False)
+    once.refresh(learner, sampler)
+    with pytest.raises(WeightSyncError, match="disagree by 2 nats"):
+        once.check(StepReport(1, True, 1.0, 1e-3, 0.0, {"mismatch/mean_abs": Mean(8.0, 4)}))
 
 
 def test_transformers_sampler_refuses_what_it_cannot_do(transformers_sampler):

@@ -9,7 +9,7 @@ import torch
 from aiohttp import web
 
 from benchmarks.small_models import tiny_tokenizer
-from grpo.config import TrainConfig
+from grpo.config import TrainConfig, UserError
 from grpo.host.network import free_port
 from grpo.rollout.server_sampler import ServerSampler
 from grpo.weight_sync.channel import Manifest, open_end
@@ -27,16 +27,16 @@ class Alone(SingleRank):
 
 
 class StandIn:
-    """This does what a vLLM server does with weights. From the second refresh on it fails at `route`, as `failure`
-    says."""
+    """This stands in for a vLLM server that is given weights. At `route` it fails from refresh number `since` on, as
+    `failure` says."""
 
-    def __init__(self, route=None, failure=None):
-        self._route, self._failure, self.received, self._refreshes = route, failure, [], 0
+    def __init__(self, route=None, failure=None, since=2):
+        self._route, self._failure, self.received, self._refreshes, self._since = route, failure, [], 0, since
 
     async def answer(self, request):
         payload = await request.json()
         self._refreshes += request.path == "/start_weight_update"
-        if request.path == self._route and self._refreshes > 1:
+        if request.path == self._route and self._refreshes >= self._since:
             return await self._failure(request)
         if request.path == "/init_weight_transfer_engine":
             await asyncio.to_thread(self._meet, **payload["init_info"])
@@ -134,6 +134,30 @@ def test_a_server_lost_in_a_refresh_is_given_up_and_the_other_has_its_weights(ro
         assert sampler.policy_version == 2
         lost = [line for line in capsys.readouterr().err.splitlines() if "was lost" in line]
         assert len(lost) == (0 if harmless else 1) and all(first in line for line in lost)
+        sampler._dispatcher.close()
+
+
+@pytest.mark.slow
+def test_weights_that_no_server_could_ever_load_are_a_models_matter_and_not_a_lost_servers(model):
+    def sampler_of(*servers):
+        config = TrainConfig()
+        config.rollout.servers.urls, config.rollout.servers.request_seconds = list(servers), 12.0
+        return ServerSampler(config, model, tiny_tokenizer(), torch.device("cpu"), Alone())
+
+    bad, worse = (StandIn("/update_weights", error, since=1) for _ in range(2))
+    with serving(bad) as first, serving(worse) as second, serving(StandIn()) as good:
+        alone = sampler_of(first, second)
+        with pytest.raises(UserError, match=r"no vLLM server could load this model's .*EngineDead.*=transformers"):
+            refresh(alone, 1)
+        alone._dispatcher.close()
+        # With one that can, the other is merely lost.
+        together = sampler_of(first, good)
+        assert refresh(together, 1) == [{"all": 2}]
+        together._dispatcher.close()
+    with serving(StandIn("/update_weights", error)) as later:
+        sampler = sampler_of(later)
+        refresh(sampler, 1)
+        assert refresh(sampler, 2) == []
         sampler._dispatcher.close()
 
 

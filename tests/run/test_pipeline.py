@@ -16,17 +16,15 @@ class Alone(SingleRank):
 
 
 @pytest.mark.parametrize("pipeline", ["off", "one_round", "continuous"])
-def test_where_rounds_are_sampled_ahead_sampler_and_learner_are_compared_after_every_refresh(pipeline):
+def test_sampler_and_learner_are_compared_first_and_where_rounds_are_sampled_ahead_after_every_refresh(pipeline):
     config, task = TrainConfig(pipeline=pipeline), ScriptedTask([(1, 0)] * 4)
     config.rollout.sampling.max_tokens = 1000
     _, sync = build_pipeline(config, task, ScriptedSampler(), Alone(), Clocks(config, Phases()))
     # What is asked to see it is asked of nobody's share of the stream.
     assert task.cursor == 0
     assert sync._max_mismatch == 0.5
-    if pipeline == "off":
-        assert sync._probe is None
-    else:
-        assert len(sync._probe.prompts) == PROBED_PROMPTS and sync._probe.sampling.max_tokens == PROBED_TOKENS
+    assert len(sync._probe.prompts) == PROBED_PROMPTS and sync._probe.sampling.max_tokens == PROBED_TOKENS
+    assert sync._after_each == (pipeline != "off")
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,21 @@ import torch
 from transformers import AutoConfig, GPT2Config, LlamaConfig
 
 from benchmarks.small_models import config_of
-from grpo.config import TrainConfig, UserError
+from grpo.config import ModelConfig, TrainConfig, UserError
 from grpo.config.hydra import compose_config
+from grpo.config.memory_estimate import memory_estimate, offloaded_bytes
+from grpo.prove import bench
+from grpo.prove.sizes import SIZES
 from grpo.run import preflight
-from grpo.run.preflight import check_spread, check_vllm, model_shape, print_price, print_tables, too_small_a_share
+from grpo.run.preflight import (
+    check_spread,
+    check_vllm,
+    model_shape,
+    print_price,
+    print_tables,
+    shape_of,
+    too_small_a_share,
+)
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
 
@@ -33,6 +44,23 @@ def test_the_tables_are_printed_whatever_a_model_calls_its_widths(config, inner,
     print_tables(settings, tmp_path)
     printed = " ".join(capsys.readouterr().out.split())
     assert "M parameters, float32" in printed and "warmup" not in printed
+
+
+def test_where_adapters_learn_they_alone_have_gradients_and_moments():
+    """Adapters of rank 32 on all linear layers of Qwen2.5-7B: 32 · (inputs + outputs) numbers of each of seven."""
+    model = ModelConfig()
+    model.lora.rank = 32
+    shape = shape_of(bench.config_of(SIZES["7b"].shape), adapted=model)
+    by_hand = 28 * 32 * (2 * (3584 + 3584) + 2 * (3584 + 512) + 3 * (3584 + 18_944))
+    assert (shape.parameters, shape.adapters) == (7_615_616_512, by_hand)
+    settings = compose_config(["experiment=bigmath_qwen2_5_7b", "model.lora.rank=32"])
+    settings.learner.precision = settings.rollout.precision = "bfloat16"
+    settings.learner.zero_stage = 1
+    gib = {name: learning for name, _, learning in memory_estimate(settings, shape, 1, 78.0)}
+    assert gib["learner weights"] == pytest.approx(14.3, abs=0.1)
+    assert gib["learner gradients (float32)"] == pytest.approx(0.3, abs=0.01)
+    assert gib["optimizer moments and masters"] == pytest.approx(0.9, abs=0.01)
+    assert offloaded_bytes(settings, shape, 1) / 2**30 == pytest.approx(14.3 + 0.3 + 0.9, abs=0.1)
 
 
 def test_a_warm_up_longer_than_the_run_is_told(tmp_path, capsys):

@@ -15,6 +15,14 @@ def test_each_seed_of_each_variant_is_a_cell_and_seeds_come_one_after_another():
     assert cells[3].overrides == ("experiment=tiny", "normalization=dr_grpo", "seed=1")
 
 
+def test_the_folder_of_an_experiments_own_run_does_not_stop_a_sweep_of_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    checkpoint = tmp_path / "runs" / "tiny" / "checkpoints" / "step-00000020"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "state.json").write_text("{}")
+    assert len(cells_of(SweepConfig(variants=TWO, seeds=1), ["experiment=tiny"])) == 2
+
+
 def test_words_in_hydras_syntax_multiply_the_variants():
     cells = cells_of(SweepConfig(variants=TWO, seeds=1), ["experiment=tiny", "learner.learning_rate=0.0001,0.0003"])
     assert [cell.variant for cell in cells] == [

@@ -150,6 +150,22 @@ def test_a_tensor_that_is_stored_otherwise_is_compared_by_its_groups_sum():
     assert differing(checksums(sent.items()), checksums(stored.items())) == ["layer 0"]
 
 
+def test_queries_keys_and_values_of_each_head_are_found_where_vllm_keeps_all_queries_first():
+    """Two heads of keys, which two query heads share each, of three numbers: in files q q k v, q q k v."""
+    engine = nn.Module()
+    engine.query_key_value = Fused([12, 6, 6], 5)
+    engine.query_key_value.total_num_kv_heads = 2
+    sent = torch.randn(24, 5).bfloat16()
+    first, second = sent[:12], sent[12:]
+    parts = [first[:6], second[:6], first[6:9], second[6:9], first[9:], second[9:]]
+    engine.query_key_value.weight.data = torch.cat(parts)
+    name = "transformer.query_key_value.weight"
+    theirs = checksums(named_weights(nn.ModuleDict({"transformer": engine})))
+    assert checksums([(name, sent)]) == theirs
+    # As vLLM keeps them it would be another tensor.
+    assert differing(checksums([(name, torch.cat(parts))]), theirs) == ["query_key_value.weight [24, 5]"]
+
+
 def test_the_matrices_of_gpt2_lie_the_other_way_round_in_vllm():
     engine = nn.Module()
     engine.config, engine.h = SimpleNamespace(model_type="gpt2"), nn.ModuleDict({"c_proj": nn.Linear(4, 4)})

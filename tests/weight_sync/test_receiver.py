@@ -77,3 +77,13 @@ def test_a_worker_polls_for_a_moment_after_a_message_and_then_sleeps_until_the_n
         writer.enqueue(message)
     listening.join(60)
     assert answers == ["first", "after a rest"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_activation_with_weights_has_those_of_its_models_type(receiver, dtype):
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    with set_current_vllm_config(VllmConfig()), set_default_torch_dtype(dtype):
+        activation = receiver.XIELU()
+    assert {tensor.dtype for tensor in (*activation.parameters(), *activation.buffers())} == {dtype}

@@ -5,8 +5,9 @@ import pytest
 from tests import warm
 
 # Latent attention, which decodes by matrices that it computes from a weight, and experts that only one by one are
-# known; sinks; experts that may be known in one tensor.
-TYPES = ("deepseek_v3", "gpt_oss", "qwen3_moe")
+# known; sinks; experts that may be known in one tensor; queries, keys and values head by head, of as many heads and of
+# fewer; an activation with weights.
+TYPES = ("deepseek_v3", "gpt_oss", "qwen3_moe", "bloom", "falcon", "apertus")
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 // Shows the values of a chart under the pointer, or at the arrow keys. The points come from data-values of the figure:
 // {x: label, series: [{name, color, points: [[x, y, text of x, text of y], …]}]}, with x and y in the SVG's units.
 "use strict";
-const NEAR = 14; // SVG units; a series without a point so near is not told of
+const NEAR = 14; // SVG units; a series without a point so near is told of only where it shares the text of x
 
 function element(name, parent, text) {
   const made = document.createElement(name);
@@ -16,6 +16,12 @@ function nearest(points, x) {
   return best;
 }
 
+// Bars of one group stand beside each other, and share the text of x: all of them are told.
+function toldOf(points, center) {
+  const point = nearest(points.filter((one) => one[2] === center[2]), center[0]) || nearest(points, center[0]);
+  return point && (point[2] === center[2] || Math.abs(point[0] - center[0]) <= NEAR) ? point : null;
+}
+
 function attach(figure) {
   const chart = figure.querySelector(".chart"), svg = chart.querySelector("svg");
   const { x: label, series } = JSON.parse(figure.dataset.values);
@@ -26,6 +32,7 @@ function attach(figure) {
   svg.append(overlay);
   const tip = element("div", chart);
   tip.className = "tip";
+  tip.setAttribute("role", "status");
   tip.hidden = true;
   let at = 0;
 
@@ -37,8 +44,7 @@ function attach(figure) {
 
   function show(x) {
     const center = nearest(all, x);
-    const told = series.map((one) => [one, nearest(one.points, center[0])])
-      .filter(([, point]) => point && Math.abs(point[0] - center[0]) <= NEAR);
+    const told = series.map((one) => [one, toldOf(one.points, center)]).filter(([, point]) => point);
     overlay.replaceChildren();
     tip.replaceChildren();
     const heights = all.map((point) => point[1]);
@@ -64,18 +70,25 @@ function attach(figure) {
     tip.hidden = true;
   }
 
-  chart.addEventListener("pointermove", (event) => {
+  function follow(event) {
     const box = svg.getBoundingClientRect();
     show((event.clientX - box.left) * svg.viewBox.baseVal.width / box.width);
-  });
-  chart.addEventListener("pointerleave", hide);
+  }
+
+  chart.addEventListener("pointermove", follow);
+  chart.addEventListener("pointerdown", follow);
+  // A finger that was lifted leaves the values in place, until another chart is touched.
+  chart.addEventListener("pointerleave", (event) => event.pointerType === "touch" || hide());
   chart.tabIndex = 0;
+  chart.addEventListener("focus", () => chart.matches(":focus-visible") && show(places[at]));
   chart.addEventListener("blur", hide);
   chart.addEventListener("keydown", (event) => {
-    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (!step) return;
+    const last = places.length - 1;
+    const next = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: last }[event.key];
+    if (event.key === "Escape") hide();
+    if (next === undefined) return;
     event.preventDefault();
-    show(places[Math.max(0, Math.min(places.length - 1, at + step))]);
+    show(places[Math.max(0, Math.min(last, next))]);
   });
 }
 

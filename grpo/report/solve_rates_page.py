@@ -1,0 +1,157 @@
+"""This module writes the page of `grpo solve-rates`, and draws its charts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from grpo.host.terminal import Terminal, clean
+from grpo.report import page
+from grpo.report.glossary import meanings
+from grpo.report.solve_rates import (
+    BINS,
+    SIZES,
+    SolveRates,
+    analysed,
+    bins,
+    few_samples,
+    mass,
+    mass_table,
+    numbers,
+    reasons,
+    recommended,
+    silence_table,
+    silent_share,
+    summary,
+)
+from grpo.report.style import BLACK, BLUE, GREEN, ORANGE, in_percent, legend_below, plain
+from grpo.report.verdict import GOOD, UNSURE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    Draw = Callable[[Axes], str]
+
+PAGE_FILE = "solve_rates.html"
+WORTH = "{:.0%} of the problems are worth training on: neither too hard nor too easy."
+# A data set of which at least this share is worth training on is a good one.
+ENOUGH = 0.5
+# A bar is no wider than this, in pass rate.
+WIDEST_BAR = 0.1
+
+
+def write_solve_rates(
+    rows: Sequence[Mapping[str, Any]], path: Path, column: str, exponent: float, mean_exponent: float = 0.0
+) -> None:
+    """Writes a page beside the file of solve rates at `path`, and prints a summary.
+
+    `rows` are the rows of that file, and `column` is the name of their rates. `exponent` and `mean_exponent` are the
+    configured dials α and β of the advantage's normalization.
+    """
+    pairs = [(row[f"{column}_correct"], row[f"{column}_samples"]) for row in rows]
+    analysis = analysed(pairs, exponent, mean_exponent)
+    console, too_few = Terminal(), few_samples(analysis)
+    # Of rates that say little, nothing can be computed.
+    tables = () if too_few else (silence_table(analysis), mass_table(analysis))
+    charts = (_rates(analysis),) if too_few else (_rates(analysis), _silence(analysis), _mass(analysis))
+    for told in (*tables, *summary(analysis, column)):
+        console.print(told, soft_wrap=isinstance(told, str), highlight=False)
+    page.write_page(
+        "solve_rates.html",
+        path.with_name(PAGE_FILE),
+        name=path.resolve().parent.name,
+        verdict=[too_few or WORTH.format(analysis.within)],
+        mood=GOOD if analysis.within > ENOUGH and not too_few else UNSURE,
+        numbers=numbers(analysis),
+        settings="" if too_few else "\n".join(recommended(analysis, column)),
+        reasons=reasons(analysis),
+        meanings=meanings("solve rate", "pass rate", "group", "silent group", "α, β"),
+        pictures=[*map(page.picture, charts)],
+        examples=_examples(rows, column),
+    )
+    console.print(f"rates   {path}\npage    {path.with_name(PAGE_FILE)}", soft_wrap=True)
+
+
+def _rates(analysis: SolveRates) -> Draw:
+    def draw(axes: Axes) -> str:
+        from matplotlib.ticker import PercentFormatter
+
+        # There is a bin for each possible share k/n of right samples, but at most twenty.
+        parts = min(int(analysis.tried.max()), 20)
+        edges = (np.arange(parts + 2) - 0.5) / parts
+        counts, _ = np.histogram(analysis.correct / analysis.tried, edges)
+        width = min(1 / parts, WIDEST_BAR)
+        axes.bar(np.arange(parts + 1) / parts, counts, width, color=BLUE, alpha=0.5, label="measured")
+        if not few_samples(analysis):
+            true, _ = np.histogram(analysis.difficulty.pass_rates, edges, weights=analysis.difficulty.weights)
+            outline = edges.clip(0, 1)
+            axes.stairs(true * len(analysis.correct), outline, color=BLACK, label="estimated true rates")
+            axes.axvspan(*analysis.band, color=GREEN, alpha=0.08, linewidth=0, label="recommended band")
+        axes.set_xlim(-0.07, 1.07)
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.set_xlabel("pass rate of a problem: hard on the left, easy on the right")
+        axes.set_ylabel("number of problems")
+        axes.set_title("How hard the problems are")
+        legend_below(axes)
+        if few_samples(analysis):
+            return "Bars count the problems by the share of their samples that is right."
+        return (
+            "Bars count the problems by the share of their samples that is right. Few samples scatter, so the line "
+            "estimates the true rates behind them. Problems in the green band are worth training on."
+        )
+
+    return draw
+
+
+def _silence(analysis: SolveRates) -> Draw:
+    def draw(axes: Axes) -> str:
+        sizes = np.arange(2, SIZES[-1] + 1)
+        axes.plot(sizes, [silent_share(analysis, int(size)) for size in sizes], color=BLUE, label="silent")
+        axes.axvline(analysis.group_size, color=GREEN, linestyle=":", label="recommended")
+        in_percent(axes, whole=True)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda value, _: plain(value))
+        axes.set_xlabel("group size G: completions of each prompt")
+        axes.set_ylabel("share of groups")
+        axes.set_title("Silent groups: nothing to learn from")
+        legend_below(axes)
+        return "The share of groups in which all completions would be right, or all wrong, over all problems."
+
+    return draw
+
+
+def _mass(analysis: SolveRates) -> Draw:
+    def draw(axes: Axes) -> str:
+        places = np.arange(len(BINS) - 1)
+        drawn = (
+            (0.0, 0.0, BLUE, "α = 0 (Dr. GRPO)"),
+            (1.0, 0.0, ORANGE, "α = 1 (GRPO)"),
+            (2.0, 0.0, GREEN, "α = 2"),
+            (0.0, 1.0, BLACK, "β = 1 (MaxRL)"),
+        )
+        for offset, (exponent, of_mean, color, label) in zip((-0.3, -0.1, 0.1, 0.3), drawn, strict=True):
+            shares = mass(analysis, exponent, analysis.group_size, of_mean)
+            axes.bar(places + offset, shares, 0.19, color=color, label=label)
+        axes.set_xticks(places, [f"{100 * low:g}–{100 * high:g}%" for low, high in bins()])
+        axes.set_xlabel("pass rate of a problem: hard on the left, easy on the right")
+        axes.set_ylabel("share of the gradient")
+        in_percent(axes)
+        axes.set_title(f"Which problems the model would learn from, at G = {analysis.group_size}")
+        legend_below(axes)
+        return (
+            "α and β are the dials of the advantage's normalization: it divides by the spread of a group's rewards to "
+            "the power α, and by their mean to the power β. A larger α moves the weight to hard and to easy problems."
+        )
+
+    return draw
+
+
+def _examples(rows: Sequence[Mapping[str, Any]], column: str) -> list[tuple[str, str, str]]:
+    """Returns a table of the hardest, a middling and the easiest of the problems that were solved, but not always."""
+    mixed = sorted((row for row in rows if 0 < row[column] < 1), key=lambda row: row[column])
+    chosen = [mixed[index] for index in (0, len(mixed) // 2, -1)] if mixed else []
+    shown = [(f"{row[column]:.0%}", clean(str(row["problem"])), clean(str(row["answer"]))) for row in chosen]
+    return [("solve rate", "problem", "answer"), *shown]

@@ -1,0 +1,146 @@
+"""This module says in sentences where a run stands and which checks its log allows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+
+from grpo.dynamics.diagnostics import CHECKS, unchecked
+from grpo.dynamics.evidence import FEWEST_ROUNDS, change, window_length
+from grpo.dynamics.findings import DiagnosisRule
+from grpo.dynamics.forecast import forecast
+from grpo.dynamics.losses import lost
+from grpo.dynamics.progress import harder_prompts, with_known_prompts
+from grpo.dynamics.run_log import RunLog
+from grpo.report.foreign_words import in_words_of
+from grpo.report.glossary import signed
+from grpo.report.verdict import BAD, GOOD, UNSURE
+from grpo.types import Interval
+
+# Above this pass rate problems count as solved.
+SOLVED = DiagnosisRule().finished
+# An interval of a pass rate's change that is wider than this says nothing that a reader would not guess.
+TELLS_NOTHING = 0.5
+# What to do where a run's course alone does not tell. The braces hold half the width of the change's interval.
+ADVICE = {
+    UNSURE: "a change of less than {} cannot be told from luck here: go on, or raise dynamics.prompts_per_step",
+    BAD: "go back to the checkpoint of the best evaluation, and go on with half of learner.learning_rate",
+}
+# What a check needs, in words.
+METRIC_WORDS = {
+    "pass_rate": "pass rates",
+    "held out": "held-out scores",
+    "reward/mean": "mean rewards",
+    "reward/mean or pass_rate": "rewards",
+    "groups/silent_fraction": "the share of silent groups",
+    "policy/entropy or policy/sampler_entropy": "entropies",
+    "policy/reference_kl": "a KL to the reference",
+    "learner/gradient_norm": "gradient norms",
+    "learner/learning_rate": "learning rates",
+    "reward/std or advantages/std": "spreads of rewards",
+    "policy/clip_low_fraction or policy/clip_high_fraction": "clipped shares",
+    "policy/ess_fraction": "effective sample sizes",
+    "mismatch/mean_abs": "the sampler's log-probabilities",
+    "completions/length_mean": "lengths",
+    "completions/truncated_fraction": "the share of truncated completions",
+    "completions/no_answer_fraction": "the share of completions without an answer",
+    "completions/repetition_fraction": "the share of repetitive completions",
+    "time/round_seconds": "seconds of rounds",
+    "completions/failed_fraction or completions/timed_out_fraction": "counts of failed grading",
+}
+# A line on what a log lacks names so many columns.
+NEEDS_TOLD = 4
+
+
+def standing_lines(log: RunLog) -> list[str]:
+    """Says in a sentence or two where a run began, where it stands and where it goes, by pass rate or else reward."""
+    lines, _ = verdict_lines(log)
+    return [f"verdict: {lines[0]}", *lines[1:]]
+
+
+def verdict_lines(log: RunLog) -> tuple[list[str], str]:
+    """Returns the sentences of `standing_lines`, and whether they are good news, bad news, or open."""
+    name = "pass_rate" if len(log["pass_rate"]) else "reward/mean"
+    log = with_known_prompts(log, DiagnosisRule())
+    series, moved = log[name], change(log[name])
+    what = "pass rate" if name == "pass_rate" else "reward"
+    if not len(series):
+        return ["the log has neither pass rates nor rewards"], UNSURE
+    if moved is None:
+        needed = 2 * FEWEST_ROUNDS
+        few = "1 round is" if len(series) == 1 else f"{len(series)} rounds are"
+        return [f"none yet; {few} too few to say where the {what} goes, {needed} are needed"], UNSURE
+    now = float(np.mean(series.values[-window_length(len(series)) :]))
+    mood, surely = _judged(log, moved, now)
+    lines = [f"{surely}; {_course(what, len(series), moved, now, mood)}"]
+    if loss := lost(log, DiagnosisRule()):
+        is_now = f"{now:.1%}" if name == "pass_rate" else f"{now:.3g}"
+        lines = [f"{surely}: {loss}; the {what} is {is_now} now"]
+    if len(log.history) >= FEWEST_ROUNDS:
+        ahead = forecast(log.history, log.horizon)
+        lines.append(
+            f"if training goes on, the pass rate at step {ahead.steps[-1]:,.0f} will be between {ahead.low[-1]:.1%} "
+            f"and {ahead.high[-1]:.1%} (with 90 % certainty)"
+        )
+    return lines, mood
+
+
+def _course(what: str, rounds: int, moved: Interval, now: float, mood: str) -> str:
+    """Says from where to where a pass rate or reward went, and how sure that is."""
+    levels, moves = (now - moved.value, now), (moved.value, moved.low, moved.high)
+    if what == "pass rate":
+        was, is_now = (f"{level:.1%}" for level in levels)
+        gained, low, high = (signed(100 * move) for move in moves)
+        gained += " points"
+    else:
+        was, is_now = (f"{level:.3g}" for level in levels)
+        gained, low, high = (f"{move:+.3g}" for move in moves)
+    certain = f"with 99 % certainty between {low} and {high}"
+    if what == "pass rate" and mood == UNSURE and moved.high - moved.low > TELLS_NOTHING:
+        certain = "which may be luck: the rounds are too few, or differ too much, to say more"
+    return f"the {what} went from {was} to {is_now} over {rounds:,} rounds (a change of {gained}, {certain})"
+
+
+def _judged(log: RunLog, moved: Interval, now: float) -> tuple[str, str]:
+    """Returns the mood and the first words of a verdict on a change of the pass rate, or else of the reward."""
+    rule, graded = DiagnosisRule(), len(log["pass_rate"]) > 0
+    if graded and now > SOLVED:
+        return GOOD, "the problems are solved"
+    if lost(log, rule):
+        return BAD, "much of what the model could do is lost"
+    if harder_prompts(log, rule):
+        return UNSURE, "the prompts get harder, and held-out problems are solved as well as before"
+    if moved.low > 0:
+        return GOOD, "learning"
+    return (BAD, "getting worse") if moved.high < 0 else (UNSURE, "no clear change yet")
+
+
+def nothing_found(log: RunLog) -> str:
+    """Says that the checks found no problem, how many could be made, and what to do where the run's course is open."""
+    missing, (_, mood) = unchecked(log), verdict_lines(log)
+    told = "the checks found no problem"
+    if len(missing) == len(CHECKS):
+        return f"none of {len(CHECKS)} checks could be made, for want of the columns that they need"
+    if missing:
+        told = f"{len(CHECKS) - len(missing)} of {len(CHECKS)} checks could be made, and they found no problem"
+    moved = change(log["pass_rate"] if len(log["pass_rate"]) else log["reward/mean"])
+    if moved is None or mood not in ADVICE or harder_prompts(log, DiagnosisRule()):
+        return told
+    reach = (moved.high - moved.low) / 2
+    advice = ADVICE[mood].format(f"{100 * reach:.1f} points" if len(log["pass_rate"]) else f"{reach:.2g}")
+    return f"{told}; {in_words_of(log.framework, advice)}"
+
+
+def unchecked_lines(missing: Mapping[str, str]) -> list[str]:
+    """Says what the log lacks for checks that were not made, most needed first. `missing` maps a check to its need."""
+    needs = [METRIC_WORDS.get(need, need) for need, _ in Counter(missing.values()).most_common()]
+    if not needs:
+        return []
+    told, more = needs[:NEEDS_TOLD], len(needs) - NEEDS_TOLD
+    if more > 0:
+        told = [*told, f"{more} more column{'s' if more > 1 else ''}"]
+    told = [", ".join(told[:-1]), told[-1]] if len(told) > 1 else told
+    needed = "needs" if len(missing) == 1 else "need"
+    return [f"{len(missing)} of {len(CHECKS)} checks {needed} what the log lacks: {' and '.join(told)}"]

@@ -1,0 +1,40 @@
+"""What every page must have, whatever it says."""
+
+import json
+import re
+from html.parser import HTMLParser
+from itertools import pairwise
+
+
+class _Page(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags = []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+
+def assert_well_made(text):
+    """Headings in order, names for whoever hears the page, nothing from a network, and no broken value of a chart."""
+    page = _Page()
+    page.feed(text)
+    tags = page.tags
+    assert ("html", {"lang": "en"}) in tags and re.search(r"<title>\S+ · \S", text)
+    levels = [int(tag[1]) for tag, _ in tags if re.fullmatch(r"h[1-6]", tag)]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in pairwise(levels)), levels
+    figures = [found for tag, found in tags if tag == "figure"]
+    drawings = [found for _, found in tags if found.get("role") == "img"]
+    assert figures and len(figures) == len(drawings) and all(len(found["aria-label"]) > 10 for found in drawings)
+    assert all(found["aria-label"] for _, found in tags if found.get("class") in ("scroll", "chart"))
+    names = [found["id"] for _, found in tags if "id" in found]
+    assert len(names) == len(set(names)), "a drawing that is hidden cannot lend its parts to another"
+    assert not [found for _, found in tags if {"src", "srcset"} & found.keys()]
+    assert all(found.get("xlink:href", "#").startswith("#") for _, found in tags)
+    for figure in figures:
+        values = json.loads(figure["data-values"])
+        told = [cell for one in values["series"] for point in one["points"] for cell in point[2:]]
+        assert not [cell for cell in told if re.search(r"mathdefault|nan|e[+-]\d", cell)], values["x"]
+    words = re.sub(r"(?s)<svg.*?</svg>|<script.*?</script>|<style.*?</style>", "", text)
+    assert not re.search(r"\D-0\.0+\D", words), "no change has no sign"
