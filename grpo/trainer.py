@@ -21,7 +21,7 @@ import pandas
 
 from grpo.config import RewardPartConfig, TrainConfig, UserError
 from grpo.config.errors import require
-from grpo.config.folder import EVALUATIONS_FILE, METRICS_FILE, MODEL_FOLDER, SAMPLES_FILE
+from grpo.config.folder import DATA_FILE, EVALUATIONS_FILE, METRICS_FILE, MODEL_FOLDER, SAMPLES_FILE
 from grpo.config.hydra import compose_config
 from grpo.config.validate import validate
 from grpo.host import environment, ranks
@@ -31,7 +31,6 @@ from grpo.types import FinishedRound
 Reward = Callable[..., Any]
 Callback = Callable[[int, Mapping[str, float]], None]
 
-DATA_FILE = "data.jsonl"
 """A dataset that is given as an object is written to this file of the run's folder, from which every rank reads it."""
 
 
