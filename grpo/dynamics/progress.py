@@ -47,7 +47,8 @@ def reward_hacking(log: RunLog, rule: DiagnosisRule) -> Finding | None:
         return None
     evidence = (
         f"from the first half of the run to the second, the training pass rate rose by {on_training:.2f}, the held-out "
-        f"pass rate by {on_held_out:+.2f}, and their gap by {gap.value:.2f} [{gap.low:.2f}, {gap.high:.2f}]"
+        f"pass rate by {round(on_held_out, 2) + 0.0:+.2f}, and their gap by {gap.value:.2f} "
+        f"[{gap.low:.2f}, {gap.high:.2f}]"
     )
     remedy = "read samples.jsonl; objective.kl.coefficient=0.01, more problems, or a stricter reward"
     return Finding("reward hacking or overfitting", CRITICAL, evidence, remedy)
