@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import multiprocessing
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +32,9 @@ from grpo.types import FinishedRound
 
 Reward = Callable[..., Any]
 Callback = Callable[[int, Mapping[str, float]], None]
+
+UNGUARDED = 'grpo: a script has to call train() below `if __name__ == "__main__":`, since grading processes import it'
+"""This is said by a grading process, whose end the run then tells of."""
 
 DATA_FILE = "data.jsonl"
 """A dataset that is given as an object is written to this file of the run's folder, from which every rank reads it."""
@@ -113,6 +118,9 @@ class Trainer:
         A process trains once, since engines and process groups stay in it: a second run needs another process, and a
         notebook another kernel. It trains in its main thread, which is the one that gets Ctrl-C.
         """
+        if multiprocessing.current_process().name != "MainProcess":
+            # A grading process imports the script that started it, and would start a run of its own.
+            sys.exit(UNGUARDED)
         import torch.distributed
 
         from grpo.run.session import train

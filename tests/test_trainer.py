@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import multiprocessing
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -105,6 +106,13 @@ def test_what_a_notebook_cannot_do_is_one_line(tmp_path):
         asyncio.run(cell())
     with ThreadPoolExecutor() as threads, pytest.raises(UserError, match="in a process's main thread only"):
         threads.submit(trainer.train).result()
+
+
+def test_a_script_without_a_main_guard_is_told_by_the_process_that_imports_it(monkeypatch):
+    trainer = Trainer("experiment=tiny")
+    monkeypatch.setattr(multiprocessing.current_process(), "name", "SpawnProcess-1")
+    with pytest.raises(SystemExit, match='has to call train.. below `if __name__ == "__main__":`'):
+        trainer.train()
 
 
 def test_a_second_run_in_a_process_is_refused(monkeypatch):
