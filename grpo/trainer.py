@@ -44,14 +44,13 @@ DATA_FILE = "data.jsonl"
 class Result:
     """A result is what a run left in its folder, as data frames. `Result("runs/x")` reads any run, at any time.
 
-    Raises `UserError` where there is no such folder.
+    Its frames raise `UserError` where there is no such folder, which a dry run does not make.
     """
 
     folder: Path
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))
-        require(self.folder.is_dir(), f"there is no folder {self.folder}: give the output_dir of a run")
 
     @property
     def metrics(self) -> pandas.DataFrame:
@@ -77,6 +76,7 @@ class Result:
     def _frame(self, name: str) -> pandas.DataFrame:
         from grpo.telemetry import read_metrics
 
+        require(self.folder.is_dir(), f"there is no folder {self.folder}: give the output_dir of a run")
         path = self.folder / name
         frame = pandas.DataFrame(read_metrics(path) if path.exists() else [])
         return frame.set_index("step") if "step" in frame else frame

@@ -126,7 +126,7 @@ def test_a_result_is_read_while_its_run_writes_a_line(tmp_path):
     assert Result(str(tmp_path)).metrics["pass_rate"].to_dict() == {1: 0.5}
     assert Result(tmp_path).evaluations.empty and Result(tmp_path).model is None
     with pytest.raises(UserError, match="there is no folder .*nowhere: give the output_dir of a run"):
-        Result(tmp_path / "nowhere")
+        _ = Result(tmp_path / "nowhere").metrics
 
 
 def test_a_reward_that_no_other_process_can_import_is_refused():
