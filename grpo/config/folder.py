@@ -28,7 +28,7 @@ MODELS_FOLDER = "models"
 PAGE_FILE = "report.html"
 # A comparison of runs leaves this picture beside a REPORT_FILE and a PAGE_FILE.
 COMPARISON_PLOT_FILE = "report.png"
-# Problems that a program gave as objects are kept here.
+# Problems that a program gave as objects are kept here, and every rank reads them.
 DATA_FILE = "data.jsonl"
 # A resumed run goes on under the identity that a tracker gave it.
 RUN_ID_FILE = "run-id"
