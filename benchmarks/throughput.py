@@ -67,7 +67,8 @@ def build(shape, folder):
 
 
 def fitting(words):
-    """The words of a run, with rows of the learner that fit into what is free of a GPU, unless they name some."""
+    """Returns the words of a run. It adds the longest rows of the learner that fit into a GPU's free memory, unless the
+    words name some."""
     config = preflight.with_precision(compose_config(words))
     if ranks.device(config).type != "cuda" or any(word.startswith(f"{ROWS}=") for word in words):
         return words

@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import multiprocessing
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +23,7 @@ import pandas
 
 from grpo.config import RewardPartConfig, TrainConfig, UserError
 from grpo.config.errors import require
-from grpo.config.folder import EVALUATIONS_FILE, METRICS_FILE, MODEL_FOLDER, SAMPLES_FILE
+from grpo.config.folder import DATA_FILE, EVALUATIONS_FILE, METRICS_FILE, MODEL_FOLDER, SAMPLES_FILE
 from grpo.config.hydra import compose_config
 from grpo.config.validate import validate
 from grpo.host import environment, ranks
@@ -31,22 +33,21 @@ from grpo.types import FinishedRound
 Reward = Callable[..., Any]
 Callback = Callable[[int, Mapping[str, float]], None]
 
-DATA_FILE = "data.jsonl"
-"""A dataset that is given as an object is written to this file of the run's folder, from which every rank reads it."""
+UNGUARDED = 'grpo: a script has to call train() below `if __name__ == "__main__":`, since grading processes import it'
+"""This is said by a grading process, whose end the run then tells of."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
     """A result is what a run left in its folder, as data frames. `Result("runs/x")` reads any run, at any time.
 
-    Raises `UserError` where there is no such folder.
+    Its frames raise `UserError` where there is no such folder, which a dry run does not make.
     """
 
     folder: Path
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))
-        require(self.folder.is_dir(), f"there is no folder {self.folder}: give the output_dir of a run")
 
     @property
     def metrics(self) -> pandas.DataFrame:
@@ -72,6 +73,7 @@ class Result:
     def _frame(self, name: str) -> pandas.DataFrame:
         from grpo.telemetry import read_metrics
 
+        require(self.folder.is_dir(), f"there is no folder {self.folder}: give the output_dir of a run")
         path = self.folder / name
         frame = pandas.DataFrame(read_metrics(path) if path.exists() else [])
         return frame.set_index("step") if "step" in frame else frame
@@ -113,6 +115,9 @@ class Trainer:
         A process trains once, since engines and process groups stay in it: a second run needs another process, and a
         notebook another kernel. It trains in its main thread, which is the one that gets Ctrl-C.
         """
+        if multiprocessing.current_process().name != "MainProcess":
+            # A grading process imports the script that started it, and would start a run of its own.
+            sys.exit(UNGUARDED)
         import torch.distributed
 
         from grpo.run.session import train

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import multiprocessing
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -107,6 +108,13 @@ def test_what_a_notebook_cannot_do_is_one_line(tmp_path):
         threads.submit(trainer.train).result()
 
 
+def test_a_script_without_a_main_guard_is_told_by_the_process_that_imports_it(monkeypatch):
+    trainer = Trainer("experiment=tiny")
+    monkeypatch.setattr(multiprocessing.current_process(), "name", "SpawnProcess-1")
+    with pytest.raises(SystemExit, match='has to call train.. below `if __name__ == "__main__":`'):
+        trainer.train()
+
+
 def test_a_second_run_in_a_process_is_refused(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     with pytest.raises(UserError, match="start another process for the next run, or restart a notebook's kernel"):
@@ -118,7 +126,7 @@ def test_a_result_is_read_while_its_run_writes_a_line(tmp_path):
     assert Result(str(tmp_path)).metrics["pass_rate"].to_dict() == {1: 0.5}
     assert Result(tmp_path).evaluations.empty and Result(tmp_path).model is None
     with pytest.raises(UserError, match="there is no folder .*nowhere: give the output_dir of a run"):
-        Result(tmp_path / "nowhere")
+        _ = Result(tmp_path / "nowhere").metrics
 
 
 def test_a_reward_that_no_other_process_can_import_is_refused():

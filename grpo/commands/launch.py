@@ -17,7 +17,7 @@ from grpo.config.hydra import compose_config
 from grpo.config.placement import KEY_VARIABLE
 from grpo.config.validate import validate
 from grpo.host.folder_lock import refuse_held
-from grpo.host.imports import SAFE_PATH
+from grpo.host.imports import safe_path
 from grpo.host.signals import StopRequest
 from grpo.launch.machines import machines_of
 from grpo.launch.ports import with_free_ports
@@ -53,7 +53,7 @@ def run(words: Sequence[str]) -> int:
     logs = Path(config.output_dir) / LOG_FOLDER
     logs.mkdir(parents=True, exist_ok=True)
     (logs.parent / LAUNCHER_FILE).write_text(f"{os.getpid()} {socket.gethostname()}\n")
-    environment = SAFE_PATH | {KEY_VARIABLE: os.environ.get(KEY_VARIABLE) or secrets.token_urlsafe(24)}
+    environment = safe_path() | {KEY_VARIABLE: os.environ.get(KEY_VARIABLE) or secrets.token_urlsafe(24)}
     stop, held = StopRequest(), []
     try:
         for seat in seats:

@@ -26,6 +26,12 @@ PLAN_PLOT_FILE, PLAN_PAGE_FILE = "plan.png", "plan.html"
 # checkpoint.export_every leaves models here while the run goes on.
 MODELS_FOLDER = "models"
 PAGE_FILE = "report.html"
+# A comparison of runs leaves this picture beside a REPORT_FILE and a PAGE_FILE.
+COMPARISON_PLOT_FILE = "report.png"
+# Problems that a program gave as objects are kept here, and every rank reads them.
+DATA_FILE = "data.jsonl"
+# A resumed run goes on under the identity that a tracker gave it.
+RUN_ID_FILE = "run-id"
 # The lock is held while the run goes on. The launcher is the process that started it on several machines. The logs are
 # what machines and servers print.
 LOCK_FILE, LAUNCHER_FILE, LOG_FOLDER = "run.lock", "launcher.pid", "logs"
@@ -33,6 +39,8 @@ CHECKPOINTS = "checkpoints"
 
 # A checkpoint says where the run stood, the checksums of its files, and how the learner's shards are cut.
 STATE_FILE, CHECKSUMS_FILE, LAYOUT_FILE = "state.json", "SHA256SUMS", "layout.json"
+# A reference that is not the run's first model lies here.
+REFERENCE_FILE = "reference.safetensors"
 _NAME = re.compile(r"step-(\d+)")
 
 

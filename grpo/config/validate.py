@@ -37,6 +37,7 @@ def validate(config: TrainConfig, world_size: int = 1) -> None:
 def validate_evaluation(config: TrainConfig) -> None:
     """Raises UserError for the first thing that keeps this configuration from being evaluated, or trained."""
     check_values(config)
+    _require(bool(config.output_dir.strip()), "output_dir is empty: name a folder, such as output_dir=runs/mine")
     _check_lengths(config)
     check_pass_through(config)
     check_task(config)

@@ -80,8 +80,8 @@ def reward_hacking(log: RunLog, rule: DiagnosisRule) -> Finding | None:
         return None
     evidence = (
         f"from the first half of the run to the second, the training pass rate rose by {moved.training:.2f}, the "
-        f"held-out pass rate by {moved.held_out:+.2f}, and their gap by {moved.gap.value:.2f} [{moved.gap.low:.2f}, "
-        f"{moved.gap.high:.2f}]"
+        f"held-out pass rate by {round(moved.held_out, 2) + 0.0:+.2f}, and their gap by {moved.gap.value:.2f} "
+        f"[{moved.gap.low:.2f}, {moved.gap.high:.2f}]"
     )
     remedy = "read samples.jsonl; objective.kl.coefficient=0.01, more problems, or a stricter reward"
     return Finding("reward hacking or overfitting", CRITICAL, evidence, remedy)

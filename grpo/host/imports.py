@@ -7,9 +7,17 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-SAFE_PATH = {"PYTHONSAFEPATH": "1"}
-"""With this variable Python does not look into the working folder first."""
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def safe_path() -> dict[str, str]:
+    """Returns the environment variable with which Python does not look into the working folder first.
+
+    It returns nothing in grpo's own checkout, where grpo may be found only by looking there.
+    """
+    return {} if Path.cwd() == ROOT else {"PYTHONSAFEPATH": "1"}
 
 
 def look_here_last() -> None:
@@ -19,7 +27,7 @@ def look_here_last() -> None:
     """
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)
-    for name, value in SAFE_PATH.items():
+    for name, value in safe_path().items():
         os.environ.setdefault(name, value)
 
 

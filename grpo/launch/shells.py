@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from grpo.host.imports import safe_path
 from grpo.host.tether import KILL, STOP
 from grpo.launch.seats import Seat
 
@@ -35,7 +36,7 @@ class Held:
         without_ssh = shell == "ssh" and seat.machine.is_here
         tethered = [
             # The working folder may hold a json.py (see `grpo.host.imports.look_here_last`).
-            *(sys.executable, "-P", "-m"),
+            *(sys.executable, *(["-P"] if safe_path() else []), "-m"),
             "grpo.host.tether",
             str(seat.grace_seconds),
             str(SILENT_SECONDS),

@@ -14,6 +14,7 @@ from grpo.algorithm.row_assignment import imbalance
 from grpo.algorithm.token_losses import Tokens
 from grpo.config import TrainConfig
 from grpo.config.errors import UserError
+from grpo.config.folder import REFERENCE_FILE
 from grpo.config.learning_rate import learning_rate_factor
 from grpo.interfaces import Bucket
 from grpo.learner.collective import TorchCollective
@@ -44,7 +45,6 @@ from grpo.types import (
 from grpo.types.weights import MERGED
 
 # In a checkpoint's folder.
-REFERENCE_FILE = "reference.safetensors"
 
 
 class DeepSpeedLearner:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from grpo.config.folder import METRICS_FILE
 from grpo.interfaces import Bucket
 from grpo.prove.bench import Bench
 from grpo.prove.facts import SLOW, Fact, Report
@@ -83,7 +84,7 @@ def whole_round(bench: Bench) -> Report:
     shutil.rmtree(output, ignore_errors=True)
     words = [*bench.words, f"num_steps={WARM_UP + ROUNDS}", f"output_dir={output}"]
     failed = exit_code([sys.executable, "-m", "grpo.cli", "train", *words])
-    rows = [] if failed else read_metrics(output / "metrics.jsonl")
+    rows = [] if failed else read_metrics(output / METRICS_FILE)
     finished = Fact("round", "rounds finished", len(rows), low=WARM_UP + ROUNDS)
     if not rows:
         return Report([finished])

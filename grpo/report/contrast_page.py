@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
+from grpo.config.folder import COMPARISON_PLOT_FILE, PAGE_FILE, REPORT_FILE
 from grpo.evaluation.pass_rates import FEWEST_SEEDS
 from grpo.host.terminal import Terminal, clean
 from grpo.report import page
@@ -20,7 +21,6 @@ from grpo.report.glossary import meanings, signed
 from grpo.report.style import sheet
 from grpo.report.verdict import GOOD, UNSURE, Number, probability
 
-PAGE_FILE, PLOT_FILE, MARKDOWN_FILE = "report.html", "report.png", "report.md"
 NUM_SAMPLES = 3
 # So many variants are named at the head of the page.
 MOST_LISTED = 6
@@ -45,7 +45,7 @@ def write_contrast(shown: Contrast, folder: Path, notes: Sequence[str] = (), con
     }
     said = [*conclusion(shown), *notes]
     panels = [partial(panel, shown=shown) for panel in PANELS]
-    sheet(panels[:4], folder / PLOT_FILE, SHEET_INCHES, columns=2, first_wide=False)
+    sheet(panels[:4], folder / COMPARISON_PLOT_FILE, SHEET_INCHES, columns=2, first_wide=False)
     page.write_page(
         "contrast.html",
         folder / PAGE_FILE,
@@ -64,9 +64,9 @@ def write_contrast(shown: Contrast, folder: Path, notes: Sequence[str] = (), con
             *("silent group", "entropy", "law"),
         ),
     )
-    lines = [f"# {folder.resolve().name}", *said, f"![curves]({PLOT_FILE})"]
+    lines = [f"# {folder.resolve().name}", *said, f"![curves]({COMPARISON_PLOT_FILE})"]
     lines += ["\n".join([f"## {title}\n", f"{CAPTIONS[title]}\n", *_markdown(rows)]) for title, rows in tables.items()]
-    (folder / MARKDOWN_FILE).write_text("\n\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")
+    (folder / REPORT_FILE).write_text("\n\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")
     header, *rows = ([row[index] for index in NARROW] for row in tables["Results"])
     table = Table(*header)
     for row in rows:
@@ -74,7 +74,7 @@ def write_contrast(shown: Contrast, folder: Path, notes: Sequence[str] = (), con
     console.print(table)
     for line in said:
         console.print(line, soft_wrap=True, highlight=False)
-    console.print(f"page    {folder / PAGE_FILE}\npicture {folder / PLOT_FILE}", soft_wrap=True)
+    console.print(f"page    {folder / PAGE_FILE}\npicture {folder / COMPARISON_PLOT_FILE}", soft_wrap=True)
 
 
 def _listed(names: Sequence[str]) -> str:

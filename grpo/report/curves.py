@@ -15,6 +15,7 @@ from grpo.report.style import (
     BLACK,
     BLUE,
     GREEN,
+    MOST_BARS,
     ORANGE,
     drawn,
     in_percent,
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SHEET_INCHES, _SHEET_COLUMNS = (10.5, 3.0), 3
-# More evaluations than this are drawn as a line with a band, since their bars would hide each other.
-_MOST_BARS = 30
 # So many sources of problems have colours of their own.
 _SOURCE_COLORS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", BLACK)
 PHASES = {
@@ -121,7 +120,7 @@ def draw_pass_rate(axes: Axes, run: Curves) -> str:
         in_percent(axes, whole=True)
     else:
         axes.set_ylabel("pass rate, reward")
-    shown = "their bars reach" if len(run.evaluations) <= _MOST_BARS else "the grey band reaches"
+    shown = "their bars reach" if len(run.evaluations) <= MOST_BARS else "the grey band reaches"
     return (
         "The share of completions that are right. Dots are single rounds and lines are means over a tenth of the run."
         + (f" Held-out problems are never trained on; {shown} over the 95 % interval." if run.evaluations else "")
@@ -133,7 +132,7 @@ def _held_out(axes: Axes, run: Curves) -> None:
     low, value, high = (np.array([row["pass@1"][end] for row in run.evaluations]) for end in ("low", "value", "high"))
     steps = [row["step"] for row in run.evaluations]
     label = f"held-out pass@1, 95 % interval ({run.evaluations[-1]['problems']} problems)"
-    if len(steps) > _MOST_BARS:
+    if len(steps) > MOST_BARS:
         axes.fill_between(steps, low, high, color=BLACK, alpha=0.15, linewidth=0)
         (drawing,) = axes.plot(steps, value, color=BLACK, linewidth=1, label=label)
     else:

@@ -23,6 +23,7 @@ from grpo.report.style import (
     BLACK,
     BLUE,
     GREEN,
+    MOST_BARS,
     ORANGE,
     drawn,
     in_percent,
@@ -102,7 +103,11 @@ def _draw_held_out(axes: Axes, log: RunLog) -> None:
     reach = 1.96 * log.held_out_error
     name = "held out, 95 % interval" if reach else "held out"
     steps, values = log.held_out.steps, log.held_out.values
-    axes.errorbar(steps, values, yerr=reach or None, fmt="D", color=BLACK, markersize=4, linewidth=0.8, label=name)
+    if len(steps) > MOST_BARS:
+        axes.fill_between(steps, values - reach, values + reach, color=BLACK, alpha=0.15, linewidth=0)
+        axes.plot(steps, values, color=BLACK, linewidth=0.8, label=name)
+    else:
+        axes.errorbar(steps, values, yerr=reach or None, fmt="D", color=BLACK, markersize=4, linewidth=0.8, label=name)
 
 
 def draw_plan(axes: Axes, shown: Dynamics) -> str:

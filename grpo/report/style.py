@@ -33,6 +33,8 @@ STYLE = {
 DOTS_PER_INCH = 160
 # More points would be drawn on top of each other, and make a page of megabytes.
 MOST_POINTS = 800
+# More evaluations are drawn as a line with a band, since their bars would hide each other.
+MOST_BARS = 30
 # Each point of a smoothed line is the mean of this share of the run's points.
 _WINDOW_FRACTION = 0.1
 # The legend begins this many points below the axes, where tick labels and the label of the axis end.

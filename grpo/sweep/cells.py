@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from grpo.config import TrainConfig, UserError
+from grpo.config.errors import require
 from grpo.config.hydra import compose_config
 from grpo.config.run import HardwareConfig
 from grpo.config.sweep import SweepConfig
@@ -84,6 +85,7 @@ def _composed(variants: Mapping[str, Sequence[str]]) -> dict[str, TrainConfig]:
             config = compose_config([*overrides])
             # As of a dry run: every cell has a folder of its own, whatever the one named here holds.
             validate(replace(config, dry_run=True), config.hardware.ranks)
+            require(not config.dry_run, "dry_run=true trains nothing: try one run by `grpo train` with these words")
         except UserError as error:
             raise UserError(f"the variant {name}: {error}") from error
         configs[name] = config

@@ -118,8 +118,9 @@ def mathematics(prose: bool = False) -> Callable[[str, str], float]:
 
     def same(extracted: str, answer: str) -> float:
         wanted = bare(answer)
-        # math_verify returns what it cannot read as plain text.
-        if value(wanted) is None and all(isinstance(reading, str) for reading in gold(wanted)):
+        # math_verify returns what it cannot read as plain text, and it cannot read the word "true".
+        known = value(wanted) is not None or _WORDS.fullmatch(wanted)
+        if not known and all(isinstance(reading, str) for reading in gold(wanted)):
             raise UnparsableAnswer(answer)
         if exact(extracted, answer):
             return 1.0

@@ -13,12 +13,11 @@ from types import ModuleType
 from typing import Any
 
 from grpo.config import TrackingConfig, UserError
-from grpo.config.folder import CODE_FILE, PATCH_FILE
+from grpo.config.folder import CODE_FILE, PATCH_FILE, RUN_ID_FILE
 from grpo.config.saved import flat
 from grpo.interfaces import Tracker
 from grpo.telemetry.metrics import evaluation_numbers
 
-RUN_ID_FILE = "run-id"
 LONGEST_PARAMETER = 500
 """MLflow keeps at most this many characters of a parameter's value."""
 

@@ -1,4 +1,4 @@
-"""What tests on a GPU share."""
+"""This module has the fixture that tests on a GPU share."""
 
 import os
 from unittest.mock import patch
@@ -8,8 +8,8 @@ import pytest
 
 @pytest.fixture
 def alone():
-    """A group of one rank on the GPU. It is announced in the environment only while a test runs: later ones start
-    processes, which would take themselves for its ranks."""
+    """Makes a group of one rank on the GPU. The environment announces it only while a test runs. Processes that later
+    tests start would otherwise take themselves for its ranks."""
     import torch
 
     from grpo.learner.engine import init_distributed

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from grpo.host.imports import importing, look_here_last
+from grpo.host.imports import ROOT, importing, look_here_last, safe_path
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +43,11 @@ def test_modules_of_the_working_folder_come_after_all_others(monkeypatch, tmp_pa
     look_here_last()
     assert sys.path == ["/first", "/second", str(tmp_path)]
     assert os.environ["PYTHONSAFEPATH"] == "1"
+
+
+def test_a_checkout_of_grpo_stays_where_grpo_is_found(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert (ROOT / "grpo" / "cli.py").is_file() and safe_path() == {}
 
 
 @pytest.mark.slow

@@ -98,7 +98,7 @@ def test_the_last_word_of_a_log_is_cleaned(tmp_path):
 def test_a_lone_surrogate_does_not_make_a_page_fail(tmp_path):
     samples = [{"question": "\ud800", "answer": "1", "completions": []}]
     values = {"name": "x", "verdict": ["\ud800 said"], "mood": "good", "numbers": [], "notes": [], "tables": {}}
-    values |= {"pictures": [], "samples": samples, "meanings": {}}
+    values |= {"pictures": [], "samples": samples, "meanings": {}, "compared": "two variants"}
     write_page("contrast.html", tmp_path / "page.html", **values)
     assert r"\ud800 said" in (tmp_path / "page.html").read_text(encoding="utf-8")
 

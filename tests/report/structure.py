@@ -1,4 +1,4 @@
-"""What every page must have, whatever it says."""
+"""This module checks what every page must have, whatever it says."""
 
 import json
 import re
@@ -16,7 +16,8 @@ class _Page(HTMLParser):
 
 
 def assert_well_made(text):
-    """Headings in order, names for whoever hears the page, nothing from a network, and no broken value of a chart."""
+    """Asserts that headings are in order, and that drawings have names for whoever hears the page. Nothing may come
+    from a network, and no value of a chart may be broken."""
     page = _Page()
     page.feed(text)
     tags = page.tags
@@ -24,14 +25,16 @@ def assert_well_made(text):
     levels = [int(tag[1]) for tag, _ in tags if re.fullmatch(r"h[1-6]", tag)]
     assert levels[0] == 1 and levels.count(1) == 1
     assert all(after - before <= 1 for before, after in pairwise(levels)), levels
-    figures = [found for tag, found in tags if tag == "figure"]
-    drawings = [found for _, found in tags if found.get("role") == "img"]
-    assert figures and len(figures) == len(drawings) and all(len(found["aria-label"]) > 10 for found in drawings)
-    assert all(found["aria-label"] for _, found in tags if found.get("class") in ("scroll", "chart"))
-    names = [found["id"] for _, found in tags if "id" in found]
+    figures = [attributes for tag, attributes in tags if tag == "figure"]
+    drawings = [attributes for _, attributes in tags if attributes.get("role") == "img"]
+    assert (
+        figures and len(figures) == len(drawings) and all(len(attributes["aria-label"]) > 10 for attributes in drawings)
+    )
+    assert all(attributes["aria-label"] for _, attributes in tags if attributes.get("class") in ("scroll", "chart"))
+    names = [attributes["id"] for _, attributes in tags if "id" in attributes]
     assert len(names) == len(set(names)), "a drawing that is hidden cannot lend its parts to another"
-    assert not [found for _, found in tags if {"src", "srcset"} & found.keys()]
-    assert all(found.get("xlink:href", "#").startswith("#") for _, found in tags)
+    assert not [attributes for _, attributes in tags if {"src", "srcset"} & attributes.keys()]
+    assert all(attributes.get("xlink:href", "#").startswith("#") for _, attributes in tags)
     for figure in figures:
         values = json.loads(figure["data-values"])
         told = [cell for one in values["series"] for point in one["points"] for cell in point[2:]]

@@ -3,6 +3,7 @@ import re
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from grpo.cli import main
 from grpo.config import UserError
@@ -10,7 +11,7 @@ from grpo.config.run import TrainConfig
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.identify import laws
 from grpo.report.dynamics import analysed, write_fit
-from grpo.report.dynamics_panels import draw_gradient_mass, panels
+from grpo.report.dynamics_panels import draw_gradient_mass, draw_reward, panels
 from grpo.report.dynamics_tables import SHAPES, forecast_numbers
 from grpo.report.logs import read_log
 from tests.report.runs import trl_log, verl_log, write_run
@@ -30,6 +31,17 @@ def test_a_run_is_fitted_told_drawn_and_made_a_page(tmp_path, capsys):
     assert page.count("<figure") == 7
     assert_well_made(page)
     assert 'src="http' not in page and ", plateau " in page and "it levels off at" in page
+
+
+def test_many_evaluations_are_a_line_and_few_have_bars(tmp_path):
+    write_run(tmp_path, 40)
+    for every, bars in ((1, 0), (10, 1)):
+        rows = [{"step": step, "problems": 9, "pass@1": {"value": 0.5, "low": 0.4, "high": 0.6}} for step in range(40)]
+        (tmp_path / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[::every]))
+        axes = Figure().add_subplot()
+        draw_reward(axes, analysed(read_log(tmp_path), tmp_path))
+        held_out = [one for one in axes.containers if one.get_label() == "held out, 95 % interval"]
+        assert len(held_out) == bars and "held out, 95 % interval" in axes.get_legend_handles_labels()[1]
 
 
 def test_laws_that_fit_as_well_are_named_beside_the_best(tmp_path):

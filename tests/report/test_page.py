@@ -85,7 +85,7 @@ def test_the_script_stays_small():
 
 
 def test_the_drawings_of_a_page_share_no_names():
-    """What refers to a hidden drawing is not drawn, and of the wide and the narrow chart one is always hidden."""
+    """A part that refers to a hidden drawing is not drawn, and the wide or the narrow chart is always hidden."""
     names = [set(re.findall(r' id="([^"]*)"', one["svg"])) for one in page.wide_picture(bars_and_line)]
     assert names[0] and names[1] and not names[0] & names[1]
 
@@ -114,7 +114,7 @@ def test_the_axes_of_a_logarithm_write_plain_numbers_under_the_pointer():
 
 
 def test_titles_and_labels_of_a_sheet_are_not_cut(tmp_path, monkeypatch):
-    """They were, in the pictures of runs: labels longer than a row is high, and titles longer than a panel is wide."""
+    """Pictures of runs once cut labels longer than a row is high, and titles longer than a panel is wide."""
     drawn = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_: drawn.append(figure))
     rounds = [

@@ -47,7 +47,7 @@ def test_the_tables_are_printed_whatever_a_model_calls_its_widths(config, inner,
 
 
 def test_where_adapters_learn_they_alone_have_gradients_and_moments():
-    """Adapters of rank 32 on all linear layers of Qwen2.5-7B: 32 · (inputs + outputs) numbers of each of seven."""
+    """Adapters of rank 32 have 32 · (inputs + outputs) numbers on each of a block's seven linear layers."""
     model = ModelConfig()
     model.lora.rank = 32
     shape = shape_of(bench.config_of(SIZES["7b"].shape), adapted=model)

@@ -35,6 +35,11 @@ def test_words_in_hydras_syntax_multiply_the_variants():
     assert cells[1].overrides == ("experiment=tiny", "normalization=grpo", "learner.learning_rate=0.0003", "seed=0")
 
 
+def test_a_dry_run_is_no_run_of_a_sweep():
+    with pytest.raises(UserError, match="the variant grpo: dry_run=true trains nothing: try one run by `grpo train`"):
+        cells_of(SweepConfig(variants=TWO, seeds=1), ["experiment=tiny", "dry_run=true"])
+
+
 def test_all_spend_alike():
     # The tiny experiment takes 40 steps of 16 prompts × 8 completions.
     words = ["experiment=tiny", "dynamics.prompts_per_step=16", "dynamics.group_size=8", "num_steps=40"]

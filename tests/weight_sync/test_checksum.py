@@ -151,7 +151,7 @@ def test_a_tensor_that_is_stored_otherwise_is_compared_by_its_groups_sum():
 
 
 def test_queries_keys_and_values_of_each_head_are_found_where_vllm_keeps_all_queries_first():
-    """Two heads of keys, which two query heads share each, of three numbers: in files q q k v, q q k v."""
+    """There are two key heads of three numbers, each shared by two query heads. Files hold them as q q k v, q q k v."""
     engine = nn.Module()
     engine.query_key_value = Fused([12, 6, 6], 5)
     engine.query_key_value.total_num_kv_heads = 2
