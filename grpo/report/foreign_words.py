@@ -44,7 +44,7 @@ WORDS = {
     "objective.entropy_coefficient=0.001": Words("an entropy bonus of 0.001", None, f"{ACTOR}.entropy_coeff=0.001"),
     "objective.entropy_coefficient": Words("entropy bonus", None, f"{ACTOR}.entropy_coeff"),
     "objective.kl.coefficient=0.01": Words(
-        "a KL term with coefficient 0.01", "beta=0.01", f"{ACTOR}.kl_loss_coef=0.01"
+        "a KL term with coefficient 0.01", "beta=0.01", f"{ACTOR}.use_kl_loss=True with {ACTOR}.kl_loss_coef=0.01"
     ),
     "objective.correction.level=token": Words(
         "importance weights that correct for it", "vllm_importance_sampling_correction=true"
@@ -55,7 +55,9 @@ WORDS = {
     "dynamics.group_size": Words("group size", "num_generations", "actor_rollout_ref.rollout.n"),
     "dynamics.prompts_per_step": Words("the number of prompts per step", None, "data.train_batch_size"),
     "normalization=dapo to replace silent groups": Words(
-        "other prompts in place of silent groups, as DAPO does", None, "algorithm.filter_groups.enable=True"
+        "other prompts in place of silent groups, as DAPO does",
+        None,
+        "algorithm.filter_groups.enable=True in the DAPO recipe",
     ),
     "normalization=dapo": Words("other prompts in place of silent groups, as DAPO does"),
     "rollout.sampling.max_tokens": Words("limit of tokens", "max_completion_length", "data.max_response_length"),
