@@ -10,6 +10,9 @@ Five settings are unknown: θ, the two amounts of wander, the size of the first 
 errors. They are averaged over a grid by their marginal likelihood, so nothing is optimized, and nothing is drawn that
 the measurements contradict. See Gardner & McKenzie (Management Science 31, 1985) for the damped trend, Harvey
 (Forecasting, Structural Time Series Models and the Kalman Filter, 1989) for the filter.
+
+A rise and a fall are not alike. Most runs keep what they have learned, so a curve that ends below its present level is
+drawn less often than one that ends above it (`fall_probability`).
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ PRIORS = {
     # The standard deviation of the level's own steps over one span, in logits.
     "level_wander": ((1e-3, 0.2, 0.45, 0.8), (0.25, 0.55, 0.1, 0.1)),
     # The standard deviation of the slope about 0 in the long run, in logits a span.
-    "slope_wander": ((0.03, 0.5, 2.0), (0.15, 0.82, 0.03)),
+    "slope_wander": ((0.03, 0.6, 2.0), (0.15, 0.82, 0.03)),
     # The standard deviation of the first slope times θ, which is the rise that it leads to, in logits.
     "first_rise": ((0.1, 1.5, 4.0), (0.1, 0.8, 0.1)),
     # The factor on the variance of the measured errors.
@@ -49,6 +52,13 @@ SETTINGS: Array = np.array(list(product(*(grid for grid, _ in PRIORS.values())))
 LOG_PRIOR: Array = np.log(list(product(*(weights for _, weights in PRIORS.values())))).sum(axis=1)
 # Training raises pass rates more often than it lowers them: the first slope's mean, in its standard deviations.
 LEAN = 1.0
+# A run that keeps what it has learned falls all the same, by exponentially distributed logits with this mean. The other
+# runs, which are this share, fall as easily as they rise.
+MEAN_FALL, LOSING = 0.4, 0.1
+# A curve held a level for sure that lay so many standard deviations below its mean.
+SURE = 2.0
+# So many curves are drawn for each that is returned. Those are chosen by the probability of their falls.
+CANDIDATES = 4
 # The first level's standard deviation about one half, in logits.
 FIRST_LEVEL = 2.0
 # A logit is linearized about the mean of so many blocks, whose Bernoulli variance counts as at least this.
@@ -67,6 +77,7 @@ class Trend:
     weights     [settings] posterior probabilities of the settings
     mean        [settings, 2] level and slope at the last block
     covariance  [settings, 2, 2] of level and slope
+    held        [settings] highest level that the curve held for sure
     now         step of the last block
     span        optimizer steps of one span
     error       standard error of one round's pass rate, before the setting's factor on its variance
@@ -76,6 +87,7 @@ class Trend:
     weights: Array
     mean: Array
     covariance: Array
+    held: Array
     now: float
     span: float
     error: float
@@ -87,10 +99,12 @@ class Trend:
         Returns the pass rates [number, steps] and the standard error [number] of one measured round under each draw.
         """
         generator = np.random.default_rng(seed)
-        picked = generator.choice(len(self.weights), size=number, p=self.weights)
+        size = CANDIDATES * number
+        picked = generator.choice(len(self.weights), size=size, p=self.weights)
         root = np.linalg.cholesky(self.covariance[picked] + 1e-12 * np.eye(2))
-        level, slope = (self.mean[picked] + np.einsum("nij,nj->ni", root, generator.standard_normal((number, 2)))).T
+        level, slope = (self.mean[picked] + np.einsum("nij,nj->ni", root, generator.standard_normal((size, 2)))).T
         damping, level_wander, slope_wander, _, noise = SETTINGS[:, picked]
+        start, lost = level, np.maximum(self.held[picked] - level, 0.0)
         now, rates = 0.0, []
         for ahead in (np.asarray(steps, float) - self.now) / self.span:
             pieces = int(np.ceil(max(ahead - now, 0.0) * BLOCKS))
@@ -98,11 +112,13 @@ class Trend:
                 gap = (ahead - now) / pieces
                 kept = np.exp(-gap / damping)
                 level = level + damping * (1 - kept) * slope
-                level = level + level_wander * np.sqrt(gap) * generator.standard_normal(number)
-                slope = kept * slope + slope_wander * np.sqrt(1 - kept**2) * generator.standard_normal(number)
+                level = level + level_wander * np.sqrt(gap) * generator.standard_normal(size)
+                slope = kept * slope + slope_wander * np.sqrt(1 - kept**2) * generator.standard_normal(size)
             now = max(now, ahead)
             rates.append(expit(level))
-        return np.array(rates).T, self.error * np.sqrt(noise)
+        likely = fall_probability(lost + np.maximum(start - level, 0.0))
+        chosen = generator.choice(size, size=number, p=likely / likely.sum())
+        return np.array(rates).T[chosen], self.error * np.sqrt(noise[chosen])
 
 
 def follow(history: History, span: float | None = None) -> Trend:
@@ -116,7 +132,7 @@ def follow(history: History, span: float | None = None) -> Trend:
     mean = np.stack([np.zeros_like(first_slope), LEAN * first_slope], axis=1)
     covariance = np.zeros((len(first_slope), 2, 2))
     covariance[:, 0, 0], covariance[:, 1, 1] = FIRST_LEVEL**2, first_slope**2
-    score = LOG_PRIOR.copy()
+    score, held = LOG_PRIOR.copy(), np.full(len(LOG_PRIOR), -np.inf)
     gaps = np.diff(steps, prepend=steps[0]) / span
     recency = np.exp((steps - steps[-1]) / span / MEMORY)
     for gap, level, variance, weight in zip(gaps, levels, variances, recency, strict=True):
@@ -127,9 +143,22 @@ def follow(history: History, span: float | None = None) -> Trend:
         gain = covariance[:, :, 0] / total[:, None]
         mean = mean + gain * miss[:, None]
         covariance = covariance - gain[:, :, None] * covariance[:, None, 0, :]
+        held = np.maximum(held, mean[:, 0] - SURE * np.sqrt(covariance[:, 0, 0]))
     weights = np.exp(score - score.max())
     error = float(np.median(errors))
-    return Trend(weights / weights.sum(), mean, covariance, float(steps[-1]), span, error, pace)
+    return Trend(weights / weights.sum(), mean, covariance, held, float(steps[-1]), span, error, pace)
+
+
+def fall_probability(falls: Array) -> Array:
+    """Returns how probable it is, up to a factor, that a run falls by so many logits, those before now included.
+
+    Runs that keep what they learned and runs that lose it are a mixture. So a run that has fallen far already counts as
+    one that loses it, and its forecast follows the trend alone.
+
+    >>> fall_probability(np.array([0.0, 0.25, 1.0, 5.0])).round(2).tolist()
+    [1.0, 0.58, 0.17, 0.1]
+    """
+    return LOSING + (1 - LOSING) * np.exp(-falls / MEAN_FALL)
 
 
 def _moved(mean: Array, covariance: Array, gap: float) -> tuple[Array, Array]:

@@ -82,10 +82,13 @@ def differences(axes: Axes, shown: Contrast) -> str:
     axes.set_ylim(-0.6, max(len(others), 1) - 0.4)
     axes.invert_yaxis()
     axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:+g}" if value else "0")
-    axes.set_xlabel("percentage points of held-out pass@1, at the end")
+    axes.set_xlabel("percentage points")
     axes.set_title(f"Difference from {shown.base.name}")
     few = "" if all(variant.against.telling for variant in others) else " So few seeds say nothing of other seeds."
-    return f"Bars reach over the 95 % interval. A bar that crosses the line at 0 leaves open who is better.{few}"
+    return (
+        "Held-out pass@1 at the end. Bars reach over the 95 % interval. A bar that crosses the line at 0 leaves open "
+        f"who is better.{few}"
+    )
 
 
 def quarters(axes: Axes, shown: Contrast) -> str:
@@ -102,7 +105,7 @@ def quarters(axes: Axes, shown: Contrast) -> str:
     axes.axhline(0, color="0.4", linewidth=0.8)
     axes.set_xticks(places, QUARTERS)
     axes.set_xlabel("quarter of the problems, by pass rate before training")
-    axes.set_ylabel("change, percentage points")
+    axes.set_ylabel("percentage points")
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:+.3g}" if value else "0")
     legend_below(axes)
     axes.set_title("What was learned, by difficulty")

@@ -22,8 +22,11 @@ from grpo.report.style import STYLE, plain
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
 
 PANEL_INCHES, WIDE_INCHES = (4.8, 3.3), (9.4, 3.9)
+# A chart has room for a legend of two lines, which are so high.
+LEGEND_INCHES = 0.45
 # The words of a chart are set by the browser, in the page's font.
 _PAGE_STYLE = STYLE | {
     "font.size": 9.5,
@@ -51,6 +54,7 @@ def picture(draw: Callable[[Axes], str], wide: bool = False) -> dict[str, str]:
         figure = Figure(figsize=WIDE_INCHES if wide else PANEL_INCHES, dpi=72, layout="constrained")
         axes = figure.add_subplot()
         caption = draw(axes) or ""
+        _make_room(figure, axes)
         title = axes.get_title(loc="left")
         axes.set_title("", loc="left")
         drawing = io.StringIO()
@@ -66,6 +70,14 @@ def picture(draw: Callable[[Axes], str], wide: bool = False) -> dict[str, str]:
         "svg": _inline(drawing.getvalue()),
         "values": json.dumps(values, ensure_ascii=False),
     }
+
+
+def _make_room(figure: Figure, axes: Axes) -> None:
+    """Makes a chart higher by what its legend needs beyond two lines. Many names then leave the curves their room."""
+    if legend := axes.get_legend():
+        figure.draw_without_rendering()
+        inches = legend.get_window_extent().height / figure.dpi
+        figure.set_figheight(figure.get_figheight() + max(0.0, inches - LEGEND_INCHES))
 
 
 def wide_picture(draw: Callable[[Axes], str]) -> list[dict[str, str]]:

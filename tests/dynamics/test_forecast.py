@@ -8,7 +8,7 @@ from benchmarks.simulated_curves import KINDS, exponential, flat, power_law, sig
 from grpo.dynamics.forecast import forecast
 from grpo.dynamics.history import history_of_values
 from grpo.dynamics.stop_rule import StopRule
-from grpo.dynamics.trend import PRIORS, SETTINGS, follow
+from grpo.dynamics.trend import PRIORS, SETTINGS, fall_probability, follow
 from tests.dynamics.synthetic import measured, oscillating
 
 
@@ -56,6 +56,28 @@ def test_a_curve_that_wanders_has_a_wider_forecast_than_one_that_stands():
     wanders = forecast(history_of_values(steps, 0.5 + 0.015 * np.cumsum(generator.standard_normal(200)) + noise), 400)
     widths = [ahead.high[-1] - ahead.low[-1] for ahead in (stands, wanders)]
     assert widths[1] > 1.5 * widths[0]
+
+
+def test_a_curve_that_stands_is_expected_to_rise_rather_than_to_fall():
+    """Level and slope wander alike in both directions. The prior on falls alone lifts the lower end of the interval."""
+    stands = forecast(history_of_values(np.arange(60), 0.5 + 0.1 * np.cos(np.arange(60))), 120)
+    above, below = stands.high[-1] - stands.value[0], stands.value[0] - stands.low[-1]
+    assert above > 1.3 * below > 0.05
+
+
+def test_a_run_that_has_lost_what_it_learned_is_expected_to_go_on_falling():
+    """It has fallen by 2.1 logits when it is forecast, and falls by another 1.1."""
+    level = np.concatenate([np.linspace(-1.5, 1.5, 50), np.linspace(1.5, -1.7, 60)])
+    history = measured(1 / (1 + np.exp(-level)), prompts=64)
+    ahead = forecast(history.until(history.steps[89]), history.steps[-1])
+    assert ahead.low[-1] < history.values[-1] < ahead.high[-1]
+    assert ahead.gain.value < -0.02
+
+
+def test_a_fall_counts_by_its_size_and_a_great_one_by_no_more():
+    none, usual, great, greater = fall_probability(np.array([0.0, 0.4, 4.0, 8.0]))
+    assert none == 1 and usual == pytest.approx(0.1 + 0.9 * np.exp(-1))
+    assert greater == pytest.approx(great, rel=1e-3) == pytest.approx(0.1, rel=1e-3)
 
 
 def test_the_settings_posterior_follows_the_curve():

@@ -5,11 +5,12 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pytest
 from matplotlib.figure import Figure
 
 import grpo.report
 from grpo.report import page, plot_run
-from grpo.report.style import plain, tell
+from grpo.report.style import legend_below, plain, tell
 from tests.report.structure import assert_well_made
 
 TEMPLATES = Path(grpo.report.__file__).parent / "templates"
@@ -50,6 +51,21 @@ def test_a_wide_chart_is_drawn_once_more_for_a_phone():
         [float(number) for number in re.search(r'viewBox="([^"]*)"', one["svg"])[1].split()] for one in (wide, narrow)
     ]
     assert [one["only"] for one in (wide, narrow)] == ["wide", "narrow"] and sizes[0][2] > 1.5 * sizes[1][2]
+
+
+def test_a_chart_with_many_names_is_higher_and_cuts_nothing():
+    def draw(count):
+        def panel(axes):
+            for index in range(count):
+                axes.plot([0, 1], [0, index], label=f"a variant with a name of some length, number {index}")
+            axes.set_ylabel("percentage points")
+            legend_below(axes)
+            return ""
+
+        return float(re.search(r'viewBox="\S+ \S+ \S+ (\S+)"', page.picture(panel)["svg"])[1])
+
+    assert draw(2) == pytest.approx(72 * page.PANEL_INCHES[1], abs=1)
+    assert draw(8) > draw(2) + 50
 
 
 def test_what_a_model_wrote_cannot_break_out_of_the_page(tmp_path):
