@@ -7,9 +7,10 @@ interval with its threshold, since one noisy round proves nothing.
 
 How often a verdict was wrong, by benchmarks/verdicts.py (simulated curves, runs of which nothing moves, public logs):
 
-    on the plateau ("stop here")    2 of 45 claims, in 3,836 forecasts
+    on the plateau ("stop here")    1 of 41 claims, in 3,836 forecasts
     problems solved                 0 of 2 claims, in 509 runs
-    unstable                        1 of 17
+    unstable                        1 of 19
+    setback                         0 of 12
     underdamped                     0 of 8
     nothing learned                 1 of 162
     no gain lately                  1 of 6
