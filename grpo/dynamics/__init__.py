@@ -22,7 +22,7 @@ replay                   a scheduler on the facts of a finished run
 What is wrong with a run:
 diagnostics, findings    the diagnosis, its findings and thresholds
 evidence                 levels and changes of noisy series
-progress, losses, reward_parts, policy, symptoms, no_reward, gross    the checks
+progress, setbacks, reward_parts, policy_signs, symptoms, no_reward, gross    the checks
 
 Simulations without a language model:
 bernoulli, bandit, ensemble

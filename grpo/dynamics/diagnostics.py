@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from grpo.dynamics import losses, policy, progress, reward_parts, symptoms
+from grpo.dynamics import policy_signs, progress, reward_parts, setbacks, symptoms
 from grpo.dynamics.findings import SEVERITIES, DiagnosisRule, Finding
 from grpo.dynamics.gross import unanswered
 from grpo.dynamics.no_reward import no_reward
@@ -37,11 +37,11 @@ CHECKS: dict[str, tuple[Check, Sequence[str]]] = {
     "no progress": (progress.no_progress, ("reward/mean|pass_rate",)),
     "stalled": (progress.stalled, ("pass_rate",)),
     "silent groups": (progress.silent_groups, ("groups/silent_fraction",)),
-    "entropy": (policy.entropy_collapse, ("policy/entropy|policy/sampler_entropy", "pass_rate")),
-    "rising entropy": (policy.entropy_runs_off, ("policy/entropy|policy/sampler_entropy", "pass_rate")),
-    "KL": (policy.divergence, ("policy/reference_kl",)),
-    "reference": (policy.other_reference, ("policy/reference_kl",)),
-    "instability": (losses.collapse, ("pass_rate",)),
+    "entropy": (policy_signs.entropy_collapse, ("policy/entropy|policy/sampler_entropy", "pass_rate")),
+    "rising entropy": (policy_signs.entropy_runs_off, ("policy/entropy|policy/sampler_entropy", "pass_rate")),
+    "KL": (policy_signs.divergence, ("policy/reference_kl",)),
+    "reference": (policy_signs.other_reference, ("policy/reference_kl",)),
+    "instability": (setbacks.collapse, ("pass_rate",)),
     "learning rate": (symptoms.learning_rate, ("learner/learning_rate",)),
     "gradients": (symptoms.gradients, ("learner/gradient_norm",)),
     "signal": (symptoms.vanishing_signal, ("reward/std|advantages/std",)),
@@ -49,7 +49,7 @@ CHECKS: dict[str, tuple[Check, Sequence[str]]] = {
     "stale sampler": (symptoms.stale_sampler, ("policy/ess_fraction",)),
     "sampler mismatch": (symptoms.mismatch, ("mismatch/mean_abs",)),
     "length": (progress.length_growth, ("completions/length_mean", "pass_rate")),
-    "short answers": (losses.shorter_and_worse, ("completions/length_mean", "pass_rate")),
+    "short answers": (setbacks.shorter_and_worse, ("completions/length_mean", "pass_rate")),
     "reward by length": (reward_parts.bought_by_length, ("completions/length_mean", "reward/mean")),
     "truncation": (symptoms.truncation, ("completions/truncated_fraction",)),
     "answers": (unanswered, ("completions/no_answer_fraction",)),
@@ -81,7 +81,7 @@ def diagnose(log: RunLog, rule: DiagnosisRule | None = None) -> list[Finding]:
     results = [check(log, rule) for check, _ in CHECKS.values()]
     curve = log.identification
     if curve and curve.identified:
-        results.append(losses.oscillation(log, curve, rule))
+        results.append(setbacks.oscillation(log, curve, rule))
     told = [finding for finding in results if finding]
     following = {name for finding in told for name in CONSEQUENCES.get(finding.name, ())}
     told = [finding for finding in told if finding.name not in following]

@@ -65,10 +65,8 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
     # verl's scores are known as pass rates, which they are not when they leave [0, 1].
     others = {name: values for name, values in series.items() if name != "pass_rate"}
     # A round was sampled one step before it was logged, and an evaluation was not.
-    interval, scores = (
-        1,
-        held_out_score(series, our_name(graded).removeprefix(PART) if PART in our_name(graded) else ""),
-    )
+    interval, ours = 1, our_name(graded)
+    scores = held_out_score(series, ours.removeprefix(PART) if PART in ours else "")
     if scores and not graded and "reward/mean" not in series:
         note = f"the log has held-out scores only: {scores} is taken for the pass rate"
         passed, scores, interval = series[scores], None, 0

@@ -11,9 +11,9 @@ from grpo.dynamics.diagnostics import CHECKS, unchecked
 from grpo.dynamics.evidence import FEWEST_ROUNDS, change, window_length
 from grpo.dynamics.findings import DiagnosisRule
 from grpo.dynamics.forecast import forecast
-from grpo.dynamics.losses import lost
 from grpo.dynamics.progress import harder_prompts, with_known_prompts
 from grpo.dynamics.run_log import RunLog
+from grpo.dynamics.setbacks import lost
 from grpo.report.foreign_words import in_words_of
 from grpo.report.glossary import signed
 from grpo.report.verdict import BAD, GOOD, UNSURE
