@@ -93,6 +93,8 @@ class Trainer:
     words that cannot be read, and for a reward that no other process can import.
     """
 
+    _broken_off = False
+
     def __init__(
         self,
         *words: str,
@@ -118,10 +120,18 @@ class Trainer:
         if multiprocessing.current_process().name != "MainProcess":
             # A grading process imports the script that started it, and would start a run of its own.
             sys.exit(UNGUARDED)
-        import torch.distributed
+        require(
+            not Trainer._broken_off,
+            "loading torch was interrupted in this process: start another one, or restart a notebook's kernel",
+        )
+        try:
+            import torch.distributed
 
-        from grpo.run.session import train
-
+            from grpo.run.session import train
+        except KeyboardInterrupt:
+            # Half of torch stays imported then, and it cannot be imported a second time.
+            Trainer._broken_off = True
+            raise
         require(
             not torch.distributed.is_initialized(),
             "this process has trained already: start another process for the next run, or restart a notebook's kernel",

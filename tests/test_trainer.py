@@ -4,6 +4,7 @@ import asyncio
 import json
 import multiprocessing
 import re
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -113,6 +114,22 @@ def test_a_script_without_a_main_guard_is_told_by_the_process_that_imports_it(mo
     monkeypatch.setattr(multiprocessing.current_process(), "name", "SpawnProcess-1")
     with pytest.raises(SystemExit, match='has to call train.. below `if __name__ == "__main__":`'):
         trainer.train()
+
+
+def test_an_import_that_was_interrupted_is_not_tried_again(monkeypatch):
+    class Interrupting:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            if name == "grpo.run.session":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "grpo.run.session", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupting, *sys.meta_path])
+    monkeypatch.setattr(Trainer, "_broken_off", False)
+    with pytest.raises(KeyboardInterrupt):
+        Trainer("experiment=tiny").train()
+    with pytest.raises(UserError, match="loading torch was interrupted in this process: start another one"):
+        Trainer("experiment=tiny").train()
 
 
 def test_a_second_run_in_a_process_is_refused(monkeypatch):

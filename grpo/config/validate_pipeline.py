@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from grpo.config.errors import require
 from grpo.config.run import TrainConfig
 
@@ -13,6 +15,11 @@ def check_pipeline(config: TrainConfig) -> None:
         "learner.offload_states=true makes room for an engine in the learner's process, and servers have GPUs of their "
         "own: leave it out, or use rollout=vllm",
     )
+    for url in config.rollout.servers.urls:
+        require(
+            bool(re.fullmatch(r"https?://[^/\s]+/?", url)),
+            f"rollout.servers.urls: {url!r} is no address of a server, such as http://10.0.0.5:8000",
+        )
     if config.pipeline == "off":
         return
     require(

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from grpo.algorithm.logprobs import LogitRule
 from grpo.algorithm.packing import ONE_A_ROW
 from grpo.config import ModelConfig, UserError
+from grpo.config.errors import require
 from grpo.learner.policy import DTYPES, Policy, base_model
 from grpo.learner.proof import Build, Proof, prove
 from grpo.learner.sequence_parallel import SequenceGroup
@@ -202,7 +203,20 @@ def with_lora(language_model: PreTrainedModel, model: ModelConfig) -> nn.Module:
         target_modules=targets if targets == "all-linear" else targets.split(","),
         task_type="CAUSAL_LM",
     )
-    adapted = get_peft_model(language_model, adapter)
+    width = language_model.config.get_text_config().hidden_size
+    require(
+        model.lora.rank <= width,
+        f"model.lora.rank={model.lora.rank} is above the model's width {width}, which no change of its weights needs: "
+        "8 to 64 are customary",
+    )
+    try:
+        adapted = get_peft_model(language_model, adapter)
+    except ValueError as error:
+        linear = (name for name, module in language_model.named_modules() if isinstance(module, nn.Linear))
+        names = ",".join(sorted({name.rpartition(".")[2] for name in linear} - {"lm_head"}))
+        raise UserError(
+            f"model.lora.target_modules={targets} fits no layer of this model: its linear layers are {names}"
+        ) from error
     if of_hub and model.path:
         adapter.base_model_name_or_path = model.path
     _check_adapters(adapted)

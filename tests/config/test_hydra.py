@@ -211,6 +211,10 @@ def test_the_dial_is_set_by_name_and_by_number():
         (["experiment=tiny", "task.reward.parts=[]"], "task.reward.parts is empty: name a reward"),
         (["task.prompt.examples=[{q: a}]"], "task.prompt.examples=[{q: a}]: each entry takes a list, [a,b]"),
         (["output_dir="], "output_dir is empty: name a folder"),
+        (
+            ["rollout=vllm_server", "rollout.servers.urls=[notaurl]"],
+            "urls: 'notaurl' is no address of a server, such as",
+        ),
         (["task.prompt.template=Solve."], "lacks {question}, where the problem is put"),
         (["task=null"], "a group takes the name of one of its choices, such as task=file"),
         (["seed=1,2"], "'seed=1,2' gives several values: put one text in quotes"),

@@ -196,6 +196,18 @@ def test_an_adapter_that_no_gradient_would_reach_is_refused(tmp_path):
         loading.load_policy(tmp_path, model, "float32", 64, lora_seed=0)
 
 
+def test_adapters_that_fit_no_layer_are_refused():
+    build = loading.builder(False)
+    way = loading.prove_config("a model", config_of("Llama")).way
+    model = ModelConfig()
+    model.lora.rank, model.lora.target_modules = 2, "nosuchlayer"
+    with pytest.raises(UserError, match=r"=nosuchlayer fits no layer of this model: .* are down_proj,gate_proj,k_proj"):
+        loading.with_lora(build(config_of("Llama"), way), model)
+    model.lora.rank, model.lora.target_modules = 100_000, "q_proj"
+    with pytest.raises(UserError, match=r"model.lora.rank=100000 is above the model's width \d+, which no change"):
+        loading.with_lora(build(config_of("Llama"), way), model)
+
+
 @pytest.mark.parametrize("name", ["Gemma 2", "gpt-oss", "LFM2"])
 def test_adapters_have_the_gradient_of_the_models_own_forward_pass(name):
     config = proof.small_config(config_of(name), 4)
