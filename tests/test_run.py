@@ -390,11 +390,12 @@ if __name__ == "__main__":
     import grpo.run.session
     from grpo.config.hydra import compose_config
     place = sys.argv[1]
-    if place == "sampler":
-        from grpo.rollout.transformers_sampler import TransformersSampler
-        TransformersSampler.generate = hang
-    else:
+    if place == "sync":
         grpo.run.pipeline.CheckedSync.refresh = hang
+    else:
+        from grpo.rollout.transformers_sampler import TransformersSampler
+        before = [TransformersSampler.generate] * (place == "later")
+        TransformersSampler.generate = lambda *args, **kwargs: (before.pop() if before else hang)(*args, **kwargs)
     sys.exit(grpo.run.session.train(compose_config(sys.argv[2:])))
 """
 
@@ -403,7 +404,7 @@ if __name__ == "__main__":
     ("place", "phase", "key", "evaluated"),
     [
         ("sampler", "sample", "rollout.deadline_seconds", 0),
-        ("sampler", "evaluation", "rollout.deadline_seconds", 8),
+        ("later", "evaluation", "rollout.deadline_seconds", 8),
         ("sync", "sync", "weight_sync.deadline_seconds", 8),
     ],
 )

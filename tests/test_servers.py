@@ -76,7 +76,7 @@ if __name__ == "__main__":
 
     def troubled(self, buffer):
         sent.append(buffer)
-        if len(sent) > 5:
+        if len(sent) > 6:
             %s
         send(self, buffer)
 
@@ -88,7 +88,7 @@ CUT = "send(self, buffer); raise RuntimeError('the cable is cut')"
 
 
 def train_over(channel, folder, *words):
-    """Runs `grpo train` over a channel that fails from the sixth bucket on."""
+    """Runs `grpo train` over a channel that fails from the seventh bucket on. Two come before the first round."""
     script = folder / "troubled.py"
     script.write_text(TROUBLED_CHANNEL % channel)
     return warm.run([script, "train", *words], timeout=500, env=ONE_THREAD)
@@ -101,7 +101,7 @@ def test_servers_draw_what_an_engine_in_process_draws_and_a_flipped_bit_ends_the
     alone = grpo("train", *SMALL, *QUIET, *lora, "num_steps=3", f"output_dir={plain}")
     assert alone.returncode == 0, alone.stderr[-3000:]
     done = train_over(FLIPPED, tmp_path, *SMALL, *QUIET, *lora, *served, "num_steps=9", f"output_dir={output}")
-    # The first transfer comes before the first round.
+    # Two transfers come before the first round.
     assert done.returncode == 2 and "after the refresh at step 5 learner and sampler hold different" in done.stderr
     assert stream(output)[:3] == stream(plain)
     for ours, theirs in zip(facts(output)[:3], facts(plain), strict=True):

@@ -55,6 +55,7 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
     with working("looking for the model and preparing it"):
         path = models.resolve(config.model, lambda: warm_start_examples(config))
         preflight.check_spread(config, path)
+        preflight.check_cpu_heads(config, path)
         tokenizer = models.load_tokenizer(path, config.model)
     with working("reading the problems"):
         config, fitted = fit_lengths(config, [loaded_task(task, tokenizer) for task in tasks], path)

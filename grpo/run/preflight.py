@@ -35,6 +35,8 @@ from grpo.types import MachineConstants
 
 GPUS_ELSEWHERE, GIB_ELSEWHERE = 8, 80.0
 """A dry run without a GPU is that of a machine with so many GPUs of this size."""
+# Widths of attention's heads that vLLM's CPU build (0.32) computes.
+CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 # The oldest vLLM whose servers are used.
 SERVERS_SINCE = (0, 32)
 # What transformers' configs call the number of experts.
@@ -117,6 +119,24 @@ def check_spread(config: TrainConfig, path: Path) -> None:
         heads % spread == 0 and (shared % spread == 0 or spread % shared == 0),
         f"{key} cannot divide the model's {heads} attention heads, of which {shared} have keys and values: use a "
         "divisor of both",
+    )
+
+
+def check_cpu_heads(config: TrainConfig, path: Path) -> None:
+    """Raises UserError where vLLM's CPU build would fail at its first token, because the model's heads are of a width
+    that it does not compute."""
+    elsewhere = config.dry_run or config.rollout.engine == "transformers" or config.rollout.servers.urls
+    trust = config.model.trust_remote_code
+    text = AutoConfig.from_pretrained(path, trust_remote_code=trust).get_text_config()
+    heads = _setting(text, "num_attention_heads")
+    # Latent attention has widths of its own, see `grpo.rollout.engine_arguments.for_cpu`.
+    if elsewhere or ranks.on_gpu(config) or not heads or getattr(text, "kv_lora_rank", None):
+        return
+    width = _setting(text, "head_dim") or text.hidden_size // heads
+    require(
+        width in CPU_HEADS,
+        f"{path} has attention heads of {width} numbers, and vLLM's CPU build computes "
+        f"{', '.join(map(str, CPU_HEADS))} only: use rollout.engine=transformers",
     )
 
 

@@ -61,6 +61,7 @@ def prepared(config: TrainConfig) -> Prepared:
     with working("looking for the model and preparing it"):
         path = models.resolve(config.model, lambda: warm_start_examples(config), needs_weights=not config.dry_run)
         preflight.check_spread(config, path)
+        preflight.check_cpu_heads(config, path)
         tokenizer = models.load_tokenizer(path, config.model)
     with working("reading the problems"):
         tasks = [loaded_task(task, tokenizer) for task in (config.task, *load_suite(config))]

@@ -5,7 +5,7 @@ from importlib import metadata
 
 import pytest
 import torch
-from transformers import AutoConfig, GPT2Config, LlamaConfig
+from transformers import AutoConfig, GPT2Config, LlamaConfig, Mamba2Config
 
 from benchmarks.small_models import config_of
 from grpo.config import ModelConfig, TrainConfig, UserError
@@ -15,6 +15,7 @@ from grpo.prove import bench
 from grpo.prove.sizes import SIZES
 from grpo.run import preflight
 from grpo.run.preflight import (
+    check_cpu_heads,
     check_spread,
     check_vllm,
     model_shape,
@@ -61,6 +62,22 @@ def test_where_adapters_learn_they_alone_have_gradients_and_moments():
     assert gib["learner gradients (float32)"] == pytest.approx(0.3, abs=0.01)
     assert gib["optimizer moments and masters"] == pytest.approx(0.9, abs=0.01)
     assert offloaded_bytes(settings, shape, 1) / 2**30 == pytest.approx(14.3 + 0.3 + 0.9, abs=0.1)
+
+
+def test_heads_that_vllms_cpu_build_does_not_compute_are_refused_before_anything_starts(tmp_path):
+    LlamaConfig(**SMALL).save_pretrained(tmp_path)
+    settings = TrainConfig(device="cpu")
+    with pytest.raises(UserError, match=r"heads of 16 numbers, .* computes 32, 64, .*: use rollout.engine=transfor"):
+        check_cpu_heads(settings, tmp_path)
+    # Others compute them.
+    check_cpu_heads(TrainConfig(device="cuda"), tmp_path)
+    settings.rollout.engine = "transformers"
+    check_cpu_heads(settings, tmp_path)
+    settings.rollout.engine = "vllm"
+    # State spaces have heads of another kind.
+    for config in (LlamaConfig(**SMALL, head_dim=32), Mamba2Config(num_heads=8, head_dim=16, hidden_size=64)):
+        config.save_pretrained(tmp_path)
+        check_cpu_heads(settings, tmp_path)
 
 
 def test_a_warm_up_longer_than_the_run_is_told(tmp_path, capsys):

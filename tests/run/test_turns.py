@@ -115,6 +115,23 @@ def test_states_leave_before_a_refresh_and_weights_before_the_cache_comes(parts)
     assert clocks.phases.end_round() == {"round": 5.75, "offload": 5.0, "sleep": 0.75}
 
 
+def test_the_first_comparison_samples_while_the_sampler_has_the_device_and_scores_while_the_learner_has_it(parts):
+    device, _, sampler, learner = parts
+    held = []
+
+    class Probe:
+        def groups(self, sampler):
+            held.append(set(device.held))
+
+        def mismatch(self, learner, groups):
+            held.append(set(device.held))
+            return 0.0
+
+    CheckedSync(0.5, Probe(), after_each=False).begin(learner, sampler)
+    assert held == [{"sampler's weights", CACHE}, {STATES, WEIGHTS}]
+    assert device.held == {"sampler's weights", CACHE}
+
+
 def test_a_checkpoint_is_written_by_the_learner_and_the_sampler_has_the_device_afterwards(parts):
     device, _, sampler, learner = parts
     CheckedSync(0.5).refresh(learner, sampler)
