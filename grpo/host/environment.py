@@ -16,9 +16,10 @@ from pathlib import Path
 
 DEFAULTS = {
     # Two OpenMP threads that spin while waiting slow every matrix product down thirtyfold as soon as
-    # anything else runs on a core (measured: 16 against 503 GFLOPS).
+    # anything else runs on a core (measured: 16 against 503 GFLOPS). If they never spin, every operation waits for
+    # them to be woken (70 µs on a virtual machine). A thousand turns (26 µs there) bridge the gap to the next one.
     "OMP_WAIT_POLICY": "passive",
-    "GOMP_SPINCOUNT": "0",
+    "GOMP_SPINCOUNT": "1000",
     # Torch's CPU tensors use huge pages, since otherwise the kernel spends a seventh of a learner step zeroing pages.
     "THP_MEM_ALLOC_ENABLE": "1",
     # The engine runs in this process, so that weights are passed by reference.
@@ -34,9 +35,10 @@ DEFAULTS = {
     "WANDB_SILENT": "true",
 }
 
-# Of glibc's mallopt: how much freed memory at the heap's end is not given back, and the size from which each piece of
-# memory is mapped by itself, of which this is the largest that glibc takes.
-KEPT_MEMORY = {"M_TRIM_THRESHOLD": (-1, 2**30), "M_MMAP_THRESHOLD": (-3, 2**25)}
+# Of glibc's mallopt: how much freed memory at the heap's end is not given back, and how many pieces of memory are
+# mapped by themselves. Each of those would go back to the kernel when it is freed: a learner's gradients, its logits.
+KEPT_MEMORY = {"M_TRIM_THRESHOLD": (-1, 2**30), "M_MMAP_MAX": (-4, 0)}
+SET_BY_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES")
 
 # Where NVIDIA's driver shows GPUs on Linux, and within Windows (WSL2).
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
@@ -64,9 +66,10 @@ def prepare() -> None:
 
 
 def _keep_memory() -> None:
-    """Has glibc keep a gibibyte of what torch frees. Otherwise each step of a learner gets its memory from the kernel
-    anew, page by page. What the user has set by glibc's variables stays."""
-    if any(name in os.environ for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")):
+    """Has glibc keep what torch frees, and give back only what is free at the heap's end beyond a gibibyte. Otherwise
+    each step of a learner gets its memory from the kernel anew, page by page. What the user has set by glibc's
+    variables stays."""
+    if any(name in os.environ for name in SET_BY_USER):
         return
     # Other C libraries have no such function.
     with suppress(AttributeError, OSError, TypeError):

@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-# It takes 160 MiB twice, in pieces of 8 MiB, as a learner's steps do, and prints the pages that the second time costs.
+# It takes 160 MiB twice, in pieces of 40 MiB, as a learner's steps do, and prints the pages that the second time costs.
 TWICE = """
 import resource
 from grpo.host import environment
 environment.GPU_DEVICES = ()
 environment.prepare()
 def touch():
-    pieces = [bytearray(b"x") * 2**23 for _ in range(20)]
+    pieces = [bytearray(b"x") * (40 * 2**20) for _ in range(4)]
 touch()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 touch()
