@@ -40,7 +40,7 @@ MAY_IMPORT = {
         *("weight_sync", "rollout", "learner", "evaluation", "telemetry", "report"),
     },
     "sweep": {"config", "host", "evaluation", "telemetry"},
-    "launch": {"config", "host", "telemetry"},
+    "launch": {"config", "host"},
     "reproduce": {"types", "config", "dynamics", "report"},
     # What puts the engines of a run together to measure them.
     "prove": {

@@ -212,8 +212,8 @@ def _reap() -> None:
 
 
 def _keep_or_become(client: socket.socket, streams: Sequence[int]) -> None:
-    """Returns in the process that becomes the program. Its parent tells the client its number and its exit code, and
-    ends it with all processes below it when the client is gone."""
+    """Forks. The child returns, and becomes the program. The parent never returns: it tells the client the child's
+    number and exit code, and ends the child with all processes below it when the client is gone."""
     child = os.fork()
     if child == 0:
         client.close()

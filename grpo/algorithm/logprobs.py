@@ -83,8 +83,8 @@ class _TokenLogprobs(torch.autograd.Function):
     """This function computes `token_logprobs` chunk by chunk, with a backward pass that computes the logits again.
 
     The gradient of log π(target) by the logits is (one-hot of the target − π)·slope/temperature. The loss multiplies
-    each target's row of it by one number. That number goes to the narrow side of the products, [targets, width], so
-    that the wide one, [targets, vocabulary], is not read and written once more.
+    this row of each target by one number. The number is multiplied into [targets, width] instead, which is smaller than
+    [targets, vocabulary] and saves one pass over it.
     """
 
     @staticmethod

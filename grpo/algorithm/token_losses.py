@@ -107,6 +107,7 @@ def gmpo(tokens: Tokens, settings: ObjectiveConfig) -> Tensor:
     return -per_sequence_mean(bounded, tokens.sequence_index).exp() * tokens.advantages
 
 
+# A loss that clips needs a line in `BOUNDED` too, or no token counts as clipped.
 OBJECTIVES: Mapping[str, Objective] = {
     "clip": clip,
     "cispo": cispo,

@@ -104,7 +104,9 @@ def _of_adapter(model: ModelConfig, folder: Path) -> ModelConfig:
 
 def _base(settings: Mapping[str, Any], folder: Path) -> str:
     name = settings.get("base_model_name_or_path")
-    require(bool(name), f"{folder / ADAPTER_CONFIG} names no base: give it as model.path, with model.start={folder}")
+    require(
+        bool(name), f"{folder / ADAPTER_CONFIG} names no base model: set model.path to it, and model.start={folder}"
+    )
     return str(name)
 
 

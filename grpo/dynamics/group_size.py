@@ -69,8 +69,12 @@ class BatchRule:
 
 @dataclass(frozen=True, slots=True)
 class BatchChoice:
-    """A batch choice is the chosen batch, the one that cost alone asks for, and the completions that fluctuation asks
-    for (None when it does not ask)."""
+    """A batch choice says which batch the next round gets, and why.
+
+    chosen          the batch of the next round
+    by_cost         the batch with which progress is cheapest
+    by_fluctuation  completions a step that keep the curve calm enough, or None if any number does
+    """
 
     chosen: BatchSetting
     by_cost: BatchSetting

@@ -82,7 +82,8 @@ def warnings(metrics: Mapping[str, float]) -> dict[str, str]:
 
 
 def why(metrics: Mapping[str, float]) -> tuple[str, str]:
-    """Returns the evidence for why no completion gets a reward, and the remedy."""
+    """Returns what a round shows of why no completion gets a reward, and what to change. Problems that are too hard are
+    the answer where nothing else is."""
     for name, meaning, remedy in _CAUSES:
         if metrics.get(name, 0.0) > 0.5:
             return f"{metrics[name]:.0%} {meaning}", remedy

@@ -79,9 +79,9 @@ def evaluate_suite(
 
 
 def _share(task: Task, count: int, collective: Collective) -> list[Prompt]:
-    """Returns this rank's part of the held-out problems, or of the stream's first ones when none are held out.
+    """Returns this rank's part of the held-out problems. Where none are held out, it takes the first training problems.
 
-    The stream's cursor is put back, so that training goes on where it was.
+    It puts the stream's cursor back, so that training goes on where it was.
     """
     if held_out := task.held_out_prompts(count):
         return held_out[collective.rank :: collective.world_size]

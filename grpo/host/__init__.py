@@ -10,4 +10,5 @@ disk          how much space a folder takes, and how much is left
 signals       requests to stop: Ctrl-C and SIGTERM
 folder_lock   keeps a second run out of a run's folder
 tether        runs a command that ends with whoever started it
+why_ended     why a process ended, from its log
 """

@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 
 from grpo.host.signals import INTERRUPTED, StopRequest
+from grpo.host.why_ended import last_word
 from grpo.launch.seats import LEARNER
 from grpo.launch.shells import Held
-from grpo.telemetry.why_ended import last_word
 
 POLL_SECONDS = 0.2
 

@@ -44,8 +44,6 @@ from grpo.types import (
 )
 from grpo.types.weights import MERGED
 
-# In a checkpoint's folder.
-
 
 class DeepSpeedLearner:
     """Implements `interfaces.Learner` on DeepSpeed ZeRO 1–3. All methods are collective."""

@@ -35,7 +35,9 @@ def saved_layout(directory: str | Path, tag: str, own: Layout) -> Layout:
     layout `own` cannot read it, in this form or another."""
     file, shards = Path(directory, LAYOUT_FILE), Path(directory, tag)
     if not shards.is_dir():
-        raise UserError(f"{directory} holds no learner checkpoint")
+        raise UserError(
+            f"{directory} holds no learner checkpoint: give a folder such as runs/x/checkpoints/step-00000050"
+        )
     if file.exists():
         try:
             saved = Layout(**json.loads(file.read_text()))

@@ -128,7 +128,7 @@ def _narrow(text: PretrainedConfig, own: Mapping[str, Any], names: Mapping[str, 
 
 
 def _limited(own: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, int]:
-    """Returns settings for narrow feed-forward layers and few experts."""
+    """Returns a config's widths of feed-forward layers and numbers of experts, cut down for a small copy."""
     groups, chosen = (max(own.get(name) or 1 for name in kind) for kind in (_GROUPS, _PER_TOKEN))
     limits = dict.fromkeys({*_INNER, names["intermediate_size"]}, 64)
     limits |= dict.fromkeys(EXPERTS, max(4, 2 * groups, chosen + 1))

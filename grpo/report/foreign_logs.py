@@ -17,6 +17,7 @@ import numpy as np
 from grpo.config import UserError
 from grpo.dynamics.history import history_of_values
 from grpo.dynamics.laws import History
+from grpo.dynamics.reward_parts import SMOOTHED
 from grpo.dynamics.run_log import NOTHING, RunLog, Series
 from grpo.report.foreign_names import Row, held_out_score, numbers_of, our_name, translated
 from grpo.report.foreign_rows import OF_RUN, read_rows
@@ -27,8 +28,6 @@ PART = "reward/part/"
 # A part with such a name grades answers, so it may be the pass rate.
 GRADES = re.compile(r"accura|correct|solve|success|pass|ground_truth")
 FEWEST_ROWS = 3
-# A mean reward that was rounded or smoothed may leave its range by this share of the scale.
-SMOOTHED = 0.05
 # Errors are computed from fourth powers, which a larger number's does not allow.
 LARGEST = 1e60
 

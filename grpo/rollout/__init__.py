@@ -12,7 +12,7 @@ checked_sampler        looks at a sampler's answers before they are used
 
 vLLM servers:
 server_sampler         asks servers for completions
-fleet                  all servers of a run: who gets weights, who is lost, who comes back
+fleet                  all servers of a run: who gets weights, who is lost, who is restarted
 servers, replica       how servers are started; one of them
 dispatch               hands requests out to the servers
 server_key             guards a server with the run's key

@@ -43,7 +43,8 @@ class EngineUse:
         """Does nothing: the run itself puts the engine to sleep."""
 
     def take(self) -> dict[str, float]:
-        """Returns the use since the last call, and begins anew. Empty when the engine has done nothing."""
+        """Returns the cache's peak, preemptions and prefix hits since the last call, and begins anew. Returns nothing
+        when the engine has done nothing."""
         peak, preempted, asked, hit = self._peak, self._preempted, self._asked, self._hit
         EngineUse.__init__(self)
         if not asked and not peak:

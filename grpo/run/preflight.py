@@ -39,7 +39,6 @@ GPUS_ELSEWHERE, GIB_ELSEWHERE = 8, 80.0
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 # The oldest vLLM whose servers are used.
 SERVERS_SINCE = (0, 32)
-# What transformers' configs call the number of experts.
 
 
 def with_precision(config: TrainConfig) -> TrainConfig:

@@ -11,9 +11,9 @@ from typing import Any
 
 from grpo.config.folder import CHECKPOINTS, checkpoints_in
 from grpo.host.tether import end_with_parent
+from grpo.host.why_ended import last_word
 from grpo.sweep.cells import Cell
 from grpo.sweep.ledger import DONE, FAILED, INTERRUPTED, LOG_FILE, RUNNING, Ledger, State, open_ledger
-from grpo.telemetry.why_ended import last_word
 
 STOPPED = (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT)
 

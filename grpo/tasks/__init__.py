@@ -3,7 +3,7 @@
 Importing it must stay light, since every grading worker is a spawned process that imports it too.
 
 From data to prompts, in this order:
-sources        problems from files, the hub or generators; arithmetic and procedural are the generators
+sources        problems from files, the hub or generators (arithmetic, procedural); `configs/task/` names the sets
 columns        the cells of a row
 problem_selection, split   which problems are taken; which are held out
 curriculum, mixture   in which order they are asked; several sets in one stream

@@ -11,7 +11,7 @@ json_lines, completions     files of JSON lines; completions as rows
 trackers              Weights & Biases, TensorBoard, MLflow
 console               the line of each round on the terminal
 code_version          which code ran
-ending, why_ended     how a run ended; why a process ended
+ending                how a run ended
 foreign_files         reads TensorBoard's files and Parquet
 """
 

@@ -37,7 +37,8 @@ class CompletionFacts(NamedTuple):
 
 
 def facts_of(scored: ScoredGroup) -> list[CompletionFacts]:
-    """Returns the facts of a group's completions."""
+    """Returns for each completion of a group its length, whether it is right or cut off, and its problem's source and
+    difficulty."""
     source, band = scored.group.prompt.problem.source, band_of(*scored.count)
     return [
         CompletionFacts(len(completion.token_ids), grade.correct, completion.truncated, source, band)

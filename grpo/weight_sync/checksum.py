@@ -98,10 +98,13 @@ def _mixed(numbers: Tensor) -> Tensor:
 
 
 def checksums(weights: Iterable[tuple[str, Tensor]]) -> Counter[str]:
-    """Computes of each tensor group the sum of its bit patterns, and of each tensor the sum in order under
-    `IN_ORDER`, its name without wrappers, and its shape. Counters of buckets add up by `update` (`+` would drop
-    negative sums). A bias that steers tokens to experts only has its sum in order: learners do not send it. Single
-    experts, of which a layer may have hundreds, have none, since no side has them by their names."""
+    """Computes two kinds of checksums, which add up over buckets by `update` (`+` would drop negative sums).
+
+    Under the name of a tensor group stands the sum of the group's bit patterns, which does not depend on their order.
+    Under `IN_ORDER`, a tensor's name without wrappers, and its shape stands a sum that counts places too. Two kinds of
+    weights have only one of them. A bias that steers tokens to experts has the sum in order, since learners do not send
+    it. Single experts have the group's sum, since no side has them by their names.
+    """
     import torch
 
     result: Counter[str] = Counter()

@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo.config import SamplingConfig, TrainConfig, UserError
+from grpo.host import ranks
+from grpo.host.terminal import say
 from grpo.interfaces import Collective, Learner, Sampler
 from grpo.types import Prompt, RolloutGroup, StepReport
 from grpo.weight_sync.checksum import checksums, differing
 
 # In nats a token. Rounding makes less than 1e-6 of it in float32, and hundredths in bfloat16.
 FLOAT32_MISMATCH, ROUNDED_MISMATCH = 0.02, 0.5
+# Where rounding is allowed, more than this is told: coarser precisions make it, and so do two versions of a model.
+TOLD_MISMATCH = 0.1
 # What to try where it is more.
 IN_FLOAT32 = (
     "both compute in float32, so rounding is not why; use rollout.engine=transformers where vLLM's version of this "
@@ -67,6 +71,7 @@ class CheckedSync:
         self._probe = probe
         self._float32 = float32
         self._after_each = after_each and probe is not None
+        self._told = False
 
     @classmethod
     def of(cls, config: TrainConfig, probe: Probe | None = None) -> CheckedSync:
@@ -126,4 +131,10 @@ class CheckedSync:
                 f"step {step}: sampler and learner disagree by {mismatch:.3g} nats a token on the sampler's own tokens "
                 f"(limit {self._max_mismatch:g}): the sampler does not run the learner's policy; "
                 + (IN_FLOAT32 if self._float32 else WITH_ROUNDING)
+            )
+        if mismatch > TOLD_MISMATCH and not self._told and ranks.rank() == 0:
+            self._told = True
+            say(
+                f"grpo: step {step}: sampler and learner disagree by {mismatch:.3g} nats a token on the sampler's own "
+                f"tokens, where rounding to bfloat16 makes hundredths: {WITH_ROUNDING}"
             )

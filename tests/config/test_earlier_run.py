@@ -93,7 +93,7 @@ def test_an_adapter_names_its_base_unless_another_is_given(adapter):
         ({"modules_to_save": ["lm_head"]}, "has modules_to_save"),
         ({"bias": "all"}, "has bias=all"),
         ({"target_modules": ".*_proj"}, "names its target_modules by the pattern"),
-        ({"base_model_name_or_path": None}, "names no base: give it as model.path, with model.start="),
+        ({"base_model_name_or_path": None}, "names no base model: set model.path to it, and model.start="),
         ({"r": "four"}, "adapter_config.json is damaged"),
     ],
 )

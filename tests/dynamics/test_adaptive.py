@@ -63,7 +63,7 @@ def test_the_time_of_a_round_is_its_own_clocks_whatever_its_phases_add_up_to():
 
 @pytest.mark.parametrize(("cost", "size"), [("tokens", 4), ("seconds", 8)])
 def test_where_a_step_costs_much_whatever_its_tokens_seconds_ask_for_larger_groups(cost, size):
-    """A round takes 30 s and .1 s per token. It has 10 prompts, and all texts are one token long."""
+    """A round takes 30 s whatever it samples, and .1 s per token. Counted in tokens, the smallest G is cheapest."""
     scheduler = SCHEDULERS["adaptive"](config(cost=cost, smallest_group=4, largest_group=16), 1)
     plan, state = scheduler.init()
     for group_size in (16, 4, 4):

@@ -108,7 +108,7 @@ class Noted:
 
 
 class Lessons:
-    """This task notes what it learns."""
+    """This task keeps the outcomes that it is told."""
 
     def __init__(self):
         self.learned = []
