@@ -2,7 +2,7 @@
 
 How much a group teaches:
 sigma, difficulty        laws of σ; how hard the prompts are, estimated from counts
-step, group_size, budget what a step gains and costs; the best G and number of prompts; completions spread over prompts
+step, group_size, budget progress and cost of a step; the best G and number of prompts; completions spread over prompts
 
 Where a reward curve goes:
 run_log, history         a run's log in one form; counts → curve with standard errors
@@ -14,10 +14,10 @@ whatif, planning         the run under other settings; a run before it starts
 What the next round does:
 scheduler                builds the configured scheduler
 adaptive, adaptive_state `dynamics=adaptive`, and what it remembers
-refresh_interval, guard  the refresh interval; what is done when training becomes unstable
+refresh_interval, guard  the choice of the refresh interval; the reaction to unstable training
 stop_rule                whether a run has little left to gain
 entropy, limits          the entropy bonus; limits of samples, tokens and seconds
-replay                   a scheduler on the facts of a finished run
+replay                   the decisions of a scheduler on the rounds of a finished run
 
 What is wrong with a run:
 diagnostics, findings    the diagnosis, its findings and thresholds

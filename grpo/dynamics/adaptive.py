@@ -1,6 +1,6 @@
 """`dynamics=adaptive` chooses the next round's batch and refresh interval, from a model of this run so far.
 
-The same facts give the same decision on every rank, after a resume, and offline from metrics.jsonl.
+The same statistics give the same decision on every rank, after a resume, and offline from metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from grpo.types import Decision, Mean, RoundPlan, RoundStatistics, Verdict
 
 # Group size and prompts change only by at least this factor, and only when two decisions in a row ask for it.
 LEAST_CHANGE = 1.2
-# Times are fitted to so many of the last rounds.
+# Times are fitted to this many of the last rounds.
 RECENT = 50
 
 
@@ -41,8 +41,8 @@ RECENT = 50
 class Setting:
     """The setting describes the run and what the scheduler may do. `DynamicsConfig` explains the rules.
 
-    `curve_dials` are the dials' α and β as the mean curve follows them. Those of `batch` weigh the groups of one step
-    against each other, where an α that divides all of them by the same σ counts as 0.
+    `curve_dials` are the configured exponents α and β, for the laws of the mean curve. The α and β in `batch` weigh the
+    groups of one step against each other. If one σ divides all groups of a step, that α is 0.
     """
 
     first: RoundPlan
@@ -111,7 +111,7 @@ class AdaptiveScheduler:
         return Decision(plan, verdict, afresh(state) if action.go_back else state)
 
     def judge(self, step: int, state: AdaptiveState) -> Verdict:
-        """Decides, when a run is resumed, whether it stops at once because its forecast had stopped it.
+        """Decides on resume whether the run stops at once, because its forecast had stopped it before.
 
         The forecast is made again up to the present `num_steps`, which may have been raised.
         """
@@ -179,7 +179,7 @@ class AdaptiveScheduler:
         return changed, reason, state
 
     def _cost(self, plan: RoundPlan, statistics: RoundStatistics, state: AdaptiveState) -> StepCost:
-        """Returns what a step costs, in tokens or in seconds."""
+        """Returns the costs of a prompt, a completion and a step, in tokens or in seconds."""
         prompt, completion = (statistics.means[f"{what}/length_mean"].value for what in ("prompts", "completions"))
         recent = [past for past in state.rounds[-RECENT:] if past.tokens]
         if not self._setting.by_seconds or not recent:
@@ -219,7 +219,7 @@ class AdaptiveScheduler:
 
 
 def changes_of_batch(before: RoundPlan, after: RoundPlan, difficulty: Difficulty) -> list[str]:
-    """Says what changes in a step's batch, with the shares of silent groups."""
+    """Returns the changes of a step's batch in words, with the shares of silent groups before and after."""
     changes = []
     if after.group_size != before.group_size:
         rates = difficulty.pass_rates
@@ -231,11 +231,11 @@ def changes_of_batch(before: RoundPlan, after: RoundPlan, difficulty: Difficulty
 
 
 def agreed(current: int, wish: int, before: int | None, early: bool = False) -> tuple[int, int | None]:
-    """Returns the next value of a size, and the wish to remember.
+    """Returns the next value of a size, and the wish to remember for the next decision.
 
-    A wish is followed when the decision `before` wished for a change in the same direction. The first one is only
-    remembered, so that one noisy round changes nothing, and a small one is forgotten. But `early` in a run a smaller
-    size is taken at once, since waiting costs what large batches cost.
+    `wish` is the size that the model asks for now, and `before` the remembered one. A wish is followed when `before`
+    points in the same direction. A first wish is only remembered, so that one noisy round changes nothing, and a wish
+    for a small change is dropped. But `early` in a run a smaller size is taken at once, since large batches are costly.
 
     >>> agreed(16, 8, before=None), agreed(16, 8, before=6), agreed(16, 8, before=32), agreed(16, 15, before=8)
     ((16, 8), (8, None), (16, 8), (16, None))
@@ -251,8 +251,8 @@ def agreed(current: int, wish: int, before: int | None, early: bool = False) -> 
 def process_variance(model: Identification | None) -> float:
     """Returns the variance of the curve about its best law, beyond what sampling explains.
 
-    It is the lower end of a one-sided 95 % interval, so that the noise of a quiet curve does not count. Without a model
-    it is 0.
+    The result is the lower end of a one-sided 95 % interval, so that the noise of a quiet curve does not count. Without
+    a model it is 0.
     """
     if model is None:
         return 0.0

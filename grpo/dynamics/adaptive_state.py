@@ -18,7 +18,7 @@ from grpo.types.rounds import ROUND
 FORGETTING = 0.8
 # Counts that have become smaller than this are dropped.
 SMALLEST_COUNT = 1e-3
-# A fit reads at most so many points. Neighbouring points are merged until there are no more than that.
+# A fit reads at most this many points. Neighbouring points of a longer curve are merged.
 MOST_POINTS = 200
 
 
@@ -26,12 +26,12 @@ MOST_POINTS = 200
 class PastRound:
     """A past round holds the measurements of one round.
 
-    step            optimizer steps that the policy which wrote its samples had taken
+    step            optimizer steps taken by the policy that sampled the round
     value, error    pass rate and its standard error, from `tried` completions
     interval        optimizer steps of the round (τ)
     delay           τ plus the lag of sampling ahead
     seconds         wall-clock seconds of the whole round
-    fixed_seconds   seconds that the weight sync took, which do not grow with τ
+    fixed_seconds   seconds of the weight sync, which do not grow with τ
     tokens          prompt and completion tokens that were sampled; 0 in checkpoints of older versions
     """
 
@@ -57,7 +57,7 @@ class AdaptiveState:
     rounds_below  number of decisions in a row whose forecast gain was too small
     wish          group size that the last decision asked for; G changes if the next decision asks for a change in the
                   same direction
-    wish_prompts  prompts per step that the last decision asked for; they change as G does
+    wish_prompts  prompts per step that the last decision asked for; they change by the same rule as G
     fewest        fewest prompts per step that are still tried; 0 before the guard has acted
     """
 
@@ -74,7 +74,7 @@ class AdaptiveState:
 def state_of(values: Mapping[str, Any]) -> AdaptiveState:
     """Rebuilds the state from its JSON values.
 
-    Checkpoints of older versions hold `rounds_below` under `stop`, and nothing of prompts.
+    Checkpoints of older versions hold `rounds_below` under `stop`, and lack `wish_prompts` and `fewest`.
     """
     return AdaptiveState(
         longest=values["longest"],
@@ -89,7 +89,7 @@ def state_of(values: Mapping[str, Any]) -> AdaptiveState:
 
 
 def afresh(state: AdaptiveState) -> AdaptiveState:
-    """Drops the curve and the counts, once the run has gone back: they belong to a policy that was given up."""
+    """Drops the curve, the counts and the wishes after the run went back, since they belong to the abandoned policy."""
     return replace(state, rounds=(), counts=(), wish=None, wish_prompts=None)
 
 
@@ -166,7 +166,7 @@ def _point(history: History, indices: list[int]) -> tuple[float, float, float, f
 
 
 def lag_of(statistics: RoundStatistics) -> int:
-    """Returns the measured lag of a round: the optimizer steps between the weights that sampled it and those that it
-    began with."""
+    """Returns a round's measured lag: the optimizer steps from the weights that sampled the round to the weights at its
+    beginning."""
     measured = statistics.means.get("staleness/mean")
     return lag(measured.value if measured and measured.count else 0.0, statistics.plan.refresh_interval)

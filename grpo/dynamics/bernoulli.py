@@ -26,7 +26,7 @@ class BernoulliRun:
 
     pass_rates   [steps + 1, prompts] pass rates before each step and at the end
     silent       [steps] share of silent groups among the first draws
-    predicted    [steps] the closed form of that share, E[p^G + (1−p)^G] over the prompts
+    predicted    [steps] closed form of the silent share, E[p^G + (1−p)^G] over the prompts
     samples      total number of tries
     """
 

@@ -1,13 +1,13 @@
 """This module spreads a round's completions over its prompts, so that groups differ in size.
 
-Each prompt is first asked a few times. Its own count, with the difficulty of all prompts of the round as the prior,
-then gives a posterior of its pass rate. Given its counts, k of n, a group's expected gradient is σ^(2−α)·Δs, however n
+Each prompt first gets a few completions. Their count, with the difficulty of all prompts of the round as the prior,
+gives a posterior of the prompt's pass rate. A group with k of n correct has the expected gradient σ^(2−α)·Δs, however n
 was decided (the identity of `grpo.dynamics.sigma` holds count by count). So the further completions go where they
 are expected to raise the sum of σ^(2−α) most.
 
-Most go to prompts that are silent so far but may not stay so, those with the best odds first. A prompt that is surely
-silent gets none. A prompt that already has a gradient gets few or none, since more completions make its gradient less
-noisy but hardly larger. benchmarks/budget.py measures what is gained, and what it costs in noise.
+Most of these go to prompts whose completions are all right or all wrong so far (silent) but may not stay so, those with
+the best odds first. A prompt that is surely silent gets none. A prompt that already has a gradient gets few or none,
+since more completions make its gradient less noisy but hardly larger. benchmarks/budget.py measures gain and noise.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def further_tries(
 ) -> list[int]:
     """Returns the number of further completions of each prompt: `budget` in total, or fewer if more would gain nothing.
 
-    everyone   (correct, tried) → number of prompts in the whole round, which make the prior
-    mine       (correct, tried) of each prompt that the budget is for
+    everyone   (correct, tried) → number of prompts in the whole round, from which the prior is fitted
+    mine       (correct, tried) of each prompt that may get completions from the budget
     largest    largest number of completions of one prompt, the first tries included
     exponent, mean_exponent   the dials' α and β
     """
@@ -48,7 +48,7 @@ def further_tries(
     left = budget
 
     def steepest(index: int) -> tuple[float, int, int] | None:
-        """Returns (−rise per completion, prompt, completions) of the prompt's best chunk that fits what is left.
+        """Returns (−rise per completion, prompt, completions) of a prompt's best chunk within the budget left.
 
         Chunks may have several completions, since a single one may be expected to add nothing.
         """

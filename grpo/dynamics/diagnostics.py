@@ -1,11 +1,11 @@
-"""This module diagnoses a run: it says what is wrong, by which evidence, and what helps.
+"""This module diagnoses a run: it finds problems, with their evidence and a remedy.
 
 It covers the four failure modes that a reward curve alone conflates (arXiv:2606.30789), and problems that users meet
 daily. The paper prints no thresholds. Ours are chosen (`findings.DiagnosisRule`), and benchmarks/diagnosis.py measures
 their rate of false alarms on healthy and flat runs, and of hits on failing runs. A check compares the bound of a 99 %
 interval with its threshold, since one noisy round proves nothing.
 
-How often a verdict was wrong, by benchmarks/verdicts.py (simulated curves, runs of which nothing moves, public logs):
+How often a finding was wrong, by benchmarks/verdicts.py (simulated curves, runs in which nothing changes, public logs):
 
     on the plateau ("stop here")    1 of 41 claims, in 3,836 forecasts
     problems solved                 0 of 2 claims, in 509 runs
@@ -58,21 +58,21 @@ CHECKS: dict[str, tuple[Check, Sequence[str]]] = {
     "grading": (symptoms.grading, ("completions/failed_fraction|completions/timed_out_fraction",)),
     "plateau": (progress.plateau, ("pass_rate",)),
 }
-"""Each check has a name and the metrics that it needs. A bar stands between metrics of which one is enough."""
+"""Each check has a name, a function and the metrics that it needs. Of metrics separated by a bar, one is enough."""
 
 
 CONSEQUENCES = {
     "unstable": ("nothing learned", "no gain lately", "on the plateau", "prompts too hard"),
     "no answers found": ("prompts too hard",),
 }
-"""What follows from a finding, and would be answered by the opposite or in vain."""
+"""Each finding maps to findings that are mere consequences. Their remedies would be useless or opposite to its own."""
 
 
 def diagnose(log: RunLog, rule: DiagnosisRule | None = None) -> list[Finding]:
     """Runs all checks on a run's log. Returns the findings, the most severe first.
 
-    A run without any reward has that finding only, since whatever else is wrong follows from it. Of others nothing is
-    told that is among the `CONSEQUENCES` of a finding.
+    A run without any reward gets the finding "no reward" only, since all its other problems follow from that. In other
+    runs, findings that are among the `CONSEQUENCES` of another finding are left out.
     """
     rule = rule or DiagnosisRule()
     if nothing := no_reward(log):

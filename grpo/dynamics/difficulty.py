@@ -17,7 +17,7 @@ from scipy import stats
 Array = NDArray[np.float64]
 
 Counts = Mapping[tuple[int, int], float]
-"""Counts map (correct, tried) to the number of prompts. It may be fractional, so that old rounds can count less."""
+"""Counts map (correct, tried) to a number of prompts. A number may be fractional, so that old rounds can count less."""
 
 # The grid includes 0 and 1, since some prompts are never or always solved. It is denser near them, where p^G changes
 # fast.
@@ -42,7 +42,7 @@ class Difficulty:
         return float(self.weights @ self.pass_rates)
 
     def posterior(self, correct: int, tried: int) -> Difficulty:
-        """Returns the posterior of one prompt's pass rate after `correct` of `tried` (Bayes, with this as prior)."""
+        """Returns the posterior of one prompt's pass rate after `correct` of `tried`, with this difficulty as prior."""
         likelihood = stats.binom.pmf(correct, tried, self.pass_rates)
         evidence = self.weights * likelihood
         total = evidence.sum()
@@ -50,7 +50,8 @@ class Difficulty:
 
 
 def fit_difficulty(counts: Counts, max_iterations: int = 2000, tolerance: float = 1e-7) -> Difficulty:
-    """Fits the distribution of pass rates to counts, by maximum penalized likelihood. Without any counts it is flat.
+    """Fits the distribution of pass rates to counts by maximum penalized likelihood, or returns a flat one without
+    counts.
 
     The iteration ends when the mean log-likelihood of a prompt gains less than `tolerance`.
     """

@@ -1,5 +1,5 @@
-"""This module simulates many replicas of one policy at once. They show what group size, momentum and optimizer do to
-the mean reward curve and to its fluctuation.
+"""This module simulates many replicas of one policy at once, to show how group size, momentum and optimizer change the
+mean reward curve and its fluctuation.
 
 A policy is one logit θ with pass rate p = 1/(1+e^−θ). It is trained on groups of G tries by the dial's gradient
 σ^(2−α), with the sign that raises p. A KL penalty in the loss pulls by β·p(1−p)·θ back to θ = 0, so that the curve has

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from grpo.interfaces import Scheduler
 
 LARGEST = 1.0
-"""No coefficient is above this."""
+"""The coefficient never grows above this."""
 
 
 class EntropyControl:
-    """This scheduler decides as `scheduler` does, and adapts the entropy bonus besides.
+    """This scheduler wraps another one, and adapts the entropy bonus of the plans that it decides.
 
-    It has no state of its own, since the coefficient stands in the plan. A round that learned from no token leaves the
-    bonus as it is.
+    It has no state of its own, since the coefficient is part of the plan. After a round that learned from no token the
+    bonus is unchanged.
     """
 
     def __init__(self, scheduler: Scheduler, target: float, step: float):
-        """`target` is in nats a token. The coefficient moves by `step` after each round."""
+        """`target` is in nats per token. The coefficient moves by `step` after each round."""
         self._scheduler, self._target, self._step = scheduler, target, step
 
     def init(self) -> tuple[RoundPlan, Any]:
@@ -42,7 +42,7 @@ class EntropyControl:
         return replace(decision, plan=self.adapted(decision.plan, entropy.value))
 
     def adapted(self, plan: RoundPlan, entropy: float) -> RoundPlan:
-        """Returns the plan with the bonus that follows an entropy of so many nats a token."""
+        """Returns the plan with its entropy bonus adapted to a round's entropy, in nats per token."""
         low = entropy <= self._target
         moved = (plan.entropy_coefficient or 0.0) + (self._step if low else -self._step)
         return replace(plan, entropy_coefficient=min(max(moved, 0.0), LARGEST), entropy_bonus=low)

@@ -23,9 +23,9 @@ Array = NDArray[np.float64]
 
 # This is the confidence of every interval here.
 CONFIDENCE = 0.99
-# A window holds at least so many rounds, and in longer runs this share of the run.
+# A window holds this share of a run's rounds, but at least `FEWEST_ROUNDS`.
 FEWEST_ROUNDS, WINDOW_SHARE = 10, 0.25
-# A run begins where its first rounds are.
+# The mean of this many first rounds says where a run began (`since_beginning`).
 FIRST_ROUNDS = 3
 
 
@@ -68,9 +68,9 @@ def late_change(series: Series) -> Interval | None:
 def fall(series: Series) -> Interval | None:
     """Returns the change from the best `FEWEST_ROUNDS` rounds in a row to the last `FEWEST_ROUNDS` rounds.
 
-    It is negative when the series has fallen, and None if the series is shorter than 2 × `FEWEST_ROUNDS`. The best of
-    many windows is partly lucky, so the interval holds for all windows at once (Bonferroni), and its error comes from
-    the scatter of the whole series about its running mean, with correlated noise counted as such.
+    The change is negative when the series has fallen, and None if the series is shorter than 2 × `FEWEST_ROUNDS`. The
+    best of many windows is partly lucky, so the interval holds for all windows at once (Bonferroni). The error comes
+    from the scatter of the whole series about its running mean, corrected for correlated noise.
     """
     if len(series) < 2 * FEWEST_ROUNDS:
         return None
@@ -84,9 +84,9 @@ def fall(series: Series) -> Interval | None:
 def since_beginning(history: History) -> Interval | None:
     """Returns the change from the first three rounds of a curve to its last window.
 
-    What was lost within a few rounds is in no window of `FEWEST_ROUNDS`. The error of so few rounds comes from the
-    scatter of the whole curve, and is at least that of their completions. It is None for a curve that is shorter than
-    2 × `FEWEST_ROUNDS`.
+    This shows a loss within the first few rounds, which no window of `FEWEST_ROUNDS` shows. The error of the first
+    three rounds comes from the scatter of the whole curve, and is at least the sampling error of their completions. The
+    result is None for a curve that is shorter than 2 × `FEWEST_ROUNDS`.
     """
     if len(history) < 2 * FEWEST_ROUNDS:
         return None
@@ -99,9 +99,9 @@ def since_beginning(history: History) -> Interval | None:
 
 
 def since_best(evaluations: History) -> Interval | None:
-    """Returns the change from the best of some evaluations to the mean of the last two, by their errors.
+    """Returns the change from the best evaluation to the mean of the last two, or None for fewer than four evaluations.
 
-    It holds for whichever was the best (Bonferroni), and is None for fewer than four evaluations.
+    The interval comes from the evaluations' standard errors, and holds whichever evaluation was best (Bonferroni).
     """
     values, errors = evaluations.values, evaluations.errors
     if len(values) < 4:
@@ -114,7 +114,7 @@ def since_best(evaluations: History) -> Interval | None:
 
 
 class Setback(NamedTuple):
-    """A setback is a loss between two windows of a series, and the steps at which these end."""
+    """A setback is a loss between two windows of a series, and the steps at which the two windows end."""
 
     change: Interval
     best: float
@@ -122,9 +122,10 @@ class Setback(NamedTuple):
 
 
 def setback(series: Series) -> Setback | None:
-    """Returns the largest loss from one window of `FEWEST_ROUNDS` rounds to a later one, wherever it is.
+    """Returns the largest loss from one window of `FEWEST_ROUNDS` rounds to a later window, anywhere in the series.
 
-    It is None if the series is shorter than 2 × `FEWEST_ROUNDS`. The interval holds for all pairs of windows at once.
+    The interval holds for all pairs of windows at once. The result is None if the series is shorter than 2 ×
+    `FEWEST_ROUNDS`.
     """
     if len(series) < 2 * FEWEST_ROUNDS:
         return None
@@ -154,7 +155,7 @@ def _windows(values: Array) -> tuple[Array, float]:
 
 
 def _half_width_of_many(error: float, number: int) -> float:
-    """Returns half the width of intervals of differences of two windows, of which so many hold at once (Bonferroni)."""
+    """Returns the half-width with which `number` differences of two windows all hold at once (Bonferroni)."""
     return float(-stats.norm.ppf((1 - CONFIDENCE) / 2 / number) * error * 2**0.5)
 
 
@@ -178,7 +179,7 @@ def mean_interval(values: Array) -> Interval:
 
 
 def paired(series: Series, steps: Array) -> Series:
-    """Resamples the series at other, sparser steps: at each it is the mean over the rounds that are nearest to it.
+    """Resamples a series at sparser steps: the value at a step is the mean over the rounds nearest to that step.
 
     Steps to which no round is nearest are left out.
     """

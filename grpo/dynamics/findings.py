@@ -78,19 +78,20 @@ class DiagnosisRule:
     solved            pass rate above which low entropy and silent groups are signs of success, not of a problem
     finished          pass rate above which problems are solved, however few groups are silent
     hopeless          pass rate below which prompts are too hard, however few groups are silent
-    flat              a change of pass rate that may be 0 and whose upper bound is at most this counts as none
-    moved             a change of pass rate, or of a part of the reward, above this counts as one
-    coupling          least progress of answers per progress in training, or per progress of a part of the reward
+    flat              largest upper bound of a change of pass rate that may still count as no gain
+    moved             least change of pass rate, or of a part of the reward, that counts as a change
+    coupling          least held-out progress per training progress, least gain of pass rate per rise of a part of the
+                      reward, and least share of the reward that right answers give
     entropy_kept      least entropy, as a share of the entropy at the start
     entropy_grown, more_entropy   factor and nats by which entropy may grow where answers do not get better
     clipped           largest share of tokens clipped on one side
     least_kl          KL to the reference, in nats per token, below which it never runs off
     kl_growth         factor over its own earlier median by which KL runs off
-    much_kl           KL above which it may not rise any more
-    giant_kl          KL of a single step that proves a jump of the policy
+    much_kl           KL above which a KL that still rises is a finding
+    giant_kl          KL of a single step that shows a jump of the policy; `giants` such steps are a finding
     longer            largest growth of completions, or of the seconds of a round, as a share of the first
-    shorter           fall of the length, as a share of it, after which answers may not be worse
-    nearly_all        share of completions or groups of each round that is too much after a few rounds already
+    shorter           fall of the length, as a share of the length before, after which fewer right answers are a finding
+    nearly_all        share of completions or groups above which a few rounds are enough, if every round is above
     truncated         largest share of truncated completions
     more_truncated    largest growth of the share of truncated completions
     repeated          largest share of completions that repeat themselves
@@ -100,15 +101,15 @@ class DiagnosisRule:
     ess               least effective share of samples under the ratios between the round's policies
     spike             a gradient norm above this many times the median of those around it is a spike
     spikes            largest share of steps that may be spikes
-    giant, giants     so many gradient norms above this many times that median are too many in any run
+    giant, giants     `giants` gradient norms above `giant` times that median are too many in any run
     zeros             largest share of gradient norms that may be exactly 0
     growth            largest factor by which the gradient norm may grow
     rate_kept         least learning rate over the last rounds, as a share of the highest
-    longest_warmup    so many rounds in a row may have a rising learning rate
-    skipped           largest share of steps that were skipped because of NaN or Inf
+    longest_warmup    number of rounds from which on a learning rate that has always risen is a finding
+    skipped           largest mean number of steps per round that were skipped because of NaN or Inf
     ungraded          largest share of answers whose grading failed or timed out
     collapse          largest loss of pass rate against the run's best
-    gain_left         a run is on its plateau when gaining more than this until its end is unlikely
+    gain_left         a run is on its plateau when a gain of more than this until its end is unlikely
     underdamped       damping ratio below which a fitted curve oscillates
     swinging          least Akaike weight of the oscillator among all laws before its damping ratio counts
     """

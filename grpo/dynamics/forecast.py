@@ -1,7 +1,7 @@
 """This module forecasts a run's reward curve: where it goes, when it gets there, and whether continuing is worth it.
 
-The forecast follows the curve's trend (`trend.follow`). It needs no law: the laws of `identify` say what a curve is
-like, and their constants. benchmarks/README.md has how often the intervals held, on simulated, public and own runs.
+The forecast extends the curve's trend (`trend.follow`), and needs none of the laws of `identify`, which describe the
+measured curve. benchmarks/README.md reports how often the intervals held, on simulated, public and own runs.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from grpo.types import Interval
 
 Array = NDArray[np.float64]
 
-# A forecast is made of so many drawn curves.
+# A forecast consists of this many drawn curves.
 NUM_DRAWS = 1000
-# What is forecast is the pass rate that this share of the whole run's rounds would measure.
+# A forecast predicts the mean pass rate measured over this share of the whole run's rounds.
 MEASURED_SHARE = 0.2
 
 
@@ -31,7 +31,7 @@ class Forecast:
     value, low, high   [points] median and interval of the pass rate at these steps, as a fifth of the run's rounds
                        would measure it
     gain               gain of the true pass rate from now to the last of `steps`, with the same coverage
-    gains              [draws] of that gain
+    gains              [draws] gain of each drawn curve
     """
 
     steps: Array
@@ -49,8 +49,8 @@ class Forecast:
 def forecast(history: History, last_step: float, coverage: float = 0.9, points: int = 50) -> Forecast:
     """Forecasts from the last measured step to `last_step`. The history needs at least two rounds.
 
-    The interval holds the noise with which the pass rate will be measured: that of a mean over a fifth of all rounds
-    until `last_step`, and of at least one round.
+    The interval includes the noise with which the pass rate will be measured: the noise of a mean over a fifth of all
+    rounds until `last_step`, but over at least one round.
     """
     trend = follow(history)
     end = max(last_step, float(history.steps[-1]) + 1)
@@ -61,9 +61,9 @@ def forecast(history: History, last_step: float, coverage: float = 0.9, points: 
 def forecast_held_out(
     held_out: History, training: History, last_step: float, coverage: float = 0.9, points: int = 50
 ) -> Forecast:
-    """Forecasts held-out evaluations like the pass rates of `training`, whose time scale they share.
+    """Forecasts held-out evaluations by their trend, on the time scale (span) of the `training` curve.
 
-    The interval holds the noise of one evaluation. At least three evaluations are needed.
+    The interval includes the noise of one evaluation. At least three evaluations are needed.
     """
     trend = follow(held_out, follow(training).span)
     end = max(last_step, float(held_out.steps[-1]) + 1)
@@ -71,7 +71,7 @@ def forecast_held_out(
 
 
 def _forecast(trend: Trend, now: float, end: float, rounds: float, coverage: float, points: int) -> Forecast:
-    """Draws curves from `now` to `end`, and adds the noise of a mean over so many rounds to them."""
+    """Draws curves from `now` to `end`, and adds the noise of a mean over `rounds` rounds."""
     steps = np.linspace(now, end, points)
     curves, error = trend.draws(steps, NUM_DRAWS)
     noise = np.random.default_rng(1).standard_normal(NUM_DRAWS) * error / np.sqrt(rounds)
