@@ -1,7 +1,7 @@
 """This module finds problems so gross that a few rounds prove them, however short the run is.
 
-The other checks of a diagnosis need 10 or 20 rounds to tell a trend from luck. Here a share of completions or groups
-has to be near 1 in every single one of the last rounds, and nothing is estimated.
+The other checks of a diagnosis need 10 or 20 rounds to tell a trend from luck. Here nothing is estimated: a share of
+completions or groups has to be near 1 in every single one of the last rounds.
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ from grpo.dynamics.evidence import FEWEST_ROUNDS
 from grpo.dynamics.findings import CRITICAL, NOTE, WARNING, DiagnosisRule, Finding
 from grpo.dynamics.run_log import RunLog
 
-# A share is believed when it comes from so many groups. Were .65 of all groups silent, 16 of 16 would be in one run of
-# 1,000.
+# A share counts only if it comes from at least this many groups. If .65 of all groups were silent, 16 of 16 would be
+# silent in one run of 1,000.
 FEWEST_GROUPS = 16
-# Where a log does not tell its groups, a share of completions needs so many rounds, and one of groups `FEWEST_GROUPS`.
+# In a log without counts of groups, a share of completions needs this many rounds. A share of groups would need
+# `FEWEST_GROUPS`, which is more than the `FEWEST_ROUNDS` looked at, so it never counts.
 FEWEST_UNCOUNTED = 3
 
 
 def mostly_cut_off(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Finds that nearly all completions of each round are cut off. It is critical unless those are right all the
-    same."""
+    """Finds that nearly all completions of each round are cut off.
+
+    The finding is critical, or a warning where many of the completions that are cut off are right all the same.
+    """
     share = throughout(log, "completions/truncated_fraction", rule.nearly_all)
     if share is None:
         return None
@@ -32,7 +35,7 @@ def mostly_cut_off(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 def unanswered(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds that in nearly all completions of each round no answer is found.
 
-    It says nothing where completions are right without one, by a reward of one's own, or are cut off before it.
+    Returns None where completions are right without such an answer, by a custom reward, or are cut off before it.
     """
     share = throughout(log, "completions/no_answer_fraction", rule.nearly_all)
     if share is None or _right_beyond(log, 1 - share, rule) or mostly_cut_off(log, rule):
@@ -43,7 +46,7 @@ def unanswered(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 
 def _right_beyond(log: RunLog, share: float, rule: DiagnosisRule) -> bool:
-    """Tells whether far more than this share of the last rounds' completions are right, and not hopelessly few."""
+    """Tells whether the pass rate of the last rounds is above both 2 × `share` and the rule's `hopeless`."""
     passed = log["pass_rate"].values[-FEWEST_ROUNDS:]
     return len(passed) > 0 and float(passed.mean()) > max(2 * share, rule.hopeless)
 
@@ -67,8 +70,8 @@ def silence(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 def difficulty(evidence: str, easy: bool, passed: float | None, rule: DiagnosisRule, silent: bool = True) -> Finding:
     """Returns the finding that prompts are too easy or too hard, or that they are solved.
 
-    Only where many groups are `silent` is it advised to replace them. Where rewards differ though hardly any answer is
-    right, something else is rewarded.
+    The remedy advises to replace silent groups only where many groups are `silent`. Otherwise rewards differ though
+    hardly any answer is right, so something else than right answers is rewarded, and a lower `correct_at` is advised.
     """
     replaced = ", or normalization=dapo to replace silent groups"
     if easy and passed is not None and passed > rule.solved:
@@ -83,7 +86,8 @@ def difficulty(evidence: str, easy: bool, passed: float | None, rule: DiagnosisR
 def throughout(log: RunLog, name: str, least: float, fewest: int = FEWEST_UNCOUNTED) -> float | None:
     """Returns the mean of a share over the last rounds, if it was above `least` in each of them, and else None.
 
-    It also returns None while there are fewer than `FEWEST_GROUPS` groups, or of a log without groups `fewest` rounds.
+    Also returns None if these rounds have fewer than `FEWEST_GROUPS` groups or, in a log without counts of groups, if
+    they are fewer than `fewest`.
     """
     late = log[name].values[-FEWEST_ROUNDS:]
     if not len(late) or late.min() <= least:

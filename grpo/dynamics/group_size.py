@@ -2,16 +2,17 @@
 
 Two criteria are met, and the cheapest batch that meets both is chosen.
 
-    cost          A step costs tokens or seconds, and gets ahead as far as its gradient's signal stands out of its noise
-                  (`step.progress_of_step`). Their ratio is made small. Adam divides a common factor of the gradient
-                  away, so how much of the infinite group's gradient is left decides nothing by itself.
+    cost          A step costs tokens or seconds, and its progress is the signal-to-noise ratio of its gradient
+                  (`step.progress_of_step`). Cost over progress is made small. The gradient's length decides nothing by
+                  itself, since Adam divides a common factor of the gradient away.
     fluctuation   Near its plateau the curve fluctuates with a variance ∝ 1/G (arXiv:2606.30789), here 1/(B·G). The
                   standard deviation must stay below a share of the improvement that may be left. Early in a run much
                   is left, and small batches suffice. Near the plateau they grow, at most by a factor of 2 at a time, so
                   that the effect of each larger batch is measured before the next.
 
-By tokens the fewest prompts always win, since progress goes as √B and cost as B: their bound decides, and fluctuation.
-By seconds the best number of prompts costs as much as what a step costs whatever it samples.
+If cost is counted in tokens, the fewest prompts are always cheapest, since progress grows as √B and cost as B. So the
+lower bound on prompts and the fluctuation decide. If cost is counted in seconds, the best number of prompts takes as
+much time as the fixed part of a step.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class BatchRule:
     """A batch rule bounds the choice of the batch.
 
     smallest, largest   smallest and largest group size allowed
-    fewest, most        fewest and most prompts per step allowed, which are equal where the prompts are held
-    samples             number of completions per step that is held instead of the prompts; 0 where it is not
+    fewest, most        fewest and most prompts per step allowed, which are equal where the prompts are held fixed
+    samples             number of completions per step, where this is held fixed instead of the prompts; else 0
     multiple            the prompts are a multiple of this, so that all ranks get equally many
     fluctuation         largest standard deviation about the plateau, as a share of the improvement left
     """
@@ -49,8 +50,11 @@ class BatchRule:
     multiple: int = 1
 
     def prompts(self, now: int, size: int) -> tuple[int, ...]:
-        """Returns the numbers of prompts that may come after `now`, with groups of this size: half, as many or twice as
-        many. Outside the bounds, which a resumed run may have changed, the nearest bound comes."""
+        """Returns the numbers of prompts that may follow `now`, with groups of `size`: half, as many or twice as many.
+
+        If all of these are out of bounds, as after a resume with other bounds, it returns `now` moved into the bounds.
+        With `samples`, it returns only the number of prompts that `samples` completions make up.
+        """
         if self.samples:
             return (self._shared(self.samples / size),)
         numbers = {self._shared(now * factor) for factor in (0.5, 1.0, 2.0)}
@@ -61,7 +65,7 @@ class BatchRule:
         return max(1, round(number / self.multiple)) * self.multiple
 
     def candidates(self, now: BatchSetting) -> list[BatchSetting]:
-        """Returns the batches that may come after `now`."""
+        """Returns the batches that the rule allows to follow `now`."""
         sizes = sizes_between(self.smallest, self.largest)
         pairs = [(size, number) for size in sizes for number in self.prompts(now.prompts_per_step, size)]
         return [replace(now, group_size=size, prompts_per_step=number) for size, number in pairs]
@@ -82,7 +86,7 @@ class BatchChoice:
 
     @property
     def reason(self) -> str:
-        """Returns the line for the log, which says which criterion decided."""
+        """Returns a line for the log that says which criterion decided."""
         if self.chosen == self.by_cost:
             return f"progress is cheapest at {_words(self.by_cost)}"
         return f"fluctuation asks for {self.by_fluctuation:.0f} completions a step, cost for {_words(self.by_cost)}"
@@ -97,8 +101,8 @@ def choose_batch(
 ) -> BatchChoice:
     """Chooses the batch at which progress is cheapest, of those with at least `by_fluctuation` completions.
 
-    The batch of the most completions is chosen if none has so many. Where the number of completions is held,
-    fluctuation has no say.
+    If no batch has that many, the batch with the most completions is chosen. Where the number of completions is held
+    fixed (`BatchRule.samples`), `by_fluctuation` is ignored.
     """
     costs = {setting: cost_of_progress(difficulty, setting, cost) for setting in rule.candidates(now)}
     by_cost = min(costs, key=lambda setting: costs[setting])
@@ -124,11 +128,10 @@ def cost_of_progress(difficulty: Difficulty, setting: BatchSetting, cost: StepCo
 def calm_completions(
     rule: BatchRule, now: BatchSetting, process_variance: float, improvement_left: float | None
 ) -> float | None:
-    """Returns the completions per step at which the curve fluctuates as little as the rule asks, at most twice as many
-    as now.
+    """Returns the completions per step that keep the fluctuation within the rule, at most twice as many as now.
 
-    It is None when nothing is forecast or no fluctuation was measured. `process_variance` is the variance of the curve
-    about its law beyond sampling error, under the batch of now. `improvement_left` is an upper bound of the gain until
+    The result is None without a forecast or a measured fluctuation. `process_variance` is the variance of the curve
+    about its law beyond sampling error, under the present batch. `improvement_left` is an upper bound of the gain until
     the run's end.
     """
     if improvement_left is None or process_variance <= 0:

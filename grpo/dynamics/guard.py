@@ -1,14 +1,14 @@
 """The guard acts at once when a run loses its damping, that is when training becomes unstable.
 
-It first shortens τ, then lowers the learning rate, then stops the run. If the policy has lost what it had learned, the
-guard also sends the run back to its best policy. Where that policy does no better than the one that was given up, the
-prompts have become harder, and the guard begins anew from there. It fades its memory of the best pass rate for the same
-reason, and under a curriculum that changes difficulty it does not judge falls at all.
+It first shortens τ, then lowers the learning rate, then stops the run. If the pass rate has fallen and checkpoints
+exist, the guard also sends the run back to its best policy. If the best policy then does no better than the abandoned
+one, the prompts have become harder, and the guard takes the present pass rate as the new best. For the same reason its
+best pass rate fades with time, and under a curriculum that changes difficulty no fall of the pass rate counts.
 
 The fitted damping ratio needs many rounds to show a loss; the guard looks at single rounds. A round is bad when its
 pass rate has fallen from the recent best by more than noise explains, when the optimizer skipped steps, or when
-importance weights have collapsed. After an action the run gets some rounds to recover before the next action. A run
-that went back needs no such rounds.
+importance weights have collapsed. After an action the run gets some rounds to recover before the next action, unless
+the action was to go back.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class GuardRule:
     least_share     loss of pass rate as a share of the recent best, since a healthy policy fluctuates a little
     least_ess       effective share of samples below which importance weights have collapsed
     rounds          number of bad rounds in a row before the guard acts
-    recovery        number of rounds after an action in which it does not act again
-    rate_cuts       number of halvings of the learning rate before it stops the run
+    recovery        number of rounds after an action in which the guard does not act again
+    rate_cuts       number of halvings of the learning rate before the guard stops the run
     may_go_back     whether a fallen run goes back to the best policy; this needs checkpoints
     changing_prompts  whether a curriculum changes how hard the prompts are; then no fall of the pass rate counts
-    forgetting      share of its distance to the present pass rate by which the best one fades each round
+    forgetting      share of the distance between best and present pass rate by which the best one fades each round
     """
 
     fall: float = 4.0
@@ -61,9 +61,9 @@ class GuardAction:
 
 @dataclass(frozen=True, slots=True)
 class RoundFacts:
-    """This type holds the facts of one round that the guard looks at.
+    """Round facts are the measurements of one round that the guard looks at.
 
-    step                    optimizer steps that the sampled policy had taken
+    step                    optimizer steps taken by the policy that sampled the round
     pass_rate, error        pass rate and its standard error
     ess                     effective share of samples under the importance weights
     skipped_steps           optimizer steps that were skipped
@@ -84,11 +84,11 @@ class GuardState:
     """The guard state is what the guard remembers between rounds.
 
     best        highest smoothed pass rate so far
-    error       standard error of `best`, at first that of its round
-    best_step   optimizer steps of the policy at which `best` was reached
+    error       standard error of `best`: at first that of the round which set it, then fading as `best` does
+    best_step   optimizer steps taken by the policy that reached `best`
     smooth      smoothed pass rate now
     bad         number of bad rounds in a row
-    since       number of rounds since the guard last acted, or None before its first action
+    since       number of rounds since the guard last acted, or None before its first action and after going back
     cuts        number of halvings of the learning rate so far
     returned    whether the run has just gone back to its best policy
     """
@@ -104,7 +104,7 @@ class GuardState:
 
 
 def watch(rule: GuardRule, state: GuardState, facts: RoundFacts) -> tuple[GuardAction | None, GuardState]:
-    """Watches one round. Returns an action if one is due, else None, and the guard's next state."""
+    """Watches one round. Returns the action that is due (None if there is none) and the guard's next state."""
     smooth = facts.pass_rate if state.smooth is None else 0.5 * (state.smooth + facts.pass_rate)
     best, best_error, best_step = state.best, state.error, state.best_step
     noise = (facts.error**2 + best_error**2) ** 0.5

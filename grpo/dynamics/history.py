@@ -12,9 +12,10 @@ from grpo.dynamics.laws import History
 SMOOTHED_ROUNDS = 5
 # The standard error is at least this where it has to be estimated from the curve's own scatter.
 LEAST_ERROR = 1e-3
-# The correlation of the noise is measured from so many rounds on, about a running mean over at most so many.
+# The correlation of the noise is measured in curves of at least `FEWEST_CORRELATED` rounds, about a running mean over
+# at most `LONGEST_WINDOW` rounds.
 FEWEST_CORRELATED, LONGEST_WINDOW = 12, 15
-# Correlation beyond this is the curve's own movement.
+# A measured correlation above this is cut to it, since the rest is the curve's own movement.
 HIGHEST_CORRELATION = 0.8
 
 Counts = Mapping[tuple[int, int], int]
@@ -86,9 +87,9 @@ def noise_factor(values: ArrayLike) -> float:
 
 
 def lag(staleness: float, interval: int) -> int:
-    """Returns the lag: the whole optimizer steps by which a round was sampled ahead.
+    """Returns a round's lag: the number of optimizer steps by which the round was sampled ahead.
 
-    It is computed from the mean staleness of the round's groups. (τ−1)/2 of that staleness arises within the round.
+    The lag is computed from the mean staleness of the round's groups, of which (τ−1)/2 arises within the round.
 
     >>> lag(0.5, 2), lag(2.5, 2)
     (0, 2)
@@ -99,7 +100,7 @@ def lag(staleness: float, interval: int) -> int:
 def history_of(rounds: Iterable[tuple[int, int, int, Counts]]) -> History:
     """Builds a reward curve from rounds of (optimizer steps at the end, refresh interval, lag, counts).
 
-    A round was sampled by the policy at its beginning, or `lag` steps before, so its point is placed at that step.
+    A round's point is placed at the step of the policy that sampled it: the round's beginning, or `lag` steps before.
     Rounds without completions are left out.
     """
     points = [

@@ -1,13 +1,13 @@
 """This module identifies which law a reward curve follows, with which constants, and how certain that is.
 
 Every law of `grpo.dynamics.laws` is fitted by weighted least squares. A round's pass rate has a known standard error,
-so the sum of squares is a χ². Noise that is correlated from round to round counts as what it is: every error is first
+so the sum of squares is a χ². To account for noise that is correlated from round to round, every error is first
 multiplied by the square root of `history.noise_factor`. Laws with different numbers k of parameters are compared by
 QAICc = χ² + 2k + 2k(k+1)/(n−k−1) with these errors (Burnham & Anderson, Model Selection, 2002).
 
 A curve counts as identified when a law that levels off beats the straight line, its plateau is known well enough to
-act on, and its residuals show no pattern. Until then the result says "not identified yet" and why. Where the curve goes
-is not asked of the laws: `forecast` follows its trend.
+act on, and its residuals show no pattern. Until then the result says "not identified yet" and why. The laws do not
+forecast the curve: `forecast` does, by the curve's trend.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ LEAST_INFORMATION = 1e-4
 BEND_AICC = 4.0
 # The plateau counts as known when half the width of its 95 % interval is at most this, in pass rate.
 PLATEAU_HALF_WIDTH = 0.15
-# Residuals less likely than this, by their size or their correlation, say that the law is not the curve's.
+# A law does not count as the curve's if the size or the correlation of its residuals is less likely than this.
 LEAST_PROBABILITY = 0.01
-# Intervals are computed from so many random draws of the parameters.
+# Intervals are computed from this many random draws of the parameters.
 NUM_DRAWS = 400
 # No draw may be less likely than this by the law's own likelihood (Wilks' theorem).
 DRAWN_PROBABILITY = 1e-4
 # A law with a smaller share of the Akaike weight than this is left out.
 LEAST_SUPPORT = 0.02
-# A fit starts from at most so many of a law's guesses.
+# A fit starts from at most this many of a law's guesses.
 MOST_STARTS = 4
-# A derivative is taken over this much of a parameter.
+# Derivatives are finite differences over this share of a parameter, or of 1 if the parameter is smaller.
 LEAST_MOVE = np.finfo(np.float64).eps ** 0.5
 
 
@@ -99,7 +99,7 @@ class LawFit:
 
     @property
     def misfit_p(self) -> float:
-        """Returns the probability of a χ² this large if law and errors are right. A small one says they are not."""
+        """Returns the probability of a χ² at least this large if law and errors are right. If small, they are not."""
         freedom = len(self.history) - len(self.free)
         return float(stats.chi2.sf(self.chi_square, freedom)) if freedom > 0 else float("nan")
 
@@ -107,7 +107,7 @@ class LawFit:
     def pattern_p(self) -> float:
         """Returns the two-sided p value of the residuals' lag-1 correlation under independence.
 
-        A small one says that the law has the wrong shape.
+        A small p value says that the law has the wrong shape.
         """
         n = len(self.residuals)
         centered = self.residuals - self.residuals.mean()
@@ -123,11 +123,11 @@ class LawFit:
 
     @cached_property
     def draws(self) -> Array:
-        """Returns draws of the free parameters from their normal approximation, [`NUM_DRAWS`, parameters]. They are
-        always the same.
+        """Returns draws of the free parameters from their normal approximation, [`NUM_DRAWS`, parameters].
 
-        The approximation leaves the likelihood where a curve says little about a parameter. A draw that the measured
-        curve contradicts is moved towards the optimum, by quarters, until it lies within the likelihood region.
+        The seed is fixed. Where a curve says little about a parameter, the approximation is too wide. So a draw that
+        the measured curve contradicts is moved towards the optimum, by quarters, until it lies within the likelihood
+        region.
         """
         generator = np.random.default_rng(0)
         values, vectors = np.linalg.eigh(self.covariance)
@@ -144,8 +144,7 @@ class LawFit:
         return np.sum(((self.history.values - predicted) / self.history.errors) ** 2, axis=-1)
 
     def interval(self, function: Callable[[NDArray[np.float64]], float]) -> Interval:
-        """Estimates a number that `function` computes from the free parameters. The 95 % interval comes from the
-        draws."""
+        """Returns the value of `function` at the fitted free parameters, with a 95 % interval from the draws."""
         values = np.array([function(free) for free in self.draws])
         low, high = np.nanquantile(values, [0.025, 0.975])
         return Interval(float(function(self.free)), float(low), float(high))
@@ -174,7 +173,7 @@ def fit_law(law: Law, history: History) -> LawFit:
 
 @dataclass(frozen=True, slots=True)
 class Identification:
-    """An identification says which laws a run's curve follows, and what they say about the model.
+    """An identification says which laws a run's curve follows, with the model's constants.
 
     fits            one fit of every law, best AICc first
     identified      whether the curve bends towards a plateau that is known to ± `PLATEAU_HALF_WIDTH`
@@ -211,8 +210,10 @@ FEWEST_POINTS = 6
 
 
 def laws(momentum: float, exponent: float | None, mean_exponent: float = 0.0) -> tuple[Law, ...]:
-    """Returns all laws that are fitted: the model at momentum μ, its rivals (gating at the dials' α and β), line and
-    constant. Without an α there is no gating, since its law follows from the dials."""
+    """Returns all laws that are fitted: the oscillator at momentum μ, its rivals, line and constant.
+
+    The gating law follows from α (`exponent`) and β (`mean_exponent`) of the advantage, and is left out without an α.
+    """
     gating = () if exponent is None else (gating_law(exponent, mean_exponent),)
     return (oscillator_law(momentum), EXPONENTIAL, MIXTURE, *gating, SIGMOID, LINE, CONSTANT)
 
@@ -244,10 +245,10 @@ def identify(
 
 
 def supported(fits: Sequence[LawFit]) -> list[tuple[LawFit, Array]]:
-    """Divides `NUM_DRAWS` draws among these fits in proportion to their Akaike weights.
+    """Divides `NUM_DRAWS` draws among the fits in proportion to their Akaike weights.
 
-    Returns (fit, its draws [draws, parameters]). Together the draws show the uncertainty of the parameters and of the
-    choice of law.
+    Returns (fit, its draws [draws, parameters]) for each fit with draws. Together the draws show the uncertainty of the
+    parameters and of the choice of law.
     """
     scores = np.array([fit.aicc for fit in fits])
     shares = np.exp(-(scores - scores.min()) / 2)
@@ -257,7 +258,7 @@ def supported(fits: Sequence[LawFit]) -> list[tuple[LawFit, Array]]:
 
 
 def levelling(fits: Sequence[LawFit]) -> list[LawFit]:
-    """Returns the fits of those laws that level off to a plateau."""
+    """Returns the fits of the laws that level off to a plateau."""
     return [fit for fit in fits if fit.law.name in LEVELLING]
 
 
@@ -276,7 +277,7 @@ def damping_ratio(free: Array, momentum: float, interval: float, lag: float = 0.
 
 
 def _verdict(best: LawFit, flat: float, plateau: Interval, fits: Sequence[LawFit]) -> tuple[bool, str]:
-    """Says whether the curve is identified, and why. `flat` is the best AICc of the laws that do not level off."""
+    """Returns whether the curve is identified, and why. `flat` is the best AICc of the laws that do not level off."""
     if best.aicc > flat - BEND_AICC:
         moved = "has not moved" if fits[0].law is CONSTANT else "runs straight, so where it levels off is open"
         return False, f"not identified yet: the curve {moved}"

@@ -1,7 +1,7 @@
 """This module defines laws of a reward curve: the reduced-order model and its rivals, as functions of the step.
 
 A law maps free parameters and the history of a run to pass rates, and guesses where a fit should start. The free
-parameters are unbounded, as optimizers need them. `read` converts them to readable ones, which `names` names.
+parameters are unbounded, as optimizers need them. `read` converts them to readable parameters, which have the names `names`.
 
     oscillator    P* + (P₀−P*)·E(t), arXiv:2606.30789; τ may change from round to round
     exponential   the overdamped limit of the oscillator
@@ -76,20 +76,22 @@ class Law:
     read: Callable[[Array], Array]
 
     def predict(self, free: Array, steps: Array, intervals: Array, lags: Array) -> Array:
-        """Returns the pass rates [points] at `steps`, or [draws, points] of several draws of the parameters. The curve
-        begins at the first of them."""
+        """Returns the pass rates [points] at `steps`, or [draws, points] of several draws of the parameters.
+
+        The curve begins at the first step.
+        """
         return self.curve(free, steps - steps[0], intervals, lags)
 
 
 def _spread(history: History) -> tuple[float, float, float]:
-    """Estimates start and end of the curve by medians. Returns them and the curve's length in steps."""
+    """Returns the curve's start and end, estimated by medians, and its length in steps."""
     tail = max(1, len(history) // 5)
     start, end = np.median(history.values[:tail]), np.median(history.values[-tail:])
     return _inside(float(start)), _inside(float(end)), max(float(np.ptp(history.steps)), 1.0)
 
 
 def _columns(free: Array) -> list[Array]:
-    """Returns each parameter with a last axis of one, along which the points of a curve lie."""
+    """Returns each parameter with a last axis of length 1, which broadcasts over the points of a curve."""
     return [free[..., index, None] for index in range(free.shape[-1])]
 
 
@@ -102,8 +104,8 @@ def oscillator_law(momentum: float) -> Law:
     """Returns the oscillator law at known momentum μ.
 
     The free parameters are logit P₀, logit P*, log κ and log M₀, where M₀ is the inertia in M = M₀ + ½κ·E[a²], and a
-    the age of a round's samples (`held_oscillator`). With μ known, C = (1−μ) − κ·E[a]. In the model M₀ is (1+μ)/2. It
-    is left free because the fitted damping ratio ζ depends on it.
+    the age of a round's samples (`held_oscillator`). With μ known, C = (1−μ) − κ·E[a]. The model says M₀ = (1+μ)/2. The
+    fit leaves M₀ free because the fitted damping ratio ζ depends on it.
     """
 
     def curve(free: Array, times: Array, intervals: Array, lags: Array) -> Array:
@@ -129,7 +131,7 @@ def oscillator_law(momentum: float) -> Law:
 
 
 def _distance(steps: Array, intervals: Array, lags: Array, momentum: float, stiffness: Array, inertia: Array) -> Array:
-    """Returns the oscillator's distance to its plateau at `steps`, as a share of the first distance: E(t)/E(0).
+    """Returns the oscillator's distance to its plateau at `steps`, as a share of its distance at the start: E(t)/E(0).
 
     `stiffness` and `inertia` are [1] or [draws, 1]. Each stretch of equal τ and lag has its own coefficients;
     position and velocity are carried over.
@@ -152,7 +154,10 @@ def _distance(steps: Array, intervals: Array, lags: Array, momentum: float, stif
 
 
 def _three(function: Callable[[Array, Array, Array, Array], Array], name: str, names: tuple[str, ...]) -> Law:
-    """Makes a law of two rates and one time from `function`. The free parameters are two logits and a logarithm."""
+    """Makes a law from `function`, with two pass rates and one time constant as its parameters.
+
+    The free parameters are the logits of the two rates and the logarithm of the time.
+    """
 
     def curve(free: Array, times: Array, *_: Array) -> Array:
         first, second = _columns(expit(free[..., :2]))

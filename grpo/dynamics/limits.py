@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LimitedState:
-    """The state holds what the run has spent, by unit, and the state of the wrapped scheduler."""
+    """The limited state holds the amounts that the run has spent, by unit, and the state of the wrapped scheduler."""
 
     spent: Mapping[str, float]
     inner: Any
@@ -24,8 +24,8 @@ class LimitedState:
 class LimitedScheduler:
     """This scheduler decides as `scheduler` does until one of `limits` is reached, and then stops the run.
 
-    `limits` maps a unit (samples, tokens, seconds) to the amount that the run may spend. All units are counted, so that
-    a limit which is set on resuming includes what was spent before. Seconds are the wall-clock seconds of rounds.
+    `limits` maps a unit (samples, tokens, seconds) to the amount that the run may spend. Units without a limit are
+    counted too, so that a limit set on resume includes what was spent before. Seconds are wall-clock seconds of rounds.
     """
 
     def __init__(self, scheduler: Scheduler, limits: Mapping[str, float]):
@@ -57,7 +57,7 @@ class LimitedScheduler:
 
 
 def _spent_in(statistics: RoundStatistics) -> dict[str, float]:
-    """Returns what one round spent, by unit."""
+    """Returns the samples, completion tokens and seconds of one round, by unit."""
     return {
         "samples": float(sum(size * groups for (_, size), groups in statistics.reward_counts.items())),
         "tokens": statistics.means["completions/length_mean"].total,
