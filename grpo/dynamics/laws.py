@@ -1,7 +1,7 @@
 """This module defines laws of a reward curve: the reduced-order model and its rivals, as functions of the step.
 
 A law maps free parameters and the history of a run to pass rates, and guesses where a fit should start. The free
-parameters are unbounded, as optimizers need them. `read` converts them to readable parameters, which have the names `names`.
+parameters are unbounded, as optimizers need them. `read` converts them to readable parameters, and `names` names these.
 
     oscillator    P* + (P₀−P*)·E(t), arXiv:2606.30789; τ may change from round to round
     exponential   the overdamped limit of the oscillator

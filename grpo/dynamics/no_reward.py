@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from grpo.dynamics.findings import CRITICAL, Finding
 from grpo.dynamics.run_log import RunLog
 
-# Each share of a round's completions, with what it means and what helps. The first of them that holds for most of the
-# completions explains why there is no reward.
+# (metric, meaning, remedy) for shares of a round's completions. The first metric above one half explains why there is
+# no reward.
 _CAUSES = (
     (
         "completions/timed_out_fraction",
@@ -47,7 +47,7 @@ _DIFFICULTY = (
 
 
 def shares(metrics: Mapping[str, float]) -> str:
-    """Returns one line on how a round's completions were graded. `metrics` have the names that `flatten` gives.
+    """Returns one line on how a round's completions were graded. `metrics` are named as in metrics.jsonl.
 
     >>> shares({"pass_rate": 0.25, "completions/no_answer_fraction": 0.5, "completions/truncated_fraction": 0.0})
     'of the completions 25% are right, 0% were cut off, 50% hold no answer'
@@ -64,7 +64,7 @@ def shares(metrics: Mapping[str, float]) -> str:
 
 
 def warnings(metrics: Mapping[str, float]) -> dict[str, str]:
-    """Returns what is wrong with a run that one round's numbers show to be useless, by topic."""
+    """Returns warnings, by topic, about problems so gross that the metrics of one round show them."""
     told = {}
     nothing = metrics.get("reward/mean") == 0.0 and metrics.get("reward/std", 0.0) == 0.0
     if nothing:
@@ -82,8 +82,10 @@ def warnings(metrics: Mapping[str, float]) -> dict[str, str]:
 
 
 def why(metrics: Mapping[str, float]) -> tuple[str, str]:
-    """Returns what a round shows of why no completion gets a reward, and what to change. Problems that are too hard are
-    the answer where nothing else is."""
+    """Returns the evidence of why no completion gets a reward, and the remedy.
+
+    If a round's metrics show no other cause, the problems are too hard.
+    """
     for name, meaning, remedy in _CAUSES:
         if metrics.get(name, 0.0) > 0.5:
             return f"{metrics[name]:.0%} {meaning}", remedy

@@ -8,7 +8,7 @@ that is τ steps old, x_{t+1} − x_t = μ(x_t − x_{t−1}) − κ·x_{t−τ}
 
     M = (1+μ)/2 + ½κτ²      C = (1−μ) − κτ      k = κ
 
-κ = Kη is the stiffness per step, that is reward curvature times step size. It is never set but measured. Under Adam,
+κ = Kη is the stiffness per step, that is reward curvature times step size. It is measured, never set. Under Adam,
 whose first moment is an average, Kη(1 − β₁) stands in its place, and the threshold is Kητ < 1.
 """
 
@@ -57,9 +57,9 @@ def oscillator(momentum: float, stiffness: float, lag: float) -> Oscillator:
 def held_oscillator(momentum: float, stiffness: float, interval: float, lag: float = 0.0) -> Oscillator:
     """Returns the model for a gradient that is held for `interval` steps, as in training: sample and hold.
 
-    The samples' age a is `lag` … `lag` + τ−1 steps, each equally often. So the expansion above, averaged over a, has
-    the mean age E[a] = lag + (τ−1)/2 in the place of τ, and E[a²] = E[a]² + (τ²−1)/12 in that of τ². At τ = 1 without
-    a lag it is the heavy ball itself.
+    The samples' age a is `lag` … `lag` + τ−1 steps, each equally often. So the expansion in the module's docstring,
+    averaged over a, has E[a] = lag + (τ−1)/2 instead of τ, and E[a²] = E[a]² + (τ²−1)/12 instead of τ². At τ = 1
+    without a lag the model is the heavy ball itself.
 
     >>> held_oscillator(0.9, 0.004, 1) == oscillator(0.9, 0.004, 0)
     True
@@ -80,7 +80,7 @@ def propagate(
 ) -> tuple[Array, Array]:
     """Returns E and Ė after `steps` from E(0) = `position` and Ė(0) = `velocity`, in closed form.
 
-    The steps are [points]. The other numbers are one each, or [draws, 1], which gives [draws, points].
+    `steps` is [points]. The other arguments are scalars, or [draws, 1] for results [draws, points].
 
         E = e^{−at}·[E₀·c + (Ė₀ + aE₀)·s],  a = ζω,  b² = (ζ²−1)ω²,  c = cosh bt,  s = sinh(bt)/b
 

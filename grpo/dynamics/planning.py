@@ -1,12 +1,12 @@
 """This module plans a run before it starts: group size, refresh interval and steps, from pass rates and lengths.
 
-The tokens that may be sampled allow a number of steps at each group size G. A step gets ahead in proportion to the
-signal of its gradient over its noise (`step.signal_to_noise`), because Adam divides a common factor away. The
-size with the most progress is proposed. Its cost is counted in tokens, or in seconds where a machine has been measured
+The budget of tokens allows a number of steps at each group size G. The progress of a step is proportional to the
+signal-to-noise ratio of its gradient (`step.signal_to_noise`), because Adam divides a common factor away. The size
+with the most progress per cost is proposed. Cost is counted in tokens, or in seconds where a machine has been measured
 (`grpo prove`).
 
-The refresh interval is proposed only for a measured machine: the shortest at which refreshing the sampler and all else
-that a round needs once takes little of its time. How far a longer one stays on-policy is known only from the run.
+The refresh interval is proposed only for a measured machine: the shortest at which the fixed costs of a round, like
+the refresh of the sampler, take little of its time. Only the run shows how off-policy a longer interval would be.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from grpo.types import MachineConstants
 EXPONENTS = (0.0, 0.5, 1.0, 1.5, 2.0)
 # The harder half of the prompts should get at least this share of the gradient.
 FAIR_SHARE = 0.4
-# A round may spend this share of its time on what it needs once, whatever its steps.
+# A round may spend this share of its time on its fixed costs, which do not depend on its number of steps.
 MOST_OVERHEAD = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """A plan request holds what is known before a run, and what the plan must keep to.
+    """A plan request holds what is known before a run, and the limits of the plan.
 
     prompt_tokens, completion_tokens   mean lengths
     budget_tokens                      total number of prompt and completion tokens to sample
@@ -56,10 +56,10 @@ class SizeOption:
     """A size option is one group size with its consequences.
 
     silent      share of silent groups
-    fidelity    mean fidelity of the gradient, which decides nothing
+    fidelity    mean fidelity of the gradient (`sigma.mean_fidelity`), for information only
     steps       optimizer steps for which the tokens suffice
-    seconds     seconds of one step at τ = 1; None for a machine that was not measured
-    progress    progress for the same cost, as a share of that of the best size
+    seconds     seconds of one step at τ = 1; None if no machine was measured
+    progress    progress per cost, as a share of that of the best size
     """
 
     size: int
@@ -72,10 +72,10 @@ class SizeOption:
 
 @dataclass(frozen=True, slots=True)
 class RunProposal:
-    """A run proposal holds all options, what is proposed of them, and why.
+    """A run proposal holds all group sizes with their consequences, the proposed one, and the proposed τ.
 
     interval   the proposed refresh interval τ
-    overhead   share of a round's time that is spent once a round at that τ; None for a machine that was not measured
+    overhead   share of a round's time that its fixed costs take at the proposed τ; None if no machine was measured
     """
 
     sizes: tuple[SizeOption, ...]
@@ -85,7 +85,7 @@ class RunProposal:
 
 
 def propose(difficulty: Difficulty, request: PlanRequest, machine: MachineConstants | None = None) -> RunProposal:
-    """Proposes the group size with the most progress, and the refresh interval."""
+    """Proposes the group size with the most progress per cost, and the refresh interval (1 if no machine is given)."""
     sizes = size_options(difficulty, request, machine)
     best = max(sizes, key=lambda option: option.progress)
     if machine is None:
@@ -128,14 +128,16 @@ def step_tokens(request: PlanRequest, size: int) -> float:
 
 
 def step_seconds(request: PlanRequest, machine: MachineConstants, size: int, interval: int = 1) -> float:
-    """Returns the seconds of one optimizer step on one device, with its part of what a round needs once."""
+    """Returns the seconds of one optimizer step on one device, including its share of the round's fixed costs."""
     once = (machine.refresh_seconds + machine.round_overhead_seconds) / interval
     return _sampled_and_learned(request, machine, size, interval) + once
 
 
 def _sampled_and_learned(request: PlanRequest, machine: MachineConstants, size: int, interval: int) -> float:
-    """Returns the seconds in which one step's completions are sampled and learned from. A round samples those of all
-    its steps at once."""
+    """Returns the seconds of sampling one step's completions and learning from them.
+
+    A round samples the completions of all its steps at once, which sets the sampling speed.
+    """
     completions = request.prompts_per_step * size
     sampled = completions * request.completion_tokens / machine.sampling_speed(completions * interval)
     return sampled + step_tokens(request, size) / machine.learning_tokens_per_second

@@ -11,7 +11,7 @@ from grpo.dynamics.evidence import change, late_change, level, start, window_len
 from grpo.dynamics.findings import CRITICAL, WARNING, DiagnosisRule, Finding
 from grpo.dynamics.run_log import RunLog, Series
 
-# The KL to the reference in so many first rows tells whether the policy began as the reference.
+# The KL to the reference in this many first rows of the log shows whether the policy began as the reference.
 FIRST_ROWS = 3
 
 
@@ -59,7 +59,7 @@ def entropy_runs_off(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 
 def divergence(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Finds a KL to the reference that runs off: it is far above its own median, or large and still rising."""
+    """Finds a KL to the reference that runs off: far above its earlier median, large and rising, or with jumps."""
     series = log["policy/reference_kl"]
     now, late = level(series), late_change(series)
     if now is None or late is None or now.value < rule.least_kl:
@@ -77,7 +77,7 @@ def divergence(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 
 def other_reference(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Finds a reference that the policy did not begin as: their KL is large in the first rows, and stays so.
+    """Finds a reference model from which the policy did not start: the KL is large in the first rows, and stays so.
 
     A log that begins in the middle of a run, as after a resume, proves nothing.
     """

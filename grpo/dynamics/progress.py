@@ -24,17 +24,19 @@ from grpo.dynamics.run_log import RunLog
 from grpo.dynamics.stop_rule import UNLIKELY
 from grpo.types import Interval
 
-# Each half of a run must have so many evaluations before held-out progress is compared with training.
+# Each half of a run must have this many evaluations before held-out progress is compared with training.
 FEWEST_EVALUATIONS = 3
-# A reward that was the same in so many rounds from the start on counts as constant.
+# A reward that has been the same since the first round counts as constant after this many rounds.
 FEWEST_CONSTANT = 8
-# A run must have so many rounds before it can have learned nothing.
+# A run must have this many rounds before it can count as having learned nothing.
 FEWEST_WITHOUT_PROGRESS = 60
 
 
 class Halves(NamedTuple):
-    """Changes from the first half of some evaluations to the second: of training, held out, and the first minus the
-    second."""
+    """Halves holds the changes of pass rates from the first half of a run's evaluations to the second half.
+
+    `gap` is the change of training minus held-out.
+    """
 
     training: float
     held_out: float
@@ -42,7 +44,7 @@ class Halves(NamedTuple):
 
 
 def halves(log: RunLog) -> Halves | None:
-    """Compares the halves of the evaluations. It is None if there are too few."""
+    """Compares the two halves of a run's evaluations. Returns None if there are too few of them."""
     if not len(log.held_out) or not len(log["pass_rate"]):
         return None
     training = paired(log["pass_rate"], log.held_out.steps)
@@ -56,8 +58,10 @@ def halves(log: RunLog) -> Halves | None:
 
 
 def harder_prompts(log: RunLog, rule: DiagnosisRule) -> bool:
-    """Tells whether a pass rate falls because the prompts get harder, as in data sorted by difficulty: the fall is
-    sure, and held-out problems are solved as well as before."""
+    """Tells whether the pass rate falls because the prompts get harder, as in data sorted by difficulty.
+
+    That is so if the fall is sure and held-out problems are solved about as well as before.
+    """
     fallen, moved = change(log["pass_rate"]), halves(log)
     if fallen is None or moved is None or fallen.high > 0 or moved.training > -rule.moved:
         return False
@@ -65,7 +69,7 @@ def harder_prompts(log: RunLog, rule: DiagnosisRule) -> bool:
 
 
 def with_known_prompts(log: RunLog, rule: DiagnosisRule) -> RunLog:
-    """Returns the log, and says in it where its prompts get harder though no curriculum is known."""
+    """Returns the log with `changing_prompts` set if its prompts get harder, even if no curriculum is known."""
     harder = not log.changing_prompts and harder_prompts(log, rule)
     return replace(log, changing_prompts=True) if harder else log
 
@@ -90,7 +94,7 @@ def reward_hacking(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 def constant_reward(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds a reward that has been one and the same number since the first round. Nothing can be learned from it.
 
-    Where every answer has been right, the problems are solved, and `silent_groups` says so.
+    Returns None where every answer has been right: the problems are solved then, which `silent_groups` finds.
     """
     passed = log["pass_rate"].values
     if len(passed) and passed.min() == 1:
@@ -106,9 +110,10 @@ def constant_reward(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 
 def no_progress(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Finds that nothing was learned: after many rounds the pass rate, or else the reward, is where it began.
+    """Finds that nothing was learned: after many rounds the pass rate (else the mean reward) is where it began.
 
-    The whole interval of the change must lie below `flat`; of a reward, below half of its scatter from round to round.
+    The whole interval of the change must lie below `flat`, or for a reward below half of its scatter from round to
+    round.
     """
     name = "pass_rate" if len(log["pass_rate"]) else "reward/mean"
     series = log[name]
@@ -133,10 +138,10 @@ def no_progress(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 
 def silent_groups(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Finds advantage degeneracy: most groups are silent. It distinguishes too easy from too hard prompts.
+    """Finds advantage degeneracy: most groups are silent, since prompts are too easy or too hard.
 
-    A pass rate that is nearly 0 or nearly 1 is told as well, whatever is silent. Where groups of equal rewards are
-    learned from, only that is told.
+    A pass rate near 0 or 1 is a finding too, however few groups are silent. It is the only one where the run also
+    learns from groups of equal rewards.
     """
     silent, passed = level(log["groups/silent_fraction"]), level(log["pass_rate"])
     if log.learns_from_equal:
@@ -156,14 +161,14 @@ def silent_groups(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 
 def _risen_silence(log: RunLog, silent: Interval, passed: Interval | None, rule: DiagnosisRule) -> bool:
-    """Tells whether the share of silent groups has risen far and the pass rate does not explain it by success."""
+    """Tells whether the share of silent groups has risen far, without a high pass rate that would explain the rise."""
     risen = change(log["groups/silent_fraction"])
     succeeding = passed is not None and passed.high > rule.mastered
     return risen is not None and silent.low > rule.much_silence and risen.low > rule.more_silence and not succeeding
 
 
 def stalled(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Finds a run that has learned, but not over its last half. It says nothing about what will come."""
+    """Finds a run that has learned, but not over its last half. This is no forecast."""
     series = log["pass_rate"]
     if len(series) < FEWEST_WITHOUT_PROGRESS or log.changing_prompts:
         return None
@@ -207,11 +212,9 @@ def length_growth(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 
 def plateau(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Finds that the run is on its plateau: the forecast expects no more gain. Of prompts that get harder it says
-    nothing, since the policy may learn while their pass rate does not rise.
+    """Finds that the run is on its plateau: the forecast expects no more gain until `RunLog.horizon`.
 
-    The forecast reaches to the end of the run. Of a log that does not say where the run ends, or of a run that has
-    ended, it reaches to 1.5 times the steps taken so far.
+    Returns None where prompts get harder, since the policy may learn while the pass rate does not rise.
     """
     if len(log.history) < 2 * FEWEST_ROUNDS or log.changing_prompts:
         return None
@@ -230,5 +233,5 @@ def plateau(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 
 def improving(passed: Interval, rule: DiagnosisRule) -> bool:
-    """Tells whether a change of pass rate is an improvement, or may well be one."""
+    """Tells whether a change of pass rate is surely an improvement, or may be one larger than `flat`."""
     return passed.low > 0 or passed.high > rule.flat

@@ -32,7 +32,7 @@ class RefreshRule:
 
 @dataclass(frozen=True, slots=True)
 class OffPolicyness:
-    """This type holds how far off-policy a round was, measured at its refresh interval.
+    """Off-policyness says how far off-policy a round was at its refresh interval.
 
     `ess` is the effective share of samples and `clipped` the share of clipped tokens. `lag` is the number of optimizer
     steps between the weights that sampled the round and those at its beginning (0 unless rounds are sampled ahead).
@@ -44,8 +44,10 @@ class OffPolicyness:
     lag: int = 0
 
     def lag_at(self, interval: int) -> int:
-        """Returns the lag to expect at another interval. A longer interval makes the lag longer in proportion. A
-        shorter one need not shorten it, so the lag is kept."""
+        """Returns the lag to expect at another interval.
+
+        A longer interval makes the lag longer in proportion. A shorter interval may leave the lag as long as it is.
+        """
         return math.ceil(self.lag * max(1.0, interval / self.interval))
 
 
@@ -57,7 +59,7 @@ class StepTime:
     per_round: float
 
     def seconds(self, interval: int) -> float:
-        """Returns the seconds of one optimizer step at this interval, with its part of the round's fixed time."""
+        """Returns the seconds of one optimizer step at this interval, including its share of the round's fixed time."""
         return self.per_step + self.per_round / interval
 
 
@@ -77,8 +79,8 @@ def fit_step_time(intervals: np.ndarray, round_seconds: np.ndarray, fixed_second
 def fit_token_time(tokens: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
     """Fits seconds = fixed + per_token·tokens by least squares, and returns both constants.
 
-    Seconds are taken to be in proportion to tokens where the two cannot be told apart, because the tokens varied by
-    less than a quarter, and where a constant would be negative.
+    Seconds are taken as proportional to tokens (fixed = 0) where the tokens varied by less than a quarter, too little
+    to tell the constants apart, and where a constant would be negative.
     """
     if tokens.max() >= 1.25 * tokens.min():
         per_token, fixed = np.polyfit(tokens, seconds, 1)
@@ -90,8 +92,8 @@ def fit_token_time(tokens: np.ndarray, seconds: np.ndarray) -> tuple[float, floa
 def stable(rule: RefreshRule, momentum: float, stiffness: float, interval: int, lag: int = 0) -> bool:
     """Tells whether the damping ratio stays above the least allowed. An interval of 1 is always allowed.
 
-    Training holds a round's samples while it takes its steps, so the ratio is that of `held_oscillator`. It is lost
-    long before stability is (`stability`).
+    A round's samples are held for all its steps, so the ratio is that of `held_oscillator`. Damping is lost long before
+    stability (`grpo.dynamics.stability`).
     """
     return interval == 1 or held_oscillator(momentum, stiffness, interval, lag).damping_ratio >= rule.least_damping
 
@@ -112,7 +114,7 @@ def on_policy_enough(rule: RefreshRule, measured: OffPolicyness, interval: int) 
 
 @dataclass(frozen=True, slots=True)
 class RefreshChoice:
-    """A refresh choice is the chosen interval and the reason for it."""
+    """A refresh choice is the chosen interval with the reason for the choice."""
 
     interval: int
     reason: str
@@ -123,10 +125,10 @@ def choose_refresh_interval(
 ) -> RefreshChoice:
     """Chooses the largest interval that keeps all margins, at most one rung of the ladder above the current one.
 
-    A longer interval must also save enough time. One step a round says nothing of how ratios drift, so the step from 1
-    to 2 rests on the damping ratio alone, and every further one on what was measured at 2 or more. `stiffness` is the
-    upper end of its confidence interval, so that an uncertain stiffness counts as dangerous. With None (not identified)
-    the current interval is kept, or shortened if it is too far off-policy.
+    A longer interval must also save enough time. At τ = 1 the ratios are 1 and show no drift. So the change from τ = 1
+    to 2 needs only the damping ratio, and every longer interval needs what was measured at τ ≥ 2. `stiffness` is the
+    upper end of its confidence interval, so that an uncertain stiffness counts as dangerous. If it is None (not
+    identified), the current interval is kept, or shortened if it is too far off-policy.
     """
     ladder = [interval for interval in LADDER if interval <= rule.longest] or [1]
     allowed = [interval for interval in ladder if on_policy_enough(rule, measured, interval)]

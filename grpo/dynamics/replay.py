@@ -1,7 +1,7 @@
-"""This module replays a scheduler on the facts of a finished run and returns what it would have decided, by round.
+"""This module replays a scheduler on the statistics of a finished run, and returns its decision after each round.
 
-The facts stay those of the run. A proposal that differs from what the run did is shown but not followed. Replaying the
-scheduler that steered the run reproduces its decisions.
+The statistics stay those of the run: a proposal that differs from what the run did is shown but not followed. Replaying
+the scheduler that steered the run reproduces its decisions.
 """
 
 from __future__ import annotations
@@ -50,8 +50,10 @@ def replay(scheduler: Scheduler, rounds: Iterable[RoundStatistics]) -> list[Prop
 
 
 def agreement(proposals: list[Proposal]) -> tuple[int, int]:
-    """Counts the proposals that the next round followed. Returns that number, and the number of proposals that had a
-    next round. A last round that was cut short by the run's end counts as followed."""
+    """Returns how many proposals the next round followed, and how many proposals had a next round.
+
+    The proposal before a last round that was cut short by the run's end counts as followed.
+    """
     pairs = list(pairwise(proposals))
     # The run's last round takes only the steps that are left, so its interval may be shorter than proposed.
     same = sum(
@@ -69,7 +71,7 @@ def _but_interval(plan: RoundPlan) -> RoundPlan:
 def statistics_of(row: Mapping[str, Any], counts: Counts, first_counts: Counts, round_index: int) -> RoundStatistics:
     """Rebuilds a round's statistics from its row of metrics.jsonl.
 
-    The row lacks some facts: every mean has count 1, and the step reports hold no means.
+    A row does not hold everything: every mean gets count 1, and the step reports hold no means.
     """
     interval = round(row["plan/refresh_interval"])
     plan = RoundPlan(
@@ -102,7 +104,7 @@ def round_seconds(row: Mapping[str, Any]) -> float:
 def seconds_of(row: Mapping[str, Any]) -> dict[str, float]:
     """Returns the seconds of a round's phases, and of the whole round as `ROUND`.
 
-    Logs of older versions have no total; there it is the sum of the phases.
+    In logs of older versions, which lack the total, it is the sum of the phases.
     """
     phases = {
         name.removeprefix("time/").removesuffix("_seconds"): value
