@@ -21,9 +21,9 @@ PART, REWARD = "reward/part/", "reward/mean"
 SAME = 0.999
 # A mean that was smoothed before it was logged may leave its range by this.
 SMOOTHED = 0.05
-# A part is known to be unpaid where the weights leave at most this share of the reward's variance unexplained.
+# Fitted weights show which parts are unpaid if they leave at most this share of the reward's variance unexplained.
 UNEXPLAINED = 0.1
-# A smaller weight is none.
+# A part with a smaller weight than this is unpaid.
 UNPAID = 1e-6
 
 
@@ -36,10 +36,10 @@ class Rise(NamedTuple):
 
 
 def unearned_rise(log: RunLog, name: str, rule: DiagnosisRule) -> Rise | None:
-    """Finds that a metric rises while answers do not improve, over the whole run or lately.
+    """Finds that a metric rises while answers do not improve, over the whole run or lately. Returns the larger rise.
 
-    The pass rate may rise a little beside it: what counts is whether it gains less than `coupling` of the rise. Where
-    the prompts get harder or easier, a pass rate does not tell whether answers improve, and this returns None.
+    The pass rate may gain a little meanwhile: `coupling` times the metric's rise, plus half of `flat`. Where prompts
+    get harder or easier, the pass rate does not show whether answers improve, so the result is None.
     """
     rises = []
     if log.changing_prompts:
@@ -55,10 +55,10 @@ def unearned_rise(log: RunLog, name: str, rule: DiagnosisRule) -> Rise | None:
 
 
 def weights_of(log: RunLog) -> tuple[dict[str, float], bool]:
-    """Returns what each part of the reward is worth lately: the weights that explain the mean reward best, none
-    negative. Also tells whether they explain nearly all of it, as they do unless a part was not logged.
+    """Returns the non-negative weights of the reward's parts that explain the mean reward best.
 
-    Weights may have changed on the way, so only the last window is looked at.
+    Also returns whether the weights explain nearly all of the reward's variance, as they do unless a part was not
+    logged. Only the last window is fitted, since weights may have changed during the run.
     """
     rewards = log[REWARD].values
     parts = [name for name in log.series if name.startswith(PART) and len(log[name]) == len(rewards)]
@@ -71,10 +71,10 @@ def weights_of(log: RunLog) -> tuple[dict[str, float], bool]:
 
 
 def part_gaming(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Finds a part of the reward that rises while answers do not improve. Of several it tells the one that rose most.
+    """Finds a part of the reward that rises while answers do not improve. If several do, the largest rise is reported.
 
-    A part that is only logged and not paid is left out. The whole reward is looked at where it lies in [0, 1] as the
-    pass rate does, or where no part was logged.
+    A part that is only logged and not paid is left out. The whole reward is checked too where it lies in [0, 1] as the
+    pass rate does, or where there is no paid part.
     """
     weights, known = weights_of(log)
     unpaid = {name for name, weight in weights.items() if known and weight < UNPAID}
@@ -97,9 +97,9 @@ def part_gaming(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 
 def answers_hardly_count(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Finds a reward that is hardly ever for right answers, since its other parts give nearly all of it.
+    """Finds a reward of which nearly all comes from other parts than right answers.
 
-    Where the pass rate gains clearly, answers count more and more, and nothing is found.
+    Returns None where the pass rate clearly gains, since right answers then count more and more.
     """
     (weights, _), lately = weights_of(log), late_change(log["pass_rate"])
     graded = next((name for name in weights if _is_the_pass_rate(log[name], log["pass_rate"])), None)
@@ -117,8 +117,10 @@ def answers_hardly_count(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 
 def bought_by_length(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Finds a reward that goes with length: completions grow, and the reward rises with them and without answers, or
-    longer completions are rewarded more from round to round."""
+    """Finds a reward that is bought by length: completions grow and the reward rises.
+
+    In addition, either changes of length and reward correlate from round to round, or answers do not improve.
+    """
     length, reward = log["completions/length_mean"], log[REWARD]
     first, grown, rise = start(length), change(length), change(reward)
     if first is None or grown is None or rise is None or len(length) != len(reward):
@@ -142,7 +144,7 @@ def bought_by_length(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 
 def _within_0_and_1(series: Series) -> bool:
-    """Tells whether a reward has the range of a pass rate, but for a few hundredths by smoothing."""
+    """Tells whether a reward lies in [0, 1] as a pass rate does, up to `SMOOTHED`."""
     return bool(len(series) and series.values.min() >= -SMOOTHED and series.values.max() <= 1 + SMOOTHED)
 
 

@@ -1,4 +1,4 @@
-"""This module holds a run's log in one form, whichever framework wrote it. Fits and diagnoses read it."""
+"""This module holds a run's log in one form, whichever framework wrote it, for fits and diagnoses."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Series:
         return Series(self.steps[kept], self.values[kept])
 
 
-# A held-out curve needs so many evaluations.
+# A held-out curve needs at least this many evaluations.
 FEWEST_EVALUATIONS = 3
 NOTHING = Series(np.empty(0), np.empty(0))
 
 
 @dataclass(frozen=True)
 class RunLog:
-    """A run log holds everything that is known of a run, under this project's names of metrics.
+    """A run log holds all that is known of a run, under this project's metric names.
 
     history     the reward curve
     series      metric → its series; metrics that were not logged are absent
@@ -48,13 +48,13 @@ class RunLog:
     held_out_error  standard error of one such evaluation, 0 if it is not known
     momentum    μ, or Adam's β₁
     exponent, mean_exponent   the dials' α and β
-    dialled     whether advantages are the dials', so that α and β say how the curve rises
-    shared_std  whether all groups of a step are divided by one σ, which then says nothing of where the gradient is from
-    learns_from_equal  whether groups of equal rewards are learned from too, so that silence is no loss
+    dialled     whether advantages follow the dials (r − r̄)·σ^(−α)·r̄^(−β), so that α and β shape the curve
+    shared_std  whether one σ divides all groups of a step, so that α does not weigh the groups against each other
+    learns_from_equal  whether groups of equal rewards give a gradient too, so that silent groups are no loss
     num_steps   optimizer steps that the run was to take
     decisions   (optimizer step, reason) of each change of plan by the scheduler
     changing_prompts  whether a curriculum changes how hard the prompts are, so that a pass rate may fall without a loss
-    framework   the framework that wrote the log, in whose words advice is given; "" for one that is not known
+    framework   the framework that wrote the log, in whose option names advice is given; "" if it is not known
     notes       what was assumed when the log was read, in sentences
     """
 
@@ -77,12 +77,15 @@ class RunLog:
 
     @property
     def curve_dials(self) -> tuple[float | None, float]:
-        """Returns α and β as the mean curve follows them. α is None where advantages are not the dials'."""
+        """Returns α and β for the laws of the mean curve. α is None where advantages do not follow the dials."""
         return self.exponent if self.dialled else None, self.mean_exponent
 
     @property
     def group_dials(self) -> tuple[float, float] | None:
-        """Returns α and β, which weigh the groups of one step against each other, or None where they do not."""
+        """Returns the α and β that weigh the groups of one step against each other: α is 0 with one σ for all groups.
+
+        The result is None where advantages do not follow the dials.
+        """
         if not self.dialled:
             return None
         return 0.0 if self.shared_std else self.exponent, self.mean_exponent
@@ -106,10 +109,10 @@ class RunLog:
 
     @property
     def horizon(self) -> float:
-        """Returns the step to which a forecast goes: the run's last one.
+        """Returns the step to which a forecast goes: the run's last step, or 1.5 times the steps taken so far.
 
-        If that step is past or not known, it is 1.5 times the steps taken. The log needs at least one round with a pass
-        rate.
+        The latter applies if the run has ended or its last step is not known. The log needs at least one round with a
+        pass rate.
         """
         return self.num_steps if self.num_steps > self.steps_taken else 1.5 * self.steps_taken
 

@@ -45,7 +45,7 @@ class FixedScheduler:
 
 
 def first_plan(config: TrainConfig) -> RoundPlan:
-    """Returns the configured plan, which is that of the first round."""
+    """Returns the plan of the first round, as configured."""
     dynamics = config.dynamics
     plan = RoundPlan(dynamics.group_size, dynamics.refresh_interval, dynamics.prompts_per_step, passes=dynamics.passes)
     if config.objective.entropy_target:
@@ -57,10 +57,11 @@ def first_plan(config: TrainConfig) -> RoundPlan:
 def replanned(
     progress: Progress, old: TrainConfig, new: TrainConfig, scheduler: Scheduler, world_size: int = 1
 ) -> Progress:
-    """Returns the progress from which a run continues, when its config was `old` and it is resumed with `new`.
+    """Returns the progress from which a run with the config `old` continues when it is resumed with `new`.
 
     `progress` holds the scheduler's state as it was saved. The plan is kept unless the new config has another first
-    plan or scheduler. It is adjusted to `world_size` ranks. What was spent of the limits stays spent.
+    plan or scheduler, and its prompts are adjusted to `world_size` ranks. What the run has spent still counts against
+    its limits.
     """
     plan, saved = progress.plan, progress.scheduler
     if old.dynamics.name != new.dynamics.name:
@@ -86,7 +87,7 @@ def changes_prompts(config: TrainConfig) -> bool:
 
 
 def batch_setting(config: TrainConfig) -> BatchSetting:
-    """Returns how a configuration samples and weighs a step."""
+    """Returns how a configuration samples a step and weighs its groups."""
     dynamics = config.dynamics
     exponent, mean_exponent = config.normalization.dials
     return BatchSetting(
@@ -142,7 +143,7 @@ SCHEDULERS: dict[str, Callable[[TrainConfig, int], Scheduler]] = {"fixed": fixed
 
 
 def build_scheduler(config: TrainConfig, world_size: int) -> Scheduler:
-    """Builds the configured scheduler, wrapped so that the run ends at its limits."""
+    """Builds the configured scheduler, wrapped to end the run at its limits and to follow an entropy target, if set."""
     scheduler = SCHEDULERS[config.dynamics.name](config, world_size)
     if config.objective.entropy_target:
         scheduler = EntropyControl(scheduler, config.objective.entropy_target, config.objective.entropy_step)

@@ -27,7 +27,7 @@ from grpo.types import Interval
 def collapse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds dynamical instability: the pass rate has fallen from its best by more than the luck of its best rounds.
 
-    A fall from which the run has recovered, at least in part, is told as a setback.
+    A fall from which the run has recovered, at least in part, is reported as a setback.
     """
     if evidence := lost(log, rule):
         remedy = "dynamics.refresh_interval=1, half of learner.learning_rate, or dynamics=adaptive with its guard"
@@ -41,10 +41,10 @@ def collapse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 
 def lost(log: RunLog, rule: DiagnosisRule) -> str:
-    """Says how far a run is below its best rounds, its first ones, or its best evaluation, and "" if it is not.
+    """Returns the evidence that a run is below its best rounds, first rounds or best evaluation, or "" if it is not.
 
-    Where training gets better meanwhile, worse evaluations are another problem (`reward_hacking`). Where the prompts
-    get harder, evaluations alone tell a loss.
+    Where the training pass rate has risen, worse evaluations are another problem (`reward_hacking`). Where prompts
+    change in difficulty, only evaluations can show a loss.
     """
     fallen, beginning, moved = fall(log["pass_rate"]), since_beginning(log.history), change(log["pass_rate"])
     if not log.changing_prompts:
@@ -64,9 +64,9 @@ def _is_loss(fallen: Interval, rule: DiagnosisRule) -> bool:
 
 
 def shorter_and_worse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Finds completions that became much shorter at one time, after which fewer were right than before.
+    """Finds that completions became much shorter at one time, and that fewer were right afterwards.
 
-    The time is where the mean length of a window falls most against that of the window before it.
+    The time is where the mean length falls most from one window of `FEWEST_ROUNDS` rounds to the next.
     """
     length, passed = log["completions/length_mean"], log["pass_rate"]
     if len(length) < 2 * FEWEST_ROUNDS or len(length) != len(passed) or log.changing_prompts:
@@ -88,7 +88,7 @@ def shorter_and_worse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 def oscillation(log: RunLog, curve: Identification, rule: DiagnosisRule) -> Finding | None:
     """Finds instability before it happens: the fitted model is underdamped, and no other law explains the curve.
 
-    Noise that wanders looks like a swing now and then, so the oscillator's Akaike weight must be near 1.
+    Noise that drifts sometimes looks like an oscillation, so the oscillator's Akaike weight must be near 1.
     """
     if curve.weights["oscillator"] < rule.swinging or curve.damping_ratio.high >= rule.underdamped:
         return None

@@ -1,6 +1,6 @@
 """This module holds the laws of σ: how much gradient a group of G completions gives at pass rate p.
 
-They follow from the group-standard-deviation identity (Bay & Yearick, arXiv:2607.00152, Theorem 1). With binary
+The laws follow from the group-standard-deviation identity (Bay & Yearick, arXiv:2607.00152, Theorem 1). With binary
 rewards, k of G correct, and advantages (r − r̄)/σ^α, the group's gradient is σ^(2−α)·Δs. Here Δs is the difference of
 the mean scores of right and wrong completions, and α is the exponent of the dial: 1 is GRPO, 0 is Dr. GRPO.
 
@@ -86,9 +86,9 @@ def smallest_group_size(
 ) -> int | None:
     """Returns the smallest G ≥ 2 with mean fidelity ≥ 1 − ε, exactly, or None when `largest` does not reach it.
 
-    The drift is the expectation of p^a·(1−p)^b at a mean of G draws, with b = 1 − α/2 and a = b − β. Where both lie
-    between 0 and 1 this function is concave, so the drift grows with G, and a bisection finds the size. For other
-    exponents all sizes are tried in turn.
+    The drift is the expectation of x^a·(1−x)^b, where x is the mean of G draws, b = 1 − α/2 and a = b − β. Where a and
+    b lie between 0 and 1 this function of x is concave, so the drift grows with G, and a bisection finds the size. For
+    other exponents all sizes are tried in turn.
     """
 
     def enough(group_size: int) -> bool:
@@ -131,10 +131,10 @@ def subsampled_silent_rate(correct: ArrayLike, tried: ArrayLike, group_size: int
 def objective(pass_rate: ArrayLike, exponent: float, mean_exponent: float = 0.0) -> Array:
     """Returns F(p) = ∫ q^(−α/2−β)·(1−q)^(−α/2) dq, the objective that the dials ascend for G → ∞.
 
-    With β = 0 it is p at α = 0, 2·arcsin√p at α = 1, and the log-odds at α = 2. For α < 2 the integral runs from 0 to
-    p, and is the incomplete Beta function B(p; 1−α/2, 1−α/2). For α ≥ 2 that integral is infinite, and the one from ½
-    to p is returned, as it is for every β ≠ 0. At α = 0 and β = 1, which is MaxRL, that is log p − log ½. β ≠ 0
-    needs 0 < p < 1.
+    With β = 0, F is p at α = 0, 2·arcsin√p at α = 1, and the log-odds at α = 2. For β = 0 and α < 2 the integral runs
+    from 0 to p, and is the incomplete Beta function B(p; 1−α/2, 1−α/2). For α ≥ 2 this integral would be infinite. For
+    α ≥ 2 and for every β ≠ 0 the integral runs from ½ to p. At α = 0 and β = 1, which is MaxRL, it is log p − log ½.
+    β ≠ 0 needs 0 < p < 1.
     """
     if mean_exponent:
         return _from_half(np.asarray(pass_rate, float), 1 - exponent / 2 - mean_exponent, 1 - exponent / 2)
@@ -149,7 +149,7 @@ def objective(pass_rate: ArrayLike, exponent: float, mean_exponent: float = 0.0)
 def _from_half(p: Array, a: float, b: float) -> Array:
     """Returns ∫ q^(a−1)·(1−q)^(b−1) dq from ½ to p, for 0 < p < 1.
 
-    The integral is taken over the log-odds u, in which the integrand is q^a·(1−q)^b, by a Gauss-Legendre rule.
+    The integral is taken by a Gauss-Legendre rule over the log-odds of q, where the integrand is q^a·(1−q)^b.
     """
     nodes, shares = np.polynomial.legendre.leggauss(200)
     ends = special.logit(p)[..., None] / 2

@@ -1,7 +1,7 @@
-"""This module holds what one optimizer step gets ahead under Adam, and what it costs.
+"""This module computes the progress of one optimizer step under Adam, and the cost of the step.
 
-Adam divides a common factor of the gradient away. So where noise is most of the gradient, a step gets ahead in
-proportion to its signal over its noise, which is √B times that of one group for B groups.
+Adam divides a common factor of the gradient away. So where noise is most of the gradient, a step's progress is
+proportional to its gradient's signal-to-noise ratio. With B groups this is √B times the ratio of one group.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import numpy as np
 from grpo.dynamics.difficulty import Array, Difficulty
 from grpo.dynamics.sigma import drift, silent_rate
 
-# The variance of what a prompt alone asks of the policy, over that of one completion's score. With this value the law
-# gives the measured speeds of the tiny model at other group sizes and batches (benchmarks/README.md, "What if").
+# The variance of a prompt's own part of the gradient, over the variance of one completion's score. With this value the
+# law gives the measured speeds of the tiny model at other group sizes and batches (benchmarks/README.md, "What if").
 PROMPT_NOISE = 1.0
-# Silent groups are replaced until at least this share of the asked ones speaks.
+# Where silent groups are replaced, the share of groups that are not silent counts as at least this, so that the number
+# of sampled groups stays finite.
 LEAST_SPEAKING = 0.05
 
 
@@ -39,14 +40,14 @@ class BatchSetting:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """A step cost holds what a step costs whatever it samples, and each of its prompts and completions, in one unit."""
+    """A step cost holds the costs of a prompt, of a completion, and of a step whatever it samples, all in one unit."""
 
     prompt: float
     completion: float
     fixed: float = 0.0
 
     def of(self, setting: BatchSetting, difficulty: Difficulty) -> float:
-        """Returns the cost of one step, with that of the silent groups that are replaced."""
+        """Returns the cost of one step, including the silent groups that are replaced."""
         group = self.prompt + setting.group_size * self.completion
         return self.fixed + asked_groups(setting, difficulty) * group
 
@@ -57,7 +58,7 @@ def silent_share(setting: BatchSetting, difficulty: Difficulty) -> float:
 
 
 def asked_groups(setting: BatchSetting, difficulty: Difficulty) -> float:
-    """Returns the number of prompts that a step asks. It is above B where silent groups are replaced."""
+    """Returns the number of groups that a step samples, which is above B where silent groups are replaced."""
     speaking = 1 - silent_share(setting, difficulty) if setting.refilled else 1.0
     return setting.prompts_per_step / max(speaking, LEAST_SPEAKING)
 
@@ -79,17 +80,17 @@ def signal_to_noise(
     mean_exponent: float = 0.0,
     prompt_noise: float | Array = PROMPT_NOISE,
 ) -> Array:
-    """Returns the mean gradient of one group over the root of its noise.
+    """Returns the signal-to-noise ratio of one group's gradient: its mean over the root of its noise variance.
 
     A group is a sample of two stages, prompts and their completions (Cochran, Sampling Techniques, 1977, chapter 10).
     By the identity of arXiv:2607.00152 its gradient is w·σ²·Δs, w = σ^(−α)·p^(−β). Δs is the difference of the mean
-    scores of right and wrong completions. It has a part that all prompts share, the signal; a part of the prompt's
+    scores of right and wrong completions. Δs has a part that all prompts share, the signal; a part of the prompt's
     own, of variance ρ; and the noise of its completions, of variance 1/(G·σ²). So the ratio is
 
         E[w·σ²] / √(ρ·E[w²·σ⁴] + E[w²·σ²]/G)
 
-    up to a factor that all sizes share. It grows with the root of the number of groups, and is 0 when every group is
-    silent. ρ is `prompt_noise`, of any shape, which is that of the result.
+    up to a factor that all sizes share. For more groups it grows with the root of their number. It is 0 when every
+    group is silent. ρ is `prompt_noise`, of any shape, and the result has the same shape.
     """
     rates, shares = difficulty.pass_rates, difficulty.weights
     signal = float(shares @ drift(rates, size, exponent, mean_exponent=mean_exponent))

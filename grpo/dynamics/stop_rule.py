@@ -14,8 +14,8 @@ UNLIKELY = 0.1
 class StopRule:
     """A stop rule ends a run that has little left to gain.
 
-    It stops once gaining more than `least_gain` was unlikely (`UNLIKELY`) for `patience` decisions in a row, but not
-    before `fewest_steps` optimizer steps. With `least_gain` 0 it never stops.
+    The run stops once a gain above `least_gain` was unlikely (`UNLIKELY`) for `patience` decisions in a row, but not
+    before `fewest_steps` optimizer steps. With `least_gain` 0 the run never stops.
     """
 
     least_gain: float
@@ -23,9 +23,9 @@ class StopRule:
     fewest_steps: int
 
     def next(self, ahead: Forecast | None, step: int, rounds_below: int) -> tuple[bool, int]:
-        """Returns whether to stop now, and the new number of decisions in a row with too small a gain.
+        """Returns whether to stop now, and the number of decisions in a row with too small a gain (`rounds_below`).
 
-        Without a forecast (`ahead` None, since there are too few rounds) the count starts anew.
+        Without a forecast (`ahead` is None when there are too few rounds) the count starts anew.
         """
         below = self.least_gain > 0 and ahead is not None and ahead.chance(self.least_gain) < UNLIKELY
         count = rounds_below + 1 if below else 0

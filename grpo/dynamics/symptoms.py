@@ -91,8 +91,7 @@ def stale_sampler(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 def mismatch(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds a mismatch: sampler and learner disagree on the same tokens under the same weights.
 
-    When rounds are sampled ahead, the weights differ. The gap then includes what was learned since, so it proves
-    nothing, and this returns None.
+    Returns None when rounds are sampled ahead: the weights then differ, and the gap includes what was learned since.
     """
     gap, stale, interval = (
         level(log[name]) for name in ("mismatch/mean_abs", "staleness/mean", "plan/refresh_interval")
@@ -108,7 +107,8 @@ def mismatch(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 def truncation(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds truncation: many completions are cut off, and their share does not fall, whatever the pass rate does.
 
-    A share that has risen far above the run's own first rounds is told earlier, and one near 1 after a few rounds.
+    A share that has risen far above that of the first rounds is a finding even if it is not large yet, and a share near
+    1 is one after a few rounds already.
     """
     if cut_off := mostly_cut_off(log, rule):
         return cut_off
