@@ -89,8 +89,8 @@ def signal_to_noise(
 
         E[w·σ²] / √(ρ·E[w²·σ⁴] + E[w²·σ²]/G)
 
-    up to a factor that all sizes share. For more groups it grows with the root of their number. It is 0 when every
-    group is silent. ρ is `prompt_noise`, of any shape, and the result has the same shape.
+    up to a factor that all sizes share. The ratio of B groups is √B times as large. It is 0 when every group is silent.
+    ρ is `prompt_noise`, of any shape, and the result has the same shape.
     """
     rates, shares = difficulty.pass_rates, difficulty.weights
     signal = float(shares @ drift(rates, size, exponent, mean_exponent=mean_exponent))

@@ -2,14 +2,14 @@
 
     level(t + d) = level(t) + θ(1 − φ)·slope(t) + noise        slope(t + d) = φ·slope(t) + noise,    φ = exp(−d/θ)
 
-The level is the logit of the pass rate. Level and slope wander at random, by as much as this very curve has shown. Time
-is counted in spans: one span is the measured part of the curve, or `FEWEST_ROUNDS` rounds where that is longer. So a
-forecast over as long a time as was measured is about as uncertain for a short run as for a long one.
+The level is the logit of the pass rate. Level and slope wander at random, by amounts estimated from the curve. Time is
+counted in spans: one span is the measured part of the curve, or `FEWEST_ROUNDS` rounds where that is longer. So a
+forecast one span ahead is about as uncertain for a short run as for a long one.
 
 Five settings are unknown: θ, the two amounts of wander, the size of the first slope, and a factor on the measured
-errors. They are averaged over a grid by their marginal likelihood, so nothing is optimized, and nothing is drawn that
-the measurements contradict. See Gardner & McKenzie (Management Science 31, 1985) for the damped trend, Harvey
-(Forecasting, Structural Time Series Models and the Kalman Filter, 1989) for the filter.
+errors. Forecasts average over a grid of settings, weighted by their posterior probabilities, so nothing is optimized,
+and nothing is drawn that the measurements contradict. See Gardner & McKenzie (Management Science 31, 1985) for the
+damped trend, Harvey (Forecasting, Structural Time Series Models and the Kalman Filter, 1989) for the filter.
 
 A rise and a fall are not alike. Most runs keep what they have learned, so a curve that ends below its present level is
 drawn less often than one that ends above it (`fall_probability`).
@@ -29,9 +29,9 @@ from grpo.dynamics.laws import History
 
 Array = NDArray[np.float64]
 
-# The filter takes so many steps through the measured curve; neighbouring rounds are averaged until no more are left.
+# The filter takes at most this many steps through the measured curve: rounds are averaged into as many blocks.
 BLOCKS = 30
-# A shorter curve counts as this part of a span.
+# A span is at least this many rounds long.
 FEWEST_ROUNDS = 30
 # Setting → its grid and the prior weights. The weights are rounded from those that gave 65 simulated curves and 49
 # public logs the best interval score (benchmarks/forecasts.py measures it on other simulated curves).
@@ -52,19 +52,20 @@ SETTINGS: Array = np.array(list(product(*(grid for grid, _ in PRIORS.values())))
 LOG_PRIOR: Array = np.log(list(product(*(weights for _, weights in PRIORS.values())))).sum(axis=1)
 # Training raises pass rates more often than it lowers them: the first slope's mean, in its standard deviations.
 LEAN = 1.0
-# A run that keeps what it has learned falls all the same, by exponentially distributed logits with this mean. The other
-# runs, which are this share, fall as easily as they rise.
+# Runs that keep what they have learned still fall a little, by exponentially distributed logits with mean `MEAN_FALL`.
+# The other runs, a share of `LOSING`, fall as easily as they rise.
 MEAN_FALL, LOSING = 0.4, 0.1
-# A curve held a level for sure that lay so many standard deviations below its mean.
+# A curve surely held the level that lies this many standard deviations below its estimated level.
 SURE = 2.0
-# So many curves are drawn for each that is returned. Those are chosen by the probability of their falls.
+# This many candidates are drawn for each returned curve. Which are returned depends on the probability of their falls.
 CANDIDATES = 4
 # The first level's standard deviation about one half, in logits.
 FIRST_LEVEL = 2.0
-# A logit is linearized about the mean of so many blocks, whose Bernoulli variance counts as at least this.
+# A logit is linearized about the mean of `NEIGHBOURS` blocks, whose Bernoulli variance counts as at least
+# `LEAST_VARIANCE`.
 NEIGHBOURS, LEAST_VARIANCE = 5, 0.02
-# What a block says about the settings counts less with its age, by this many spans: a curve that rose fast and then
-# settled wanders as little as it did lately.
+# A block's weight in the likelihood of the settings falls to 1/e over this many spans of age: a curve that rose fast
+# and then settled wanders as little as it did lately.
 MEMORY = 1.0
 # A wild block counts as at most this squared distance, in units of its variance.
 FARTHEST = 20.0
@@ -77,7 +78,7 @@ class Trend:
     weights     [settings] posterior probabilities of the settings
     mean        [settings, 2] level and slope at the last block
     covariance  [settings, 2, 2] of level and slope
-    held        [settings] highest level that the curve held for sure
+    held        [settings] highest level that the curve surely held (see `SURE`)
     now         step of the last block
     span        optimizer steps of one span
     error       standard error of one round's pass rate, before the setting's factor on its variance
@@ -122,7 +123,7 @@ class Trend:
 
 
 def follow(history: History, span: float | None = None) -> Trend:
-    """Filters a history of at least two rounds. `span` is the length of a span in optimizer steps, if it is known."""
+    """Estimates the trend of a history of at least two rounds. `span` sets a span's length in optimizer steps."""
     errors = history.errors * np.sqrt(noise_factor(history.values))
     pace = max(float(np.median(np.diff(history.steps))), 1e-9)
     span = span or max(float(np.ptp(history.steps)), FEWEST_ROUNDS * pace)
@@ -150,10 +151,10 @@ def follow(history: History, span: float | None = None) -> Trend:
 
 
 def fall_probability(falls: Array) -> Array:
-    """Returns how probable it is, up to a factor, that a run falls by so many logits, those before now included.
+    """Returns the probability, up to a factor, that a run falls by this many logits, earlier falls included.
 
-    Runs that keep what they learned and runs that lose it are a mixture. So a run that has fallen far already counts as
-    one that loses it, and its forecast follows the trend alone.
+    The probability is a mixture over runs that keep what they learned and runs that lose it. So a run that has fallen
+    far already counts as one that loses it, and its forecast follows the trend alone.
 
     >>> fall_probability(np.array([0.0, 0.25, 1.0, 5.0])).round(2).tolist()
     [1.0, 0.58, 0.17, 0.1]
@@ -162,7 +163,7 @@ def fall_probability(falls: Array) -> Array:
 
 
 def _moved(mean: Array, covariance: Array, gap: float) -> tuple[Array, Array]:
-    """Predicts level and slope one gap (in spans) ahead. The slope's wander reaches the level over the gap."""
+    """Predicts level and slope one gap (in spans) ahead. The slope's wander moves the level too."""
     damping, level_wander, slope_wander, _, _ = SETTINGS
     kept = np.exp(-gap / damping)
     carried, fresh = damping * (1 - kept), slope_wander**2 * (1 - kept**2)
@@ -184,11 +185,12 @@ def _blocks(steps: Array, values: Array, errors: Array) -> tuple[Array, Array, A
 
 
 def _logits(values: Array, errors: Array) -> tuple[Array, Array]:
-    """Returns the logits of pass rates and their variances, linear in the rates about their running mean.
+    """Returns the logits of pass rates, linearized about their running mean, and the variances of these logits.
 
-    A logit is not linear, so logits of noisy rates are biased towards 0. To first order about the mean m of the rates
-    near it, the logit of a rate p is logit m + (p − m)/(m(1 − m)), which averages without bias (the working response of
-    McCullagh & Nelder, Generalized Linear Models, 1989). Half a success is added to m, so that it is never 0 or 1.
+    A logit is not linear, so logits of noisy rates are biased towards 0. To first order about the mean m of the
+    neighbouring rates, the logit of a rate p is logit m + (p − m)/(m(1 − m)), which averages without bias (the working
+    response of McCullagh & Nelder, Generalized Linear Models, 1989). Half a success and half a failure are added to m,
+    so that m is never 0 or 1.
     """
     window = np.ones(min(NEIGHBOURS, len(values)))
     information = np.convolve(errors**-2.0, window, "same")

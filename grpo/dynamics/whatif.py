@@ -1,15 +1,15 @@
 """This module predicts what a run would have done under another group size, batch, refresh interval or dial.
 
 The prediction assumes that the policy takes the same path at another speed. Adam divides by the root of the gradient's
-second moment, so where noise is most of it a step gets ahead in proportion to the signal over the noise of its gradient
-(`step.progress_of_step`), times √ESS.
+second moment. So where noise is most of the gradient, the speed of a step is proportional to its gradient's
+signal-to-noise ratio (`step.progress_of_step`), times √ESS.
 
 The path is measured in distance, which is the number of steps at the highest learning rate that would get as far. So a
-rate that falls says nothing of a plateau, and another schedule may lead further.
+curve that flattens because the learning rate falls does not count as a plateau, and another schedule may lead further.
 
-Three things are not known of a run, and drawn from priors: how much prompts differ in what they ask of the policy, the
-power with which speed follows the ratio, and the luck of a seed. The curve itself is the run's own, smoothed, and
-continued by its trend (`trend`). benchmarks/README.md says how often the intervals held on runs that were then made.
+Three unknowns are drawn from priors: the variance of the prompts' own parts of the gradient, the power with which speed
+follows the ratio, and the luck of a seed. The curve itself is the run's own, smoothed, and continued by its trend
+(`trend`). benchmarks/README.md reports how often the intervals held on runs that were made afterwards.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ Array = NDArray[np.float64]
 Rate = Callable[[Array], Array]
 """A rate maps optimizer steps to learning rates."""
 
-# The run is cut into at most so many stages, each with its own difficulty of prompts, lengths and times.
+# The run is cut into at most this many stages, each with its own difficulty of prompts, lengths and times.
 STAGES = 8
-# A prediction is made of so many drawn courses. As many steps as the run took are so many points of a course.
+# A prediction consists of `NUM_DRAWS` drawn courses, with `POINTS` points for as many steps as the run took.
 NUM_DRAWS, POINTS = 600, 75
-# A course is followed for so many times the run's own steps, and one of cheaper steps longer, up to the second number.
+# A course is followed for `LONGEST` times the run's own steps. With cheaper steps it is followed for longer, up to
+# `LONGEST_OF_CHEAP` times.
 LONGEST, LONGEST_OF_CHEAP = 4.0, 64.0
 # The prompts' own part of the gradient (`PROMPT_NOISE`) is drawn between these, evenly in its logarithm.
 LEAST_PROMPT_NOISE, GREATEST_PROMPT_NOISE = 0.2, 5.0
@@ -45,8 +46,7 @@ LEAST_POWER, GREATEST_POWER = 0.7, 1.2
 SEED_SPREAD = 0.08
 # The smoothing bandwidth of the measured curve, as a share of its length.
 BANDWIDTH = 0.06
-# A run at τ = 1 has not measured how ratios drift. Then 1 − ESS at τ = 2 is drawn between these, evenly in its
-# logarithm.
+# A run at τ = 1 does not show how ratios drift. Then 1 − ESS at τ = 2 is drawn between these, evenly in its logarithm.
 LEAST_DRIFT, GREATEST_DRIFT = 1e-4, 1e-2
 LEAST_ESS = 0.1
 
@@ -55,12 +55,12 @@ LEAST_ESS = 0.1
 class Stage:
     """A stage holds what was measured over some rounds in a row.
 
-    step               the optimizer step in its middle
-    setting            how its steps were sampled
-    difficulty         the pass rates of its prompts
+    step               mean optimizer step of the stage's rounds
+    setting            how the stage's steps were sampled
+    difficulty         distribution of the pass rates of the stage's prompts
     prompt_tokens, completion_tokens   mean lengths
-    token_seconds      seconds of a round for each prompt and completion token that it sampled, without its refresh
-    refresh_seconds    seconds of a refresh
+    token_seconds      seconds of a round per prompt and completion token that it samples, without the refresh
+    refresh_seconds    seconds of a refresh (weight sync)
     ess                effective share of samples under importance weights; 1 at τ = 1
     """
 
@@ -80,11 +80,11 @@ class Course:
 
     steps      [points] optimizer steps
     rates      [draws, points] pass rates of the policy at these steps
-    tokens     [draws, points] prompt and completion tokens sampled until then
-    seconds    [draws, points] seconds of rounds until then
-    silent     [draws, points] share of silent groups among those sampled at that step
-    beyond     [draws, points] 1 where the run has gone `LONGEST` times the path of the measured one, else 0. Its pass
-               rate is not predicted there: it stands still
+    tokens     [draws, points] prompt and completion tokens sampled before these steps
+    seconds    [draws, points] seconds of rounds before these steps
+    silent     [draws, points] share of silent groups among those sampled at these steps
+    beyond     [draws, points] 1 where the course is longer than `LONGEST` times the measured path, else 0. There the
+               pass rate is not predicted, and stays at its last value
     """
 
     steps: Array
@@ -95,11 +95,11 @@ class Course:
     beyond: Array
 
     def spent(self, unit: str) -> Array:
-        """Returns what was spent at each point [draws, points], in ``"steps"``, ``"tokens"`` or ``"seconds"``."""
+        """Returns the amount spent before each point [draws, points], in ``"steps"``, ``"tokens"`` or ``"seconds"``."""
         return np.broadcast_to(self.steps, self.rates.shape) if unit == "steps" else getattr(self, unit)
 
     def at(self, unit: str, amount: float) -> dict[str, Array]:
-        """Returns each quantity [draws] when `amount` of the unit has been spent."""
+        """Returns all quantities of the course by name, each [draws], when `amount` of the unit has been spent."""
         rows, spent = np.arange(len(self.rates)), self.spent(unit)
         after = np.clip((spent <= amount).sum(axis=1), 1, spent.shape[1] - 1)
         low, high = spent[rows, after - 1], spent[rows, after]
@@ -112,7 +112,7 @@ class Course:
         }
 
     def cost(self, unit: str, level: float) -> Array:
-        """Returns what each draw has spent when its pass rate first reaches `level`, ∞ where it never does."""
+        """Returns the amount [draws] spent when the pass rate first reaches `level`, ∞ where it never does."""
         rows, spent, reached = np.arange(len(self.rates)), self.spent(unit), self.rates >= level
         first = reached.argmax(axis=1)
         before = np.maximum(first - 1, 0)
@@ -123,7 +123,7 @@ class Course:
 
 
 def stages_of(log: RunLog, setting: BatchSetting) -> tuple[Stage, ...]:
-    """Cuts a run into stages. `setting` is the configured one; the log says where a scheduler changed G, B and τ.
+    """Cuts a run into stages. `setting` is the configured one; the log may show that a scheduler changed G, B and τ.
 
     Raises ValueError when the log has no counts of correct completions.
     """
@@ -166,7 +166,7 @@ def _stage(log: RunLog, setting: BatchSetting, rounds: NDArray[np.int_], ends: A
 
 
 def step_tokens(setting: BatchSetting, stage: Stage) -> float:
-    """Returns the prompt and completion tokens that one step samples, with those of the silent groups it replaces."""
+    """Returns the prompt and completion tokens that one step samples, including the silent groups that it replaces."""
     return StepCost(stage.prompt_tokens, stage.completion_tokens).of(setting, stage.difficulty)
 
 
@@ -175,9 +175,9 @@ def predict(
 ) -> Course:
     """Predicts the course that another run of the same task and model takes under `setting`.
 
-    With the run's own setting it predicts the run of another seed. `seed` is that of the luck; courses of the same log
-    share the draws of its curve. `rate` is the other run's learning rate, by default this run's at the same step, which
-    stays as it was last.
+    With the run's own setting, this predicts the run of another seed. `seed` is the seed of the drawn speeds; courses
+    of the same log share the draws of its curve. `rate` is the other run's learning rate. By default it is this run's
+    at the same step, and constant after the last one.
     """
     own_rate = measured_rate(log)
     distance, peak = distance_of(own_rate, log.steps_taken)
@@ -214,7 +214,7 @@ def predict(
 
 
 def measured_rate(log: RunLog) -> Rate:
-    """Returns the run's learning rate, or 1 at every step where the log does not have it."""
+    """Returns the run's learning rate as a function of the step, or 1 at every step if the log lacks it."""
     series = log["learner/learning_rate"]
     if not len(series) or not np.max(series.values) > 0:
         return np.ones_like
@@ -222,8 +222,10 @@ def measured_rate(log: RunLog) -> Rate:
 
 
 def distance_of(rate: Rate, num_steps: float) -> tuple[Array, float]:
-    """Returns the distance after each of the run's steps, from 0 on, and the highest learning rate, of which they are
-    shares."""
+    """Returns the distance [steps + 1] before and after each of the run's steps, and the highest learning rate.
+
+    A step adds its learning rate, as a share of the highest, to the distance.
+    """
     rates = rate(np.arange(np.ceil(num_steps)) + 0.5)
     return np.concatenate([[0.0], np.cumsum(rates / rates.max())]), float(rates.max())
 
@@ -248,7 +250,7 @@ def _log_speeds(stages: Sequence[Stage], setting: BatchSetting, generator: np.ra
         ratio = there / here if np.all(here > 0) and np.all(there > 0) else 1.0
         measured = stage.setting.refresh_interval
         shortfall, at = (1 - stage.ess, measured) if measured > 1 else (drift_at_two, 2)
-        # The shortfall grows as the square of the steps since the samples' policy, as in `refresh`.
+        # The shortfall grows as the square of the steps since the samples' policy, as in `refresh_interval`.
         further = shortfall * ((setting.refresh_interval - 0.5) / (at - 0.5)) ** 2
         then = np.maximum(1 - further, LEAST_ESS) if setting.refresh_interval > 1 else 1.0
         columns.append(np.log(ratio) + 0.5 * np.log(then / max(stage.ess, LEAST_ESS)) + np.zeros(NUM_DRAWS))
@@ -260,8 +262,11 @@ def _log_uniform(generator: np.random.Generator, least: float, greatest: float) 
 
 
 def drawn_curves(history: History, steps: Array) -> Array:
-    """Draws the policy's pass rate at `steps` [draws, steps]: smoothed where it was measured, and continued by its
-    trend. Steps, and those of the history, may be counted in distance."""
+    """Draws the policy's pass rate at `steps` [draws, steps]: smoothed where it was measured, then continued by its
+    trend.
+
+    The steps, here and in `history`, may also be distances.
+    """
     now = float(history.steps[-1])
     past = steps < now
     generator = np.random.default_rng(0)
@@ -281,5 +286,5 @@ def _smoother(history: History, steps: Array) -> Array:
 
 
 def _summed(amounts: Array, gap: float) -> Array:
-    """Returns what was spent before each point, when so much is spent per step."""
+    """Returns the sums of `amounts` (per step) before each point [draws, points], with `gap` steps between points."""
     return np.concatenate([np.zeros((len(amounts), 1)), np.cumsum(amounts[:, :-1] * gap, axis=1)], axis=1)
