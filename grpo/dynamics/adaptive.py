@@ -94,8 +94,8 @@ class AdaptiveScheduler:
         return self._decide(plan, statistics, state)
 
     def _recovered(self, plan: RoundPlan, action: guard.GuardAction, state: AdaptiveState) -> Decision:
-        """Does what the guard asks for. An interval at which the run became unstable is not tried again. If fewer
-        prompts than configured were chosen, the configured number returns, and fewer are not chosen again."""
+        """Applies the guard's action. An interval at which the run became unstable is not tried again. If fewer prompts
+        than configured were chosen, the configured number returns, and fewer are not chosen again."""
         first, before = self._setting.first.prompts_per_step, plan.prompts_per_step
         chosen_fewer = before < first and not self._setting.batch_rule.samples
         prompts, fewest = (first, first) if chosen_fewer else (before, state.fewest)
@@ -139,7 +139,7 @@ class AdaptiveScheduler:
         return replace(verdict, stop=True, reason=reason)
 
     def _decide(self, plan: RoundPlan, statistics: RoundStatistics, state: AdaptiveState) -> Decision:
-        """Decides by the model: whether to stop, and else the next batch and refresh interval."""
+        """Decides by the model of the run: whether to stop, and if not, the next batch and refresh interval."""
         setting, verdict = self._setting, Verdict(good_step=state.guard.best_step)
         model, ahead = self._look_ahead(state)
         stop, rounds_below = setting.stop.next(ahead, statistics.step, state.rounds_below)

@@ -104,7 +104,7 @@ def train(
 
 
 def stable(gradient: Gradient, momentum: float, step_size: float, interval: int) -> bool:
-    """Tells whether a small push away from θ* dies out. It counts as unstable once it has grown a thousandfold."""
+    """Tells whether a small push away from θ* dies out. A push that grows a thousandfold counts as unstable."""
     push, steps = 1e-6, max(4000, 40 * interval)
     path = train(gradient, fixed_point() + push, momentum, step_size, interval, steps, bound=1e3 * push)
     distance = np.abs(path - fixed_point())
@@ -131,7 +131,7 @@ def measured_stiffness(momentum: float, step_size: float) -> float:
     """Measures κ = Kη from the decay of a run without staleness.
 
     The step size must be small enough for the run to be overdamped. κ follows from the slow eigenvalue of the
-    iteration, which for small κ is κ = (1−μ)/T with the relaxation time T.
+    iteration. For small κ this means κ = (1−μ)/T with the relaxation time T.
     """
     steps = int(20 * (1 - momentum) / (curvature() * step_size))
     distance = train(constant_lag, fixed_point() - 0.05, momentum, step_size, 0, steps) - fixed_point()

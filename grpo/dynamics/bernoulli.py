@@ -109,11 +109,11 @@ def run(
 
 
 def big_math_like(prompts: int, seed: int = 0) -> Array:
-    """Draws pass rates k/64 [prompts] from a stand-in for Big-Math's `llama8b_solve_rate` column. It is not the data.
+    """Draws pass rates k/64 [prompts] that imitate Big-Math's `llama8b_solve_rate` column, without its data.
 
     4.0 % of prompts are never and 7.2 % always solved, as the paper prints (arXiv:2607.00152). The others are
-    Beta-binomial(64; 0.274, 0.274). This was fitted to the printed silent fractions at G = 4 to 64, and reproduces them
-    to within a percent.
+    Beta-binomial(64; 0.274, 0.274). This distribution was fitted to the printed silent fractions at G = 4 to 64, and
+    reproduces them to within a percent.
     """
     generator = np.random.default_rng(seed)
     inner = np.empty(0)

@@ -21,7 +21,7 @@ LARGEST = 1.0
 
 
 class EntropyControl:
-    """This scheduler wraps another one, and adapts the entropy bonus of the plans that it decides.
+    """This scheduler wraps another scheduler, and adapts the entropy bonus in the plans of that scheduler.
 
     It has no state of its own, since the coefficient is part of the plan. After a round that learned from no token the
     bonus is unchanged.

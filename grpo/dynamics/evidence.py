@@ -142,7 +142,7 @@ def setback(series: Series) -> Setback | None:
 
 
 def _windows(values: Array) -> tuple[Array, float]:
-    """Returns the means of all windows of `FEWEST_ROUNDS` rounds, and the standard error of one.
+    """Returns the means of all windows of `FEWEST_ROUNDS` rounds, and the standard error of one such mean.
 
     The error comes from the scatter of the whole series about its running mean.
     """

@@ -28,8 +28,7 @@ class Forecast:
     """A forecast is a predicted reward curve.
 
     steps              [points] future optimizer steps
-    value, low, high   [points] median and interval of the pass rate at these steps, as a fifth of the run's rounds
-                       would measure it
+    value, low, high   [points] median and interval of the measured pass rate at these steps, measurement noise included
     gain               gain of the true pass rate from now to the last of `steps`, with the same coverage
     gains              [draws] gain of each drawn curve
     """

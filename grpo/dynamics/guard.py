@@ -83,7 +83,7 @@ class RoundFacts:
 class GuardState:
     """The guard state is what the guard remembers between rounds.
 
-    best        highest smoothed pass rate so far
+    best        highest smoothed pass rate so far, faded towards later ones
     error       standard error of `best`: at first that of the round which set it, then fading as `best` does
     best_step   optimizer steps taken by the policy that reached `best`
     smooth      smoothed pass rate now

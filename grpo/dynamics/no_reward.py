@@ -93,7 +93,7 @@ def why(metrics: Mapping[str, float]) -> tuple[str, str]:
 
 
 def no_reward(log: RunLog) -> Finding | None:
-    """Finds that every reward of the run so far is 0, from the first round on."""
+    """Finds that every reward has been 0 since the first round."""
     reward, spread = log["reward/mean"], log["reward/std"]
     if not len(reward) or reward.values.any() or spread.values.any():
         return None

@@ -140,8 +140,8 @@ def no_progress(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 def silent_groups(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds advantage degeneracy: most groups are silent, since prompts are too easy or too hard.
 
-    A pass rate near 0 or 1 is a finding too, however few groups are silent. It is the only one where the run also
-    learns from groups of equal rewards.
+    A pass rate near 0 or 1 is a finding too, however few groups are silent. Where the run also learns from groups of
+    equal rewards, only the pass rate is checked.
     """
     silent, passed = level(log["groups/silent_fraction"]), level(log["pass_rate"])
     if log.learns_from_equal:

@@ -46,7 +46,8 @@ class OffPolicyness:
     def lag_at(self, interval: int) -> int:
         """Returns the lag to expect at another interval.
 
-        A longer interval makes the lag longer in proportion. A shorter interval may leave the lag as long as it is.
+        A longer interval makes the lag longer in proportion. A shorter interval need not shorten the lag, so the lag is
+        kept.
         """
         return math.ceil(self.lag * max(1.0, interval / self.interval))
 

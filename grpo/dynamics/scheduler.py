@@ -77,12 +77,12 @@ def divisible(plan: RoundPlan, world_size: int) -> RoundPlan:
 
 
 def may_go_back(config: TrainConfig) -> bool:
-    """Tells whether the scheduler may send the run back to a checkpoint. If so, one must be saved at the start."""
+    """Tells whether the scheduler may send the run back to a checkpoint. If so, a checkpoint is needed at the start."""
     return config.dynamics.name == "adaptive" and config.checkpoint.every_rounds > 0
 
 
 def changes_prompts(config: TrainConfig) -> bool:
-    """Tells whether the curriculum asks harder or easier prompts as the run goes on."""
+    """Tells whether the curriculum makes the prompts harder or easier during the run."""
     return config.task.curriculum.name in CHANGING
 
 

@@ -59,7 +59,7 @@ MEAN_FALL, LOSING = 0.4, 0.1
 SURE = 2.0
 # This many candidates are drawn for each returned curve. Which are returned depends on the probability of their falls.
 CANDIDATES = 4
-# The first level's standard deviation about one half, in logits.
+# The prior standard deviation of the first level about a pass rate of one half, in logits.
 FIRST_LEVEL = 2.0
 # A logit is linearized about the mean of `NEIGHBOURS` blocks, whose Bernoulli variance counts as at least
 # `LEAST_VARIANCE`.
@@ -81,8 +81,8 @@ class Trend:
     held        [settings] highest level that the curve surely held (see `SURE`)
     now         step of the last block
     span        optimizer steps of one span
-    error       standard error of one round's pass rate, before the setting's factor on its variance
-    pace        optimizer steps from round to round
+    error       median standard error of a round's pass rate, before the setting's factor on its variance
+    pace        median number of optimizer steps from round to round
     """
 
     weights: Array
