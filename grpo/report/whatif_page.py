@@ -36,7 +36,7 @@ def write_whatif_page(folder: Path, draw: Callable[[Axes], str], **said: Any) ->
 
 
 def draw_courses(axes: Axes, log: RunLog, courses: Mapping[str, Course], unit: str, amount: float) -> str:
-    """Draws the measured pass rates, and the predicted courses with 90 % intervals until `amount` of `unit` is spent."""
+    """Draws the measured pass rates, and predicted courses with 90 % intervals, until `amount` of `unit` is spent."""
     from matplotlib.ticker import EngFormatter
 
     again = next(iter(courses.values()))
