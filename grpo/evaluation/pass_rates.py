@@ -19,7 +19,7 @@ from grpo.types import Interval
 _NUM_RESAMPLES = 9999
 # With fewer seeds than this, reports draw no conclusion about other seeds from `crossed_difference`.
 FEWEST_SEEDS = 3
-# A bootstrap interval over fewer problems than this is too narrow to be reported.
+# A bootstrap interval over fewer problems than this is too narrow, so reports give a sign test for a change instead.
 FEWEST_PROBLEMS = 20
 # Drawing this many resamples at once bounds memory to this many times the number of problems.
 _RESAMPLE_BATCH = 500

@@ -37,7 +37,7 @@ from grpo.report.style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# The kind of staleness: all steps of a round use samples of the policy at its last refresh.
+# The kind of staleness in training: all steps of a round use samples of one policy, until the next refresh.
 PIPELINE = "sample_and_hold"
 # These pass rates divide the prompts from hard to easy.
 BINS = (0.0, 0.1, 0.25, 0.4, 0.6, 0.75, 0.9, 1.0)

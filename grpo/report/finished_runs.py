@@ -24,7 +24,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Run:
-    """A run belongs to a variant. `rows` are its rounds, and `evaluations` its two or more held-out evaluations."""
+    """This type holds a run of a variant. `rows` are its rounds, `evaluations` its two or more held-out evaluations."""
 
     folder: Path
     variant: str
@@ -95,7 +95,7 @@ OF_ONE_RUN = ("output_dir", "seed", "checkpoint.resume")
 
 
 def differing_keys(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Returns the dotted keys in which configurations differ, except `OF_ONE_RUN`, each with its value in every one."""
+    """Returns the dotted keys in which configurations differ, with the values of all. Leaves out `OF_ONE_RUN`."""
     leaves = [dict(flat(config)) for config in configs.values()]
     keys = dict.fromkeys(key for config in leaves for key in config)
     rows = {key: [config.get(key) for config in leaves] for key in keys if key not in OF_ONE_RUN}

@@ -61,7 +61,7 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
     else:
         graded, scale = _pass_rate_column(series)
         passed, note = series.get(graded, NOTHING), _note(graded, scale, own)
-    # The tables call verl's scores "pass_rate". Scores beyond [0, 1] are none, so that series is left out here.
+    # The tables call verl's scores "pass_rate", even scores beyond [0, 1]. The pass rate found above replaces them.
     others = {name: values for name, values in series.items() if name != "pass_rate"}
     # A round was sampled one step before it was logged. An evaluation has the step of its policy.
     interval, ours = 1, our_name(graded)

@@ -4,15 +4,15 @@ There is a table for each framework. Its names were read in these files of these
 
 trl        TRL 1.10: trl/trainer/grpo_trainer.py, GRPOTrainer's `_metrics`. Before 0.17: `completion_length`,
            `clip_ratio`, and parts of the reward as `rewards/x`
-verl       verl 0.8: verl/trainer/ppo/metric_utils.py, ray_trainer.py; verl/workers/actor/dp_actor.py. It counts tokens
-           clipped on either side under one name, which stands for the high side here: that one usually clips
+verl       verl 0.8: verl/trainer/ppo/metric_utils.py, ray_trainer.py; verl/workers/actor/dp_actor.py. Its fraction of
+           tokens clipped on either side is read as the upper side's, on which most of the clipping happens
 openrlhf   OpenRLHF 0.11: openrlhf/trainer/ppo_trainer.py, openrlhf/trainer/ray/ppo_actor.py
 prime_rl   prime-rl 0.8: src/prime_rl/orchestrator/metrics.py, src/prime_rl/trainer/rl/train.py
 slime      slime 0.3: slime/observability/rollout_metrics.py, slime/backends/megatron_utils/loss.py and model.py
 rlprobe    rlprobe 0.1: rlprobe/schemas/__init__.py, a recorder of TRL's runs
 
-The Trainer of transformers, OpenRLHF and slime put `train/` in front, where they write to TensorBoard or Weights &
-Biases.
+The Trainer of transformers, OpenRLHF and slime put `train/` before these names when they log to TensorBoard or Weights
+& Biases.
 """
 
 from __future__ import annotations

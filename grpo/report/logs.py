@@ -74,7 +74,8 @@ def log_of(rows: Sequence[Row], config: Mapping[str, Any], held_out: Series = NO
         mean_exponent=normalization.get("mean_exponent", 0.0),
         dialled=normalization.get("name", "dial") == "dial" and normalization.get("parts", "sum") == "sum",
         shared_std=normalization.get("scope", "group") == "batch",
-        # REINFORCE++ compares with the whole step, and parts that are normalized alone may differ at equal sums.
+        # REINFORCE++ takes its baseline over the whole step. Parts of the reward that are normalized one by one may
+        # differ within a group although their sums are equal.
         learns_from_equal=normalization.get("name") == "reinforce_plus_plus" or normalization.get("parts") == "each",
         changing_prompts=config.get("task", {}).get("curriculum", {}).get("name", "uniform") in CHANGING,
         num_steps=config["num_steps"],

@@ -152,7 +152,7 @@ def _color(handle: Any) -> str:
 
 
 def _text(axis: Axis, value: float) -> str:
-    """Formats a value as its axis does, but with three digits on an axis of numbers or percents."""
+    """Formats a value as its axis does, but numbers by `plain` and percents with one decimal."""
     from matplotlib.ticker import PercentFormatter, ScalarFormatter
 
     formatter = axis.get_major_formatter()

@@ -21,7 +21,7 @@ from grpo.types import Interval
 
 # Above this pass rate problems count as solved.
 SOLVED = DiagnosisRule().finished
-# A change of the pass rate whose interval is wider than this is reported as possible luck, without the interval.
+# An unclear change of the pass rate with a wider interval than this is reported as possible luck, without the interval.
 TELLS_NOTHING = 0.5
 # Advice for a run with this verdict in which the checks found nothing. {} is half the width of the change's interval.
 ADVICE = {

@@ -1,6 +1,6 @@
 """This module compares the evaluations before and after training, in tables for the terminal and for Markdown.
 
-An evaluation is one row of evaluations.jsonl, as `grpo.evaluation.held_out.evaluate` returns it.
+An evaluation is one row of evaluations.jsonl: its step, and the result of `grpo.evaluation.held_out.evaluate`.
 """
 
 from __future__ import annotations

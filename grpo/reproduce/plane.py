@@ -1,7 +1,7 @@
 """This module tabulates the plane of the two dials, the exponents α of σ and β of the mean reward.
 
 Every number follows from the laws of `grpo.dynamics.sigma` by exact enumeration. No paper prints them for the whole
-plane. The column "known as" marks the points that are published methods.
+plane. The column "known as" names the methods at some of its points.
 """
 
 from __future__ import annotations
