@@ -1,1 +1,1 @@
-"""Evaluation asks a policy held-out problems (`held_out`) and estimates pass rates with intervals (`pass_rates`)."""
+"""This package evaluates a policy on held-out problems (`held_out`), with intervals of pass rates (`pass_rates`)."""

@@ -14,21 +14,21 @@ from grpo.interfaces import Collective, Task
 from grpo.types import Problem, Prompt, ScoredGroup
 
 Ask = Callable[[Sequence[Prompt], int, SamplingConfig], list[ScoredGroup]]
-"""This function samples a number of completions of each prompt and grades them. It returns a group for each prompt, in
-order."""
+"""This function, ask(prompts, completions per prompt, sampling), samples and grades completions. It returns a scored
+group for each prompt, in order."""
 
 
 def evaluate(
     task: Task, ask: Ask, evaluation: EvaluationConfig, sampling: SamplingConfig, collective: Collective
 ) -> dict[str, Any]:
-    """Asks for `samples_per_problem` completions of each of the first `num_problems` held-out problems.
+    """Evaluates the policy on the first `num_problems` held-out problems, with `samples_per_problem` completions each.
 
-    When no problems are held out, it takes the first training problems. It samples as `drawn_as` says. Called by all
-    ranks together.
+    Without held-out problems, it uses the first training problems. Sampling follows `drawn_as`. All ranks call it
+    together.
 
     Returns a JSON object with the sampling settings; `pass@1`, `pass@k`, `maj@k` and, if configured, `greedy` as
     {value, low, high} with 95 % intervals over problems; the mean length in tokens; the truncated fraction; and a row
-    per problem with its first completion. Problems of several sources have the same numbers by source under `sources`.
+    per problem with its first completion. For problems of several sources, `sources` holds these numbers by source.
     """
     share = _share(task, evaluation.num_problems, collective)
     drawn = drawn_as(evaluation, sampling)
@@ -56,7 +56,7 @@ def _by_source(rows: Sequence[Mapping[str, Any]], evaluation: EvaluationConfig) 
 
 
 def drawn_as(evaluation: EvaluationConfig, sampling: SamplingConfig) -> SamplingConfig:
-    """Returns how completions of an evaluation are drawn: as in training, but for what `evaluation` sets itself."""
+    """Returns the sampling settings of an evaluation: those of training, overridden by those that `evaluation` sets."""
     own = {name: getattr(evaluation, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
     return replace(sampling, **{name: value for name, value in own.items() if value is not None})
 
@@ -68,8 +68,8 @@ def evaluate_suite(
 ) -> dict[str, dict[str, Any]]:
     """Evaluates all problems of each set of a suite. Returns the evaluations by the sets' names.
 
-    `ask` is called with the task and its number of problems. A set is loaded, and its graders run, only while it is
-    being evaluated.
+    `ask` evaluates a task on a number of its problems. A set is loaded, and its graders run, only while it is being
+    evaluated.
     """
     results = {}
     for config in suite:
@@ -79,9 +79,9 @@ def evaluate_suite(
 
 
 def _share(task: Task, count: int, collective: Collective) -> list[Prompt]:
-    """Returns this rank's part of the held-out problems. Where none are held out, it takes the first training problems.
+    """Returns this rank's shard of the first `count` held-out prompts, or of the training prompts if none are held out.
 
-    It puts the stream's cursor back, so that training goes on where it was.
+    The cursor of the training prompts is restored afterwards, so that evaluation does not move training.
     """
     if held_out := task.held_out_prompts(count):
         return held_out[collective.rank :: collective.world_size]
@@ -92,7 +92,7 @@ def _share(task: Task, count: int, collective: Collective) -> list[Prompt]:
 
 
 def summarize(rows: Sequence[Mapping[str, Any]], pass_at: Sequence[int]) -> dict[str, Any]:
-    """Computes the statistics of evaluated problems from `rows`, which are those of the result's `per_problem`."""
+    """Returns the statistics of evaluated problems, and under `per_problem` the `rows` they are computed from."""
     correct, totals = [row["correct"] for row in rows], [row["total"] for row in rows]
     samples = sum(totals)
     return {
@@ -123,7 +123,7 @@ def score(result: Mapping[str, Any]) -> float:
 
 
 def told(result: Mapping[str, Any]) -> list[str]:
-    """Describes an evaluation in one line for the terminal, and its sources and its suite, if any, in others."""
+    """Describes an evaluation in lines for the terminal: pass@1, and if any, pass@1 of its sources and of its suite."""
     rate = result["pass@1"]
     lines = [
         f"of {result['problems']} held-out problems {rate['value']:.1%} are solved at the first try "
@@ -143,7 +143,7 @@ def _spelled(interval: Mapping[str, float]) -> str:
 def majority(answers: Sequence[str | None], correct: Sequence[bool]) -> bool:
     """Tells whether the answer that most completions give is correct (maj@k, arXiv:2203.11171).
 
-    Of equally frequent answers the first one counts. Completions without an answer do not vote.
+    Ties go to the answer that comes first. Completions without an answer do not vote.
     """
     votes = Counter(answer for answer in answers if answer is not None)
     if not votes:
@@ -153,7 +153,7 @@ def majority(answers: Sequence[str | None], correct: Sequence[bool]) -> bool:
 
 
 def _row(scored: ScoredGroup, answer_of: Callable[[Problem, str], str | None]) -> dict[str, Any]:
-    """Makes a problem's row of the result's `per_problem`."""
+    """Returns a problem's row of `per_problem`."""
     completions, problem = scored.group.completions, scored.group.prompt.problem
     return {
         "problem_id": problem.problem_id,

@@ -17,14 +17,14 @@ from grpo.config import UserError
 from grpo.types import Interval
 
 _NUM_RESAMPLES = 9999
-# From so many seeds on, `crossed_difference` says with which certainty another seed would agree.
+# With fewer seeds than this, reports draw no conclusion about other seeds from `crossed_difference`.
 FEWEST_SEEDS = 3
-# The bootstrap over fewer problems than this claims more than it knows.
+# A bootstrap interval over fewer problems than this is too narrow, so reports give a sign test for a change instead.
 FEWEST_PROBLEMS = 20
 # Drawing this many resamples at once bounds memory to this many times the number of problems.
 _RESAMPLE_BATCH = 500
 _SEED = 0
-# What two mean squares may differ by for float rounding alone.
+# A mean square below this share of another one is float rounding.
 _ROUNDING = 1e-12
 
 
@@ -46,17 +46,17 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def mean_interval(correct_counts: Sequence[int], totals: Sequence[int], level: float = 0.95) -> Interval:
-    """Returns pass@1, the mean over problems of the share of correct samples, as `pass_at_k_interval` with k = 1."""
+    """Returns pass@1, the mean over problems of the share of correct samples: `pass_at_k_interval` with k = 1."""
     return pass_at_k_interval(correct_counts, totals, 1, level)
 
 
 def pass_at_k_interval(correct_counts: Sequence[int], totals: Sequence[int], k: int, level: float = 0.95) -> Interval:
     """Returns pass@k, the mean over problems of `pass_at_k`, with a confidence interval of coverage `level`.
 
-    `correct_counts[i]` of `totals[i]` samples of problem i are correct. With one sample of each problem, it is
-    Wilson's interval. With several, it is the BCa bootstrap over problems, which gives the same numbers in every
-    call. When all problems have the same rate, resampling shows no spread, so it is Wilson's interval for that many
-    problems. That is wide enough, since no variable in [0, 1] varies more than a coin with the same mean.
+    `correct_counts[i]` of `totals[i]` samples of problem i are correct. With one sample of each problem, the interval
+    is Wilson's. With several, it is the BCa bootstrap over problems, with a fixed seed. When all problems have the same
+    rate, resampling shows no spread, so the interval is Wilson's with one sample of each problem. That is wide enough,
+    since no variable in [0, 1] varies more than a coin with the same mean.
     """
     rates = np.array([pass_at_k(n, c, k) for c, n in zip(correct_counts, totals, strict=True)])
     if rates.size == 0:
@@ -67,10 +67,10 @@ def pass_at_k_interval(correct_counts: Sequence[int], totals: Sequence[int], k: 
 
 
 def paired_difference(before: Sequence[float], after: Sequence[float], level: float = 0.95) -> Interval:
-    """Returns the mean change of the problems' own pass rates, after − before, bootstrapped over problems.
+    """Returns the mean change of the problems' pass rates, after − before, with an interval bootstrapped over problems.
 
     `before[i]` and `after[i]` belong to the same problem, so a problem's difficulty cancels and the interval
-    is narrower than that of two separate means. It has no width when all problems changed equally.
+    is narrower than that of two separate means. The interval has no width when all problems changed equally.
     """
     if len(before) != len(after) or len(after) == 0:
         raise ValueError(f"rates of {len(before)} and {len(after)} problems are not pairs")
@@ -84,7 +84,7 @@ def paired_difference(before: Sequence[float], after: Sequence[float], level: fl
 class SignTest(NamedTuple):
     """A sign test counts how many problems got better and worse. `p` is the two-sided p-value of no change.
 
-    It needs no assumption on the size of the changes, so it also holds for a handful of problems.
+    The test assumes nothing about the size of the changes, so it is valid for a handful of problems too.
     """
 
     better: int
@@ -105,7 +105,7 @@ def sign_test(before: Sequence[float], after: Sequence[float]) -> SignTest:
 
 
 def _wilson(rates: np.ndarray, level: float) -> Interval:
-    """Returns Wilson's score interval in closed form. The number of problems solved need not be whole."""
+    """Returns Wilson's score interval for the mean of `rates`, in closed form. Their sum need not be a whole number."""
     rate, count = float(rates.mean()), rates.size
     z = float(stats.norm.ppf((1 + level) / 2))
     middle = rate + z**2 / (2 * count)
@@ -132,17 +132,17 @@ def crossed_difference(differences: Sequence[Sequence[float]], level: float = 0.
     """Returns the mean of paired differences [seeds, problems] with an interval, and the two-sided p-value of no
     difference.
 
-    It is Student's t over the seeds, widened by the luck of the problems, which all seeds share. Each cell is a mean
+    Student's t over the seeds, widened by the variation between problems, which all seeds share. Each cell is a mean
     plus random effects of its seed, of its problem, and of the two together. The variance of the overall mean is
-    (MS_seeds + MS_problems − MS_rest)/(seeds·problems) with the mean squares of a two-way analysis of variance; the
-    problems' part is not taken below 0. The degrees of freedom are the seeds' alone, so few seeds give wide intervals.
-    Without a true difference p is below any bound at most as often as it says, and less often where the problems' luck
-    is the larger. With one seed the interval includes the problems' luck only, and says nothing of other seeds.
+    (MS_seeds + MS_problems − MS_rest)/(seeds·problems) with the mean squares of a two-way analysis of variance, where
+    MS_problems − MS_rest is at least 0. The degrees of freedom are the seeds' alone, so few seeds give wide intervals.
+    Without a true difference, p ≤ x has at most probability x, and less where problems vary more than seeds. With one
+    seed, the interval includes the variation between problems only, and says nothing of other seeds.
     """
     cells = np.asarray(differences, float)
     (num_seeds, num_problems), value = cells.shape, float(cells.mean())
     if np.all(cells == cells.flat[0]):
-        # Nothing varies, so the signs of the seeds are all the evidence there is.
+        # All differences are equal, so p is that of a sign test over the seeds.
         return Interval(value, value, value), min(1.0, 2.0 ** (1 - num_seeds)) if value else 1.0
     by_seed, by_problem = cells.mean(1, keepdims=True) - value, cells.mean(0, keepdims=True) - value
     rest = cells - value - by_seed - by_problem
@@ -151,14 +151,14 @@ def crossed_difference(differences: Sequence[Sequence[float]], level: float = 0.
     of_problems = num_seeds * np.square(by_problem).sum() / max(num_problems - 1, 1)
     of_rest = np.square(rest).sum() / max((num_seeds - 1) * (num_problems - 1), 1)
     between = of_seeds + max(of_problems - of_rest, 0.0)
-    # The means of a few seeds may be alike by chance, up to rounding. That they vary is seen within them then.
+    # The means of a few seeds may be equal by chance, up to rounding. Their variation is then estimated by the rest.
     error = math.sqrt((between if between > _ROUNDING * of_rest else of_rest) / cells.size)
     half = float(stats.t.ppf((1 + level) / 2, freedom)) * error
     return Interval(value, value - half, value + half), float(2 * stats.t.sf(abs(value) / error, freedom))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Corrects p-values for multiple comparisons (Holm 1979), and returns them in the order given.
+    """Returns p-values corrected for multiple comparisons (Holm 1979), in the order given.
 
     >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]
@@ -171,7 +171,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def geometric_ratio(ours: Sequence[float], base: Sequence[float], level: float = 0.95) -> Interval:
-    """Returns the geometric mean of paired ratios with its interval (Student's t on the logarithms).
+    """Returns the geometric mean of the ratios `ours` / `base` with its interval (Student's t on the logarithms).
 
     For a single pair the interval has no width.
     """
@@ -181,8 +181,9 @@ def geometric_ratio(ours: Sequence[float], base: Sequence[float], level: float =
 
 
 def ratio_p_value(ours: Sequence[float], base: Sequence[float]) -> float:
-    """Returns the two-sided p-value of no difference between paired numbers, by Student's t on the logarithms of their
-    ratios. A single pair gives 1.
+    """Returns the two-sided p-value of no difference between paired numbers (Student's t on their ratios' logarithms).
+
+    If all ratios are equal, it is that of a sign test, so a single pair gives 1.
     """
     logs = np.log(np.asarray(ours, float) / np.asarray(base, float))
     if np.all(logs == logs[0]):

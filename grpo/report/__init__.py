@@ -1,7 +1,7 @@
 """This package reports runs to people: curves as pictures, evaluations as tables, and comparisons as web pages.
 
 One run:
-run_report    everything that a run leaves at its end
+run_report    the whole report at a run's end
 run_page, curves, verdict, summary   its page, charts, judgement, and evaluations before and after
 
 Several runs:

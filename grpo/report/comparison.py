@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row compares one quantity: the paper's number (or one derived from it), and ours."""
+    """A row compares one quantity: the value printed in a paper or derived from it, and the value that we measured."""
 
     quantity: str
     expected: str
@@ -27,7 +27,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A comparison is one table. `expected` is the heading of its middle column, such as "printed" or "derived"."""
+    """A comparison is one table. `expected` is the heading of the column of expected values, such as "printed"."""
 
     title: str
     expected: str
@@ -36,7 +36,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """A reproduction has tables, remarks, and a function that draws its picture."""
+    """A reproduction holds the result of `grpo reproduce`: tables, remarks, and a function that draws the picture."""
 
     name: str
     comparisons: Sequence[Comparison]
@@ -46,7 +46,7 @@ class Reproduction:
 
 
 def present(reproduction: Reproduction, output: Path) -> None:
-    """Prints the tables, and writes them as Markdown and the picture as PNG into `output`."""
+    """Prints the tables and remarks, and writes them as Markdown, with the picture as PNG, into `output`."""
     import matplotlib
     from matplotlib.figure import Figure
 

@@ -1,6 +1,6 @@
-"""This module compares variants of a run with the first of them.
+"""This module compares the variants of a sweep with the first variant.
 
-Differences are paired by seed and problem, and their intervals include the chance variation of both.
+Differences are paired by seed and held-out problem. Their intervals include the chance variation of seeds and problems.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from grpo.types import Interval
 Array = NDArray[np.float64]
 
 QUARTERS = ("hardest", "second", "third", "easiest")
-# A run has reached the level when it has made this share of the first variant's gain.
+# The level is the first variant's held-out pass@1 before training plus this share of its gain.
 LEVEL_SHARE = 0.75
 # A difference with a smaller p-value, corrected for the number of variants, counts as clear.
 SURE = 0.05
@@ -36,15 +36,15 @@ EXTREMES = (0.0, 0.1, 0.9, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """This compares a variant with the first one, on the seeds that both have.
+    """This type compares one variant with the first variant, on the seeds that both have.
 
     difference   the difference of the last held-out pass@1, paired by problem
     p            the p-value of no difference, corrected for the number of variants
-    higher       the number of seeds with which this variant ended higher
-    seeds        the number of seeds that both have
-    tokens       the ratio of tokens until the level; runs that never reached it count with all tokens they spent
+    higher       the number of seeds with which this variant ended above the first
+    seeds        the number of pairs of runs with the same seed
+    tokens       the ratio of tokens sampled until the level; a run that never reached it counts with all its tokens
     tokens_p     the p-value of no difference in tokens, corrected for the number of variants
-    quarters     the difference in what was learned, for the problems of each quarter of difficulty
+    quarters     the difference in the change of the pass rate, for the problems of each quarter of difficulty
     """
 
     difference: Interval
@@ -57,7 +57,7 @@ class Against:
 
     @property
     def telling(self) -> bool:
-        """Says whether there are enough seeds to say anything of other seeds."""
+        """Says whether there are enough shared seeds to conclude anything about other seeds."""
         return self.seeds >= FEWEST_SEEDS
 
     @property
@@ -67,17 +67,17 @@ class Against:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A variant holds the results of its runs. Intervals are over seeds (95 %, t); for one or two they have no width.
+    """A variant holds its runs and their results. Intervals are 95 % over seeds (t), without width below three seeds.
 
-    first, last   held-out pass@1 before and after training; `pass_at` holds the other pass@k after training
+    first, last   held-out pass@1 before and after training; `pass_at` maps k to pass@k after training
     arrived       the number of runs that reached the level
     quarters      the change of the pass rate, for the problems of each quarter of difficulty
-    silent, law   the share of silent groups: observed, and p^G + (1−p)^G for difficulties estimated from the same
-                  counts
-    extreme       the share of the gradient from prompts with pass rates below .1 or above .9, by the dials and those
-                  difficulties; NaN under a normalization that has no dials
-    laws          how many runs each law of the reward curve fitted best
-    findings      in how many runs the diagnosis found each problem
+    silent, law   the share of silent groups, as observed, and as p^G + (1−p)^G predicts from the prompts' difficulties,
+                  which are estimated from the same counts
+    extreme       the share of the gradient from prompts with pass rates below .1 or above .9, predicted from the dials
+                  and these difficulties; NaN under a normalization that has no dials
+    laws          law of the reward curve → the number of runs that it fitted best
+    findings      finding of the diagnosis → the number of runs that have it
     """
 
     name: str
@@ -97,12 +97,12 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """A contrast holds all variants. The others are compared with the first.
+    """A contrast holds all variants of a sweep. Each further variant is compared with the first one.
 
-    level      the held-out pass@1 whose cost is compared
+    level      the held-out pass@1 to which the variants' tokens are compared
     problems   the number of held-out problems
     best       the name of the variant that ended highest
-    rivals     the names of those that cannot be told from it, by the same test with the same correction
+    rivals     the names of the variants that are not clearly below `best`, see `not_below`
     """
 
     variants: tuple[Variant, ...]
@@ -113,12 +113,13 @@ class Contrast:
 
     @property
     def base(self) -> Variant:
-        """Returns the variant that the others are compared with."""
+        """Returns the first variant, with which the others are compared."""
         return self.variants[0]
 
 
 def contrast(runs: Sequence[Run]) -> Contrast:
-    """Compares the runs' variants. Raises `UserError` when they were not evaluated on the same problems."""
+    """Compares the variants of `runs` with the first one. Raises `UserError` when runs have different held-out problems
+    or a variant shares no seed with the first."""
     groups = {
         name: tuple(run for run in runs if run.variant == name) for name in dict.fromkeys(r.variant for r in runs)
     }
@@ -146,9 +147,9 @@ def contrast(runs: Sequence[Run]) -> Contrast:
 
 
 def over_seeds(values: Sequence[float], least: float, most: float) -> Interval:
-    """Returns the mean over seeds with its 95 % interval (Student's t), within what is possible, `least` to `most`.
+    """Returns the mean over seeds with its 95 % interval (Student's t), cut to the possible range [least, most].
 
-    For fewer than `FEWEST_SEEDS` the interval has no width, since two values say next to nothing of their spread.
+    With fewer than `FEWEST_SEEDS` values the interval has no width, since two values hardly show their spread.
     """
     mean = float(np.mean(values))
     half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)) if len(values) >= FEWEST_SEEDS else 0.0
@@ -156,7 +157,7 @@ def over_seeds(values: Sequence[float], least: float, most: float) -> Interval:
 
 
 def _possible(difference: Interval) -> Interval:
-    """Cuts the interval of a difference of pass rates to what is possible, −1 to 1."""
+    """Cuts the interval of a difference of pass rates to [−1, 1]."""
     return replace(difference, low=max(-1.0, difference.low), high=min(1.0, difference.high))
 
 
@@ -202,7 +203,10 @@ def _variant(name: str, runs: tuple[Run, ...], quarters: Sequence[Sequence[str]]
 
 
 def _extreme(difficulty: Difficulty, log: RunLog) -> float:
-    """Returns the share of the gradient from extreme prompts, by the dials and groups as large as the run's first."""
+    """Returns the predicted share of the gradient from prompts with pass rates below .1 or above .9.
+
+    The prediction uses the run's dials and the largest group size of its first round. It is NaN without dials.
+    """
     if log.group_dials is None:
         return float("nan")
     exponent, mean_exponent = log.group_dials
@@ -213,10 +217,10 @@ def _extreme(difficulty: Difficulty, log: RunLog) -> float:
 
 
 def _silence(runs: Sequence[Run]) -> tuple[Difficulty, float, float]:
-    """Estimates the prompts' difficulties from the counts of all rounds. Returns them, and the share of silent groups:
-    observed, and predicted from the difficulties.
+    """Returns the prompts' estimated difficulties, and the share of silent groups as observed and as predicted.
 
-    The prediction is an approximation, as it uses the difficulties of the whole run for every round.
+    Difficulties are estimated from the counts of all rounds together. The prediction is approximate, since it uses
+    these same difficulties for every round.
     """
     counts: Counter[tuple[int, int]] = Counter()
     for run in runs:
@@ -235,9 +239,10 @@ def _silence(runs: Sequence[Run]) -> tuple[Difficulty, float, float]:
 
 
 def not_below(groups: Mapping[str, Sequence[Run]], best: str, problems: Sequence[str]) -> tuple[str, ...]:
-    """Returns the variants that cannot be told from the best one (Hsu's multiple comparisons with the best, 1984).
+    """Returns the variants that are not clearly below the best one (Hsu's multiple comparisons with the best, 1984).
 
-    `groups` maps the variants' names to their runs.
+    `groups` maps the variants' names to their runs. A variant with fewer than `FEWEST_SEEDS` pairs is never clearly
+    below.
     """
     others = [name for name in groups if name != best]
     cells = {name: _last_differences(_pairs(groups[name], groups[best]), problems) for name in others}
@@ -246,12 +251,12 @@ def not_below(groups: Mapping[str, Sequence[Run]], best: str, problems: Sequence
 
 
 def _pairs(base: Sequence[Run], ours: Sequence[Run]) -> list[tuple[Run, Run]]:
-    """Returns the runs of both variants that have the same seed."""
+    """Returns all pairs (run of `base`, run of `ours`) with the same seed."""
     return [(old, new) for old in base for new in ours if old.seed == new.seed]
 
 
 def _last_differences(pairs: Sequence[tuple[Run, Run]], problems: Sequence[str]) -> list[list[float]]:
-    """Returns the differences of the last pass rates, new − old, [seeds, problems]."""
+    """Returns the differences of the pass rates in the last evaluation, second run − first, [pairs, problems]."""
     return [[new.rates(-1)[name] - old.rates(-1)[name] for name in problems] for old, new in pairs]
 
 

@@ -22,19 +22,19 @@ from grpo.report.style import sheet
 from grpo.report.verdict import GOOD, UNSURE, Number, probability
 
 NUM_SAMPLES = 3
-# So many variants are named at the head of the page.
+# The head of the page names at most this many variants.
 MOST_LISTED = 6
 EXCERPT = 400
-# The picture is so wide, and each of its rows so high.
+# The width of the picture, and the height of each of its rows.
 SHEET_INCHES = (10.0, 3.6)
-# A terminal has room for these columns of the results only: variant, after, difference, seeds higher, p, tokens.
+# The columns of the results that fit on a terminal: variant, after, difference, seeds higher, p, tokens.
 NARROW = (0, 3, 4, 5, 6, -1)
 
 
 def write_contrast(shown: Contrast, folder: Path, notes: Sequence[str] = (), console: Terminal | None = None) -> None:
-    """Writes page, picture and Markdown into `folder`, and prints the table and the conclusion.
+    """Writes a comparison as page, picture and Markdown into `folder`, and prints its table and conclusion.
 
-    `notes` are further sentences for the reader, for example about runs that failed.
+    `notes` are sentences to add to the conclusion, for example about runs that failed.
     """
     console = console or Terminal()
     tables = {
@@ -78,7 +78,7 @@ def write_contrast(shown: Contrast, folder: Path, notes: Sequence[str] = (), con
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Lists names of variants, the first few by name."""
+    """Joins names of variants by commas: the first `MOST_LISTED`, and how many more there are."""
     more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
     return ", ".join(names[:MOST_LISTED]) + more
 
@@ -125,7 +125,7 @@ def conclusion(shown: Contrast) -> list[str]:
 
 
 def _open(variants: Sequence[Variant], base: Variant) -> str:
-    """Says how far variants with too few seeds ended from the first, and how many seeds would tell more."""
+    """Says how far variants with too few seeds ended from the first, and how many seeds are needed to decide."""
     seeds = min(variant.against.seeds for variant in variants)
     ended = " and ".join(
         f"{variant.name} {_apart(100 * variant.against.difference.value)} {base.name}" for variant in variants
@@ -137,7 +137,7 @@ def _open(variants: Sequence[Variant], base: Variant) -> str:
 
 
 def _apart(points_more: float) -> str:
-    """Says by how many percentage points something ended above or below."""
+    """Says by how many percentage points one variant ended above or below another, as "ended 1.5 points above"."""
     amount = f"{abs(points_more):.1f}"
     if amount == "0.0":
         return "ended level with"
@@ -156,7 +156,7 @@ def _winner(shown: Contrast) -> str:
 
 
 def _surely(variant: Variant) -> str:
-    """Says by how much a variant differs from the first, with how many seeds, and how sure that is."""
+    """Says by how many points a variant differs from the first, how many seeds agree, and the p-value."""
     against = variant.against
     agreeing = against.higher if against.difference.value > 0 else against.seeds - against.higher
     how_sure = f"{agreeing} of {against.seeds} seeds, p = {against.p:.2g}"
@@ -168,7 +168,7 @@ def _differences(variants: Sequence[Variant]) -> str:
 
 
 def _certainty(problems: int, seeds: int, others: int) -> str:
-    """Says what the intervals and p-values include, and what so few seeds cannot show."""
+    """Says what the intervals and p-values include, and what a small number of seeds cannot show."""
     said = (
         f"The comparison has {problems} held-out problems and {seeds} seed{'s' if seeds > 1 else ''}. Intervals are of "
         f"95 %, over {'seeds and problems' if seeds > 1 else 'problems only'}, each by itself"
@@ -209,9 +209,9 @@ def numbers(shown: Contrast) -> list[Number]:
 
 
 def samples(shown: Contrast) -> list[dict[str, Any]]:
-    """Returns the few problems whose pass rates after training differ most between the variants.
+    """Returns the `NUM_SAMPLES` problems whose pass rates after training differ most between the variants.
 
-    Each has the first completion of each variant after training, and one of the first variant before training.
+    Each problem comes with one completion of every variant after training, and one of the first variant before.
     """
     rates = [variant.runs[0].rates(-1) for variant in shown.variants]
     spread = {name: max(r[name] for r in rates) - min(r[name] for r in rates) for name in rates[0]}

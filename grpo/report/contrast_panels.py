@@ -1,4 +1,4 @@
-"""This module draws the comparison of variants, one function per panel."""
+"""This module draws the charts of a comparison of variants, one function per panel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from grpo.report.style import in_percent, legend_below, name_size, plain, tell
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# These are Okabe and Ito's colours. When they are used up, they are used again with dashes.
+# Okabe and Ito's palette. Variants beyond the seventh repeat the colours with dashes.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 NAMED_UNITS = {"steps": "optimizer steps", "tokens": "sampled tokens", "seconds": "seconds of rounds"}
 
@@ -29,7 +29,7 @@ def line_styles(shown: Contrast) -> Mapping[str, dict[str, str]]:
 
 
 def learning(unit: str) -> Callable[[Axes, Contrast], str]:
-    """Returns a function that draws held-out pass@1 over `unit`: means over seeds, with bands of one standard error."""
+    """Returns a panel that draws held-out pass@1 over `unit`: means over seeds, with bands of one standard error."""
     from matplotlib.ticker import MaxNLocator
 
     def draw(axes: Axes, shown: Contrast) -> str:
@@ -92,7 +92,7 @@ def differences(axes: Axes, shown: Contrast) -> str:
 
 
 def quarters(axes: Axes, shown: Contrast) -> str:
-    """Draws the change of the pass rate, for the problems of each quarter of difficulty before training."""
+    """Draws each variant's change of the pass rate on the problems of each quarter of difficulty before training."""
     places, width = np.arange(len(QUARTERS)), 0.8 / len(shown.variants)
     for index, variant in enumerate(shown.variants):
         values = np.array([change.value for change in variant.quarters])
@@ -116,8 +116,10 @@ def quarters(axes: Axes, shown: Contrast) -> str:
 
 
 def rounds(name: str, title: str, unit: str, caption: str) -> Callable[[Axes, Contrast], str]:
-    """Returns a function that draws a metric of the rounds: the mean over seeds, smoothed over a twentieth of the
-    run."""
+    """Returns a panel that draws a metric's mean over seeds, smoothed over a twentieth of the run.
+
+    `name` is the metric, and `unit` the label of the y axis.
+    """
 
     def draw(axes: Axes, shown: Contrast) -> str:
         for variant in shown.variants:

@@ -1,4 +1,4 @@
-"""This module holds the tables of a comparison of variants, as rows of text with a header."""
+"""This module makes the tables of a comparison of variants, as rows of text below a header row."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def results(shown: Contrast) -> list[tuple[str, ...]]:
 
 
 def by_quarter(shown: Contrast) -> list[tuple[str, ...]]:
-    """Returns the table of what each variant learned on each quarter of the problems, and its difference from the
-    first."""
+    """Returns the table of each variant's change of the pass rate on each quarter of the problems, and its difference
+    from the first variant's."""
     rows = [("variant", *QUARTERS, *(f"{name}, minus {shown.base.name}" for name in QUARTERS))]
     for variant in shown.variants:
         against = variant.against.quarters if variant.against else ()
@@ -125,13 +125,13 @@ def percent(interval: Interval) -> str:
 
 
 def points(interval: Interval) -> str:
-    """Formats a difference in percentage points."""
+    """Formats a difference in percentage points, with its interval in brackets if it has a width."""
     value, low, high = (signed(100 * bound) for bound in (interval.value, interval.low, interval.high))
     return value if interval.low == interval.high else f"{value} [{low}, {high}]"
 
 
 def _tokens(variant: Variant) -> str:
-    """Formats the ratio of tokens to the first variant's; "≥" when not all runs reached the level."""
+    """Formats the ratio of a variant's tokens to the first variant's, after "≥" when not all runs reached the level."""
     if variant.against is None:
         return "1"
     return ("" if variant.arrived == len(variant.runs) else "≥ ") + ratio(variant.against.tokens)

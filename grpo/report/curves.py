@@ -1,4 +1,4 @@
-"""This module draws a run's curves, one function per panel. Some make the picture `curves.png`, all make the page."""
+"""This module draws a run's curves, one function per panel. The page shows all panels, `curves.png` a few of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SHEET_INCHES, _SHEET_COLUMNS = (10.5, 3.0), 3
-# So many sources of problems have colours of their own.
+# Colours of the sources of problems. Pass rates by source are drawn for at most as many sources.
 _SOURCE_COLORS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", BLACK)
 PHASES = {
     "sample": "writes completions",
@@ -44,7 +44,7 @@ PHASES = {
     "offload": "frees the learner's memory",
     "sync": "copies the weights to the sampler",
 }
-"""These phases make up a round, in the order in which they follow each other. Each has what it does."""
+"""The phases of a round in their order, each with what happens in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Curves:
         return any(name in row for row in self.metrics for name in names)
 
     def sources(self) -> list[str]:
-        """Returns the sources of problems that have pass rates of their own, by name."""
+        """Returns the names of the sources of problems whose pass rates were measured, sorted."""
         ending = "/pass_rate"
         names = {name for row in self.metrics for name in row if name.startswith("source/") and name.endswith(ending)}
         return sorted(name.removeprefix("source/").removesuffix(ending) for name in names)
@@ -76,9 +76,9 @@ Panel = Callable[["Axes", Curves], str]
 def plot_run(metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]], path: str | Path) -> None:
     """Draws reward and pass rate over optimizer steps, with the held-out evaluations, into the PNG `path`.
 
-    Small panels below show equal groups, entropy and length. `metrics` and `evaluations` are the rows of
-    metrics.jsonl and evaluations.jsonl. Dots are rounds; lines are centred means over a tenth of them. Metrics that
-    were not measured are left out. Raises `UserError` when the run has no finished round.
+    Small panels below show silent groups, entropy and length. `metrics` and `evaluations` are the rows of
+    metrics.jsonl and evaluations.jsonl. Dots are rounds; lines are centred means over a tenth of the rounds. Metrics
+    that were not measured are left out. Raises `UserError` when the run has no finished round.
     """
     if not metrics:
         raise UserError("there is nothing to plot, because the run has not finished its first round")
@@ -89,7 +89,7 @@ def plot_run(metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping
 
 
 def panels_of(run: Curves) -> list[Panel]:
-    """Returns the panels for which the run has numbers, that of the pass rate first."""
+    """Returns the panels for which the run has metrics, the panel of the pass rate first."""
     needs: dict[Panel, Sequence[str]] = {
         draw_length: ["completions/length_mean"],
         draw_endings: ["completions/truncated_fraction"],
@@ -99,7 +99,7 @@ def panels_of(run: Curves) -> list[Panel]:
         draw_time: ["time/round_seconds"],
         draw_cache: ["rollout/cache_peak_fraction"],
     }
-    # Without a KL term in the loss its metric is 0 all along.
+    # Without a KL term in the loss, the KL metric is 0 in every round.
     penalty = [draw_kl] if any(run.series("policy/reference_kl")[1]) else []
     by_source = [draw_sources] if 1 < len(run.sources()) <= len(_SOURCE_COLORS) else []
     return [draw_pass_rate, *by_source, *(panel for panel, names in needs.items() if run.has(*names)), *penalty]
@@ -154,7 +154,7 @@ def draw_sources(axes: Axes, run: Curves) -> str:
 
 
 def draw_length(axes: Axes, run: Curves) -> str:
-    """Draws the mean length of completions, its spread, and the lengths of right and wrong ones."""
+    """Draws the mean length of completions with its 10th to 90th percentile, and the means of right and wrong ones."""
     steps, low = run.series("completions/length_p10")
     if steps:
         low, high = (
@@ -185,7 +185,7 @@ def draw_endings(axes: Axes, run: Curves) -> str:
         ("completions/no_answer_fraction", BLUE, "without an answer"),
         ("completions/timed_out_fraction", BLACK, "timed out in grading"),
     ):
-        # What never happened would only be a line on the axis.
+        # A share that is always 0 would only be a line on the axis.
         if any(run.series(name)[1]) or name == "completions/truncated_fraction":
             _curve(axes, run, name, color, label)
     axes.set_title("Completions that cannot be right")
@@ -195,7 +195,7 @@ def draw_endings(axes: Axes, run: Curves) -> str:
 
 
 def draw_equal_groups(axes: Axes, run: Curves) -> str:
-    """Draws the share of groups from which nothing is learned, and why."""
+    """Draws the share of silent groups, and the shares of groups that are all right and all wrong."""
     for name, color, label in (
         ("groups/silent_fraction", GREEN, "all rewards equal"),
         ("groups/all_correct_fraction", BLUE, "all right"),
@@ -239,7 +239,7 @@ def draw_kl(axes: Axes, run: Curves) -> str:
 
 
 def draw_cache(axes: Axes, run: Curves) -> str:
-    """Draws how full the sampler's cache gets."""
+    """Draws the peak use of the sampler's KV cache in each round. The caption counts preemptions."""
     _curve(axes, run, "rollout/cache_peak_fraction", BLUE, "fullest moment of the round")
     axes.set_title("How full the sampler's cache gets")
     share_from_zero(axes)
@@ -254,7 +254,7 @@ def draw_cache(axes: Axes, run: Curves) -> str:
 
 
 def draw_time(axes: Axes, run: Curves) -> str:
-    """Draws where the time of a round goes, as a stack of phases."""
+    """Draws the seconds of each phase of a round as stacked bands, without phases below 1 % of the time."""
     _, rounds = run.series("time/round_seconds")
     phases = {name: np.array([row.get(f"time/{name}_seconds", 0.0) for row in run.metrics]) for name in PHASES}
     phases = {name: seconds for name, seconds in phases.items() if seconds.sum() > 0.01 * sum(rounds)}
@@ -275,7 +275,7 @@ def draw_time(axes: Axes, run: Curves) -> str:
 
 
 def _over_steps(axes: Axes, run: Curves, name: str) -> None:
-    """Finishes a panel over optimizer steps: labels, limits, whole numbers of steps, and the legend."""
+    """Finishes a panel over optimizer steps: axis labels, limits, ticks at whole steps, and the legend."""
     from matplotlib.ticker import MaxNLocator
 
     last_step = max([1, *(row["step"] for row in [*run.metrics, *run.evaluations])])
@@ -288,7 +288,7 @@ def _over_steps(axes: Axes, run: Curves, name: str) -> None:
 
 
 def _curve(axes: Axes, run: Curves, name: str, color: str, label: str) -> None:
-    """Draws a metric: a dot for each round, and the smoothed line."""
+    """Draws a metric, if it was measured: dots for single rounds, and a smoothed line."""
     steps, values = run.series(name)
     if steps:
         some = drawn(len(steps))

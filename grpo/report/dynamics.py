@@ -40,9 +40,9 @@ from grpo.report.standing import nothing_found, standing_lines, unchecked_lines,
 from grpo.report.style import sheet
 from grpo.telemetry import FIRST_COUNTS
 
-# The scheduler's decisions need these metrics of a round.
+# A replay of the scheduler needs these metrics of each round.
 NEEDED_MEANS = ("prompts/length_mean", "completions/length_mean")
-# The picture is so wide, and each of its rows so high.
+# The width of the picture, and the height of each of its rows.
 SHEET_INCHES = (9.0, 3.1)
 LAW_WORDS = ("law", "τ", "μ", "κ", *LAW_COLUMNS[2:])
 
@@ -50,8 +50,8 @@ LAW_WORDS = ("law", "τ", "μ", "κ", *LAW_COLUMNS[2:])
 def write_fit(path: Path, last_step: int | None = None, column: str | None = None, scale: float = 1.0) -> None:
     """Fits the laws of the reward curve to the log at `path`, and reports the fits, the forecast and the diagnosis.
 
-    The forecast goes to `last_step`, by default to the log's `horizon`. The report is printed, and drawn as a
-    picture and a page beside the log.
+    The forecast goes to `last_step`, by default to the log's `horizon`. The report is printed, and written beside the
+    log as a picture and a page. `column` and `scale` are explained at `logs.read_log`.
     """
     console = Terminal()
     shown = analysed(read_log(path, column, scale), path, last_step)
@@ -64,7 +64,7 @@ def write_fit(path: Path, last_step: int | None = None, column: str | None = Non
 
 
 def write_forecast(path: Path, last_step: int | None = None, column: str | None = None, scale: float = 1.0) -> None:
-    """Prints the forecast in words."""
+    """Prints the forecast of the reward curve, in words and a table, and that of held-out evaluations if possible."""
     console = Terminal()
     shown = analysed(read_log(path, column, scale), path, last_step)
     held_out = held_out_lines(shown.log, shown.ahead.steps[-1])
@@ -74,8 +74,7 @@ def write_forecast(path: Path, last_step: int | None = None, column: str | None 
 
 
 def write_diagnosis(path: Path, column: str | None = None, scale: float = 1.0) -> None:
-    """Prints the diagnosis: where the run stands, each problem found, the evidence, what to do, and what was not
-    checked."""
+    """Prints the diagnosis: where the run stands, each finding with evidence and remedy, and what was not checked."""
     console, log = Terminal(), read_log(path, column, scale)
     for line in (*log.notes, *standing_lines(log)):
         console.print(line, soft_wrap=True)
@@ -87,7 +86,7 @@ def write_diagnosis(path: Path, column: str | None = None, scale: float = 1.0) -
 def write_replay(folder: Path, overrides: Sequence[str]) -> None:
     """Prints what `dynamics=adaptive` would have decided after each round of a finished run.
 
-    `overrides` change its rules. It decides for as many learner ranks as the run's `hardware` names.
+    `overrides` change the scheduler's settings. It decides for the number of learner ranks in the run's `hardware`.
     """
     console = Terminal()
     config = from_dict(run_config(folder), overrides)
@@ -121,7 +120,10 @@ def write_replay(folder: Path, overrides: Sequence[str]) -> None:
 
 
 def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:
-    """Fits the laws of the reward curve to a log, and forecasts the curve. Raises `UserError` for too few rounds."""
+    """Fits the laws of the reward curve to a log, and forecasts the curve.
+
+    Raises `UserError` when the log has no pass rate or too few rounds.
+    """
     if not len(log.history) and len(log["pass_rate"]):
         raise UserError(f"{path} has too few rounds to fit: the dynamics need at least {FEWEST_POINTS}")
     if not len(log.history):
@@ -138,7 +140,7 @@ def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:
 
 
 def advised(log: RunLog) -> list[Finding]:
-    """Diagnoses a run, with advice in the words of the framework that wrote its log."""
+    """Returns the findings of the diagnosis, with advice in the terms of the framework that wrote the log."""
 
     def translated(finding: Finding) -> Finding:
         evidence, remedy = (in_words_of(log.framework, text) for text in (finding.evidence, finding.remedy))

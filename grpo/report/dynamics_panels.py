@@ -37,21 +37,21 @@ from grpo.report.style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Training freezes a round's samples until the next refresh.
+# The kind of staleness in training: all steps of a round use samples of one policy, until the next refresh.
 PIPELINE = "sample_and_hold"
 # These pass rates divide the prompts from hard to easy.
 BINS = (0.0, 0.1, 0.25, 0.4, 0.6, 0.75, 0.9, 1.0)
-# So many means of neighbouring rounds are drawn.
+# A curve is drawn as at most this many means of neighbouring rounds.
 MEANS = 40
-# A damping ratio above this is not told to the digit, since no curve shows it.
+# A damping ratio above this is written as "above 10", since a curve cannot show it more exactly.
 MOST_DAMPING = 10.0
-# A run is divided into this many parts; the counts of a part's rounds are fitted together.
+# Difficulty is estimated for this many parts of the run, each from the counts of all of its rounds.
 EPOCHS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Dynamics:
-    """This class holds what the panels show: a log, the laws fitted to it, and the forecast."""
+    """This class holds what the panels show: a run's log, the laws fitted to its reward curve, and the forecast."""
 
     log: RunLog
     identification: Identification
@@ -59,8 +59,8 @@ class Dynamics:
 
 
 def draw_reward(axes: Axes, shown: Dynamics) -> str:
-    """Draws each round's pass rate, means of neighbouring rounds with their errors, the best law, and the forecast with
-    its interval."""
+    """Draws the pass rates of rounds, means of neighbouring rounds with standard errors, the best law, and the forecast
+    with its interval."""
     best, ahead = shown.identification.fits[0], shown.ahead
     history = best.history
     parts = np.array_split(np.arange(len(history)), min(MEANS, len(history)))
@@ -99,7 +99,7 @@ def draw_reward(axes: Axes, shown: Dynamics) -> str:
 
 
 def _draw_held_out(axes: Axes, log: RunLog) -> None:
-    """Draws the held-out evaluations, with their 95 % intervals where the error is known."""
+    """Draws the held-out evaluations, with 95 % intervals if their standard error is known."""
     reach = 1.96 * log.held_out_error
     name = "held out, 95 % interval" if reach else "held out"
     steps, values = log.held_out.steps, log.held_out.values
@@ -111,7 +111,7 @@ def _draw_held_out(axes: Axes, log: RunLog) -> None:
 
 
 def draw_plan(axes: Axes, shown: Dynamics) -> str:
-    """Draws group size and refresh interval, round by round."""
+    """Draws the group size and refresh interval of each round."""
     size, interval = shown.log["plan/group_size"], shown.log["plan/refresh_interval"]
     axes.step(size.steps, size.values, where="post", color=BLUE, label="group size G")
     axes.step(interval.steps, interval.values, where="post", color=ORANGE, label="refresh interval τ")
@@ -130,10 +130,10 @@ def draw_plan(axes: Axes, shown: Dynamics) -> str:
 
 
 def draw_damping(axes: Axes, shown: Dynamics) -> str:
-    """Draws the gain c for every refresh interval τ, the thresholds above which training is unstable, and the run.
+    """Draws the gain c over the refresh interval τ, the thresholds of unstable training, and the last round.
 
     c = κ(τ + lag)/(1−μ), with the stiffness κ measured from the reward curve, the last round's lag, and momentum μ.
-    It is drawn for curves that are identified: κ means nothing for others.
+    Only an identified curve has a meaningful κ, see `panels`.
     """
     log, stiffness = shown.log, shown.identification.stiffness
     intervals = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32])
@@ -170,7 +170,7 @@ def draw_damping(axes: Axes, shown: Dynamics) -> str:
 
 
 def draw_silent(axes: Axes, shown: Dynamics) -> str:
-    """Draws the share of silent groups, as measured and as predicted from the estimated difficulties.
+    """Draws the share of silent groups, as measured and as predicted from the prompts' estimated difficulties.
 
     A group of G completions is silent (all correct or all wrong) with probability p^G + (1−p)^G, where p is the
     prompt's pass rate.
@@ -196,7 +196,7 @@ def draw_silent(axes: Axes, shown: Dynamics) -> str:
 
 
 def draw_gradient_mass(axes: Axes, shown: Dynamics) -> str:
-    """Draws the share of the gradient from each bin of pass rates, early and late in the run."""
+    """Draws the predicted share of the gradient from each bin of pass rates, in the first and last sixth of the run."""
     parts, dials = difficulties(shown.log), shown.log.group_dials
     if dials is None:
         raise ValueError("this log's advantages are not those of the dials")
@@ -222,7 +222,7 @@ def draw_gradient_mass(axes: Axes, shown: Dynamics) -> str:
 
 
 def draw_policy(axes: Axes, shown: Dynamics) -> str:
-    """Draws entropy, completion length and gradient norm, each relative to its mean at the start."""
+    """Draws entropy, completion length and gradient norm, relative to their means over the run's first twentieth."""
     explained = []
     for name, color, label, meaning in (
         ("policy/entropy", BLUE, "entropy", " Entropy is how much the model still tries out."),
@@ -262,7 +262,7 @@ def difficulties(log: RunLog) -> list[tuple[float, int, Difficulty]]:
 
 
 def merge(rounds: list[Counts]) -> dict[tuple[int, int], float]:
-    """Adds up the counts of several rounds."""
+    """Returns the sum of the counts of several rounds, {(correct, group size): number of groups}."""
     total: dict[tuple[int, int], float] = {}
     for counts in rounds:
         for pair, groups in counts.items():
@@ -271,12 +271,12 @@ def merge(rounds: list[Counts]) -> dict[tuple[int, int], float]:
 
 
 def panels(shown: Dynamics) -> tuple[Callable[[Axes, Dynamics], str], ...]:
-    """Returns the panels for which this log has the numbers."""
+    """Returns the panels for which the log has the metrics."""
     log = shown.log
     chosen: list[Callable[[Axes, Dynamics], str]] = [draw_reward]
     if len(log["plan/group_size"]):
         chosen.append(draw_plan)
-    # The other laws have no stiffness, so a curve that follows them says nothing of stability.
+    # The other laws have no stiffness κ, so a curve that follows one of them shows nothing about stability.
     if shown.identification.identified and shown.identification.fits[0].law.name in ("oscillator", "exponential"):
         chosen.append(draw_damping)
     if log.counts:

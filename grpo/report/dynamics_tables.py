@@ -18,8 +18,8 @@ from grpo.report.glossary import signed
 from grpo.report.verdict import Number
 
 LAW_COLUMNS = ("law", "constants", "χ²/n", "R²", "misfit", "pattern", "weight")
-"""These are the columns of `laws_table`. Misfit is the p-value of χ², pattern that of the residuals' correlation, and
-weight is Akaike's."""
+"""The columns of `laws_table`. Misfit is the p-value of χ², pattern the p-value of the residuals' correlation, and
+weight the Akaike weight."""
 LAW_CAPTION = "Each law is a curve with few constants, fitted to the rounds. The first one fits best."
 SHAPES = {
     "constant": "a level without a trend",
@@ -30,10 +30,10 @@ SHAPES = {
     "sigmoid": "a slow start, then a faster change, then a plateau",
     "oscillator": "a change that may overshoot its plateau and swing back",
 }
-"""This is what the curve of each law looks like."""
-# A law that is worse by less than this much AICc has substantial support (Burnham & Anderson, 2002, section 2.6).
+"""The shape of each law's curve, in words."""
+# A law whose AICc exceeds the least by less than this has substantial support (Burnham & Anderson, 2002, section 2.6).
 TELLING_AICC = 2.0
-# A gain of pass rate that is worth going on for.
+# A gain of pass rate for which it is worth training on.
 WORTHWHILE = 0.02
 COLORS = {CRITICAL: "bold red", WARNING: "yellow", NOTE: "cyan"}
 
@@ -51,7 +51,7 @@ def laws_table(identification: Identification) -> Table:
 
 
 def law_rows(identification: Identification) -> list[tuple[str, ...]]:
-    """Returns the cells of `laws_table`."""
+    """Returns the cells of `laws_table`, a row per law, the best first."""
     return [(*_law_row(fit), f"{identification.weights[fit.law.name]:.2f}") for fit in identification.fits]
 
 
@@ -78,7 +78,7 @@ def summary_lines(identification: Identification, ahead: Forecast) -> list[str]:
 
 
 def _shape_line(identification: Identification) -> str:
-    """Says which law the curve follows and what such a curve looks like, or why that is open."""
+    """Says what shape the curve has, or why its law is not identified."""
     if not identification.identified:
         return f"shape of the curve: {identification.reason}"
     shape = SHAPES[identification.fits[0].law.name]
@@ -113,13 +113,16 @@ def forecast_numbers(identification: Identification, ahead: Forecast) -> list[Nu
 
 
 def _as_well(identification: Identification) -> list[str]:
-    """Returns the laws that the data hardly tell from the best one, best first."""
+    """Returns the names of the laws that fit about as well as the best one, best first."""
     best, *others = identification.fits
     return [fit.law.name for fit in others if fit.aicc - best.aicc < TELLING_AICC]
 
 
 def held_out_lines(log: RunLog, last_step: float) -> list[str]:
-    """Says where held-out evaluations go, and how far training is above them now. Empty without three evaluations."""
+    """Forecasts held-out evaluations in words, and says how far the pass rate in training is above or below them.
+
+    The list is empty for fewer than three evaluations or too few rounds.
+    """
     curve = log.held_out_history()
     if curve is None or len(log.history) < FEWEST_ROUNDS:
         return []
@@ -144,7 +147,7 @@ def held_out_lines(log: RunLog, last_step: float) -> list[str]:
 
 
 def way_table(ahead: Forecast) -> Table:
-    """Returns a table of the pass rate forecast for a few steps on the way."""
+    """Returns a table of the forecast pass rate at up to five evenly spread steps."""
     table = Table(title="Forecast (90 % intervals)", title_justify="left")
     for name in ("step", "pass rate", "interval"):
         table.add_column(name, justify="right")
@@ -156,7 +159,7 @@ def way_table(ahead: Forecast) -> Table:
 
 
 def findings_table(findings: Sequence[Finding]) -> Table:
-    """Returns a table with a row per finding, the gravest first."""
+    """Returns a table with a row per finding: severity, name, evidence and remedy."""
     table = Table(title="Diagnosis", title_justify="left")
     for name in ("", "finding", "evidence", "what to do"):
         table.add_column(name, overflow="fold")
@@ -167,7 +170,7 @@ def findings_table(findings: Sequence[Finding]) -> Table:
 
 
 def decisions_table(proposals: Sequence[Proposal]) -> Table:
-    """Returns a table of the rounds after which the scheduler decided on a change."""
+    """Returns a table of the rounds after which the scheduler proposed another plan, with old and new values."""
     table = Table(title="Decisions", title_justify="left")
     for name in ("after step", "G", "τ", "prompts", "rate ×", "why"):
         table.add_column(name, justify="left" if name == "why" else "right", overflow="fold")

@@ -1,4 +1,4 @@
-"""This module loads finished runs for comparison: what they spent, and their pass rate on each problem."""
+"""This module loads finished runs for a comparison, with their cost so far and pass rates at each evaluation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Run:
-    """This is one run of a variant. `rows` are its rounds; `evaluations` are its held-out evaluations, at least two."""
+    """This type holds a run of a variant. `rows` are its rounds, `evaluations` its two or more held-out evaluations."""
 
     folder: Path
     variant: str
@@ -35,8 +35,8 @@ class Run:
 
     @cached_property
     def spent(self) -> dict[str, Array]:
-        """Returns what the run had spent at each evaluation: steps, sampled completions, their tokens, seconds of
-        rounds."""
+        """Returns the run's cost until each evaluation, by unit: "steps", "samples" (completions), "tokens" (of
+        completions) and "seconds" (of rounds)."""
         steps = np.array([evaluation["step"] for evaluation in self.evaluations], float)
         samples = np.array([sum(size * groups for (_, size), groups in counts_of(row).items()) for row in self.rows])
         tokens = np.array([row["completions/length_mean"] for row in self.rows]) * samples
@@ -62,9 +62,10 @@ class Run:
         return float(np.mean(values)) if values else float("nan")
 
     def cost(self, level: float, unit: str) -> tuple[float, bool]:
-        """Returns what the run had spent, in `unit`, when held-out pass@1 reached `level`, and whether it did.
+        """Returns the run's cost, in `unit`, until held-out pass@1 reached `level`, and whether it reached `level`.
 
-        The curve is first made monotone. If it never reaches the level, the run counts with all that it spent.
+        The curve is first made monotone (isotonic regression), and interpolated between evaluations. If it never
+        reaches the level, the cost is that of the whole run.
         """
         smooth, spent = isotonic_regression(self.held_out).x, self.spent[unit]
         if smooth[-1] < level:
@@ -77,7 +78,10 @@ class Run:
 
 
 def load(folder: Path, variant: str, seed: int | None = None) -> Run:
-    """Loads the run in `folder`. Raises `UserError` when there is none, or it has fewer than two evaluations."""
+    """Loads the run in `folder` as a run of `variant`. Without `seed`, the seed is that of its configuration.
+
+    Raises `UserError` when the folder holds no run, or a run with fewer than two evaluations.
+    """
     config = run_config(folder)
     path = folder / EVALUATIONS_FILE
     evaluations = read_metrics(path) if path.exists() else []
@@ -87,11 +91,11 @@ def load(folder: Path, variant: str, seed: int | None = None) -> Run:
 
 
 OF_ONE_RUN = ("output_dir", "seed", "checkpoint.resume")
-"""Runs with the same settings still differ in these keys."""
+"""These keys are a run's own, so they may differ between runs of one variant."""
 
 
 def differing_keys(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Returns the dotted keys in which configurations differ, with the value in each. Leaves out `OF_ONE_RUN`."""
+    """Returns the dotted keys in which configurations differ, with the values of all. Leaves out `OF_ONE_RUN`."""
     leaves = [dict(flat(config)) for config in configs.values()]
     keys = dict.fromkeys(key for config in leaves for key in config)
     rows = {key: [config.get(key) for config in leaves] for key in keys if key not in OF_ONE_RUN}

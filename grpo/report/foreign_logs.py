@@ -1,8 +1,8 @@
 """This module makes a `RunLog` of another framework's log.
 
-A reward need not be a pass rate. The pass rate is the column that the caller names, or else one with a known name
-within [0, 1], or else a part of the reward whose name says that it grades answers. Where a log has held-out scores and
-no reward, these are the pass rate. Without one, the log has rewards only, and what needs a pass rate is left out.
+A reward need not be a pass rate. The pass rate is the column that the caller names. Otherwise it is a column with a
+known name and values in [0, 1], or a part of the reward whose name says that it grades answers. If the log has held-out
+scores and no reward, the scores are the pass rate. A log without any pass rate keeps its rewards and other metrics.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from grpo.report.foreign_words import framework_of
 
 NO_HISTORY = History(*(np.empty(0) for _ in range(5)))
 PART = "reward/part/"
-# A part with such a name grades answers, so it may be the pass rate.
+# A part of the reward whose name matches grades answers, so it may be the pass rate.
 GRADES = re.compile(r"accura|correct|solve|success|pass|ground_truth")
 FEWEST_ROWS = 3
-# Errors are computed from fourth powers, which a larger number's does not allow.
+# Larger numbers are left out, since errors are computed from fourth powers, which could overflow.
 LARGEST = 1e60
 
 
 def columns(rows: Iterable[Row]) -> dict[str, Series]:
-    """Returns every numeric column as a series over "step", ascending, of its values within ±`LARGEST`.
+    """Returns every numeric column as a series over ascending "step", without values beyond ±`LARGEST`.
 
-    A step that was logged twice, as a resumed run does, keeps its last value.
+    Of values that were logged at the same step, as by a resumed run, the last one is kept.
     """
     points: dict[str, dict[float, float]] = {}
     for row in rows:
@@ -61,9 +61,9 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
     else:
         graded, scale = _pass_rate_column(series)
         passed, note = series.get(graded, NOTHING), _note(graded, scale, own)
-    # verl's scores are known as pass rates, which they are not when they leave [0, 1].
+    # The tables call verl's scores "pass_rate", even scores beyond [0, 1]. The pass rate found above replaces them.
     others = {name: values for name, values in series.items() if name != "pass_rate"}
-    # A round was sampled one step before it was logged, and an evaluation was not.
+    # A round was sampled one step before it was logged. An evaluation has the step of its policy.
     interval, ours = 1, our_name(graded)
     scores = held_out_score(series, ours.removeprefix(PART) if PART in ours else "")
     if scores and not graded and "reward/mean" not in series:
@@ -82,7 +82,7 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
 
 
 def _too_large(rows: Sequence[Row]) -> list[str]:
-    """Says how many finite numbers were left out because no error can be computed of them."""
+    """Says how many finite numbers beyond ±`LARGEST` were left out, and of which columns."""
     names = [name for row in rows for name, value in row.items() if LARGEST < abs(value) < math.inf]
     several = ", ".join(dict.fromkeys(names))
     return [f"{len(names)} values beyond ±{LARGEST:g} are left out, of {several}"] if names else []
@@ -93,7 +93,10 @@ def _without_step(row: Row) -> Row:
 
 
 def _named(path: Path, name: str, own: Mapping[str, Series], series: Mapping[str, Series], scale: float) -> Series:
-    """Returns the column that the caller named, by the log's name or ours."""
+    """Returns the column that the caller named, by the log's own name or by ours.
+
+    Raises `UserError` when there is none, or its values leave [0, `scale`].
+    """
     if name not in own and name not in series:
         raise UserError(
             f"{path} has no column {name}; its columns are: {', '.join(sorted(own))}. Choose the one with the "
@@ -109,7 +112,7 @@ def _named(path: Path, name: str, own: Mapping[str, Series], series: Mapping[str
 
 
 def _note(graded: str, scale: float, own: Mapping[str, Series]) -> str:
-    """Says which column was taken for the pass rate, unless it is called that."""
+    """Says which column is taken for the pass rate. The note is empty for a column that is called `pass_rate`."""
     if graded in own and graded == "pass_rate":
         return ""
     if not graded:
@@ -120,7 +123,7 @@ def _note(graded: str, scale: float, own: Mapping[str, Series]) -> str:
 
 
 def _pass_rate_column(series: Mapping[str, Series]) -> tuple[str, float]:
-    """Finds the column of pass rates, and what it holds for a right answer. Returns ("", 1) if there is none."""
+    """Finds the column of pass rates, and its value for a right answer. Returns ("", 1) if there is none."""
     parts = [name for name in series if name.startswith(PART)]
     for name in ("pass_rate", "reward/mean"):
         if name in series and _is_rate(series[name], 1.0) and (name == "pass_rate" or len(parts) < 2):
@@ -134,15 +137,16 @@ def _pass_rate_column(series: Mapping[str, Series]) -> tuple[str, float]:
 
 
 def _right_answer(series: Series) -> float | None:
-    """Returns the least whole number that no value exceeds (but by `SMOOTHED`), as what a right answer earns.
+    """Estimates what a right answer earns: the least whole number, 1 or more, that no value exceeds.
 
-    It is None if a value is below 0, or if all are 0.
+    Values may exceed it by the share `SMOOTHED`. Returns None if a value is negative (by more than that), or none is
+    above 0.
     """
     right = float(max(math.ceil(series.values.max() / (1 + SMOOTHED)), 1))
     return right if series.values.max() > 0 and _is_rate(series, right) else None
 
 
 def _is_rate(series: Series, scale: float) -> bool:
-    """Tells whether the values lie in [0, scale], up to `SMOOTHED`."""
+    """Tells whether the values lie in [0, scale], give or take `SMOOTHED` · scale."""
     slack = SMOOTHED * scale
     return bool(series.values.min() >= -slack and series.values.max() <= scale + slack)

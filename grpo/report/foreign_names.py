@@ -1,18 +1,18 @@
-"""This module knows what other frameworks call a metric.
+"""This module maps other frameworks' names of metrics to ours.
 
-Each table maps their names to ours. It was read in the named files of the named versions.
+There is a table for each framework. Its names were read in these files of these versions.
 
 trl        TRL 1.10: trl/trainer/grpo_trainer.py, GRPOTrainer's `_metrics`. Before 0.17: `completion_length`,
            `clip_ratio`, and parts of the reward as `rewards/x`
-verl       verl 0.8: verl/trainer/ppo/metric_utils.py, ray_trainer.py; verl/workers/actor/dp_actor.py. It counts tokens
-           clipped on either side under one name, which stands for the high side here: that one usually clips
+verl       verl 0.8: verl/trainer/ppo/metric_utils.py, ray_trainer.py; verl/workers/actor/dp_actor.py. Its fraction of
+           tokens clipped on either side is read as the upper side's, on which most of the clipping happens
 openrlhf   OpenRLHF 0.11: openrlhf/trainer/ppo_trainer.py, openrlhf/trainer/ray/ppo_actor.py
 prime_rl   prime-rl 0.8: src/prime_rl/orchestrator/metrics.py, src/prime_rl/trainer/rl/train.py
 slime      slime 0.3: slime/observability/rollout_metrics.py, slime/backends/megatron_utils/loss.py and model.py
 rlprobe    rlprobe 0.1: rlprobe/schemas/__init__.py, a recorder of TRL's runs
 
-The Trainer of transformers, OpenRLHF and slime put `train/` in front, where they write to TensorBoard or Weights &
-Biases.
+The Trainer of transformers, OpenRLHF and slime put `train/` before these names when they log to TensorBoard or Weights
+& Biases.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ RLPROBE = {
     "step_time_s": "time/round_seconds",
 }
 NAMES = RLPROBE | SLIME | OPENRLHF | PRIME_RL | VERL | TRL
-# Of prime-rl's names one part is an agent's. `all` counts every completion, `effective` those that were trained on.
+# In prime-rl's names, [^/]+ after `all` matches an agent's name. `all` is over every completion, and `effective`, which
+# is not read, over the completions that were trained on.
 PATTERNS = (
     (re.compile(r"train/agg/all/[^/]+/reward/mean"), "reward/mean"),
     (re.compile(r"train/agg/all/[^/]+/reward/std"), "reward/std"),
@@ -114,16 +115,16 @@ PATTERNS = (
     # A part of the reward in TRL, in TRL before 0.17, and in rlprobe.
     (re.compile(r"rewards/(?P<part>[^/]+)/mean|rewards/(?P<old>[^/]+)|reward_component\.(?P<probe>.+)"), "reward/part"),
 )
-# A column with such a name holds held-out scores: of TRL, verl, OpenRLHF, slime and prime-rl, and of older versions.
+# A column whose name matches holds held-out scores, by TRL, verl, OpenRLHF, slime or prime-rl, or an older version.
 HELD_OUT = re.compile(
     r"eval_(reward|accuracy)|eval/.*(reward|accuracy|pass|score).*|eval/[\w.]+|eval/.+/avg@\d+"
     r"|(eval/)?eval_.+_pass1|val-core/.+/mean@\d+|val/test_score/.+"
 )
-# These have such a name, and hold something else.
+# Columns whose names match `HELD_OUT` and this pattern too hold something else than scores.
 NO_SCORE = re.compile(
     r".*(length|_len|_std|/std|time|loss|ratio|epoch|step|runtime|per_second|kl|entropy|frac|tokens|clip|truncated).*"
 )
-# A row's step has one of these names; the first that it has is taken. A row of slime has the step of its kind.
+# The names of a row's step, in order of preference. In slime's logs rollout, train and eval rows have different ones.
 STEPS = (
     *("step", "global_step", "train/global_step", "training/global_step", "trainer/global_step", "eval/global_step"),
     *("rollout/step", "train/step", "eval/step", "_step", "Step", "iteration"),
@@ -136,15 +137,15 @@ def step_of(row: Row) -> float | None:
 
 
 def numbers_of(row: Row) -> dict[str, float]:
-    """Returns the numbers of a row without its step, under the row's own names."""
+    """Returns the numeric values of a row except its step, under the log's own names."""
     return {name: value for name, value in row.items() if name not in STEPS and is_number(value)}
 
 
 def translated(row: Row) -> dict[str, float]:
-    """Returns the numbers of a row under our names. A metric that is logged under two names keeps its first value.
+    """Returns a row with our names of metrics. A metric that is logged under two names keeps its first value.
 
-    A gradient norm that is not a number stands for a skipped step. Where groups are counted as solved by all or by
-    none of their completions, these two shares make the share of silent groups.
+    It adds a skipped step where the gradient norm is not finite, and the share of silent groups where the shares of
+    all-correct and all-wrong groups are logged.
     """
     ours: dict[str, float] = {}
     for name, value in row.items():
@@ -159,7 +160,7 @@ def translated(row: Row) -> dict[str, float]:
 
 
 def our_name(name: str) -> str:
-    """Returns our name of a metric, or the name itself where the tables do not have it.
+    """Returns our name of a metric, or `name` itself if the tables do not have it.
 
     >>> our_name("train/rewards/accuracy_reward/mean"), our_name("train/agg/all/solver/solved_none"), our_name("loss")
     ('reward/part/accuracy_reward', 'groups/all_wrong_fraction', 'loss')
@@ -177,7 +178,7 @@ def our_name(name: str) -> str:
 def held_out_score(series: Mapping[str, Series], graded: str) -> str | None:
     """Returns the name of the column with held-out scores between 0 and 1, or None.
 
-    Of several that of the part that grades answers (`graded`, without `reward/part/`) comes first.
+    A column whose name contains `graded`, the part of the reward that grades answers, is preferred.
     """
     names = [name for name in series if HELD_OUT.fullmatch(name) and not NO_SCORE.fullmatch(name)]
     inside = [name for name in names if series[name].values.min() >= 0 and series[name].values.max() <= 1]
@@ -185,6 +186,6 @@ def held_out_score(series: Mapping[str, Series], graded: str) -> str | None:
 
 
 def is_number(value: Any) -> bool:
-    """Tells whether a value of a log is a number that a float holds; NaN and infinity are such numbers."""
+    """Tells whether a value of a log is a number that fits into a float. NaN and infinity are, booleans are not."""
     fits = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     return fits or isinstance(value, float)

@@ -1,4 +1,4 @@
-"""This module reads the rows of other frameworks' logs, whatever kind of file they are in.
+"""This module reads the rows of other frameworks' logs, from any of these kinds of file:
 
 trainer_state.json, or a folder with one    TRL and Unsloth, by the Trainer of transformers
 lines of {"step": …, "data": {…}}           verl's file logger
@@ -27,15 +27,18 @@ from grpo.telemetry.foreign_files import EVENT_FILES, read_event_files, read_par
 
 TRL_STATE = "trainer_state.json"
 PROBE_STEPS = "steps.parquet"
-# Between a run's name and a metric's in an exported chart. Its columns of least and largest values are left out.
+# In a chart exported from Weights & Biases, this stands between a run's name and a metric's name.
 OF_RUN = " - "
 BOUNDS = ("__MIN", "__MAX")
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignRows:
-    """Foreign rows are the rows of one run, each with a "step", and the number of steps that the run was to take (0
-    where the log does not say). `notes` say what was left out, in sentences."""
+    """This type holds the rows of one run, each with a "step".
+
+    `max_steps` is the number of steps that the run was to take, 0 if the log does not say. `notes` say what was left
+    out, in sentences.
+    """
 
     rows: list[Row]
     max_steps: int = 0
@@ -43,7 +46,7 @@ class ForeignRows:
 
 
 def read_rows(path: Path, column: str | None = None) -> ForeignRows:
-    """Reads the rows of a file or folder. `column`, as "run - metric", chooses one of several runs in a chart.
+    """Reads the rows of a file or folder. `column`, as "run - metric", chooses one of the runs in an exported chart.
 
     Raises `UserError` when there is nothing to read.
     """
@@ -64,7 +67,7 @@ def read_rows(path: Path, column: str | None = None) -> ForeignRows:
 
 
 def _file_in(folder: Path) -> Path:
-    """Returns the log in a folder: a file, or the folder itself where it holds event files."""
+    """Returns the log in a folder: a file, or the folder itself if it holds TensorBoard's event files."""
     states = folder.glob(f"**/{TRL_STATE}")
     newest = max(states, key=lambda file: file.stat().st_mtime, default=None)
     if newest:
@@ -77,7 +80,8 @@ def _file_in(folder: Path) -> Path:
 
 
 def _stepped(rows: Iterable[Any], max_steps: int = 0) -> ForeignRows:
-    """Puts the step of each row under "step". What is no row, and rows without a step, are left out."""
+    """Puts each row's step under "step" and keeps the last run. Leaves out rows without a step, and values that are no
+    rows."""
     of_names = (row for row in rows if isinstance(row, Mapping))
     stepped = [{**row, "step": step} for row in of_names if (step := step_of(row)) is not None]
     kept, notes = last_run(stepped)
@@ -85,11 +89,11 @@ def _stepped(rows: Iterable[Any], max_steps: int = 0) -> ForeignRows:
 
 
 def last_run(rows: Iterable[Row]) -> tuple[list[Row], tuple[str, ...]]:
-    """Returns the rows of the last of several runs that were written into one log, and what was left out, in sentences.
+    """Returns the rows of the last run in a log that may hold several, and sentences on what was left out.
 
-    A row says that the run began again if most of its metrics have been logged at its step before, and at a later one
-    too. At the first step a whole second run begins. At a later one the run was resumed, and what it had logged from
-    there on no longer holds. Rows that are only out of order have no step twice.
+    A row marks a restart if most of its metrics were already logged at its step, and since then at a later step. If no
+    kept row precedes that step, another run begins. Otherwise the run was resumed, and its earlier rows from that step
+    on are dropped. Rows that are merely out of order repeat no step.
     """
     kept: list[Row] = []
     runs, resumed = 1, []
@@ -138,7 +142,7 @@ def _json_rows(path: Path) -> ForeignRows:
 
 
 def _pivoted(content: Mapping[str, Any]) -> Iterable[Row]:
-    """Makes rows of columns, each a list, or a mapping from an index to a value."""
+    """Turns columns into rows. A column is a list, or a mapping from a row's index to a value."""
     rows: dict[Any, dict[str, Any]] = {}
     for name, values in content.items():
         for index, value in values.items() if isinstance(values, dict) else enumerate(values):

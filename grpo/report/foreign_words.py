@@ -1,7 +1,7 @@
-"""This module puts advice into the words of the framework that wrote a log.
+"""This module puts advice into the terms of the framework that wrote a log.
 
-The checks of a diagnosis name this project's keys. Whoever trains with TRL or verl gets the keys of TRL's GRPOConfig
-(1.10) or verl's trainer (0.8) where they have one that does the same, and whoever trains with another gets plain words.
+The checks of a diagnosis name this project's keys. For logs of TRL or verl these become the keys of TRL's GRPOConfig
+(1.10) or verl's trainer (0.8) that do the same. Keys without a counterpart, and logs of others, get plain words.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ OURS, TRL, VERL, OTHER = "grpo", "trl", "verl", ""
 
 
 class Words(NamedTuple):
-    """What a key is called: in plain words, in TRL and in verl. None means the plain words."""
+    """These are the names of one setting: in plain words, in TRL and in verl. None stands for the plain words."""
 
     plain: str
     trl: str | None = None
@@ -23,7 +23,7 @@ class Words(NamedTuple):
 
 ACTOR = "actor_rollout_ref.actor"
 RATE = Words("learning rate", "learning_rate", f"{ACTOR}.optim.lr")
-# What a remedy says → what it is called elsewhere. Longer words come before those that they contain.
+# A phrase in our advice → its names elsewhere. `PATTERN` tries longer phrases before the phrases that they contain.
 WORDS = {
     ", or dynamics=adaptive with its guard": Words(""),
     ", or dynamics=adaptive": Words(""),
@@ -83,7 +83,7 @@ WORDS = {
     "groups/silent_fraction": Words("the share of silent groups", "frac_reward_zero_std"),
 }
 PATTERN = re.compile("|".join(re.escape(key) for key in sorted(WORDS, key=len, reverse=True)))
-# Columns that only one framework has.
+# Patterns of columns that only one framework logs.
 MARKS = {
     TRL: re.compile(r"(train/)?(rewards/.+|completions/.+|completion_length|frac_reward_zero_std|clip_ratio.*)"),
     VERL: re.compile(r"(actor|critic|response_length)/.+"),
@@ -91,7 +91,7 @@ MARKS = {
 
 
 def framework_of(columns: Iterable[str]) -> str:
-    """Returns the framework whose columns a log has.
+    """Returns the framework that wrote a log, by its columns' names, or "" if it is not known.
 
     >>> framework_of(["reward", "completions/mean_length"]), framework_of(["reward", "kl"])
     ('trl', '')
@@ -101,7 +101,7 @@ def framework_of(columns: Iterable[str]) -> str:
 
 
 def in_words_of(framework: str, advice: str) -> str:
-    """Returns advice in the words of a framework.
+    """Returns our advice with our keys replaced by a framework's keys or plain words.
 
     >>> in_words_of("trl", "half of learner.learning_rate, or objective.kl.coefficient=0.01")
     'half the learning rate, or beta=0.01'

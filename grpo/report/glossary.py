@@ -1,4 +1,4 @@
-"""This module explains the words of pages, and writes durations, changes and large numbers."""
+"""This module holds the explanations of words on pages, and formats durations, changes and large numbers."""
 
 import math
 
@@ -43,7 +43,7 @@ def meanings(*words: str) -> dict[str, str]:
 
 
 def duration(seconds: float) -> str:
-    """Writes seconds in the unit that suits them. Logs without times have none.
+    """Formats seconds as seconds, minutes or hours, whichever suits. "–" stands for 0, as of logs without times.
 
     >>> duration(30.0), duration(600.0), duration(90_000.0), duration(0.0)
     ('30 s', '10 min', '25.0 h', '–')
@@ -56,7 +56,7 @@ def duration(seconds: float) -> str:
 
 
 def signed(number: float, digits: int = 1) -> str:
-    """Writes a change with its sign. A change that rounds to none has no sign.
+    """Formats a change with its sign. A change that rounds to 0 has no sign.
 
     >>> signed(2.04), signed(-0.04), signed(-1.96)
     ('+2.0', '0.0', '-2.0')
@@ -66,7 +66,7 @@ def signed(number: float, digits: int = 1) -> str:
 
 
 def compact(number: float) -> str:
-    """Writes a number with about three digits. ∞ stands for what is not reached within the course.
+    """Formats a number with at most three digits and k, M or G. ∞ stands for a level that is never reached.
 
     >>> compact(950.0), compact(65_573.0), compact(1.2e9), compact(float("inf"))
     ('950', '66k', '1.2G', '∞')

@@ -1,4 +1,4 @@
-"""This module reads the log of a run, by this framework or another one, into a `RunLog`."""
+"""This module reads the log of a run of this framework, or of another one, into a `RunLog`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from grpo.telemetry import COUNTS, FIRST_COUNTS, REASON, WENT_BACK, read_metrics
 def read_log(path: Path, column: str | None = None, scale: float = 1.0) -> RunLog:
     """Reads the log in a file or folder.
 
-    `column` names the column of pass rates, as the file or this project calls it, and `scale` is what it holds for a
-    right answer. Raises `UserError` when there is nothing to read, no such column, or values that leave [0, scale].
+    `column` names the column of pass rates, by the file's name or this project's, and `scale` is its value for a right
+    answer. Raises `UserError` when there is nothing to read, no such column, or values that leave [0, scale].
     """
     require(column is not None or scale == 1.0, "scale= says what the column of column=NAME holds: give both")
     if (path / METRICS_FILE).exists() or path.name == METRICS_FILE:
@@ -36,7 +36,7 @@ def read_log(path: Path, column: str | None = None, scale: float = 1.0) -> RunLo
 
 
 def run_config(folder: Path) -> Mapping[str, Any]:
-    """Reads the configuration that a run wrote beside its metrics."""
+    """Reads the configuration that a run saved in its folder. Raises `UserError` when there is none."""
     path = folder / CONFIG_FILE
     if not path.exists():
         raise UserError(f"there is no file {path}: give the output_dir of a run")
@@ -44,7 +44,7 @@ def run_config(folder: Path) -> Mapping[str, Any]:
 
 
 def read_run(folder: Path) -> list[Row]:
-    """Reads the rows of `metrics.jsonl` that have counts of correct completions."""
+    """Reads the rows of `metrics.jsonl` with counts of correct completions. Raises `UserError` when there are none."""
     path = folder / METRICS_FILE
     rows = [row for row in read_metrics(path) if row.get(COUNTS)]
     if not rows:
@@ -53,16 +53,16 @@ def read_run(folder: Path) -> list[Row]:
 
 
 def counts_of(row: Row, name: str = COUNTS) -> dict[tuple[int, int], int]:
-    """Returns the counts of one row as {(correct, group size): number of groups}, empty if the row has none."""
+    """Returns the counts in one row of metrics, {(correct, group size): number of groups}, empty if it has none."""
     return {(k, size): groups for k, size, groups in row.get(name, ())}
 
 
 def log_of(rows: Sequence[Row], config: Mapping[str, Any], held_out: Series = NOTHING) -> RunLog:
-    """Makes a log of this framework's metrics, whether the run has ended or still goes on."""
+    """Makes a `RunLog` from this framework's rows of metrics, for a run that has ended or still goes on."""
     present, normalization = since_rollback(rows), config["normalization"]
     return RunLog(
         history=history_of(
-            # Where answers decided how often a prompt was asked, only the first completions tell its pass rate.
+            # If answers decided how often a prompt was sampled, only its first completions give an unbiased pass rate.
             (row["step"], *_timing(row), counts_of(row, FIRST_COUNTS) or counts_of(row))
             for row in present
         ),
@@ -74,7 +74,8 @@ def log_of(rows: Sequence[Row], config: Mapping[str, Any], held_out: Series = NO
         mean_exponent=normalization.get("mean_exponent", 0.0),
         dialled=normalization.get("name", "dial") == "dial" and normalization.get("parts", "sum") == "sum",
         shared_std=normalization.get("scope", "group") == "batch",
-        # REINFORCE++ compares with the whole step, and parts that are normalized alone may differ at equal sums.
+        # REINFORCE++ takes its baseline over the whole step. Parts of the reward that are normalized one by one may
+        # differ within a group although their sums are equal.
         learns_from_equal=normalization.get("name") == "reinforce_plus_plus" or normalization.get("parts") == "each",
         changing_prompts=config.get("task", {}).get("curriculum", {}).get("name", "uniform") in CHANGING,
         num_steps=config["num_steps"],
@@ -83,8 +84,8 @@ def log_of(rows: Sequence[Row], config: Mapping[str, Any], held_out: Series = NO
 
 
 def since_rollback(rows: Sequence[Row]) -> Sequence[Row]:
-    """Returns the rows since the learner last went back to an earlier policy, which form one curve without a jump."""
-    # Older logs mark the first round after it, not the last one before.
+    """Returns the rows since the last rollback to an earlier policy, which form one curve without a jump."""
+    # Older logs mark the first round after the rollback. Newer logs mark the last round before it.
     firsts = [index + 1 for index, row in enumerate(rows[:-1]) if row.get(WENT_BACK)]
     firsts += [index for index, row in enumerate(rows) if row.get("plan/rollback")]
     return rows[max(firsts, default=0) :]

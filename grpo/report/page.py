@@ -1,7 +1,7 @@
-"""This module writes web pages, each a single HTML file that needs nothing else.
+"""This module writes web pages, each a single HTML file that needs no other file and no network.
 
-Charts are inline SVG, so that they take the page's colours, in dark mode too. Beside each stands the list of its points
-with their values, which the page's script shows under the pointer.
+Charts are inline SVG, so that they take the page's colours, in dark mode too. Each chart comes with a list of its
+points and their values, which the page's script shows under the pointer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PANEL_INCHES, WIDE_INCHES = (4.8, 3.3), (9.4, 3.9)
-# A chart has room for a legend of two lines, which are so high.
+# The height of a legend of two lines, for which every chart has room.
 LEGEND_INCHES = 0.45
 # The words of a chart are set by the browser, in the page's font.
 _PAGE_STYLE = STYLE | {
@@ -39,13 +39,13 @@ _VARIABLES = {
     "#0072b2": "blue", "#d55e00": "orange", "#009e73": "green", "#000000": "ink", "#cc79a7": "pink",
     "#e69f00": "yellow", "#56b4e9": "sky",
 }  # fmt: skip
-"""These colours of charts are CSS variables of the page, which differ between light and dark."""
-# A chart names the values of at most this many points of each series.
+"""A chart's colours and the page's CSS variables that replace them, since they differ between light and dark mode."""
+# The page's script gets the values of at most about this many points of each series.
 _MOST_VALUES = 240
 
 
 def picture(draw: Callable[[Axes], str], wide: bool = False) -> dict[str, str]:
-    """Draws a panel for a page: its title, caption, SVG, and the values of its points as JSON."""
+    """Draws a panel for a page, and returns its title, caption, SVG, and the values of its points as JSON."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -58,8 +58,8 @@ def picture(draw: Callable[[Axes], str], wide: bool = False) -> dict[str, str]:
         title = axes.get_title(loc="left")
         axes.set_title("", loc="left")
         drawing = io.StringIO()
-        # Names within a drawing come from its salt. Two drawings of a page must not share one: what is hidden, as the
-        # chart for phones is, cannot be referred to.
+        # The salt determines the ids within an SVG. Two charts of a page need different ids: a reference to the id of a
+        # hidden chart, such as the one for phones, would find nothing.
         with matplotlib.rc_context({"svg.hashsalt": f"{title} {wide}"}):
             figure.savefig(drawing, format="svg", metadata={"Date": None})
         values = {"x": axes.get_xlabel(), "series": list(_series(axes))}
@@ -73,7 +73,7 @@ def picture(draw: Callable[[Axes], str], wide: bool = False) -> dict[str, str]:
 
 
 def _make_room(figure: Figure, axes: Axes) -> None:
-    """Makes a chart higher by what its legend needs beyond two lines. Many names then leave the curves their room."""
+    """Makes a chart higher by what its legend needs beyond two lines, so that the curves keep their height."""
     if legend := axes.get_legend():
         figure.draw_without_rendering()
         inches = legend.get_window_extent().height / figure.dpi
@@ -86,7 +86,7 @@ def wide_picture(draw: Callable[[Axes], str]) -> list[dict[str, str]]:
 
 
 def _inline(svg: str) -> str:
-    """Makes a file of matplotlib a part of a page: without prologue, ids of groups and fixed size, in its colours."""
+    """Turns matplotlib's SVG into a part of a page: without prologue, group ids or fixed size, in its colours."""
     body = svg[svg.index("<svg") :]
     body = re.sub(r'<g id="[^"]*"', "<g", body)
     body = re.sub(r' width="[\d.]+pt"| height="[\d.]+pt"', "", body, count=2)
@@ -96,7 +96,7 @@ def _inline(svg: str) -> str:
 
 
 def _variable(color: str) -> str:
-    """Returns the page's variable for a colour: those of series by name, and greys by how dark they are."""
+    """Returns the page's CSS variable for a colour of `_VARIABLES` or a grey, or `color` itself for any other."""
     if color in _VARIABLES:
         return f"var(--{_VARIABLES[color]})"
     parts = {color[index : index + 2] for index in (1, 3, 5)}
@@ -107,7 +107,10 @@ def _variable(color: str) -> str:
 
 
 def _series(axes: Axes) -> Iterator[dict[str, Any]]:
-    """Yields each named series of a chart: name, colour, and [x, y, text of x, text of y] of points, in the SVG."""
+    """Yields name, colour and points of each series in a chart's legend.
+
+    A point is [x, y, text of x, text of y], with x and y in the SVG's units.
+    """
     height = axes.figure.bbox.height
     for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
         points = _points(handle, axes)
@@ -125,9 +128,9 @@ def _series(axes: Axes) -> Iterator[dict[str, Any]]:
 
 
 def _points(handle: Any, axes: Axes) -> np.ndarray | None:
-    """Returns the points of a line, of error bars or of bars, in the chart's units.
+    """Returns the points of a line, error bars or bars, in the chart's units.
 
-    Areas have none, nor lines that reach from one side of the chart to the other.
+    Returns None for areas, and for guide lines from one side of the chart to the other.
     """
     if hasattr(handle, "get_xydata"):
         guide = handle.get_transform() != axes.transData
@@ -149,7 +152,7 @@ def _color(handle: Any) -> str:
 
 
 def _text(axis: Axis, value: float) -> str:
-    """Writes a value as its axis does, with three digits where that are numbers."""
+    """Formats a value as its axis does, but numbers by `plain` and percents with one decimal."""
     from matplotlib.ticker import PercentFormatter, ScalarFormatter
 
     formatter = axis.get_major_formatter()
@@ -157,13 +160,13 @@ def _text(axis: Axis, value: float) -> str:
         return f"{value:.1%}"
     if isinstance(formatter, ScalarFormatter):
         return plain(value)
-    # Bars that stand beside each other are all at the tick between them, which has a word.
+    # Neighbouring bars of one category share the nearest tick, whose label is the category.
     ticks = np.asarray(axis.get_majorticklocs())
     return formatter(value) or formatter(ticks[np.argmin(np.abs(ticks - value))])
 
 
 def sentence(text: str) -> str:
-    """Makes a sentence of a line of the terminal. A first word that is a key stays as it is.
+    """Turns a line of the terminal into a sentence. A first word that is a key of the settings keeps its case.
 
     >>> sentence("every reward is 0"), sentence("task.reward.extract=final helps.")
     ('Every reward is 0.', 'task.reward.extract=final helps.')
@@ -174,7 +177,7 @@ def sentence(text: str) -> str:
 
 
 def write_page(template: str, path: Path, **values: Any) -> None:
-    """Fills in a template, which is a file of `templates/`, and writes it to `path`."""
+    """Fills a template of `templates/` with `values`, and writes the page to `path`."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(loader=PackageLoader("grpo.report"), autoescape=True, undefined=StrictUndefined)

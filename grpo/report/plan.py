@@ -35,11 +35,11 @@ def write_plan(
     machine: MachineConstants | None,
     folder: Path,
 ) -> None:
-    """Prints a proposal of group size, refresh interval and steps for problems with the pass rates `rates`, and writes
-    it as a picture and a page into `folder`.
+    """Proposes group size, refresh interval and steps for problems with the pass rates `rates`.
 
-    Each rate was measured with `tried` samples. `missing` counts the problems without a pass rate. `machine` holds what
-    `grpo prove` has measured. Raises `UserError` when the tokens do not suffice for one step.
+    The proposal is printed, and written as a picture and a page into `folder`. Each rate was measured with `tried`
+    samples. `missing` counts the problems without a pass rate. `machine` holds the measurements of `grpo prove`, if
+    any. Raises `UserError` when the tokens do not suffice for one step.
     """
     console = Terminal()
     counts = Counter((round(rate * tried), tried) for rate in rates)
@@ -84,7 +84,7 @@ def write_plan(
 
 
 def size_rows(proposal: RunProposal) -> list[list[str]]:
-    """Returns the names of columns, and a row for each group size: what it costs and gains."""
+    """Returns a header row, and a row for each group size with its silent groups, fidelity, steps and progress."""
     timed = proposal.size.seconds is not None
     names = ["G", "silent", "fidelity", "steps", *(["seconds a step"] if timed else []), "progress", ""]
     return [
@@ -155,7 +155,7 @@ def draw_sizes(axes: Axes, proposal: RunProposal) -> str:
 
 
 def _numbers(proposal: RunProposal, request: PlanRequest) -> list[Number]:
-    """Returns what the proposed run takes."""
+    """Returns the numbers on top of the page: the proposed run's steps, silent groups, and time if it is known."""
     size = proposal.size
     steps = Number("optimizer steps", f"{size.steps:,}", f"for {compact(request.budget_tokens)} tokens")
     silent = Number("silent groups", f"{size.silent:.0%}", "before training")

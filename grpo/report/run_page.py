@@ -30,12 +30,12 @@ Row = Mapping[str, Any]
 NOTHING_FOUND = "The checks found no problem."
 BEFORE_THE_END = "The checks found no problem in the rounds before the run failed."
 TOO_FEW = "Nothing was found so far. Most checks need more rounds than the run has."
-# So many of the latest groups are looked at, and so many of each kind are shown.
+# Groups to show are chosen from this many of the latest ones, and at most this many of each kind are shown.
 LOOKED_AT = 64
 SHOWN = {"mixed": 3, "wrong": 1, "right": 1}
-# A group shows at most so many right and so many wrong completions, each up to so many characters.
+# A group shows at most `EACH_SIDE` right and as many wrong completions, each up to `EXCERPT` characters.
 EACH_SIDE, EXCERPT = 4, 2000
-# The columns of the tables of parts: a metric's name, its heading and its format.
+# The columns of the tables by difficulty and by source: a metric's name, its heading and its format.
 SCORES = {"pass_rate": ("right", "{:.1%}"), "reward_mean": ("mean reward", "{:.3f}")}
 SIZES = {"length_mean": ("mean length, tokens", "{:,.1f}"), "truncated_fraction": ("cut off", "{:.1%}")}
 BANDS = {"none": "none right", "some": "below half right", "most": "half or more right", "all": "all right"}
@@ -44,7 +44,10 @@ BANDS = {"none": "none right", "some": "below half right", "most": "half or more
 def write_run_page(
     output: Path, metrics: Sequence[Row], evaluations: Sequence[Row], findings: Sequence[Finding]
 ) -> Path:
-    """Writes the page of the run in `output` from its rows, and returns the page's path."""
+    """Writes the page of the run in `output`, and returns its path.
+
+    `metrics` and `evaluations` are the rows of metrics.jsonl and evaluations.jsonl.
+    """
     verdict, curves = judge(metrics, evaluations), Curves(metrics, evaluations)
     config = run_config(output) if (output / CONFIG_FILE).exists() else {}
     groups = shown_groups(read_completions(output)) if (output / SAMPLES_FILE).exists() else []
@@ -83,7 +86,7 @@ def write_run_page(
 
 
 def standing(output: Path, metrics: Sequence[Row], config: Row) -> str:
-    """Says in a sentence whether the run is finished, was interrupted, failed, goes on, or was killed."""
+    """Says whether a run finished, was interrupted, failed, still goes on or was killed, and at which step."""
     ending, step = read_ending(output), metrics[-1]["step"] if metrics else 0
     steps = f"step {step:,} of {config['num_steps']:,}" if "num_steps" in config else f"step {step:,}"
     if ending is None:
@@ -100,14 +103,14 @@ def standing(output: Path, metrics: Sequence[Row], config: Row) -> str:
 
 
 def about(config: Row) -> str:
-    """Names the model and the problems of a run, as its settings do."""
+    """Names the model and the task of a run, as its settings do."""
     model, task = config.get("model", {}), config.get("task", {})
     named = model.get("path") or model.get("source", "")
     return clean(" · ".join(f"{word} {name}" for word, name in (("model", named), ("task", task.get("name"))) if name))
 
 
 def settings(config: Row) -> list[tuple[str, str]]:
-    """Returns the settings that differ from the defaults, as a table. A set of problems has the defaults of a task."""
+    """Returns a table of the settings that differ from the defaults. Each of `task.sets` has the defaults of `task`."""
     defaults = dict(flat(asdict(TrainConfig())))
     rows = [
         (name, _plain(value))
@@ -118,7 +121,7 @@ def settings(config: Row) -> list[tuple[str, str]]:
 
 
 def _plain(value: Any) -> str:
-    """Writes a setting as the command line takes it, such as `[{name: math, weight: 1.0}]`."""
+    """Formats a setting as the command line takes it, such as `[{name: math, weight: 1.0}]`."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {_plain(part)}" for key, part in value.items() if part is not None) + "}"
     if isinstance(value, list):
@@ -127,7 +130,10 @@ def _plain(value: Any) -> str:
 
 
 def shown_groups(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """Chooses whole groups among the latest ones: those with right and wrong completions first."""
+    """Chooses a few of the latest groups to show, groups with both right and wrong completions first.
+
+    `rows` are completions, those of the last round first.
+    """
     chosen: dict[str, list[dict[str, Any]]] = {kind: [] for kind in SHOWN}
     for group in islice(_groups(rows), LOOKED_AT):
         correct = sum(row["correct"] for row in group)
@@ -145,7 +151,7 @@ def _groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 def _group(rows: Sequence[Row], correct: int) -> dict[str, Any]:
-    """Makes what the page shows of a group: right completions first, then wrong ones."""
+    """Returns the values for the page's section on a group, with right completions before wrong ones."""
     kept = [row for side in (True, False) for row in [row for row in rows if row["correct"] is side][:EACH_SIDE]]
     first = rows[0]
     source = f" Source: {first['source']}." if first.get("source") else ""
@@ -175,7 +181,10 @@ def _cut(text: str) -> str:
 
 
 def run_tables(metrics: Sequence[Row], evaluations: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """Returns the tables that the run has numbers for, with their captions."""
+    """Returns a run's tables with captions: held-out problems, completions by difficulty, completions by source.
+
+    Tables without rows are left out.
+    """
     late = metrics[-max(1, len(metrics) // 4) :]
     rounds = f"Means over the last {len(late):,} of {len(metrics):,} rounds."
     tables: dict[str, dict[str, Any]] = {}
@@ -201,9 +210,10 @@ def run_tables(metrics: Sequence[Row], evaluations: Sequence[Row]) -> dict[str, 
 def _parts(
     heading: str, prefixes: Mapping[str, str], rows: Sequence[Row], scores: Mapping[str, tuple[str, str]] | None = None
 ) -> list[list[str]]:
-    """Returns a table of share, `scores`, length and truncation, with a line for each of the parts that was measured.
+    """Returns a table with a row for each kind of completions: their share, `scores`, mean length and truncation.
 
-    A round in which a part has no completion counts as none of its share, and not at all for its other numbers.
+    `prefixes` maps the kinds to the prefixes of their metrics. A round without completions of a kind counts as 0 in the
+    mean of its share, and is left out of its other means, which are weighted by the share.
     """
     columns, lines = {**(scores or {}), **SIZES}, []
     for name, prefix in prefixes.items():

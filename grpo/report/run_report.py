@@ -1,4 +1,4 @@
-"""This module writes the report at the end of a run: tables, curves, samples, and where the files are."""
+"""This module reports on a run at its end: tables, curves, samples, diagnosis, and the paths of the files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUM_SAMPLES = 4
 def write_report(output: Path, exported: Path | None, console: Terminal | None = None) -> None:
     """Reports on the run in `output`: draws its curves, compares its first and last evaluation, and diagnoses it.
 
-    Everything is printed, and written into `output`. `exported` is the folder of the exported model, if any.
+    The report is printed, and written into `output`. `exported` is the folder of the exported model, if any.
     """
     console = console or Terminal()
     metrics = read_metrics(output / METRICS_FILE)
@@ -45,10 +45,10 @@ def write_report(output: Path, exported: Path | None, console: Terminal | None =
         console.print(line, soft_wrap=True)
     log = read_log(output)
     findings = diagnose(log)
-    # A few rounds without a finding prove nothing.
+    # After only a few rounds, "no finding" would prove nothing, so it is not printed.
     if findings or len(metrics) >= FEWEST_POINTS:
         print_findings(findings, log, console)
-    # A run that went back to an earlier policy has a new and shorter curve since then.
+    # The curve may be shorter than the run, since it begins anew after a rollback to an earlier policy.
     if len(log.history) >= FEWEST_POINTS:
         write_page(analysed(log, output), findings, output, console)
     page = write_run_page(output, metrics, evaluations, findings)

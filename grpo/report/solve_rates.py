@@ -1,7 +1,6 @@
-"""This module works out what measured solve rates mean for training, in words and tables.
+"""This module derives recommended settings from measured solve rates, and explains them in words and tables.
 
-It shows how many groups would be silent at each group size, which problems the gradient would come from, and the
-recommended settings.
+The tables show how many groups would be silent at each group size, and which problems the gradient would come from.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ SIZES = (4, 8, 16, 32, 64)
 # These pass rates divide the problems from hard to easy.
 BINS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 MAX_SHORTFALL = 0.1
-# With fewer samples of a problem its rate says little: of four, a problem of rate 1/2 is right once or more, but not
-# always, with probability 7/8.
+# Fewer samples of a problem say little about its rate. With four samples, a problem of rate 1/2 is neither never nor
+# always right with probability 7/8.
 FEWEST_SAMPLES = 4
 
 
@@ -31,10 +30,11 @@ FEWEST_SAMPLES = 4
 class SolveRates:
     """This class holds measured solve rates and the settings recommended for them.
 
-    correct, tried  completions of each problem
-    difficulty      the estimated distribution of pass rates behind them
+    correct, tried  numbers of correct and of all completions [problems]
+    difficulty      the estimated distribution of the problems' true pass rates
     band            the recommended range of pass rates
-    group_size      the smallest G that keeps nine tenths of the gradient's limit on problems between 2 and 98 %
+    group_size      the recommended G: the smallest of `SIZES` that keeps nine tenths of the gradient of infinitely
+                    large groups, on problems with pass rates from 2 to 98 %, or the largest if none does
     exponent        the recommended α
     """
 
@@ -53,7 +53,7 @@ class SolveRates:
 
 
 def analysed(pairs: Sequence[tuple[int, int]], exponent: float, mean_exponent: float = 0.0) -> SolveRates:
-    """Works out the recommended settings from (correct, tried) of each problem.
+    """Estimates difficulty and recommended settings from the pair (correct, tried) of each problem.
 
     `exponent` and `mean_exponent` are the configured dials α and β of the advantage's normalization.
     """
@@ -76,13 +76,13 @@ def silent_share(analysis: SolveRates, size: int) -> float:
 
 
 def mass(analysis: SolveRates, exponent: float, size: int, mean_exponent: float = 0.0) -> np.ndarray:
-    """Returns the share of the gradient from the problems in each bin of pass rates (`BINS`)."""
+    """Returns the expected share of the gradient from the problems in each bin of pass rates (`BINS`)."""
     rates, shares = analysis.difficulty.pass_rates, analysis.difficulty.weights
     return gradient_mass(rates, shares, BINS, exponent, size, mean_exponent=mean_exponent)
 
 
 def summary(analysis: SolveRates, column: str) -> list[str]:
-    """Summarizes the solve rates in sentences, with settings to be copied."""
+    """Summarizes the solve rates in sentences, with the recommended settings to be copied. `column` names the rates."""
     rates, too_few = analysis.correct / analysis.tried, few_samples(analysis)
     never, always = float(np.mean(rates == 0)), float(np.mean(rates == 1))
     measured = (
@@ -94,7 +94,7 @@ def summary(analysis: SolveRates, column: str) -> list[str]:
 
 
 def few_samples(analysis: SolveRates) -> str:
-    """Says that there are too few samples of a problem to recommend settings. It is empty where they suffice."""
+    """Says that there are too few samples of each problem to recommend settings. Returns "" if there are enough."""
     if np.median(analysis.tried) >= FEWEST_SAMPLES:
         return ""
     return (
@@ -104,7 +104,7 @@ def few_samples(analysis: SolveRates) -> str:
 
 
 def recommended(analysis: SolveRates, column: str) -> list[str]:
-    """Returns the recommended settings, as words of the command line."""
+    """Returns the recommended settings as arguments of the command line."""
     low, high = analysis.band
     return [
         f"dynamics.group_size={analysis.group_size}",
@@ -116,7 +116,7 @@ def recommended(analysis: SolveRates, column: str) -> list[str]:
 
 
 def reasons(analysis: SolveRates) -> list[str]:
-    """Says why these settings are recommended, in a sentence or two for each."""
+    """Explains the recommended settings, in a sentence or two for each."""
     low, high = analysis.band
     return [
         f"Group size: larger groups give more gradient, up to a limit. G = {analysis.group_size} is the smallest of "
@@ -131,7 +131,7 @@ def reasons(analysis: SolveRates) -> list[str]:
 
 
 def numbers(analysis: SolveRates) -> list[Number]:
-    """Returns the three numbers on top of the page: the mean pass rate, and what is never and always solved."""
+    """Returns the numbers on top of the page: mean pass rate, and shares of never and of always solved problems."""
     rates = analysis.correct / analysis.tried
     never, always = int(np.sum(rates == 0)), int(np.sum(rates == 1))
     few = bool(few_samples(analysis))

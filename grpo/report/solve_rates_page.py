@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 PAGE_FILE = "solve_rates.html"
 WORTH = "{:.0%} of the problems are worth training on: neither too hard nor too easy."
-# A data set of which at least this share is worth training on is a good one.
+# A data set counts as good when more than this share of its problems is worth training on.
 ENOUGH = 0.5
-# A bar is no wider than this, in pass rate.
+# The largest width of a bar, in units of the pass rate.
 WIDEST_BAR = 0.1
 
 
@@ -48,13 +48,13 @@ def write_solve_rates(
 ) -> None:
     """Writes a page beside the file of solve rates at `path`, and prints a summary.
 
-    `rows` are the rows of that file, and `column` is the name of their rates. `exponent` and `mean_exponent` are the
+    `rows` are the rows of that file, and `column` is the column of solve rates. `exponent` and `mean_exponent` are the
     configured dials α and β of the advantage's normalization.
     """
     pairs = [(row[f"{column}_correct"], row[f"{column}_samples"]) for row in rows]
     analysis = analysed(pairs, exponent, mean_exponent)
     console, too_few = Terminal(), few_samples(analysis)
-    # Of rates that say little, nothing can be computed.
+    # Rates from too few samples recommend nothing, so only their histogram is shown.
     tables = () if too_few else (silence_table(analysis), mass_table(analysis))
     charts = (_rates(analysis),) if too_few else (_rates(analysis), _silence(analysis), _mass(analysis))
     for told in (*tables, *summary(analysis, column)):
@@ -150,7 +150,7 @@ def _mass(analysis: SolveRates) -> Draw:
 
 
 def _examples(rows: Sequence[Mapping[str, Any]], column: str) -> list[tuple[str, str, str]]:
-    """Returns a table of the hardest, a middling and the easiest of the problems that were solved, but not always."""
+    """Returns a table of three problems that were sometimes solved: the hardest, the median and the easiest one."""
     mixed = sorted((row for row in rows if 0 < row[column] < 1), key=lambda row: row[column])
     chosen = [mixed[index] for index in (0, len(mixed) // 2, -1)] if mixed else []
     shown = [(f"{row[column]:.0%}", clean(str(row["problem"])), clean(str(row["answer"]))) for row in chosen]

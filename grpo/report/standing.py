@@ -1,4 +1,4 @@
-"""This module says in sentences where a run stands and which checks its log allows."""
+"""This module says in sentences whether a run is learning, and which checks of the diagnosis its log allows."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from grpo.types import Interval
 
 # Above this pass rate problems count as solved.
 SOLVED = DiagnosisRule().finished
-# An interval of a pass rate's change that is wider than this says nothing that a reader would not guess.
+# An unclear change of the pass rate with a wider interval than this is reported as possible luck, without the interval.
 TELLS_NOTHING = 0.5
-# What to do where a run's course alone does not tell. The braces hold half the width of the change's interval.
+# Advice for a run with this verdict in which the checks found nothing. {} is half the width of the change's interval.
 ADVICE = {
     UNSURE: "a change of less than {} cannot be told from luck here: go on, or raise dynamics.prompts_per_step",
     BAD: "go back to the checkpoint of the best evaluation, and go on with half of learner.learning_rate",
 }
-# What a check needs, in words.
+# The words for a metric that a check needs.
 METRIC_WORDS = {
     "pass_rate": "pass rates",
     "held out": "held-out scores",
@@ -50,18 +50,18 @@ METRIC_WORDS = {
     "time/round_seconds": "seconds of rounds",
     "completions/failed_fraction or completions/timed_out_fraction": "counts of failed grading",
 }
-# A line on what a log lacks names so many columns.
+# The line on a log's missing columns names at most this many of them.
 NEEDS_TOLD = 4
 
 
 def standing_lines(log: RunLog) -> list[str]:
-    """Says in a sentence or two where a run began, where it stands and where it goes, by pass rate or else reward."""
+    """Gives a verdict on a run, how far its pass rate (or else its reward) moved, and the forecast of the pass rate."""
     lines, _ = verdict_lines(log)
     return [f"verdict: {lines[0]}", *lines[1:]]
 
 
 def verdict_lines(log: RunLog) -> tuple[list[str], str]:
-    """Returns the sentences of `standing_lines`, and whether they are good news, bad news, or open."""
+    """Returns the sentences of `standing_lines`, and their mood: `GOOD`, `BAD` or `UNSURE`."""
     name = "pass_rate" if len(log["pass_rate"]) else "reward/mean"
     log = with_known_prompts(log, DiagnosisRule())
     series, moved = log[name], change(log[name])
@@ -88,7 +88,7 @@ def verdict_lines(log: RunLog) -> tuple[list[str], str]:
 
 
 def _course(what: str, rounds: int, moved: Interval, now: float, mood: str) -> str:
-    """Says from where to where a pass rate or reward went, and how sure that is."""
+    """Says from which value to which a pass rate or reward went, with the 99 % interval of the change."""
     levels, moves = (now - moved.value, now), (moved.value, moved.low, moved.high)
     if what == "pass rate":
         was, is_now = (f"{level:.1%}" for level in levels)
@@ -104,7 +104,10 @@ def _course(what: str, rounds: int, moved: Interval, now: float, mood: str) -> s
 
 
 def _judged(log: RunLog, moved: Interval, now: float) -> tuple[str, str]:
-    """Returns the mood and the first words of a verdict on a change of the pass rate, or else of the reward."""
+    """Returns the mood and the first words of the verdict.
+
+    `moved` is the change of the pass rate, or else of the reward, and `now` its latest value.
+    """
     rule, graded = DiagnosisRule(), len(log["pass_rate"]) > 0
     if graded and now > SOLVED:
         return GOOD, "the problems are solved"
@@ -118,7 +121,7 @@ def _judged(log: RunLog, moved: Interval, now: float) -> tuple[str, str]:
 
 
 def nothing_found(log: RunLog) -> str:
-    """Says that the checks found no problem, how many could be made, and what to do where the run's course is open."""
+    """Says that the checks found no problem and how many could be made, with advice where the verdict is not good."""
     missing, (_, mood) = unchecked(log), verdict_lines(log)
     told = "the checks found no problem"
     if len(missing) == len(CHECKS):
@@ -134,7 +137,10 @@ def nothing_found(log: RunLog) -> str:
 
 
 def unchecked_lines(missing: Mapping[str, str]) -> list[str]:
-    """Says what the log lacks for checks that were not made, most needed first. `missing` maps a check to its need."""
+    """Says which columns the log lacks for checks, those that the most checks need first.
+
+    `missing` maps a check that was not made to the metric that it lacks.
+    """
     needs = [METRIC_WORDS.get(need, need) for need, _ in Counter(missing.values()).most_common()]
     if not needs:
         return []

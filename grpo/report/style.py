@@ -1,6 +1,6 @@
 """This module holds what all charts share: colours, sizes, smoothing, legends, and sheets of several panels.
 
-A panel is a function that draws into the axes it is given, and returns a caption: what the chart shows, in plain words.
+A panel is a function that draws a chart into given axes and returns its caption in plain words.
 """
 
 from __future__ import annotations
@@ -31,28 +31,29 @@ STYLE = {
     "legend.frameon": False,
 }
 DOTS_PER_INCH = 160
-# More points would be drawn on top of each other, and make a page of megabytes.
+# A longer series is thinned out: more points would overlap, and make a page of megabytes.
 MOST_POINTS = 800
-# More evaluations are drawn as a line with a band, since their bars would hide each other.
+# More evaluations than this are drawn as a line with a band, since their error bars would overlap.
 MOST_BARS = 30
 # Each point of a smoothed line is the mean of this share of the run's points.
 _WINDOW_FRACTION = 0.1
 # The legend begins this many points below the axes, where tick labels and the label of the axis end.
 _LEGEND_DISTANCE = 30.0
-# A legend has as many columns as fit into this many letters.
+# The columns of a legend share this many letters of width.
 _LEGEND_LETTERS = 56
-# More names than this are written small.
+# More names than this are written in small letters.
 _FEW_NAMES = 8
 
 
 def smooth(values: Sequence[float], window: int) -> np.ndarray:
-    """Returns the centred means of `window` values. Near the ends, a mean has only as many values as there are.
+    """Returns the centred moving averages of `values` over `window` values, fewer near the two ends.
 
     >>> smooth([0.0, 3.0, 6.0, 0.0], 3).tolist()
     [1.5, 3.0, 3.0, 3.0]
     """
     count, width = len(values), min(window, len(values))
-    # Differences of running sums: the window grows with the run, and a convolution with its square.
+    # Differences of running sums take linear time. A convolution takes quadratic time, since the window grows with the
+    # run.
     sums = np.concatenate([[0.0], np.cumsum(values)])
     last = np.arange(count) + (width - 1) // 2 + 1
     high, low = np.minimum(last, count), np.maximum(last - width, 0)
@@ -60,12 +61,12 @@ def smooth(values: Sequence[float], window: int) -> np.ndarray:
 
 
 def window_of(count: int) -> int:
-    """Returns the window of a smoothed line through `count` points. It is odd, so that the mean is centred."""
+    """Returns the window of a smoothed line through `count` points, about a tenth of them, and odd to be centred."""
     return 2 * round(_WINDOW_FRACTION * count / 2) + 1
 
 
 def drawn(count: int) -> slice:
-    """Chooses which of `count` points are drawn one by one: all, or of a long run every so many.
+    """Returns the slice of `count` points to draw: every n-th point, so that at most `MOST_POINTS` are drawn.
 
     >>> drawn(800), drawn(100_000)
     (slice(None, None, 1), slice(None, None, 125))
@@ -83,13 +84,13 @@ def in_percent(axes: Axes, whole: bool = False) -> None:
 
 
 def share_from_zero(axes: Axes) -> None:
-    """Labels the y axis in percent, from 0 to what was drawn, but to no less than a tenth."""
+    """Labels the y axis in percent, and starts it at 0. Its upper end stays, but is at least 10 %."""
     in_percent(axes)
     axes.set_ylim(-0.004, max(0.1, axes.get_ylim()[1]))
 
 
 def plain(value: float) -> str:
-    """Writes a number with three digits, or more where it is whole, and never as a power of ten.
+    """Formats a number with three digits, as a whole number if it is whole or at least 100, with one digit below 0.001.
 
     >>> plain(17.6271), plain(6745.02), plain(0.088046), plain(40.0), plain(-0.0)
     ('17.6', '6,745', '0.088', '40', '0')
@@ -100,22 +101,23 @@ def plain(value: float) -> str:
 
 
 def tell(drawn_series: Any, texts: Sequence[tuple[str, str]]) -> None:
-    """Gives the points of something drawn the texts (of x, of y) that a page shows under the pointer.
+    """Attaches a pair of texts (of x, of y) to each point of a drawn series. A page shows them under the pointer.
 
-    Without them a page writes each point's numbers as the axes do.
+    A series without texts shows its points' numbers, formatted as on the axes.
     """
     drawn_series.told = texts
 
 
 def name_size(count: int) -> float:
-    """Returns the size of letters in which so many names of variants fit into a panel, in points."""
+    """Returns the font size, in points, at which `count` names of variants or series fit into a panel."""
     return 6.0 if count > _FEW_NAMES else STYLE["font.size"]
 
 
 def legend_below(axes: Axes, of_one: bool = False) -> None:
-    """Puts the legend below the axes, where it covers neither curves nor error bars. Without data it says so.
+    """Puts the legend below the axes, where it covers neither curves nor error bars.
 
-    A single series has no legend, since the title says what it is, unless `of_one` asks for it.
+    A single series gets a legend only with `of_one`, since the title names it. Axes without data get the text "not
+    measured".
     """
     from matplotlib.transforms import ScaledTranslation
 
@@ -134,9 +136,9 @@ def legend_below(axes: Axes, of_one: bool = False) -> None:
 
 
 def sheet(panels: Sequence[Panel], path: Path, inches: tuple[float, float], columns: int, first_wide: bool) -> None:
-    """Draws panels in a grid into one PNG. With `first_wide` the first one has a row of its own.
+    """Draws panels in a grid into one PNG. With `first_wide` the first panel has a row of its own.
 
-    A title keeps what stands before its colon, since a small panel has room for no more.
+    `inches` are the width of the picture and the height of a row. Titles are cut at their colon to fit small panels.
     """
     import matplotlib
     from matplotlib.figure import Figure

@@ -1,6 +1,6 @@
 """This module compares the evaluations before and after training, in tables for the terminal and for Markdown.
 
-An evaluation is one row of evaluations.jsonl, see `grpo.config.EvaluationConfig`.
+An evaluation is one row of evaluations.jsonl: its step, and the result of `grpo.evaluation.held_out.evaluate`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Evaluation = Mapping[str, Any]
 
 # A long completion is shown by this many characters of its head and tail, since the answer stands at the end.
 _HEAD, _TAIL = 240, 160
-# Two evaluations can be compared only when they agree in these.
+# Two evaluations can be compared only when they have the same values of these.
 _CONDITIONS = ("problems", "samples_per_problem", "temperature", "top_p", "top_k", "max_tokens")
 
 
 def summary_table(before: Evaluation, after: Evaluation) -> Table:
     """Returns a table of pass@k before and after with 95 % intervals, and of the paired change in percentage points.
 
-    Raises `UserError` when the evaluations differ in their problems, samples or temperature.
+    Raises `UserError` when the evaluations are not comparable, see `check_comparable`.
     """
     table = Table(title=conditions(after), title_justify="left")
     header, *rows = summary_rows(before, after)
@@ -42,10 +42,10 @@ def summary_table(before: Evaluation, after: Evaluation) -> Table:
 
 
 def samples_table(rows_before: Sequence[Mapping[str, Any]], rows_after: Sequence[Mapping[str, Any]]) -> Table:
-    """Returns a table of completions of the same problems before and after, in the order of `rows_before`.
+    """Returns a table of each problem's first completion before and after, in the order of `rows_before`.
 
-    The rows are those of `per_problem`. Problems that only one side has are left out. Long completions are shown
-    without their middle. Above each completion stands how many samples of the problem were correct.
+    `rows_before` and `rows_after` are rows of `per_problem`. Problems in only one of them are left out. Long texts are
+    shown without their middle. Above each completion stands how many samples of the problem were correct.
     """
     table = Table(show_lines=True)
     for name in ("problem", "before", "after"):
@@ -60,7 +60,7 @@ def samples_table(rows_before: Sequence[Mapping[str, Any]], rows_after: Sequence
 
 
 def facts_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str | int | float]]) -> Table:
-    """Returns a small table of facts, such as the batch table or the memory estimate: names left, numbers right.
+    """Returns a small table of names and numbers, such as the batch sizes or the memory estimate.
 
     `header` names the columns. Whole numbers get thousands separators, other numbers two decimals.
     """
@@ -75,10 +75,11 @@ def facts_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str |
 def write_markdown(
     path: str | Path, before: Evaluation, after: Evaluation, image: str | Path, num_samples: int = 4
 ) -> None:
-    """Writes the summary, the picture `image` (linked relative to `path`) and the completions of the first
-    `num_samples` problems before and after.
+    """Writes the summary, the picture `image` (linked relative to `path`) and completions before and after as Markdown.
 
-    Raises `UserError` as `summary_table` does.
+    Completions are those of the first `num_samples` problems.
+
+    Raises `UserError` when the evaluations are not comparable, see `check_comparable`.
     """
     header, *rows = summary_rows(before, after)
     lines = ["# Held-out evaluation", "", conditions(after), ""]
@@ -112,9 +113,9 @@ def summary_rows(before: Evaluation, after: Evaluation) -> list[list[str]]:
 
 
 def check_comparable(before: Evaluation, after: Evaluation) -> None:
-    """Raises `UserError` for evaluations of other problems, or with other settings."""
+    """Raises `UserError` when two evaluations asked different problems, or differ in `_CONDITIONS`."""
     for name in _CONDITIONS:
-        # Evaluations of earlier versions do not say how many tokens they asked for.
+        # Evaluations by earlier versions lack some of these, such as max_tokens.
         old, new = before.get(name), after.get(name)
         if old != new and None not in (old, new):
             raise UserError(
@@ -128,13 +129,13 @@ def check_comparable(before: Evaluation, after: Evaluation) -> None:
 def pairs_of(
     rows_before: Sequence[Mapping[str, Any]], rows_after: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Yields the rows of the same problems before and after, in the order of `rows_before`."""
+    """Yields pairs (before, after) of rows of the same problem, in the order of `rows_before`."""
     by_id = {row["problem_id"]: row for row in rows_after}
     return ((row, by_id[row["problem_id"]]) for row in rows_before if row["problem_id"] in by_id)
 
 
 def conditions(evaluation: Evaluation) -> str:
-    """Says how an evaluation was made, and what the numbers in its table are."""
+    """Says how many problems and samples an evaluation had, its temperature, and what its intervals are."""
     few = evaluation["problems"] < FEWEST_PROBLEMS
     return (
         f"{evaluation['problems']} held-out problems × {evaluation['samples_per_problem']} samples, "
@@ -148,7 +149,7 @@ def _percent(interval: Interval) -> str:
 
 
 def _change(before: Sequence[float], after: Sequence[float]) -> str:
-    """Writes the mean change with its interval, or of few problems how many got better and worse."""
+    """Formats the mean change with its interval, or for few problems with how many got better and worse."""
     gain = paired_difference(before, after)
     if len(before) >= FEWEST_PROBLEMS:
         return _points(gain)
@@ -157,7 +158,7 @@ def _change(before: Sequence[float], after: Sequence[float]) -> str:
 
 
 def _points(interval: Interval) -> str:
-    """Writes a change. Where no problem differs from another, resampling them gives no interval."""
+    """Formats a change in percentage points, with its interval unless that has no width."""
     value = f"{signed(100 * interval.value)} points"
     if interval.low == interval.high:
         return value

@@ -1,4 +1,4 @@
-"""This module shows what a reward gives to made-up completions."""
+"""This module makes the table of `grpo check-reward`: made-up completions with their rewards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXCERPT = 60
 
 
 def trial_table(scored: Sequence[ScoredGroup]) -> Table:
-    """Makes a table with a line for each completion: question, completion, reward, its parts, and how it was graded."""
+    """Returns a table with a row for each completion: question, completion, reward, its parts, and its grade."""
     table = Table("question", "completion", "reward", "parts", "graded as", title="Reward of made-up completions")
     for scored_group in scored:
         question = _excerpt(scored_group.group.prompt.problem.question)

@@ -1,4 +1,4 @@
-"""This module judges a run in plain words: did the model learn, how sure is that, and what did it cost?"""
+"""This module judges in plain words whether a run's model learned, how certain that is, and what the run cost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Row = Mapping[str, Any]
 
 
 class Number(NamedTuple):
-    """A number stands on top of a page: its name, its value, and a remark."""
+    """A number to show on top of a page, with its name, its value as text, and a remark."""
 
     name: str
     value: str
@@ -31,7 +31,7 @@ class Number(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunVerdict:
-    """A verdict has sentences, a mood for their colour, and the numbers that matter most."""
+    """A verdict holds its sentences, their mood (`GOOD`, `UNSURE` or `BAD`), and the numbers that matter most."""
 
     lines: Sequence[str]
     mood: str
@@ -39,7 +39,10 @@ class RunVerdict:
 
 
 def judge(metrics: Sequence[Row], evaluations: Sequence[Row]) -> RunVerdict:
-    """Judges a run by its held-out problems if they were asked twice, and else by its training problems."""
+    """Judges a run by its first and last held-out evaluation, or by its training rounds if there are no two of them.
+
+    `metrics` and `evaluations` are the rows of metrics.jsonl and evaluations.jsonl.
+    """
     spent = _spent(metrics)
     if not any(row.get("learner/gradient_norm", 1.0) for row in metrics):
         lines = ["Nothing was learned: no optimizer step changed the weights. The diagnosis below says why."]
@@ -52,7 +55,7 @@ def judge(metrics: Sequence[Row], evaluations: Sequence[Row]) -> RunVerdict:
 
 
 def _by_held_out(before: Row, after: Row, metrics: Sequence[Row]) -> RunVerdict:
-    """Judges by the pass rates of the same held-out problems before and after."""
+    """Judges a run by the paired pass rates of the held-out problems before and after training."""
     check_comparable(before, after)
     rates = [
         [row["correct"] / row["total"] for row in side]
@@ -95,7 +98,7 @@ def _by_held_out(before: Row, after: Row, metrics: Sequence[Row]) -> RunVerdict:
 
 
 def _by_training(metrics: Sequence[Row]) -> RunVerdict:
-    """Judges by the pass rate of the prompts that were trained on."""
+    """Judges a run by the change of its pass rate in training, or of its mean reward if no pass rate was logged."""
     name = "pass_rate" if any("pass_rate" in row for row in metrics) else "reward/mean"
     what = "pass rate" if name == "pass_rate" else "reward"
     points = [(row["step"], row[name]) for row in metrics if name in row]
@@ -120,7 +123,7 @@ def _by_training(metrics: Sequence[Row]) -> RunVerdict:
 
 
 def _training_numbers(metrics: Sequence[Row]) -> list[Number]:
-    """Returns the pass rate and the reward over the last quarter of the rounds."""
+    """Returns the mean pass rate and the mean reward of the last quarter of the rounds, if they were measured."""
     late = metrics[-max(1, len(metrics) // 4) :]
     numbers = []
     for name, label, form in (
@@ -147,7 +150,7 @@ def _spent(metrics: Sequence[Row]) -> Number:
 
 
 def probability(p: float) -> str:
-    """Writes a p-value.
+    """Formats a p-value.
 
     >>> probability(0.0412), probability(1e-9)
     ('p = 0.041', 'p < 0.001')

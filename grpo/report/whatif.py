@@ -1,4 +1,4 @@
-"""This module answers `grpo dynamics whatif`: what a run would have done under other settings."""
+"""This module implements `grpo dynamics whatif`: it predicts what a run would have done under other settings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from grpo.report.whatif_page import draw_courses, write_whatif_page
 
 Array = NDArray[np.float64]
 
-# The prediction knows what these keys do, and of no other key.
+# The prediction models the effect of these keys only.
 KNOWN = (
     "dynamics.group_size",
     "dynamics.prompts_per_step",
@@ -50,7 +50,7 @@ UNITS = ("steps", "tokens", "seconds")
 MOST_ALTERNATIVES = 24
 LARGEST_GROUP = 1024
 AGAIN = "the same again"
-# A schedule that ends with the budget is found in so many predictions.
+# The number of iterations that fit the learning-rate schedule to the budget, see `course_within`.
 SCHEDULE_ROUNDS = 3
 # An alternative counts as better or worse from this probability on.
 SURE = 0.9
@@ -63,7 +63,7 @@ SUMMARY = {
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A budget says how much of which unit every alternative may spend."""
+    """A budget is what every alternative may spend: an amount of one of `UNITS`."""
 
     unit: str
     amount: float
@@ -75,12 +75,12 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer is what is predicted of one alternative when the budget is spent.
+    """An answer is the prediction for one alternative when the budget is spent.
 
-    name       its overrides
-    price      tokens of a step, over those of a step of the run
-    end        quantities when the budget is spent, each [draws]
-    to_target  tokens until the pass rate of the run's last tenth, [draws], ∞ where it is not reached
+    name       the alternative's overrides, or `AGAIN`
+    price      tokens per step, divided by the tokens per step of the run
+    end        name → quantity [draws] when the budget is spent, as `Course.at` returns it
+    to_target  tokens [draws] until the mean pass rate of the run's last tenth is reached; ∞ if it never is
     """
 
     name: str
@@ -90,11 +90,11 @@ class Answer:
 
 
 def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None) -> None:
-    """Prints a table of the alternatives that `words` name, and writes picture and page beside the run's log.
+    """Predicts the alternatives that `words` name, prints a table of them, and writes picture and page beside the log.
 
     A word with commas names several values, and words are combined: ``dynamics.group_size=4,16 normalization=dr_grpo``.
-    `budget` is what each alternative may spend, by default the tokens of the run. Raises `UserError` where the log does
-    not allow a prediction, or a word names a key that the prediction knows nothing of.
+    `budget` is what each alternative may spend, by default the tokens of the run. Raises `UserError` when the log does
+    not allow a prediction, or a word changes a key that is not in `KNOWN`.
     """
     console, log, config = Terminal(), read_log(path), run_config(path)
     if not log.dialled:
@@ -144,10 +144,10 @@ def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None)
 def course_within(
     budget: Budget, run: TrainConfig, log: RunLog, stages: Sequence[Stage], setting: BatchSetting, seed: int
 ) -> Course:
-    """Predicts a course whose learning-rate schedule has come as far when the budget is spent as the run's at its last
-    step.
+    """Predicts an alternative's course, with the learning-rate schedule stretched to the steps that the budget allows.
 
-    How many steps that takes is known only from the course, so it is predicted a few times over.
+    When the budget is spent, the schedule is as far advanced as the run's at its last step. The number of steps is
+    known only from a predicted course, so prediction and schedule are iterated `SCHEDULE_ROUNDS` times.
     """
     course = predict(log, stages, setting, seed)
     for _ in range(SCHEDULE_ROUNDS if run.learner.schedule != "constant" else 0):
@@ -158,14 +158,14 @@ def course_within(
 
 
 def scheduled_rate(steps: Array, learner: LearnerConfig, num_steps: float) -> Array:
-    """Returns the learning rate at `steps` of a run of `num_steps`."""
+    """Returns the learning rates that `learner` schedules at `steps` of a run of `num_steps`."""
     return np.array([learner.learning_rate * learning_rate_factor(step, learner, num_steps) for step in steps])
 
 
 def alternatives(saved: Mapping[str, Any], words: Sequence[str]) -> dict[str, BatchSetting]:
-    """Returns the run's own setting as `AGAIN`, and each alternative by its words.
+    """Returns the run's own setting under the name `AGAIN`, then each alternative under its overrides.
 
-    `saved` are the values of the run's config.json.
+    `saved` is the content of the run's config.json. Raises `UserError` for alternatives that cannot be predicted.
     """
     same, own = plain(words), from_dict(saved)
     settings = {AGAIN: batch_setting(own)}
@@ -186,7 +186,7 @@ def alternatives(saved: Mapping[str, Any], words: Sequence[str]) -> dict[str, Ba
 
 
 def _check(config: TrainConfig) -> None:
-    """Raises `UserError` for an alternative with which no run could sample, or whose groups are too large."""
+    """Raises `UserError` for an alternative with invalid `dynamics` settings, or with too small or too large groups."""
     check_values(config, "dynamics.")
     size = config.dynamics.group_size
     require(1 < size <= LARGEST_GROUP, f"dynamics.group_size={size} must lie between 2 and {LARGEST_GROUP}")
@@ -195,14 +195,14 @@ def _check(config: TrainConfig) -> None:
 def answer(
     name: str, course: Course, setting: BatchSetting, stages: Sequence[Stage], budget: Budget, log: RunLog
 ) -> Answer:
-    """Reads a course where its budget is spent."""
+    """Summarizes an alternative's predicted course at the point where the budget is spent."""
     prices = [step_tokens(setting, stage) / step_tokens(stage.setting, stage) for stage in stages]
     level = float(np.mean(log.history.values[-max(1, len(log.history) // 10) :]))
     return Answer(name, float(np.mean(prices)), course.at(budget.unit, budget.amount), course.cost("tokens", level))
 
 
 def lines(log: RunLog, budget: Budget, settings: Iterable[BatchSetting]) -> list[str]:
-    """Says what is compared, and on which assumptions."""
+    """Returns sentences on the budget that alternatives share, and on the assumptions of the prediction."""
     taken = [
         f"each alternative spends {budget.words}; intervals are of 90 %",
         "assumed: all settings learn along the same curve, faster or slower, as their gradients are less or more noisy",
@@ -233,7 +233,7 @@ def table(rows: Sequence[Sequence[str]]) -> Table:
 
 
 def table_rows(answers: Sequence[Answer]) -> list[list[str]]:
-    """Returns a row for each alternative, the run's own setting first."""
+    """Returns a row of cells, in the order of `COLUMNS`, for the run's own setting and for each alternative."""
     return [
         [
             row.name,
@@ -249,14 +249,15 @@ def table_rows(answers: Sequence[Answer]) -> list[list[str]]:
 
 
 def mood_of(answers: Sequence[Answer]) -> str:
-    """Says whether an alternative is better for sure, or all of them are worse, or neither."""
+    """Returns `GOOD` if an alternative is surely better than the run's own setting, `BAD` if all are surely worse, and
+    `UNSURE` otherwise."""
     same, *others = answers
     better = [float(np.mean(other.end["rates"] > same.end["rates"])) for other in others]
     return GOOD if max(better) >= SURE else BAD if max(better) <= 1 - SURE else UNSURE
 
 
 def numbers_of(answers: Sequence[Answer]) -> list[Number]:
-    """Returns the pass rates of the run's own setting and of the best alternatives, when the budget is spent."""
+    """Returns the predicted final pass rates of the run's own setting and of the two best alternatives."""
     same, *others = answers
     best = sorted(others, key=lambda other: -float(np.median(other.end["rates"])))[:2]
     bounds = {row.name: np.quantile(row.end["rates"], [0.05, 0.5, 0.95]) for row in (same, *best)}
@@ -289,6 +290,6 @@ def verdicts(answers: Sequence[Answer]) -> list[str]:
 
 
 def interval(draws: Array, form: Callable[[float], str]) -> str:
-    """Writes the median, and the 90 % interval of draws in a second line, so that a table fits into 80 letters."""
+    """Formats the median of draws and, on a second line, their 90 % interval, so that a table fits into 80 letters."""
     low, middle, high = (form(float(bound)) for bound in np.quantile(draws, [0.05, 0.5, 0.95], method="nearest"))
     return f"{middle}\n[{low}, {high}]"

@@ -1,4 +1,4 @@
-"""This module draws the curves of `grpo dynamics whatif`, and puts them with its table and verdict into a page."""
+"""This module draws the predicted curves of `grpo dynamics whatif`, and writes its page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHEET_INCHES = (8.0, 4.6)
 def write_whatif_page(folder: Path, draw: Callable[[Axes], str], **said: Any) -> list[Path]:
     """Writes the picture and the page into a run's folder, and returns their paths.
 
-    `draw` draws the curves, and `said` is what the page says besides: see `templates/whatif.html`.
+    `draw` draws the curves, and `said` are the other values of `templates/whatif.html`.
     """
     sheet([draw], folder / WHATIF_PLOT_FILE, SHEET_INCHES, columns=1, first_wide=True)
     explained = meanings("pass rate", "group", "silent group", "optimizer step", "τ", "α, β")
@@ -36,7 +36,7 @@ def write_whatif_page(folder: Path, draw: Callable[[Axes], str], **said: Any) ->
 
 
 def draw_courses(axes: Axes, log: RunLog, courses: Mapping[str, Course], unit: str, amount: float) -> str:
-    """Draws the measured pass rates, and each course with its interval until `amount` of `unit` is spent."""
+    """Draws the measured pass rates, and predicted courses with 90 % intervals, until `amount` of `unit` is spent."""
     from matplotlib.ticker import EngFormatter
 
     again = next(iter(courses.values()))

@@ -1,4 +1,4 @@
-"""This package reproduces figures and numbers of two papers by this framework's own functions, one module per topic.
+"""This package reproduces figures and numbers of two papers with this framework's own functions, one module per topic.
 
 identity        laws of σ, and the run with 6,000 prompts                              arXiv:2607.00152
 bandit          when training oscillates, and from which refresh interval it fails     arXiv:2606.30789

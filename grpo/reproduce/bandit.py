@@ -1,7 +1,7 @@
 """This module reproduces when training oscillates, and from which refresh interval it is unstable (arXiv:2606.30789).
 
-The refresh interval τ is the number of optimizer steps between two updates of the sampler's weights. The module uses
-the softmax bandit to which that paper reduces training.
+The refresh interval τ is the number of optimizer steps between two updates of the sampler's weights. Training is
+reduced to a softmax bandit, as in the paper.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MOMENTUM = 0.9
 INTERVALS = (2, 4, 8, 16, 32)
-# Each way in which data becomes stale must follow this exact law.
+# The kind of staleness of each simulated gradient (`bandit.MODES`) → the kind whose exact threshold it must follow.
 LAWS = {
     "constant_lag": "constant_lag",
     "sample_and_hold": "sample_and_hold",
@@ -38,7 +38,7 @@ NAMES = {
 def reproduce() -> Reproduction:
     """Measures the bandit's stability boundaries, and compares them with the predicted ones.
 
-    Both use the stiffness that is measured from the bandit's own early curve.
+    The measured step sizes are converted to the gain c with the stiffness from the bandit's own early curve.
     """
     measured = bandit.measured_stiffness(MOMENTUM, 0.01)
     curvature = measured / 0.01
@@ -78,9 +78,9 @@ def reproduce() -> Reproduction:
 
 
 def _oscillation() -> list[Row]:
-    """Compares the step size from which on a run overshoots, found by bisection, with the prediction of the model.
+    """Compares the smallest step size at which a run overshoots, found by bisection, with the reduced model's.
 
-    The model is a damped oscillator with mass M, damping C and stiffness k; it overshoots where 4kM > C².
+    The model is a damped oscillator with mass M, damping C and stiffness k, which overshoots where 4kM > C².
     """
     rows = []
     for interval in (0, 4, 16):
@@ -98,7 +98,7 @@ def _oscillation() -> list[Row]:
 
 
 def _clipping(curvature: float) -> str:
-    """Measures the effect of clipping beyond the threshold: it bounds the swing but does not restore stability."""
+    """Measures how far the pass rate swings beyond the stability threshold, with and without clipped ratios."""
     interval = 8
     step_size = 1.5 * critical_gain("sample_and_hold", MOMENTUM, interval) * (1 - MOMENTUM) / (curvature * interval)
     swings = []

@@ -1,10 +1,10 @@
 """This module tests from which refresh interval the training of a deep network is unstable.
 
-The paper (arXiv:2606.30789), which predicts such a threshold, left this to future work. Here a small transformer is
-trained by this framework's own loop, at refresh intervals on both sides of the predicted threshold. The threshold
-follows from the stiffness, which is measured from the early curves at τ = 1. A step at a part of the learning rate, as
-in a warm-up, counts as that part of a step, since the stiffness is proportional to the rate. A run counts as lost when
-it ends with less than half of the improvement that the runs at τ = 1 made. A finished run is kept and not run again.
+The paper (arXiv:2606.30789) predicts such a threshold, and leaves this test to future work. Here a small transformer is
+trained by this framework's own loop, at refresh intervals τ on both sides of the predicted threshold. The threshold
+follows from the stiffness, which is measured from the early curves at τ = 1. A warm-up step at a fraction of the
+learning rate counts as that fraction of a step, since the stiffness is proportional to the rate. A run counts as lost
+when it improves by less than half as much as the runs at τ = 1 do on average. Finished runs are kept and not repeated.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ MOMENTUM = 0.9
 LARGEST_INTERVAL = 4096
 KNOWN_TO = 10.0
 DONE = "finished"
-# The stiffness is measured from this share of a run at τ = 1, but from so many steps at least.
+# The stiffness is measured from the first `EARLY_SHARE` of a run at τ = 1, but from at least `FEWEST_EARLY` steps.
 EARLY_SHARE, FEWEST_EARLY = 0.25, 96
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """This sweep runs the tiny experiment at each refresh interval with each seed.
+    """A sweep runs the tiny experiment at each refresh interval with each seed.
 
     `objective` is clip or unclipped, and `rate` is the learning rate, which rises over the first `warmup` steps.
     """
@@ -56,14 +56,14 @@ class Sweep:
     warmup: int = 0
 
     def folder(self, interval: int, seed: int) -> Path:
-        """Returns the folder of one run."""
+        """Returns the folder of the run at refresh interval `interval` with `seed`."""
         warmup = f"-warmup{self.warmup}" if self.warmup else ""
         name = f"deep-{self.objective}-{self.rate:g}-{self.steps}{warmup}"
         return self.output / name / f"tau{interval}-seed{seed}"
 
 
 def reproduce(sweep: Sweep) -> Reproduction:
-    """Trains all runs that have not finished, and compares where training is lost with the prediction."""
+    """Trains all runs that have not finished, and compares the refresh intervals of lost runs with the prediction."""
     for interval in track(sweep.intervals, "refresh intervals", transient=True):
         for seed in sweep.seeds:
             _train(sweep, interval, seed)
@@ -112,7 +112,7 @@ def _gain(log: RunLog) -> tuple[float, float]:
 
 
 def early_curve(log: RunLog, steps: int) -> History:
-    """Returns the early part of a curve at τ = 1, with time in steps at the full learning rate."""
+    """Returns the early part of a reward curve at τ = 1, with time in steps at the full learning rate."""
     rates = log["learner/learning_rate"].values
     taken = np.concatenate([[0.0], np.cumsum(rates / rates.max())[:-1]])
     return replace(log.history, steps=taken).until(max(EARLY_SHARE * steps, FEWEST_EARLY))
@@ -126,7 +126,8 @@ def known(stiffness: Interval) -> bool:
 def critical_interval(stiffness: float) -> int | None:
     """Returns the smallest refresh interval τ at which training is predicted to be unstable at this stiffness.
 
-    Unstable means that deviations grow from round to round. Returns None when there is none up to `LARGEST_INTERVAL`.
+    Unstable means that deviations grow from round to round. Above τ = 28, intervals are tried in steps of about 4 %.
+    Returns None when none up to `LARGEST_INTERVAL` is unstable.
     """
     ladder = np.unique(np.round(np.geomspace(1, LARGEST_INTERVAL, 200)).astype(int))
     return next((int(tau) for tau in ladder if sample_and_hold_radius(MOMENTUM, stiffness, int(tau)) > 1), None)
@@ -183,17 +184,18 @@ def _remarks(sweep: Sweep, fits: Sequence[Identification], ends: dict) -> tuple[
 
 
 def judged(kept: Sequence[int], lost: Sequence[int], low: float, high: float) -> str:
-    """Says whether runs confirm or refute a boundary that is predicted in [low, high].
+    """Says whether runs confirm or refute a stability boundary that is predicted in [low, high].
 
-    `kept` are the intervals at which every seed learns, and `lost` those at which every seed is lost. The boundary is
-    refuted by one that is lost below it, or kept above it, and confirmed where there are both kinds on their own sides.
+    `kept` are the refresh intervals at which every seed learns, and `lost` the intervals at which every seed is lost. A
+    lost interval below the boundary or a kept one above it refutes. Otherwise, a kept interval (above 1) below it and a
+    lost one above it together confirm.
 
     >>> judged([1, 8], [16, 32], 10, 14), judged([1], [4, 8], 10, 14), judged([1, 8], [32], 10, 40)
     ('confirmed', 'refuted', 'neither confirmed nor refuted')
     """
     if any(tau < low for tau in lost) or any(tau > high for tau in kept):
         return "refuted"
-    # The curves at τ = 1 set the measure, so they confirm nothing.
+    # The prediction itself comes from the curves at τ = 1, so these confirm nothing.
     below, above = [tau for tau in kept if 1 < tau <= low], [tau for tau in lost if tau >= high]
     return "confirmed" if below and above else "neither confirmed nor refuted"
 

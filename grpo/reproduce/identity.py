@@ -1,4 +1,4 @@
-"""This module reproduces the laws of σ, and the run with 6,000 prompts, of arXiv:2607.00152."""
+"""This module reproduces the laws of σ and the simulated run with 6,000 prompts of arXiv:2607.00152."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ PRINTED_FIDELITY = ((8, 0.5, 0.9278), (8, 0.05, 0.5390))
 SMALLEST = {0.5: (7, 11, 51), 0.3: (9, 14, 61), 0.1: (22, 36, 144), 0.05: (42, 69, 273)}
 SILENT = {4: 0.59, 8: 0.44, 16: 0.32, 32: 0.23, 64: 0.17}
 SUBSAMPLED = {4: 0.59, 8: 0.43, 16: 0.30}
-# "Extreme" prompts have pass rates outside the first range, "medium" ones within the second.
+# "Extreme" prompts have pass rates outside the range `EXTREME`, and "medium" prompts within the range `MEDIUM`.
 EXTREME, MEDIUM = (0.1, 0.9), (0.4, 0.6)
 HARDEST_QUARTER = {"GRPO": 0.99, "Dr. GRPO": 0.88}
 
 
 def reproduce(rates: Array | None = None) -> Reproduction:
-    """Compares the paper's numbers with ours.
+    """Compares the paper's printed numbers with ours.
 
-    `rates` are pass rates k/64 from a column of solve rates. None takes the stand-in of `bernoulli.big_math_like`.
+    `rates` are pass rates k/64 from a column of solve rates. None stands for `bernoulli.big_math_like`'s rates.
     """
     stand_in = rates is None
     rates = bernoulli.big_math_like(200_000) if rates is None else rates

@@ -1,7 +1,7 @@
 """This module reproduces how the group size G changes the reward curve.
 
-The mean curve changes little (arXiv:2606.30789), by the drift's residual dependence on G (arXiv:2607.00152). The
-fluctuation about it falls as 1/G.
+The mean curve changes little with G (arXiv:2606.30789), namely by the drift's residual dependence on G
+(arXiv:2607.00152). The variance of single curves about the mean falls as 1/G.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def _curves(curves: dict[tuple[str, int], Array]) -> Comparison:
 
 
 def _fluctuation(size: int) -> float:
-    """Returns the variance of the pass rate about its plateau.
+    """Returns the variance of the pass rate about its plateau, over replicas.
 
-    It uses the drift of Dr. GRPO, whose plateau depends least on G.
+    The policy is trained with Dr. GRPO's advantages (α = 0), whose plateau depends least on G.
     """
     policy = Policy(size, exponent=0.0, start=0.7, penalty=0.25, step_size=0.05)
     return float(pass_rates(policy, 1500, 1000)[500:].var(axis=1).mean())

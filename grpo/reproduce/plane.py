@@ -1,7 +1,7 @@
-"""This module tabulates the plane of the two dials, α of σ and β of the mean reward, with the known methods marked.
+"""This module tabulates the plane of the two dials, the exponents α of σ and β of the mean reward.
 
-Every number follows from the laws of `grpo.dynamics.sigma` by exact enumeration. None of them is printed in a paper
-for the whole plane; the column "known as" names the papers' methods.
+Every number follows from the laws of `grpo.dynamics.sigma` by exact enumeration. No paper prints them for the whole
+plane. The column "known as" names the methods at some of its points.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ KNOWN = {
     (2.0, 0.0): "log-odds",
     (0.0, 1.0): "MaxRL: log p",
 }
-"""These points of the plane have names, or ascend a function that has one."""
+"""The points (α, β) that are known methods, or whose gradient ascends a known function of the pass rate p."""
 EASIEST, HARDEST = 0.9, 0.1
 SIZE, LARGEST = 8, 512
-# Dr. GRPO's fidelity at G = 10 is 90 % or not, by rounding.
+# Slightly above 0.1, since Dr. GRPO's fidelity at G = 10 is exactly 90 %, and rounding would decide.
 SHORTFALL = 0.1 + 1e-9
 
 
 def reproduce(rates: Array | None = None) -> Reproduction:
-    """Tabulates the plane for `rates`, pass rates of prompts; None takes the stand-in of `bernoulli.big_math_like`."""
+    """Tabulates the plane for the prompts' pass rates `rates`. None stands for `bernoulli.big_math_like`'s rates."""
     source = "a stand-in for Big-Math's" if rates is None else "the given ones"
     given = bernoulli.big_math_like(20_000) if rates is None else rates
     values, counts = np.unique(given, return_counts=True)
@@ -52,8 +52,7 @@ def reproduce(rates: Array | None = None) -> Reproduction:
 
 
 def _groups() -> Comparison:
-    """Tabulates how large a group has to be to have 90 % of the gradient of an infinitely large one, at three pass
-    rates."""
+    """Tabulates the smallest group size with 90 % of the gradient of an infinitely large group, at three pass rates."""
     rows = []
     for alpha, beta in product(ALPHAS, BETAS):
         sizes = [
@@ -66,7 +65,7 @@ def _groups() -> Comparison:
 
 
 def _mass(rates: Array, shares: Array) -> Comparison:
-    """Tabulates the share of the gradient from hard, medium and easy prompts, with groups of 8 and in the limit."""
+    """Tabulates the share of the gradient from hard, medium and easy prompts, for G = 8 and infinitely large groups."""
     edges = [0, HARDEST, EASIEST, 1]
     rows = []
     for alpha, beta in product(ALPHAS, BETAS):
@@ -82,7 +81,7 @@ def _point(alpha: float, beta: float) -> str:
 
 
 def _draw(figure: Figure, rates: Array, shares: Array) -> None:
-    """Draws the share of the gradient from hard prompts over the plane, with groups of 8 and in the limit."""
+    """Draws the share of the gradient from hard prompts over the plane, for G = 8 and infinitely large groups."""
     alphas, betas = np.linspace(-0.5, 2.5, 31), np.linspace(-0.5, 1.5, 21)
     for axes, size in zip(figure.subplots(1, 2), (SIZE, None), strict=True):
         share = [

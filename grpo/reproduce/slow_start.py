@@ -3,8 +3,8 @@
 
 Gating means that a group's gradient is small while σ, the standard deviation of its rewards, is small.
 
-It sweeps β₁ at equal drift, η(β₁) = η(1−β₁). The delay of inertia, M/C = (1+β₁)/(2(1−β₁)) steps, grows with β₁. The
-delay of gating does not depend on it. When both are at work, the measured delay shows which is longer.
+It sweeps the momentum β₁ at equal drift, η(β₁) = η(1−β₁). The delay by inertia, M/C = (1+β₁)/(2(1−β₁)) steps, grows
+with β₁. The delay by gating does not depend on β₁. When both are at work, the measured delay shows which is longer.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _curve(start: float, momentum: float) -> Array:
 
 
 def delay(curve: Array) -> float:
-    """Returns the number of steps until the curve's slope reaches half of its steepest."""
+    """Returns the number of steps until the curve's slope first reaches half of its maximum."""
     slope = np.gradient(curve)
     return float(np.argmax(slope >= slope.max() / 2))
 

@@ -19,10 +19,11 @@ STOPPED = (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.S
 
 
 def run_cell(job: Any) -> None:
-    """Executes one run in a child process and records how it ended.
+    """Executes the run of one cell in a child process, and records in the ledger how it ended.
 
-    Called by Hydra's launchers, wherever they run. The child ends when this process ends. A failed run raises nothing,
-    so that the other cells go on. Raises `KeyboardInterrupt` when the run was interrupted.
+    Hydra's launchers call it, on any machine. `job` names the ledger's folder, the cell's index and the launcher's
+    process. The child ends when this process ends. A cell that runs elsewhere is left alone. A failed run raises
+    nothing, so that the other cells go on. Raises `KeyboardInterrupt` when the run was interrupted.
     """
     ledger = open_ledger(Path(job.folder))
     cell = ledger.cells[job.cell]
@@ -43,7 +44,7 @@ def run_cell(job: Any) -> None:
 
 
 def _run(ledger: Ledger, cell: Cell, held: int) -> State:
-    """Runs the cell until it ends. Records and returns its state. The child inherits the lock's descriptor `held`."""
+    """Runs the cell to its end, and records and returns its state. The child inherits `held`, the lock's descriptor."""
     folder, before, start = ledger.path(cell), ledger.state(cell).seconds, time.monotonic()
     ledger.record(cell, State(RUNNING, seconds=before))
     resumed = bool(checkpoints_in(folder / CHECKPOINTS))
@@ -56,7 +57,7 @@ def _run(ledger: Ledger, cell: Cell, held: int) -> State:
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             pass_fds=(held,),
-            # SIGTERM makes the run save before it ends. Until then it holds the cell's lock.
+            # SIGTERM makes the run save before it ends. The run holds the cell's lock until its end.
             preexec_fn=lambda: end_with_parent(signal.SIGTERM),
         )
         code = _wait(process)
@@ -74,7 +75,7 @@ def _run(ledger: Ledger, cell: Cell, held: int) -> State:
 def _wait(process: subprocess.Popen) -> int:
     """Waits for the run and returns its exit code.
 
-    Ctrl-C reaches the run too. It then finishes its round and saves, so this keeps waiting.
+    Ctrl-C reaches the run too, which then finishes its round and saves, so this function keeps waiting.
     """
     while True:
         try:

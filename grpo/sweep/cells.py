@@ -21,8 +21,8 @@ BUDGETS = ("steps", "samples", "tokens", "seconds")
 class Cell:
     """A cell is one run of a sweep: a variant with a seed.
 
-    `name` is the name of the run's folder. `verb` is what starts the run: "train", or "launch" for several ranks or on
-    named machines.
+    `name` is the name of the run's folder. `verb` is the command of `grpo` that starts the run: "train", or "launch"
+    for several ranks, server nodes or named hosts.
     """
 
     name: str
@@ -33,10 +33,10 @@ class Cell:
 
 
 def cells_of(sweep: SweepConfig, words: Sequence[str]) -> list[Cell]:
-    """Returns all runs of a sweep, seed by seed, so that a stopped sweep has complete pairs to compare.
+    """Returns all runs of a sweep, seed by seed, so that a stopped sweep has variants with the same seeds to compare.
 
-    `words` are overrides of every run. If some use Hydra's sweep syntax (`key=1,2`), there is a variant for each value.
-    Raises `UserError` for a variant whose configuration is invalid, before any run starts.
+    `words` are overrides of every run. Words in Hydra's sweep syntax (`key=1,2`) multiply the variants, one for each
+    value. Raises `UserError` for a variant whose configuration is invalid, before any run starts.
     """
     _check(sweep)
     common = plain([*words])
@@ -83,7 +83,7 @@ def _composed(variants: Mapping[str, Sequence[str]]) -> dict[str, TrainConfig]:
     for name, overrides in variants.items():
         try:
             config = compose_config([*overrides])
-            # As of a dry run: every cell has a folder of its own, whatever the one named here holds.
+            # Validated as a dry run, which may have an output_dir in use: every cell gets a folder of its own.
             validate(replace(config, dry_run=True), config.hardware.ranks)
             require(not config.dry_run, "dry_run=true trains nothing: try one run by `grpo train` with these words")
         except UserError as error:
@@ -93,7 +93,10 @@ def _composed(variants: Mapping[str, Sequence[str]]) -> dict[str, TrainConfig]:
 
 
 def _budget(sweep: SweepConfig, first: TrainConfig) -> list[str]:
-    """Returns the overrides that give all runs the same budget."""
+    """Returns the overrides that give all runs the same budget.
+
+    Without an amount, `budget=steps` needs none, and `budget=samples` takes the samples of the configuration `first`.
+    """
     if sweep.budget == "steps":
         return [f"num_steps={sweep.amount}"] if sweep.amount else []
     dynamics = first.dynamics
@@ -102,5 +105,5 @@ def _budget(sweep: SweepConfig, first: TrainConfig) -> list[str]:
 
 
 def _folder(name: str) -> str:
-    """Replaces the characters of a name that mean something to Hydra's grammar or to a file system."""
+    """Replaces the characters of a name that have a meaning in Hydra's grammar or in paths by hyphens."""
     return re.sub(r"[^\w.-]+", "-", name)

@@ -1,4 +1,4 @@
-"""The ledger records the state of each run of a sweep in files, so that a killed sweep loses nothing.
+"""This module keeps the state of each run of a sweep in files, the ledger, so that a killed sweep can be continued.
 
 FOLDER/sweep.json               the cells, and the command that runs one
 FOLDER/cells/NAME/              the folder of a run
@@ -33,7 +33,10 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """A ledger holds the cells of a sweep and reads and writes their states in `folder`."""
+    """A ledger holds the cells of a sweep, and reads and writes their states in `folder`.
+
+    `command` is the command line that starts `grpo` for a cell.
+    """
 
     folder: Path
     cells: tuple[Cell, ...]
@@ -52,7 +55,7 @@ class Ledger:
         return State(INTERRUPTED, seconds=state.seconds) if state.state == RUNNING and self._free(cell) else state
 
     def record(self, cell: Cell, state: State) -> None:
-        """Writes the cell's state. The file is replaced as a whole, so that no reader sees half of it."""
+        """Writes the cell's state. The file is replaced atomically, so that no reader sees half of it."""
         file = self.path(cell) / STATE_FILE
         new_file = file.with_suffix(".new")
         new_file.write_text(json.dumps(asdict(state)))
@@ -92,9 +95,9 @@ def open_ledger(folder: Path) -> Ledger:
 
 
 def begin_ledger(folder: Path, cells: Sequence[Cell], command: Sequence[str]) -> Ledger:
-    """Begins a sweep in `folder`, or continues the one that is there.
+    """Begins a sweep in `folder`, or continues the sweep that `folder` already holds.
 
-    A continued sweep may have further cells. Raises `UserError` when a cell's overrides differ from what they were.
+    A continued sweep may get further cells. Raises `UserError` when a cell's overrides differ from its earlier ones.
     """
     if (folder / SWEEP_FILE).exists():
         before = {cell.name: cell for cell in open_ledger(folder).cells}

@@ -25,18 +25,17 @@ from grpo.sweep.ledger import DONE, FAILED, Ledger, begin_ledger
 from grpo.telemetry import read_metrics
 
 DIGITS = 4
-"""A value that is tried has this many significant digits."""
+"""The number of significant digits of the values of a trial."""
 
 
 def search(config: SweepConfig, words: Sequence[str], hydra: Sequence[str], command: Sequence[str]) -> int:
     """Searches the ranges in `words` for the settings with the best final score, by Optuna's TPE.
 
-    It runs `config.batch` trials at a time.
+    A trial runs the first variant with each seed. Its score is the mean of `held_out.score` over the seeds, where a
+    failed run scores 0. `config.batch` trials run at a time. Returns 0 when all trials have ended, and 1 when the
+    search was stopped.
 
-    A trial runs the first variant with each seed. Its score is the mean of `held_out.score` over the seeds, and a run
-    that fails scores 0. Returns 0 when all trials have ended, and 1 when the search was stopped.
-
-    The trials are cells of a ledger, and the sampler's seed is fixed. The same command therefore asks for the same
+    The runs are cells of a ledger, and Optuna's sampler has a fixed seed. The same command therefore proposes the same
     trials again, and continues a killed search with the first trial that is not done.
     """
     space = {key: _distribution(key_range) for key, key_range in ranges([*words]).items()}
@@ -94,7 +93,7 @@ def _overrides(values: Mapping[str, Any]) -> list[str]:
 
 
 def _score(ledger: Ledger, variant: str) -> float | None:
-    """Returns the mean score of a variant's runs, or None when one of them was stopped."""
+    """Returns the mean score of a variant's runs, or None when one of them is neither done nor failed."""
     scores = []
     for cell in ledger.cells:
         if cell.variant != variant:
