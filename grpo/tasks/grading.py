@@ -69,8 +69,8 @@ class Grading:
         self._remote.close()
 
     def _graded_here(self, groups: Sequence[RolloutGroup]) -> list[list[list[RawGrade]]]:
-        """Returns the grades by the parts that see one completion, by those that see one group, and by those that see
-        all groups: three lists, each with one list of grades for every group."""
+        """Returns three lists, each with one list of grades for every group. Their grades are by the parts that see one
+        completion, one group, and all groups."""
         items, group_items = [], []
         for group in groups:
             problem, facts = group.prompt.problem, facts_of(group, self._pool.wanted)

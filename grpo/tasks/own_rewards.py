@@ -119,7 +119,8 @@ class GroupReward:
         """Returns the function's rewards, one for each completion; None counts as 0.
 
         Prompts and completions are chat messages when the problem has messages, else texts. Each column of the data is
-        a list with one entry for each completion. Raises ValueError when the number of rewards is another.
+        a list with one entry for each completion. Raises ValueError for another number of rewards than
+        completions.
         """
         chat = bool(problem.messages)
         written = [[{"role": "assistant", "content": text}] if chat else text for text in completions]

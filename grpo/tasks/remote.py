@@ -34,7 +34,7 @@ MAX_CACHED = 100_000
 FRUITLESS = 32
 """When this many requests in succession have failed, the run ends."""
 RETRIED = (408, 409, 425, 429)
-"""A request is repeated after one of these HTTP statuses, as after all from 500 on."""
+"""After these HTTP statuses a request is repeated, as after every status from 500 on."""
 
 
 class _Failed(Exception):

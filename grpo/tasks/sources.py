@@ -25,8 +25,8 @@ MAX_SOURCES = 64
 class SourceReport:
     """This report lists the rows of a source that did not become problems.
 
-    `unusable` holds the ids of rows without a usable question or answer; `repeated` those of repeated questions of a
-    generator. `first` shows the question and answer of the first row that cannot be used.
+    `unusable` holds the ids of rows without a usable question or answer; `repeated` holds the ids of a
+    generator's repeated questions. `first` shows the question and answer of the first row that cannot be used.
     """
 
     num_rows: int
