@@ -18,7 +18,7 @@ COUNTERS = ("vllm:num_preemptions_total", "vllm:prefix_cache_queries_total", "vl
 class EngineUse:
     """This object replaces vLLM's own loggers (`LLMEngine.logger_manager`), which print.
 
-    vLLM calls `record` after each engine step, so the peak of the cache is not missed, as it would be by polling.
+    vLLM calls `record` after each engine step, so the cache's true peak is seen, which polling would miss.
     """
 
     def __init__(self) -> None:

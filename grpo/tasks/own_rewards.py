@@ -144,9 +144,10 @@ class GroupReward:
 
 @dataclass(frozen=True, slots=True)
 class BatchReward:
-    """A batch reward is a function of all groups that a rank samples together, with one list of rewards for each group.
+    """A batch reward is a function of all groups that a rank samples together.
 
-    Each group is a mapping with completions, answer, metadata and the facts of `facts_of`.
+    The function returns one list of rewards for each group. A group is passed as a mapping with completions, answer,
+    metadata and the facts of `facts_of`.
     """
 
     function: Function
