@@ -1,25 +1,25 @@
-"""This room has the samplers, and the ways in which a round is filled.
+"""This package has the samplers, and the collectors that fill a round with scored groups.
 
 Engines in this process:
 vllm_sampler, engine_arguments   vLLM's engine, and its settings (servers take them too)
 pooling                prompts of ranks that share an engine
-model_classes          keeps transformers' classes as they are when vLLM changes them
+model_classes          protects transformers' classes from vLLM's changes
 weight_names           weights under the names that vLLM's loader knows
 transformers_sampler   sampling where there is no vLLM
 seeds, stop_tokens     one seed for each completion; the tokens that end one
 engine_use             how full an engine's cache gets
-checked_sampler        looks at a sampler's answers before they are used
+checked_sampler        checks a sampler's completions before they are used
 
 vLLM servers:
 server_sampler         asks servers for completions
-fleet                  all servers of a run: who gets weights, who is lost, who is restarted
-servers, replica       how servers are started; one of them
+fleet                  all servers of a run: sends them weights, restarts lost ones
+servers, replica       how servers are started; one server
 dispatch               hands requests out to the servers
 server_key             guards a server with the run's key
 
 A round:
 collect                prompts → scored groups, with dynamic sampling or a budget
-group_source           where a round's groups come from: asked when they are needed, or before
+group_source           a round's groups, sampled on demand or ahead
 grading_thread         grades groups while others are sampled
 ahead                  samples the next round while this one is learned from
 """

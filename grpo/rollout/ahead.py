@@ -1,4 +1,4 @@
-"""The next round is sampled while the learner works on this one."""
+"""This module samples the next round while the learner works on the present one."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ class AheadCollector:
     """Samples one round ahead (`pipeline=one_round`): a round is sampled by the policy before the last refresh, so its
     staleness is τ steps more than without.
 
-    `collect` gives out what was sampled during the last round, to be learned from at the present rate, and starts on
-    the next; `settle` is called before weights change. Its collector, which takes its prompts from `task`, and whatever
-    that calls run in a thread of their own: a collective among ranks there must have a process group of its own.
+    `collect` returns the round that was sampled during the last one, with the present plan's learning rate and entropy
+    settings, and starts to sample the next round. `settle` is called before weights change. The wrapped collector,
+    which takes its prompts from `task`, runs in a separate thread, so its collectives need a process group of their
+    own.
     """
 
     def __init__(self, collector: Collector, task: Task):
@@ -47,7 +48,7 @@ class AheadCollector:
             self._ahead, self._task.cursor = None, self._taken_cursor
 
     def settle(self) -> None:
-        """Returns when nothing is being sampled. An error of sampling shows when its round is collected."""
+        """Waits until nothing is being sampled. An error of sampling is raised when the failed round is collected."""
         if self._ahead is not None:
             self._ahead.exception()
 

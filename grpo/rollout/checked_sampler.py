@@ -1,4 +1,4 @@
-"""A checked sampler looks at its answers before they are graded, measured or learned from."""
+"""A checked sampler checks another sampler's completions before they are graded, measured or learned from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from grpo.types import Completion, Prompt, RolloutGroup
 
 
 def check_groups(prompts: Sequence[Prompt], groups: Sequence[RolloutGroup], vocabulary: int) -> None:
-    """Raises UserError for answers that no policy of `vocabulary` tokens can have given to `prompts`."""
+    """Raises UserError for groups that a policy of `vocabulary` tokens cannot have sampled from `prompts`."""
     if len(groups) != len(prompts):
         raise UserError(f"the sampler answered {len(prompts)} prompts with {len(groups)} groups: {_MEND_ENGINE}")
     for prompt, group in zip(prompts, groups, strict=True):
@@ -44,7 +44,7 @@ def _wrong(completion: Completion, vocabulary: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class CheckedPending:
-    """This is a pending group that is checked as soon as it is there."""
+    """This pending group is checked when its result is taken."""
 
     prompt: Prompt
     pending: Pending
@@ -60,7 +60,7 @@ class CheckedPending:
 
 
 class CheckedSampler:
-    """Implements `interfaces.AskableSampler` by another sampler, whose model has `vocabulary` tokens."""
+    """Implements `interfaces.AskableSampler` on top of another sampler, whose model has `vocabulary` tokens."""
 
     def __init__(self, sampler: Sampler | AskableSampler, vocabulary: int):
         self._sampler, self._vocabulary = sampler, vocabulary

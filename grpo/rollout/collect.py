@@ -1,4 +1,7 @@
-"""Collectors fill a round with scored groups: once, until none is silent, or where completions are worth most."""
+"""Collectors fill a round with scored groups.
+
+A collector samples each prompt once, replaces silent groups, or gives more completions to prompts that teach more.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,15 @@ from grpo.types import Collected, RoundPlan, ScoredGroup
 Item = TypeVar("Item")
 
 Spread = Callable[[Mapping[tuple[int, int], int], Sequence[tuple[int, int]], int], list[int]]
-"""(correct, tried) → prompts of all ranks; (correct, tried) of this rank's; completions to spread → more for each."""
+"""A spread returns the further completions of each prompt of this rank. Its arguments are the number of prompts of all
+ranks by (correct, tried), this rank's (correct, tried) by prompt, and the number of completions to spread."""
 
 IsSilent = Callable[[ScoredGroup], bool]
-"""It says whether nothing can be learned from a group."""
+"""A function of this type tells whether a group is silent, so that nothing can be learned from it."""
 
 
 class PlainCollector:
-    """Asks every prompt once. Silent groups stay in."""
+    """Samples one group of every prompt, and keeps silent groups."""
 
     def __init__(self, source: Source):
         self._source = source
@@ -43,10 +47,10 @@ class PlainCollector:
 class RefillingCollector:
     """Implements DAPO's dynamic sampling (arXiv:2503.14476): silent groups make room for groups of other prompts.
 
-    Waves are those of all ranks together: each asks as many prompts as the round still lacks. So the prompts asked, and
-    the groups of each step, are the same for every number of ranks. Groups are shared out afterwards, since one rank's
-    prompts may have been the harder ones. After `max_waves` a round that is still short falls back to silent groups,
-    spread over its steps ("silent"), or learns from fewer ("short").
+    Each wave samples, over all ranks, as many prompts as the round still lacks groups. So the prompts and the groups of
+    each step are the same for every number of ranks. Groups are redistributed over ranks afterwards, since one rank's
+    prompts may have been the harder ones. A round that is still short after `max_waves` is filled with silent groups,
+    spread over its steps (`fallback` "silent"), or learns from fewer groups ("short").
     """
 
     def __init__(
@@ -56,7 +60,7 @@ class RefillingCollector:
         collective: Collective,
         is_silent: IsSilent = attrgetter("silent"),
     ):
-        """`is_silent` says whether the normalization in use makes nothing of a group's rewards."""
+        """`is_silent` tells whether a group's rewards give no gradient under the normalization in use."""
         self._source = source
         self._refill = refill
         self._collective = collective
@@ -83,13 +87,13 @@ class RefillingCollector:
         self._source.forget()
 
     def _wave(self, num_prompts: int) -> dict[int, ScoredGroup]:
-        """Returns this rank's groups of the next prompts, by position."""
+        """Samples the next prompts of all ranks, and returns this rank's groups by position in the stream."""
         first, ranks = self._source.cursor, self._collective.world_size
         mine = [place for place in range(first, first + num_prompts) if place % ranks == self._collective.rank]
         return dict(zip(mine, self._source.take(num_prompts), strict=True))
 
     def _kept(self, silent: Mapping[int, bool], wanted: int) -> list[int]:
-        """Returns the positions that are learned from, first step's first."""
+        """Returns the stream positions of the groups to learn from, in the order of the optimizer steps."""
         telling = [place for place in sorted(silent) if not silent[place]]
         if self._refill.fallback == "short":
             return telling
@@ -100,7 +104,7 @@ class RefillingCollector:
     def _shared_out(
         self, steps: Sequence[Sequence[int]], sampled: Mapping[int, ScoredGroup]
     ) -> tuple[tuple[ScoredGroup, ...], ...]:
-        """Returns this rank's groups of each step: equally many on every rank, its own as far as they go."""
+        """Redistributes groups over ranks, see `dealt`. Returns this rank's groups for each step."""
         ranks, rank = self._collective.world_size, self._collective.rank
         learners = {place: learner for step in steps for place, learner in dealt(step, ranks).items()}
         leaving = {place: scored for place, scored in sampled.items() if learners.get(place, rank) != rank}
@@ -111,7 +115,7 @@ class RefillingCollector:
 
 
 def in_steps(groups: Sequence[Item], num_steps: int) -> tuple[tuple[Item, ...], ...]:
-    """Cuts a round's groups into its optimizer steps, in order and as evenly as they allow.
+    """Cuts a round's groups into its optimizer steps, in order and as evenly as possible.
 
     >>> in_steps(list("abcdefg"), 3)
     (('a', 'b'), ('c', 'd', 'e'), ('f', 'g'))
@@ -121,8 +125,9 @@ def in_steps(groups: Sequence[Item], num_steps: int) -> tuple[tuple[Item, ...], 
 
 
 def dealt(places: Sequence[int], ranks: int) -> dict[int, int]:
-    """Returns the rank that learns from the group at each of these positions: the one that sampled it, while it has
-    room.
+    """Assigns the group at each stream position to the rank that will learn from it.
+
+    All ranks get as equal a number of groups as possible. A rank keeps the groups that it sampled while it has room.
 
     >>> dealt([0, 2, 4, 5], 2)
     {0: 0, 2: 0, 5: 1, 4: 1}
@@ -140,8 +145,8 @@ def dealt(places: Sequence[int], ranks: int) -> dict[int, int]:
 class BudgetedCollector:
     """Collects groups of unequal size, and gives more completions to prompts from which more can be learned.
 
-    Each prompt is asked a few times first. `spread` then says how the rest of the round's completions is shared out. A
-    rank never asks for more than prompts × G completions.
+    Each prompt first gets a few completions (`pilot`). `spread` then allots the rest of the round's completions. A rank
+    never asks for more than prompts × G completions.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""The dispatcher hands requests out to several servers: a prompt's samples go to the server with the fewest tokens to
-write.
+"""The dispatcher spreads requests over several servers: each prompt goes to the server with the fewest tokens to
+process.
 
-Samples of one prompt go to one server, whose prefix cache then holds the prompt. What a lost server had not answered
-goes back to the others; every sample is kept once.
+All samples of one prompt go to one server, whose prefix cache then holds the prompt. Samples that a lost server has not
+answered go to other servers; every sample is kept once.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from grpo.rollout.replica import Replica, ReplicaLost, RequestRefused, Standing
 
 ROUTE = "/inference/v1/generate"
 Requests = Mapping[int, Mapping[str, Any]]
-"""Number of the sample → what is asked of the server."""
+"""This maps each sample's number to the body of its request."""
 
 
 Answers = Future[Mapping[int, Mapping[str, Any]]]
-"""Number of the sample → the server's choice."""
+"""This is a future of a map from each sample's number to its choice in the server's answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,10 @@ class _Group:
 
 
 class Dispatcher:
-    """Hands requests out, in a thread of its own, for as long as the process lives.
+    """Sends requests to servers, in a thread of its own, for as long as the process lives.
 
-    At most `at_once` requests are with one server. A server that is lost is marked as not alive, and asked again once
-    `look_again` is called after it came back.
+    One server has at most `at_once` requests at a time, or those of one prompt if they are more. A lost server is
+    marked as lost. It gets requests again when it is ready and `look_again` is called.
     """
 
     def __init__(self, replicas: Sequence[Replica], at_once: int):
@@ -63,19 +63,21 @@ class Dispatcher:
         atexit.register(self.close)
 
     def ask(self, requests: Sequence[Requests]) -> list[Answers]:
-        """Begins the requests in this order, and returns one future for every prompt's requests. A future raises
-        SamplerLost when no server is left, in the words of the last server if it refused the request. A cancelled
-        prompt that has not begun is not asked."""
+        """Queues requests in this order, and returns one future for each prompt.
+
+        A future raises SamplerLost when no server is left, with the last server's message if it refused the request. A
+        prompt whose future is cancelled before its turn is not sent.
+        """
         groups = [_Group(of_one_prompt) for of_one_prompt in requests]
         self._loop.call_soon_threadsafe(self._take_in, groups)
         return [group.future for group in groups]
 
     def look_again(self) -> None:
-        """Hands waiting requests out again. Called when servers came back or were lost."""
+        """Sends waiting requests to the servers that are ready. Called when servers came back or were lost."""
         self._loop.call_soon_threadsafe(self._hand_out)
 
     def close(self) -> None:
-        """Asks nothing any more, and gives up what was asked."""
+        """Cancels the requests under way, sends no further ones, and ends the thread."""
         atexit.unregister(self.close)
         if self._loop.is_running():
             # A loop that is stuck must not hold up the process's end.
@@ -115,7 +117,7 @@ class Dispatcher:
         return not busy or busy + more <= self._at_once
 
     async def _serve(self, replica: Replica, group: _Group, requests: Requests) -> None:
-        """Gets one prompt's samples from one server. It may be cancelled at any time: see `_take_back`."""
+        """Gets one prompt's samples from one server. `_take_back` may cancel this task at any time."""
         try:
             async with replica.session() as session, asyncio.TaskGroup() as asking:
                 for sample, request in requests.items():
@@ -152,7 +154,7 @@ class Dispatcher:
             say(f"grpo: the vLLM server at {replica.url} was lost ({error}): {left} completions go to others")
 
     def _take_back(self, replica: Replica) -> None:
-        """Lets what a lost server has not answered wait for another one, before everything else."""
+        """Puts the groups that a lost server has not finished at the head of the queue, for other servers."""
         for task, group in reversed(self._tasks[replica.index].items()):
             self._waiting.appendleft(group)
             if task is not asyncio.current_task():

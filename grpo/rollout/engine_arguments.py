@@ -1,4 +1,4 @@
-"""vLLM gets the same settings for an engine in this process and for a server."""
+"""This module turns a run's config into vLLM's arguments, for an engine in this process and for servers alike."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from transformers import AutoConfig
 from grpo.config import SamplingConfig, TrainConfig, UserError
 from grpo.config.errors import require
 
-# Kinds of layers, as transformers' configs call them, that keep a state of the tokens before.
+# Kinds of layers, as transformers' configs call them, that carry a state from token to token.
 STATES = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 LATENT_WIDTH = 576
-"""The only width of what is kept of a token that vLLM's CPU build (0.32) takes in multi-head latent attention."""
+"""The only width of a token's cache entry that vLLM's CPU build (0.32) takes in multi-head latent attention."""
 
 
 def keeps_state(model_path: str, trust_remote_code: bool = False) -> bool:
-    """Says whether the model keeps from token to token what is no key or value of attention."""
+    """Returns whether the model has layers that carry a state from token to token, such as linear attention."""
     config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code).get_text_config()
     return not STATES.isdisjoint(getattr(config, "layer_types", None) or ())
 
 
 def for_cpu(model_path: str, trust_remote_code: bool = False) -> dict[str, Any]:
-    """Returns the arguments of `vllm.LLM` that its CPU build needs for this model. Raises UserError where there are
-    none."""
+    """Returns the arguments of `vllm.LLM` that its CPU build needs for this model. Raises UserError for latent
+    attention that the CPU build cannot run."""
     # Without prefill in chunks, states are not kept for prompts that begin alike.
     arguments: dict[str, Any] = {"enable_prefix_caching": False} if keeps_state(model_path, trust_remote_code) else {}
     text = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code).get_text_config()
@@ -46,7 +46,7 @@ def for_cpu(model_path: str, trust_remote_code: bool = False) -> dict[str, Any]:
 def engine_arguments(
     config: TrainConfig, model_path: str, on_gpu: bool, cpu_special: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Returns the arguments of `vllm.LLM`; `cpu_special`: see `for_cpu`."""
+    """Returns the arguments of `vllm.LLM` that a run sets. `cpu_special` comes from `for_cpu`."""
     rollout, model = config.rollout, config.model
     arguments = {
         "model": model_path,
@@ -90,7 +90,8 @@ def colocated_arguments(
 ) -> dict[str, Any]:
     """Returns the further arguments of `vllm.LLM` in the process of a learner rank.
 
-    Of the `num_ranks` ranks, each `tensor_parallel` consecutive ones share one engine.
+    Every `tensor_parallel` consecutive ranks of the `num_ranks` share one engine. `speculates` says whether the engine
+    has a draft model.
 
     >>> colocated_arguments(on_gpu=True, num_ranks=8, tensor_parallel=2)["tensor_parallel_size"]
     2

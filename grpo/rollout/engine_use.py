@@ -1,6 +1,6 @@
-"""This module tells how full an engine's cache gets, and how often it has to interrupt completions for want of room.
+"""This module measures how full an engine's KV cache gets, and how often completions are preempted for want of room.
 
-    rollout/cache_peak_fraction   the largest share of the cache that was in use at once; only of an engine in process
+    rollout/cache_peak_fraction   largest share of the cache in use at once; only for an engine in this process
     rollout/preemptions           completions that were interrupted, and computed anew later, since the cache was full
     rollout/prefix_hit_fraction   share of the prompts' tokens that were in the cache already
 
@@ -16,10 +16,9 @@ COUNTERS = ("vllm:num_preemptions_total", "vllm:prefix_cache_queries_total", "vl
 
 
 class EngineUse:
-    """This object stands in the place of vLLM's own loggers (`LLMEngine.logger_manager`), which print.
+    """This object replaces vLLM's own loggers (`LLMEngine.logger_manager`), which print.
 
-    vLLM calls `record` after each of the engine's steps. It sees the fullest moment, which a look now and then would
-    miss.
+    vLLM calls `record` after each engine step, so the cache's true peak is seen, which polling would miss.
     """
 
     def __init__(self) -> None:
@@ -43,8 +42,8 @@ class EngineUse:
         """Does nothing: the run itself puts the engine to sleep."""
 
     def take(self) -> dict[str, float]:
-        """Returns the cache's peak, preemptions and prefix hits since the last call, and begins anew. Returns nothing
-        when the engine has done nothing."""
+        """Returns the cache's peak, preemptions and prefix hits since the last call, and resets them. Returns {} when
+        the engine was idle."""
         peak, preempted, asked, hit = self._peak, self._preempted, self._asked, self._hit
         EngineUse.__init__(self)
         if not asked and not peak:
@@ -54,13 +53,13 @@ class EngineUse:
 
 
 class ServerUse:
-    """This class turns the counters of servers, which only grow, into their use since the last look."""
+    """This class turns servers' cumulative counters into preemptions and prefix hits since the last call."""
 
     def __init__(self) -> None:
         self._before: dict[str, Mapping[str, float]] = {}
 
     def since(self, pages: Mapping[str, str]) -> dict[str, float]:
-        """Returns the use from the servers' metrics pages, by URL. A server that began anew counts from 0."""
+        """Returns the metrics since the last call, from the servers' pages by URL. A restarted server counts from 0."""
         preempted, asked, hit = (
             sum(self._grown(url, counter, page) for url, page in pages.items()) for counter in COUNTERS
         )
@@ -75,7 +74,7 @@ class ServerUse:
 
 
 def counted(page: str, counter: str) -> float:
-    r"""Returns a counter of a page in Prometheus' text format, added up over its labels.
+    r"""Returns a counter of a page in Prometheus' text format, summed over its labels.
 
     >>> counted('# HELP hits Hits.\nhits{engine="0"} 3.0\nhits{engine="1"} 4.0\nhits_created 9.0', "hits")
     7.0
@@ -85,7 +84,7 @@ def counted(page: str, counter: str) -> float:
 
 
 def use_of_all(uses: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Joins the use of several engines: the fullest cache, all interruptions, and the mean share of hits.
+    """Combines the metrics of several engines: the highest peak, all preemptions, and the mean fraction of hits.
 
     >>> use_of_all([{"rollout/preemptions": 1.0}, {}, {"rollout/preemptions": 2.0}])
     {'rollout/preemptions': 3.0}

@@ -1,7 +1,7 @@
-"""A fleet is the vLLM servers of a run: which of them answer, and what is done with those that are lost.
+"""A fleet manages the vLLM servers of a run: it sends them weights, and replaces servers that are lost.
 
-A server serves until some rank loses it. Then all ranks give it up, and it is started again when it is ours. At the
-next refresh it joins, if it answers: it is given the weights, and must not be asked before it has them.
+A server serves until some rank loses it. Then all ranks give it up, and it is restarted if this run started it. At the
+next refresh a server that answers again joins: it is given the weights, and gets no requests before it has them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from grpo.weight_sync.server_link import Post, ServerLink
 
 
 class Fleet:
-    """Keeps a run's servers. The first rank starts them, when they are ours, and sends them the weights.
-    `begin_refresh`, `finish_refresh` and `checksums` are collective."""
+    """Manages a run's servers. The first rank starts them, unless `rollout.servers.urls` names running ones, and sends
+    them the weights. `begin_refresh`, `finish_refresh` and `checksums` are collective."""
 
     def __init__(self, config: TrainConfig, model_path: str | Path, device: torch.device, collective: Collective):
-        """Returns once all servers answer. Raises UserError where one does not within its time. Collective."""
+        """Waits until all servers answer. Raises UserError when one does not within `start_seconds`. Collective."""
         servers = config.rollout.servers
         self._device, self._collective = device, collective
         self._first = collective.rank == 0
@@ -58,7 +58,7 @@ class Fleet:
         await asyncio.gather(*(replica.wait(seconds) for replica in self.replicas))
 
     def cache_usage(self) -> dict[str, float]:
-        """Returns how the servers' caches were used since the last call, as the first rank asks them."""
+        """Returns the servers' preemptions and prefix hits since the last call, on the first rank; {} on others."""
         return self._use.since(asyncio.run(self._metrics())) if self._first else {}
 
     async def _metrics(self) -> dict[str, str]:
@@ -69,7 +69,7 @@ class Fleet:
     # --- a refresh -----------------------------------------------------------------------------
 
     def begin_refresh(self) -> None:
-        """Opens the refresh on all servers that answer, also on those that answer again.
+        """Begins a refresh on all servers that answer, including lost ones that answer again.
 
         A server that any rank has lost is given up by all ranks.
         """
@@ -88,7 +88,7 @@ class Fleet:
             self._on_all(self._open)
 
     def lacks_base(self) -> bool:
-        """Says whether some server does not hold the frozen weights below the adapters, as the first rank knows it.
+        """Returns whether some living server lacks the frozen weights below the adapters, as the first rank knows.
         Collective."""
         lacking = any(replica.alive and replica.index not in self._with_base for replica in self.replicas)
         return self._collective.gather(lacking)[0]
@@ -105,8 +105,8 @@ class Fleet:
         self._on_all(send)
 
     def finish_refresh(self, policy_version: int) -> None:
-        """Ends the refresh. Servers that were given all weights serve from here on. Raises UserError where none has
-        ever loaded them."""
+        """Ends the refresh. Servers that have loaded all weights serve from here on. Raises UserError when no server
+        has ever been able to load the weights."""
         if self._first:
             self._on_all(lambda replica, post: self._close(replica, post, policy_version))
         alive, refusal = self._collective.gather(([replica.alive for replica in self.replicas], self._refusal))[0]
@@ -148,7 +148,7 @@ class Fleet:
     # --- servers that are lost -----------------------------------------------------------------
 
     async def _take_back(self) -> None:
-        """Lets lost servers join that answer again."""
+        """Marks lost servers that answer again as joining."""
         lost = [replica for replica in self.replicas if not replica.alive]
         answers = await asyncio.gather(*(replica.healthy() for replica in lost))
         for replica, healthy in zip(lost, answers, strict=True):
@@ -157,8 +157,11 @@ class Fleet:
                 say(f"grpo: the vLLM server at {replica.url} is back")
 
     def restart_lost(self) -> None:
-        """Starts lost servers again, on the first rank and only those that are ours. It does so once for each loss, and
-        again where a server ended while it started: the memory of the one before may not have been free yet."""
+        """Restarts lost servers that this run started, on the first rank.
+
+        A server is restarted once for each loss, and again if it ended while it started: the memory of its lost
+        predecessor may not have been free yet.
+        """
         for replica in self.replicas:
             if replica.alive:
                 continue
@@ -169,7 +172,7 @@ class Fleet:
                 process.restart()
 
     def _on_all(self, action: Callable[[Replica, Post], Awaitable[Any]]) -> list[Any]:
-        """Runs `action` on every living server at once. Returns the results of those that are living after it."""
+        """Runs `action` on all living servers at once. Marks servers that fail as lost; returns the others' results."""
 
         async def on_one(replica: Replica) -> Any:
             async with replica.session(self._update_seconds) as session:

@@ -1,4 +1,4 @@
-"""Groups are graded in a thread of their own, while others are still sampled."""
+"""This module grades groups in a thread of its own, while other groups are still sampled."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Graded:
 
 
 class GradingThread:
-    """This thread grades groups as they come. Those that came while it was busy are graded together.
+    """This thread grades groups as they come. Groups that come while it is busy are then graded in one call.
 
-    `together` says that a reward compares all groups that are sampled together, so that none may be graded before.
+    `together` tells whether a reward needs all groups that are sampled together, so that no group may be graded before.
 
-    As a context it ends the thread, which otherwise ends with the process.
+    As a context manager, it ends the thread on exit. Otherwise the thread ends with the process.
     """
 
     def __init__(self, task: Task, thread_seconds: Callable[[], Mapping[str, float]] = dict):
@@ -50,18 +50,18 @@ class GradingThread:
         return self._task.grades_together
 
     def grade(self, group: RolloutGroup) -> Future[Graded]:
-        """Begins to grade a group, and returns a future of it with its grades."""
+        """Queues a group to be graded, and returns a future of the graded group."""
         [graded] = self.grade_all([group])
         return graded
 
     def grade_all(self, groups: Sequence[RolloutGroup]) -> list[Future[Graded]]:
-        """Begins to grade groups in one call of the task, and returns a future of each."""
+        """Queues groups to be graded in one call of the task, and returns a future of each graded group."""
         futures: list[Future[Graded]] = [Future() for _ in groups]
         self._groups.put([*zip(groups, futures, strict=True)])
         return futures
 
     def results(self, graded: Sequence[Future[Graded]]) -> list[ScoredGroup]:
-        """Waits for groups that are being graded. Raises what grading raised."""
+        """Waits for the graded groups and returns them. Raises what grading raised."""
         return [group.result().scored for group in graded]
 
     def _run(self) -> None:
@@ -78,7 +78,7 @@ class GradingThread:
                 graded.set_result(Graded(group, share))
 
     def _waiting(self) -> list[list[tuple[RolloutGroup, Future[Graded]]] | None]:
-        """Waits for groups and returns them with all others that are there; None among them ends the thread."""
+        """Waits for queued groups, and returns all that are queued by then. None among them ends the thread."""
         waiting = [self._groups.get()]
         while not self._groups.empty():
             waiting.append(self._groups.get())
@@ -93,9 +93,9 @@ def sampled_and_graded(
     sampling: SamplingConfig | None = None,
     first_sample: int = 0,
 ) -> list[ScoredGroup]:
-    """Samples as `Sampler.generate` does, and grades each group as soon as it is whole.
+    """Samples as `Sampler.generate` does, and grades each group as soon as it is complete.
 
-    Where a reward takes all groups at once, they are graded in one call when the last one is whole.
+    When a reward takes all groups at once, all are graded in one call after the last group is complete.
     """
     if grading.together:
         groups = sampler.generate(prompts, group_size, sampling, first_sample)

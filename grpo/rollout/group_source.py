@@ -1,4 +1,4 @@
-"""Sources give scored groups in the order of the stream of prompts, asked when they are needed or before."""
+"""This module supplies scored groups in the order of the prompt stream, sampled on demand or ahead."""
 
 from __future__ import annotations
 
@@ -18,29 +18,28 @@ from grpo.types import Prompt, RoundPlan, ScoredGroup
 
 
 class Source(Protocol):
-    """Gives a round its groups. For each round `begin` comes first, then `take` as often as groups are wanted, then
-    `rest`."""
+    """Supplies a round's groups. Each round calls `begin`, then `take` as often as groups are wanted, then `rest`."""
 
     @property
     def cursor(self) -> int:
-        """Returns where the stream of prompts stood after the last group taken."""
+        """Returns the position of the prompt stream after the last group taken."""
 
     def begin(self, plan: RoundPlan, steps_left: int) -> None:
         """Begins a round of `plan`. `steps_left` optimizer steps remain of the run, this round's included."""
 
     def take(self, num_prompts: int) -> list[ScoredGroup]:
         """Returns this rank's share of the next `num_prompts` prompts' groups, as `Task.next_prompts` shares them.
-        It may be none. Collective."""
+        The share may be empty. Collective."""
 
     def rest(self) -> None:
-        """Ends a round, after which nothing is sampled for it any more."""
+        """Ends a round: nothing more is sampled for it."""
 
     def forget(self) -> None:
-        """Drops what was asked ahead. Its prompts come again, in their order."""
+        """Drops the groups that were asked ahead. Their prompts come again, in the same order."""
 
 
 class Asking:
-    """Prompts are asked when they are taken."""
+    """This source samples prompts when their groups are taken."""
 
     def __init__(self, task: Task, sampler: Sampler, grading: GradingThread):
         self._task, self._sampler, self._grading = task, sampler, grading
@@ -65,8 +64,8 @@ class Asking:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """This is a prompt that was asked and whose group is not taken yet. `cursor` is where the stream stood after it;
-    `seconds` is what sampling and grading took."""
+    """An asked prompt is one whose group is not taken yet. `cursor` is the stream's position after the prompt;
+    `seconds` are the seconds of sampling and grading by phase."""
 
     prompt: Prompt
     cursor: int
@@ -76,17 +75,17 @@ class _Asked:
 
 
 class AskingAhead:
-    """Asks prompts before they are needed (`pipeline=continuous`).
+    """Samples prompts before their groups are needed (`pipeline=continuous`).
 
-    They are sampled while the learner works and while its weights are replaced. They are still taken in their order,
-    so that short completions are not preferred.
+    Sampling goes on while the learner works and while the sampler's weights are replaced. Groups are still taken in the
+    order of their prompts, so that short completions are not preferred.
 
-    At first this asks one round ahead of the round that is learned from. Each time the learner would have to wait, it
-    asks one round further ahead, and it asks one round less when everything has come early.
+    At first, prompts are asked one round ahead of the round that is learned from. Each time the learner would have to
+    wait, they are asked one round further ahead, and one round less far when all groups have come early.
 
     No token is more than `max_staleness` optimizer steps older than the policy that learns from it, because no prompt
-    is asked earlier than that before its round's last step. A prompt may still become too old, when a plan has fewer
-    prompts per step than the plan before. It is then asked again.
+    is asked earlier than that before its round's last step. A group may still become too old when a plan has fewer
+    prompts per step than the plan before. Its prompt is then asked again.
     """
 
     def __init__(
@@ -142,9 +141,10 @@ class AskingAhead:
         return groups
 
     def take_seconds(self) -> dict[str, float]:
-        """Returns the seconds that this rank waited for the groups taken since the last call, and those in which it
-        graded them. Prompts wait for each other in their order, so the seconds of all rounds add up to the wall
-        clock."""
+        """Returns the seconds by phase that this rank waited for, and graded, the groups taken since the last call.
+
+        Groups are waited for one after another, so the seconds of all rounds add up to the wall clock.
+        """
         seconds, self._seconds = dict(self._seconds), Counter()
         return seconds
 
@@ -152,8 +152,11 @@ class AskingAhead:
         """Does nothing: requests under way are for the next rounds."""
 
     def _look_around(self, end: int) -> None:
-        """Finds out whether any rank would have to wait for this round's groups, those up to `end`, or all have
-        more."""
+        """Adapts how many rounds ahead prompts are asked. Collective.
+
+        The number grows when a rank lacks groups of this round, which ends at position `end`. It shrinks when no rank
+        lacks any group that was asked.
+        """
         missing = [asked.cursor for asked in self._under_way if not asked.scored.done()]
         late, early = any(cursor <= end for cursor in missing), not missing
         if self._collective.maximum(late):
@@ -163,7 +166,7 @@ class AskingAhead:
             self._rounds_ahead = max(1, self._rounds_ahead - 1)
 
     def _ask_until(self, num_prompts: int) -> None:
-        """Asks prompts until so many, over all ranks, are under way."""
+        """Asks prompts until `num_prompts`, over all ranks, are asked and not yet taken."""
         first, end = self._task.cursor, self.cursor + num_prompts
         if first < end:
             ranks, rank = self._collective.world_size, self._collective.rank
@@ -193,8 +196,10 @@ class AskingAhead:
             self._grading.grade(group).add_done_callback(partial(_pass_on, asked))
 
     def _staleness(self, group: ScoredGroup) -> int:
-        """Returns how many optimizer steps old the group is when the round's last step learns from it. Which step will
-        is not known before the round is full. The sampler holds the policy that the round begins with."""
+        """Returns how many optimizer steps old the group's oldest token is if the round's last step learns from it.
+
+        A group's step is not known before the round is full. The sampler holds the policy that the round begins with.
+        """
         return self._sampler.policy_version + self._plan.refresh_interval - 1 - group.group.oldest_version
 
     def forget(self) -> None:
@@ -206,7 +211,7 @@ class AskingAhead:
 
 
 def _pass_on(asked: _Asked, graded: Future[Graded]) -> None:
-    """Gives a prompt on its way its graded group and the seconds of grading, or the error that it raised."""
+    """Gives an asked prompt its graded group and the seconds of grading, or the error that grading raised."""
     if error := graded.exception():
         asked.scored.set_exception(error)
     else:
@@ -215,7 +220,7 @@ def _pass_on(asked: _Asked, graded: Future[Graded]) -> None:
 
 
 def _scored(asked: _Asked) -> ScoredGroup | None:
-    """Returns the graded group, or None when no server is left that could answer."""
+    """Waits for the graded group and returns it, or None when no server is left that could answer."""
     try:
         return asked.scored.result()
     except SamplerLost:

@@ -1,8 +1,8 @@
-"""This module keeps transformers' classes of models as they are when vLLM starts in the learner's process.
+"""This module protects transformers' model classes from the changes of a vLLM engine in the learner's process.
 
-vLLM runs a model that it has no code for (SmolLM3, Olmo 3) by transformers' own. It then changes the class of that
-model for the whole process: into one that vLLM compiles and that wants vLLM's configuration. The learner's model is of
-the same class, and could not be called any more.
+vLLM runs a model for which it has no code (SmolLM3, Olmo 3) by transformers' own code. It then changes the model's
+class for the whole process into a class that vLLM compiles and that wants vLLM's configuration. The learner's model is
+of the same class, and could not be called any more.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from transformers import PreTrainedModel
 
 
 class ModelClasses:
-    """Records the classes of models that this process has, as they are when this is made: before the engine starts."""
+    """Records the model classes of this process as they are before the engine starts, when this object is made."""
 
     def __init__(self):
         self._before = {cls: (cls.__bases__, dict(vars(cls))) for cls in _subclasses(PreTrainedModel)}
 
     def part(self, engine_model: nn.Module) -> None:
-        """Undoes what the engine has changed, and gives the modules of its own model classes that keep the change.
+        """Undoes the engine's changes of classes, and moves the engine's own modules to subclasses with these changes.
         Called once the engine has started."""
         for cls, (bases, attributes) in self._before.items():
             if cls.__bases__ == bases:

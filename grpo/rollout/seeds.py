@@ -5,7 +5,7 @@ from hashlib import blake2b
 
 
 def sample_seed(run_seed: int, prompt_id: str, sample_index: int, policy_version: int) -> int:
-    """Returns a seed in [0, 2⁶³) of its own for every completion of a run.
+    """Returns the seed in [0, 2⁶³) of one completion. Every completion of a run has its own.
 
     >>> sample_seed(0, "mawps-17@0", 3, 120) == sample_seed(0, "mawps-17@0", 3, 120)
     True

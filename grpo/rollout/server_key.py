@@ -1,7 +1,7 @@
-"""This module guards a vLLM server, so that nothing is answered without the run's key.
+"""This module guards a vLLM server: without the run's key, the server answers /health only.
 
-vLLM itself asks for a key where completions are asked for, but not where weights are replaced and methods of its
-workers are called. This module is imported in the server's process, by vLLM's --middleware, and so imports little.
+vLLM itself requires a key on the routes of completions, but not on those that replace weights or call methods of its
+workers. This module is imported in the server's process, by vLLM's --middleware, and so imports little.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Application = Callable[[Mapping[str, Any], Any, Any], Awaitable[None]]
 
 class KeyMiddleware:
     """Refuses requests without the key, as ASGI middleware. The key is `VLLM_API_KEY`, as for vLLM's own check; without
-    one the server does not start."""
+    this variable the server does not start."""
 
     def __init__(self, app: Application):
         self._app = app

@@ -1,6 +1,6 @@
-"""The sampler on vLLM servers sends token ids, and gets token ids and log-probabilities back.
+"""This module samples on vLLM servers: it sends token ids, and gets token ids and log-probabilities back.
 
-Every learner rank draws its own prompts from all servers. `fleet` knows the servers and gives them weights, and
+Every learner rank has all servers sample its own prompts. `fleet` knows the servers and gives them weights, and
 `dispatch` hands requests out to them.
 """
 
@@ -32,7 +32,7 @@ from grpo.types.weights import ADAPTERS, BASE, MERGED
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Holds one prompt's completions on their way, as `interfaces.Pending`."""
+    """Implements `interfaces.Pending`: one prompt's completions, which a server is still sampling."""
 
     prompt: Prompt
     answers: Answers
@@ -49,9 +49,9 @@ class Asked:
 
 
 def wait_for(asked: Sequence[Asked], on_group: OnGroup | None = None) -> tuple[list[RolloutGroup], SamplerLost | None]:
-    """Waits for all groups. Returns those that came, and the error of those that did not because no server is left.
+    """Waits for all groups. Returns the groups that came, and the error if some did not because no server is left.
 
-    `on_group` is called with each group as soon as it is there.
+    `on_group` is called with each group's place and the group, as soon as the group is complete.
     """
     places = {pending.answers: place for place, pending in enumerate(asked)}
     groups: dict[int, RolloutGroup] = {}
@@ -71,7 +71,7 @@ def wait_for(asked: Sequence[Asked], on_group: OnGroup | None = None) -> tuple[l
 class ServerSampler:
     """Implements `interfaces.Sampler` on vLLM servers.
 
-    `load_weights`, `finish_weights` and `checksums` are collective.
+    `generate`, `begin_refresh`, `finish_weights` and `checksums` are collective.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class ServerSampler:
         sampling: SamplingConfig | None = None,
         first_sample: int = 0,
     ) -> list[Asked]:
-        """Asks as `generate` does, without waiting. Not collective."""
+        """Starts what `generate` does, without waiting. Not collective."""
         sampling = sampling or self._config.rollout.sampling
         drawn = sample_numbers(group_size, first_sample, len(prompts))
         requests = [

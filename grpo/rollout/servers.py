@@ -39,7 +39,7 @@ def start_servers(config: TrainConfig, model_path: str, device: torch.device) ->
 
 
 def server_arguments(config: TrainConfig, on_gpu: bool) -> dict[str, Any]:
-    """Returns what a server gets besides `engine_arguments`, or instead."""
+    """Returns a server's further arguments, which override those of `engine_arguments`."""
     servers = config.rollout.servers
     # Nothing else is on its GPUs.
     memory = {"gpu_memory_utilization": servers.gpu_memory_fraction} if on_gpu else {}

@@ -1,4 +1,7 @@
-"""This module samples by transformers alone, on machines without vLLM. It is slow, and exact in the same sense."""
+"""This module samples by transformers alone, on machines without vLLM.
+
+It is slow. Its log-probabilities are those of the distribution that is sampled from, as vLLM's are.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ from grpo.weight_sync.checksum import checksums
 class SeededSampling(LogitsProcessor):
     """Samples by the Gumbel-max trick, reproducibly row by row.
 
-    With noise of each row's own generator added, the largest logit is a draw from the softmax. So greedy decoding
-    samples after this processor.
+    With Gumbel noise from the row's own generator added, the largest logit is a draw from the softmax. So greedy
+    decoding after this processor samples.
 
     `logprobs` collects log π of each token drawn, [rows] per step, before noise.
     """
@@ -44,7 +47,7 @@ class SeededSampling(LogitsProcessor):
 
 
 def _widen(head: torch.nn.Module) -> None:
-    """Has an output layer multiply in float32, whatever it is given."""
+    """Makes an output layer compute in float32, whatever the precision of its input and weight."""
 
     def forward(hidden: torch.Tensor) -> torch.Tensor:
         bias = None if head.bias is None else head.bias.float()
@@ -150,7 +153,7 @@ class TransformersSampler:
         return {}
 
     def sleep(self) -> None:
-        """Does nothing: the weights are all it holds between two calls."""
+        """Does nothing: between two calls, the sampler holds nothing but its weights."""
 
     def wake(self) -> None:
         """Does nothing, see `sleep`."""

@@ -31,8 +31,8 @@ from grpo.types.weights import MERGED
 class VllmSampler:
     """Implements `interfaces.Sampler` on a vLLM engine in this process.
 
-    There is one engine for each learner rank, or for `rollout.tensor_parallel` of them. Those pool their prompts: each
-    asks its share of the engine for the prompts of all, and returns its own."""
+    Each learner rank has an engine, or `rollout.tensor_parallel` ranks share one. Ranks that share an engine pool their
+    prompts: each submits the prompts of all to its shard of the engine, and returns the groups of its own."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class VllmSampler:
         device: torch.device,
         collective: Collective | None = None,
     ):
-        """`collective` is of all learner ranks. It is needed where several share an engine."""
+        """`collective` spans all learner ranks. It is needed when several ranks share an engine."""
         spread = config.rollout.tensor_parallel
         self._config = config
         self._pool = partial(pooled, collective, spread)
@@ -87,7 +87,7 @@ class VllmSampler:
         groups: dict[int, RolloutGroup] = {}
 
         def advance() -> None:
-            """Takes one step, and makes a group of each of this rank's prompts whose last completion it finished."""
+            """Takes one engine step, and makes the groups of this rank's prompts that the step has completed."""
             for index in self._advance(engine, outputs) & {*range(own.start, own.start + len(prompts))}:
                 prompt, samples = asked[index]
                 whole = [outputs.get(f"{index}/{sample}") for sample in samples]
@@ -109,7 +109,7 @@ class VllmSampler:
 
     @staticmethod
     def _advance(engine, outputs: dict[str, object]) -> set[int]:
-        """Takes one step. Returns the places of the prompts of which a completion was finished."""
+        """Takes one engine step. Returns the indices of the prompts of which the step has finished a completion."""
         finished = [output for output in engine.step() if output.finished]
         outputs.update({output.request_id: output.outputs[0] for output in finished})
         return {int(output.request_id.partition("/")[0]) for output in finished}
@@ -159,29 +159,33 @@ class VllmSampler:
         return self._llm.collective_rpc("weight_checksums")
 
     def sleep(self) -> None:
-        """Frees weights and cache. The next refresh replaces all weights that a learner sends, so nothing is kept of
-        them. Which it does not send is known after the first one (see `grpo.weight_sync.engine_weights`)."""
+        """Frees the GPU memory of weights and cache.
+
+        Until the first refresh, weights wait in main memory, since it is not known which ones no learner sends (see
+        `grpo.weight_sync.engine_weights`). Later they are dropped, since the next refresh sends them again.
+        """
         if self._on_gpu:
             self._llm.sleep(level=self._sleep_level)
 
     def wake(self) -> None:
-        """Makes room for weights. The cache gets its memory when they are there, and the learner's buckets gone."""
+        """Takes back the memory for weights. The cache follows in `finish_weights`, after the last bucket."""
         if self._on_gpu:
             self._make_room("weights")
 
     def _make_room(self, what: str) -> None:
-        """Takes back the memory that `sleep` freed. What PyTorch keeps of the learner's last step, for the next one,
-        would leave no room for it."""
+        """Takes back memory that `sleep` freed, of "weights" or "kv_cache". The memory that PyTorch caches after the
+        learner's last step is freed first, since it would leave no room."""
         torch.cuda.empty_cache()
         self._llm.wake_up([what])
 
 
 @contextmanager
 def _own_shared_memory(collective: Collective | None, spread: int) -> Iterator[None]:
-    """Names the memory through which the `spread` ranks of an engine exchange data on a CPU, and leaves no file of it.
+    """Gives an engine's shared memory, by which its `spread` ranks exchange data on a CPU, a unique name. Afterwards
+    removes the memory's files.
 
-    For ranks that torchrun started, vLLM (0.32) gives it one name in all runs of a machine. Two runs would meet there,
-    and what a killed one has left would stop all later ones. Collective, where several ranks share an engine.
+    For ranks that torchrun started, vLLM (0.32) uses one name in all runs of a machine. Two runs would share the
+    memory, and a killed run's files would stop all later runs. Collective when several ranks share an engine.
     """
     if spread == 1:
         yield
@@ -201,8 +205,8 @@ def _own_shared_memory(collective: Collective | None, spread: int) -> Iterator[N
 
 @contextmanager
 def _own_settings(device: torch.device) -> Iterator[None]:
-    """Restores what an engine changes in its process as it starts: generators, variables that torchrun and torch rely
-    on, the number of threads, and the current GPU."""
+    """Restores what an engine changes in its process as it starts: random generators, environment variables that
+    torchrun and torch rely on, the number of threads, and the current GPU."""
     environment, threads = dict(os.environ), torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         yield

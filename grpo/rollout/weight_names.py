@@ -1,4 +1,4 @@
-"""Weights go to vLLM as a model's files have them, which is how its loader knows them.
+"""This module converts weights to the form of a model's checkpoint files, which vLLM's loader expects.
 
 Transformers gives some models' weights other names than their files have, and puts the experts of a layer into one
 tensor: `mlp.experts.gate_up_proj` is what Mixtral's files have as `block_sparse_moe.experts.0.w1` and so on.
@@ -17,7 +17,7 @@ from grpo.types.weights import BASE_SUFFIX, DOWN_SUFFIX, UP_SUFFIX
 
 
 class FileForm:
-    """Turns a model's weights into those of its files."""
+    """Converts a model's weights to the names and tensors of its checkpoint files."""
 
     def __init__(self, model_path: str, trust_remote_code: bool = False):
         config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code)
@@ -32,8 +32,8 @@ class FileForm:
         self._splits = any(isinstance(change, WeightConverter) and _of_experts(change) for change in changes)
 
     def of(self, bucket: Bucket) -> list[tuple[str, Tensor]]:
-        """Returns the weights under the names of the model's files. Experts come one by one if the files have them so,
-        because some of vLLM's models (DeepSeek's, for one) do not find them in one tensor."""
+        """Returns the weights under the names of the model's files. Experts become separate tensors if the files have
+        them so, because some of vLLM's models (DeepSeek's, for one) cannot load them from one tensor."""
         if not self._splits:
             return [(self._name(name), tensor) for name, tensor in bucket]
         # Only linear layers are adapted.
@@ -49,11 +49,11 @@ class FileForm:
 
 
 def _of_experts(change: WeightConverter) -> bool:
-    """Says whether it puts the experts of a layer into one tensor."""
+    """Returns whether a conversion puts the experts of a layer into one tensor."""
     return any(".experts.*." in name for name in change.source_patterns)
 
 
 def _cut(name: str) -> tuple[str, str]:
-    """Returns a weight's name, and what follows it where the weight is adapted."""
+    """Splits off the suffix of an adapted layer's weight. Returns the name without it, and the suffix or ""."""
     suffix = next((ending for ending in (BASE_SUFFIX, DOWN_SUFFIX, UP_SUFFIX) if name.endswith(ending)), "")
     return name.removesuffix(suffix), suffix

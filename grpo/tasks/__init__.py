@@ -1,6 +1,6 @@
 """This package turns data sets into prompts and grades the completions.
 
-Importing it must stay light, since every grading worker is a spawned process that imports it too.
+Its import must stay light, since every grading worker is a spawned process that imports the package too.
 
 From data to prompts, in this order:
 sources        problems from files, the hub or generators (arithmetic, procedural); `configs/task/` names the sets

@@ -67,7 +67,7 @@ def arithmetic_problems(options: dict[str, Any], size: int, seed: int) -> list[P
 
 
 def _problem(index: int, options: ArithmeticOptions) -> Problem:
-    """Returns question number `index`. The digits of `index`, in mixed radix, are the operators and (last) the
+    """Returns question number `index`. The digits of `index`, in mixed radix, are first its operators, then its
     operands."""
     rest, operands = index, []
     for _ in range(options.num_terms):

@@ -11,7 +11,7 @@ Row = Mapping[str, Any]
 
 
 def cell(row: Row, column: str) -> Any:
-    """Returns what a row holds in a column, or None. A dot leads into a nested column.
+    """Returns a row's cell in a column, or None when there is none. A dot in the name leads into a nested column.
 
     >>> cell({"reward_model": {"ground_truth": "7"}}, "reward_model.ground_truth")
     '7'
@@ -35,9 +35,9 @@ def columns_of(rows: Iterable[Row]) -> list[str]:
 
 
 def text_of(value: Any) -> str:
-    """Returns a cell as text, or "" when it is neither text nor a number nor true or false, which are words then.
+    """Returns a text, finite number or truth value as stripped text, and "" for any other cell.
 
-    A list with one entry counts as that entry.
+    A truth value becomes "true" or "false". A list with one entry counts as that entry.
 
     >>> text_of([" 7 "]), text_of(True), text_of(None)
     ('7', 'true', '')
@@ -54,10 +54,10 @@ def text_of(value: Any) -> str:
 
 
 def conversation(value: Any) -> tuple[tuple[Mapping[str, str], ...], str]:
-    """Returns a question cell as (its chat messages, the question, which is the last message's text).
+    """Splits a question cell into its chat messages and its question, which is the last message's text.
 
-    A cell of text has no messages. A list of chat messages must end with the user's, and their content is text or a
-    list of parts of text. For anything else the question is "", which means that the row cannot be used.
+    A cell of plain text has no messages. In a list of chat messages, the last one must be the user's, and each content
+    must be text or a list of text parts. For anything else the question is "", which marks the row as unusable.
     """
     if not (isinstance(value, list) and value and isinstance(value[0], Mapping)):
         return (), text_of(value)
@@ -68,7 +68,7 @@ def conversation(value: Any) -> tuple[tuple[Mapping[str, str], ...], str]:
 
 
 def other_parts(value: Any) -> list[str]:
-    """Returns the types of the parts of chat messages that are no text, such as images.
+    """Returns the types of all parts of a cell's chat messages that are not text, such as images.
 
     >>> other_parts([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]}])
     ['image']
@@ -80,9 +80,9 @@ def other_parts(value: Any) -> list[str]:
 
 
 def _message(message: Any) -> dict[str, str] | None:
-    """Returns a chat message with its content as one text, or None when it has another form.
+    """Returns a chat message with its content as one text, or None for anything that is no message of text.
 
-    Parts of text stand one after another, as chat templates write them.
+    Text parts are joined without a separator, as chat templates write them.
     """
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         return None
@@ -94,9 +94,9 @@ def _message(message: Any) -> dict[str, str] | None:
 
 
 def written(value: Any) -> str:
-    """Returns a cell as it stands in a prompt. A list becomes lines with letters, the choices of a question.
+    """Returns a cell as text for a prompt. A list of a question's choices becomes one lettered line per choice.
 
-    A mapping with a list "text" is read as that list, which is how ARC and its relatives write choices.
+    A mapping whose "text" is a list is read as that list, since ARC and similar data sets write choices so.
 
     >>> print(written(["red", "blue"]))
     A. red
@@ -114,7 +114,7 @@ LETTERS = string.ascii_uppercase
 def letter_of(answer: str, choices: Any) -> str:
     """Returns the letter of the right choice. The answer may be that letter, the choice's index, or its text.
 
-    Returns "" when it is none of them.
+    Returns "" for any other answer.
 
     >>> letter_of("1", ["red", "blue"]), letter_of("red", ["red", "blue"]), letter_of("b", ["red", "blue"])
     ('B', 'A', 'B')
@@ -134,7 +134,7 @@ def _options(value: Any) -> Sequence[Any]:
 
 
 def foreign_format(columns: Sequence[str], question_column: str) -> str:
-    """Says which task reads a file of TRL's or verl's columns, or returns "" for other columns."""
+    """Returns a hint at the task config that reads a file with TRL's or verl's columns, or "" for other columns."""
     if "prompt" not in columns or question_column == "prompt":
         return ""
     name, format_name = ("verl", "verl's") if "reward_model.ground_truth" in columns else ("trl", "TRL's")
@@ -146,7 +146,7 @@ _ANSWERS = ("answer", "solution", "ground_truth", "label", "target", "output", "
 
 
 def likely(columns: Sequence[str], key: str) -> str:
-    """Says which column may be meant by a key that names none, or returns "".
+    """Returns a hint at the column that was probably meant by a setting that names no existing column, or "".
 
     >>> likely(["Question", "label"], "question_column")
     '; perhaps task.data.question_column=Question is meant'

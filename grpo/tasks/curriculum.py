@@ -1,7 +1,7 @@
 """A curriculum decides which problem is asked at which position of the stream of prompts.
 
 An order is a function of (seed, position), so setting the cursor is enough to resume it. `Online` also depends on the
-measured pass rates (see `Online.learn`); a resumed run reads those back from its own log.
+measured pass rates (see `Online.record_outcomes`); a resumed run reads these rates back from its own log.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """A grouping says how a prompt's completions are compared: how many there are, and with which dials.
+    """A grouping holds the group size and the exponents by which advantages are normalized.
 
-    size                      the group size G
-    exponent, mean_exponent   the exponents of the advantage's normalization: α of σ, and β of the mean reward
+    size            the group size G
+    exponent        α, the exponent of the standard deviation σ of a group's rewards
+    mean_exponent   β, the exponent of a group's mean reward
     """
 
     size: int
@@ -45,20 +46,23 @@ class Order(Protocol):
     """An order says which problem (by its index) stands at each position of the stream."""
 
     def indices(self, start: int, count: int) -> Indices:
-        """Returns the problems at positions start … start + count − 1 of the stream."""
+        """Returns the indices of the problems at positions start … start + count − 1 of the stream."""
 
     def visit(self, position: int) -> int:
         """Returns a number that differs each time the same problem is asked."""
 
     def record_outcomes(self, outcomes: Sequence[tuple[int, int, int]], cursor: int) -> None:
-        """Takes the outcomes of a round, (problem, correct, tried) for each prompt. The stream is then at `cursor`."""
+        """Takes a round's outcomes: (problem's index, completions correct, completions tried) for each problem.
+
+        `cursor` is the stream's position after that round.
+        """
 
 
 class Blocks:
-    """This order divides the stream into blocks of positions and fills each one by `draw(number of the block)`.
+    """This order divides the stream into blocks of positions and fills each block by `draw(block's number)`.
 
-    It depends on seed and position only. With `once`, a block holds each problem at most once, as an epoch does; the
-    visit is then the block's number. Otherwise the visit is the position.
+    The order depends on seed and position only. `once` says that `draw` gives each problem at most once, as in an
+    epoch; the visit is then the block's number. Otherwise the visit is the position.
     """
 
     def __init__(self, draw: Callable[[int], Indices], block: int, once: bool = False) -> None:
@@ -87,7 +91,7 @@ def uniform(size: int, seed: int) -> Blocks:
 
 
 def weighted(weights: Callable[[int], Floats], block: int, seed: int) -> Blocks:
-    """Returns an order in which each block asks a problem in proportion to its weight, to within one time.
+    """Returns an order in which each block asks every problem in proportion to its weight, rounded up or down.
 
     `weights(position)` returns the weights for the block that begins at `position`.
     """
@@ -95,13 +99,13 @@ def weighted(weights: Callable[[int], Floats], block: int, seed: int) -> Blocks:
 
 
 class Online:
-    """This order draws problems in proportion to the gradient expected of them, see `expected_gradient`.
+    """This order draws problems in proportion to their expected gradient, see `expected_gradient`.
 
-    The prior of a pass rate is Beta(prior·p + ½, prior·(1 − p) + ½), with the pass rate p given in the data set.
+    The prior of a pass rate is Beta(n·p + ½, n·(1 − p) + ½), with n = `prior_samples` and the data set's pass rate p.
     `record_outcomes` adds the outcomes of each round; they fade with `half_life`, since the policy changes.
 
-    A problem that was asked rests for some positions, and longer when its group was silent (all correct or all wrong).
-    When too few problems have rested enough, those closest to the end of their rest are taken. The visit is the
+    After it was asked, a problem rests for `rest` positions, or `rest_silent` when its group was silent (all correct or
+    all wrong). When too few problems are rested, those closest to the end of their rest are taken. The visit is the
     position.
     """
 
@@ -138,7 +142,7 @@ class Online:
         self._out = set()
 
     def weights(self, cursor: int) -> Floats:
-        """Returns the expected gradient of each problem."""
+        """Returns the expected gradient of each problem at the position `cursor`."""
         return expected_gradient(*(self._prior + self._faded(cursor)), self._grouping)
 
     def _faded(self, cursor: int) -> Floats:
@@ -161,12 +165,12 @@ def expected_gradient(right: Floats, wrong: Floats, grouping: Grouping) -> Float
     """Returns E[σ^(2−α)·(k/G)^(−β)] of a group whose pass rate is p ~ Beta(right, wrong); silent groups count as 0.
 
     σ = √(k(G−k))/G is the standard deviation of the rewards of a group with k of G right. This is the factor by which
-    normalization with the dials α and β scales the gradient of a group (arXiv:2607.00152). It is exact, by enumeration
-    of k. In the limit of large groups a problem that is never solved would have the largest gradient at β = 1
-    (MaxRL), but a group of G is nearly always silent there.
+    normalization with the exponents α and β scales the gradient of a group (arXiv:2607.00152). The expectation is
+    exact, by enumeration of k. In the limit of large groups a problem that is never solved would have the largest
+    gradient at β = 1 (MaxRL), but a group of G is nearly always silent on such a problem.
 
-    The probability of k is that of Pólya's urn (the beta-binomial distribution). That of k + 1 is
-    (G − k)/(k + 1) · (right + k)/(wrong + G − k − 1) times as much.
+    The probability of k is that of Pólya's urn (the beta-binomial distribution). The probability of k + 1 is
+    (G − k)/(k + 1) · (right + k)/(wrong + G − k − 1) times that of k.
     """
     import numpy as np
 
@@ -183,8 +187,8 @@ def expected_gradient(right: Floats, wrong: Floats, grouping: Grouping) -> Float
 
 
 def resampled(weights: Floats, count: int, seed: tuple[int, int]) -> Indices:
-    """Draws `count` indices in random order, each as often as its share of the weights to within one (systematic
-    resampling)."""
+    """Draws `count` indices in random order by systematic resampling: each index comes count · weight / sum(weights)
+    times, rounded up or down."""
     import numpy as np
 
     random = np.random.default_rng(seed)
@@ -194,7 +198,7 @@ def resampled(weights: Floats, count: int, seed: tuple[int, int]) -> Indices:
 
 
 def check_rates(problems: Iterable[Problem], config: CurriculumConfig) -> None:
-    """Raises `UserError` for a curriculum that goes by a column of pass rates which no problem has."""
+    """Raises `UserError` when the curriculum needs pass rates and no problem has one."""
     column, needed = config.solve_rate_column, config.name in ("weighted", "anneal")
     require(
         not needed or any(solve_rate(problem, column) is not None for problem in problems),
@@ -204,7 +208,7 @@ def check_rates(problems: Iterable[Problem], config: CurriculumConfig) -> None:
 
 
 def build_order(problems: Sequence[Problem], config: CurriculumConfig, grouping: Grouping, seed: int) -> Order:
-    """Builds the configured order. The curricula that weigh problems by their gradient read `grouping`.
+    """Builds the configured order. "online" and "weighted" read `grouping`, since they weigh problems by gradient.
 
     Raises `UserError` when the column of pass rates holds anything that is not a pass rate.
     """

@@ -13,12 +13,12 @@ from grpo.tasks.rewards import build_parts
 from grpo.tasks.sources import load_problems
 
 MOST_BYTES = 32 * 2**20
-"""A larger file of problems is read once only, when the run begins."""
+"""A file of problems larger than this is not read early, but only when the run begins."""
 
 
 def check_early(task: TaskConfig, pipeline: str = "off") -> None:
     """Raises `UserError` for a reward part that is unknown, cannot be built or does not suit the pipeline, and for a
-    file without problems."""
+    file whose problems cannot be loaded."""
     for of_set in task.all_sets.values():
         rewards = [of_set.reward, *map(of_set.reward.of, of_set.reward.by_source)]
         for reward in rewards:

@@ -23,8 +23,8 @@ def read_rows(path: Path, key: str) -> list[dict[str, Any]]:
     """Reads the rows of a JSON Lines, JSON, CSV, TSV or Parquet file, of a folder of such files in alphabetical order,
     or of a data set that `save_to_disk` wrote.
 
-    Texts may be packed with gzip. Raises `UserError` when the rows cannot be read. `key` is the setting that names the
-    file, for that message.
+    Text files may be compressed with gzip. Raises `UserError` when the rows cannot be read. `key` is the setting that
+    names the file, for the error's message.
     """
     if path.is_dir():
         return _of_folder(path, key)
@@ -51,7 +51,7 @@ def size_of(path: Path) -> int:
 
 
 def _ending(path: Path) -> str:
-    """Returns the ending that says how to read a file, in lower case and without that of gzip."""
+    """Returns the ending that says how to read a file, in lower case, with the ending .gz removed."""
     packed = path.suffix.lower() == PACKED
     ending = Path(path.stem).suffix.lower() if packed else path.suffix.lower()
     return "" if packed and ending == ".parquet" else ending
@@ -91,7 +91,7 @@ def _read_jsonl(path: Path) -> list[Any]:
 
 
 def _read_json(path: Path) -> Any:
-    """Reads a list of objects. Many files of this ending hold an object in each line, and are read as such."""
+    """Reads a file of one JSON value, or of JSON Lines, which many files with the ending .json hold."""
     with _opened(path) as file:
         text = file.read()
     try:
@@ -103,10 +103,10 @@ def _read_json(path: Path) -> Any:
 
 
 def _read_table(path: Path) -> list[dict[str, Any]]:
-    """Reads a table of text: the separator is the comma, or where the header has none, its semicolon or tab.
+    """Reads a CSV or TSV file. The separator is the first of comma, semicolon and tab that the header contains.
 
-    Raises ValueError for a column that comes twice and for a row of more cells than the header, since a text with a
-    comma that is not in quotes would put its rest into the answer.
+    Raises ValueError for a repeated column, and for a row with more cells than the header: an unquoted comma would move
+    the end of a question into the answer's column.
     """
     with _opened(path, newline="") as lines:
         header = lines.readline()

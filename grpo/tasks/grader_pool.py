@@ -37,10 +37,11 @@ at most this many times."""
 MAX_EXCERPT = 60
 
 Item = tuple[str, str, Mapping[str, Any]] | tuple[str, str, Mapping[str, Any], Facts]
-"""An item to grade is (completion's text, problem's answer, problem's metadata), and facts where a part wants some."""
+"""An item to grade is (completion's text, problem's answer, problem's metadata), and the facts of `facts_of` that
+parts want, if any."""
 
 GroupItem = tuple[Sequence[str], Problem, Facts]
-"""A group to grade is (its completions' texts, its problem, the facts that parts want)."""
+"""A group to grade is (its completions' texts, its problem, the facts of `facts_of` that parts want)."""
 
 
 _BROKEN = Failure("grading ended its process before it began")
@@ -50,8 +51,8 @@ class GraderPool:
     """This pool of worker processes grades answers one by one, each under a wall-clock limit and a memory cap.
 
     A worker that exceeds its time is killed and replaced, and no other grade is lost. Workers are spawned and
-    never forked, since the parent has threads. They are killed with the process that made the pool, so make it in
-    a thread that lives as long as the process. Each worker imports the program's main module, which must
+    never forked, since the parent has threads. They are killed with the process that made the pool, so make the
+    pool in a thread that lives as long as the process. Each worker imports the program's main module, which must
     therefore be guarded by ``if __name__ == "__main__"``.
 
     Raises `UserError` for a reward that cannot be built.
@@ -60,7 +61,7 @@ class GraderPool:
     def __init__(self, reward: RewardConfig, answer_name: str = "answer", example: Problem | None = None) -> None:
         """Takes the reward, and the name under which group rewards get a problem's answer.
 
-        The columns of `example` are checked against those that group rewards need.
+        `example` is a problem of the data, which must have all columns that group rewards need.
         """
         parts = build_parts(reward, answer_name)
         self._groups = [name for name, part in parts.items() if isinstance(part, TOGETHER)]
@@ -78,7 +79,7 @@ class GraderPool:
 
     @property
     def together(self) -> bool:
-        """Says whether a part takes all groups at once."""
+        """Returns whether a part of the reward takes all groups of a round in one call."""
         return bool(self._batches)
 
     def grade(self, items: Sequence[Item]) -> list[RawGrade]:
@@ -96,7 +97,8 @@ class GraderPool:
     def grade_groups(self, groups: Sequence[GroupItem]) -> list[list[RawGrade]]:
         """Returns one grade per completion of each group, by the parts that see whole groups.
 
-        A group may take as long as its completions would one after another. Raises `UserError` as `grade` does.
+        The time limit of a group is `timeout_seconds` for each completion of the largest group. Raises `UserError` as
+        `grade` does.
         """
         if not self._groups:
             return [[RawGrade({})] * len(texts) for texts, *_ in groups]
@@ -111,7 +113,7 @@ class GraderPool:
     def grade_batch(self, groups: Sequence[GroupItem]) -> list[list[RawGrade]]:
         """Returns one grade per completion of each group, by the parts that see all groups in one call.
 
-        It may take as long as the completions would one after another. Raises `UserError` as `grade` does.
+        The time limit is `timeout_seconds` for each completion of all groups. Raises `UserError` as `grade` does.
         """
         if not self._batches or not groups:
             return [[RawGrade({})] * len(texts) for texts, *_ in groups]
@@ -123,7 +125,7 @@ class GraderPool:
         return result
 
     def _checked(self, function: Callable[..., Any], items: Sequence[tuple], seconds: float) -> list[Any]:
-        """Returns the result or failure of each item. Warns of failures, and raises `UserError` when all are."""
+        """Returns the result or failure of each item. Warns of failures; raises `UserError` for a faulty reward."""
         if not self._pool.active:  # a worker was killed from outside while it was idle
             self._restart()
         results = self._results(function, items, seconds)
@@ -177,7 +179,7 @@ class GraderPool:
         )
 
     def _wait(self, futures: Sequence[Future[Any]], seconds: float) -> None:
-        """Returns when all futures are done, or when none was done for `seconds`, longer than one item can take."""
+        """Waits until all futures are done, or none ended for `seconds`, which is longer than one item can take."""
         waiting = set(futures)
         while waiting:
             done, waiting = wait(waiting, timeout=seconds)

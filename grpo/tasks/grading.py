@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class Grading:
-    """A grading gives completions their grades, by one reward.
+    """A grading computes the grades of completions by one configured reward.
 
     `max_tokens` is the limit of a completion. `bad_rows` says what to do with problems whose own answer a grader
     cannot parse: "skip" (their completions get no reward, with one warning) or "refuse" (an error).
@@ -39,7 +39,7 @@ class Grading:
 
     @property
     def together(self) -> bool:
-        """Says whether a part of the reward takes all groups at once."""
+        """Returns whether a part of the reward takes all groups of a round in one call."""
         return self._pool.together
 
     def answer_of(self, text: str) -> str | None:
@@ -48,7 +48,7 @@ class Grading:
         return None if answer is None else bare(answer)
 
     def grade(self, groups: Sequence[RolloutGroup]) -> list[ScoredGroup]:
-        """Returns one grade per completion, in order.
+        """Returns the groups in order, each with one grade per completion.
 
         Raises `UserError` when the reward itself is at fault, and for an unparsable answer where `bad_rows` is
         "refuse".
@@ -69,7 +69,7 @@ class Grading:
         self._remote.close()
 
     def _graded_here(self, groups: Sequence[RolloutGroup]) -> list[list[list[RawGrade]]]:
-        """Returns three lists, each with a list of grades for every group. They come from the parts that see one
+        """Returns three lists, each with one list of grades for every group. Their grades are by the parts that see one
         completion, one group, and all groups."""
         items, group_items = [], []
         for group in groups:
@@ -84,7 +84,7 @@ class Grading:
         return [one_by_one, self._pool.grade_groups(group_items), self._pool.grade_batch(group_items)]
 
     def _tell_unparsable(self, scored: Sequence[ScoredGroup]) -> None:
-        """Warns once of each problem whose own answer the graders cannot parse, or refuses it."""
+        """Warns once of each problem whose own answer cannot be parsed, or raises `UserError` to refuse it."""
         refused = [graded for graded in scored if graded.grades and graded.grades[0].outcome == "unparsable"]
         problems = [graded.group.prompt.problem for graded in refused]
         new = {problem.problem_id: problem.answer for problem in problems if problem.problem_id not in self._told}

@@ -74,7 +74,7 @@ def _die_with(parent: int) -> None:
 
 
 def grade_one(completion: str, answer: str, metadata: Mapping[str, Any], facts: Facts = NOTHING) -> RawGrade | Failure:
-    """Grades one completion by those parts that see one at a time, in a worker process."""
+    """Grades one completion, in a worker process, by the parts that see one completion at a time."""
     values: dict[str, float] = {}
     for name, part in _parts.items():
         if isinstance(part, (*TOGETHER, BatchReward)):
@@ -93,7 +93,7 @@ def grade_one(completion: str, answer: str, metadata: Mapping[str, Any], facts: 
 
 
 def grade_group(completions: Sequence[str], problem: Problem, facts: Facts = NOTHING) -> list[RawGrade] | Failure:
-    """Grades a whole group by those parts that see all of its completions, in a worker process."""
+    """Grades one group, in a worker process, by the parts that see all completions of a group."""
     values: list[dict[str, float]] = [{} for _ in completions]
     for name, part in _parts.items():
         if isinstance(part, TOGETHER):
@@ -108,7 +108,7 @@ def grade_group(completions: Sequence[str], problem: Problem, facts: Facts = NOT
 
 
 def grade_batch(*groups: tuple[Sequence[str], Problem, Facts]) -> list[list[RawGrade]] | Failure:
-    """Grades several groups by those parts that see all of them, in a worker process."""
+    """Grades several groups, in a worker process, by the parts that see all groups at once."""
     values: list[list[dict[str, float]]] = [[{} for _ in texts] for texts, _, _ in groups]
     for name, part in _parts.items():
         if isinstance(part, BatchReward):
@@ -124,10 +124,10 @@ def grade_batch(*groups: tuple[Sequence[str], Problem, Facts]) -> list[list[RawG
 
 
 def numbers(name: str, returned: Any) -> dict[str, float]:
-    """Returns what a part returned as numbers: its value under its name, and further ones under ``"name/further"``.
+    """Converts what a part returned to numbers: its reward under `name`, further numbers under ``"name/key"``.
 
-    A part returns a number, or verl's mapping with the value under "score". Raises TypeError for anything else, and
-    ValueError for a value that is not finite, or so large that its square would soon be no number any more.
+    A part returns a number, or verl's mapping with the reward under "score". Raises TypeError for anything else, and
+    ValueError for a reward that is not finite or lies beyond ±`LARGEST`, since squares of huge rewards overflow.
     """
     further = returned if isinstance(returned, Mapping) else {}
     if isinstance(returned, Mapping):

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     Indices = NDArray["int"]
 
 BLOCK = 64
-"""In every block of so many positions, each set has its share of them to within one."""
+"""In every block of this many positions, each set has its share of the block, rounded up or down."""
 
 
 class Mixture:
-    """This order takes each position from one of several orders, as often as the weight of its set says.
+    """This order takes each position from one of several sets' orders, in proportion to the sets' weights.
 
-    Which set has a position depends on seed and position only. An order sees the positions of its own set, counted
-    from 0, so that a set is asked in the order in which it would be asked alone. Problems are numbered through: those
-    of the first set come first.
+    The set of a position depends on seed and position only. Each order sees only the positions of its own set, counted
+    from 0, so a set's problems come in the same order as without the other sets. Problems are numbered across all
+    sets, beginning with the first set.
     """
 
     def __init__(self, orders: Sequence[Order], sizes: Sequence[int], weights: Sequence[float], seed: int) -> None:
@@ -63,7 +63,7 @@ class Mixture:
         return int(self._draw(block)[place])
 
     def _before(self, position: int) -> Indices:
-        """Returns how many positions before this one each set has."""
+        """Returns, for each set, how many positions before `position` belong to the set."""
         import numpy as np
 
         block, place = divmod(position, BLOCK)

@@ -1,7 +1,7 @@
 """This module imports a user's own reward function, and adapts the signatures that TRL and verl use.
 
-What a function takes says how it is called: for each completion, once for each group (`completions`), or once for all
-groups that are sampled together, such as those of a round (`groups`). Each may be async.
+A function's parameters decide how it is called: for each completion, once for each group (parameter `completions`), or
+once for all groups that are sampled together, such as a round's (parameter `groups`). The function may be async.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from grpo.types.imported import imported
 Function = Callable[..., Any]
 
 Facts = Mapping[str, Any]
-"""What is known of a group besides its texts and its problem's columns, see `facts_of`."""
+"""Arguments for a reward function besides texts and the problem's columns, such as the step; see `facts_of`."""
 
 NOTHING: Facts = {}
 FACTS = ("prompt", "messages", "source", "step", "tokens", "truncated")
@@ -36,18 +36,18 @@ GROUP, BATCH = "completions", "groups"
 _TRL_NAMES = {"completion_ids": "tokens"}
 _OURS = ("completion", "answer", "metadata")
 _FOREIGN = {"data_source", "solution_str", "prompt", "prompts", "queries", "response"}
-"""A first parameter of these names shows that a function was written for other arguments than ours."""
+"""A first parameter with one of these names shows that a function was written for other arguments than ours."""
 
 
 def facts_of(group: RolloutGroup, wanted: frozenset[str]) -> Facts:
-    """Returns the wanted facts of a group.
+    """Returns the facts of a group that are `wanted`, as arguments for a reward function.
 
     prompt     the question as text
-    messages   the chat messages that ask it
-    source     where the problem comes from
-    step       the optimizer steps that the policy had taken which wrote the last token
-    tokens     of each completion, its token ids
-    truncated  of each completion, whether the token limit cut it off
+    messages   the chat messages that ask the question
+    source     the problem's source
+    step       the number of optimizer steps of the policy that sampled the last token
+    tokens     the token ids of each completion
+    truncated  whether the token limit cut each completion off
     """
     problem = group.prompt.problem
     asked = [dict(message) for message in problem.messages]
@@ -64,7 +64,7 @@ def facts_of(group: RolloutGroup, wanted: frozenset[str]) -> Facts:
 
 @dataclass(frozen=True, slots=True)
 class CompletionReward:
-    """A completion reward is a function of one completion that names what it takes."""
+    """A completion reward calls a function of one completion with the arguments in `names`, its parameters."""
 
     function: Function
     names: frozenset[str]
@@ -80,7 +80,7 @@ class CompletionReward:
 
 @dataclass(frozen=True, slots=True)
 class TogetherReward:
-    """This adapter asks an async function of one completion about all completions of a group at once."""
+    """This adapter calls an async function of one completion for all completions of a group concurrently."""
 
     part: CompletionReward
 
@@ -104,9 +104,9 @@ class TogetherReward:
 class GroupReward:
     """A group reward is a function of all completions of one prompt, with TRL's signature.
 
-    `answer_name` is the name under which it gets the problem's answer, which is that of the data's column. `names` are
-    the parameters that it takes; None means any. `needed` are those without a default, and `wanted` are the facts that
-    it names.
+    `answer_name` is the argument that passes the problem's answer, named as the data's column of answers. `names` are
+    the function's parameters, or None when it takes any. `needed` are the parameters without a default, and `wanted`
+    are the facts among the parameters.
     """
 
     function: Function
@@ -118,8 +118,9 @@ class GroupReward:
     def __call__(self, completions: Sequence[str], problem: Problem, facts: Facts) -> Sequence[Any]:
         """Returns the function's rewards, one for each completion; None counts as 0.
 
-        Prompts and completions are lists of chat messages where the data has such, and texts elsewhere. Each column of
-        the data comes as a list with one entry for each completion. Raises ValueError for another number of rewards.
+        Prompts and completions are chat messages when the problem has messages, else texts. Each column of the data is
+        a list with one entry for each completion. Raises ValueError for another number of rewards than
+        completions.
         """
         chat = bool(problem.messages)
         written = [[{"role": "assistant", "content": text}] if chat else text for text in completions]
@@ -132,7 +133,7 @@ class GroupReward:
         return _as_many(self.function(**accepted), len(completions), "completions")
 
     def require_columns(self, path: str, problem: Problem) -> None:
-        """Raises UserError where the function needs a parameter that is no column of the problem."""
+        """Raises UserError when a parameter without a default is neither a column of the problem nor a fact."""
         columns = {*problem.metadata, self.answer_name}
         if missing := self.needed - columns - {GROUP, "prompts", *FACTS, *_TRL_NAMES}:
             raise UserError(
@@ -143,9 +144,10 @@ class GroupReward:
 
 @dataclass(frozen=True, slots=True)
 class BatchReward:
-    """A batch reward is a function of all groups that a rank samples together. It returns a list of rewards for each.
+    """A batch reward is a function of all groups that a rank samples together.
 
-    Each group is a mapping with completions, answer, metadata and the facts of `facts_of`.
+    The function returns one list of rewards for each group. A group is passed as a mapping with completions, answer,
+    metadata and the facts of `facts_of`.
     """
 
     function: Function
@@ -168,9 +170,9 @@ TOGETHER = (GroupReward, TogetherReward)
 
 
 def _as_many(rewards: Any, count: int, what: str) -> Sequence[Any]:
-    """Returns rewards, which may be an array or a tensor, as a list in which None counts as 0.
+    """Converts a sequence, array or tensor of rewards to a list in which None counts as 0.
 
-    Raises ValueError for anything else, or another number.
+    Raises ValueError for anything else, and when there are not `count` rewards. `what` names what they belong to.
     """
     rewards = rewards.tolist() if hasattr(rewards, "tolist") else rewards
     if not isinstance(rewards, Sequence) or isinstance(rewards, str) or len(rewards) != count:
@@ -187,7 +189,7 @@ NO_ROUND = (
     "task.reward.parts: f(groups) takes all groups of a round, and pipeline=continuous grades each by itself: use "
     "pipeline=off or pipeline=one_round, or write it as f(completion, answer, metadata) or f(completions, **columns)"
 )
-"""This is said where a batch reward cannot get the groups of a round."""
+"""This is the error where a batch reward cannot get all groups of a round."""
 
 Part = Function | CompletionReward | TogetherReward | GroupReward | BatchReward
 
@@ -195,8 +197,8 @@ Part = Function | CompletionReward | TogetherReward | GroupReward | BatchReward
 def own_reward(path: str, answer_name: str) -> Part:
     """Imports the function at ``"package.module:function"`` or ``"file.py:function"``.
 
-    Returns it as a function of (completion, answer, metadata), or as one of the classes of this module. Raises
-    UserError when it cannot be imported, and when its signature is none of those wanted.
+    Returns a function of (completion, answer, metadata), or one of the classes of this module, depending on the
+    function's signature. Raises UserError when the import fails, and for a signature that is none of `WANTED`.
     """
     function = _imported(path)
     try:
@@ -231,7 +233,7 @@ _STARRED = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 
 def _verl(function: Function, names: frozenset[str] | None) -> Function:
-    """Adapts verl's signature, whose data source and extra information are columns of the data."""
+    """Adapts a function with verl's signature. Its `data_source` and `extra_info` are read from the data's columns."""
 
     def part(completion: str, answer: str, metadata: Mapping[str, Any]) -> Any:
         columns = {name: metadata.get(name) for name in ("data_source", "extra_info")}
@@ -242,7 +244,7 @@ def _verl(function: Function, names: frozenset[str] | None) -> Function:
 
 
 def _finished(function: Function) -> Function:
-    """Returns a function that waits for the result of an async one."""
+    """Returns a synchronous form of a function that may be async."""
     if not inspect.iscoroutinefunction(function):
         return function
     return lambda *given, **named: asyncio.run(function(*given, **named))

@@ -36,7 +36,7 @@ ANSWER_TYPES = (*_KINDS, OTHER)
 
 
 def answer_type(answer: str) -> str:
-    r"""Returns what kind an answer looks like, one of `ANSWER_TYPES`. Tuples count as intervals, as they look alike.
+    r"""Returns the kind of an answer by its form, one of `ANSWER_TYPES`. Tuples count as intervals: both look alike.
 
     >>> answer_type("1,250"), answer_type(r"\frac{3}{4}"), answer_type("$2\\sqrt{3}$"), answer_type("(0, 1]")
     ('integer', 'fraction', 'expression', 'interval')
@@ -97,7 +97,7 @@ def select(problems: Sequence[Problem], config: SelectionConfig) -> tuple[list[P
 
 
 def solve_rate(problem: Problem, column: str) -> float | None:
-    """Returns the problem's pass rate in `column`, or None when it has none.
+    """Returns the problem's pass rate in `column`, or None when the cell is missing or empty.
 
     Raises `UserError` for a value that is not between 0 and 1.
     """
@@ -116,7 +116,7 @@ def solve_rate(problem: Problem, column: str) -> float | None:
 def _checks(
     config: SelectionConfig, problems: Sequence[Problem], overlaps: dict[str, str]
 ) -> Iterator[tuple[str, Callable[[Problem], bool]]]:
-    """Yields pairs (reason to leave a problem out, whether a problem passes), the cheap checks first."""
+    """Yields the configured checks, cheap ones first, as pairs (reason to leave a problem out, test for passing)."""
     low, high = config.solve_rate
     column = config.solve_rate_column
     if (low, high) != (0.0, 1.0) or config.without_solve_rate == "drop":
@@ -197,7 +197,7 @@ def _within(wanted: Sequence[str]) -> Callable[[str], bool]:
 
 
 def _clean(problem: Problem, find: Callable[[str], str | None], overlaps: dict[str, str]) -> bool:
-    """Tells whether no evaluation set contains the problem; an overlap is added to `overlaps`."""
+    """Returns whether no evaluation set contains the problem's question. Adds an overlap to `overlaps`."""
     where = find(normalized(problem.question))
     if where is not None:
         overlaps[problem.problem_id] = where
@@ -207,8 +207,8 @@ def _clean(problem: Problem, find: Callable[[str], str | None], overlaps: dict[s
 def _overlap(config: SelectionConfig) -> Callable[[str], str | None]:
     """Returns a function that finds a normalized question in the evaluation sets.
 
-    A question matches when it is the same or shares `ngram` words in a row. The result is the evaluation's file and
-    row number, or None.
+    Two questions match when they are equal or share `ngram` words in a row. The function returns the file and row
+    number of the evaluation set's question, or None.
     """
     from grpo.tasks.files import read_rows
 

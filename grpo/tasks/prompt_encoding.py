@@ -34,9 +34,9 @@ class PromptEncoder:
     Examples become earlier user and assistant turns. In plain text, each example is the filled template, the
     example's answer unchanged, and a blank line. Plain text gets the tokenizer's own special tokens.
 
-    `system` null leaves the template as it is, including the default system text that some templates write, and keeps
-    a system message of the data. A non-empty `system` is sent as the system message instead. "" means no system text at
-    all: a default is cut out, and a template from which it cannot be cut is refused.
+    With `system` null, the default system text that some templates write and a system message of the data both stay. A
+    non-empty `system` replaces them as the system message. "" means no system text at all: a template's default is cut
+    out, and a template whose default cannot be cut out is refused.
 
     Raises `UserError` for prompt settings that contradict each other or that the template refuses.
     """
@@ -62,7 +62,7 @@ class PromptEncoder:
         self._default_system = self._written_system() if config.chat and config.system == "" else ""
 
     def __call__(self, problem: Problem) -> tuple[int, ...]:
-        """Returns the token ids up to where the model's answer begins."""
+        """Returns the prompt's token ids, up to where the completion begins."""
         return self._tokens(self.text(problem))
 
     def fitting(self, problems: Sequence[Problem]) -> tuple[list[Problem], tuple[str, ...]]:
@@ -124,19 +124,19 @@ class PromptEncoder:
         return rendered.replace(self._default_system, "", 1) if self._default_system else rendered
 
     def _bound(self, problem: Problem) -> float:
-        """Returns an upper bound of a prompt's tokens without tokenizing it, which would be slow.
+        """Returns an upper bound of a prompt's number of tokens without tokenizing the prompt, which would be slow.
 
-        A token of ASCII text spells at least one character. Nothing is known of other texts, of conversations, and of
-        templates that hold other columns.
+        A token of ASCII text spells at least one character. The bound is infinite for other texts, for conversations,
+        and for templates that hold other columns.
         """
         known = problem.question.isascii() and len(problem.messages) <= 1
         return len(problem.question) + self._frame if known else math.inf
 
     @functools.cached_property
     def _frame(self) -> float:
-        """Returns an upper bound of the tokens that the template puts around an ASCII question.
+        """Returns an upper bound of the number of tokens that the template puts around an ASCII question.
 
-        It is infinite when the template may treat the question's own text specially, or holds other columns.
+        The bound is infinite when the template may change the question's text, or holds other columns.
         """
         if any(f"{{{name}}}" != QUESTION for name in _PLACE.findall(self._config.template)):
             return math.inf
@@ -197,7 +197,7 @@ class PromptEncoder:
 
 
 def unfilled(template: str, problems: Sequence[Problem]) -> list[str]:
-    """Returns the names in braces that look like columns and are none of any problem. Arguments of LaTeX are left out.
+    """Returns the names in a template's braces that no problem has as a column. Arguments of LaTeX are left out.
 
     >>> unfilled("{context}: {question} in \\boxed{x}", [Problem("p", "How many?", "3")])
     ['context']
@@ -211,9 +211,9 @@ def unfilled(template: str, problems: Sequence[Problem]) -> list[str]:
 
 
 def filled(template: str, problem: Problem) -> str:
-    """Returns a template with the problem's question and columns in place of their names in braces.
+    """Fills a template: the problem's question and columns replace their names in braces.
 
-    Braces that name no column stay as they are, such as those of LaTeX. The answer is no column here.
+    Braces that name no column stay unchanged, such as those of LaTeX. The problem's answer does not count as a column.
 
     >>> filled("{context} {question} \\\\boxed{}", Problem("p", "How many?", "3", {"context": "A box holds 3 balls."}))
     'A box holds 3 balls. How many? \\\\boxed{}'

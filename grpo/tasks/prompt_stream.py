@@ -43,7 +43,7 @@ class PromptStream:
         return len(self._problems)
 
     def next_prompts(self, count: int) -> list[Prompt]:
-        """Moves the cursor by `count` positions, and returns the prompts at those that belong to this rank."""
+        """Moves the cursor by `count` positions, and returns the prompts at this rank's positions among them."""
         first = self.cursor
         indices = self._order.indices(first, count)
         self.cursor += count
@@ -56,7 +56,7 @@ class PromptStream:
     def record_outcomes(self, outcomes: Mapping[str, tuple[int, int]], cursor: int) -> None:
         """Passes the outcomes of a round to the order: problem id → (correct, tried) completions, over all ranks.
 
-        `cursor` is where the stream stood after that round.
+        `cursor` is the stream's position after that round.
         """
         counts = [(self._places[name], *outcome) for name, outcome in outcomes.items() if name in self._places]
         self._order.record_outcomes(counts, cursor)

@@ -1,6 +1,6 @@
 """This module asks servers for rewards: a reward service (`http`), or a language model that judges (`judge`).
 
-Requests are made in the trainer's process, by a thread of its own, many at once. What a model wrote is only sent.
+A separate thread of the trainer's process makes many requests at once. A model's text is sent, but never run here.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ FIRST_PAUSE_SECONDS = 0.5
 """A request that failed is repeated after this pause, then after twice as long, and so on."""
 MAX_EXCERPT = 200
 MAX_CACHED = 100_000
-"""So many answers of a server are kept; the oldest one is dropped first."""
+"""At most this many answers of a server are cached; the oldest one is dropped first."""
 FRUITLESS = 32
 """When this many requests in succession have failed, the run ends."""
 RETRIED = (408, 409, 425, 429)
-"""These statuses below 500 say that a later try may succeed."""
+"""After these HTTP statuses a request is repeated, as after every status from 500 on."""
 
 
 class _Failed(Exception):
@@ -45,7 +45,7 @@ class RemoteRewards:
     """Remote rewards are those parts of a reward that servers compute."""
 
     def __init__(self, parts: Sequence[RewardPartConfig]) -> None:
-        """Takes the parts. Raises `UserError` for a key's variable that is not set, and for a wrong pattern."""
+        """Takes a reward's parts. Raises `UserError` for an unset variable of a key, and for an invalid pattern."""
         self._parts = [_RemotePart(part) for part in parts if remote_kind(part.name)]
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -55,7 +55,7 @@ class RemoteRewards:
         return [part.name for part in self._parts]
 
     def ask(self, groups: Sequence[RolloutGroup]) -> Future[list[list[RawGrade]]]:
-        """Asks for the rewards of all completions, and returns a future of them, by group.
+        """Requests the rewards of all completions. Returns a future of one list of grades per group.
 
         The future raises `UserError` when a server gives no rewards at all.
         """
@@ -83,7 +83,7 @@ class RemoteRewards:
 
 
 class _RemotePart:
-    """A remote part asks one server about every completion."""
+    """A remote part gets the reward of every completion from one server."""
 
     def __init__(self, part: RewardPartConfig) -> None:
         self.name, self._server = part.name, part.server or RewardServerConfig()
@@ -129,7 +129,11 @@ class _RemotePart:
         return [[self._grade(next(values)) for _ in group.completions] for group in groups]
 
     def _judge_failures(self, failures: Sequence[_Failed], count: int) -> None:
-        """Warns once of a completion without a reward. Raises `UserError` once such are all that comes."""
+        """Warns once of completions without a reward.
+
+        Raises `UserError` when all completions failed and either the server never answered or the last `FRUITLESS`
+        requests failed.
+        """
         if failures and len(failures) == count and (not self._answered or self._in_vain >= FRUITLESS):
             raise UserError(f"reward part {self.name!r}: {failures[0]}; correct its server in task.reward.parts")
         if failures and not self._warned:
@@ -139,11 +143,11 @@ class _RemotePart:
             )
 
     def _keyed(self, url: str) -> str:
-        """Returns an address with the key in its place."""
+        """Returns a URL with the server's key in place of the place holder."""
         return url.replace(PLACE, quote(self._key, safe=""))
 
     def _named(self, text: Any) -> str:
-        """Returns a text, such as a server's answer, in which the key is replaced by its place holder."""
+        """Returns a text, such as a server's answer, with the place holder in place of the key, for a message."""
         told = str(text)
         for spelled in {self._key, quote(self._key, safe="")} - {""}:
             told = told.replace(spelled, PLACE)
@@ -153,7 +157,7 @@ class _RemotePart:
         return RawGrade({self.name: 0.0}, "failed") if isinstance(answer, _Failed) else RawGrade(answer)
 
     def _request(self, group: RolloutGroup, place: int) -> Mapping[str, Any]:
-        """Returns what the server is asked about one completion."""
+        """Returns the body of the request for one completion."""
         problem, completion = group.prompt.problem, group.completions[place]
         if self._judge:
             return self._judge.request(problem.question, problem.answer, completion.text)
@@ -167,7 +171,7 @@ class _RemotePart:
         }
 
     async def _value(self, session: Any, turn: asyncio.Semaphore, request: str) -> Mapping[str, float] | _Failed:
-        """Returns the numbers that answer a request, which is a JSON text, or why there are none."""
+        """Returns the server's numbers for a request (a JSON text), cached or new, or the failure."""
         if request in self._cache:
             return self._cache[request]
         try:
@@ -193,7 +197,7 @@ class _RemotePart:
             ) from error
 
     async def _answer(self, session: Any, body: str) -> Any:
-        """Posts a request until an answer comes, at most `retries` times more than once. Raises `_Failed`."""
+        """Posts a request and returns the JSON answer. Retries at most `retries` times, then raises `_Failed`."""
         problem = ""
         for attempt in range(self._server.retries + 1):
             if attempt:
@@ -210,7 +214,7 @@ class _RemotePart:
         raise _Failed(self._named(problem))
 
     async def _post(self, session: Any, body: str) -> tuple[int | None, str]:
-        """Returns an answer's status and text, or None and why there is none."""
+        """Posts once. Returns the response's status and text, or None and the reason when no response came."""
         import aiohttp
 
         try:
@@ -223,7 +227,7 @@ class _RemotePart:
             return None, f"{type(error).__name__}: {error}"
 
     async def _only_model(self, session: Any) -> str:
-        """Returns the model that the judge's server serves. Raises `UserError` where it does not say one."""
+        """Returns the first model that the judge's server lists. Raises `UserError` when the server names none."""
         import aiohttp
 
         url = f"{self._base}/models"
@@ -242,10 +246,10 @@ class _RemotePart:
 
 
 class _Judge:
-    """A judge is a language model that is asked to score a completion, over OpenAI's interface for chats."""
+    """A judge is a language model that is asked to score a completion, over OpenAI's chat completions API."""
 
     def __init__(self, name: str, server: RewardServerConfig) -> None:
-        """Takes the part's name, for messages."""
+        """Takes the reward part's name, for messages, and its server. Raises `UserError` for an invalid pattern."""
         self._server, self.model = server, server.model
         pattern = f"task.reward.parts: {name!r}: server.pattern {server.pattern!r}"
         try:
@@ -256,7 +260,7 @@ class _Judge:
             raise UserError(f"{pattern} has {self._pattern.groups} groups; it needs one")
 
     def request(self, question: str, answer: str, completion: str) -> Mapping[str, Any]:
-        """Returns the request that asks for a score. Only the places of the template itself are filled."""
+        """Returns the request that asks for a score. Names in braces inside the inserted texts are not filled."""
         texts = {"{question}": question, "{answer}": answer, "{completion}": completion}
         text = re.sub("|".join(map(re.escape, texts)), lambda place: texts[place[0]], self._server.prompt)
         message = {"role": "user", "content": text}
@@ -284,7 +288,7 @@ def _excerpt(answer: Any) -> str:
 
 
 def joined(grades: Sequence[RawGrade]) -> RawGrade:
-    """Joins the grades of one completion by several parts. A failure of one counts for all."""
+    """Merges the grades that several parts gave one completion. If one part failed, all values are 0."""
     outcome = next((grade.outcome for grade in grades if grade.outcome != "graded"), "graded")
     parts = {name: value for grade in grades for name, value in grade.parts.items()}
     return RawGrade(parts if outcome == "graded" else dict.fromkeys(parts, 0.0), outcome)

@@ -1,6 +1,6 @@
 """This module builds the parts of a reward, once per worker.
 
-Each part is a pure function of (completion, answer, metadata).
+Each built-in part is a pure function of (completion, answer, metadata).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def readable(answer: str, config: RewardConfig) -> bool:
 
 
 def _math(config: RewardConfig) -> RewardPart:
-    """Builds the part that compares answers as mathematics. Where whole lines are extracted, it searches the answer in
-    them."""
+    """Builds the part that compares answers as mathematics. When `extract` takes a whole line or text, the part
+    searches for the answer in it."""
     return _of_extracted(mathematics(prose=config.extract in ("last_line", "all")))(config)
 
 
@@ -62,7 +62,7 @@ def _format(config: RewardConfig) -> RewardPart:
 
 
 def _of_extracted(compare: Callable[[str, str], float]) -> Callable[[RewardConfig], RewardPart]:
-    """Makes a builder of a part that extracts the answer and compares it with the problem's own.
+    """Returns a builder of a part that extracts a completion's answer and compares it with the problem's own.
 
     The part is 0 where nothing can be extracted.
     """
@@ -90,7 +90,7 @@ REWARDS: dict[str, Callable[[RewardConfig], RewardPart]] = {
 
 
 def build_parts(config: RewardConfig, answer_name: str = "answer") -> dict[str, Part]:
-    """Builds the parts that `config.weights` names, in its order, and imports what they need. Servers' parts are left
+    """Builds the parts that `config.weights` names, in its order, and imports what they need. Parts on servers are left
     out, see `grpo.tasks.remote`.
 
     `answer_name` is the name of the data's column of answers, under which a group reward gets them. Raises `UserError`

@@ -12,7 +12,7 @@ LLAMA_COLUMN, LLAMA_SAMPLES = "llama8b_solve_rate", 64
 
 
 def read_solve_rates(path: Path, column: str = LLAMA_COLUMN) -> tuple[list[float], int]:
-    """Reads the pass rates in `column` of a file of problems. Returns them and the number of rows that have none.
+    """Reads the pass rates in `column` of a file of problems. Returns the rates and the number of rows without one.
 
     Raises `UserError` when the file cannot be read, no row has a rate, or a rate is not between 0 and 1.
     """

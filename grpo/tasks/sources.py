@@ -25,8 +25,8 @@ MAX_SOURCES = 64
 class SourceReport:
     """This report lists the rows of a source that did not become problems.
 
-    `unusable` holds the ids of rows without a usable question or answer; `repeated` those of repeated questions of a
-    generator. `first` shows the question and answer of the first row that cannot be used.
+    `unusable` holds the ids of rows without a usable question or answer; `repeated` holds the ids of a
+    generator's repeated questions. `first` shows the question and answer of the first row that cannot be used.
     """
 
     num_rows: int
@@ -44,7 +44,7 @@ class SourceReport:
 
 
 def load_problems(data: DataConfig) -> tuple[list[Problem], SourceReport]:
-    """Loads all problems of a source in its own order. Returns them and a report of the rows left out.
+    """Loads a source's problems in the source's order. Returns the problems and a report of the rows left out.
 
     Every column that is neither question nor answer goes into a problem's metadata. Ids come from
     `id_column`; without one they are ``"<file or data set>-<row>"``, with rows counted from 0.
@@ -94,7 +94,7 @@ def _from_hub(data: DataConfig) -> tuple[list[Problem], SourceReport]:
 
 
 def _hub_failure(error: Exception) -> str:
-    """Says in words why the hub's data set cannot be loaded, and what to do."""
+    """Returns a message about why the hub's data set cannot be loaded, and what to do."""
     from datasets.exceptions import DatasetNotFoundError
 
     text = str(error)
@@ -171,7 +171,7 @@ def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -
 
 
 def _shown(row: Row, data: DataConfig) -> str:
-    """Shows the cells of a row that cannot be used, beside what is wanted of them."""
+    """Returns a message with the question and answer of an unusable row, and the forms that can be used."""
     if other := other_parts(cell(row, data.question_column)):
         return f" The first has a prompt with parts of the type {' and '.join(other)}; models read text only here."
     return (

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 class VerifiableTask:
     """A verifiable task has problems whose answers a program can check.
 
-    `gradings` are those of the problems' sources; that of all other sources has the key "".
+    `gradings` maps each source of problems to its grading; the key "" stands for all other sources.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class VerifiableTask:
 
     @property
     def grades_together(self) -> bool:
-        """Says whether a reward takes all groups at once, see `grpo.tasks.own_rewards.BatchReward`."""
+        """Returns whether a reward takes all groups of a round at once, see `grpo.tasks.own_rewards.BatchReward`."""
         return any(grading.together for grading in self._gradings.values())
 
     @property
@@ -69,7 +69,7 @@ class VerifiableTask:
     def record_outcomes(self, outcomes: Mapping[str, tuple[int, int]], cursor: int) -> None:
         """Passes the outcomes of a round to an online curriculum: problem id → (correct, tried), over all ranks.
 
-        `cursor` is where the stream stood after that round.
+        `cursor` is the stream's position after that round.
         """
         self._stream.record_outcomes(outcomes, cursor)
 
@@ -83,7 +83,7 @@ class VerifiableTask:
         return self._grading(problem).answer_of(text)
 
     def grade(self, groups: Sequence[RolloutGroup]) -> list[ScoredGroup]:
-        """Returns one grade per completion, in order.
+        """Returns the groups in order, each with one grade per completion.
 
         Raises `UserError` when the reward itself is at fault, and for an unparsable answer where `bad_rows` is
         "refuse".
@@ -114,9 +114,10 @@ class VerifiableTask:
 
 @dataclass(frozen=True, slots=True)
 class LoadedTask:
-    """A loaded task has its usable problems in memory, by the names of its sets.
+    """A loaded task holds a task's usable problems in memory, by the names of its sets.
 
-    `longest` holds the tokens of each set's longest prompt, where `prompt.max_tokens` is 0 and has to follow from it.
+    `longest` holds the number of tokens of each set's longest prompt, for sets whose `prompt.max_tokens` is 0 and is
+    derived from that number.
     """
 
     config: TaskConfig
@@ -125,7 +126,7 @@ class LoadedTask:
 
 
 def loaded_task(config: TaskConfig, tokenizer: Any) -> LoadedTask:
-    """Loads the problems of a task. Raises `UserError` for data that cannot be loaded. Logs what is left out."""
+    """Loads the problems of a task. Raises `UserError` for data that cannot be loaded. Logs the problems left out."""
     problems = {name: usable_problems(of_set, name) for name, of_set in config.all_sets.items()}
     longest = {
         name: PromptEncoder(tokenizer, of_set.prompt).longest(problems[name])
@@ -187,7 +188,7 @@ def _fitting(loaded: LoadedTask, name: str, encode: PromptEncoder) -> Sequence[P
 
 
 def build_gradings(config: TaskConfig, examples: Mapping[str, Problem], max_tokens: int) -> dict[str, Grading]:
-    """Starts the graders of a task, by the sources of problems. That of all other sources has the key "".
+    """Starts the graders of a task. Returns them by source of problems; the key "" stands for all other sources.
 
     Sources with the same reward share their graders. `examples` holds a problem of each set, and `max_tokens` is the
     limit of a completion. Raises `UserError` for a reward that cannot be built.
@@ -214,9 +215,9 @@ def build_gradings(config: TaskConfig, examples: Mapping[str, Problem], max_toke
 
 
 def usable_problems(config: TaskConfig, set_name: str = "") -> list[Problem]:
-    """Returns the source's problems that are selected and whose answers the reward can read.
+    """Returns the data's problems that are selected and whose answers the reward can read.
 
-    Those of one of several sets have its name as their source, and before their identity.
+    With `set_name`, each problem gets that name as its source, and as a prefix of its id.
     """
     problems, report = load_problems(config.data)
     if report.unusable or report.repeated:
@@ -261,7 +262,7 @@ def _require_sources(config: TaskConfig, problems: Sequence[Problem]) -> None:
 
 
 def _contradictory(config: TaskConfig, problems: Sequence[Problem]) -> tuple[str, ...]:
-    """Returns the ids of problems that ask what an earlier one asked, and want another answer."""
+    """Returns the ids of problems that repeat an earlier problem's prompt with another answer."""
     answers: dict[str, str] = {}
     return tuple(
         problem.problem_id

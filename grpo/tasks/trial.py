@@ -1,4 +1,4 @@
-"""This module grades made-up completions, so that a reward can be seen at work before any model writes one."""
+"""This module grades made-up completions, so that a reward can be tried before any model is loaded."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def trial(
     """Grades three made-up completions of each of the first `count` problems of each set: the right answer, a wrong
     one, and none.
 
-    The wrong answer is that of the next problem with another one. `max_tokens` is the limit of a completion.
-    `problems` are those of each set, where they are loaded already. Needs no model. Raises `UserError` for data that
-    cannot be loaded, and for a reward that cannot be built or always fails.
+    The wrong answer is taken from the set's first problem with another answer. `max_tokens` is the limit of a
+    completion. `problems` are the problems of each set, if they are loaded already. Needs no model. Raises
+    `UserError` for data that cannot be loaded, and for a reward that cannot be built or always fails.
     """
     of_sets = problems or {name: usable_problems(of_set, name) for name, of_set in config.all_sets.items()}
     gradings = build_gradings(config, {name: of_set[0] for name, of_set in of_sets.items()}, max_tokens)
@@ -47,7 +47,7 @@ def trial(
 
 
 def tells_apart(scored: Sequence[ScoredGroup]) -> bool:
-    """Tells whether the right answers of a trial have a higher reward on average than the wrong ones."""
+    """Returns whether the right answers of a trial have a higher mean reward than the wrong ones."""
     return sum(group.rewards[0] for group in scored) > sum(group.rewards[1] for group in scored)
 
 

@@ -25,7 +25,7 @@ _MIXED_NUMBER = re.compile(r"([-+]?)(\d{1,400}) (\d{1,400})/(\d{1,400})")
 def exact(extracted: str, answer: str) -> float:
     """Returns 1.0 when both texts are the same, else 0.0.
 
-    It ignores ``$``, thousands commas, and spaces that do not separate two words or numbers.
+    The comparison ignores ``$``, thousands commas, and spaces that do not separate two words or numbers.
     """
     return float(_squeeze(extracted) == _squeeze(answer))
 
@@ -99,8 +99,8 @@ def bare(text: str) -> str:
 def mathematics(prose: bool = False) -> Callable[[str, str], float]:
     """Returns a function (extracted, answer) → 1.0 when both are the same number, word or formula, else 0.0.
 
-    With `prose`, it searches the answer within the extracted text, as math_verify does. The returned function raises
-    `UnparsableAnswer` for an answer that is neither number, word nor formula.
+    With `prose`, it searches for the answer within the extracted text, as math_verify does. The returned function
+    raises `UnparsableAnswer` for an answer that is neither number, word nor formula.
     """
     import logging
 
