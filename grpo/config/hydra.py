@@ -107,7 +107,7 @@ def composed(words: list[str]) -> DictConfig:
 
 
 def _check_own(file: Path) -> None:
-    """Raises UserError for a user's configuration file that does not build on train.yaml, or would be overridden.
+    """Raises UserError for a user's configuration file that does not build on, or is overridden by, train.yaml.
 
     Hydra only warns of a list of defaults without `_self_`. It accepts a list that begins with `_self_`, whose later
     entries then override the file's own values.

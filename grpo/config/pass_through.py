@@ -95,7 +95,7 @@ def check_pass_through(config: TrainConfig) -> None:
 
 
 def check_training(config: TrainConfig) -> None:
-    """Raises UserError for sampling settings that may change token probabilities, which the learner would not see."""
+    """Raises UserError for sampling settings by which sampler and learner would differ in token probabilities."""
     for name in config.rollout.sampling.extra:
         require(
             name in NEUTRAL,

@@ -188,7 +188,7 @@ REMOTE = ("http", "judge")
 
 
 def remote_kind(name: str) -> str:
-    """Returns the kind of a reward part that asks a server, the name up to a slash: "http" or "judge"; else "".
+    """Returns "http" or "judge" for a reward part that a server computes, by its name up to a slash; "" for others.
 
     >>> remote_kind("judge/style"), remote_kind("math")
     ('judge', '')

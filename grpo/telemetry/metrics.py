@@ -16,10 +16,10 @@ Percentiles and what depends on the kind of completion are added by `grpo.teleme
 sampler (`grpo.rollout.engine_use`). `policy/loss` is the loss that each step lowers, before gradient clipping.
 
 `throughput/imbalance` divides the floating-point operations of the busiest learner rank by those of the mean rank, in
-optimizer steps: the excess over 1 is the share of the time that the mean rank waits. Under ZeRO 2 and 3, whose ranks
-wait for each other in every micro-batch, the busiest rank is that of each micro-batch. `throughput/logprobs_imbalance`
-is the same ratio for the passes that compute old and reference log-probabilities, and `throughput/sample_imbalance` for
-the seconds of sampling.
+optimizer steps: the excess over 1 is how long the mean rank waits, relative to how long it computes. Under ZeRO 2 and
+3, whose ranks wait for each other in every micro-batch, the busiest rank is that of each micro-batch.
+`throughput/logprobs_imbalance` is the same ratio for the passes that compute old and reference log-probabilities, and
+`throughput/sample_imbalance` for the seconds of sampling.
 
 `mismatch/…` compares the sampler's log-probabilities with the learner's at the start of the round. When the round was
 sampled by the newest weights, this is the difference between the two engines. When it was sampled ahead (`pipeline`),
