@@ -21,7 +21,7 @@ from grpo.host.terminal import Terminal
 class Field(NamedTuple):
     """A field is one number of a round's line: its label, its metric, its format, and what it means.
 
-    A line shows it when its size is at least `least`; 0 shows it always.
+    A line shows the field when the number's size is at least `least`; 0 shows the field always.
     """
 
     label: str

@@ -28,8 +28,8 @@ measured. `correction/…` holds the share of tokens whose importance weight was
 `objective.correction`, and the share of tokens whose completion was vetoed.
 
 `time/sleep_seconds` is the time in which an engine in the learner's process frees its GPU memory, and later takes back
-the memory of its weights. `time/sync_seconds` is the rest of a refresh, in which the engine takes back the memory of
-its KV cache.
+the memory of its weights. `time/sync_seconds` is the rest of a refresh, including the time to take back the memory
+of its KV cache.
 
 When rounds are sampled ahead, sampling and grading run in parallel with the loop. Their seconds belong to the round
 whose tokens they made, so the phases of a round can add up to more than the round. Evaluation, saving, exporting
