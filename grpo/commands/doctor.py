@@ -22,7 +22,7 @@ USAGE = """usage: grpo doctor
 Checks this machine, its packages, GPUs and models. Prints what it finds, and what to do about each problem."""
 
 GIB = 2**30
-# What pyproject.toml asks for.
+# The version of vLLM that pyproject.toml asks for.
 VLLM = "0.32"
 # The oldest driver for programs of a major version of CUDA (NVIDIA's table of minor version compatibility).
 OLDEST_DRIVERS = {12: 525, 13: 580}
@@ -30,7 +30,7 @@ OLDEST_DRIVERS = {12: 525, 13: 580}
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check is one line of the table: what was checked, what there is, and the remedy ("" if all is fine)."""
+    """A check is one line of the table: what was checked, what was found, and the remedy ("" if all is fine)."""
 
     what: str
     there: str
@@ -114,7 +114,7 @@ def _vllm() -> Iterator[Check]:
 
 
 def _torch() -> Iterator[Check]:
-    """Checks the GPUs that torch sees, and its threads."""
+    """Checks the NVIDIA driver, the GPUs that torch sees, and how torch's CPU threads are set."""
     import torch
 
     driver = _driver()

@@ -39,7 +39,7 @@ machine=FILE, the prove.json that `grpo prove` has written, output=DIR for pictu
 
 
 def run(words: Sequence[str]) -> int:
-    """Runs one of `COMMANDS`. Returns the exit code."""
+    """Runs the analysis in `COMMANDS` that the first word names. Returns the exit code."""
     name, *rest = words
     if name not in COMMANDS:
         raise UserError(f"grpo dynamics has no {name!r}: choose one of {', '.join(COMMANDS)} (grpo dynamics help)")

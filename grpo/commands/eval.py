@@ -28,9 +28,10 @@ Result = Mapping[str, Any]
 def run(config: TrainConfig) -> int:
     """Evaluates the model at `model.path`: a Hugging Face directory, a hub name, or a checkpoint folder of a run.
 
-    It asks `evaluation.num_problems` held-out problems. Where nothing is held out (`task.data.held_out_fraction=0`),
-    it asks the first problems of the set. With `evaluation.suite` it asks all problems of each set instead. It prints
-    tables, and writes `evaluation.json` into `output_dir`, or one file for each set. Returns the exit code.
+    The model gets `evaluation.num_problems` held-out problems. Where nothing is held out
+    (`task.data.held_out_fraction=0`), it gets the first problems of the set, and with `evaluation.suite` all problems
+    of each set. Prints tables, and writes `evaluation.json` into `output_dir`, or one file for each set of the suite.
+    Returns the exit code.
     """
     suite = load_suite(config)
     if not suite:
@@ -86,7 +87,7 @@ def result_table(name: str, result: Result) -> Table:
 
 
 def suite_table(results: Mapping[str, Result]) -> Table:
-    """Makes a table of pass@1 on every set, with the mean in which every set counts the same."""
+    """Makes a table of pass@1 on every set, and of the mean over sets, each set weighed alike."""
     table = Table("set", "problems", "pass@1", "95 % interval")
     for name, result in results.items():
         rate = result["pass@1"]

@@ -1,4 +1,4 @@
-"""This module implements `grpo export`, which turns a checkpoint into a folder that others load."""
+"""This module implements `grpo export`, which turns a checkpoint into a folder that transformers and vLLM load."""
 
 from __future__ import annotations
 

@@ -28,11 +28,11 @@ from grpo.report.summary import facts_table
 
 
 def run(words: Sequence[str]) -> int:
-    """Runs `grpo train` with the overrides `words` over the machines of `hardware`.
+    """Runs `grpo train` with the overrides `words` on the machines of `hardware`.
 
     Every machine's part writes a log into `logs/` in the run's folder; the output of the first learner is shown on the
-    terminal too. Returns the learners' exit code. It is 143 when the run was asked to stop and all learners saved, or
-    when it was asked twice.
+    terminal too. Returns 0 when all learners finished, and 143 when the run was asked to stop and all learners saved,
+    or when it was asked twice; otherwise the exit code of the learner or server that failed.
     """
     words = [*words, *_resumed(compose_config([*words]))]
     config = compose_config(words)

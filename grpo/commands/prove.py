@@ -1,4 +1,4 @@
-"""This module implements `grpo prove`, which shows whether an installation is right and fast on this machine."""
+"""This module implements `grpo prove`, which shows whether an installation is correct and fast on this machine."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ COLORS = {"fine": "green", "wrong": "red", "slow": "yellow", "skipped": "dim"}
 
 
 def run(words: Sequence[str] = ()) -> int:
-    """Measures the parts in order, prints the table and writes prove.json. Returns 0 when all is fine, else 1.
+    """Measures the chosen parts, prints the table and writes prove.json. Returns 1 for anything wrong or slow, else 0.
 
-    Raises UserError for words that are wrong, before torch is imported.
+    Raises UserError for wrong words, before torch is imported.
     """
     given = dict(word.partition("=")[::2] for word in words if word.partition("=")[0] in OWN_WORDS)
     overrides = [word for word in words if word.partition("=")[0] not in OWN_WORDS]
@@ -108,7 +108,7 @@ def run(words: Sequence[str] = ()) -> int:
 
 
 def _measured(measures: Sequence[Callable[[Bench], Report | Iterable[Report]]], bench: Bench) -> Iterator[Report]:
-    """Yields what each of `measures` reports, as it comes, and tells it."""
+    """Yields the reports of `measures` as they come, and prints the facts of each."""
     for measure in measures:
         say(f"grpo: measuring {measure.__name__.replace('_', ' ')}")
         measured = measure(bench)
@@ -119,7 +119,7 @@ def _measured(measures: Sequence[Callable[[Bench], Report | Iterable[Report]]], 
 
 
 def _print(title: str, facts: Sequence[Fact], settings: Sequence[Mapping[str, str]]) -> None:
-    """Prints the table of the facts, and the settings that this machine asks for, as overrides and with reasons."""
+    """Prints the table of measured facts, and overrides that suit this machine, each with its reason."""
     terminal = Terminal()
     table = Table("what", "measured", "expected", "verdict", title=title, title_justify="left", box=SIMPLE_HEAD)
     for part, own in groupby(facts, key=lambda fact: fact.part):

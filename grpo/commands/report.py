@@ -33,7 +33,7 @@ are done."""
 
 
 def run(words: Sequence[str]) -> int:
-    """Writes the report. Returns the exit code."""
+    """Writes the report of one run, or the comparison of a sweep or of several runs. Returns the exit code."""
     paths = [Path(word) for word in words if "=" not in word]
     if not paths:
         raise UserError("grpo report needs the folder of a sweep, or of one or more runs (grpo report help)")

@@ -45,7 +45,7 @@ KEYS = {
 
 
 def run(words: Sequence[str]) -> int:
-    """Runs one of `PAPERS`. Returns the exit code."""
+    """Runs the reproduction in `PAPERS` that the first word names, and presents it. Returns the exit code."""
     name, *rest = words
     if name not in PAPERS:
         raise UserError(f"grpo reproduce has no {name!r}: choose one of {', '.join(PAPERS)} (grpo reproduce help)")

@@ -73,7 +73,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def chosen_groups(rows: Iterable[Row], words: Mapping[str, Any]) -> Iterator[tuple[list[Row], list[Row]]]:
-    """Yields each group that fits all words, with those of its completions that fit."""
+    """Yields (all rows, matching rows) of each group that fits `words` and has completions that match them."""
     exact = {name: words[name] for name in ("correct", "truncated", "outcome") if name in words}
     for _, members in groupby(rows, key=lambda row: (row["step"], row["prompt_id"])):
         group = list(members)
@@ -90,7 +90,7 @@ def chosen_groups(rows: Iterable[Row], words: Mapping[str, Any]) -> Iterator[tup
 
 
 def _fits(group: Sequence[Row], words: Mapping[str, Any]) -> bool:
-    """Says whether a group fits the words that choose groups."""
+    """Tells whether a group fits the words that choose groups."""
     first, correct = group[0], sum(row["correct"] for row in group)
     low, high = words.get("step", (0, float("inf")))
     kind = "mixed" if 0 < correct < len(group) else "right" if correct else "wrong"
@@ -104,7 +104,7 @@ def _fits(group: Sequence[Row], words: Mapping[str, Any]) -> bool:
 
 
 def _show(console: Terminal, group: Sequence[Row], chosen: Sequence[Row]) -> None:
-    """Prints a line of facts, the problem and the chosen completions of a group."""
+    """Prints a headline, the problem and the chosen completions of a group."""
     first, correct = group[0], sum(row["correct"] for row in group)
     facts = [f"step {first['step']}", first["prompt_id"], f"{correct} of {len(group)} right"]
     facts += [first["source"]] if first.get("source") else []

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from grpo.rollout.replica import Replica
 
 POLL_SECONDS = 1.0
-# A server whose engine does not answer for so long is restarted.
+# A server whose engine does not answer for this long is restarted.
 UNRESPONSIVE_SECONDS = 30.0
-# A server whose engine has died answers with an error, and its process may never end. It is restarted after so many
-# such answers in a row.
+# A server whose engine has died answers with an error, and its process may never end. It is restarted after this
+# many such answers in a row.
 DEAD_ANSWERS = 3
 
 
@@ -89,5 +89,5 @@ def keep(replicas: Sequence[Replica], stop: StopRequest, start_seconds: float) -
 
 
 async def _statuses(replicas: Sequence[Replica]) -> list[int | None]:
-    """Asks all servers for their HTTP status at once. None stands for one that does not answer."""
+    """Returns the HTTP status of every server, asked at once. None stands for a server that does not answer."""
     return await asyncio.gather(*(replica.status() for replica in replicas))

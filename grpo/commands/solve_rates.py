@@ -28,7 +28,7 @@ from grpo.types import ScoredGroup
 
 RATES_FILE, SETTINGS_FILE = "solve_rates.jsonl", "solve_rates.json"
 COLUMN = "solve_rate"
-# So many problems are sampled, graded and written at a time. A killed command loses no more than these.
+# This many problems are sampled, graded and written at a time. A killed command loses no more than these.
 CHUNK = 64
 # Rates depend on these keys. All others may change when the command is started again to continue its work.
 DECISIVE = (
@@ -41,10 +41,10 @@ DECISIVE = (
 def run(config: TrainConfig) -> int:
     """Asks every selected problem `evaluation.samples_per_problem` times. Returns the exit code.
 
-    It writes `solve_rates.jsonl` into `output_dir`, with one row per problem in Big-Math's schema. The columns
-    `solve_rate`, its counts and its 95 % interval are added. It also writes a page about what the rates mean for
-    training. When it is started again, it continues where it was stopped. Raises `UserError` when the folder holds
-    rates of another model or of other settings.
+    It writes `solve_rates.jsonl` into `output_dir`: one row per problem in Big-Math's schema, with `solve_rate`, its
+    counts and its 95 % interval. It also writes a page about what the rates mean for training. When the command is
+    started again, it continues where it was stopped. Raises `UserError` when the folder holds rates of another model or
+    of other settings.
     """
     config.task.data.held_out_fraction = 0.0
     config.task.curriculum.name = "uniform"

@@ -64,7 +64,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def ledger_table(ledger: Ledger) -> Table:
-    """Makes a table with a line for each variant, and one for each run that failed."""
+    """Makes a table with one line for each variant, and one for each failed run."""
     table = Table("variant", "done", "running", "failed", "to do", "minutes", title=str(ledger.folder.name))
     for variant in dict.fromkeys(cell.variant for cell in ledger.cells):
         states = [ledger.state(cell) for cell in ledger.cells if cell.variant == variant]

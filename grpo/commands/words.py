@@ -12,7 +12,7 @@ KINDS = {int: "a whole number", float: "a number"}
 
 
 def typed(settings: Sequence[str], **kinds: Callable[[str], Any]) -> dict[str, Any]:
-    """Converts `key=value` words to values of the given kinds. Returns them by key.
+    """Returns the values of `key=value` words by key, each converted by the key's entry in `kinds`.
 
     Raises `UserError` for an unknown key, and for a value that does not fit its kind.
     """

@@ -1,4 +1,4 @@
-"""These are the words of TRL, verl, OpenRLHF and vLLM for keys that have another name here."""
+"""This module maps key names of TRL, verl, OpenRLHF and vLLM to the names of the same settings here."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ ALIASES = {
 
 
 def hint(key: str, known: Sequence[str]) -> str:
-    """Returns what to say after an unknown key: the key that is meant, or where to search."""
+    """Returns the end of the message about an unknown key: the key that may be meant, or how to search."""
     if alias := ALIASES.get(key.rpartition(".")[2].lower()):
         return f"; here it is {alias}"
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)

@@ -37,7 +37,7 @@ def check_resumed(old: TrainConfig, new: TrainConfig) -> None:
 
 
 def check_stages(before: int, after: int) -> None:
-    """Raises UserError where a learner of one ZeRO stage cannot read the shards of the other."""
+    """Raises UserError where a learner at ZeRO stage `after` cannot read shards that were saved at stage `before`."""
     if (before == 3) != (after == 3):
         raise UserError(
             f"learner.zero_stage={after} cannot read a checkpoint of learner.zero_stage={before}, which stores weights "

@@ -1,4 +1,4 @@
-"""This module says in one plain line what Hydra and OmegaConf complain of: the key, and what is wanted."""
+"""This module turns errors of Hydra and OmegaConf into one plain line: which key is wrong, and what it takes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from grpo.config.run import TrainConfig
 
 SECTION = "keys and values, {KEY: VALUE}"
 LIST = "a list, [a,b]"
-# What a key takes, by what OmegaConf says of a value that does not fit.
+# Pattern in OmegaConf's message about a value that does not fit → what the key takes.
 WANTED = {
     r"converted to Integer|subclass of int": "a whole number",
     r"converted to Float|subclass of float": "a number",
@@ -22,7 +22,7 @@ WANTED = {
     r"ListConfig, list or tuple|ListConfig(?s:.*)reference_type=List|type hint 'typing.List": LIST,
     r"subclass of \w+Config|Cannot assign \w+ to Dict|merge DictConfig with ListConfig": SECTION,
 }
-# What is wrong with a `${…}`, by what OmegaConf says. {0} is the part in parentheses.
+# Pattern in OmegaConf's message about a `${…}` → what is wrong with it. {0} is the pattern's group in parentheses.
 UNRESOLVED = {
     r"Interpolation key '(.*?)' not found": "there is no key {0}",
     r"Environment variable '(.*?)' not found": "the environment variable {0} is not set",
@@ -31,7 +31,7 @@ UNRESOLVED = {
     r"HydraConfig was not set": "${{hydra:…}} is not known here",
     r"missing mandatory value": "??? stands for a value that has to be given",
 }
-# What is wrong with a whole word, or with a file's list of defaults, by what Hydra says.
+# Pattern in Hydra's message about a whole word, or about a file's list of defaults → what is wrong with it.
 GROUPS = {
     r"Multiple values for ([\w/]+)|([\w/]+) appears more than once": (
         "{0} is chosen twice: leave out the + before it; in a file's list of defaults write `override {0}: …`"
@@ -44,7 +44,7 @@ GROUPS = {
 
 
 def one_line(error: Exception) -> str:
-    """Returns what an exception of Hydra or OmegaConf means, with the nearest key that exists."""
+    """Returns in one line what an exception of Hydra or OmegaConf means, with the nearest key for an unknown one."""
     if isinstance(error, OverrideParseException):
         return f"cannot read {error.override!r}: {_readable(error.override)}"
     text = str(error)
@@ -69,9 +69,9 @@ def one_line(error: Exception) -> str:
 
 
 def misfit(text: str, word: str = "") -> str:
-    """Says what is wrong with a value, from OmegaConf's message.
+    """Returns what is wrong with a value, by OmegaConf's message.
 
-    `word` is the key of an override, which is shown already: what is said then begins with "it".
+    `word` is the key of an override that begins the caller's line. The message then calls that key "it".
     """
     full_key = next(iter(re.findall(r"full_key: ?(.*)", text)), "").strip()
     inside = full_key.removeprefix(word).lstrip(".")
@@ -102,7 +102,7 @@ def misfit(text: str, word: str = "") -> str:
 
 
 def _unknown_choice(text: str) -> str:
-    """Says which choice of a group there is not, and names those there are; "" where Hydra complains of another."""
+    """Returns which choice of a group does not exist, with the choices that do, or "" for an error of another kind."""
     missing = re.search(r"(?:In '([^']+)': )?Could not (?:find|load) '([^']+)'", text)
     if not missing:
         return ""
@@ -114,7 +114,7 @@ def _unknown_choice(text: str) -> str:
 
 
 def _unknown_key(text: str) -> str:
-    """Says which key is unknown, and which one may be meant; "" where Hydra complains of another thing."""
+    """Returns which key is unknown, and the key that may be meant, or "" for an error of another kind."""
     known = paths(TrainConfig())
     if in_file := re.search(r"In '([^']+)': ConfigKeyError", text):
         full_key = next(iter(re.findall(r"full_key: (.+)", text)), "")
@@ -139,7 +139,7 @@ def _unknown_key(text: str) -> str:
 
 
 def _readable(word: str) -> str:
-    """Says how a word has to be written that Hydra's grammar does not know."""
+    """Returns how to write a word that Hydra's grammar cannot parse."""
     key, _, value = word.partition("=")
     if not re.fullmatch(r"[+~]{0,2}[\w.@-][\w.@/-]*", key):
         return f"{key!r} is no key: a key is written KEY=VALUE, such as dynamics.group_size=8"
@@ -160,6 +160,6 @@ def paths(node: object, prefix: str = "") -> list[str]:
 
 
 def sections() -> dict[str, str]:
-    """Returns the name of the class of each section of the configuration itself."""
+    """Returns the class name of each top-level field of the configuration, by the field's name."""
     run = TrainConfig()
     return {field.name: type(getattr(run, field.name)).__name__ for field in fields(run)}

@@ -1,6 +1,7 @@
 """This module refuses keys and passwords in a configuration, because a run writes its configuration down.
 
-It stands in config.json, checkpoints, pages, model cards and trackers. A key belongs into an environment variable.
+The configuration ends up in config.json, checkpoints, HTML pages, model cards and trackers. A key belongs in an
+environment variable.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from grpo.config.errors import UserError
 from grpo.config.run import TrainConfig
 
 PLACE = "{key}"
-"""An address may hold this in the place of a key that an environment variable gives."""
+"""An address may hold this placeholder. A key from an environment variable is put in its place."""
 _WORDS = r"(?:x-)?(?:(?:amz|goog|api|access|auth|bearer|hf|private|secret|security|session|subscription)[_-]?)*"
 _NAME = rf"{_WORDS}(?:key|token|secret|passw(?:or)?d|pwd|authorization|credentials?|signature|sig)"
 # Alone, these words may mean anything as the name of a setting, such as the key of a dictionary.
 _SETTING = re.compile(rf"(?!(?:key|signature|sig)$){_NAME}", re.IGNORECASE)
 _IN_QUERY = re.compile(rf"[?&;](?:{_NAME}|code)=(?!{re.escape(PLACE)})[^&\s]", re.IGNORECASE)
 _IN_FRONT = re.compile(r"^[a-z][a-z0-9+.-]*://[^/@\s]*:[^/@\s]+@", re.IGNORECASE)
-# How a secret of these keys is given instead.
+# End of a key's name → how to give the secret instead.
 _INSTEAD = {
     ".server.url": f"write {PLACE} in its place, and name its environment variable in server.key_variable",
     "tracking.mlflow": "export MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or PGPASSWORD for a database",

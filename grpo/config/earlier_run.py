@@ -1,4 +1,4 @@
-"""This module reads from what an earlier run has left which model it is, so that another run can start from it."""
+"""This module finds the model that an earlier run, a checkpoint or an adapter holds, for another run to start from."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ UNTRAINED = (
 
 
 def described(model: ModelConfig) -> ModelConfig:
-    """Returns the configuration of the model to which `model.path` or `model.start` leads.
+    """Returns the configuration of the model that lies at `model.start`, or else at `model.path`.
 
     A run's folder becomes the model that the run left. A checkpoint or an adapter becomes `start`, and `path`, `source`
-    and `lora` are then those of its base and its adapters. Everything else is returned as it is. Raises UserError for a
-    folder without weights, and for adapters that are configured otherwise than those of the start.
+    and `lora` are then those of its base and its adapters. For any other folder, `source` becomes huggingface. Raises
+    UserError where the model is missing, and where `model.lora` differs from the adapters found.
     """
     given = model.start or model.path
     place = Path(given).expanduser()
@@ -111,7 +111,7 @@ def _base(settings: Mapping[str, Any], folder: Path) -> str:
 
 
 def _agreed(given: LoraConfig, own: LoraConfig, place: Path, mend: str) -> LoraConfig:
-    """Returns the adapters of a start. Raises UserError where others are configured."""
+    """Returns `own`, the adapters found at `place`. Raises UserError where `model.lora` configures others."""
     has = f"adapters of rank {own.rank}, alpha {own.alpha:g} on {own.target_modules}" if own.rank else "no adapters"
     require(
         not given.rank or given == own,

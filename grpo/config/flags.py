@@ -1,4 +1,4 @@
-"""This module reads the flags among the words of a command: Hydra's own, and a configuration file of one's own."""
+"""This module separates the words of a command: Hydra's flags, a user's configuration file, and overrides."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Request:
     """A request is what the words of a command ask for.
 
     overrides  the `key=value` words
-    directory  a folder of YAML groups of one's own, or None
+    directory  the user's own folder of YAML groups, or None
     name       the configuration to begin with
     help       whether the keys should be explained instead of running
     show       whether the composed configuration should be printed instead of running
@@ -33,9 +33,9 @@ class Request:
 
 
 def read_words(words: Sequence[str]) -> Request:
-    """Separates flags from overrides. A word that ends in .yaml is a configuration of one's own to begin with.
+    """Separates flags from overrides. A word that ends in .yaml is the user's configuration file to begin with.
 
-    Raises UserError for a flag that is not known, and for a word that is neither.
+    Raises UserError for an unknown flag, and for a word that is no flag, no file and no override.
     """
     flags: dict[str, str] = {}
     overrides: list[str] = []

@@ -48,8 +48,10 @@ def register() -> None:
 
 @contextmanager
 def _without_unread_groups() -> Iterator[None]:
-    """Leaves out Hydra's groups for its own launchers, logs and help: nothing here reads them, and they take a third of
-    the time. `launch_all` needs them."""
+    """Leaves out Hydra's groups for its own launchers, logs and help while a configuration is composed.
+
+    They take a third of the time, and only `launch_all` needs them.
+    """
     known = ConfigStore.instance().repo["hydra"]
     whole = known["config.yaml"]
     known["config.yaml"] = _bare()
@@ -67,9 +69,9 @@ def _bare() -> ConfigNode:
 
 
 def compose_config(words: list[str]) -> TrainConfig:
-    """Returns the configuration that these words give: Hydra overrides, and flags (see `grpo.config.flags`).
+    """Returns the configuration that words of the command line give: Hydra overrides and flags (`grpo.config.flags`).
 
-    Raises UserError, in one line, for a wrong one, and for one that holds a key or a password.
+    Raises a one-line UserError for a wrong word, and for a configuration that holds a key or a password.
     """
     config = to_config(composed(words))
     refuse_credentials(config)
@@ -77,12 +79,12 @@ def compose_config(words: list[str]) -> TrainConfig:
 
 
 def as_yaml(words: list[str]) -> str:
-    """Returns the configuration that these words give as YAML."""
+    """Returns as YAML the configuration that words of the command line give."""
     return OmegaConf.to_yaml(composed(words))
 
 
 def composed(words: list[str]) -> DictConfig:
-    """Returns the same configuration as `compose_config`, as OmegaConf holds it."""
+    """Returns the configuration of `compose_config` as OmegaConf's DictConfig, not searched for keys and passwords."""
     register()
     request = read_words(words)
     first = request.directory if request.directory and request.name != "train" else config_directory()
@@ -105,10 +107,10 @@ def composed(words: list[str]) -> DictConfig:
 
 
 def _check_own(file: Path) -> None:
-    """Raises UserError for a configuration of one's own that is built on nothing, or whose values would not count.
+    """Raises UserError for a user's configuration file that does not build on, or is overridden by, train.yaml.
 
-    Hydra takes a list of defaults without `_self_` with a warning, and one that begins with it as it stands: what comes
-    after `_self_` then overrides the file itself.
+    Hydra only warns of a list of defaults without `_self_`. It accepts a list that begins with `_self_`, whose later
+    entries then override the file's own values.
     """
     if not file.is_file():
         return
@@ -143,7 +145,7 @@ def _search_path(request: Request, first: Path) -> list[str]:
 
 
 def _require_folders(word: str) -> None:
-    """Raises UserError for a folder in hydra.searchpath that does not exist, which Hydra passes over."""
+    """Raises UserError for a folder in hydra.searchpath that does not exist. Hydra would ignore such a folder."""
     given = OverridesParser.create().parse_override(word).value()
     for entry in given if isinstance(given, list) else [given]:
         scheme, separator, path = str(entry).partition("://")
@@ -196,7 +198,10 @@ def _added(config: DictConfig, prefix: str = "") -> Iterator[str]:
 
 
 def compose_suite(config: TrainConfig) -> list[TaskConfig]:
-    """Returns the tasks of `evaluation.suite`, read from `evaluation.suite_folder` where that has their file."""
+    """Returns the tasks of `evaluation.suite`, with no problems held out.
+
+    A task's problems come from its file in `evaluation.suite_folder`, where that folder has one.
+    """
     tasks = []
     for name in config.evaluation.suite:
         task = compose_config([f"task={name}"]).task
@@ -211,7 +216,7 @@ def compose_suite(config: TrainConfig) -> list[TaskConfig]:
 def compose_sweep(preset: str, overrides: list[str]) -> SweepConfig:
     """Returns the sweep of a preset, changed by `key=value` words.
 
-    A preset is a file of `configs/sweep`, given by name, or a file of one's own, given by path.
+    A preset is a file of `configs/sweep`, given by name, or a user's own file, given by path.
     """
     own = Path(preset)
     path = own if own.suffix in (".yaml", ".yml") else config_directory() / "sweep" / f"{preset}.yaml"
@@ -227,10 +232,10 @@ def compose_sweep(preset: str, overrides: list[str]) -> SweepConfig:
 
 
 def launch_all(run: Callable[[DictConfig], None], indices: list[int], folder: Path, words: list[str]) -> None:
-    """Calls `run` with {folder, cell, launcher: this process} for each index, as Hydra's multirun.
+    """Calls `run` for each of the `indices` by Hydra's multirun, with {folder, cell: index, launcher: process id}.
 
-    `words` choose the launcher, e.g. hydra/launcher=joblib or submitit_slurm. Without one the calls are made in this
-    process, one after another.
+    `words` choose Hydra's launcher, e.g. hydra/launcher=joblib or submitit_slurm. Without such a word, the calls are
+    made in this process, one after another.
     """
     job = {"folder": str(folder), "cell": 0, "launcher": os.getpid()}
     ConfigStore.instance().store(name="grpo_cell", node=job)

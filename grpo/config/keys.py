@@ -31,7 +31,8 @@ class Key:
     """A key is one leaf of the configuration.
 
     values    its choices or its type, e.g. "token | sequence" or "int > 0"
-    default   the dataclass's; where `grpo train` alone has another one, "2048 (grpo train alone: 256)"
+    default   the dataclass's default, followed by that of `grpo train` without words where the two differ, e.g.
+              "2048 (grpo train alone: 256)"
     """
 
     name: str
@@ -53,7 +54,7 @@ class Section:
 class Choice:
     """A choice is one YAML file of a group, e.g. "objective=dapo", with its first line as its meaning.
 
-    `grpo train` alone takes the `usual` choices.
+    `grpo train` without words takes the choices that are `usual`.
     """
 
     name: str
@@ -62,7 +63,7 @@ class Choice:
 
 
 def sections() -> list[Section]:
-    """Returns every key there is, in the order of the dataclasses."""
+    """Returns all sections with their keys, in the order of the dataclasses."""
     run, alone, sweep = TrainConfig(), compose_config([]), SweepConfig()
     return [*_sections(run, alone), Section(SWEEP, _docstring(SweepConfig), _keys(sweep, sweep, ""))]
 
@@ -133,20 +134,20 @@ def _values(config_class: type, field: str, name: str) -> str:
 
 
 def _items(config_class: type) -> dict[str, type]:
-    """Returns the fields that hold a list of another dataclass, and which one."""
+    """Returns the dataclass in the list of each field that holds a list of dataclasses, by the field's name."""
     hints = get_type_hints(config_class).items()
     inside = {name: get_args(hint)[:1] for name, hint in hints if get_origin(hint) is list}
     return {name: item[0] for name, item in inside.items() if item and is_dataclass(item[0])}
 
 
 def _by_name(config_class: type) -> dict[str, type]:
-    """Returns the fields that hold other dataclasses by names of the user's own, and which ones."""
+    """Returns the dataclass of each field that maps a user's names to dataclasses, by the field's name."""
     inside = {name: get_args(hint)[1:] for name, hint in get_type_hints(config_class).items()}
     return {name: item[0] for name, item in inside.items() if item and is_dataclass(item[0])}
 
 
 def _optional(config_class: type) -> dict[str, type]:
-    """Returns the fields that hold another dataclass or nothing, and which one."""
+    """Returns the dataclass of each field that holds a dataclass or None, by the field's name."""
     inside = {name: get_args(hint) for name, hint in get_type_hints(config_class).items()}
     return {name: item[0] for name, item in inside.items() if item[1:] == (type(None),) and is_dataclass(item[0])}
 
@@ -163,7 +164,7 @@ def _text(value: Any) -> str:
 
 
 def _given(config: Any) -> dict[str, Any]:
-    """Returns the fields of a dataclass that hold something."""
+    """Returns the fields of a dataclass that are not None."""
     return {name: value for name, value in vars(config).items() if value is not None}
 
 

@@ -8,7 +8,7 @@ from grpo.config.run import TrainConfig
 
 GIB = 2**30
 BYTES = {"bfloat16": 2, "float32": 4}
-# On a GPU besides what is counted: CUDA itself, kernels' workspaces, and CUDA graphs, which a sleeping engine keeps.
+# GiB on a GPU beyond what is counted: CUDA itself, kernels' workspaces, and CUDA graphs, which a sleeping engine keeps.
 RUNTIME_GIB = 1.5
 # Numbers that DeepSpeed reduces at once, and that it holds whole under ZeRO-3 (its reduce_bucket_size and
 # stage3_max_live_parameters).
@@ -17,11 +17,11 @@ BUCKET, LIVE = 500_000_000, 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The shape holds the numbers of a transformer on which memory depends.
+    """The shape holds the dimensions of a transformer on which its memory depends.
 
-    `parameters` counts every weight once. `inner_width` is the width between the matrices of a feed-forward layer, and
-    `query_width` and `key_value_width` are those of all heads together. `adapters` counts the weights that learn where
-    adapters alone do, and is 0 where all weights learn.
+    `parameters` counts every weight once. `inner_width` is the width between the matrices of a feed-forward layer.
+    `query_width` and `key_value_width` are the widths of all heads together. `adapters` counts the weights of LoRA
+    adapters where only they are trained, and is 0 where all weights are.
     """
 
     parameters: int
@@ -40,7 +40,7 @@ class ModelShape:
 
 
 def batch_table(config: TrainConfig, world_size: int) -> list[tuple[str, int, int]]:
-    """Returns rows (quantity, per rank, in all) that say what one optimizer step and one round are made of."""
+    """Returns rows (quantity, per rank, in all) of the sizes of one optimizer step and of one round."""
     dynamics, sampling = config.dynamics, config.rollout.sampling
     prompts = dynamics.prompts_per_step
     sequences = prompts * dynamics.group_size
@@ -69,9 +69,9 @@ def batch_table(config: TrainConfig, world_size: int) -> list[tuple[str, int, in
 
 
 def at_its_largest(config: TrainConfig) -> TrainConfig:
-    """Returns the config with the batch that takes most memory of those that the schedule may choose.
+    """Returns the config with the batch that takes most memory among those that dynamics=adaptive may choose.
 
-    Where samples are held, most prompts come with the smallest groups.
+    With adaptive.hold=samples the smallest groups come with the most prompts.
     """
     dynamics, adaptive = config.dynamics, config.dynamics.adaptive
     if dynamics.name != "adaptive":
@@ -88,11 +88,11 @@ def at_its_largest(config: TrainConfig) -> TrainConfig:
 def memory_estimate(
     config: TrainConfig, shape: ModelShape, world_size: int, gpu_gib: float = 0.0
 ) -> list[tuple[str, float, float]]:
-    """Returns rows (what, GiB while sampling, GiB while learning) of one rank, of which the last is the sums.
+    """Returns rows (what, GiB while sampling, GiB while learning) of one rank. The last row holds the sums.
 
-    Sampling and learning take turns, so the larger sum is what is needed. `gpu_gib` is the size of the rank's GPU; 0 is
-    a CPU, where an engine keeps its memory while the learner works. The estimate is approximate: fragmentation is not
-    in it.
+    Sampling and learning take turns, so a rank needs the larger of the two sums. `gpu_gib` is the size of the rank's
+    GPU; 0 means a CPU, where an engine keeps its memory while the learner works. The estimate is approximate: it leaves
+    out fragmentation.
     """
     states = _learner_states(config, shape, world_size)
     passes = _learner_passes(config, shape, world_size, on_gpu=bool(gpu_gib))
@@ -115,12 +115,12 @@ def memory_estimate(
 
 
 def engine_weights(config: TrainConfig, shape: ModelShape) -> float:
-    """Returns the bytes of one rank's part of the weights of an engine in the learner's process."""
+    """Returns the bytes of sampler weights on one rank, for an engine in the learner's process."""
     return BYTES[config.rollout.precision] * shape.parameters / config.rollout.tensor_parallel
 
 
 def offloaded_bytes(config: TrainConfig, shape: ModelShape, world_size: int) -> float:
-    """Returns the bytes of main memory that one rank's states take at most while an engine samples."""
+    """Returns the most bytes of main memory that one rank's offloaded learner states take while an engine samples."""
     return sum(amount for _, amount in _learner_states(config, shape, world_size))
 
 
@@ -130,7 +130,7 @@ def optimizer_bytes(config: TrainConfig, shape: ModelShape, world_size: int) -> 
 
 
 def _learner_states(config: TrainConfig, shape: ModelShape, world_size: int) -> list[tuple[str, float]]:
-    """Returns what a learner always holds: (what, bytes)."""
+    """Returns rows (what, bytes) of what a learner always holds: weights, gradients, optimizer, reference."""
     learner = config.learner
     whole = BYTES[learner.precision] * (shape.parameters + shape.adapters)
     weights = whole / (world_size if learner.zero_stage == 3 else 1)
@@ -144,7 +144,7 @@ def _learner_states(config: TrainConfig, shape: ModelShape, world_size: int) -> 
 
 
 def _learner_passes(config: TrainConfig, shape: ModelShape, world_size: int, on_gpu: bool) -> list[tuple[str, float]]:
-    """Returns what a micro-batch takes on its way forward and back: (what, bytes)."""
+    """Returns rows (what, bytes) of what the forward and backward pass of a micro-batch take."""
     learner = config.learner
     size = BYTES[learner.precision]
     # Of ranks that compute a row together, each holds a share of it.
@@ -165,7 +165,7 @@ def _learner_passes(config: TrainConfig, shape: ModelShape, world_size: int, on_
 
 
 def _deepspeed_buffers(config: TrainConfig, shape: ModelShape) -> list[tuple[str, float]]:
-    """Returns what DeepSpeed takes on a GPU while the learner works: (what, bytes)."""
+    """Returns rows (what, bytes) of the buffers that DeepSpeed takes on a GPU while the learner works."""
     learner = config.learner
     size = BYTES[learner.precision]
     # Stage 2 fills one buffer while the other is reduced.
@@ -178,7 +178,7 @@ def _deepspeed_buffers(config: TrainConfig, shape: ModelShape) -> list[tuple[str
 
 
 def _sampler(config: TrainConfig, shape: ModelShape, world_size: int) -> list[tuple[str, float]]:
-    """Returns what an engine in the learner's process needs for its weights and completions: (what, bytes)."""
+    """Returns rows (what, bytes) of what an engine in the learner's process needs for weights and KV cache."""
     dynamics, rollout = config.dynamics, config.rollout
     concurrent = min(rollout.max_concurrent, dynamics.group_size * dynamics.prompts_per_step // world_size)
     size = BYTES[rollout.precision]
@@ -192,11 +192,11 @@ def _sampler(config: TrainConfig, shape: ModelShape, world_size: int) -> list[tu
 def activation_bytes(shape: ModelShape, size: int, checkpointing: bool, attended: int) -> int:
     """Returns the bytes that autograd keeps of one token for the backward pass, over all layers.
 
-    One number has `size` bytes, and one within attention `attended`. The count is that of Llama and Qwen2 in
-    transformers. Both norms of a layer keep their input in float32, the normalized input, and that scaled. Attention
-    keeps queries, keys, values, its output and a copy for the next matrix. The feed-forward layer keeps four tensors
-    between its matrices. Norms of queries and keys (Qwen3), and the pieces of trees too long for a mask, add up to a
-    quarter. With `checkpointing` only the input of each layer is kept, and one layer at a time is computed again.
+    A number takes `size` bytes, and within attention `attended` bytes. The count is that of Llama and Qwen2 in
+    transformers. Both norms of a layer keep their input in float32, the normalized input, and the scaled result.
+    Attention keeps queries, keys, values, its output and a copy for the next matrix. The feed-forward layer keeps four
+    tensors between its matrices. Norms of queries and keys (Qwen3), and the pieces of trees too long for a mask, add up
+    to a quarter. With `checkpointing` only the input of each layer is kept, and one layer at a time is computed again.
     """
     norms = (8 + 4 * size) * shape.width
     attention = attended * 2 * (shape.query_width + shape.key_value_width)
@@ -205,7 +205,10 @@ def activation_bytes(shape: ModelShape, size: int, checkpointing: bool, attended
 
 
 def step_tokens(config: TrainConfig, prompts: int) -> int:
-    """Returns the tokens of the rows of so many prompts, at most: each once, or before each of its completions."""
+    """Returns the most tokens in the rows of `prompts` prompts.
+
+    learner.layout=shared counts a prompt once; the other layouts count it before each of its completions.
+    """
     group = config.dynamics.group_size
     copies = 1 if config.learner.layout == "shared" else group
     return prompts * (copies * config.task.prompt.max_tokens + group * config.rollout.sampling.max_tokens)

@@ -1,6 +1,6 @@
-"""This module checks the settings that go to vLLM, DeepSpeed and transformers as they are, by the names used there.
+"""This module checks settings that are passed on unchanged to vLLM, DeepSpeed and transformers, under their own names.
 
-What the run itself sets there is refused by name, with the key that is meant for it.
+A setting that the run itself controls is refused, and the error names the key to use instead.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from grpo.config.errors import require
 from grpo.config.run import TrainConfig
 
 RUN = ""
-"""Stands for what follows from other settings, or what the exactness of a run rests on."""
+"""This value marks a setting without a key: it follows from other settings, or the run's exactness depends on it."""
 
 ENGINE_ARGS = {
     "model": "model.path",
@@ -70,12 +70,12 @@ MODEL = {
     **dict.fromkeys(("architectures", "model_type", "auto_map", "vocab_size", "quantization_config"), RUN),
     **dict.fromkeys(("attn_implementation", "_attn_implementation", "use_cache"), RUN),
 }
-# Further settings of sampling that leave the distribution of every token as it is.
+# Further settings of sampling that do not change the distribution of any token.
 NEUTRAL = {"ignore_eos"}
 
 
 def check_pass_through(config: TrainConfig) -> None:
-    """Raises UserError for the first setting that the run itself sets, or that does not go together with others."""
+    """Raises UserError for the first passed-on setting that the run itself controls, or that conflicts with another."""
     rollout = config.rollout
     _check("rollout.engine_args", rollout.engine_args, ENGINE_ARGS)
     _check("rollout.sampling.extra", rollout.sampling.extra, SAMPLING)
@@ -95,7 +95,7 @@ def check_pass_through(config: TrainConfig) -> None:
 
 
 def check_training(config: TrainConfig) -> None:
-    """Raises UserError for settings of sampling under which the learner would score other probabilities."""
+    """Raises UserError for sampling settings by which sampler and learner would differ in token probabilities."""
     for name in config.rollout.sampling.extra:
         require(
             name in NEUTRAL,

@@ -6,12 +6,12 @@ from grpo.config.engines import ModelConfig
 from grpo.config.errors import UserError, require
 from grpo.config.run import TrainConfig
 
-# This environment variable holds the servers' key, on which learner and servers agree.
+# This environment variable holds the servers' API key, which learner and servers share.
 KEY_VARIABLE = "GRPO_SERVER_KEY"
 
 
 def require_length(model: ModelConfig) -> None:
-    """Raises UserError where the length of sequences is left to the problems, which no serving machine reads."""
+    """Raises UserError where model.max_length=0 leaves the length to the problems, which no serving machine reads."""
     require(
         model.max_length > 0,
         "servers on other machines do not read the problems, so they need model.max_length: set it to the longest "
@@ -33,9 +33,9 @@ def server_gpus(config: TrainConfig, index: int) -> range:
 
 
 def placement_table(config: TrainConfig, local_ranks: int, num_gpus: int) -> list[tuple[str, str]]:
-    """Returns rows (who, where) of a node with `num_gpus` (0: a CPU machine).
+    """Returns rows (process, device) that place ranks and servers on a node with `num_gpus` GPUs (0: a CPU machine).
 
-    Raises UserError when learner and servers do not fit onto it.
+    Raises UserError when learner and servers do not fit onto the node.
     """
     servers, elsewhere = config.rollout.servers, config.hardware.server_nodes
     own = config.rollout.engine == "vllm_server" and not servers.urls and not elsewhere

@@ -32,7 +32,7 @@ LAST_SEED = 2**32 - 1
 
 
 def check_ranges(config: TrainConfig) -> None:
-    """Raises UserError for the first number that is infinite, no number, negative, or a share above 1."""
+    """Raises UserError for the first number that is infinite, NaN or outside its key's range."""
     for key, value in _numbers(config):
         require(math.isfinite(value), f"{key}={value} must be a finite number")
         require(value >= 0 or key in SIGNED, f"{key}={value} must not be negative")
@@ -75,7 +75,7 @@ def _check_optimizer(learner: LearnerConfig) -> None:
 def _numbers(config: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
     """Yields the key and value of every number, those in lists included.
 
-    Mappings are passed over, since their entries belong to others, who know their ranges.
+    Mappings are passed over: libraries or other checks know the ranges of their entries.
     """
     for field in fields(config):
         key, value = f"{prefix}{field.name}", getattr(config, field.name)

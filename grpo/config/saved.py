@@ -23,8 +23,7 @@ def from_dict(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Train
     """Returns the configuration from which `asdict` made these values, changed by `key=value` overrides.
 
     An override may also name a file of configs/, such as `normalization=dr_grpo`. Keys that no longer exist are
-    ignored. Values are text and numbers only: no `${…}` in them is looked up. Raises
-    UserError for an override that does not fit.
+    ignored. A `${…}` within a value stays plain text. Raises UserError for an override that does not fit.
     """
 
     def build(template: Any, given: Mapping[str, Any]) -> Any:
@@ -81,9 +80,9 @@ def read_config(checkpoint: Path) -> TrainConfig:
 
 
 def _literal(value: Any) -> Any:
-    """Returns the same value, escaped so that OmegaConf looks nothing up in it.
+    """Returns plain data with every `${` escaped, so that OmegaConf keeps it as text.
 
-    Of the backslashes before a `${` OmegaConf reads every two as one, and one that is left over makes the `${` text.
+    Before a `${`, OmegaConf reads every two backslashes as one, and an odd backslash makes the `${` plain text.
     """
     if isinstance(value, Mapping):
         return {name: _literal(inner) for name, inner in value.items()}
@@ -93,7 +92,7 @@ def _literal(value: Any) -> Any:
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Returns (dotted key, value) of every leaf of a configuration that is given as plain data."""
+    """Returns (dotted key, value) for every leaf of a configuration, given as nested mappings."""
     leaves = []
     for name, value in config.items():
         leaves += flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]

@@ -17,8 +17,8 @@ from grpo.config.errors import UserError
 def grid(overrides: list[str]) -> list[dict[str, str]]:
     """Returns every combination of the words in Hydra's sweep syntax, a=1,2 b=range(3), as key → value.
 
-    Words without that syntax are passed over; when there are no others, the only combination is empty. Raises UserError
-    for what Hydra cannot read, and for an interval.
+    Words without sweep syntax are ignored. If no word has it, the only combination is empty. Raises UserError for a
+    word that Hydra cannot read, and for an interval, which has no finite list of values.
     """
     swept = {}
     for override in _parsed(overrides):
@@ -38,10 +38,10 @@ def plain(overrides: list[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A range is what a search may try: one of `choices`, or a number from `low` to `high`.
+    """A range holds the values that a search may try for a key: one of `choices`, or a number from `low` to `high`.
 
-    `step` is the distance of two values (None: any value). `log` spreads them evenly on a logarithmic scale, and
-    `whole` allows integers only.
+    `step` is the distance between neighbouring values (None: any value). `log` spreads them evenly on a logarithmic
+    scale, and `whole` allows integers only.
     """
 
     choices: tuple[Any, ...] = ()
@@ -55,7 +55,7 @@ class Range:
 def ranges(overrides: list[str]) -> dict[str, Range]:
     """Returns the range of each key that is given in Hydra's sweep syntax, read as Hydra's Optuna sweeper reads it.
 
-    Raises UserError for what Hydra cannot read.
+    Raises UserError for a word that Hydra cannot read.
     """
     return {
         override.get_key_element(): _range(override) for override in _parsed(overrides) if override.is_sweep_override()

@@ -30,7 +30,7 @@ compdef _grpo grpo""",
 """Each shell asks `grpo completion words LINE` for the words that may stand where the cursor is."""
 
 KEYLESS = ("report", "samples", "export", "dynamics", "reproduce", "completion", "doctor")
-"""After these commands stand files or words of their own, so the shell completes files."""
+"""These commands take files or words of their own instead of keys, so the shell completes file names."""
 
 
 def candidates(line: str, commands: Sequence[str], directory: Path) -> list[str]:
@@ -62,7 +62,7 @@ def _values(key: str, directory: Path) -> list[str]:
 
 
 def _keys(typed: str, directory: Path) -> set[str]:
-    """Returns groups, and the keys up to the next dot after what is typed."""
+    """Returns all groups, and all keys, each cut after as many dotted parts as `typed` has."""
     groups = {f"{path.name}=" for path in directory.iterdir() if path.is_dir() and path.name != "sweep"}
     depth = typed.count(".")
     keys = set()

@@ -184,11 +184,11 @@ class RewardServerConfig:
 
 
 REMOTE = ("http", "judge")
-"""These parts are computed by servers."""
+"""Reward parts of these kinds are computed by servers."""
 
 
 def remote_kind(name: str) -> str:
-    """Returns "http" or "judge" for a part of that kind, which may have a name of its own after a slash, or "".
+    """Returns "http" or "judge" for a reward part that a server computes, by its name up to a slash; "" for others.
 
     >>> remote_kind("judge/style"), remote_kind("math")
     ('judge', '')
@@ -259,7 +259,7 @@ class RewardConfig:
         return {part.name: part.weight for part in self.parts}
 
     def of(self, source: str) -> RewardConfig:
-        """Returns the reward of the problems of a source."""
+        """Returns the reward of a source's problems: the task's, changed by the source's own settings."""
         if source not in self.by_source:
             return replace(self, by_source={})
         own = self.by_source[source]

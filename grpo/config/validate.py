@@ -89,7 +89,7 @@ def check_files(config: TrainConfig) -> None:
 
 
 def check_batch(config: TrainConfig, world_size: int) -> None:
-    """Raises UserError for a batch that cannot be shared out or learned from, whoever chooses its size."""
+    """Raises UserError for a batch, fixed or adaptive, that ranks cannot share evenly or that teaches nothing."""
     prompts = config.dynamics.prompts_per_step
     _require(
         prompts % world_size == 0,

@@ -122,9 +122,10 @@ def _check_normalization(config: TrainConfig) -> None:
 
 
 def _check_uses_of_the_dial(config: TrainConfig) -> None:
-    """Refuses what goes by the gradient that the dials give a group, under a normalization that has another one.
+    """Refuses settings that predict a group's gradient from the dials α and β, under a normalization without them.
 
-    With parts=each a group's gradient depends on the σ of every part, which its number of right answers does not tell.
+    With parts=each a group's gradient depends on the σ of every part, and a number of right answers does not determine
+    those σ.
     """
     uses = {
         "dynamics.name=adaptive": config.dynamics.name == "adaptive",

@@ -9,7 +9,7 @@ from grpo.config.run import TrainConfig
 
 
 def check_pipeline(config: TrainConfig) -> None:
-    """Raises UserError for the first setting that rules out the way in which sampling and learning overlap."""
+    """Raises UserError for the first setting that rules out how `pipeline` lets sampling and learning overlap."""
     require(
         not config.learner.offload_states or config.rollout.engine != "vllm_server",
         "learner.offload_states=true makes room for an engine in the learner's process, and servers have GPUs of their "

@@ -46,7 +46,7 @@ def check_task(config: TrainConfig) -> None:
 
 
 def _check_member(config: TrainConfig) -> None:
-    """Checks one of several sets, whose own keys are then those of `config.task`."""
+    """Checks one of several sets of problems. The caller has put the set in the place of `config.task`."""
     task = config.task
     require(not task.sets, "task.sets: a set has no sets of its own")
     require(task.weight > 0, f"task.weight={task.weight:g} must be above 0")
@@ -64,7 +64,7 @@ def _check_member(config: TrainConfig) -> None:
 
 
 def _check_together(config: TrainConfig) -> None:
-    """Checks what sets have to have in common."""
+    """Checks that all sets have the same reward parts and weights, where normalization.parts=each needs it."""
     rewards = [of_set.reward for of_set in config.task.sets.values()]
     first = rewards[0]
     require(
@@ -138,7 +138,7 @@ def _check_parts(key: str, parts: list[RewardPartConfig]) -> None:
 
 
 def _check_server(key: str, part: RewardPartConfig) -> None:
-    """Checks the server of a part that has one, and that no other part names one."""
+    """Checks the server of an http or judge part. Any other part must not name a server."""
     kind = remote_kind(part.name)
     if not kind:
         kinds = " or ".join(REMOTE)
@@ -172,7 +172,7 @@ def _check_server(key: str, part: RewardPartConfig) -> None:
 
 
 def _is_address(url: str) -> bool:
-    """Tells whether a text is the address of a server, with a host and a port that may be.
+    """Tells whether a text is the HTTP address of a server, with a host and no invalid port.
 
     >>> [_is_address(url) for url in ("http://a:8000/v1", "https://[::1]/", "http://", "http://a:99999", "a:80")]
     [True, True, False, False, False]

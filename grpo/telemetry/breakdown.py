@@ -4,13 +4,13 @@ source, and by how hard the prompt is.
     completions/length_p10, _p50, _p90                         percentiles of the length, in tokens
     completions/right/…, completions/wrong/…                   the mean and the same percentiles, of those completions
     source/NAME/length_p90, share                              the 90th percentile and the share of the completions of a
-                                                               source of problems, whose means are of `grpo.measure`
+                                                               source of problems (`grpo.measure` gives its means)
     completions/by_pass_rate/none|some|most|all/…              mean length and truncated fraction of prompts of which
                                                                none, below half, half or more, or all were right
     completions/by_pass_rate/none|some|most|all/share          their share of the completions
 
-The difficulty is that of the same round's completions. One that is cut off is hardly ever right, so truncation itself
-moves a prompt towards `none`.
+A prompt's difficulty is its pass rate in the same round. A truncated completion is hardly ever right, so truncation
+itself moves a prompt towards `none`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from grpo.types import ScoredGroup
 
 PERCENTS = (10, 50, 90)
 BANDS = ("none", "some", "most", "all")
-"""These are the bands of pass rates: 0, below one half, from one half on, and 1."""
+"""These are the bands of a prompt's pass rate: 0, below one half, from one half on, and 1."""
 
 
 class CompletionFacts(NamedTuple):
-    """These are the facts of one completion. `source` is "" where the problem names none."""
+    """This row holds what the breakdown counts of one completion. `source` is "" where the problem names none."""
 
     length: int
     right: bool
@@ -37,8 +37,7 @@ class CompletionFacts(NamedTuple):
 
 
 def facts_of(scored: ScoredGroup) -> list[CompletionFacts]:
-    """Returns for each completion of a group its length, whether it is right or cut off, and its problem's source and
-    difficulty."""
+    """Returns a `CompletionFacts` for each completion of a group."""
     source, band = scored.group.prompt.problem.source, band_of(*scored.count)
     return [
         CompletionFacts(len(completion.token_ids), grade.correct, completion.truncated, source, band)
@@ -67,7 +66,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def breakdown(facts: Sequence[CompletionFacts]) -> dict[str, float]:
-    """Returns the metrics above for the completions of a round, of all ranks together."""
+    """Returns the metrics that the module's docstring lists, for a round's completions of all ranks together."""
     numbers = _percentiles("completions", facts)
     for name, right in (("right", True), ("wrong", False)):
         chosen = [fact for fact in facts if fact.right == right]

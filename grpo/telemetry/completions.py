@@ -103,7 +103,7 @@ class CompletionFiles:
 def read_completions(output: Path) -> Iterator[dict[str, Any]]:
     """Yields a run's completions as rows, those of the last round first.
 
-    Those of a round come from its Parquet files where the run wrote them, otherwise from samples.jsonl. Raises
+    A round's rows come from its Parquet files where the run wrote them, otherwise from samples.jsonl. Raises
     `UserError` when the run has written neither.
     """
     import pyarrow.parquet as pq

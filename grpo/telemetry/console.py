@@ -21,7 +21,7 @@ from grpo.host.terminal import Terminal
 class Field(NamedTuple):
     """A field is one number of a round's line: its label, its metric, its format, and what it means.
 
-    It is shown from `least` on, and always if `least` is 0.
+    A line shows the field when the number's size is at least `least`; 0 shows the field always.
     """
 
     label: str
@@ -31,7 +31,7 @@ class Field(NamedTuple):
     least: float = 0.0
 
 
-# A metric that the round did not measure is left out. On a narrow terminal the last ones are.
+# A line leaves out metrics that the round did not measure. On a narrow terminal it leaves out the last fields too.
 FIELDS = (
     Field("reward", "reward/mean", "{:.2f}", "mean reward of the round's completions"),
     Field("right", "pass_rate", "{:.0%}", "share of the completions that are right (pass rate)"),
@@ -53,9 +53,9 @@ FIELDS = (
 )
 # A phase shorter than this many seconds is left out of the line.
 _SHORTEST_PHASE = 0.05
-# Up to here ranks have equally much to compute.
+# An imbalance between ranks is shown above this ratio.
 _EVEN = 1.05
-# What ranks wait for each other after → the metric that says by how much.
+# Work after which ranks wait for each other ("": learning) → the metric of its imbalance.
 _WORK = {
     " sampling": "throughput/sample_imbalance",
     " scoring": "throughput/logprobs_imbalance",
@@ -117,7 +117,7 @@ class RunDisplay:
         self.note("  ".join(numbers + costs))
 
     def _explain(self, shown: Sequence[Field]) -> None:
-        """Says once what each field of the lines means."""
+        """Prints the meaning of each field that is shown for the first time."""
         new = [field for field in shown if field.label not in self._explained]
         if new and not self._explained:
             self.note("Each line is a round: the model writes completions, they are graded, and it learns from them.")
@@ -142,7 +142,7 @@ class RunDisplay:
 
 
 def _fitting(parts: Sequence[str], width: int) -> list[str]:
-    """Returns the first parts, as many as fit into a line with two blanks between them; at least one.
+    """Returns as many of the first parts as fit into a line, with two blanks between them; at least one.
 
     >>> _fitting(["step 1/9", "reward 0.5", "right 50%"], 20)
     ['step 1/9', 'reward 0.5']
@@ -152,7 +152,7 @@ def _fitting(parts: Sequence[str], width: int) -> list[str]:
 
 
 def _costs(metrics: Mapping[str, float]) -> list[str]:
-    """Spells out the seconds of the round, of each phase and, where it is measured, its tokens per second."""
+    """Returns as texts the seconds of the round and of each phase, tokens per second, and uneven loads of ranks."""
     costs = []
     whole = "time/round_seconds"
     for name in sorted(metrics, key=lambda name: name != whole):

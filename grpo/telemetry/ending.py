@@ -26,18 +26,18 @@ class Ending(NamedTuple):
 
 
 def write_ending(folder: Path, ending: Ending) -> None:
-    """Writes end.json. A run that goes on removes it."""
+    """Writes end.json. A resumed run removes the file again."""
     kept = ending._replace(why=ending.why[:LONGEST])
     (folder / END_FILE).write_text(json.dumps(kept._asdict()), encoding="utf-8")
 
 
 def forget_ending(folder: Path) -> None:
-    """Removes the ending of the run before, which a resumed run continues."""
+    """Removes the end.json that an earlier start of the run left."""
     (folder / END_FILE).unlink(missing_ok=True)
 
 
 def read_ending(folder: Path) -> Ending | None:
-    """Returns how the run ended, or None when it goes on, was killed, or is of an earlier version."""
+    """Returns how the run ended, or None without a readable end.json: the run goes on, was killed, or is older."""
     try:
         return Ending(**json.loads((folder / END_FILE).read_text(encoding="utf-8")))
     except (FileNotFoundError, ValueError, TypeError):
@@ -46,9 +46,9 @@ def read_ending(folder: Path) -> Ending | None:
 
 @contextmanager
 def told_failure(folder: Path) -> Iterator[None]:
-    """Writes why the run in `folder` failed, on the first rank, unless its end is written already.
+    """Writes, on the first rank, why the body of the `with` failed, unless the run's end is written already.
 
-    What fails after that is the report, or a service that shows the run.
+    An error after that end concerns the report or a tracking service, and not the run.
     """
     if ranks.rank():
         yield

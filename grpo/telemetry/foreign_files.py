@@ -13,7 +13,7 @@ EVENT_FILES = "*tfevents*"
 def read_event_files(path: Path) -> list[dict[str, Any]]:
     """Reads the scalars of one event file, or of all in a folder of one run. Returns a row for each step.
 
-    Of a run that was resumed, the events after the step at which it went on are left out, as TensorBoard does.
+    When a run was resumed, events of later steps that were written before the resume are left out, as in TensorBoard.
     Raises `UserError` when TensorBoard is not installed, or when the folder holds several runs.
     """
     try:
@@ -39,7 +39,7 @@ def read_event_files(path: Path) -> list[dict[str, Any]]:
 
 
 def read_parquet(path: Path) -> list[dict[str, Any]]:
-    """Reads the rows of a Parquet file. Raises `UserError` when it is none, or a damaged one."""
+    """Reads the rows of a Parquet file. Raises `UserError` when the file is damaged or of another format."""
     from pyarrow import ArrowException, parquet
 
     try:

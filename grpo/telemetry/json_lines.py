@@ -19,7 +19,9 @@ from grpo.config.folder import EVALUATIONS_FILE, METRICS_FILE, SAMPLES_FILE
 
 
 class JsonLines:
-    """This file holds one JSON object per line, ``{"step": 12, ...}``. It is begun anew or cut back to `resume_step`.
+    """This file holds one JSON object per line, ``{"step": 12, ...}``.
+
+    The file is begun anew, or with a `resume_step` cut back to the lines up to that step.
 
     Each line reaches the operating system at once, so a killed process loses at most the line it was writing.
     """
@@ -106,8 +108,8 @@ def _lines(path: Path) -> list[_Line]:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Keeps Python from looking for garbage meanwhile. Among millions of new objects that stay, it would look through
-    all of them time and again, for longer than the reading takes."""
+    """Pauses Python's garbage collector. It would scan millions of new objects, none of them garbage, again and again,
+    for longer than the reading takes."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

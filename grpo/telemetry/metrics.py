@@ -1,7 +1,7 @@
 """This module turns the statistics of one round into flat, named numbers.
 
 Names are `group/name`. A `_fraction` is in [0, 1]. Lengths are in tokens, `_seconds` in seconds, and log-probabilities,
-entropy and KL in nats. This table says which field of `RoundStatistics` a name comes from:
+entropy and KL in nats. Names come from these fields of `RoundStatistics`:
 
     pass_rate                                                            `unbiased_counts`
     groups/all_correct_fraction, groups/all_wrong_fraction               `reward_counts`
@@ -15,10 +15,11 @@ entropy and KL in nats. This table says which field of `RoundStatistics` a name 
 Percentiles and what depends on the kind of completion are added by `grpo.telemetry.breakdown`, and `rollout/…` by the
 sampler (`grpo.rollout.engine_use`). `policy/loss` is the loss that each step lowers, before gradient clipping.
 
-`throughput/imbalance` is the floating-point operations of the busiest learner rank over the mean rank's, in optimizer
-steps: what exceeds 1 is the share of the time that the mean rank waits. Under ZeRO 2 and 3, whose ranks wait for each
-other in every micro-batch, it is those of the busiest rank in each. `throughput/logprobs_imbalance` is the same of
-passes for old and reference log-probabilities, and `throughput/sample_imbalance` is of the seconds of sampling.
+`throughput/imbalance` divides the floating-point operations of the busiest learner rank by those of the mean rank, in
+optimizer steps: the excess over 1 is how long the mean rank waits, relative to how long it computes. Under ZeRO 2 and
+3, whose ranks wait for each other in every micro-batch, the busiest rank is that of each micro-batch.
+`throughput/logprobs_imbalance` is the same ratio for the passes that compute old and reference log-probabilities, and
+`throughput/sample_imbalance` for the seconds of sampling.
 
 `mismatch/…` compares the sampler's log-probabilities with the learner's at the start of the round. When the round was
 sampled by the newest weights, this is the difference between the two engines. When it was sampled ahead (`pipeline`),
@@ -26,13 +27,14 @@ it also includes what was learned in between. With objective.old_logprobs=sample
 measured. `correction/…` holds the share of tokens whose importance weight was outside the bounds of
 `objective.correction`, and the share of tokens whose completion was vetoed.
 
-`time/sleep_seconds` is what an engine in the learner's process takes to give away a GPU's memory, and to take back that
-of its weights. `time/sync_seconds` is the rest of a refresh, with the memory of its cache.
+`time/sleep_seconds` is the time in which an engine in the learner's process frees its GPU memory, and later takes back
+the memory of its weights. `time/sync_seconds` is the rest of a refresh, including the time to take back the memory
+of its KV cache.
 
 When rounds are sampled ahead, sampling and grading run in parallel with the loop. Their seconds belong to the round
 whose tokens they made, so the phases of a round can add up to more than the round. Evaluation, saving, exporting
-and loading happen between two rounds. They are reported with the second round but are not part of its seconds. What
-they make necessary counts as theirs: where sampler and learner have a GPU in turn, a checkpoint's seconds hold a
+and loading happen between two rounds. They are reported with the second round but are not part of its seconds. Work
+that they cause counts as theirs: where sampler and learner take turns on a GPU, a checkpoint's seconds include a
 refresh.
 """
 
@@ -49,7 +51,7 @@ from grpo.types import Mean, RoundStatistics
 COUNTS, FIRST_COUNTS = "groups/counts", "groups/first_counts"
 # A round's text that says why the next round's plan is what it is.
 REASON = "plan/next_reason"
-# Of a round: 1 where the run went back to an earlier policy after it.
+# This number is 1 for a round after which the run went back to an earlier policy.
 WENT_BACK = "run/went_back"
 # Metric → the phase whose seconds divide the round's completion tokens.
 _THROUGHPUT = {

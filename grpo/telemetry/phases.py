@@ -21,8 +21,8 @@ from grpo.types.rounds import ROUND
 HUNG_EXIT_CODE = 75
 # The timer thread has this long to end the process before faulthandler does.
 GRACE_SECONDS = 10.0
-# These phases happen between two rounds. They are reported with the second round but not part of its total. What one of
-# them makes necessary, such as a refresh after a checkpoint, counts as that one.
+# These phases happen between two rounds. They are reported with the second round but not part of its total. Phases
+# within one of them, such as a refresh after a checkpoint, count as that one.
 BETWEEN_ROUNDS = ("evaluation", "save", "export", "load")
 
 Parameters = ParamSpec("Parameters")
@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class _Running:
-    """A running phase has the name that its seconds count as, and the seconds of phases within it."""
+    """A running phase has the name under which its seconds are counted, and the seconds of the phases within it."""
 
     name: str
     within: float = 0.0
@@ -40,9 +40,9 @@ class _Running:
 class Phases:
     """This clock accumulates the seconds of named phases and ends the process when one exceeds its deadline.
 
-    Phases may nest. Each counts only the time outside the phases within it, so that no second counts twice. Those
-    within one of `BETWEEN_ROUNDS` count as that one.
-    Every thread has its own seconds, so a thread that samples ahead does not mix with the loop.
+    Phases may nest. A phase counts only its time outside of nested phases, so that no second counts twice. Phases
+    within one of `BETWEEN_ROUNDS` count as that one. Every thread has its own seconds, so those of a thread that
+    samples ahead stay apart from the loop's.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class Phases:
         return phase
 
     def take(self) -> dict[str, float]:
-        """Returns the calling thread's seconds by phase since its last call, and resets them."""
+        """Returns the calling thread's seconds by phase since that thread's last call, and resets them."""
         return dict(self._local.__dict__.pop("seconds", {}))
 
     def begin_round(self) -> None:
-        """Marks the beginning of a round, so that an evaluation or a checkpoint before it does not count for it."""
+        """Marks the beginning of a round, so that its total leaves out an evaluation or a checkpoint before it."""
         before = self.take()
         self._between = {name: before[name] for name in BETWEEN_ROUNDS if name in before}
         self._begun = self._clock()

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 
 class ProfiledRounds:
-    """Implements `interfaces.Clock` by another clock, and records a trace of each chosen round.
+    """Implements `interfaces.Clock` on top of another clock, and records a trace of each chosen round.
 
-    A trace holds what this process computes between `begin_round` and `end_round`, also that of a vLLM which samples in
-    it: every operation on the CPU, and every kernel where there is a GPU. Writing it takes no part of the round's time.
+    A trace holds every operation on the CPU, and every kernel where there is a GPU, that this process computes between
+    `begin_round` and `end_round`, those of a vLLM engine in this process included. The round's time excludes the
+    writing of its trace.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class ProfiledRounds:
         tell: Callable[[str], None],
     ):
         """Takes the `clock` that goes on measuring, the chosen rounds, the folder of the traces, this process's rank,
-        the round that begins first, and `tell`, which is told of every trace."""
+        the round that begins first, and `tell`, which gets a line about every trace."""
         self._clock, self._rounds, self._folder, self._rank = clock, frozenset(rounds), folder, rank
         self._round, self._tell = first_round, tell
         self._profile: profile | None = None
@@ -60,7 +61,7 @@ class ProfiledRounds:
         return seconds
 
     def _write(self, recorded: profile) -> None:
-        """Writes a trace. A disk without space for it is told, and the run goes on."""
+        """Writes a trace. If that fails, e.g. for want of disk space, `tell` gets the reason and the run goes on."""
         trace = self._folder / f"round-{self._round:05d}-rank-{self._rank}.json.gz"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

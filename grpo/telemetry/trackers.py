@@ -202,7 +202,7 @@ class MlflowTracker:
 class Trackers:
     """This tracker passes everything on to several trackers.
 
-    It closes them at the end of a `with`. If that raises, they are closed as those of a failed run.
+    It closes them at the end of a `with`. If the body raises, they are closed as those of a failed run.
     """
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
@@ -250,7 +250,8 @@ def _code(directory: str | Path) -> Any:
 
 
 def _package(name: str, without: str) -> ModuleType:
-    """Imports a tracker's package. Raises `UserError`, with the setting `without` that does not need it."""
+    """Imports a tracker's package. If it is missing, raises `UserError` with `without`, the setting that turns the
+    tracker off."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
