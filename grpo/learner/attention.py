@@ -33,7 +33,7 @@ from grpo.types import Tree
 NAME = "grpo_trees"
 # Longest tree attended under a mask: [tokens, tokens] of 2 MiB in bfloat16.
 MASKED_TOKENS = 1024
-# Queries that are attended at once where a kernel cannot skip what lies outside of a window.
+# Queries of one block, where a kernel cannot skip the keys outside of a window.
 BLOCK_TOKENS = 512
 
 
@@ -216,8 +216,8 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, scale: float | None, **mas
     return scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=shared > 1, **masking)
 
 
-# cuDNN makes a plan for every shape, tens of milliseconds each, and nearly every packed row is of a new one. vLLM turns
-# it off too, so that what is computed does not depend on who was imported.
+# cuDNN makes a plan for every shape, in tens of milliseconds, and nearly every packed row has a new shape. vLLM turns
+# cuDNN off too, so results do not depend on whether vLLM was imported.
 torch.backends.cuda.enable_cudnn_sdp(False)
 # Without a mask of the same name transformers makes none, and does not look at positions for sequences to part.
 AttentionInterface.register(NAME, tree_attention)

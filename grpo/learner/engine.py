@@ -25,7 +25,7 @@ from grpo.host.network import LOOPBACK, free_port, interface_of, own_address
 
 
 def init_distributed(device: torch.device, deadline_seconds: float) -> None:
-    """Joins the ranks that torchrun or the deepspeed launcher started; alone, makes a group of one."""
+    """Joins the ranks that torchrun or the deepspeed launcher started. Without a launcher this rank is the only one."""
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     own: dict[str, Any] = {}
     if "RANK" not in os.environ:

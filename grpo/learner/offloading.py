@@ -1,4 +1,4 @@
-"""The learner's states leave the GPU while a sampler works there, and come back as they were.
+"""This module moves the learner's states to main memory while a sampler works on the GPU, and brings them back.
 
 DeepSpeed's own `offload_states` (0.19.8) refuses every optimizer but its FusedAdam under ZeRO-3, and rebuilds each
 stage's views by other code. Here the bytes of a tensor's storage are copied to main memory and the storage is emptied,

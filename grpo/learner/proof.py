@@ -1,4 +1,4 @@
-"""A model proves, before it is trained, that packed rows are what the model itself computes.
+"""This module checks, before a model is trained, that packed rows give the results of the model's own forward pass.
 
 A small copy of the model, of its own class and with random weights, is computed twice in float64: every completion
 alone by transformers' eager attention, and packed as the learner does it. Log-probabilities and gradients have to be
@@ -33,7 +33,7 @@ compute in float32 even for float64 inputs, which leaves differences of 1e-7."""
 LARGEST = 100_000_000
 """The largest number of parameters of a small copy: 0.8 GB, four times over."""
 
-# Prompt and completions of each tree, in tokens: longer than the window together and alone, shorter, and single.
+# Lengths of each tree's prompt and completions, in tokens: longer and shorter than the window, and a single token.
 TREES = ((11, (14, 5, 1, 10)), (3, (6, 12)))
 
 Build = Callable[[PretrainedConfig, str | None], PreTrainedModel]

@@ -68,7 +68,8 @@ def _check_names(shards: Path) -> None:
 
 
 def _names(state: Mapping[str, Any]) -> Iterator[Any]:
-    """Yields all names of parameters in a shard, of weights or of an optimizer. Raises UserError for spread experts."""
+    """Yields all names of parameters in a shard, of weights or of an optimizer. Raises UserError where DeepSpeed has
+    spread experts over ranks."""
     if state.get(AUTOEP_LAYERS_KEY) or state.get(AUTOEP_LAYERS_KEY_LEGACY):
         raise UserError("it holds experts that DeepSpeed has spread over ranks, which this version does not save")
     yield from state.get("module") or ()

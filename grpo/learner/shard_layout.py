@@ -1,4 +1,4 @@
-"""A layout says how a learner's state lies in the shards of a checkpoint, and so whether a learner can read it."""
+"""This module records how a learner's state lies in a checkpoint's shards, and says whether a learner can read it."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ WIDEST, WIDEST_ELSEWHERE = 256, 192
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Spans say which keys each run of queries attends: up to its own place among them.
+    """Spans say which keys belong to each run of queries. A query attends the keys up to its own place.
 
     keys          [keys] int64 places in the row, run after run; None: every run attends itself alone
     query_ends    [runs + 1] int32 where the runs, which fill the row, begin and end

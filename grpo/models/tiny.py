@@ -61,7 +61,7 @@ def build_tiny(directory: Path, examples: Sequence[Example], seed: int = 0, num_
 
     The warm start is supervised learning of the answers, each after its prompt in the chat template,
     for at most `num_steps`. Then the logits are scaled down until the pass rate is `PASS_RATE`. On examples
-    that are too hard to get there, the pass rate stays below it. The result depends on the examples and the seed
+    that are too hard to get there, the pass rate stays below `PASS_RATE`. The result depends on the arguments
     alone, and the caller's random state is unchanged. Raises `UserError` without examples.
     """
     if not examples:

@@ -46,7 +46,8 @@ def upload(folder: Path, name: str, public: bool = False) -> str:
 
 
 def _told(name: str, action: Callable[[], Result]) -> Result:
-    """Returns what `action` returns. Raises UserError with one line where the hub refuses or is not reached."""
+    """Returns what `action` returns. Raises UserError with one line where the hub refuses, or cannot be reached or
+    used."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, LocalTokenNotFoundError
 
     try:

@@ -1,10 +1,10 @@
 """This module computes checksums of weights that do not depend on how an engine stores them.
 
 Engines fuse tensors (q, k and v into one), pad the vocabulary with zeros and order parameters as they like. The sum
-of all bit patterns of a layer is the same through all of that, and changes with any single flipped bit. But it does not
-see what changed places. So every tensor that both sides know by the same name and shape has a checksum of its own too,
-in which each bit pattern is weighed by its place. It sees rows or columns that change places, two tensors that were
-swapped, and signs that were flipped in pairs.
+of all bit patterns of a layer is the same through all of that, and changes with any single flipped bit. But this sum
+does not see values that changed places. So every tensor that both sides know by the same name and shape has a checksum
+of its own too, in which each bit pattern is weighed by its place. This second checksum sees rows or columns that change
+places, two tensors that were swapped, and signs that were flipped in pairs.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def checksums(weights: Iterable[tuple[str, Tensor]]) -> Counter[str]:
 
 
 def _as_compared(weight: tuple[str, Tensor]) -> tuple[str, Tensor]:
-    """Turns a state space's decay into what vLLM stores, the same number on both sides: A = −exp(A_log), in float32."""
+    """Turns the decay of a state-space layer into the number that vLLM stores: A = −exp(A_log), in float32."""
     name, tensor = weight
     if not name.endswith(".A_log"):
         return weight
@@ -132,7 +132,7 @@ def _as_compared(weight: tuple[str, Tensor]) -> tuple[str, Tensor]:
 
 
 def plain_name(name: str) -> str:
-    """Returns a weight's name without what wraps the model, and with one word each for attention and for experts.
+    """Returns a weight's name without wrappers' prefixes, and with one word each for attention and for experts.
 
     >>> plain_name("model.language_model.layers.0.self_attn.q_proj.weight")
     'layers.0.attn.q_proj.weight'

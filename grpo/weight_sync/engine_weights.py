@@ -103,7 +103,7 @@ class OwnParameters:
         self._sent.update(dict(self._model.named_parameters()) if loaded is None else loaded)
 
     def keep(self) -> None:
-        """Copies the parameters that the first refresh did not send to main memory. They never change."""
+        """Keeps a copy in main memory of the parameters that the first refresh did not send. They never change."""
         if self._kept is None:
             parameters = self._model.named_parameters()
             known = self._sent | _computed_by_attention(self._model)
@@ -132,8 +132,8 @@ def _prepared_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _computed_by_attention(model: nn.Module) -> set[str]:
-    """Returns the names of parameters that attention layers have computed from others. All of their own parameters
-    are such."""
+    """Returns the names of parameters that attention layers have computed from others. These layers have no other
+    parameters of their own."""
     layers = _prepared_layers(model).items()
     return {f"{name}.{own}" for name, layer in layers for own, _ in layer.named_parameters(recurse=False)}
 

@@ -1,4 +1,4 @@
-"""The ends of a weight channel find each other at a meeting place.
+"""This module lets the ends of a weight channel find each other at a meeting place.
 
 The learner sends the meeting place to a server in a request that needs the run's key. torch's TCPStore takes no key:
 whoever reaches its port can read and write. So on one machine the ends meet in a file that only this user can open.
