@@ -46,7 +46,7 @@ class Task(Protocol):
     cursor: int
     """The number of prompts given out over all ranks. Set it to resume."""
     grades_together: bool
-    """Whether a reward compares all groups that `grade` is given, which then must be those of a whole round."""
+    """Whether a reward compares groups with each other. Then `grade` must be given all groups of a round at once."""
 
     @property
     def num_problems(self) -> int:
@@ -61,13 +61,13 @@ class Task(Protocol):
         `cursor` is where the stream stood after that round."""
 
     def held_out_prompts(self, count: int) -> list[Prompt]:
-        """Returns the first `count` problems that are never trained on. They are always the same."""
+        """Returns the first `count` held-out problems. They are never trained on and always the same."""
 
     def answer_of(self, problem: Problem, text: str) -> str | None:
         """Returns the answer in a completion of a problem, in a normalized spelling, or None when there is none."""
 
     def grade(self, groups: Sequence[RolloutGroup]) -> list[ScoredGroup]:
-        """Grades every completion, in order. Never raises because of what a model wrote."""
+        """Grades every completion and keeps their order. Never raises because of a completion's text."""
 
 
 class Sampler(Protocol):
@@ -91,7 +91,8 @@ class Sampler(Protocol):
 
         `group_size` is one number for all prompts or one per prompt, at least 1. `sampling` defaults to the run's own.
         The completions of a prompt are numbered from `first_sample`. A completion's random seed comes from its number,
-        its prompt, the policy version and the run's seed. `on_group` gets a prompt's place and group once it is whole.
+        its prompt, the policy version and the run's seed. `on_group` is called with a prompt's index and its group as
+        soon as the group is complete.
         """
 
     def begin_refresh(self) -> str:
@@ -107,21 +108,17 @@ class Sampler(Protocol):
         """Ends a refresh: drops cached activations and sets `policy_version`. Called after the last bucket."""
 
     def checksums(self) -> Sequence[Mapping[str, int]]:
-        """Returns the checksums of every copy of the weights: one number per group of tensors.
-
-        See `grpo.weight_sync.checksum`.
-        """
+        """Returns one mapping of checksums per copy of the weights, see `grpo.weight_sync.checksum`."""
 
     def cache_usage(self) -> Mapping[str, float]:
-        """Returns, as metrics, how full the engine's cache was since the last call. An engine that does not report it
-        returns nothing."""
+        """Returns metrics of how the engine's cache was used since the last call, or nothing if it reports none."""
 
     def sleep(self) -> None:
-        """Frees memory while the learner works. What the sampler held may be lost: a refresh precedes the next use."""
+        """Frees memory while the learner works. The weights may be lost: a refresh must precede `generate`."""
 
     def wake(self) -> None:
-        """Takes back the memory of the weights. Called before `begin_refresh`; the sampler is of no use before the next
-        `finish_weights`."""
+        """Takes the memory of the weights again. Called before `begin_refresh`. The sampler cannot generate before the
+        next `finish_weights`."""
 
 
 class Pending(Protocol):
@@ -131,7 +128,7 @@ class Pending(Protocol):
         """Waits for the completions and returns them."""
 
     def cancel(self) -> None:
-        """Gives the completions up. `result` may raise afterwards."""
+        """Cancels the sampling. `result` may raise afterwards."""
 
 
 class AskableSampler(Sampler, Protocol):
@@ -154,7 +151,7 @@ class Collector(Protocol):
         """Returns this rank's groups of a round. `steps_left` optimizer steps remain, including those of this round."""
 
     def forget(self) -> None:
-        """Drops the groups that were sampled ahead. Their prompts are asked again, in their order."""
+        """Drops the groups that were sampled ahead. Their prompts are sampled again, in the same order."""
 
 
 class Learner(Protocol):
@@ -177,9 +174,9 @@ class Learner(Protocol):
         """Takes one optimizer step."""
 
     def weight_buckets(self, form: str = MERGED) -> Iterator[Bucket]:
-        """Yields the weights in this form, gathered bucket by bucket, in the sampler's precision.
+        """Yields the weights in `form` (see `grpo.types.weights`), gathered bucket by bucket.
 
-        The form `BASE` includes the adapters.
+        They are in the sampler's precision, except for unmerged adapters and the weights that these adapt.
         """
 
     def save(self, directory: str) -> None:
@@ -196,17 +193,18 @@ class WeightSync(Protocol):
     """The weight sync is the only bridge from learner to sampler."""
 
     def begin(self, learner: Learner, sampler: Sampler) -> None:
-        """Refreshes the sampler before the first round. Raises where it does not compute what the learner does."""
+        """Refreshes the sampler before the first round. Raises if it computes other log-probabilities than the
+        learner."""
 
     def refresh(self, learner: Learner, sampler: Sampler) -> None:
         """Copies the weights to the sampler and verifies them. Then the sampler samples from the learner's policy."""
 
     def check(self, report: StepReport) -> None:
-        """Checks the log-probabilities of the first step after a refresh. Raises when both sides disagree."""
+        """Checks the log-probabilities of the first step after a refresh. Raises when sampler and learner disagree."""
 
 
 class Scheduler(Protocol):
-    """A scheduler chooses each round's plan from measured facts and decides whether the run continues.
+    """A scheduler chooses each round's plan from measurements and decides whether the run continues.
 
     Its methods are pure, so that every rank computes the same decision. Its state is a frozen dataclass of plain
     values, or None.

@@ -9,28 +9,28 @@ start               weights from another run's checkpoint or a peft adapter
 One optimizer step:
 engine              DeepSpeed's configuration and start
 learner             one optimizer step; old and reference log-probabilities
-on_device           micro-batches on the device, without waiting for it
+on_device           micro-batches on the device, without the host waiting for it
 attention, varlen   attention over trees; all trees of a row in one call of torch's flash kernel
 sequence_parallel   several ranks compute one row together
-selected_tokens     tokens that are chosen among all of a step
+selected_tokens     tokens that are chosen among all tokens of a step
 group_logprobs      log-probabilities of groups, evenly over ranks
 reference           the policy that a KL term measures the distance to
 collective          sums over ranks
 offloading          states that leave the device while a sampler works there
-flops               the arithmetic that a model asks for
+flops               the floating-point operations that a model needs
 
 What is written and read again:
 weights, export     weights gathered bucket by bucket; a Hugging Face directory
-shard_layout, resharding   how state lies in a checkpoint's shards; shards for other ranks or another precision
-writing, plain_data        shards written on all ranks or none; shards read without running them
+shard_layout, resharding   how state lies in a checkpoint's shards; another number of ranks or another precision
+writing, plain_data        a rank that cannot write still meets the others; shards read without running their code
 """
 
 import sys
 
 
 def _import_deepspeed() -> None:
-    """Imports DeepSpeed before anybody else does. Its autotuner, which is not used here, imports MLflow wherever
-    that is installed: four seconds of every start."""
+    """Imports DeepSpeed before any other module does, with MLflow hidden. DeepSpeed's autotuner, which is not used
+    here, would import MLflow where it is installed: four seconds of every start."""
     hidden = "mlflow" not in sys.modules
     if hidden:
         sys.modules["mlflow"] = None

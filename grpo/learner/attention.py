@@ -1,11 +1,11 @@
 """This module computes attention over trees (see `grpo.algorithm.packing`) for the models of transformers.
 
-A packed row is one sequence to every layer but this one. Here each tree is attended alone, so the cost is the
-sum over trees and not the square of the row. On GPUs the whole row is one call of a flash kernel, see
-`grpo.learner.varlen`. Elsewhere, and for what that kernel does not know, each tree is cut out. A tree of one
-completion is plain causal attention. A short one of several takes a small mask. In a long one each completion
-attends the prompt and itself in a causal call of its own, which needs no mask in memory and computes no pair of
-siblings.
+All other layers see a packed row as one sequence. Attention is computed within each tree, so its cost is a sum over
+trees and not the square of the row's length. On GPUs one call of a flash kernel computes the whole row, see
+`grpo.learner.varlen`. On CPUs, and for attention that this kernel does not support, trees are computed one by one. A
+tree with one completion is plain causal attention. A short tree with several completions takes a small mask. In a
+long tree each completion attends the prompt and itself in a causal call of its own, which needs no mask in memory and
+computes no pair of siblings.
 
 A sliding window is counted by position: a completion's token sees the last tokens of its own completion and, as far as
 the window reaches, of the prompt, however many siblings lie between them in the row.
@@ -33,7 +33,7 @@ from grpo.types import Tree
 NAME = "grpo_trees"
 # Longest tree attended under a mask: [tokens, tokens] of 2 MiB in bfloat16.
 MASKED_TOKENS = 1024
-# Queries that are attended at once where a kernel cannot skip what lies outside of a window.
+# Queries of one block, where a kernel cannot skip the keys outside of a window.
 BLOCK_TOKENS = 512
 
 
@@ -82,11 +82,11 @@ class TreeRow:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A kind says what a layer's attention has besides being causal.
+    """A kind holds the options of a layer's causal attention.
 
     scale     of the scores; None: one over the square root of the width
     window    positions that a query sees, its own included; None: all
-    softcap   c of c·tanh(score/c) (Gemma 2); None: scores as they are
+    softcap   c of c·tanh(score/c) (Gemma 2); None: no cap
     sinks     [heads] a score that takes part in every softmax and has no value (gpt-oss); None: without
     """
 
@@ -97,7 +97,7 @@ class _Kind:
 
     @property
     def has_kernel(self) -> bool:
-        """Says whether torch's fused attention computes it."""
+        """Says whether torch's fused attention supports these options."""
         return self.softcap is None and self.sinks is None
 
     def masked(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class _Kind:
         return self._by_hand(query, key, value, mask)
 
     def causal(self, query: Tensor, key: Tensor, value: Tensor, row: TreeRow) -> Tensor:
-        """Computes the causal attention of `query`, which has the last positions of `key` and `value`."""
+        """Computes causal attention. The queries stand at the last of the positions that `key` and `value` have."""
         queries, keys = query.shape[2], key.shape[2]
         seen = keys if self.window is None else min(self.window, keys)
         if self.has_kernel and seen == keys:
@@ -153,12 +153,12 @@ def tree_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attends trees, with the signature of transformers' attention functions: query [1, heads, tokens, width], output
-    [1, tokens, heads, width].
+    """Computes attention over the trees of a packed row, with the signature of transformers' attention functions:
+    query [1, heads, tokens, width], output [1, tokens, heads, width].
 
-    `kwargs["tree_row"]` is the row's `TreeRow`; with a group of ranks in `kwargs["together"]` tokens and output are
-    this rank's share. `sliding_window`, `softcap` and `s_aux` (sinks) are as the model gives them. A model may ask more
-    of its attention than is known here: `grpo.learner.proof` compares the outcome with the model's own.
+    `kwargs["tree_row"]` is the row's `TreeRow`. With a group of ranks in `kwargs["together"]`, inputs and output are
+    this rank's share of the tokens. The model passes `sliding_window`, `softcap` and `s_aux` (sinks). Its other
+    options are ignored, so `grpo.learner.proof` compares the result with the model's own attention.
     """
     together: SequenceGroup | None = kwargs.get("together")
     sinks = kwargs.get("s_aux")
@@ -195,7 +195,7 @@ def kernel_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 
 
 def _branches(query: Tensor, key: Tensor, value: Tensor, parts: Sequence[int], kind: _Kind, row: TreeRow) -> Tensor:
-    """Computes causal attention within the first part, and of every further part over the first and itself."""
+    """Computes causal attention, where the first part attends itself and each further part the first and itself."""
     queries, keys, values = (tensor.split(list(parts), dim=2) for tensor in (query, key, value))
     outputs = [kind.causal(queries[0], keys[0], values[0], row)]
     for own, own_key, own_value in zip(queries[1:], keys[1:], values[1:], strict=True):
@@ -207,17 +207,17 @@ def _branches(query: Tensor, key: Tensor, value: Tensor, parts: Sequence[int], k
 
 
 def _fused(query: Tensor, key: Tensor, value: Tensor, scale: float | None, **masking: Any) -> Tensor:
-    """Calls torch's fused attention. On GPUs it repeats key heads for the query heads that share them, because the
-    kernels left there (for float32, or values of another width) know no shared heads. Without that, torch would use no
-    fused kernel."""
+    """Calls torch's fused attention. On GPUs it repeats key heads for the query heads that share them, because torch's
+    kernels for the cases that come here (float32, or values of another width) support no shared heads. Without the
+    repetition torch would use no fused kernel."""
     shared = query.shape[1] // key.shape[1]
     if query.is_cuda and shared > 1:
         key, value, shared = key.repeat_interleave(shared, dim=1), value.repeat_interleave(shared, dim=1), 1
     return scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=shared > 1, **masking)
 
 
-# cuDNN makes a plan for every shape, tens of milliseconds each, and nearly every packed row is of a new one. vLLM turns
-# it off too, so that what is computed does not depend on who was imported.
+# cuDNN makes a plan for every shape, in tens of milliseconds, and nearly every packed row has a new shape. vLLM turns
+# cuDNN off too, so results do not depend on whether vLLM was imported.
 torch.backends.cuda.enable_cudnn_sdp(False)
 # Without a mask of the same name transformers makes none, and does not look at positions for sequences to part.
 AttentionInterface.register(NAME, tree_attention)

@@ -1,4 +1,4 @@
-"""Learner ranks exchange numbers and sums."""
+"""This module implements the exchange of values between learner ranks."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ class TorchCollective:
     def __init__(
         self, device: torch.device, group: dist.ProcessGroup | None = None, together: SequenceGroup | None = None
     ):
-        """Takes a process group (None is the default one), and the ranks that learn from the same rows, if any do."""
+        """`group` None is the default process group. `together` are the ranks that learn from the same rows as this
+        one, or None without sequence parallelism."""
         self._device, self._group, self._together = device, group, together
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world_size = dist.get_world_size() if dist.is_initialized() else 1
 
     def apart(self, deadline_seconds: float) -> TorchCollective:
-        """Makes a collective of the same ranks for another thread, whose calls must not mix with this one's.
+        """Returns a collective over the same ranks for another thread. Its calls do not mix with those of this one.
         Collective. A rank that waits for the others there gives up after `deadline_seconds`."""
         timeout = timedelta(seconds=deadline_seconds)
         group = dist.new_group(backend="gloo", timeout=timeout) if self.world_size > 1 else None

@@ -25,7 +25,7 @@ from grpo.host.network import LOOPBACK, free_port, interface_of, own_address
 
 
 def init_distributed(device: torch.device, deadline_seconds: float) -> None:
-    """Joins the ranks that torchrun or the deepspeed launcher started; alone, makes a group of one."""
+    """Joins the ranks that torchrun or the deepspeed launcher started. Without a launcher this rank is the only one."""
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     own: dict[str, Any] = {}
     if "RANK" not in os.environ:
@@ -53,8 +53,8 @@ def init_distributed(device: torch.device, deadline_seconds: float) -> None:
 
 
 def deepspeed_config(learner: LearnerConfig) -> dict[str, Any]:
-    """Returns what `deepspeed.initialize` reads. Batch sizes are nominal: micro-batches hold as many tokens as fit,
-    and `managed_gradient_accumulation: false` lets each step have its own number of them."""
+    """Returns DeepSpeed's configuration. Its batch sizes are nominal: micro-batches hold as many tokens as fit, and
+    `managed_gradient_accumulation: false` lets each step have its own number of micro-batches."""
     stage = max(1, learner.zero_stage)
     zero: dict[str, Any] = {
         "stage": stage,
@@ -89,7 +89,7 @@ def deepspeed_config(learner: LearnerConfig) -> dict[str, Any]:
 def sharded_loading(learner: LearnerConfig, precision: str) -> Iterator[None]:
     """Lets transformers load a model in shards under ZeRO-3, one for each rank, layer by layer.
 
-    Otherwise DeepSpeed shards what every rank has loaded whole, after it has moved it to the rank's GPU.
+    Otherwise every rank would load the whole model and move it to its GPU, before DeepSpeed shards it.
     """
     if learner.zero_stage < 3:
         yield
@@ -110,8 +110,8 @@ def sharded_loading(learner: LearnerConfig, precision: str) -> Iterator[None]:
 
 
 def start_engine(policy: nn.Module, learner: LearnerConfig) -> deepspeed.DeepSpeedEngine:
-    """Starts the training engine: ZeRO and AdamW on float32 masters. Its learner sets the learning rate of every
-    step."""
+    """Starts the training engine: ZeRO, with AdamW on float32 master weights. The learner sets the learning rate of
+    every step."""
     if learner.offload_optimizer and torch.cuda.is_available():
         # AdamW then runs on the CPU, where torchrun leaves each rank one thread.
         torch.set_num_threads(ranks.own_cores())
@@ -128,8 +128,8 @@ def start_engine(policy: nn.Module, learner: LearnerConfig) -> deepspeed.DeepSpe
 
 
 def start_frozen_engine(policy: nn.Module, learner: LearnerConfig) -> deepspeed.DeepSpeedEngine:
-    """Starts a ZeRO-3 engine without an optimizer: a sharded model that only runs forward, in the precision that it
-    has."""
+    """Starts a ZeRO-3 engine without an optimizer: a sharded model that only runs forward, in the precision of its
+    weights."""
     config = deepspeed_config(learner)
     config["zero_optimization"] = {"stage": 3}
     config["bf16"] = {"enabled": next(policy.parameters()).dtype == torch.bfloat16}
@@ -142,5 +142,5 @@ def _initialized(**arguments: Any) -> deepspeed.DeepSpeedEngine:
 
 
 def quiet() -> AbstractContextManager:
-    """Silences calls of DeepSpeed that print: its optimizer for bfloat16 tells how much memory is free, four times."""
+    """Hides what DeepSpeed prints within a context: its optimizer for bfloat16 prints the free memory four times."""
     return redirect_stdout(io.StringIO())

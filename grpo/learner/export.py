@@ -24,9 +24,9 @@ EXPORT_DTYPES = DTYPES | {"float16": torch.float16}
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder is to hold the weights, the tokenizer, and the text of a model card.
+    """A folder is the target of an export: the weights, the tokenizer, and the text of a model card.
 
-    It appears whole or not at all: it is filled under another name, and what is there already stays until then.
+    It appears whole or not at all: it is filled under another name, and an older folder at `path` stays until then.
     """
 
     path: Path
@@ -34,7 +34,8 @@ class Folder:
     card: str
 
     def fill(self, write: Callable[[Path], object]) -> None:
-        """Fills the folder with what `write` and the tokenizer write. Raises OSError or SafetensorError."""
+        """Fills the folder: `write` saves the model, then tokenizer and card follow. Raises OSError or
+        SafetensorError."""
         writing, before = (self.path.with_name(f".{name}-{self.path.name}") for name in ("writing", "removing"))
         for left in (writing, before):
             shutil.rmtree(left, ignore_errors=True)

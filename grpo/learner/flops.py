@@ -1,4 +1,4 @@
-"""This module counts the arithmetic that a model asks for, whatever a machine does: the numerator of MFU."""
+"""This module counts the floating-point operations that a model needs, however it is computed: MFU's numerator."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from grpo.types import MicroBatch, Tree
 
 @dataclass(frozen=True, slots=True)
 class FlopCount:
-    """Counts the floating-point operations of a forward and backward pass, counted as PaLM does (arXiv:2204.02311,
-    appendix B): 2 a weight and token forward, 2 for the input's gradient, 2 more for the weight's where it is
-    trained; recomputation does not count.
+    """Counts the floating-point operations of a forward and backward pass as PaLM does (arXiv:2204.02311, appendix B).
+
+    For each weight and token these are 2 forward, 2 for the input's gradient, and 2 for the weight's gradient where
+    the weight is trained. Recomputation does not count.
 
     per_token    all layers' matrices, at each packed token
     per_target   the output embedding, at each target
-    per_pair     scores and their use in all layers, for each token and each token that it attends
+    per_pair     scores and weighted values in all layers, for each token and each token that it attends
     """
 
     per_token: float
@@ -26,8 +27,8 @@ class FlopCount:
     per_pair: float
 
     def of_run(self, before: int, tokens: int) -> float:
-        """Returns the operations of `tokens` inputs after `before` others: those of a completion, which predict each of
-        its tokens and the one after, or those of a prompt, before which there is nothing."""
+        """Returns the operations of `tokens` inputs that follow `before` others. With `before` > 0 they are a
+        completion's inputs, to which `tokens` + 1 targets belong. With 0 they are a prompt's, without targets."""
         targets = tokens + 1 if before else 0
         pairs = before * tokens + tokens * (tokens + 1) // 2
         return self.per_token * tokens + self.per_target * targets + self.per_pair * pairs
@@ -49,13 +50,13 @@ def attended_pairs(tree: Tree) -> int:
 
 
 def whole_shape(parameter: nn.Parameter) -> torch.Size:
-    """Returns a parameter's shape, also where ZeRO-3 leaves a rank only a share of it."""
+    """Returns a parameter's full shape, also under ZeRO-3, where a rank holds only a shard."""
     return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def flop_count(language_model: nn.Module, head: nn.Parameter) -> FlopCount:
-    """Counts a dense transformers model, whole or in shards (of a mixture of experts it would count all
-    of them). The input embedding is a lookup, not a product."""
+    """Returns the counts of a dense transformers model, whole or sharded. In a mixture of experts all experts count,
+    also unused ones. The input embedding does not count: it is a lookup, not a product."""
     config = language_model.config.get_text_config()
     lookup = language_model.get_input_embeddings().weight
     layers = sum(

@@ -1,4 +1,4 @@
-"""Log-probabilities of whole groups are computed without gradients, and evenly by all ranks."""
+"""This module computes log-probabilities of whole groups without gradients, and balances the work over ranks."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Forward = Callable[[MicroBatch], torch.Tensor]
 
 
 class Scoring:
-    """Scoring computes log-probabilities of groups. Trees move between ranks by `cost`, as in a step, and their
-    log-probabilities come back."""
+    """Scoring computes log-probabilities of groups. Trees are spread over ranks by `cost`, as in a step, and their
+    log-probabilities return to the rank that has the group."""
 
     def __init__(self, layout: str, row_tokens: int, collective: Collective, device: torch.device, cost: Cost):
         """A row has at most `row_tokens` tokens, see `grpo.algorithm.packing`."""
@@ -51,6 +51,6 @@ class Scoring:
         return [tuple(next(in_order) for _ in own) for own in branches]
 
     def take_imbalance(self) -> Mean:
-        """Returns the mean work of the busiest rank over the mean rank's, of all calls since the last time."""
+        """Returns the busiest rank's work over the mean rank's, a mean over the calls since it was last taken."""
         imbalance, self._imbalance = self._imbalance, Mean(0.0, 0.0)
         return imbalance

@@ -51,8 +51,8 @@ class DeepSpeedLearner:
     def __init__(
         self, config: TrainConfig, model_path: str | Path, device: torch.device, checkpoint: str | Path | None = None
     ):
-        """Loads the model at `model_path`; `grpo.learner.engine.init_distributed` was called before. Raises UserError
-        where `checkpoint`, which is to be loaded then, does not fit that model."""
+        """Loads the model at `model_path`. Call `grpo.learner.engine.init_distributed` before. `checkpoint` is the one
+        that `load` will read: UserError is raised where it does not fit the model."""
         self._config = config
         self._device = device
         self._temperature = config.rollout.sampling.temperature
@@ -106,17 +106,17 @@ class DeepSpeedLearner:
         return CopyReference(frozen, learner, kl, self._device)
 
     def states(self) -> LearnerStates:
-        """Returns what this learner holds on its device, which may leave it between two calls of other methods."""
+        """Returns this learner's states on its device, which may be offloaded between two calls of other methods."""
         frozen = [self.reference.policy] if isinstance(self.reference, CopyReference) else []
         return LearnerStates(self.engine, self._device, frozen)
 
     # --- log-probabilities ---------------------------------------------------------------------
 
     def add_logprobs(self, steps: Sequence[Sequence[ScoredGroup]]) -> list[list[GroupWithLogprobs]]:
-        """Adds old log-probabilities for every step but the first, whose old ones are the current ones.
+        """Adds old log-probabilities to every step but the first, which is taken with the old policy itself.
 
-        All steps get them where the KL stands in the reward or a round has several passes. Reference log-probabilities
-        are added where there is a KL term.
+        With several passes in a round the first step gets them too. With `old_logprobs=sampler` no step does. With the
+        KL in the reward every step does in any case. Reference log-probabilities are added where there is a KL term.
         """
         groups = [scored.group for step in steps for scored in step]
         num_first, passes = len(steps[0]), self._config.dynamics.passes
@@ -197,14 +197,14 @@ class DeepSpeedLearner:
         return StepReport(self.num_steps, applied, gradient_norm, learning_rate, flops, means)
 
     def _tokens_now(self, micro: MicroBatch) -> Tokens:
-        """Computes the tokens of a micro-batch under the current weights, without gradient."""
+        """Returns a micro-batch's tokens as the objective sees them under the current weights, without gradient."""
         placed = to_device(micro, self._device)
         with torch.no_grad():
             return tokens_of(*self.engine(placed, self._temperature), placed, self._config.objective)
 
     def _set_learning_rate(self, factor: float) -> float:
-        """Sets the schedule's rate times `factor`, and AdamW's other settings: as configured, whatever they were when a
-        checkpoint was saved."""
+        """Sets the learning rate, the schedule's times `factor`, and returns it. Sets AdamW's other settings as they
+        are configured now, whatever a loaded checkpoint had."""
         learner = self._config.learner
         rate = learner.learning_rate * factor * learning_rate_factor(self.num_steps, learner, self._config.num_steps)
         settings = {"betas": tuple(learner.betas), "eps": learner.adam_epsilon, "weight_decay": learner.weight_decay}
@@ -236,7 +236,7 @@ class DeepSpeedLearner:
         return weight_buckets(self.policy, bucket_bytes, DTYPES[precision], form, self._merge_loss)
 
     def save(self, directory: str) -> None:
-        """Writes all that `load` reads into a folder. What a rank cannot write is raised there alone."""
+        """Writes all that `load` reads into a folder. Only a rank that could not write its part raises."""
         first = self.collective.rank == 0
         with to_the_end(self.engine) as attempt:
             self.engine.save_checkpoint(directory, tag=SHARDS, save_latest=False, exclude_frozen_parameters=True)
@@ -261,8 +261,8 @@ class DeepSpeedLearner:
         return Layout(self.collective.world_size, max(1, learner.zero_stage), learner.precision, count)
 
     def load(self, directory: str) -> None:
-        """Takes weights and optimizer state as `save` wrote them, on other ranks or in another precision too. Raises
-        UserError where they do not fit."""
+        """Restores weights and optimizer state that `save` wrote, also with another number of ranks or in another
+        precision. Raises UserError where they do not fit."""
         own = self._layout(self.policy)
         saved = saved_layout(directory, SHARDS, own)
         try:

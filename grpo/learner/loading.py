@@ -1,4 +1,4 @@
-"""A model's directory becomes a `Policy`, or one line that says why it is not trained here."""
+"""This module loads a model's directory as a `Policy`, or says in one line why the model cannot be trained here."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from grpo.learner.proof import Build, Proof, prove
 from grpo.learner.sequence_parallel import SequenceGroup
 from grpo.learner.start import take_start
 
-# What a config calls a factor on its logits, and what divides them instead.
+# Names in configs of factors on the logits, and of divisors.
 SCALES, DIVISORS = ("logit_scale", "lm_head_multiplier"), ("logits_scaling",)
 SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
-# Position tables that are made anew from the length of what is computed together.
+# Kinds of rotary position tables that depend on the length of the batch that is computed.
 LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 
@@ -38,12 +38,12 @@ def load_policy(
     together: SequenceGroup | None = None,
     loading: AbstractContextManager[None] | None = None,
 ) -> Policy:
-    """Loads the model at `path` as a `Policy`, with fresh LoRA adapters, drawn from `lora_seed`, where the config asks
-    for them and a seed is given. Weights are read within `loading`, see `grpo.learner.engine.sharded_loading`. Those of
-    `model.start` then take their place. Collective where it is sharded.
+    """Loads the model at `path` as a `Policy`. Collective where the model is sharded.
 
-    Raises UserError for a model that would not be computed exactly, whose heads cannot be shared out, or that the start
-    does not fit.
+    Weights are read within the context `loading`, see `grpo.learner.engine.sharded_loading`. `lora_seed` draws fresh
+    adapters where `model.lora` asks for them; without a seed there are none. Weights of `model.start` are loaded last.
+    Raises UserError for a model that cannot be computed exactly, whose heads cannot be split evenly over ranks, or that
+    does not fit `model.start`.
     """
     trust = model.trust_remote_code
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust)
@@ -69,12 +69,12 @@ def load_policy(
 
 @cache
 def _proof(path: str, trust: bool) -> Proof:
-    """Proves each model once, however often it is loaded."""
+    """Returns the proof of the model at `path`. A process proves each model once."""
     return prove_config(path, AutoConfig.from_pretrained(path, trust_remote_code=trust), trust)
 
 
 def proven_layout(path: str | Path, model: ModelConfig, configured: str) -> str:
-    """Returns how rows of the model at `path` are packed. Raises UserError where it is not trained here at all."""
+    """Returns how rows of the model at `path` are packed. Raises UserError where the model cannot be trained here."""
     return fitting_layout(configured, _proof(str(path), model.trust_remote_code).in_trees)
 
 
@@ -84,13 +84,13 @@ def fitting_layout(configured: str, in_trees: bool) -> str:
 
 
 def prove_config(path: str, config: PretrainedConfig, trust: bool = False) -> Proof:
-    """Finds out how models of `config` are computed exactly, see `grpo.learner.proof`. Raises UserError where they are
-    not."""
+    """Finds the way in which models of `config` are computed exactly, see `grpo.learner.proof`. Raises UserError where
+    no way is exact."""
     return prove(path, config, builder(trust), logit_rule(config), without_dropout)
 
 
 def builder(trust: bool) -> Build:
-    """Makes models of random weights from configs."""
+    """Returns a function that builds a model with random float64 weights from a config."""
 
     def build(config: PretrainedConfig, implementation: str | None) -> PreTrainedModel:
         # The grouped product of experts wants float32; one expert after another is the same function.
@@ -104,7 +104,7 @@ def builder(trust: bool) -> Build:
 
 
 def logit_rule(config: PretrainedConfig, float32: bool = False) -> LogitRule:
-    """Returns what the model does to its logits, by the names that transformers' configs have for it."""
+    """Returns how the model scales and caps its logits, as its transformers config says under various names."""
     text = config.get_text_config()
 
     def product(names: tuple[str, ...]) -> float:
@@ -118,8 +118,8 @@ def logit_rule(config: PretrainedConfig, float32: bool = False) -> LogitRule:
 
 
 def without_dropout(config: PretrainedConfig) -> PretrainedConfig:
-    """Returns the same config with nothing random in it. A ratio of probabilities has to compare one function, not two
-    dropout masks."""
+    """Returns a copy of the config with all dropout and jitter rates at 0. A ratio of probabilities has to compare one
+    function, not two dropout masks."""
     settings = config.to_dict()
     for part in (settings, settings.get("text_config") or {}):
         random = [name for name, value in part.items() if _is_random(name) and isinstance(value, float)]
@@ -132,14 +132,14 @@ def _is_random(name: str) -> bool:
 
 
 def longest_length(path: str | Path, model: ModelConfig) -> float:
-    """Returns the number of tokens up to which the model at `path` was made, or infinity where it has no limit."""
+    """Returns the largest length in tokens that the model at `path` supports, or infinity where it has no limit."""
     config = AutoConfig.from_pretrained(path, trust_remote_code=model.trust_remote_code)
     made_for = getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
     return min([made_for, *(limit for limit, _ in _limits(path, config))])
 
 
 def check_positions(path: str | Path, config: PretrainedConfig, max_length: int) -> None:
-    """Raises UserError where positions up to `max_length` are not the same for learner and sampler."""
+    """Raises UserError where learner and sampler may differ on sequences of up to `max_length` tokens."""
     for limit, reason in _limits(path, config):
         if max_length > limit:
             raise UserError(f"{reason}: set model.max_length={limit} or less, not {max_length}")

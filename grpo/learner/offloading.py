@@ -1,4 +1,4 @@
-"""The learner's states leave the GPU while a sampler works there, and come back as they were.
+"""This module moves the learner's states to main memory while a sampler works on the GPU, and brings them back.
 
 DeepSpeed's own `offload_states` (0.19.8) refuses every optimizer but its FusedAdam under ZeRO-3, and rebuilds each
 stage's views by other code. Here the bytes of a tensor's storage are copied to main memory and the storage is emptied,
@@ -17,11 +17,11 @@ from deepspeed import DeepSpeedEngine
 from torch import Tensor, UntypedStorage, nn
 
 CHUNK = 2**28
-"""Main memory is taken in pieces of so many bytes. torch rounds pinned memory up to a power of two."""
+"""Main memory is taken in pieces of this many bytes, because torch rounds pinned memory up to a power of two."""
 
 
 class MainMemory:
-    """Holds the contents of storages of `device`. The memory is kept for the next time."""
+    """Holds contents of storages of `device` in main memory. The memory is kept for the next offload."""
 
     def __init__(self, device: torch.device):
         self._device = device
@@ -30,8 +30,8 @@ class MainMemory:
         self._taken: list[tuple[UntypedStorage, list[Tensor]]] = []
 
     def take(self, tensors: Iterable[Tensor]) -> None:
-        """Copies the storages of `tensors` that lie on the device, and frees them there. A storage that has been taken
-        already is empty, and stays so."""
+        """Copies the storages of `tensors` that lie on the device to main memory, and frees them on the device. A
+        storage that has been taken already is empty, and stays empty."""
         storages = {
             storage.data_ptr(): storage
             for tensor in tensors
@@ -54,7 +54,7 @@ class MainMemory:
             torch.cuda.empty_cache()
 
     def give_back(self) -> None:
-        """Puts all that was taken back into its storages."""
+        """Copies all contents back into their storages on the device."""
         for storage, copies in self._taken:
             storage.resize_(sum(map(len, copies)))
             for part, copy in _pairs(storage, copies):
@@ -64,7 +64,7 @@ class MainMemory:
         self._used = 0
 
     def _room(self, size: int) -> Iterator[Tensor]:
-        """Yields free pieces of main memory, [bytes] uint8 each, of `size` bytes together."""
+        """Yields free pieces of main memory, [bytes] uint8 each, `size` bytes in total."""
         while size:
             index, start = divmod(self._used, CHUNK)
             if index == len(self._chunks):
@@ -93,7 +93,7 @@ class LearnerStates:
     """
 
     def __init__(self, engine: DeepSpeedEngine, device: torch.device, frozen: Sequence[nn.Module] = ()):
-        """`frozen` are modules that no refresh sends, such as a reference: their weights leave with the moments."""
+        """`frozen` are modules that no refresh sends, such as a reference. Every offload takes their weights."""
         self._engine, self._frozen, self._memory = engine, frozen, MainMemory(device)
 
     def offload(self, keep_weights: bool = False) -> None:
@@ -107,12 +107,12 @@ class LearnerStates:
         self._memory.take(tensor for tensor in states if tensor.untyped_storage().data_ptr() not in staying)
 
     def reload(self) -> None:
-        """Takes all states back, bit by bit as they were."""
+        """Brings all states back to the device, bit by bit."""
         self._memory.give_back()
 
 
 def _weights(module: nn.Module) -> Iterator[Tensor]:
-    """Yields the weights of a module, and under ZeRO-3 the shards that this rank has of them."""
+    """Yields the weights of a module, and under ZeRO-3 this rank's shards of the weights."""
     for parameter in module.parameters():
         shards = (getattr(parameter, name, None) for name in ("ds_tensor", "ds_secondary_tensor"))
         yield from _tensors([parameter, *shards])

@@ -1,4 +1,4 @@
-"""This module prepares micro-batches on the device without making the host wait for it."""
+"""This module prepares micro-batches on the device without making the host wait for the device."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from grpo.types import MicroBatch
 
 
 def spoil_unless(fine: torch.Tensor, logprobs: torch.Tensor) -> None:
-    """Makes the gradient of `logprobs` NaN where `fine` [] is false, without waiting for it: a NaN in one branch of a
-    maximum can leave finite gradients, and these say it to every rank."""
+    """Makes the gradient of `logprobs` NaN if `fine` [], on the device, is false, without waiting for its value. A NaN
+    loss can leave finite gradients, as from one branch of a maximum, but NaN gradients reach every rank."""
     logprobs.register_hook(lambda gradient: gradient.where(fine, torch.nan))
 
 

@@ -1,4 +1,4 @@
-"""Files that torch saved are read without running them: a checkpoint may be somebody else's."""
+"""This module reads files that torch saved without running code in them: a checkpoint may come from a stranger."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from deepspeed.utils.tensor_fragment import fragment_address
 from grpo.config.errors import UserError
 
 RECORDS = [LossScaler, ZeroStageEnum, fragment_address]
-"""Classes of DeepSpeed that it saves: they hold numbers and nothing else."""
+"""DeepSpeed's checkpoints contain objects of these classes, which hold numbers and nothing else."""
 
 
 @contextmanager
 def only_plain_data() -> Iterator[None]:
-    """Lets `torch.load` read tensors, numbers, text and `RECORDS`, whoever calls it and whatever it is told. For a
-    file that holds anything else, or that cannot be read, it raises UserError."""
+    """Restricts every `torch.load` in the context to tensors, numbers, text and `RECORDS`, whatever its caller asks
+    for. It then raises UserError for a file that holds anything else or cannot be read."""
     load = torch.load
 
     def load_plain(file: Any, *arguments: Any, **options: Any) -> Any:

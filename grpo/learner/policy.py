@@ -1,4 +1,4 @@
-"""The policy, as the learner needs it, takes packed tokens and gives log-probabilities of targets."""
+"""This module makes of a transformers model a policy that maps packed tokens to log-probabilities of targets."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class LogprobHead(nn.Module):
-    """Asks the output layer only for the log-probabilities of given targets.
+    """Computes log-probabilities of given targets from hidden states and the model's output layer.
 
-    A module of its own, because ZeRO-3 gathers a parameter around the forward and backward pass of the
+    It is a module of its own, because ZeRO-3 gathers a parameter around the forward and backward pass of the
     module that holds it. Weight and bias are the model's own (its input embedding where those are tied).
     """
 
@@ -36,11 +36,11 @@ class LogprobHead(nn.Module):
 
 
 class Policy(nn.Module):
-    """A policy is a causal language model of transformers, with the log-probability head above.
+    """A policy is a causal language model of transformers with a `LogprobHead`.
 
-    With `in_trees` the model's attention is `grpo.learner.attention.tree_attention`, and a packed row is computed as it
-    lies. Otherwise the model is as transformers made it, and every completion is computed after its prompt in a row of
-    its own: for models that carry something from token to token outside of attention.
+    With `in_trees` the model's attention is `grpo.learner.attention.tree_attention`, and packed rows are computed
+    directly. Otherwise the model is unchanged, and every completion is computed after its prompt in a row of its own.
+    This is for models that carry state from token to token outside of attention.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Policy(nn.Module):
         in_trees: bool = True,
         together: SequenceGroup | None = None,
     ):
-        """`together` are the ranks that compute each row with this one."""
+        """`together` are the ranks that compute each row with this one (sequence parallelism), or None."""
         super().__init__()
         self.language_model = language_model
         self.in_trees = in_trees
@@ -94,8 +94,8 @@ class Policy(nn.Module):
         return output.last_hidden_state[0]
 
     def _hidden_one_by_one(self, micro: MicroBatch) -> Tensor:
-        """Returns hidden states [tokens, width], as `_hidden`. One batch of rows, so that all ranks call every layer
-        equally often."""
+        """Returns hidden states [tokens, width] as `_hidden` does, but computes each completion in a row of its own.
+        All rows form one batch, so that all ranks call every layer equally often."""
         rows = _rows_of_their_own(micro.trees)
         longest = max(map(len, rows))
         # What fills a row up comes last, where no token of a causal model looks.
@@ -122,14 +122,14 @@ def _without_frozen(policy: nn.Module, state: dict[str, Tensor], prefix: str, me
 
 
 def _frozen_may_miss(policy: nn.Module, keys: NamedTuple) -> None:
-    """Lets a state without frozen weights be loaded strictly. One of an older version has them, and they are read."""
+    """Lets a state without frozen weights be loaded strictly. States of older versions have them: they are loaded."""
     frozen = _frozen(policy)
     keys.missing_keys[:] = [name for name in keys.missing_keys if name not in frozen]
 
 
 def _rows_of_their_own(trees: tuple[Tree, ...]) -> list[Tensor]:
-    """Returns the places of each completion in the packed row: its prompt's tokens and its own. A prompt without
-    completions gives its own places."""
+    """Returns, for each completion, the positions of its prompt's tokens and its own in the packed row. A prompt
+    without completions gives only its own positions."""
     rows = []
     for tree in trees:
         prompt = torch.arange(tree.start, tree.start + tree.prompt_length)

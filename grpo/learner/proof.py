@@ -1,11 +1,11 @@
-"""A model proves, before it is trained, that packed rows are what the model itself computes.
+"""This module checks, before a model is trained, that packed rows give the results of the model's own forward pass.
 
 A small copy of the model, of its own class and with random weights, is computed twice in float64: every completion
 alone by transformers' eager attention, and packed as the learner does it. Log-probabilities and gradients have to be
-equal but for rounding. Windows are shortened below the length of the completions, so that they count. A model that is
-not computed exactly in trees is tried one completion a row, as transformers made it, with the attention that it chooses
-and with its eager one; if that is not exact either, it is refused with the differences that were measured. No
-list of names decides.
+equal but for rounding. Windows are made shorter than the completions, so that they take effect. A model that is not
+exact in packed trees is tried with one completion a row and transformers' own code, first with the model's default
+attention, then with eager attention. If neither is exact, the model is refused with the measured differences. No list
+of model names decides.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from grpo.learner.small_copy import SIZES, VOCABULARY, covering_layers, small_co
 from grpo.types import Completion, MicroBatch
 
 TOLERANCE = 1e-5
-"""Largest difference of a log-probability in nats, and relative difference of the gradient. Parts of many models
-compute in float32 whatever they are given, which leaves 1e-7."""
+"""The largest difference allowed: of a log-probability in nats, and of the gradient relatively. Parts of many models
+compute in float32 even for float64 inputs, which leaves differences of 1e-7."""
 
 LARGEST = 100_000_000
-"""Parameters of a small copy at most: 0.8 GB, four times over."""
+"""The largest number of parameters of a small copy: 0.8 GB, four times over."""
 
-# Prompt and completions of each tree, in tokens: longer than the window together and alone, shorter, and single.
+# Lengths of each tree's prompt and completions, in tokens: longer and shorter than the window, and a single token.
 TREES = ((11, (14, 5, 1, 10)), (3, (6, 12)))
 
 Build = Callable[[PretrainedConfig, str | None], PreTrainedModel]
-"""A model of random weights in float64 from its config and the name of an attention implementation (None: its own)."""
+"""Builds a model with random float64 weights from a config and the name of an attention implementation (None: the
+model's default)."""
 
 Calm = Callable[[PretrainedConfig], PretrainedConfig]
-"""A config without what is random in it."""
+"""Returns a copy of a config without dropout and other randomness."""
 
 
 WAYS: dict[str | None, str] = {NAME: "packed in trees", None: "one completion a row", "eager": "the same in eager mode"}
@@ -49,8 +50,8 @@ WAYS: dict[str | None, str] = {NAME: "packed in trees", None: "one completion a 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Says by which of `WAYS` a model is computed exactly. `difference` is the larger of the two that were measured, of
-    log-probabilities (nats) and of the gradient (relative); `reason` says why it was not an earlier way."""
+    """A proof says by which of `WAYS` a model is computed exactly. `difference` is the larger of two measured ones, of
+    log-probabilities (nats) and of the gradient (relative). `reason` says why the first way failed, if it did."""
 
     way: str | None
     difference: float
@@ -64,8 +65,8 @@ class Proof:
 def prove(
     path: str, config: PretrainedConfig, build: Build, rule: LogitRule, calm: Calm = lambda config: config
 ) -> Proof:
-    """Compares ways to compute a small copy of the model of `config` with the copy's own forward pass. `calm` changes
-    the copy as a model is changed before it learns. Raises UserError where no way is exact."""
+    """Finds the first of `WAYS` by which a small copy of the model gives the results of its own eager forward pass.
+    `calm` changes the copy's config as a model's is changed before training. Raises UserError where no way is exact."""
     verbosity = logging.getLogger("transformers").level
     logging.getLogger("transformers").setLevel(logging.ERROR)
     try:
@@ -105,7 +106,8 @@ def _first_line(error: Exception) -> str:
 
 
 def _own_model(path: str, config: PretrainedConfig, build: Build) -> tuple[PreTrainedModel, PretrainedConfig]:
-    """Returns the small copy by eager attention, and its config: of the first of `SIZES` that its class takes."""
+    """Returns the small copy, with eager attention, and its config. Its size is the first of `SIZES` that the model's
+    class accepts. Raises UserError where it accepts none."""
 
     def on_meta(config: PretrainedConfig) -> PreTrainedModel:
         with torch.device("meta"):
@@ -153,7 +155,7 @@ def example_row() -> tuple[MicroBatch, list[tuple[list[int], list[int]]]]:
 def own_results(
     model: PreTrainedModel, sequences: list[tuple[list[int], list[int]]], coefficients: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Returns log-probabilities [targets] and gradients of their weighted sum, each completion in a pass of its own."""
+    """Returns log-probabilities [targets] and gradients of their weighted sum, with each completion computed alone."""
     pieces = []
     for prompt, completion in sequences:
         ids = torch.tensor([prompt + completion])
@@ -175,7 +177,8 @@ def _gradients(model: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def difference(ours: tuple[Tensor, Mapping[str, Tensor]], own: tuple[Tensor, Mapping[str, Tensor]]) -> float:
-    """Returns the larger of the two differences; infinite where either is no number or a gradient is missing."""
+    """Returns the larger of two differences: the largest of a log-probability, and the gradient's, relative to its
+    norm. It is infinite where either is not finite or the weights with gradients differ."""
     (logprobs, gradients), (own_logprobs, own_gradients) = ours, own
     if gradients.keys() != own_gradients.keys():
         return float("inf")
@@ -187,8 +190,8 @@ def difference(ours: tuple[Tensor, Mapping[str, Tensor]], own: tuple[Tensor, Map
 
 @torch.no_grad()
 def _randomize(model: PreTrainedModel) -> None:
-    """Draws weights that make every part of the model count: with those of a fresh model predictions are nearly
-    uniform, and biases are zero."""
+    """Changes a fresh model's weights so that every part has an effect. Otherwise predictions would be nearly uniform,
+    and biases zero."""
     for parameter in model.parameters():
         if parameter.dim() > 1 and parameter.std() > 0:
             parameter.mul_(parameter[0].numel() ** -0.5 / parameter.std())

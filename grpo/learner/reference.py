@@ -29,7 +29,8 @@ class AdapterReference:
 
 
 class CopyReference:
-    """Keeps a frozen copy of the policy, sharded like it under ZeRO-3, moved towards it every so many steps.
+    """Keeps a frozen copy of the policy, sharded as the policy is under ZeRO-3. The copy moves towards the policy every
+    `refresh_every` steps, or never if that is 0.
 
     A moving average (`refresh_rate` < 1) is kept in float32: in bfloat16 small moves round to nothing.
     """
@@ -51,7 +52,7 @@ class CopyReference:
 
     @torch.no_grad()
     def refresh(self, buckets: Iterator[list[tuple[str, torch.Tensor]]]) -> None:
-        """Moves the reference: θ_ref ← θ_ref + rate·(θ − θ_ref), bucket by bucket."""
+        """Moves the reference towards the policy, bucket by bucket: θ_ref ← θ_ref + rate·(θ − θ_ref)."""
         own = dict(base_model(self.policy.language_model).named_parameters())
         for bucket in buckets:
             with gathered([own[name] for name, _ in bucket], modifier_rank=0):
@@ -66,7 +67,7 @@ class CopyReference:
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Takes back what `state` gave. Collective."""
+        """Restores the weights that `state` returned. Collective."""
         own = dict(base_model(self.policy.language_model).named_parameters())
         with gathered(list(own.values()), modifier_rank=0):
             for name, tensor in state.items():

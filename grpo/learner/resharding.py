@@ -1,7 +1,7 @@
-"""This module turns the shards of a checkpoint into those that are wanted now.
+"""This module loads checkpoints whose shards have another layout than the learner.
 
-They may be of other ranks, of another precision, or of ZeRO stage 1 where 2 is wanted. Between stage 3 and the others
-DeepSpeed has no way."""
+The number of ranks and the precision may differ, and ZeRO stages 1 and 2 can be exchanged. DeepSpeed cannot convert
+between stage 3 and the others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WHOLE = "whole"
 
 def load_resharded(engine: DeepSpeedEngine, directory: str | Path, tag: str, collective: TorchCollective) -> None:
     """Loads weights and optimizer state by way of DeepSpeed's universal checkpoint, which the first rank makes of the
-    shards and removes afterwards. To be called within `only_plain_data`. Collective."""
+    shards and removes afterwards. Call it within `only_plain_data`. Collective."""
     universal, failure = "", ""
     if collective.rank == 0:
         try:
@@ -60,7 +60,7 @@ def load_resharded(engine: DeepSpeedEngine, directory: str | Path, tag: str, col
 
 
 def _check_names(shards: Path) -> None:
-    """Raises UserError where a parameter has a name that leads elsewhere: DeepSpeed makes folders of these names."""
+    """Raises UserError where a parameter's name could be a path: DeepSpeed makes folders with these names."""
     for file in sorted(shards.glob("*_states.pt")):
         for name in _names(torch.load(file, map_location="cpu", mmap=True)):
             if not isinstance(name, str) or name in ("", ".", "..") or {"/", "\\", "\0"} & set(name):
@@ -68,7 +68,8 @@ def _check_names(shards: Path) -> None:
 
 
 def _names(state: Mapping[str, Any]) -> Iterator[Any]:
-    """Returns all names of parameters in a shard, of weights or of an optimizer."""
+    """Yields all names of parameters in a shard, of weights or of an optimizer. Raises UserError where DeepSpeed has
+    spread experts over ranks."""
     if state.get(AUTOEP_LAYERS_KEY) or state.get(AUTOEP_LAYERS_KEY_LEGACY):
         raise UserError("it holds experts that DeepSpeed has spread over ranks, which this version does not save")
     yield from state.get("module") or ()

@@ -1,4 +1,4 @@
-"""Tokens are chosen among all of an optimizer step before it is taken, where `objective.selection` asks for it."""
+"""This module chooses tokens among all tokens of an optimizer step before the step, see `objective.selection`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def with_selection(
     collective: Collective,
     together: int,
 ) -> Sequence[MicroBatch]:
-    """Returns the micro-batches with what the configured selection chose, or as they are without one. Collective.
+    """Returns the micro-batches with the tokens marked that the configured selection chose. Collective.
 
-    `tokens_of` computes the tokens of a micro-batch under the current weights. `together` is the number of ranks that
-    compute each row together: all of them have its tokens, which count once.
+    Without a selection the micro-batches are unchanged. `tokens_of` computes a micro-batch's tokens under the current
+    weights. `together` is the number of ranks that compute each row together: all have its tokens, which count once.
     """
     if objective.selection.name == "none":
         return micro_batches

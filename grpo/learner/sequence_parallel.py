@@ -1,4 +1,4 @@
-"""Under Ulysses sequence parallelism (arXiv:2309.14509) several ranks compute one packed row together.
+"""This module has several ranks compute one packed row together: Ulysses sequence parallelism (arXiv:2309.14509).
 
 Each rank holds a share of the row's tokens through every layer but attention, where tokens are exchanged for heads:
 there each rank holds all tokens of its share of the heads. Activations of a row are spread over the ranks, which is
@@ -20,7 +20,8 @@ from grpo.types import MicroBatch, Tree
 
 
 class SequenceGroup:
-    """Knows this rank's place among the `size` ranks, consecutive ones, that share rows. Made on all ranks together."""
+    """A sequence group is the `size` consecutive ranks that compute rows together with this one. Every rank of the run
+    must create it at the same time."""
 
     def __init__(self, size: int, deadline_seconds: float):
         """A rank waits for the others of its group for `deadline_seconds` at most, for example until they have sampled.
@@ -36,15 +37,15 @@ class SequenceGroup:
                 self._group = group
 
     def pool(self, values: Sequence[Any]) -> tuple[list[Any], slice]:
-        """Returns the values of all ranks of the group, and where this rank's are among them."""
+        """Returns the values of all ranks of the group, and the slice of them that came from this rank."""
         every: list[Any] = [None] * self.size
         dist.all_gather_object(every, list(values), group=self._group)
         first = sum(map(len, every[: self._index]))
         return [value for of_one_rank in every for value in of_one_rank], slice(first, first + len(values))
 
     def padded(self, micro: MicroBatch) -> tuple[Tensor, Tensor, tuple[Tree, ...]]:
-        """Returns token ids, positions and trees of a row that all ranks hold equally many tokens of. What is added is
-        a tree of its own, that nobody sees."""
+        """Returns a row's token ids, positions and trees, padded so that all ranks hold equally many tokens. The
+        padding is a tree of its own, which no other token attends."""
         length = len(micro.token_ids)
         missing = -length % self.size
         pad = torch.nn.functional.pad
@@ -52,12 +53,13 @@ class SequenceGroup:
         return pad(micro.token_ids, (0, missing)), pad(micro.position_ids, (0, missing)), trees
 
     def share(self, length: int) -> slice:
-        """Returns this rank's tokens of a padded row."""
+        """Returns the slice of this rank's tokens in a padded row of `length` tokens."""
         tokens = length // self.size
         return slice(self._index * tokens, (self._index + 1) * tokens)
 
     def tokens_to_heads(self, tensor: Tensor) -> Tensor:
-        """Turns [1, heads, tokens/size, width] into [1, heads/size, tokens, width]. Too few heads are repeated."""
+        """Turns [1, heads, tokens/size, width] into [1, heads/size, tokens, width]. Fewer than `size` heads are
+        repeated."""
         if tensor.shape[1] < self.size:
             tensor = tensor.repeat_interleave(self.size // tensor.shape[1], dim=1)
         _, heads, tokens, width = tensor.shape
@@ -72,12 +74,12 @@ class SequenceGroup:
         return self._exchange(by_receiver).reshape(1, self.size * heads, tokens // self.size, width)
 
     def own_heads(self, tensor: Tensor) -> Tensor:
-        """Returns the values [heads/size] of the heads that `tokens_to_heads` leaves this rank, out of [heads]."""
+        """Returns, of one value per head [heads], those [heads/size] of this rank's heads after `tokens_to_heads`."""
         return tensor.chunk(self.size)[self._index]
 
     def whole(self, values: Tensor, place: Tensor, length: int) -> Tensor:
-        """Returns the values [length] of all ranks. This rank has `values` [own] at `place` [own], and others have the
-        rest."""
+        """Returns the values [length] of a whole row, gathered from all ranks. This rank has `values` [own] at the
+        indices `place` [own], and the other ranks have the rest."""
         return _Sum.apply(values.new_zeros(length).index_put((place,), values), self._group)
 
     def _exchange(self, by_receiver: Tensor) -> Tensor:
@@ -86,7 +88,8 @@ class SequenceGroup:
 
 
 class _Sum(torch.autograd.Function):
-    """Sums over the ranks of a group. All make the same loss of the sum, so each has the whole gradient already."""
+    """Sums over the ranks of a group. The backward pass passes the gradient on unchanged: all ranks compute the same
+    loss from the sum, so each has the whole gradient already."""
 
     @staticmethod
     def forward(context, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -1,4 +1,4 @@
-"""A layout says how a learner's state lies in the shards of a checkpoint, and so whether a learner can read it."""
+"""This module records how a learner's state lies in a checkpoint's shards, and says whether a learner can read it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from grpo.config.folder import LAYOUT_FILE
 
 # How DeepSpeed names shards of an optimizer for bfloat16, and weights that are not sharded.
 OF_BFLOAT16, WHOLE_WEIGHTS = "bf16_", "mp_rank_*_model_states.pt"
-# In a checkpoint's folder, the one of the shards.
+# The folder of the shards within a checkpoint's folder.
 SHARDS = "learner"
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A layout says how a learner's state lies in its shards: only a learner of the same layout reads them as they are.
-    `parameters` are the numbers that are trained."""
+    """A layout says how a learner's state is split into shards. Only a learner of the same layout reads them without
+    conversion. `parameters` counts the trained parameters."""
 
     ranks: int
     zero_stage: int
@@ -32,7 +32,7 @@ class Layout:
 
 def saved_layout(directory: str | Path, tag: str, own: Layout) -> Layout:
     """Returns the layout of a checkpoint whose shards are in its folder `tag`. Raises UserError where a learner of
-    layout `own` cannot read it, in this form or another."""
+    layout `own` cannot read the checkpoint, even after conversion."""
     file, shards = Path(directory, LAYOUT_FILE), Path(directory, tag)
     if not shards.is_dir():
         raise UserError(
@@ -58,8 +58,8 @@ def saved_layout(directory: str | Path, tag: str, own: Layout) -> Layout:
 
 
 def _told_by_names(shards: Path, own: Layout) -> Layout:
-    """Returns the layout of a checkpoint that an older version saved, as the names of its files tell it. They do not
-    tell stage 1 from 2, which read each other, nor the number of parameters."""
+    """Returns the layout of a checkpoint that an older version saved, as far as its files' names show it. The number of
+    parameters comes from `own`, and so does stage 1 or 2, since both read each other's shards."""
     names = [path.name for path in shards.glob("*optim_states.pt")]
     if not names:
         raise UserError(

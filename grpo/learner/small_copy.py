@@ -1,4 +1,4 @@
-"""Makes the config of a small model of the same architecture: few layers, but each kind of them, and short windows."""
+"""This module makes configs of small models of the same architecture: few layers, but each kind, and short windows."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 WINDOW, CHOSEN, VOCABULARY = 8, 2, 96
-"""Of a small copy: tokens that a window reaches, places that a sparse attention chooses, and tokens that there are."""
+"""In a small copy, these are the tokens of an attention window, the blocks that sparse attention chooses, and the
+tokens of the vocabulary."""
 
 FEW, ALL = 0, 10**9
 SIZES = ((1, FEW), (1, 2), (1, 1), (1, 4), (1, 8), (1, ALL), (3, 2))
-"""Small copies, in the order in which they are tried, as `small_config` takes them: how many times as many layers as
-show every kind, and `heads`. Some models share weights between layers that are far apart."""
+"""These sizes of small copies are tried in this order: a multiple of `covering_layers`, and `heads` of `small_config`.
+The last size has more layers, since some models share weights between layers that are far apart."""
 
 _STANDARD = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers",
              "vocab_size")  # fmt: skip
-# Widths between the matrices of feed-forward layers, numbers of experts and of those that a token goes to, and of their
-# groups, as configs call them.
+# Names in configs for inner widths of feed-forward layers, and for numbers of experts, experts per token and groups of
+# experts.
 _INNER = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "ffn_dim", "n_inner")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk")
 _GROUPS = ("n_group", "num_expert_group")
 _LINEAR_HEADS = ("linear_num_key_heads", "linear_num_value_heads")
-# What limits attention to a part of the tokens before, besides windows by name: reach, and places that are chosen.
+# Settings that limit attention to some earlier tokens, besides those named "window": its reach, and blocks it chooses.
 _REACH = ("attention_chunk_size", "local_attention", "index_block_size")
-# Single places that are chosen (index_topk) stay: `loading.check_positions` refuses lengths at which they are.
+# The number of single tokens (index_topk) stays: `loading.check_positions` refuses lengths at which they are chosen.
 _CHOSEN = ("index_topk_blocks",)
-# What a layer is told for the sake of a cache of keys and values.
+# Flags of layers that only concern a cache of keys and values.
 _OF_CACHE = ("store_full_length_kv",)
-# Numbers of layers of the parts that see pictures or hear, which no text goes through.
+# Numbers of layers of vision and audio towers, which no text goes through.
 _TOWER_LAYERS = ("num_hidden_layers", "depth")
 
 
@@ -39,9 +40,9 @@ def small_config(config: PretrainedConfig, num_layers: int, heads: int = FEW) ->
     """Returns the same architecture with its first `num_layers` layers, a small vocabulary and windows of `WINDOW`
     tokens.
 
-    heads   FEW: at most two key heads and as many features as they need; few experts, narrow feed-forward layers
-            a number: all heads and widths divided alike, so that so many key heads are left; the rest as with FEW
-            ALL: as many and as wide as the model itself
+    heads   FEW: at most two key heads and the hidden size that they need; few experts, narrow feed-forward layers
+            a number: that many key heads, with all heads and widths divided alike; the rest as with FEW
+            ALL: heads, widths and experts of the model itself
     """
     settings = config.to_dict()
     text = config.get_text_config()
@@ -136,8 +137,8 @@ def _limited(own: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, int]
 
 
 def covering_layers(config: PretrainedConfig, on_meta: Callable[[PretrainedConfig], PreTrainedModel]) -> int:
-    """Returns how many of the first layers have every kind of layer: at least two. `on_meta` makes a model without
-    memory."""
+    """Returns the smallest number of first layers, at least two, that include every kind of layer. `on_meta` builds a
+    model without memory for its weights."""
     count = config.get_text_config().num_hidden_layers
     layers = next(
         (module for module in on_meta(config).modules() if isinstance(module, nn.ModuleList) and len(module) == count),

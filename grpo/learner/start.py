@@ -1,4 +1,4 @@
-"""A policy takes the weights with which a run starts: those of another run's checkpoint, or of a peft adapter."""
+"""This module gives a policy the weights that a run starts from: another run's checkpoint, or a peft adapter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from grpo.learner.weights import gathered
 
 def take_start(policy: Policy, start: Path) -> None:
     """Gives a policy the trained weights of the checkpoint or the adapter in folder `start`. Collective where the
-    policy is sharded. Raises UserError where they cannot be read, or are those of another model."""
+    policy is sharded. Raises UserError where the weights cannot be read or belong to another model."""
     if (start / ADAPTER_CONFIG).exists():
         _take_adapter(policy, start)
     else:
@@ -68,9 +68,9 @@ def _take_checkpoint(policy: Policy, checkpoint: Path) -> None:
 
 
 def _saved_weights(checkpoint: Path) -> Mapping[str, Any]:
-    """Returns the trained weights in a checkpoint by name, as tensors or as what `contiguous` makes a tensor of.
+    """Returns the trained weights in a checkpoint by name, as tensors or as objects whose `contiguous` makes a tensor.
 
-    Those of ZeRO 1 and 2 are read from the whole model in them, those of ZeRO 3 from the float32 shards of all ranks.
+    Checkpoints of ZeRO 1 and 2 hold the whole model, which is read. With ZeRO 3 all ranks' float32 shards are read.
     """
     whole = sorted((checkpoint / SHARDS).glob(WHOLE_WEIGHTS))
     if whole:

@@ -1,8 +1,8 @@
 """This module computes the attention of a whole packed row in one call of torch's flash kernel for many lengths.
 
-Every run of a row, a prompt or a completion, is one sequence of queries. Its keys are those of its prompt and its own,
-gathered into a sequence that ends where the run does. So the kernel's causal mask and its window are those of a tree,
-whatever the number of trees and completions. A call for each of them would cost the host more time than a GPU needs.
+Every run of a row, which is a prompt or a completion, is one sequence of queries. Its keys are its prompt's and its
+own, gathered into a sequence that ends where the run does. So the kernel's causal mask and window are right for a tree,
+whatever the number of trees and completions. A call for each run would cost the host more time than a GPU needs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WIDEST, WIDEST_ELSEWHERE = 256, 192
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Spans say which keys each run of queries attends: up to its own place among them.
+    """Spans say which keys belong to each run of queries. A query attends the keys up to its own place.
 
     keys          [keys] int64 places in the row, run after run; None: every run attends itself alone
     query_ends    [runs + 1] int32 where the runs, which fill the row, begin and end
@@ -41,7 +41,7 @@ class Spans:
 
 
 def spans_of(trees: Sequence[Sequence[int]], device: torch.device) -> Spans:
-    """Returns the spans of a row. Of each of its trees come the lengths of the prompt and of its completions.
+    """Returns the spans of a row. `trees` holds, for each tree, the input lengths of its prompt and its completions.
 
     >>> spans = spans_of([(2, 1, 0, 3), (4,)], torch.device("cpu"))
     >>> spans.keys.tolist()
@@ -93,8 +93,8 @@ def _widest(device: torch.device) -> int:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, spans: Spans, scale: float | None, window: int | None) -> Tensor:
-    """Returns causal attention, [1, heads, tokens, width] as `query`. `scale` and `window`: see
-    `grpo.learner.attention`."""
+    """Computes the causal attention of a whole row, with the shape of `query`, [1, heads, tokens, width]. `scale` and
+    `window` mean the same as in `grpo.learner.attention`."""
     queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     if spans.keys is not None:
         keys, values = _Gathered.apply(keys, spans.keys), _Gathered.apply(values, spans.keys)
@@ -106,8 +106,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, spans: Spans, scale: float
 
 
 class _Gathered(torch.autograd.Function):
-    """Returns the rows of a tensor at `places`, [places, ...]. Gradients that several completions send to one row of
-    their prompt are summed in float32 at least."""
+    """Returns the rows of a tensor at `places`, [places, ...]. Its backward pass sums the gradients that several
+    completions send to one row of their prompt in float32 at least."""
 
     @staticmethod
     def forward(context: Any, rows: Tensor, places: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Weights are gathered as whole tensors under their Hugging Face names, bucket by bucket."""
+"""This module gathers weights as whole tensors under their Hugging Face names, bucket by bucket."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def gathered(parameters: list[nn.Parameter], modifier_rank: int | None = None) -
 
 @dataclass(slots=True)
 class MergeLoss:
-    """Measures what rounding takes from adapters as they are merged: ‖merged and rounded − merged‖ / ‖change by the
-    adapters‖.
+    """Measures how much of the adapters' change is lost to rounding when they are merged: ‖merged and rounded − merged‖
+    / ‖change by the adapters‖.
 
-    Small changes vanish between two neighbouring numbers of bfloat16; 0 says that all arrives, 1 that nothing does.
+    Small changes vanish between two neighbouring numbers of bfloat16. 0 means that nothing is lost, 1 that all is.
     """
 
     lost: float = 0.0
@@ -46,11 +46,11 @@ class MergeLoss:
 def weight_buckets(
     policy: Policy, bucket_bytes: int, dtype: torch.dtype, form: str = MERGED, loss: MergeLoss | None = None
 ) -> Iterator[list[tuple[str, Tensor]]]:
-    """Yields the model's weights in `form` (see `grpo.interfaces`), a few whole tensors at a time, in `dtype` but for
-    adapters and what they adapt: a receiver that adds them needs the learner's own precision.
+    """Yields the model's weights in `form` (see `grpo.types.weights`), a few whole tensors at a time, in `dtype`.
 
-    The tensors of a bucket are valid until the next one is asked for. Tied weights come once, under
-    their first name. Adapters are merged in float32; `loss` is told what `dtype` then rounds off.
+    Unmerged adapters, and the weights that they adapt, keep the learner's own precision for a receiver that merges
+    them. The tensors of a bucket are valid until the next bucket is asked for. Tied weights come once, under their
+    first name. Adapters are merged in float32; `loss` adds up what rounding to `dtype` then takes away.
     """
     weights = list(_weights(policy.language_model, loss or MergeLoss()))
     if form == MERGED:
@@ -74,12 +74,12 @@ def weight_buckets(
 
 
 Piece = tuple[list[nn.Parameter], Callable[[torch.dtype], list[tuple[str, Tensor]]]]
-"""Parameters to gather, and what to make of them once they are whole."""
+"""A piece is parameters to gather, and a function that makes named tensors of them once they are whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Weight:
-    """Holds a weight under its Hugging Face name; `layer` is the LoRA layer that adapts it, or None."""
+    """Holds a weight under its Hugging Face name. `layer` is the LoRA layer that adapts the weight, or None."""
 
     name: str
     parameter: nn.Parameter

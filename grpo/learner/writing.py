@@ -1,6 +1,6 @@
-"""Shards are written so that a rank that cannot write still meets the others.
+"""This module writes shards so that a rank that cannot write still takes part in the collective save.
 
-DeepSpeed's save is collective: a rank that leaves it in the middle has the others wait there for their deadline.
+A rank that left DeepSpeed's save in the middle would keep the others waiting until their deadline.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 from deepspeed import DeepSpeedEngine
 
 Attempt = Callable[..., None]
-"""Calls what it is given with the arguments that it is given, unless something before has failed."""
+"""Calls a function with the given arguments, unless an earlier call has failed."""
 
 
 @contextmanager
 def telling() -> Iterator[None]:
-    """Makes an OSError of the RuntimeError by which `torch.save` tells, in many ways, of a full disk."""
+    """Turns the RuntimeErrors that `torch.save` raises, with various texts, when a disk is full into an OSError."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -29,8 +29,8 @@ def telling() -> Iterator[None]:
 
 @contextmanager
 def to_the_end(engine: DeepSpeedEngine) -> Iterator[Attempt]:
-    """Puts off what this rank cannot write: `engine` and those who write by the yielded `Attempt` go on as
-    though it were written. What was put off is raised at the end, when nobody waits for this rank any more."""
+    """Delays this rank's write errors: `engine`, and callers of the yielded `Attempt`, go on as though the files were
+    written. The first error is raised at the end of the context, when no other rank waits for this one any more."""
     failures: list[Exception] = []
 
     def attempt(write: Callable[..., Any], *arguments: Any, **named: Any) -> None:

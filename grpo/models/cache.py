@@ -17,7 +17,7 @@ DEADLINE_SECONDS = 900.0
 
 _log = logging.getLogger(__name__)
 _hashed: set[Path] = set()
-"""These are the entries whose hashes this process has already compared or written."""
+"""These are the cache entries whose hashes this process has already compared or written."""
 
 
 def cache_root() -> Path:

@@ -1,4 +1,4 @@
-"""This module gives a model other settings: in a folder of links to its files, with a config.json of its own."""
+"""This module changes a model's settings, in a folder of links to the model's files with another config.json."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ CONFIG = "config.json"
 
 
 def with_config(directory: Path, changes: Mapping[str, Any]) -> Path:
-    """Returns the folder of the model in `directory` whose config.json has `changes`, nested settings one by one.
+    """Returns a folder with the model in `directory`, but with `changes` made to its config.json.
 
-    The folder lies in the cache, and is the same for the same changes: learner and sampler read the same model there.
+    Nested settings are changed one by one. The folder lies in the cache and is the same for the same changes, so that
+    learner and sampler read the same model.
     """
     if not changes:
         return directory

@@ -1,4 +1,4 @@
-"""The identity of a model's weights tells whether adapters meet the base that they were trained on."""
+"""This module identifies a model's weights, to check that adapters meet the base that they were trained on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 def weights_identity(model: ModelConfig, directory: Path) -> dict[str, Any]:
     """Returns where the model in `directory` came from, and the SHA-256 of each of its files of weights.
 
-    `revision` is the commit on the hub, or "". A process reads each folder once.
+    `revision` is the commit on the hub, or "". A process computes the hashes of each folder once.
     """
     revision = directory.name if directory.parent.name == "snapshots" else model.revision
     return {"path": model.path or model.source, "revision": revision, "sha256": _digests(directory)}
@@ -41,7 +41,7 @@ def _digest(file: Path) -> str:
 def check_base(saved: Mapping[str, Any] | None, present: Mapping[str, Any], checkpoint: Path) -> None:
     """Raises UserError when a checkpoint's adapters were trained on other weights than the present ones.
 
-    Checkpoints of older versions say nothing of their base, and hold it themselves.
+    `saved` is None for checkpoints of older versions, which do not name the base but contain it.
     """
     if not saved or sorted(saved["sha256"].values()) == sorted(present["sha256"].values()):
         return

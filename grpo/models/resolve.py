@@ -1,4 +1,4 @@
-"""This module turns a `ModelConfig` into a local directory, and says in one line why that failed when it does."""
+"""This module turns a `ModelConfig` into a local directory, or says in one line why that failed."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def load_tokenizer(path: Path | str, model: ModelConfig) -> PreTrainedTokenizerB
 
 
 def _download(name: str, revision: str, weights: bool) -> Path:
-    """Downloads a model from the hub into the hub's cache, at a revision or "", with or without its weights.
+    """Downloads a model from the hub into the hub's cache, with or without `weights`. `revision` "" is the default one.
 
     Raises `UserError` when that fails.
     """

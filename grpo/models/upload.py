@@ -1,4 +1,4 @@
-"""A folder with a model is uploaded to the Hugging Face hub, only when a person asks for it."""
+"""This module uploads a folder with a model to the Hugging Face hub, only when a person asks for it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Result = TypeVar("Result")
 
 
 def check_upload(name: str) -> None:
-    """Asks the hub who is logged in, before any long work.
+    """Checks before any long work that the user who is logged in may upload to `name`.
 
-    Raises UserError where nobody is, where the token only reads, and for a name that belongs to somebody else.
+    Raises UserError where nobody is logged in, where the token only reads, and for a name of somebody else.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.utils import validate_repo_id
@@ -32,8 +32,8 @@ def check_upload(name: str) -> None:
 
 
 def upload(folder: Path, name: str, public: bool = False) -> str:
-    """Uploads all files of a folder as one commit. Returns the address. The model is private if it is new, but for
-    `public`. Raises UserError where the hub refuses it or is not reached; the folder stays."""
+    """Uploads all files of a folder as one commit, and returns the model's address. A new model is private unless
+    `public`. Raises UserError where the hub refuses the upload or is not reached. The folder stays in any case."""
     from huggingface_hub import HfApi
 
     def send() -> str:
@@ -46,7 +46,8 @@ def upload(folder: Path, name: str, public: bool = False) -> str:
 
 
 def _told(name: str, action: Callable[[], Result]) -> Result:
-    """Calls `action`, and tells of its failure in one line."""
+    """Returns what `action` returns. Raises UserError with one line where the hub refuses, or cannot be reached or
+    used."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, LocalTokenNotFoundError
 
     try:

@@ -1,4 +1,4 @@
-"""A receiver of LoRA keeps the frozen weights as they came, and adds the adapters to them whenever they change."""
+"""This module merges LoRA adapters where they arrive: the receiver keeps the frozen weights and adds new adapters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class AdaptedWeights:
         return bool(self._base)
 
     def merge(self, bucket: Bucket) -> list[tuple[str, Tensor]]:
-        """Returns the whole weights to load from what arrived: W = base + B·A once both have come, in float32."""
+        """Returns the weights to load from a bucket. An adapted weight is W = base + B·A in float32, and comes with the
+        bucket that brings B, after base and A."""
         whole: list[tuple[str, Tensor]] = []
         for name, tensor in bucket:
             plain, dot, kind = name.rpartition(".")

@@ -1,9 +1,9 @@
 """A channel carries weights between the learner's first rank and the workers of one sampler replica.
 
-Every replica has a channel of its own: one that dies takes nothing else with it, and joins again without the others.
-A bucket travels as one buffer, in one broadcast from rank 0; gloo on CPUs, NCCL on GPUs. Names, types and shapes go
-ahead by another way (vLLM's `update_weights` request), so that both sides know what the buffer holds. An end that is
-lost is an error at the others within the channel's deadline, and never their end: see `grpo.weight_sync.nccl`.
+Every replica has a channel of its own, so it can die and join again without an effect on the others. A bucket travels
+as one buffer, in one broadcast from rank 0; gloo on CPUs, NCCL on GPUs. Names, types and shapes are sent ahead in
+vLLM's `update_weights` request, so that both sides know what the buffer holds. If one end is lost, the others get an
+error within the channel's deadline, and their processes live on: see `grpo.weight_sync.nccl`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from grpo.host.network import own_address
 from grpo.interfaces import Bucket
 from grpo.weight_sync.nccl import nccl_group
 
-# Bytes; the largest that a view asks for.
+# In bytes: the largest alignment that a view of any type needs.
 ALIGNMENT = 16
 
 
@@ -48,7 +48,7 @@ def packed(bucket: Bucket, device: torch.device) -> Tensor:
 
 
 class Channel:
-    """A channel is one end of it. All ends call `send` or `receive` together, bucket by bucket."""
+    """This object is one end of a channel. All ends call `send` or `receive` together, bucket by bucket."""
 
     def __init__(self, group: dist.Backend, store: dist.Store, device: torch.device, timeout: timedelta):
         self._group, self._device, self._timeout = group, device, timeout
@@ -56,7 +56,7 @@ class Channel:
         self._store = store
 
     def send(self, buffer: Tensor) -> None:
-        """Sends a bucket that `packed` made. Raises RuntimeError when the other ends do not take it in time."""
+        """Sends a bucket that `packed` made. Raises RuntimeError when another end does not take the bucket in time."""
         self._broadcast(buffer)
 
     def receive(self, manifest: Manifest) -> list[tuple[str, Tensor]]:
@@ -87,8 +87,8 @@ class Channel:
 
 
 def open_end(store: dist.Store, host: str, rank: int, world_size: int, device: torch.device, seconds: float) -> Channel:
-    """Opens end `rank` (the learner's is 0) once all others have come to `store`, on the interface that leads to
-    `host`. Raises RuntimeError when they do not within `seconds`."""
+    """Opens end `rank` (the learner's is 0) on the network interface that leads to `host`. Waits until all ends have
+    come to `store`, and raises RuntimeError when they have not within `seconds`."""
     timeout = timedelta(seconds=seconds)
     if device.type == "cuda":
         group = nccl_group(store, rank, world_size, device, timeout)
@@ -102,7 +102,7 @@ def open_end(store: dist.Store, host: str, rank: int, world_size: int, device: t
 
 
 def _aligned(size: int) -> int:
-    """Returns where the next tensor may begin, whatever its type."""
+    """Returns a size in bytes, rounded up to where a tensor of any type may begin."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 

@@ -1,10 +1,10 @@
 """This module computes checksums of weights that do not depend on how an engine stores them.
 
 Engines fuse tensors (q, k and v into one), pad the vocabulary with zeros and order parameters as they like. The sum
-of all bit patterns of a layer is the same through all of that, and changes with any single flipped bit. But it does not
-see what changed places. So every tensor that both sides know by the same name and shape has a checksum of its own too,
-in which each bit pattern is weighed by its place. It sees rows or columns that change places, two tensors that were
-swapped, and signs that were flipped in pairs.
+of all bit patterns of a layer is the same through all of that, and changes with any single flipped bit. But this sum
+does not see values that changed places. So every tensor that both sides know by the same name and shape has a checksum
+of its own too, in which each bit pattern is weighed by its place. This second checksum sees rows or columns that change
+places, two tensors that were swapped, and signs that were flipped in pairs.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 IN_ORDER = "in order: "
 """Begins the keys of checksums that are weighed by place; the others are sums over a tensor group."""
 
-# It steers which experts a token goes to. Transformers has it as a buffer, which is not trained and hence not sent.
+# This bias steers which experts a token goes to. In transformers it is a buffer, which is not trained and so not sent.
 _NOT_SENT = "e_score_correction_bias"
 
-# A single expert, as files have it. Learners and engines keep a layer's experts in one tensor.
+# The name of a single expert, as in model files. Learners and engines keep a layer's experts in one tensor.
 _ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
 
-# What wraps a model in front of the name that everybody gives a weight.
+# Prefixes of weight names that come from classes around the model and differ between libraries.
 _WRAPPERS = ("model", "language_model", "transformer", "backbone")
 
 
@@ -48,7 +48,7 @@ def bit_sum(tensor: Tensor) -> int:
 def placed_sum(tensor: Tensor) -> int:
     """Sums the bit patterns, each weighted by its row and by its column, modulo 2⁶⁴: Σ_r v(r) Σ_c w(c)·bits[r, c].
 
-    A vector is one row; of more dimensions than two the last is the columns.
+    A vector counts as one row. With more than two dimensions, the last one is the columns and all others the rows.
     """
     return both_sums(tensor)[1]
 
@@ -98,12 +98,12 @@ def _mixed(numbers: Tensor) -> Tensor:
 
 
 def checksums(weights: Iterable[tuple[str, Tensor]]) -> Counter[str]:
-    """Computes two kinds of checksums, which add up over buckets by `update` (`+` would drop negative sums).
+    """Returns checksums of two kinds. Add those of several buckets by `update` (`+` would drop negative sums).
 
-    Under the name of a tensor group stands the sum of the group's bit patterns, which does not depend on their order.
-    Under `IN_ORDER`, a tensor's name without wrappers, and its shape stands a sum that counts places too. Two kinds of
-    weights have only one of them. A bias that steers tokens to experts has the sum in order, since learners do not send
-    it. Single experts have the group's sum, since no side has them by their names.
+    The name of a tensor group is the key of the sum of the group's bit patterns, which does not depend on their order.
+    `IN_ORDER`, a tensor's name without wrappers, and its shape are the key of a sum that depends on places. Two kinds
+    of weights count in one of these only. A bias that steers tokens to experts has only the sum in order, since
+    learners do not send it. Single experts only count in the group's sum, since neither side has them by these names.
     """
     import torch
 
@@ -124,7 +124,7 @@ def checksums(weights: Iterable[tuple[str, Tensor]]) -> Counter[str]:
 
 
 def _as_compared(weight: tuple[str, Tensor]) -> tuple[str, Tensor]:
-    """Turns a state space's decay into what vLLM stores, the same number on both sides: A = −exp(A_log), in float32."""
+    """Turns the decay of a state-space layer into the number that vLLM stores: A = −exp(A_log), in float32."""
     name, tensor = weight
     if not name.endswith(".A_log"):
         return weight
@@ -132,7 +132,7 @@ def _as_compared(weight: tuple[str, Tensor]) -> tuple[str, Tensor]:
 
 
 def plain_name(name: str) -> str:
-    """Returns a weight's name without what wraps the model, and with one word each for attention and for experts.
+    """Returns a weight's name without wrappers' prefixes, and with one word each for attention and for experts.
 
     >>> plain_name("model.language_model.layers.0.self_attn.q_proj.weight")
     'layers.0.attn.q_proj.weight'

@@ -1,5 +1,5 @@
-"""This module knows what vLLM makes of weights: where in its storage each is, those that no learner sends, what its
-attention computes from them beforehand, and the experts that it keeps in an order of its own."""
+"""This module knows how vLLM keeps weights: where each is stored, which parameters no learner sends, what attention
+computes from weights beforehand, and in which order experts lie."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from grpo.interfaces import Bucket
 from grpo.weight_sync.checksum import both_sums
 
-# What Bloom and Falcon call the matrix of queries, keys and values, which their files have head by head.
+# Bloom's and Falcon's name for the matrix of queries, keys and values, which lie head by head in their files.
 _BY_HEAD = "query_key_value"
 
 
 def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yields the weights of a vLLM model under the names that learners send.
 
-    Fused ones are cut apart, rows that fill up the vocabulary are cut off, and shards of tensor parallelism are put
-    together. What is stored under another name or in another shape comes as it is stored. What attention has computed
-    from others does not come. All ranks of an engine call it together.
+    Fused weights are split, rows that pad the vocabulary are cut off, and shards of tensor parallelism are put
+    together. A weight that vLLM stores under another name or in another shape is yielded as it is stored. Parameters
+    that attention has computed from others are left out. All ranks of an engine must call this function together.
     """
     fused = getattr(model, "packed_modules_mapping", {})
     # GPT-2 is trained with matrices that lie the other way round than in everybody's linear layers.
@@ -50,7 +50,8 @@ def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _whole(shard: Tensor, module: nn.Module, kind: str, part: int = 0) -> Tensor:
-    """Puts a weight or bias together from the shards of all ranks of an engine. `part` is its place in a fused one."""
+    """Puts a weight or bias together from the shards of all ranks of an engine. `part` is its index in a fused
+    weight."""
     if getattr(module, "tp_size", 1) == 1:
         return shard
     # vLLM's layers are only looked at where there are several ranks.
@@ -80,8 +81,8 @@ class OwnParameters:
     """Own parameters are those of a vLLM model that no refresh sends, such as a bias that steers tokens to experts.
     transformers has that bias as a buffer.
 
-    An engine that sleeps at level 2 loses them with all others, for vLLM (0.32, v1/worker/gpu_worker.py) saves buffers
-    only. `restore` is called before the first bucket of a refresh, `load` for each, `keep` after the last.
+    An engine that sleeps at level 2 loses all parameters, because vLLM (0.32, v1/worker/gpu_worker.py) saves buffers
+    only. `restore` is called before the first bucket of a refresh, `load` for each bucket, `keep` after the last.
     """
 
     def __init__(self, model: nn.Module):
@@ -90,7 +91,7 @@ class OwnParameters:
         self._kept: dict[str, Tensor] | None = None
 
     def restore(self) -> None:
-        """Puts back what was kept. It may have been lost since the last refresh."""
+        """Writes the kept parameters back into the model, which may have lost them since the last refresh."""
         parameters = dict(self._model.named_parameters())
         for name, value in (self._kept or {}).items():
             parameters[name].data.copy_(value)
@@ -102,7 +103,7 @@ class OwnParameters:
         self._sent.update(dict(self._model.named_parameters()) if loaded is None else loaded)
 
     def keep(self) -> None:
-        """Keeps in main memory what the first refresh has left as it was. It never changes."""
+        """Keeps a copy in main memory of the parameters that the first refresh did not send. They never change."""
         if self._kept is None:
             parameters = self._model.named_parameters()
             known = self._sent | _computed_by_attention(self._model)
@@ -111,11 +112,11 @@ class OwnParameters:
 
 
 def prepare_attention(model: nn.Module, dtype: torch.dtype) -> None:
-    """Has attention compute anew what it keeps of other weights. Called after the last bucket of a refresh.
+    """Makes attention layers recompute what they derive from other weights. Called after the last bucket of a refresh.
 
     Multi-head latent attention decodes by parts of `kv_b_proj`, which are views of it as long as nothing is quantized.
-    FlashInfer reads a copy of sinks in float32. vLLM makes them once its own loading is over. Made again, they are
-    written where CUDA graphs read them.
+    FlashInfer reads a copy of sinks in float32. vLLM derives both at the end of its own loading. The recomputed values
+    are written where CUDA graphs read them.
     """
     for layer in _prepared_layers(model).values():
         layer.process_weights_after_loading(dtype)
@@ -131,19 +132,19 @@ def _prepared_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _computed_by_attention(model: nn.Module) -> set[str]:
-    """Returns the names of parameters that attention has computed from others: it has none of its own."""
+    """Returns the names of parameters that attention layers have computed from others. These layers have no other
+    parameters of their own."""
     layers = _prepared_layers(model).items()
     return {f"{name}.{own}" for name, layer in layers for own, _ in layer.named_parameters(recurse=False)}
 
 
 class ExpertOrder:
-    """This object keeps the experts of a vLLM model in the order and the width that vLLM arranges them in after
-    loading.
+    """Keeps a vLLM model's experts in the order and the width in which vLLM arranges them after its own loading.
 
-    `begin` is called before the first weight of a refresh is loaded, `finish` after the last. `finish` has vLLM
-    arrange what was loaded as it did at its start; experts that were not sent (of LoRA only the adapters are, after the
-    first time) stay as they are. It raises RuntimeError where the same weights lie elsewhere afterwards: so the first
-    refresh of a run, which sends what the engine itself has loaded, shows a wrong order.
+    `begin` is called before the first weight of a refresh is loaded, `finish` after the last. `finish` makes vLLM
+    arrange the loaded experts as it did at its start. Experts that were not sent stay unchanged: with LoRA only the
+    adapters are sent after the first refresh. `finish` raises RuntimeError if the same weights have changed places.
+    The first refresh of a run sends the weights that the engine has loaded itself, so it reveals a wrong order.
     """
 
     def __init__(self, model: nn.Module):
@@ -173,7 +174,8 @@ class ExpertOrder:
 
 
 Facts = list[tuple[int, int]]
-"""Of every parameter of a layer of experts: its bits, whatever their order, and in their order."""
+"""For each parameter of a layer of experts, two checksums: one that ignores the order of values, and one that sees
+it."""
 
 
 def _facts(layer: nn.Module) -> Facts:
@@ -181,8 +183,8 @@ def _facts(layer: nn.Module) -> Facts:
 
 
 def _narrow(layer: nn.Module) -> dict[str, Tensor]:
-    """Makes room for experts of the width that they are sent in, where vLLM's CPU build has filled it up to a multiple
-    of 32 with zeros. Returns what was there by name; nothing where the width is the same."""
+    """Makes room for experts of the width in which they are sent, where vLLM's CPU build has padded the width with
+    zeros to a multiple of 32. Returns the padded weights by name, or nothing where the width is the same."""
     width = layer.moe_config.intermediate_size_per_partition
     if layer.w13_weight.is_cuda or layer.w2_weight.shape[-1] == width:
         return {}

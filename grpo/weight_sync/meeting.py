@@ -1,8 +1,8 @@
-"""The ends of a weight channel find each other at a meeting place.
+"""This module lets the ends of a weight channel find each other at a meeting place.
 
-The learner tells a server by a request that takes the run's key. torch's TCPStore takes no key: whoever reaches its
-port can read and write. So on one machine the ends meet in a file that only this user can open. Between machines they
-meet at a port, under a name that nobody else is told; a firewall has to keep others away from it.
+The learner sends the meeting place to a server in a request that needs the run's key. torch's TCPStore takes no key:
+whoever reaches its port can read and write. So on one machine the ends meet in a file that only this user can open.
+Between machines they meet at a port, under a secret name; a firewall has to keep others away from the port.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from grpo.host.network import listen
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """A meeting is what a server is told: the learner's interface, and `path` there or `port` and `name`."""
+    """A meeting is the address that a server is sent: the learner's interface as `host`, and there either a file's
+    `path`, or `port` and `name`."""
 
     host: str
     world_size: int
@@ -29,7 +30,7 @@ class Meeting:
     name: str = "weights"
 
     def join(self, seconds: float) -> dist.Store:
-        """Returns the store through which the ends meet, for an end that was told where."""
+        """Returns the store through which the ends meet. An end waits in it for `seconds` at most."""
         timeout = timedelta(seconds=seconds)
         if self.path:
             store = dist.FileStore(self.path, self.world_size)
@@ -40,8 +41,8 @@ class Meeting:
 
 
 class Host:
-    """The host is the learner's side: `meeting` is what to tell, `store` its own way in. `close` comes once all ends
-    have met."""
+    """The host is the learner's side of a meeting. `meeting` is the address to send to a server, and `store` the
+    learner's own end. Call `close` once all ends have met, or with NCCL once their channel is closed."""
 
     def __init__(self, host: str, world_size: int, seconds: float):
         self._folder = None

@@ -1,9 +1,9 @@
 """This module makes a group of NCCL that survives the loss of a member: the others get an error within a deadline.
 
-Three habits of torch's groups are unlearned here (torch 2.13, ProcessGroupNCCL.hpp). Their watchdog ends the process
-that waits too long for another. Told not to, it still has the process's first group report what it saw, and that one
-then ends the process; so there is none here. Their communicator is made by the first collective, for as long as that
-takes. And their orderly shutdown waits for members that are lost, so `Channel.close` aborts instead.
+Torch's groups differ in three ways (torch 2.13, ProcessGroupNCCL.hpp). Their watchdog ends a process that waits too
+long for another. Even if told not to, it has the process's first group report what it saw, and that group then ends the
+process; so there is no watchdog here. Their communicator is made by the first collective, however long that takes; here
+it is made at once, within a deadline. Their orderly shutdown waits for lost members, so `Channel.close` aborts instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# Read as a group is made. 1: it has no watchdog, and who waits looks out for errors and for the deadline.
+# torch reads this variable when it makes a group. With 1 the group has no watchdog, and the thread that waits for a
+# collective looks out for errors and the deadline itself.
 NO_WATCHDOG = "TORCH_NCCL_BLOCKING_WAIT"
 _one_at_a_time = Lock()
 
@@ -27,9 +28,9 @@ _one_at_a_time = Lock()
 def nccl_group(
     store: dist.Store, rank: int, world_size: int, device: torch.device, timeout: timedelta
 ) -> dist.ProcessGroupNCCL:
-    """Returns a group that is connected, once all `world_size` members have come to `store`.
+    """Returns a connected group, once all `world_size` members have come to `store`.
 
-    Raises RuntimeError when they have not within `timeout`, or when one is lost before they are connected.
+    Raises RuntimeError when they have not within `timeout`, or when one is lost before all are connected.
     """
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
@@ -42,7 +43,8 @@ def nccl_group(
 
 
 def within(timeout: timedelta, action: Callable[[], Any]) -> None:
-    """Waits for `action`, which cannot be interrupted. Raises RuntimeError after `timeout`, and leaves it to itself."""
+    """Runs `action`, which cannot be interrupted, in a thread and waits for it. Raises RuntimeError after `timeout`,
+    and leaves the thread running."""
     outcome: Future[Any] = Future()
 
     def act() -> None:

@@ -13,11 +13,12 @@ from grpo.interfaces import Collective, Learner, Sampler
 from grpo.types import Prompt, RolloutGroup, StepReport
 from grpo.weight_sync.checksum import checksums, differing
 
-# In nats a token. Rounding makes less than 1e-6 of it in float32, and hundredths in bfloat16.
+# Default limits of the mean mismatch, in nats a token. Rounding causes less than 1e-6 in float32, hundredths in
+# bfloat16.
 FLOAT32_MISMATCH, ROUNDED_MISMATCH = 0.02, 0.5
-# Where rounding is allowed, more than this is told: coarser precisions make it, and so do two versions of a model.
+# A larger mismatch within the limit is reported once: coarser precisions cause it, and so do two versions of a model.
 TOLD_MISMATCH = 0.1
-# What to try where it is more.
+# What to try where the mismatch is too large.
 IN_FLOAT32 = (
     "both compute in float32, so rounding is not why; use rollout.engine=transformers where vLLM's version of this "
     "model is another, or set weight_sync.max_mismatch to what may be learned from nevertheless"
@@ -31,13 +32,13 @@ WITH_ROUNDING = (
 
 class WeightSyncError(UserError):
     """This error says that the sampler does not hold the learner's weights, or computes something else with them.
-    Nothing that it writes may be learned from."""
+    The sampler's completions must not be trained on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A probe is sampled right after a refresh, so that both sides score the same tokens with the same weights.
-    `prompts` are this rank's. All of it is collective."""
+    """A probe samples a few completions right after a refresh, so that sampler and learner score the same tokens with
+    the same weights. `prompts` are this rank's. Both methods are collective."""
 
     prompts: Sequence[Prompt]
     sampling: SamplingConfig
@@ -60,13 +61,13 @@ class Probe:
 
 
 class CheckedSync:
-    """Implements `interfaces.WeightSync`, bucket by bucket, never through disk. How a bucket travels is the sampler's
-    matter."""
+    """Implements `interfaces.WeightSync`, bucket by bucket, never through disk. The sampler decides how a bucket
+    travels."""
 
     def __init__(self, max_mismatch: float, probe: Probe | None = None, float32: bool = False, after_each: bool = True):
-        """Takes the limit in nats a token. The `probe` is sampled after each refresh, or else after the first one only:
-        then the first step after a refresh has to be of samples of the refreshed weights, as without a probe.
-        `float32` says that both sides compute in it."""
+        """`max_mismatch` is the limit in nats a token. With `after_each` the `probe` is sampled after each refresh,
+        and otherwise after the first only. Without a probe after a refresh, the first step that follows must be on
+        samples of the refreshed weights. `float32` says that both sides compute in float32."""
         self._max_mismatch = max_mismatch
         self._probe = probe
         self._float32 = float32
@@ -75,17 +76,17 @@ class CheckedSync:
 
     @classmethod
     def of(cls, config: TrainConfig, probe: Probe | None = None) -> CheckedSync:
-        """Builds it as configured: a limit of 0 is the one that these precisions allow, and rounds that are sampled
-        ahead need a probe after each refresh, since what is learned from is of older weights."""
+        """Builds a weight sync as configured. A `max_mismatch` of 0 means the default for the precisions. Rounds that
+        are sampled ahead need a probe after each refresh, since their samples are of older weights."""
         float32 = config.learner.precision == config.rollout.precision == "float32"
         allowed = FLOAT32_MISMATCH if float32 else ROUNDED_MISMATCH
         return cls(config.weight_sync.max_mismatch or allowed, probe, float32, config.pipeline != "off")
 
     def begin(self, learner: Learner, sampler: Sampler) -> None:
-        """Refreshes the sampler for the first time, and probes it, so that a model which sampler and learner compute
-        differently is refused before anything is sampled for learning.
+        """Refreshes the sampler for the first time, and probes it. So a model that sampler and learner compute
+        differently is refused before anything is sampled for training.
 
-        Collective. Raises WeightSyncError as `refresh` does."""
+        Collective. Raises WeightSyncError as `refresh` does, or where the probe's mismatch is too large."""
         self.refresh(learner, sampler)
         if self._probe is None or self._after_each:
             return
@@ -96,9 +97,9 @@ class CheckedSync:
         self.refresh(learner, sampler)
 
     def refresh(self, learner: Learner, sampler: Sampler) -> None:
-        """Copies all weights and compares checksums of both sides, and log-probabilities where each refresh is probed.
+        """Copies all weights and compares checksums of both sides, and log-probabilities if each refresh is probed.
 
-        Collective. Raises WeightSyncError where they differ, naming the weights.
+        Collective. Raises WeightSyncError with the names of weights that differ, or with the mismatch.
         """
         sampler.wake()
         sent: Counter[str] = Counter()
@@ -119,8 +120,8 @@ class CheckedSync:
     def check(self, report: StepReport) -> None:
         """Compares the log-probabilities of both sides after the first step that follows a refresh.
 
-        Both have then scored the same tokens with the same weights. Where each refresh is probed there is nothing left
-        to check. Raises WeightSyncError when they differ too much."""
+        Sampler and learner have then scored the same tokens with the same weights. Where each refresh is probed there
+        is nothing left to check. Raises WeightSyncError when the log-probabilities differ too much."""
         mismatch = report.means["mismatch/mean_abs"]
         if not self._after_each and mismatch.count:
             self._compare(report.step, mismatch.value)

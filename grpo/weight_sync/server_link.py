@@ -1,7 +1,7 @@
 """A link is the learner's side of vLLM's weight-transfer protocol with one server.
 
-Four requests with plain dictionaries: init once, then for every refresh start, update for each bucket, finish. A
-bucket's tensors go through the `Channel` while the update request waits.
+There are four requests with plain dictionaries: init once, then for every refresh start, update for each bucket, and
+finish. A bucket's tensors go through the `Channel` while the update request waits.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class ServerLink:
     and `finish`."""
 
     def __init__(self, num_workers: int, device: torch.device, seconds: float, host: str = LOOPBACK):
-        """`num_workers` of the server hold weights; the learner listens on `host`'s interface; no wait of the channel
-        is longer than `seconds`."""
+        """`num_workers` workers of the server hold weights. The learner listens on `host`'s interface. No wait of the
+        channel is longer than `seconds`."""
         self._world_size = 1 + num_workers
         self._device, self._seconds, self._host = device, seconds, host
         self._channel: Channel | None = None
         self._meeting_place: Host | None = None
 
     async def open(self, post: Post) -> None:
-        """Opens the channel to a server that has none yet, or none any more."""
+        """Opens the channel to a server that has no channel yet, or has lost it."""
         self.close()
         place = self._meeting_place = Host(self._host, self._world_size, self._seconds)
         info = {"meeting": asdict(place.meeting), "seconds": self._seconds}
@@ -66,8 +66,8 @@ class ServerLink:
 
 
 async def _both(ours: Awaitable[Any], theirs: Awaitable[Any]) -> tuple[Any, Any]:
-    """Returns both results once both have ended: a thread that still sends must not outlive its bucket. The server's
-    error comes first, as it tells more."""
+    """Returns both results once both have ended: a thread that still sends must not outlive its bucket. If both fail,
+    the server's error is raised, since it says more."""
     mine, its = await asyncio.gather(ours, theirs, return_exceptions=True)
     for outcome in (its, mine):
         if isinstance(outcome, BaseException):

@@ -1,4 +1,4 @@
-"""The receiving end of a weight transfer lives in vLLM's worker process, which imports this module.
+"""This module is the receiving end of a weight transfer. vLLM's worker process imports it.
 
 In the learner's process buckets come by reference (`receive_bucket`); a server gets them through a `Channel`, by
 vLLM's own weight-transfer protocol (`ChannelEngine`, its backend "grpo").
@@ -34,8 +34,8 @@ from grpo.weight_sync.engine_weights import ExpertOrder, OwnParameters, named_we
 from grpo.weight_sync.meeting import Meeting
 
 BACKEND = "grpo"
-# For so long a worker on a CPU polls for the next message before it sleeps until it is woken. While tokens are sampled
-# messages follow each other within that.
+# The seconds that a worker on a CPU polls for the next message before it sleeps until it is woken. During sampling,
+# messages follow each other faster.
 BUSY_SECONDS = 0.01
 
 # Apertus' activation has weights, which vLLM (0.32) keeps in bfloat16 whatever the model computes in. With no type they
@@ -59,7 +59,8 @@ def onednn_linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
 
 
 class WeightReceiver:
-    """Receives weights in vLLM's worker, which takes it in by `worker_extension_cls`. Called by `collective_rpc`."""
+    """Receives weights in vLLM's worker, to which `worker_extension_cls` adds these methods. `collective_rpc` calls
+    them."""
 
     _own_parameters: OwnParameters | None = None
 
@@ -76,10 +77,10 @@ class WeightReceiver:
                 module.cpu_linear = onednn_linear
 
     def end_broken_transfer(self) -> None:
-        """Ends a transfer that the learner began and never finished, because it died or gave this server up.
+        """Ends a transfer that the learner began and never finished, because the learner died or gave this server up.
 
-        vLLM would refuse every further transfer otherwise. The next one sends all weights, so it replaces what was left
-        half loaded.
+        vLLM would refuse every further transfer otherwise. The next transfer sends all weights, and so replaces those
+        that were left half loaded.
         """
         if getattr(self, "_weight_update_active", False):
             self.finish_weight_update()
@@ -97,15 +98,16 @@ class WeightReceiver:
         self._own_parameters.load(bucket)
 
     def finish_refresh(self) -> None:
-        """Arranges what was loaded as the engine does. Called after the last bucket, in the learner's process."""
+        """Arranges the loaded weights as vLLM's own loading does. Called after the last bucket, in the learner's
+        process."""
         self._experts.finish()
         prepare_attention(self.model_runner.model, self.model_config.dtype)
         self._own_parameters.keep()
 
     def weight_checksums(self) -> Mapping[str, int]:
-        """Returns checksums, see `grpo.weight_sync.checksum`. They are of the model's own weights; of what was
-        received where tensor parallelism spreads the model over workers, whose shares overlap, and where adapters
-        are added here."""
+        """Returns checksums of the model's own weights, see `grpo.weight_sync.checksum`. A server returns those of the
+        received buckets instead, where tensor parallelism spreads the model over workers, whose shares overlap, and
+        where adapters are merged here."""
         transfer = self.weight_transfer_engine
         if transfer is not None and (self.parallel_config.tensor_parallel_size > 1 or transfer.adapted):
             return transfer.received
@@ -130,7 +132,7 @@ class ChannelUpdateInfo(WeightTransferUpdateInfo):
 
 
 class ChannelEngine(WeightTransferEngine[ChannelInitInfo, ChannelUpdateInfo]):
-    """Speaks vLLM's protocol over a `Channel`. `received` sums up the bits of the present update."""
+    """Receives weights over a `Channel` by vLLM's protocol. `received` holds the checksums of the present update."""
 
     init_info_cls = ChannelInitInfo
     update_info_cls = ChannelUpdateInfo
