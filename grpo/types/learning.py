@@ -89,7 +89,7 @@ class Batch:
 
     `learning_rate_factor` comes from the round's plan, and so does `entropy_coefficient`, which is None for the
     configured one. `old_known` says whether the learner's log-probabilities at the start of the round are known. With
-    objective.old_logprobs=sampler they are known in the round's first step only.
+    objective.old_logprobs=sampler they are known in the round's first step only, unless the KL is in the reward.
     """
 
     micro_batches: tuple[MicroBatch, ...]
@@ -100,7 +100,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """A step report holds the facts of one optimizer step, already summed over ranks.
+    """A step report holds the measurements of one optimizer step, already summed over ranks.
 
     `applied` is False when NaN or infinite gradients made the learner skip the update. `flops` are the floating-point
     operations that the model's forward and backward passes need (see `grpo.learner.flops`).
