@@ -11,7 +11,7 @@ pipeline      whether sampling and learning overlap
 measured_model      a model that is only sampled from, for `grpo eval` and `grpo solve-rates`
 
 Around the loop's parts:
-clocks        measures their seconds, and ends what takes too long
+clocks        measures the seconds of each part, and ends a process that hangs
 full_memory   what to change when a GPU has no memory left
 turns         gives learner and sampler one device in turn
 first_rank    runs an action on the first rank only
@@ -23,6 +23,6 @@ evaluating    asks held-out problems
 going_back    returns to an earlier policy
 
 What is written:
-checkpoints, checksums      checkpoints, and whether they are whole
+checkpoints, checksums      checkpoints, and whether they are undamaged
 exporting, model_card       models that others load, with their cards
 """
