@@ -45,7 +45,7 @@ class Observer(Protocol):
     """An observer logs, evaluates or saves after each round, and is called on every rank."""
 
     def after_round(self, finished: FinishedRound) -> None:
-        """Handles a finished round. Called once the loop has acted on the verdict."""
+        """Handles a finished round. `Loop` says which observer is called before a return to a checkpoint."""
 
 
 class Loop:

@@ -20,9 +20,9 @@ def measure_round(
 ) -> RoundStatistics:
     """Computes the statistics of a round from this rank's groups and the reports of its optimizer steps.
 
-    Groups are summed over ranks here; reports are already summed over ranks.
-    `seconds` come from the loop's clock. The seconds of the round and of each phase are averaged over ranks, so that
-    every rank makes the same decision from them. Collective.
+    Groups are summed over ranks here; reports are already summed over ranks. `seconds` come from the loop's clock. The
+    seconds of the round and of each phase are averaged over ranks, so that every rank makes the same decision from
+    them. Collective.
     """
     stale = staleness(collected, reports)
     means: dict[str, Mean] = {}

@@ -51,7 +51,7 @@ class Result:
 
     @property
     def metrics(self) -> pandas.DataFrame:
-        """Returns the numbers of each round, by optimizer step. Columns are named as in `grpo.telemetry.metrics`."""
+        """Returns the metrics of each round, by optimizer step. Columns are named as in `grpo.telemetry.metrics`."""
         return self._frame(METRICS_FILE)
 
     @property
@@ -87,7 +87,7 @@ class Trainer:
                  frame, or a data set of the package datasets. None reads what the configuration names.
     reward       a function, or several, with a signature of `grpo.tasks.own_rewards`; they replace `task.reward.parts`.
                  Each is defined at the top of a module or script, since the grading processes import it.
-    after_round  a function that is called with (optimizer step, numbers of the round) on every rank
+    after_round  a function that is called with (optimizer step, metrics of the round) on every rank
 
     `config` holds the whole configuration. Its values may be changed before `train` is called. Raises `UserError` for
     words that cannot be read, and for a reward that no other process can import.
@@ -185,7 +185,7 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Called:
-    """This observer calls a function with the numbers of each round."""
+    """This observer calls a function with the metrics of each round."""
 
     function: Callback
 

@@ -79,8 +79,8 @@ class BatchMaker:
     def _advantages(self, groups: Sequence[GroupWithLogprobs]) -> list[torch.Tensor]:
         """Computes the advantages of this rank's groups, one float64 tensor [completions] per group. Collective.
 
-        With parts "each" (GDPO, arXiv:2601.05242) every part of the reward is normalized by itself. Their weighted sum
-        is divided by its σ over the whole step; its mean is 0 there, since it is 0 in every group.
+        With parts "each" (GDPO, arXiv:2601.05242) every part of the reward is normalized by itself. The weighted sum of
+        the parts is divided by its σ over the whole step. Its mean needs no subtraction: it is 0 in every group.
         """
         if self._normalization.parts == "each":
             weighted = [

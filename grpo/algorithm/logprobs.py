@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class LogitRule:
-    """A logit rule says how a model makes logits of z, the product of hidden states and output embedding.
+    """A logit rule says how a model computes logits from z, its hidden states times output embedding plus any bias.
 
     The logits are softcap·tanh(scale·z/softcap), or scale·z without a softcap.
 

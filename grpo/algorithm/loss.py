@@ -50,7 +50,8 @@ def policy_loss(
     loss of the step is therefore the plain sum over micro-batches and ranks. The second holds the sums of `METRICS`
     over tokens, [len(METRICS)] float64, detached.
 
-    If the micro-batch has no old log-probabilities, the current ones are used in their place, and every ratio is 1.
+    If the micro-batch has no old log-probabilities, the current ones are used in their place. Every ratio is then 1,
+    unless `objective.old_logprobs` is "sampler".
     """
     current = logprobs.detach()
     learner_old = current if micro.old_logprobs is None else micro.old_logprobs

@@ -31,8 +31,8 @@ def clip_cov(tokens: Tokens, total: Total, settings: ObjectiveConfig) -> Tensor:
     """Returns the share of its gradient that each token keeps under Clip-Cov (arXiv:2505.22617).
 
     The paper removes `share` of all tokens, drawn at random among those that are not clipped and whose covariance lies
-    between `low` and `high`. Here all of these keep the same share, so the gradient of a step is the expectation of the
-    paper's over its draws. No random number is needed.
+    between `low` and `high`. Here all tokens that could be drawn keep the same share, so the gradient of a step is the
+    expectation of the paper's gradient over the draws. No random number is needed.
     """
     choice = settings.selection
     covariance, count = _covariance(tokens, total)

@@ -1,4 +1,4 @@
-"""A training run is put together, run and recorded here.
+"""This package puts a training run together, runs it and records it.
 
 From configuration to result:
 preparing     reads and checks all that a run needs; a dry run ends there
@@ -19,7 +19,7 @@ first_rank    runs an action on the first rank only
 After each round:
 observers     evaluate, save and diagnose
 records       files, trackers and terminal
-evaluating    asks held-out problems
+evaluating    evaluates on held-out problems
 going_back    returns to an earlier policy
 
 What is written:

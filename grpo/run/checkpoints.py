@@ -138,7 +138,7 @@ class CheckpointStore:
         return (failures[0] if len(outcomes) > 1 else failure) if failures else ""
 
     def _prune(self, step: int, good_step: int) -> None:
-        """Removes old checkpoints, except the newest `keep_last`, the best, that of `good_step`, and `keep_every`'s."""
+        """Removes old checkpoints. Keeps the newest `keep_last`, the best, the good step's, those of `keep_every`."""
         # A checkpoint newer than this one was damaged when the run was resumed, so it is not one of the last few.
         checkpoints = [path for path in checkpoints_in(self._directory) if step_of(path) <= step]
         scores = {path: _score(path) for path in checkpoints}

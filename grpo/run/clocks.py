@@ -44,7 +44,7 @@ class Clocks:
         return Timed(task, grade=self._of_rollout("grade", task.grade))
 
     def grading(self, grading: GradingThread, phase: str = "grade") -> GradingThread:
-        """Wraps a thread that grades beside the sampler, so that waiting for it after the last sample is timed."""
+        """Wraps a grading thread so that waiting for its results after the last sample is timed."""
         return Timed(grading, results=self._of_rollout(phase, grading.results))
 
     def sampler(self, sampler: Sampler, phase: str = "sample") -> Sampler:

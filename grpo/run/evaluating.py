@@ -22,7 +22,7 @@ from grpo.tasks import VerifiableTask
 
 
 class PolicyEvaluation:
-    """Evaluates the policy that the sampler holds. Its seconds do not count in any round. Calls are collective."""
+    """Evaluates the policy that the sampler holds. Its seconds count in no round. Calls are collective."""
 
     def __init__(
         self,

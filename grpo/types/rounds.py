@@ -24,7 +24,7 @@ class RoundPlan:
     prompts_per_step      prompts in one optimizer step, over all ranks
     learning_rate_factor  factor that multiplies the configured learning-rate schedule
     passes                how often a round learns from the same samples (μ); it divides `refresh_interval`
-    entropy_coefficient   coefficient that follows the entropy, or None for the configured one
+    entropy_coefficient   coefficient of the entropy bonus where it is adapted, or None for the configured one
     entropy_bonus         whether that coefficient is applied
 
     >>> RoundPlan(group_size=8, refresh_interval=4, prompts_per_step=16).prompts_per_round
