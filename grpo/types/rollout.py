@@ -132,7 +132,8 @@ class GroupWithLogprobs:
 
     Each field holds one float32 tensor per completion, or is empty when the loss does not need it. `old_logprobs` are
     the learner's at the start of the round. They are empty for the first step after a refresh, where they equal the
-    current ones, unless the KL is in the reward. `reference_logprobs` are empty without a KL term.
+    current ones, unless the KL is in the reward or the round has several passes. `reference_logprobs` are empty without
+    a KL term.
     """
 
     scored: ScoredGroup
