@@ -1,4 +1,4 @@
-"""The loop runs one round after another. `one_round` reads as a paragraph: one line for each stage."""
+"""This module runs the rounds of a training run. `one_round` shows the whole algorithm, one line for each stage."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class LoopParts:
 
 
 class Observer(Protocol):
-    """An observer logs, evaluates or saves after each round. It is called on every rank."""
+    """An observer logs, evaluates or saves after each round, and is called on every rank."""
 
     def after_round(self, finished: FinishedRound) -> None:
-        """Handles a finished round. Called once the loop has acted on the verdict."""
+        """Handles a finished round. `Loop` says which observer is called before a return to a checkpoint."""
 
 
 class Loop:
@@ -54,8 +54,8 @@ class Loop:
     def __init__(
         self, parts: LoopParts, progress: Progress, verdict: Verdict, record: Observer, observers: Sequence[Observer]
     ):
-        """Takes two kinds of observers. `record` is called first, before the run goes back to a checkpoint if it has
-        to. `observers` are called after that, in order."""
+        """Takes two kinds of observers. `record` is called right after each round, before a possible return to an
+        earlier checkpoint. `observers` are called after that return, in order."""
         self._parts = parts
         self.progress, self.verdict = progress, verdict
         self._record, self._observers = record, observers
@@ -89,7 +89,7 @@ class Loop:
 def one_round(
     parts: LoopParts, plan: RoundPlan, round_index: int, steps_left: int
 ) -> tuple[RoundStatistics, Collected]:
-    """Samples, grades, learns for τ steps, refreshes the sampler, and measures.
+    """Samples, grades, learns for τ optimizer steps, refreshes the sampler, and measures the round.
 
     A round that was sampled ahead keeps the plan under which it was sampled, which may be older than `plan`.
     """

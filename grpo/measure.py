@@ -1,4 +1,4 @@
-"""This module measures a round: it sums its facts over all ranks and judges none of them."""
+"""This module computes the statistics of a round, summed over all ranks. The scheduler judges them, not this module."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ def measure_round(
     seconds: Mapping[str, float],
     collective: Collective,
 ) -> RoundStatistics:
-    """Sums `collected` over ranks and adds up the steps' reports, which are already summed over ranks.
+    """Computes the statistics of a round from this rank's groups and the reports of its optimizer steps.
 
-    `seconds` come from the loop's clock. The seconds of the round and of each phase are averaged over ranks, so that
-    every rank makes the same decision from them. Collective.
+    Groups are summed over ranks here; reports are already summed over ranks. `seconds` come from the loop's clock. The
+    seconds of the round and of each phase are averaged over ranks, so that every rank makes the same decision from
+    them. Collective.
     """
     stale = staleness(collected, reports)
     means: dict[str, Mean] = {}
@@ -57,7 +58,7 @@ def staleness(collected: Collected, reports: Sequence[StepReport]) -> list[int]:
 
     Staleness is the number of optimizer steps by which the learner was ahead of the policy that sampled the group's
     oldest token. It comes from the refresh interval τ and from sampling ahead. It lies between 0 and τ−1 when the
-    newest policy samples every round. Each pass over the samples counts them again.
+    newest policy samples every round. A group counts once for each pass over the round's samples.
     """
     return [
         report.step - 1 - scored.group.oldest_version
@@ -93,7 +94,7 @@ def mean_seconds(by_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _imbalance(by_rank: Sequence[float]) -> Mean:
-    """Returns the largest value over the mean of all; the mean of nothing where all are 0."""
+    """Returns the largest value divided by the mean value, or a `Mean` of count 0 if all values are 0."""
     return Mean(max(by_rank) * len(by_rank) / sum(by_rank), 1) if any(by_rank) else Mean(0.0, 0.0)
 
 
@@ -103,8 +104,10 @@ def correct_counts(groups: Sequence[ScoredGroup]) -> Counter[tuple[int, int]]:
 
 
 def first_correct_counts(collected: Collected) -> Counter[tuple[int, int]]:
-    """Counts the groups in the same way by each group's first completions only. It counts none unless further
-    completions were asked for because of the first answers."""
+    """Counts groups by (k, G) as `correct_counts` does, over each group's first `asked_first` completions only.
+
+    The result is empty unless the first answers decided how many further completions were sampled.
+    """
     first = collected.asked_first
     return Counter(
         (sum(grade.correct for grade in group.grades[:first]), min(first, len(group.grades)))
@@ -140,7 +143,7 @@ def sampling_means(collected: Collected) -> dict[str, Mean]:
 
 
 def _by_source(groups: Sequence[ScoredGroup]) -> dict[str, Mean]:
-    """Returns the means of each source of problems that has a name."""
+    """Returns reward, pass rate, length, truncation and silence of each named source of problems."""
     by_source: dict[str, list[ScoredGroup]] = {}
     for group in groups:
         by_source.setdefault(group.group.prompt.problem.source, []).append(group)

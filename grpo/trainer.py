@@ -34,14 +34,14 @@ Reward = Callable[..., Any]
 Callback = Callable[[int, Mapping[str, float]], None]
 
 UNGUARDED = 'grpo: a script has to call train() below `if __name__ == "__main__":`, since grading processes import it'
-"""This is said by a grading process, whose end the run then tells of."""
+"""A grading process that reaches `train` exits with this message. The run then reports that the process has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
     """A result is what a run left in its folder, as data frames. `Result("runs/x")` reads any run, at any time.
 
-    Its frames raise `UserError` where there is no such folder, which a dry run does not make.
+    The frames raise `UserError` if the folder does not exist, for example after a dry run without a `dataset`.
     """
 
     folder: Path
@@ -51,7 +51,7 @@ class Result:
 
     @property
     def metrics(self) -> pandas.DataFrame:
-        """Returns the numbers of each round, by optimizer step. Columns are named as in `grpo.telemetry.metrics`."""
+        """Returns the metrics of each round, by optimizer step. Columns are named as in `grpo.telemetry.metrics`."""
         return self._frame(METRICS_FILE)
 
     @property
@@ -82,12 +82,12 @@ class Result:
 class Trainer:
     """A trainer runs one training run, with the configuration of the command line.
 
-    words        what `grpo train` takes: ``"experiment=tiny"``, ``"num_steps=20"``, ``"my.yaml"``
+    words        arguments as of `grpo train`: ``"experiment=tiny"``, ``"num_steps=20"``, ``"my.yaml"``
     dataset      rows with the columns `task.data.question_column` and `answer_column`: a list of mappings, a data
                  frame, or a data set of the package datasets. None reads what the configuration names.
     reward       a function, or several, with a signature of `grpo.tasks.own_rewards`; they replace `task.reward.parts`.
                  Each is defined at the top of a module or script, since the grading processes import it.
-    after_round  a function that is called with (optimizer step, numbers of the round) on every rank
+    after_round  a function that is called with (optimizer step, metrics of the round) on every rank
 
     `config` holds the whole configuration. Its values may be changed before `train` is called. Raises `UserError` for
     words that cannot be read, and for a reward that no other process can import.
@@ -111,11 +111,11 @@ class Trainer:
         self._after_round = after_round
 
     def train(self) -> Result:
-        """Trains, and returns what the run left. Raises `UserError` for what can be mended.
+        """Trains, and returns the run's result. Raises `UserError` for mistakes that the user can mend.
 
-        A run that was asked to stop (Ctrl-C, SIGTERM) returns what it has left until then, which holds no model.
-        A process trains once, since engines and process groups stay in it: a second run needs another process, and a
-        notebook another kernel. It trains in its main thread, which is the one that gets Ctrl-C.
+        A run that was asked to stop (Ctrl-C, SIGTERM) returns the result so far, and exports no model.
+        A process can train only once, since engines and process groups stay in it: a second run needs another process,
+        and a notebook another kernel. `train` has to be called in the main thread, the one that gets Ctrl-C.
         """
         if multiprocessing.current_process().name != "MainProcess":
             # A grading process imports the script that started it, and would start a run of its own.
@@ -153,7 +153,7 @@ class Trainer:
         return Result(Path(self.config.output_dir))
 
     def _write_data(self) -> Path:
-        """Writes the dataset into the run's folder. Every rank does so, and each replaces the file as a whole."""
+        """Writes the dataset into the run's folder. Every rank writes a whole file and renames it into place."""
         rows = self._dataset.to_dict("records") if isinstance(self._dataset, pandas.DataFrame) else [*self._dataset]
         for index, row in enumerate(rows):
             require(
@@ -179,13 +179,13 @@ def _has_loop() -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Returns arrays of numpy as lists, and other things that JSON does not know as text."""
+    """Converts a value that JSON does not know: NumPy arrays to lists, NumPy scalars to numbers, others to text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 @dataclass(frozen=True, slots=True)
 class _Called:
-    """This observer calls a function with the numbers of each round."""
+    """This observer calls a function with the metrics of each round."""
 
     function: Callback
 
@@ -198,7 +198,7 @@ class _Called:
 def import_path(function: Reward) -> str:
     """Returns the path by which another process imports a function: ``"module:name"``, or ``"file.py:name"``.
 
-    Raises `UserError` for one that no other process can import: a lambda, a function inside another one, and one that
+    Raises `UserError` for a function that no other process can import: a lambda, a nested function, or a function that
     was typed into a notebook or a terminal.
     """
     name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")

@@ -1,23 +1,23 @@
 """This package holds the maths of training in pure torch.
 
-It reads no files and logs nothing. Ranks agree on batches through the `Collective` that they are given; the loss itself
-makes no distributed call and never waits for the device.
+The package reads no files and logs nothing. Ranks agree on batches through the `Collective` that they are given; the
+loss itself makes no distributed call and never waits for the device.
 
 What a step learns from:
 normalization   rewards → advantages: the dial
 batches         groups of one round → batches of its optimizer steps
 packing         groups → packed rows
 balance         trees of all ranks → equal work for every rank
-row_assignment  a rank's trees → as many rows as all ranks have, of equal work
+row_assignment  trees of every rank → rows, equally many on every rank and of equal work
 
 The loss of a row:
 logprobs        hidden states → log-probabilities and entropies, in chunks
 ratio           current and old log-probabilities → probability ratios
 token_losses    ratios and advantages → loss of each token: the objectives by name
-token_selection tokens that are chosen among all of a step
+token_selection choice of tokens among all tokens of a step
 aggregation     completion lengths → weight of each token
 kl, correction  the two optional terms
-loss            puts these together
+loss            puts all of these together
 
 Functions by name:
 lookup          name in the configuration → function, built-in or the user's own

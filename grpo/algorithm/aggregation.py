@@ -14,8 +14,8 @@ from dataclasses import dataclass
 class Totals:
     """Totals are counts over the whole optimizer step, on all ranks.
 
-    They count the completions that are learned from (`sequences`), the tokens of these, and the groups that have at
-    least one of them.
+    `sequences` counts the completions that are learned from, `tokens` their tokens, and `groups` the groups with at
+    least one such completion.
     """
 
     tokens: float
@@ -50,5 +50,5 @@ AGGREGATIONS = {
     "constant": constant,
     "prompt_mean": prompt_mean,
 }
-"""These functions give a token's weight from the length of its completion, the tokens of its group and the step's
-totals."""
+"""These functions return a token's weight, given the length of its completion, the number of tokens of its group that
+are learned from, the step's totals and `objective.aggregation.constant_length`."""

@@ -1,9 +1,9 @@
-"""This module evens out the work of learner ranks before anything is packed.
+"""This module balances the work of learner ranks before anything is packed.
 
-Ranks draw equally many prompts, but their completions differ in length, and silent groups are not computed. The rank
-with most to do would keep all others waiting. So trees, or some of their branches, move from ranks with much to ranks
-with little. Every token's weight is final before, so the gradient is the same wherever a branch is computed. In passes
-without a gradient the log-probabilities then come back to the rank whose branches they are.
+Ranks draw equally many prompts, but their completions differ in length, and silent groups are not computed. The busiest
+rank would keep all others waiting. So whole trees, or some of their branches, move from busier to idler ranks. Every
+token's weight is final before the move, so the gradient does not depend on where a branch is computed. In passes
+without a gradient, the log-probabilities are sent back to the rank that the branch came from.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from grpo.algorithm.packing import LooseTree
 from grpo.interfaces import Collective
 
 Cost = Callable[[int, int], float]
-"""Cost(before, tokens) is the work of so many input tokens that come after `before` others: (0, 250) is a prompt of 250
-tokens, (250, 800) a completion that follows it."""
+"""Cost(before, tokens) is the work of `tokens` input tokens that follow `before` others in a sequence: (0, 250) is a
+prompt of 250 tokens, (250, 800) a completion of 800 tokens after this prompt."""
 
 Value = TypeVar("Value")
 
-# No rank has more than this share above the mean if its branches allow it.
+# No rank's work exceeds the mean by more than this share, unless its branches are too large to move.
 TOLERANCE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece is some branches of one tree: those numbered `branches` of tree `tree` of rank `home`."""
+    """A piece is a subset of a tree's branches: the branches with indices `branches` of tree `tree` of rank `home`."""
 
     home: int
     tree: int
@@ -35,12 +35,15 @@ class Piece:
 
 
 TreeCosts = tuple[float, tuple[float, ...]]
-"""The cost of a tree's prompt, and of each of its branches. A tree that is cut in two has its prompt in both."""
+"""The cost of a tree's prompt, and of each of its branches. If a tree is cut in two, each piece pays for the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A share is what one rank computes of all ranks' trees. `imbalance` is the busiest rank's work over the mean's."""
+    """A share holds the trees that one rank computes, and which pieces of all ranks' trees they are.
+
+    `imbalance` is the busiest rank's work divided by the mean work of a rank.
+    """
 
     pieces: list[Piece]
     trees: list[LooseTree]
@@ -70,8 +73,10 @@ def shared(trees: Sequence[LooseTree], collective: Collective, cost: Cost) -> Sh
 def at_home(
     trees: Sequence[LooseTree], share: Share, values: Sequence[tuple[Value, ...]], collective: Collective
 ) -> list[tuple[Value, ...]]:
-    """Brings back what ranks have computed: `values` holds one value for each branch of each tree of the share.
-    Returns one for each branch of each of this rank's own `trees`. Collective."""
+    """Returns one value for each branch of this rank's own `trees`, wherever it was computed. Collective.
+
+    `values` holds one value for each branch of each tree that this rank has computed, that is of `share.trees`.
+    """
     here = collective.rank
     computed = dict(zip(share.pieces, values, strict=True))
     by_branch: dict[tuple[int, int], Value] = {}
@@ -84,11 +89,11 @@ def at_home(
 
 
 def assign(costs: Sequence[Sequence[TreeCosts]]) -> list[list[Piece]]:
-    """Shares out all trees, whose costs are given rank by rank. Every rank computes the same from the same costs.
+    """Returns the pieces that each rank computes, given the costs of each rank's trees. The result is deterministic.
 
-    The busiest rank gives branches to the idlest, at most half of what they differ by, until it is within `TOLERANCE`
-    of the mean. One that has nothing small enough to give is left out, and the others go on among themselves. So little
-    moves, and nothing where ranks are even.
+    The busiest rank gives branches to the idlest, at most half of their difference in work, until the busiest is within
+    `TOLERANCE` of the mean. A rank without branches small enough to give drops out, and the others go on. So few
+    branches move, and none when ranks are balanced already.
 
     >>> for pieces in assign([[(1.0, (4.0, 4.0, 4.0))], [(1.0, (2.0,))]]):
     ...     print([(piece.home, piece.branches) for piece in pieces])
@@ -130,7 +135,7 @@ def _weight(piece: Piece, costs: Sequence[Sequence[TreeCosts]]) -> float:
 
 
 def _fitting(piece: Piece, costs: TreeCosts, room: float) -> Piece:
-    """Returns the part of a piece, its largest branches first, that with the prompt takes at most `room`."""
+    """Returns the branches of a piece that, together with the prompt, cost at most `room`, chosen largest first."""
     prompt, branches = costs
     chosen, total = [], prompt
     for index in sorted(piece.branches, key=lambda index: (-branches[index], index)):
@@ -141,13 +146,13 @@ def _fitting(piece: Piece, costs: TreeCosts, room: float) -> Piece:
 
 
 def costs_of(tree: LooseTree, cost: Cost) -> TreeCosts:
-    """Returns what a tree costs, part by part."""
+    """Returns the cost of a tree's prompt and of each of its branches."""
     prompt = len(tree.prompt)
     return cost(0, prompt), tuple(cost(prompt, length) for length in tree.lengths)
 
 
 def cut(tree: LooseTree, piece: Piece) -> LooseTree:
-    """Returns a piece of a tree: the tree itself where that is the whole of it."""
+    """Returns `tree` with the branches of `piece` only, or `tree` itself if the piece holds all of its branches."""
     if len(piece.branches) == len(tree.branches):
         return tree
     return replace(tree, branches=tuple(tree.branches[index] for index in piece.branches))

@@ -1,7 +1,7 @@
 """This module turns the groups of a round into the batches of its optimizer steps.
 
-The loss of a step is normalized by counts over the whole step and all ranks. They are summed here, before anything is
-packed, so that every token's weight is final before the first backward pass.
+The loss of a step is normalized by counts over the whole step and all ranks. These counts are summed before
+anything is packed, so that every token's weight is final before the first backward pass.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class BatchMaker:
         cost: Cost = lambda before, tokens: tokens,
     ):
         """`part_weights` are the weights of the reward's parts, without which normalization.parts=each raises
-        ValueError. `cost` is what ranks are evened out by."""
+        ValueError. `cost` is the measure of work by which ranks are balanced."""
         if normalization.parts == "each" and not part_weights:
             raise ValueError("normalization.parts=each needs the weights of the reward's parts: none are given")
         self._part_weights = part_weights or {}
@@ -77,10 +77,10 @@ class BatchMaker:
         return Batch(packed, plan.learning_rate_factor, old_known, entropy)
 
     def _advantages(self, groups: Sequence[GroupWithLogprobs]) -> list[torch.Tensor]:
-        """Computes one float64 tensor [completions] per group, of this rank. Collective.
+        """Computes the advantages of this rank's groups, one float64 tensor [completions] per group. Collective.
 
-        With parts "each" (GDPO, arXiv:2601.05242) every part of the reward is normalized by itself. Their weighted sum
-        is divided by its σ over the whole step; its mean is 0 there, since it is 0 in every group.
+        With parts "each" (GDPO, arXiv:2601.05242) every part of the reward is normalized by itself. The weighted sum of
+        the parts is divided by its σ over the whole step. Its mean needs no subtraction: it is 0 in every group.
         """
         if self._normalization.parts == "each":
             weighted = [
@@ -103,7 +103,7 @@ class BatchMaker:
     def _rewards(self, group: GroupWithLogprobs) -> torch.Tensor:
         """Returns the group's rewards, [completions] float64.
 
-        With the KL in the reward, β·ΣKL(learner ‖ reference) is subtracted, as of the start of the round.
+        With the KL in the reward, β·ΣKL(learner ‖ reference) at the start of the round is subtracted.
         """
         rewards = torch.tensor(group.scored.rewards, dtype=torch.float64)
         kl = self._objective.kl
@@ -132,8 +132,8 @@ class BatchMaker:
     def _moments(self, rewards: Sequence[torch.Tensor]) -> Moments:
         """Returns mean and σ over all rewards of the step on all ranks. Collective.
 
-        The mean is computed first, and squared differences are summed. Summing the squares of the rewards themselves
-        would lose the digits in which rewards differ.
+        The mean is computed first, and squared differences from it are summed. Summing the squares of the rewards
+        themselves would lose the digits in which rewards differ.
         """
         values = torch.cat([torch.zeros(0, dtype=torch.float64), *rewards])
         count, total = self._collective.sum([values.numel(), float(values.sum())])
@@ -164,8 +164,8 @@ class BatchMaker:
 
     @property
     def _every_token_counts(self) -> bool:
-        """Says whether tokens without advantage count: a KL or entropy term in the loss gives them a gradient, and a
-        selection compares with them."""
+        """Says whether tokens with advantage 0 affect the step: a KL or entropy term in the loss gives them a gradient,
+        and a token selection compares all tokens of the step."""
         objective = self._objective
         entropy = objective.entropy_coefficient or objective.entropy_target
         return objective.kl.in_loss or bool(entropy) or objective.selection.name != "none"
@@ -177,7 +177,7 @@ def _part(group: GroupWithLogprobs, name: str) -> torch.Tensor:
 
 
 def _summed(terms: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Adds tensors up. Where they cancel up to rounding, the sum is exactly 0."""
+    """Adds up tensors elementwise. Where the terms cancel up to rounding, the sum is exactly 0."""
     stacked = torch.stack(list(terms))
     total = stacked.sum(0)
     return total * (total.abs() > ROUNDING * stacked.abs().sum(0))

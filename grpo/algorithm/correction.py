@@ -25,8 +25,8 @@ def importance_weights(old_logprobs: Tensor, sampler_logprobs: Tensor, level: st
     There is one weight per token, or one per completion that is repeated at all its tokens:
 
     "token"           π_old(o_t) / π_sampler(o_t)
-    "sequence"        the product of these over the completion: unbiased, but far from 1 for long completions
-    "sequence_mean"   the geometric mean of these over the completion: its mismatch per token
+    "sequence"        the product of the token weights over the completion: unbiased, but far from 1 for long ones
+    "sequence_mean"   the geometric mean of the token weights over the completion: its mismatch per token
     """
     difference = (old_logprobs - sampler_logprobs).detach()
     if level == "sequence":
@@ -37,10 +37,10 @@ def importance_weights(old_logprobs: Tensor, sampler_logprobs: Tensor, level: st
 
 
 def corrected(weights: Tensor, correction: CorrectionConfig) -> Tensor:
-    """Brings `weights` [targets] within the bounds.
+    """Applies the floor and the cap to importance `weights` [targets].
 
-    "truncate" sets a weight outside them to the nearer bound (TIS). "mask" sets it to 0 (with a floor this is IcePop,
-    arXiv:2510.18855).
+    "truncate" sets a weight outside these bounds to the nearer bound (TIS). "mask" sets it to 0 (with a floor this is
+    IcePop, arXiv:2510.18855).
     """
     if correction.mode == "mask":
         outside = (weights < correction.floor) | (weights > correction.cap)
@@ -51,9 +51,8 @@ def corrected(weights: Tensor, correction: CorrectionConfig) -> Tensor:
 def vetoed(old_logprobs: Tensor, sampler_logprobs: Tensor, veto: float, sequence_index: Tensor) -> Tensor:
     """Returns [targets] bool: whether the token's completion contains a token with importance weight below `veto`.
 
-    The learner would hardly ever write such a token. Whatever follows it is off the learner's path, even if the weights
-    of the following tokens are near 1. A vetoed completion still counts in the denominators of the loss, as masked
-    tokens do.
+    The learner would hardly ever write such a token, and so would hardly ever reach the tokens that follow, even if
+    their weights are near 1. A vetoed completion still counts in the denominators of the loss, as masked tokens do.
     """
     difference = (old_logprobs - sampler_logprobs).detach()
     if not veto:

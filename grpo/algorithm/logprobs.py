@@ -1,8 +1,8 @@
 """This module computes log-probabilities and entropies from hidden states without holding the whole logit matrix.
 
 The logits, [targets, vocabulary], would be by far the largest tensor of a training step: 16,384 × 151,936 float32 is
-9.3 GiB. Here they exist for `chunk` targets at a time, in the forward pass and again in the backward pass. When one
-chunk holds all targets, its probabilities are kept for the backward pass instead.
+9.3 GiB. Here they are computed for `chunk` targets at a time, in the forward pass and again in the backward pass. When
+one chunk holds all targets, its probabilities are kept for the backward pass instead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class LogitRule:
-    """A logit rule says how a model makes logits of z, the product of hidden states and output embedding.
+    """A logit rule says how a model computes logits from z, its hidden states times output embedding plus any bias.
 
     The logits are softcap·tanh(scale·z/softcap), or scale·z without a softcap.
 
@@ -53,7 +53,7 @@ class LogitRule:
 
 
 PLAIN = LogitRule()
-"""Under this rule the logits are the product itself."""
+"""This rule is that of most models: the logits are z, without scale and softcap."""
 
 
 def token_logprobs(
@@ -82,9 +82,9 @@ def token_logprobs(
 class _TokenLogprobs(torch.autograd.Function):
     """This function computes `token_logprobs` chunk by chunk, with a backward pass that computes the logits again.
 
-    The gradient of log π(target) by the logits is (one-hot of the target − π)·slope/temperature. The loss multiplies
-    this row of each target by one number. The number is multiplied into [targets, width] instead, which is smaller than
-    [targets, vocabulary] and saves one pass over it.
+    The gradient of log π(target) with respect to z is (one-hot of the target − π)·slope/temperature, a row of
+    [targets, vocabulary]. The chain rule multiplies this row by the target's upstream gradient. That factor is
+    multiplied into the smaller [targets, width] instead, which saves one pass over [targets, vocabulary].
     """
 
     @staticmethod
@@ -158,17 +158,17 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
-    """Returns log π [targets, vocabulary] of logits that nobody needs afterwards."""
+    """Returns log π [targets, vocabulary]. May overwrite `logits`."""
     return torch.log_softmax(logits if temperature == 1 else logits.div_(temperature), -1)
 
 
 def _less_one(probabilities: Tensor, token_ids: Tensor) -> Tensor:
-    """Subtracts 1 from each target's own probability, in place: a small difference keeps its digits when it is rounded
-    to bfloat16 afterwards."""
+    """Subtracts 1 from each target's own probability, in place, before any rounding to bfloat16: so the small
+    difference of a probability near 1 keeps its digits."""
     ones = torch.ones_like(token_ids, dtype=probabilities.dtype)
     return probabilities.scatter_add_(-1, token_ids[:, None], -ones[:, None])
 
 
 def _added(total: Tensor | None, part: Tensor, dtype: torch.dtype) -> Tensor:
-    """Adds up the chunks' parts in `dtype`; the first one, often the only one, is the total as it is."""
+    """Adds a chunk's `part` to the `total` in `dtype`. The first part, often the only one, is returned unchanged."""
     return part if total is None else total.to(dtype).add_(part)

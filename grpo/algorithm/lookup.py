@@ -1,4 +1,4 @@
-"""This module finds the functions of the loss by the names that the configuration gives them."""
+"""This module looks up the functions of the loss by their names in the configuration."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Function = TypeVar("Function")
 def member(table: Mapping[str, Function], name: str) -> Function:
     """Returns the function that `name` stands for.
 
-    The name is an entry of `table`, or the path ``"package.module:function"`` or ``"file.py:function"`` of one's own.
-    The call raises what the import raises, or ValueError for a name that is neither. `grpo.algorithm.probe` is called
-    first and checks what a path leads to.
+    The name is an entry of `table`, or the path ``"package.module:function"`` or ``"file.py:function"`` of a user's own
+    function. Raises ValueError for a name that is neither, and passes on any error of the import. At the start of a
+    run, `grpo.algorithm.probe` has checked the functions behind such paths.
 
     >>> member({"three": 3}, "three")
     3

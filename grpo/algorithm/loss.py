@@ -36,7 +36,7 @@ METRICS = (
     "correction/below_floor_fraction",
     "correction/vetoed_fraction",
 )
-"""`policy_loss` reports these means over tokens, in the order of its metric tensor."""
+"""These are the metrics whose sums over tokens `policy_loss` returns, in this order. They are logged as means."""
 
 
 def policy_loss(
@@ -50,7 +50,8 @@ def policy_loss(
     loss of the step is therefore the plain sum over micro-batches and ranks. The second holds the sums of `METRICS`
     over tokens, [len(METRICS)] float64, detached.
 
-    If the micro-batch has no old log-probabilities, the current ones are used in their place, and every ratio is 1.
+    If the micro-batch has no old log-probabilities, the current ones are used in their place. Every ratio is then 1,
+    unless `objective.old_logprobs` is "sampler".
     """
     current = logprobs.detach()
     learner_old = current if micro.old_logprobs is None else micro.old_logprobs
@@ -98,8 +99,8 @@ def policy_loss(
 
 
 def tokens_of(logprobs: Tensor, entropies: Tensor, micro: MicroBatch, objective: ObjectiveConfig) -> Tokens:
-    """Returns the tokens of a micro-batch as an objective sees them, with `logprobs` and `entropies` [targets] under
-    the current weights."""
+    """Returns the tokens of a micro-batch in the form that objectives take. `logprobs` and `entropies` are [targets],
+    under the current weights."""
     learner_old = logprobs.detach() if micro.old_logprobs is None else micro.old_logprobs
     old = micro.sampler_logprobs if objective.old_logprobs == "sampler" else learner_old
     ratio = log_ratio(logprobs, old, objective.ratio, micro.sequence_index).exp()
@@ -107,7 +108,7 @@ def tokens_of(logprobs: Tensor, entropies: Tensor, micro: MicroBatch, objective:
 
 
 def _reference_kl(tokens: Tokens, micro: MicroBatch, kl: KlConfig) -> Tensor:
-    """Returns the KL to the reference [targets] as it stands in the loss, or zeros without one."""
+    """Returns the KL to the reference policy [targets] that is added to the loss, or zeros without a KL term."""
     # A row without targets, of a rank that has no work left, has no reference log-probabilities either.
     if not kl.in_loss or not len(micro.targets):
         return torch.zeros_like(tokens.logprobs)

@@ -10,8 +10,8 @@ the mean scores of correct and wrong completions. For large G it ascends ∫ q^(
 rate p itself at (0, 0), 2·arcsin√p at (1, 0), the log-odds at (2, 0), and log p at (0, 1).
 
 Every normalization takes the rewards of one group [completions], the moments of all rewards of the optimizer step, and
-the settings. It returns the advantages [completions]. To add one, write the function and name it in `NORMALIZATIONS`;
-one that stands elsewhere is named by its import path.
+the settings. It returns the advantages [completions]. To add one, write the function and enter it in `NORMALIZATIONS`;
+a function outside this module is named by its import path.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ def dial(rewards: Tensor, step: Moments, settings: NormalizationConfig) -> Tenso
 def pass_at_k(rewards: Tensor, step: Moments, settings: NormalizationConfig) -> Tensor:
     """Returns the advantages of pass@k training (arXiv:2508.10751), for any real rewards.
 
-    A subset of k completions of the group gets the best of its rewards. A completion's advantage is the mean over all
-    subsets that hold it, minus the mean over all subsets, times σ^(−α) of the subsets' rewards. All C(G, k) subsets
-    are enumerated by the formula. k = 1 is the dial. A completion that only repeats the best of others gains
-    nothing by it, so a group in which fewer than k completions are wrong has no gradient.
+    Each subset of k completions of the group is scored by its best reward. A completion's advantage is the mean score
+    of the subsets that hold it, minus the mean score of all subsets, times σ^(−α) of these scores. A closed form covers
+    all C(G, k) subsets. k = 1 is the dial. A group in which fewer than k completions are wrong has no gradient, since
+    every subset then holds a right one.
     """
     size, k = rewards.numel(), settings.k
     if size < k or alike(rewards.tolist()):
@@ -129,14 +129,14 @@ NORMALIZATIONS: Mapping[str, Normalization] = {
 }
 
 GROUP_RELATIVE = ("dial", "pass_at_k")
-"""Under these names a group whose rewards are equal has no advantages. Others may learn from such a group."""
+"""Under these normalizations a group of equal rewards has no advantages. Others may learn from such a group."""
 
 
 def silent(rewards: Tensor, settings: NormalizationConfig) -> bool:
-    """Says whether these rewards leave every advantage of their group 0, whatever the step's other groups are.
+    """Says whether a group with these rewards has advantage 0 everywhere, whatever the step's other groups are.
 
-    Besides groups of equal rewards these are groups whose σ is not above σ_min, and under `pass_at_k` those in which
-    fewer than k completions are below the best. It knows the names in `GROUP_RELATIVE` only.
+    Such groups have equal rewards, or a σ that is not above σ_min, or under `pass_at_k` fewer than k completions below
+    the best. The answer holds for the normalizations in `GROUP_RELATIVE` only.
     """
     # With scope "batch" the step's σ is the same for all groups, so any that is above σ_min tells.
     return not NORMALIZATIONS[settings.name](rewards, Moments(0.0, settings.min_std + 1), settings).any()

@@ -91,8 +91,8 @@ def trees_of(prompt: tuple[int, ...], branches: Sequence[Branch], layout: str, r
 def rows_of(trees: Sequence[LooseTree], row_tokens: int, layout: str = "shared") -> list[list[LooseTree]]:
     """Puts trees into rows of at most `row_tokens` tokens, by first-fit decreasing. A larger tree gets a row alone.
 
-    Under `ONE_A_ROW` every tree counts as many tokens as the longest tree in its row, which is the first, because it is
-    padded to that length when the row is computed.
+    Under `ONE_A_ROW` every tree counts as many tokens as the longest tree in its row, which is the first, because all
+    trees of a row are padded to that length when the row is computed.
     """
     rows: list[list[LooseTree]] = []
     lengths: list[int] = []
@@ -110,7 +110,7 @@ def rows_of(trees: Sequence[LooseTree], row_tokens: int, layout: str = "shared")
 
 
 def pad(trees: Sequence[LooseTree]) -> list[LooseTree]:
-    """Pads every completion to the length of the longest, as rectangular batches do."""
+    """Pads every completion to the length of the longest completion, as rectangular batches do."""
     longest = max((branch.input_length for tree in trees for branch in tree.branches), default=0)
     return [LooseTree(tree.prompt, tree.branches, longest) for tree in trees]
 
@@ -147,7 +147,7 @@ def pack(trees: Sequence[LooseTree]) -> MicroBatch:
 def _micro_batch(
     tokens: list[int], positions: list[int], trees: tuple[Tree, ...], predictors: list[int], branches: list[Branch]
 ) -> MicroBatch:
-    """Makes the tensors of a micro-batch. Values of a branch are repeated for each of its tokens."""
+    """Makes the tensors of a micro-batch. A branch's advantage and weight are repeated for each of its targets."""
     lengths = torch.tensor([len(branch.completion.token_ids) for branch in branches], dtype=torch.long)
 
     def spread(values: list[float]) -> torch.Tensor:
@@ -178,7 +178,7 @@ def _micro_batch(
 def attention_mask(tree: Tree, window: int | None = None, device: torch.device | None = None) -> torch.Tensor:
     """Returns the attention mask of one tree, [tokens, tokens] bool: True where a query (first axis) sees a key.
 
-    With a `window`, a query sees only that many of the latest positions, its own included.
+    With a `window`, a query sees only the latest `window` positions, its own included.
     """
     branch = torch.zeros(tree.end - tree.start, dtype=torch.long, device=device)
     position = torch.arange(tree.end - tree.start, device=device)

@@ -1,8 +1,8 @@
-"""This module tries a function of one's own on a few small tensors, before anything is started.
+"""This module tries a user's own function of the loss on a few small tensors, before anything is started.
 
-Each check raises ValueError with one line that says what is wrong. A function has to return what the built-in ones
-return, to have a gradient, and to be independent of the partition. The last means that the value of a token, or of a
-group, is the same whatever else is computed in the same call.
+Each check raises ValueError with one line that says what is wrong. A function has to return a tensor or number
+of the right form, to have a gradient where one is needed, and not to depend on the partition: the value of a token or
+of a group must be the same whatever else is computed in the same call.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from grpo.config import NormalizationConfig, ObjectiveConfig
 
 LENGTHS = (3, 1, 4, 2)
-"""The completions that are tried have these numbers of tokens."""
+"""These are the numbers of tokens of the completions on which functions are tried."""
 
 TOLERANCE = 1e-9
 
 
 def check_functions(normalization: NormalizationConfig, objective: ObjectiveConfig) -> None:
-    """Raises ValueError for the first function of the loss that is named by an import path and does not fit."""
+    """Tries each function of the loss that is named by an import path. Raises ValueError for the first that fails."""
     checks: tuple[tuple[str, str, Mapping, Callable[[Callable], None]], ...] = (
         ("normalization.name", normalization.name, NORMALIZATIONS, lambda own: check_normalization(own, normalization)),
         ("objective.name", objective.name, OBJECTIVES, lambda own: check_objective(own, objective)),
@@ -93,7 +93,7 @@ def check_normalization(
 
 
 def _tokens(which: Sequence[int], settings: ObjectiveConfig | None) -> Tokens:
-    """Makes the tokens of some of the completions, in float64. Ratios lie on both sides of every usual bound."""
+    """Makes the tokens of the completions `which`, in float64. Ratios lie on both sides of every usual bound."""
     generator = torch.Generator().manual_seed(0)
     pieces = [torch.rand(4, length, dtype=torch.float64, generator=generator) for length in LENGTHS]
     logprobs, change, entropies, _ = torch.cat([pieces[one] for one in which], dim=1)
@@ -109,7 +109,7 @@ def _tokens(which: Sequence[int], settings: ObjectiveConfig | None) -> Tokens:
 def _losses(
     loss: Callable[[Tokens], Tensor], which: Sequence[int], settings: ObjectiveConfig | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Returns the losses of the tokens of some completions, and the gradient of their sum."""
+    """Returns the losses of the tokens of the completions `which`, and the gradient of their sum by `logprobs`."""
     tokens = _tokens(which, settings)
     losses = loss(tokens)
     _require_tensor(losses, len(tokens.logprobs), "token")
@@ -125,7 +125,7 @@ def _losses(
 
 
 def _compare(together: tuple[Tensor, Tensor], alone: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Raises ValueError where completions have other losses or gradients together than each has alone."""
+    """Raises ValueError if losses or gradients differ when completions are computed together and when each is alone."""
     for what, joint, single in zip(("losses", "gradients"), together, zip(*alone, strict=True), strict=True):
         if not torch.allclose(joint, torch.cat(single), rtol=0, atol=TOLERANCE):
             raise ValueError(

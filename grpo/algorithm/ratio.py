@@ -34,8 +34,8 @@ def log_ratio(logprobs: Tensor, old_logprobs: Tensor, level: str, sequence_index
     "sequence"  (π(o) / π_old(o))^(1/|o|) at every token of o         (GSPO, arXiv:2507.18071)
 
     "sequence_token" has the value of "sequence", and at every token the gradient of log π of that token alone
-    (GSPO-token, the same paper). The sum over a completion has the same gradient where all its tokens are weighted
-    alike. It differs where a token has a weight of its own, such as a correction per token.
+    (GSPO-token, the same paper). Summed over a completion, its gradient equals that of "sequence" if all tokens have
+    the same weight. The two differ if tokens have weights of their own, such as a correction per token.
     """
     difference = logprobs - old_logprobs
     if level == "sequence":

@@ -1,7 +1,7 @@
-"""This module lays the trees of all ranks out in rows: equally many on every rank, and of equal work.
+"""This module lays the trees of all ranks out in packed rows: equally many on every rank, and of equal work.
 
-Under ZeRO 2 and 3 ranks exchange weights or gradients in every micro-batch, so each row lasts as long as the longest
-row that any rank computes at the same time. Rows that only have equally many tokens at most would differ by a third.
+Under ZeRO 2 and 3 ranks exchange weights or gradients in every micro-batch, so each row takes as long as the slowest
+row that any rank computes at the same time. Rows that only share a limit of tokens would differ in work by a third.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from grpo.types import Mean
 def lay_out(
     trees: Sequence[LooseTree], collective: Collective, layout: str, row_tokens: int, cost: Cost
 ) -> tuple[list[list[LooseTree]], list[LooseTree]]:
-    """Lays this rank's trees out in rows of at most `row_tokens` tokens. Every rank gets the same number of rows; one
-    with less work gets smaller ones, or empty ones.
+    """Lays this rank's trees out in rows of at most `row_tokens` tokens. Every rank gets the same number of rows, and a
+    rank with less work gets smaller or empty rows.
 
     Ranks that compute each row together (sequence parallelism) pool their trees first. Returns the rows, and this
-    rank's own trees whole, with the branches that the rows hold, padding included. Collective.
+    rank's own trees, uncut, with the padding that their branches have in the rows. Collective.
     """
     pooled, from_this_rank = collective.pool(trees)
     if layout == "padded":
@@ -42,17 +42,17 @@ def lay_out(
 def _fewest(
     trees: Sequence[LooseTree], row_tokens: int, cost: Cost, rows: list[list[LooseTree]]
 ) -> list[list[LooseTree]]:
-    """Returns the fewest even rows that hold the trees, at most as many as `rows`, or else `rows` themselves."""
+    """Returns the trees in as few rows of equal work as possible, or `rows` if that takes more rows than `rows` has."""
     least = -(-sum(tree.length for tree in trees) // row_tokens)
     tries = (even_rows(trees, count, row_tokens, cost) for count in range(max(1, least), len(rows) + 1))
     return next((tried for tried in tries if tried is not None), rows)
 
 
 def even_rows(trees: Sequence[LooseTree], count: int, row_tokens: int, cost: Cost) -> list[list[LooseTree]] | None:
-    """Returns `count` rows of equal work, or None where one would have more than `row_tokens` tokens.
+    """Returns the trees in `count` rows of equal work, or None if a row would have more than `row_tokens` tokens.
 
-    Trees go one after another, the costliest first, to the row with least work. Then branches move from the fullest to
-    the emptiest row as they do between ranks.
+    Trees go one after another, the costliest first, to the row with the least work. Then branches move from the
+    costliest to the cheapest row, as `assign` moves them between ranks.
     """
     rows: list[list[LooseTree]] = [[] for _ in range(count)]
     work = [0.0] * count
@@ -67,16 +67,16 @@ def even_rows(trees: Sequence[LooseTree], count: int, row_tokens: int, cost: Cos
 
 
 def _fits(row: Sequence[LooseTree], row_tokens: int) -> bool:
-    """Tells whether a row is within its limit. A completion that is above it alone gets a row alone."""
+    """Tells whether a row has at most `row_tokens` tokens. A row with a single completion always fits."""
     alone = len(row) == 1 and len(row[0].branches) == 1
     return alone or sum(tree.length for tree in row) <= row_tokens
 
 
 def imbalance(by_rank: Sequence[Sequence[float]], in_step: bool) -> Mean:
-    """Returns the work that ranks wait for over the mean rank's, of the work of each row of each rank.
+    """Returns the work that all ranks wait for, divided by the mean work of a rank.
 
-    It is the busiest rank's work, or, where ranks compute their rows `in_step`, the sum of the largest of each row.
-    Without any work it is the mean of nothing.
+    `by_rank` holds the work of each row of each rank. Ranks wait for the busiest rank; if they compute their rows
+    `in_step`, they wait in each row for the rank whose row is the costliest. Without any work the mean has count 0.
 
     >>> by_rank = [[3.0, 1.0], [1.0, 3.0]]
     >>> imbalance(by_rank, in_step=False).value, imbalance(by_rank, in_step=True).value

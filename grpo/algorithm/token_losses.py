@@ -2,8 +2,8 @@
 
 Every objective takes the tokens of a micro-batch and the settings, and returns their losses [targets], which are
 minimized. It may read all tokens of a completion, but nothing of other completions, since these may lie in another
-micro-batch or on another rank. To add one, write the function and name it in `OBJECTIVES`. One that stands elsewhere is
-named by its import path (see the README of this room).
+micro-batch or on another rank. To add one, write the function and enter it in `OBJECTIVES`. A function outside this
+module is named by its import path (see the README of this package).
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def unclipped(tokens: Tokens, settings: ObjectiveConfig) -> Tensor:
 def sapo(tokens: Tokens, settings: ObjectiveConfig) -> Tensor:
     """Returns SAPO's loss −(4/τ)·sigmoid(τ(ρ − 1))·Â (arXiv:2511.20347), a soft gate in place of the clip.
 
-    The gate's slope is 1 at ρ = 1 and falls to both sides. τ is `temperature_positive` for Â > 0, else
-    `temperature_negative`: a higher one falls faster.
+    The gate's slope is 1 at ρ = 1 and falls on both sides, faster for a higher τ. τ is `temperature_positive` for
+    Â > 0, else `temperature_negative`.
     """
     negative = torch.full_like(tokens.advantages, settings.temperature_negative)
     temperature = negative.masked_fill(tokens.advantages > 0, settings.temperature_positive)
@@ -98,8 +98,8 @@ def dppo(tokens: Tokens, settings: ObjectiveConfig) -> Tensor:
 def gmpo(tokens: Tokens, settings: ObjectiveConfig) -> Tensor:
     """Returns GMPO's loss −Â·(Π_t ρ̃_t)^(1/|o|), at every token of the completion o (arXiv:2507.20673).
 
-    The geometric mean is taken of token ratios that are clipped first, in the logarithm: log ρ̃ is min(log ρ, ε_high)
-    for Â > 0 and max(log ρ, −ε_low) for Â < 0. `objective.aggregation.level=sequence_mean` makes it the paper's.
+    The geometric mean is taken over token ratios that are clipped first, in the logarithm: log ρ̃ is min(log ρ, ε_high)
+    for Â > 0 and max(log ρ, −ε_low) for Â < 0. `objective.aggregation.level=sequence_mean` gives the paper's loss.
     """
     log_ratio = _log_ratio(tokens)
     low, high = log_ratio.clamp(min=-settings.clip_low), log_ratio.clamp(max=settings.clip_high)
@@ -136,7 +136,8 @@ BOUNDED: Mapping[str, Callable[[Tokens], Tensor]] = {
     "dppo": _probability_change,
     "gmpo": _log_ratio,
 }
-"""Under these names `clip_low` and `clip_high` bound how far a token has moved, which the functions measure."""
+"""In these objectives `clip_low` and `clip_high` bound how far a token has moved from the old policy. The functions
+return this distance, with its sign."""
 
 
 def clipped(tokens: Tokens, settings: ObjectiveConfig) -> tuple[Tensor, Tensor]:

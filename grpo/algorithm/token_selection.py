@@ -1,10 +1,10 @@
 """This module chooses tokens among all tokens of an optimizer step, on all ranks, and changes their loss.
 
-A choice depends on the whole step: on means over its tokens, or on the rank of a token among all of them. So the step's
-tokens are first computed without gradient, the choice is made over all ranks, and then the step is taken. The choice is
-the same for every number of ranks and micro-batches.
+A choice depends on the whole step: on means over its tokens, or on a token's place in the order of all of them. So the
+step's tokens are first computed without gradient, the choice is made over all ranks, and then the step is taken. The
+choice is the same for every number of ranks and micro-batches.
 
-Each selection takes the tokens of this rank, what is needed to add up over ranks, and the settings. It returns one
+Each selection takes the tokens of this rank, a function that sums numbers over ranks, and the settings. It returns one
 number per token [targets], which `with_selection` applies to the loss.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from grpo.config import ObjectiveConfig
 
 Total = Callable[[Sequence[float]], list[float]]
-"""It adds numbers up over all ranks, so that each token of the step counts once."""
+"""A function of this type sums each number over all ranks, so that each token of the step counts once."""
 
 Selection = Callable[[Tokens, Total, "ObjectiveConfig"], Tensor]
 
@@ -31,8 +31,8 @@ def clip_cov(tokens: Tokens, total: Total, settings: ObjectiveConfig) -> Tensor:
     """Returns the share of its gradient that each token keeps under Clip-Cov (arXiv:2505.22617).
 
     The paper removes `share` of all tokens, drawn at random among those that are not clipped and whose covariance lies
-    between `low` and `high`. Here all of these keep the same share, so the gradient of a step is the expectation of the
-    paper's over its draws. No random number is needed.
+    between `low` and `high`. Here all tokens that could be drawn keep the same share, so the gradient of a step is the
+    expectation of the paper's gradient over the draws. No random number is needed.
     """
     choice = settings.selection
     covariance, count = _covariance(tokens, total)
@@ -59,8 +59,8 @@ SELECTIONS: Mapping[str, Selection] = {"clip_cov": clip_cov, "kl_cov": kl_cov, "
 
 
 def select(micro_batches: Sequence[Tokens], total: Total, settings: ObjectiveConfig) -> list[Tensor]:
-    """Chooses among the tokens of all micro-batches of all ranks. Returns one tensor [targets] per micro-batch of this
-    rank. Collective."""
+    """Chooses among the tokens of all micro-batches of all ranks. Returns the configured selection's numbers, one
+    tensor [targets] per micro-batch of this rank. Collective."""
     joined = Tokens(
         *(
             torch.cat([getattr(tokens, name).detach() for tokens in micro_batches])
@@ -74,8 +74,8 @@ def select(micro_batches: Sequence[Tokens], total: Total, settings: ObjectiveCon
 def with_selection(losses: Tensor, tokens: Tokens, chosen: Tensor, settings: ObjectiveConfig) -> Tensor:
     """Returns the losses [targets] under a choice that `select` made.
 
-    KL-Cov adds penalty·|log π − log π_old| to the tokens that it chose. The others multiply the loss by the share that
-    a token keeps.
+    KL-Cov adds penalty·|log π − log π_old| to the loss of the chosen tokens. The other selections multiply each
+    token's loss by the share that it keeps.
     """
     if settings.selection.name == "kl_cov":
         return losses + settings.selection.penalty * chosen * (tokens.logprobs - tokens.old_logprobs).abs()
@@ -84,10 +84,10 @@ def with_selection(losses: Tensor, tokens: Tokens, chosen: Tensor, settings: Obj
 
 def largest(values: Tensor, number: int, total: Total) -> Tensor:
     """Returns [targets] bool: whether a value is among the `number` largest of all ranks. Values equal to the smallest
-    of these are taken too.
+    of these `number` count too.
 
-    The smallest of them is found by bisection over the bit patterns of float32, which are ordered as the numbers are.
-    It takes 32 sums of one count over the ranks, whatever the number of tokens.
+    That smallest value is found by bisection over integer keys, made from the bits of float32 and ordered as the
+    numbers are. The bisection takes 32 sums of one count over the ranks, whatever the number of tokens.
     """
     bits = values.float().view(torch.int32).long()
     keys = torch.where(bits < 0, -(2**31) - bits, bits)

@@ -1,4 +1,4 @@
-"""A training run is put together, run and recorded here.
+"""This package puts a training run together, runs it and records it.
 
 From configuration to result:
 preparing     reads and checks all that a run needs; a dry run ends there
@@ -11,7 +11,7 @@ pipeline      whether sampling and learning overlap
 measured_model      a model that is only sampled from, for `grpo eval` and `grpo solve-rates`
 
 Around the loop's parts:
-clocks        measures their seconds, and ends what takes too long
+clocks        measures the seconds of each part, and ends a process that hangs
 full_memory   what to change when a GPU has no memory left
 turns         gives learner and sampler one device in turn
 first_rank    runs an action on the first rank only
@@ -19,10 +19,10 @@ first_rank    runs an action on the first rank only
 After each round:
 observers     evaluate, save and diagnose
 records       files, trackers and terminal
-evaluating    asks held-out problems
+evaluating    evaluates on held-out problems
 going_back    returns to an earlier policy
 
 What is written:
-checkpoints, checksums      checkpoints, and whether they are whole
+checkpoints, checksums      checkpoints, and whether they are undamaged
 exporting, model_card       models that others load, with their cards
 """

@@ -1,4 +1,4 @@
-"""The parts of a run are put together here, into what the loop calls."""
+"""This module puts the parts of a run together into the `LoopParts` that the loop calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def assemble(
     store: CheckpointStore,
     clocks: Clocks,
 ) -> LoopParts:
-    """Puts the parts of a run together. `clocks` times them, and `store` is where the run may go back to."""
+    """Puts the parts of a run together. `clocks` times them; `store` holds the checkpoints for going back."""
     collective = learner.collective
     collector, sync = build_pipeline(config, task, sampler, collective, clocks)
     laid_out = replace(config.learner, layout=learner.layout)

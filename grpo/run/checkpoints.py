@@ -35,7 +35,7 @@ class CheckpointStore:
     """The store manages the checkpoints below one directory. `save`, `whole` and `restore_rng` are collective."""
 
     def __init__(self, directory: str | Path, keep_last: int, collective: Collective, keep_every: int = 0):
-        """Keeps the last few checkpoints, and with `keep_every` those of every so many rounds."""
+        """Keeps the newest `keep_last` checkpoints, and those of every `keep_every`-th round unless that is 0."""
         self._directory = Path(directory)
         self._keep_last, self._keep_every = keep_last, keep_every
         self._collective = collective
@@ -138,7 +138,7 @@ class CheckpointStore:
         return (failures[0] if len(outcomes) > 1 else failure) if failures else ""
 
     def _prune(self, step: int, good_step: int) -> None:
-        """Removes old checkpoints, but keeps the last few, the best one, that of the good step, and one in so many."""
+        """Removes old checkpoints. Keeps the newest `keep_last`, the best, the good step's, those of `keep_every`."""
         # A checkpoint newer than this one was damaged when the run was resumed, so it is not one of the last few.
         checkpoints = [path for path in checkpoints_in(self._directory) if step_of(path) <= step]
         scores = {path: _score(path) for path in checkpoints}
@@ -150,26 +150,26 @@ class CheckpointStore:
         self._sweep(".removing-*")
 
     def _one_in_many(self, checkpoint: Path) -> bool:
-        """Tells whether a checkpoint is one of those that are kept every so many rounds."""
+        """Tells whether a checkpoint is kept because its number of rounds is a multiple of `keep_every`."""
         with suppress(UserError, KeyError, TypeError):
             rounds = read_state(checkpoint)["progress"]["round_index"]
             return bool(self._keep_every) and rounds > 0 and rounds % self._keep_every == 0
         return False
 
     def _set_aside(self, checkpoint: Path) -> None:
-        """Renames a checkpoint before it is removed, so that its rest is not taken for a checkpoint if the removal is
-        interrupted."""
+        """Renames a checkpoint that is to be removed, so that an interrupted removal leaves nothing that looks like a
+        checkpoint."""
         if checkpoint.exists():
             os.rename(checkpoint, checkpoint.with_name(f".removing-{checkpoint.name}"))
 
     def _sweep(self, names: str) -> None:
-        """Removes all folders whose names match the pattern `names`."""
+        """Removes all folders of the store whose names match the glob pattern `names`."""
         for folder in self._directory.glob(names):
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def require_whole(checkpoint: Path, collective: Collective) -> None:
-    """Raises UserError when a file of a checkpoint differs from what was written. Collective.
+    """Raises UserError when a file of a checkpoint is missing or differs from what was written. Collective.
 
     A checkpoint without checksums was written by an older version. It is accepted unchecked, with a message.
     """

@@ -1,4 +1,4 @@
-"""This module wraps the parts of a run with clocks and deadlines. The parts themselves know nothing of them."""
+"""This module wraps the parts of a run with clocks and deadlines, so that the parts need no code for either."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVALUATION = "evaluation"
 
 
 class Timed:
-    """This wrapper replaces some methods of `part`. Every other attribute is read from the part, and set in it."""
+    """This wrapper replaces some methods of `part`. It reads and sets every other attribute in `part` itself."""
 
     def __init__(self, part: Any, **methods: Callable):
         vars(self).update(methods, _part=part)
@@ -31,7 +31,7 @@ class Timed:
 
 
 class Clocks:
-    """The clocks give every wait of a run a phase name, and the deadline that `config` sets for it.
+    """The clocks give every long call of a run a phase name, and the deadline that `config` sets for it.
 
     `phases` adds up the seconds of each phase.
     """
@@ -44,7 +44,7 @@ class Clocks:
         return Timed(task, grade=self._of_rollout("grade", task.grade))
 
     def grading(self, grading: GradingThread, phase: str = "grade") -> GradingThread:
-        """Wraps a thread that grades beside the sampler, so that waiting for it after the last sample is timed."""
+        """Wraps a grading thread so that waiting for its results after the last sample is timed."""
         return Timed(grading, results=self._of_rollout(phase, grading.results))
 
     def sampler(self, sampler: Sampler, phase: str = "sample") -> Sampler:
@@ -54,8 +54,8 @@ class Clocks:
         return Timed(sampler, generate=self._of_rollout(phase, generate))
 
     def resting(self, sampler: Sampler) -> Sampler:
-        """Wraps a sampler so that giving its memory away and taking it back are timed. The memory of its cache comes
-        with the end of a refresh, and counts as that."""
+        """Wraps a sampler so that `sleep` and `wake`, which free its memory and take it back, are timed. The memory of
+        its cache comes back only at the end of a refresh, and counts as part of the refresh."""
         return Timed(sampler, **{name: self._of_rollout("sleep", getattr(sampler, name)) for name in ("sleep", "wake")})
 
     def asked(self, sampler: AskableSampler) -> AskableSampler:
@@ -80,8 +80,8 @@ class Clocks:
         return Timed(learner, **timed)
 
     def between(self, phase: str, function: Callable) -> Callable:
-        """Wraps a function that is called between two rounds. Whatever works within it counts as `phase`, one of
-        `grpo.telemetry.phases.BETWEEN_ROUNDS`, and has deadlines of its own."""
+        """Wraps a function that is called between two rounds, as the phase `phase` of
+        `grpo.telemetry.phases.BETWEEN_ROUNDS`. Phases within it count as `phase` and keep their own deadlines."""
         parts = (self._config.rollout, self._config.learner, self._config.weight_sync)
         together = sum(part.deadline_seconds for part in parts)
         return self._timed(phase, function, together, "learner.deadline_seconds")
@@ -102,7 +102,7 @@ class Clocks:
         return self._of_rollout("wait", slow("waiting for completions", function))
 
     def _timed(self, phase: str, function: Callable, deadline_seconds: float, key: str) -> Callable:
-        """Wraps a function as a phase, which also tells what to change when a GPU has no memory left."""
+        """Wraps a function as a timed phase whose error, when a GPU has no memory left, says what to change."""
         return self.phases.timed(phase, telling_of_memory(phase, function), deadline_seconds, key)
 
     def _of_rollout(self, phase: str, function: Callable) -> Callable:
@@ -110,10 +110,10 @@ class Clocks:
 
 
 class Beside:
-    """This collector wraps one whose groups another thread samples and grades.
+    """This collector wraps a collector whose groups are sampled and graded in another thread.
 
-    It adds that thread's seconds to the groups, so that they count in the round which learns from these groups.
-    `take_seconds` returns the seconds once the groups are there.
+    It adds that thread's seconds to what it collects, so that they count in the round that learns from the groups.
+    `take_seconds` returns these seconds, and is called once the groups are there.
     """
 
     def __init__(self, collector: Collector, take_seconds: Callable[[], dict[str, float]]):

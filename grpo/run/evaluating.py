@@ -1,4 +1,4 @@
-"""A run evaluates its policy on held-out problems, and on the sets of `evaluation.suite`."""
+"""This module evaluates a run's policy on held-out problems, and on the sets of `evaluation.suite`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from grpo.tasks import VerifiableTask
 
 
 class PolicyEvaluation:
-    """Evaluates the policy that the sampler holds. Its seconds are no part of a round's. Calls are collective."""
+    """Evaluates the policy that the sampler holds. Its seconds count in no round. Calls are collective."""
 
     def __init__(
         self,
@@ -40,9 +40,9 @@ class PolicyEvaluation:
         self._grading = GradingThread(task)
 
     def __call__(self) -> dict[str, Any]:
-        """Returns the result on held-out problems, see `held_out.evaluate`, with those of the suite under "suite".
+        """Returns the result on held-out problems (see `held_out.evaluate`), with the suite's results under "suite".
 
-        Called after a refresh, and before the sampler sleeps again.
+        Has to be called after a refresh, before the sampler sleeps again.
         """
         asked = self._config.evaluation
         with working(f"evaluating {asked.num_problems} held-out problems × {asked.samples_per_problem}"):

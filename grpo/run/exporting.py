@@ -1,4 +1,4 @@
-"""A model becomes a folder that transformers, vLLM and peft load: while it is trained, or later from a checkpoint."""
+"""This module writes models as folders that transformers, vLLM and peft load, during a run or from a checkpoint."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ from grpo.types import FinishedRound
 
 
 class Exporter:
-    """The exporter writes the model into the run's `models` folder every so many rounds, and says how large it is.
+    """The exporter writes the model into the run's `models` folder every `every` rounds, and reports its size.
 
-    A model that cannot be written, for example on a full disk, is told, and the run goes on.
+    When a model cannot be written, for example on a full disk, the exporter reports that, and the run goes on.
     """
 
     def __init__(self, every: int, output: Path, write: Callable[[int, Path], None], tell: Callable[[str], None]):
-        """Takes `write`, which writes the model of a step into a folder. With `every` 0 nothing is written."""
+        """Takes `write`, which writes the model of a step into a folder, and `tell`, which shows a line.
+
+        With `every` 0 nothing is written.
+        """
         self._every, self._output, self._write, self._tell = every, output, write, tell
 
     def after_round(self, finished: FinishedRound) -> None:
@@ -49,8 +52,9 @@ def export_checkpoint(place: Path, directory: Path, dtype: str = "", adapter: bo
     """Writes the model of a checkpoint into `directory`, with adapters merged into its weights. Returns the checkpoint.
 
     `place` is a checkpoint, or the folder of a run, whose best checkpoint is taken (see `best_checkpoint`). `dtype` is
-    that of the written weights, by default the learner's. With `adapter` only the adapters are written, in peft's
-    format. Needs no GPU. Raises UserError where there is no such checkpoint, and no adapter.
+    the written weights' type, by default the learner's. With `adapter` only the adapters are written, in peft's format.
+    Needs no GPU. Raises UserError if there is no checkpoint, if `directory` is not empty, and if `adapter` is set for a
+    run without adapters.
     """
     place = place.resolve()
     checkpoint = place if (place / STATE_FILE).exists() else best_checkpoint(place)
@@ -76,7 +80,7 @@ def export_checkpoint(place: Path, directory: Path, dtype: str = "", adapter: bo
 
 
 def best_checkpoint(run: Path) -> Path:
-    """Returns the checkpoint of a run with the highest held-out pass rate, or the newest where none was evaluated.
+    """Returns the checkpoint of a run with the highest held-out pass rate, or the newest if none was evaluated.
 
     Raises UserError when the run has no checkpoint.
     """

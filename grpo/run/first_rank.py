@@ -1,6 +1,6 @@
 """This module runs an action on the first rank only, and ends all ranks when it fails.
 
-Without it the other ranks would wait for the first one until a deadline.
+Otherwise the other ranks would wait for the failed first rank until a deadline.
 """
 
 from __future__ import annotations

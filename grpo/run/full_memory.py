@@ -20,7 +20,7 @@ LEARNING = (
 )
 SAMPLING = "lower rollout.gpu_memory_fraction or rollout.max_concurrent"
 REFRESHING = "lower weight_sync.bucket_mib or rollout.gpu_memory_fraction"
-# What helps in a phase that is not named here is what helps learning.
+# The advice for each phase; phases that are not named here get `LEARNING`.
 HELPS = dict.fromkeys(("starting the sampler", "sample", "wait", "evaluation", "sleep"), SAMPLING) | {
     "sync": REFRESHING
 }
@@ -28,7 +28,7 @@ HELPS = dict.fromkeys(("starting the sampler", "sample", "wait", "evaluation", "
 
 @contextmanager
 def told_of_memory(phase: str) -> Iterator[None]:
-    """Raises UserError in place of torch's OutOfMemoryError, with the phase and the keys that need less memory."""
+    """Turns torch's OutOfMemoryError into a UserError that names the phase and the keys that lower memory use."""
     try:
         yield
     except torch.OutOfMemoryError as error:

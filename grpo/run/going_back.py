@@ -1,4 +1,4 @@
-"""This module sends a run back to an earlier policy when it has lost what it had learned."""
+"""This module returns a run to an earlier policy when the scheduler decides so (`Verdict.go_back`)."""
 
 from __future__ import annotations
 

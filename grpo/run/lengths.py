@@ -1,4 +1,4 @@
-"""This module finds out how long prompts and whole sequences are, where the configuration does not say."""
+"""This module fits the lengths that the configuration leaves open, of prompts and of whole sequences, to the data."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ BLOCK = 32
 def fit_lengths(config: TrainConfig, tasks: Sequence[LoadedTask], path: Path) -> tuple[TrainConfig, list[LoadedTask]]:
     """Replaces a `model.max_length` of 0, and a `prompt.max_tokens` of 0 in each of `tasks`, by what the data need.
 
-    A prompt gets as many tokens as the longest of its task has, as far as a completion still fits into the model. The
-    model's length is then that of the longest prompt with a completion. `config.task` is not changed. Raises
-    `UserError` where prompts and completions cannot fit.
+    A set's prompt limit becomes the length of its longest prompt, or less if a completion would not fit into the model
+    then. The model's length becomes that of the longest prompt plus a completion, rounded up to a multiple of `BLOCK`
+    where the model allows it. `config.task` is not changed. Raises `UserError` when prompts and completions cannot fit.
     """
     answer, given = max(config.rollout.sampling.max_tokens, config.evaluation.max_tokens or 0), config.model.max_length
     longer = "rollout.sampling" if answer == config.rollout.sampling.max_tokens else "evaluation"

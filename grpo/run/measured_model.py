@@ -1,4 +1,4 @@
-"""This module loads a model that is only sampled from, not trained. `grpo eval` and `grpo solve-rates` measure it."""
+"""This module loads a model that is only sampled from, not trained. `grpo eval` and `grpo solve-rates` use it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from grpo.weight_sync.refresh import CheckedSync
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A candidate is a model that is only sampled from. `load_task` gives this rank its share of one of `tasks`."""
+    """A candidate is a model to be measured. `load_task` returns one of `tasks` with this rank's share of problems."""
 
     sampler: Sampler
     collective: Collective
@@ -42,7 +42,7 @@ class Candidate:
 def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
     """Loads the model at `model.path`: a hub name, a Hugging Face directory, a run, its checkpoint, or an adapter.
 
-    The model is made long enough for the prompts of `tasks`.
+    Lengths that the configuration leaves open are fitted to the prompts of `tasks`.
     """
     model = described(config.model)
     if model.path:
@@ -86,6 +86,6 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
 
 
 def saved_learner(present: LearnerConfig, saved: LearnerConfig) -> LearnerConfig:
-    """Returns the learner config of a checkpoint, except for how ranks share the work: there may be another number of
-    them now."""
+    """Returns the learner config of a checkpoint, but with the present settings of how ranks share the work, since the
+    number of ranks may differ now."""
     return replace(saved, sequence_parallel=present.sequence_parallel, hpz_partition_size=present.hpz_partition_size)

@@ -1,4 +1,4 @@
-"""A model card tells what a model was trained from, on what, how, and with what result."""
+"""This module writes model cards: what a model was trained from, on which problems, how, and with what result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from grpo.config.folder import CODE_FILE, EVALUATIONS_FILE
 from grpo.telemetry import read_metrics
 
 PIPE = r"\|"
-"""A vertical bar within a cell of a Markdown table is written so."""
+"""This is how a vertical bar is written within a cell of a Markdown table."""
 HELD_OUT = "held-out problems"
 
 USES = {
@@ -22,7 +22,7 @@ USES = {
     "peft": "from peft import AutoPeftModelForCausalLM\nfrom transformers import AutoTokenizer\n\n"
     'folder = "."\nmodel = AutoPeftModelForCausalLM.from_pretrained(folder, dtype="auto")',
 }
-"""How a folder is loaded, by the library that loads it. peft loads the adapter's base too."""
+"""This is the code that loads an exported folder, by library. peft loads the adapter's base too."""
 
 
 def card_of(run: Path, config: TrainConfig, step: int, adapter: bool = False) -> str:
@@ -42,7 +42,8 @@ def card(
 ) -> str:
     """Returns the card as Markdown, with the header that the Hugging Face hub reads.
 
-    `evaluations` are the rows of evaluations.jsonl, `code` the content of code.json. `library` loads the folder.
+    `evaluations` are the rows of evaluations.jsonl, `code` the content of code.json. `library` is the one that loads
+    the folder.
     """
     so_far = [row for row in evaluations if row["step"] <= step]
     parts = [_header(config, library), _summary(config, step, so_far, library), _use(config, library)]
@@ -51,7 +52,7 @@ def card(
 
 
 def _base(config: TrainConfig) -> str:
-    """Returns the name of the model that training began with: of a folder its last part, which says most."""
+    """Returns the name of the model that training began with. For a local folder that is the folder's last part."""
     path = config.model.path
     return (Path(path).name if Path(path).is_dir() else path) or config.model.source
 
@@ -66,7 +67,7 @@ def _header(config: TrainConfig, library: str) -> str:
 
 
 def _summary(config: TrainConfig, step: int, evaluations: Sequence[Mapping[str, Any]], library: str) -> str:
-    """Returns the title, and a paragraph on what this is and what training has brought."""
+    """Returns the title, and a paragraph on what the model is and how its pass@1 has changed."""
     base, task, rank = _base(config), config.task.name, config.model.lora.rank
     made = f"{base} was trained with GRPO for {step} optimizer steps on the problems of {task}."
     if library == "peft":
@@ -77,7 +78,7 @@ def _summary(config: TrainConfig, step: int, evaluations: Sequence[Mapping[str, 
 
 
 def _outcome(evaluations: Sequence[Mapping[str, Any]], step: int) -> str:
-    """Says how pass@1 has moved from the first evaluation to the last."""
+    """Returns sentences on how pass@1 has changed from the first evaluation to the last."""
     if not evaluations:
         return "It was not evaluated on held-out problems while it was trained."
     first, last = evaluations[0], evaluations[-1]
@@ -89,7 +90,7 @@ def _outcome(evaluations: Sequence[Mapping[str, Any]], step: int) -> str:
 
 
 def _use(config: TrainConfig, library: str) -> str:
-    """Returns how to load the folder and ask it as in training."""
+    """Returns the section with code that loads the folder and asks the model a question as in training."""
     # Of several sets, the first one's problems are asked.
     prompt, sampling = next(iter(config.task.all_sets.values())).prompt, config.rollout.sampling
     asked = json.dumps(prompt.template.replace("{question}", "How much is 3 + 4?"), ensure_ascii=False)
@@ -135,7 +136,7 @@ def _results(evaluations: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _facts(config: TrainConfig, step: int) -> Iterator[tuple[str, str]]:
-    """Yields what a reader asks of a training run, as pairs of a question and an answer."""
+    """Yields the settings of the training run that a reader asks for, as pairs (name, value)."""
     model = config.model
     dynamics, objective, sampling = config.dynamics, config.objective, config.rollout.sampling
     normalization, learner = config.normalization, config.learner
@@ -170,7 +171,7 @@ def _table(title: str, rows: Iterator[tuple[str, str]]) -> str:
 
 
 def _again(config: TrainConfig, code: Mapping[str, Any]) -> str:
-    """Returns the versions that trained the model, and the whole configuration, with which it can be trained again."""
+    """Returns the section with the versions and the whole configuration with which to train the model again."""
     versions = ", ".join(f"{name} {version}" for name, version in code.get("versions", {}).items())
     commit = f", commit {code['commit']}" if code.get("commit") else ""
     trained = f"It was trained with {versions}{commit}.\n\n" if versions else ""

@@ -1,4 +1,4 @@
-"""Observers look on after each round: they evaluate, save checkpoints, and diagnose the run."""
+"""This module holds observers, which evaluate, save checkpoints and diagnose the run after each round."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from grpo.types import FinishedRound, Progress, Verdict
 class Evaluator:
     """The evaluator runs a held-out evaluation every `evaluation.every_rounds` rounds and keeps the results.
 
-    They are kept in the run's files, and by optimizer step in `results`.
+    Results are kept in the run's files, and by optimizer step in `results`.
     """
 
     def __init__(
@@ -31,8 +31,8 @@ class Evaluator:
     ):
         """Takes `evaluate`, which runs an evaluation, and `record`, which writes its result.
 
-        `earlier` are the results so far of a run that is resumed. `is_over` tells whether a round was the last, after
-        which the run is always evaluated.
+        `earlier` are a resumed run's results so far. `is_over` tells whether a round was the last; the policy is always
+        evaluated after the last round.
         """
         self._config = config
         self._evaluate = evaluate
@@ -67,19 +67,19 @@ class Evaluator:
         return max((self.score(earlier) for earlier in self.results if earlier < step), default=float("-inf"))
 
 
-# Between two diagnoses lies at least this share of the rounds so far. A diagnosis reads the whole log, so at a fixed
-# distance a long run would spend more and more of its time on diagnoses.
+# The next diagnosis comes after at least this share of the rounds so far. A diagnosis reads the whole log, so with a
+# fixed interval a long run would spend more and more of its time on diagnoses.
 WATCH_FRACTION = 0.02
 
 
 class Watch:
-    """The watch diagnoses the run's log every `every` rounds, and reports each finding once.
+    """The watch diagnoses the run's log every `every` rounds, and reports each finding once per severity.
 
-    In a long run the distance between two diagnoses grows (see `WATCH_FRACTION`).
+    In a long run the interval between two diagnoses grows (see `WATCH_FRACTION`).
     """
 
     def __init__(self, every: int, findings: Callable[[], Iterable[Finding]], tell: Callable[[str], None]):
-        """Takes `findings`, which diagnoses the log as it is now on the first rank, and `tell`, which shows a line.
+        """Takes `findings`, which diagnoses the present log on the first rank, and `tell`, which shows a line.
 
         With `every` 0 the log is never diagnosed.
         """
@@ -102,9 +102,9 @@ class Watch:
 
 
 class Checkpointer:
-    """The checkpointer saves every `checkpoint.every_rounds` rounds.
+    """The checkpointer saves a checkpoint every `checkpoint.every_rounds` rounds, and after the run has gone back.
 
-    It also saves after an evaluation that is better than all earlier ones, and after the run has gone back.
+    Unless `every_rounds` is 0, it also saves after an evaluation that is better than all earlier ones.
     """
 
     def __init__(
@@ -116,8 +116,8 @@ class Checkpointer:
         evaluator: Evaluator,
         tell: Callable[[str], None] = lambda text: None,
     ):
-        """Takes the run's `facts`, which every checkpoint holds besides its progress: configuration and base. `tell`
-        is told once how large a checkpoint is."""
+        """Takes `facts`, which every checkpoint holds besides the progress: the run's configuration, and the identity
+        of the model under its adapters. `tell` shows a line about the size of the first checkpoint."""
         self._config = config
         self._store = store
         self._learner = learner
@@ -135,7 +135,10 @@ class Checkpointer:
             self.save(progress, verdict)
 
     def save(self, progress: Progress, verdict: Verdict) -> None:
-        """Saves a checkpoint of `progress`, unless this step was saved last. Keeps that of the verdict's good step."""
+        """Saves a checkpoint of `progress`, unless the last save was of the same step.
+
+        The store then keeps the checkpoint of the verdict's good step too.
+        """
         if self._saved_step == progress.step:
             return
         score = self._evaluator.score(progress.step)

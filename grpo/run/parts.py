@@ -1,4 +1,4 @@
-"""This module builds those parts of a run from its configuration that training and evaluation share."""
+"""This module builds the parts that training and evaluation share, from a run's configuration."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def load_task(
     world_size: int = 1,
     loaded: LoadedTask | None = None,
 ) -> VerifiableTask:
-    """Builds the configured task, from its problems where they are loaded already. This rank gets its share of the
-    prompts."""
+    """Builds the configured task, with this rank's share of the prompts. `loaded` holds its problems if they have been
+    read already."""
     return build_task(
         loaded or loaded_task(config.task, tokenizer),
         tokenizer,
@@ -63,10 +63,10 @@ def load_suite(config: TrainConfig) -> list[TaskConfig]:
 
 
 def warm_start_examples(config: TrainConfig) -> list[tuple[str, str]]:
-    """Returns (prompt, answer) of the training problems, from which a tiny model learns its warm start.
+    """Returns pairs (prompt, answer) of the training problems, from which a tiny model learns its warm start.
 
-    Those that are longer than `model.max_length`, at a token for each character, are never asked and left out. Raises
-    UserError where that leaves none.
+    Pairs longer than `model.max_length`, at one token per character, are left out, since such problems are never asked.
+    Raises UserError if none is left.
     """
     examples, longest = [], config.model.max_length or math.inf
     for name, of_set in config.task.all_sets.items():
@@ -88,7 +88,7 @@ def build_sampler(
     device: torch.device,
     collective: Collective,
 ) -> Sampler:
-    """Builds the configured sampler, with checks around it. Only the configured engine's package is imported."""
+    """Builds the configured sampler, wrapped in a `CheckedSampler`. Imports only the configured engine's package."""
     model = AutoConfig.from_pretrained(path, trust_remote_code=config.model.trust_remote_code).get_text_config()
     with working(f"starting the sampler ({config.rollout.engine})"):
         return CheckedSampler(_engine(config, path, tokenizer, device, collective), model.vocab_size)

@@ -25,15 +25,15 @@ from grpo.tasks.own_rewards import NO_ROUND
 from grpo.types import ScoredGroup
 from grpo.weight_sync.refresh import CheckedSync, Probe
 
-# Every rank probes the sampler with so many prompts of so many completion tokens.
+# A probe of the sampler takes this many prompts per rank, and at most this many tokens per completion.
 PROBED_PROMPTS, PROBED_TOKENS = 2, 16
 
 
 def build_pipeline(
     config: TrainConfig, task: Task, sampler: Sampler, collective: Collective, clocks: Clocks
 ) -> tuple[Collector, WeightSync]:
-    """Builds the collector, which fills a round, and the weight sync, which refreshes the sampler. `clocks` times
-    both."""
+    """Builds the collector, which collects a round's groups, and the weight sync, which refreshes the sampler. `clocks`
+    times both."""
     thread_seconds = clocks.phases.take
     sync = clocks.weight_sync(CheckedSync.of(config, _probe(config, task, collective)))
     if config.pipeline == "off":
@@ -54,10 +54,10 @@ def build_pipeline(
 
 
 def _probe(config: TrainConfig, task: Task, collective: Collective) -> Probe:
-    """Builds the probe: after a refresh it samples short completions of the stream's first prompts.
+    """Builds the probe, which samples short completions of the stream's first prompts after a refresh.
 
-    Sampler and learner are compared on these before the first round. Where rounds are sampled ahead they are compared
-    after every refresh, since the round's own groups come from an older policy by design.
+    The log-probabilities of sampler and learner are compared on these completions before the first round. When rounds
+    are sampled ahead, they are compared so after every refresh, since the round's own groups come from an older policy.
     """
     cursor = task.cursor
     prompts = task.next_prompts(PROBED_PROMPTS * collective.world_size)
@@ -69,7 +69,7 @@ def _probe(config: TrainConfig, task: Task, collective: Collective) -> Probe:
 def _settled(
     settle: Callable[[], None], refresh: Callable[[Learner, Sampler], None], learner: Learner, sampler: Sampler
 ) -> None:
-    """Waits until nothing is being sampled, then refreshes the sampler."""
+    """Waits until no sampling is under way, then refreshes the sampler."""
     settle()
     refresh(learner, sampler)
 
@@ -95,7 +95,7 @@ def _filled(config: TrainConfig, source: Source, collective: Collective) -> Coll
 
 
 def _is_silent(normalization: NormalizationConfig, scored: ScoredGroup) -> bool:
-    """Says whether nothing can be learned from a group. A user's own normalization is not asked: for it, groups with
-    equal rewards are silent."""
+    """Says whether nothing can be learned from a group. Under a normalization outside `GROUP_RELATIVE`, such as a
+    user's own, these are just the groups with equal rewards."""
     known = normalization.name in GROUP_RELATIVE
     return scored.silent or (known and silent(torch.tensor(scored.rewards, dtype=torch.float64), normalization))

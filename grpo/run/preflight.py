@@ -1,4 +1,4 @@
-"""This module runs before anything starts: it chooses precisions and prints the batch table and memory estimate."""
+"""This module prepares a start: it checks engine and model, chooses precisions, and prints batches and memory."""
 
 from __future__ import annotations
 
@@ -34,15 +34,18 @@ from grpo.run.price import price, price_rows
 from grpo.types import MachineConstants
 
 GPUS_ELSEWHERE, GIB_ELSEWHERE = 8, 80.0
-"""A dry run without a GPU is that of a machine with so many GPUs of this size."""
-# Widths of attention's heads that vLLM's CPU build (0.32) computes.
+"""Without a GPU here, the tables are those of a machine with this many GPUs of this many GiB each."""
+# The widths of attention heads that vLLM's CPU build (0.32) computes.
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-# The oldest vLLM whose servers are used.
+# The oldest version of vLLM whose servers this project can use.
 SERVERS_SINCE = (0, 32)
 
 
 def with_precision(config: TrainConfig) -> TrainConfig:
-    """Replaces "auto" precisions in the config: by bfloat16 if this machine computes it fast, else by float32."""
+    """Replaces "auto" precisions in the config by bfloat16 if this machine computes bfloat16 fast, else by float32.
+
+    An "auto" precision of the model's head becomes float32 on a GPU, else the model's own.
+    """
     on_gpu = ranks.on_gpu(config)
     native = on_gpu or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     chosen = "bfloat16" if native else "float32"
@@ -90,7 +93,7 @@ def _installed(distribution: str) -> str:
 
 
 def check_spread(config: TrainConfig, path: Path) -> None:
-    """Raises UserError where ranks that share an engine cannot divide the model at `path`, or are on two machines."""
+    """Raises UserError if the ranks that share an engine cannot divide the model at `path`, or span two machines."""
     spread, local = config.rollout.tensor_parallel, ranks.counts(config)[1]
     if spread == 1:
         return
@@ -122,8 +125,8 @@ def check_spread(config: TrainConfig, path: Path) -> None:
 
 
 def check_cpu_heads(config: TrainConfig, path: Path) -> None:
-    """Raises UserError where vLLM's CPU build would fail at its first token, because the model's heads are of a width
-    that it does not compute."""
+    """Raises UserError if the model's attention heads have a width that vLLM's CPU build does not compute. The build
+    itself would fail only at the first token."""
     elsewhere = config.dry_run or config.rollout.engine == "transformers" or config.rollout.servers.urls
     trust = config.model.trust_remote_code
     text = AutoConfig.from_pretrained(path, trust_remote_code=trust).get_text_config()
@@ -140,8 +143,8 @@ def check_cpu_heads(config: TrainConfig, path: Path) -> None:
 
 
 def model_shape(path: Path, trust_remote_code: bool = False, adapted: ModelConfig | None = None) -> ModelShape:
-    """Computes the sizes of the model at `path` from its config alone, without reading any weights. `adapted`: see
-    `shape_of`."""
+    """Computes the sizes of the model at `path` from its config alone, without reading any weights. For `adapted`
+    see `shape_of`."""
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     return shape_of(config, trust_remote_code, adapted)
 
@@ -174,9 +177,9 @@ def shape_of(
 
 
 def _setting(config: PretrainedConfig, name: str) -> int | None:
-    """Returns an integer of the config as it is written in the file, or None.
+    """Returns the integer setting `name` of a model's config, or None if there is none.
 
-    Reading the attribute would raise for a setting that differs between layers.
+    The config is read as a dictionary, since its attribute would raise for a setting that differs between layers.
     """
     value = config.to_dict().get(config.attribute_map.get(name, name))
     return value if isinstance(value, int) else None
@@ -192,7 +195,7 @@ def inner_width(config: PretrainedConfig) -> int:
 
 
 def print_price(config: TrainConfig, path: Path, machine: MachineConstants | None) -> None:
-    """Prints how many tokens the run takes, and by what was measured of such a machine how long. Called on rank 0."""
+    """Prints the run's price in tokens, and in hours if `machine` holds measured speeds. Called on rank 0."""
     parameters = model_shape(path, config.model.trust_remote_code).parameters
     priced = price(config, parameters, ranks.counts(config)[0], machine)
     of = f"by {config.hardware.measured}, measured on {machine.device}" if machine else "in tokens"
@@ -209,8 +212,8 @@ def print_price(config: TrainConfig, path: Path, machine: MachineConstants | Non
 def print_tables(config: TrainConfig, path: Path) -> None:
     """Prints what runs where, the batch table and the memory estimate, on rank 0. Warns if memory will not suffice.
 
-    Without a GPU here, a run that wants GPUs is told about on a machine with `GPUS_ELSEWHERE` of them. Raises UserError
-    when there are too few GPUs.
+    Without a GPU here, a run that needs GPUs is shown for a machine with `GPUS_ELSEWHERE` of them. Raises UserError
+    when there are too few GPUs, or when the sampler's share of a GPU here is smaller than its weights.
     """
     on_gpu, (count, local) = ranks.on_gpu(config), ranks.counts(config)
     num_gpus = (torch.cuda.device_count() or max(local, GPUS_ELSEWHERE)) if on_gpu else 0
@@ -262,7 +265,7 @@ def print_tables(config: TrainConfig, path: Path) -> None:
 
 
 def too_small_a_share(config: TrainConfig, shape: ModelShape) -> str:
-    """Says so where the share of a GPU that an engine in the learner's process has does not hold its weights, or ""."""
+    """Returns a warning if vLLM's share of a GPU, in the learner's process, is smaller than its weights, or else ""."""
     gib, fraction = device_gib(config), config.rollout.gpu_memory_fraction
     weights = engine_weights(config, shape) / 2**30
     if config.rollout.engine != "vllm" or not gib or weights < fraction * gib:
@@ -281,14 +284,14 @@ def _size(gib: float) -> str:
 
 
 def device_gib(config: TrainConfig) -> float:
-    """Returns the size of this rank's GPU in GiB; 0 without one, and `GIB_ELSEWHERE` where it is elsewhere."""
+    """Returns the size of this rank's GPU in GiB: 0 for a run on CPUs, `GIB_ELSEWHERE` if this machine has no GPU."""
     if not ranks.on_gpu(config):
         return 0.0
     return torch.cuda.mem_get_info()[1] / 2**30 if torch.cuda.is_available() else GIB_ELSEWHERE
 
 
 def available_gib(config: TrainConfig) -> float:
-    """Returns the memory of this rank's device that is free now, in GiB, or all of it where it is elsewhere."""
+    """Returns the free memory of this rank's device in GiB, or `GIB_ELSEWHERE` for a GPU that this machine lacks."""
     if ranks.on_gpu(config):
         return torch.cuda.mem_get_info()[0] / 2**30 if torch.cuda.is_available() else GIB_ELSEWHERE
     return psutil.virtual_memory().available / 2**30

@@ -1,6 +1,6 @@
-"""This module prepares a run: it reads and checks all that a run needs, before anything is started.
+"""This module prepares a run: it reads and checks all that the run needs, before any engine is started.
 
-A dry run ends here, and shows what it has read.
+A dry run ends here, and shows its price, a prompt and example rewards.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Prepared(NamedTuple):
 
 
 def prepared(config: TrainConfig) -> Prepared:
-    """Resolves the model, reads the problems, proves the model and prints the tables. Raises UserError for whatever
-    the run could not do."""
+    """Resolves the model, reads the problems, checks which packed layout computes the model exactly, and prints the
+    tables. Raises UserError for anything that the run could not do."""
     config = replace(config, model=described(config.model))
     validate(config, ranks.counts(config)[0])
     preflight.check_own_functions(config)
@@ -75,10 +75,11 @@ def prepared(config: TrainConfig) -> Prepared:
 
 
 def dry_run(ready: Prepared, machine: MachineConstants | None) -> int:
-    """Shows the price by the constants of `machine`, the first prompt, and the reward of made-up answers to it. Returns
+    """Prints the price, the first prompt, and the rewards of made-up answers to the first problem of each set. Returns
     the exit code.
 
-    Loads the task as a run would, so that errors in data, template and reward show.
+    `machine` holds measured speeds for the price in hours. The task is loaded as in a run, so that errors in data,
+    template and reward show.
     """
     config, first = ready.config, ranks.rank() == 0
     if first:

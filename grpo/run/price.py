@@ -11,11 +11,11 @@ from grpo.types import MachineConstants
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """A price is what one round takes, and how many rounds there are.
+    """A price holds the tokens and seconds of one round, and the number of rounds.
 
     sampled, learned  completion tokens that are sampled, and packed tokens that are learned from, at most
-    seconds           seconds of a round: sampling, learning, refresh with all else; () where the machine is unknown
-    overlapped        whether sampling and learning go on at the same time
+    seconds           seconds of a round: (sampling, learning, refresh with all else); () if the machine is unknown
+    overlapped        whether sampling and learning run at the same time
     devices           devices that the run holds
     """
 
@@ -44,10 +44,10 @@ class Price:
 
 
 def price(config: TrainConfig, parameters: int, world_size: int, machine: MachineConstants | None) -> Price:
-    """Prices a run of `world_size` learner ranks. Prompts and completions count with all tokens that they may have.
+    """Prices a run of `world_size` learner ranks. Prompts and completions are counted at their maximum lengths.
 
-    Seconds follow from what `grpo prove` has measured on one device: a step takes as much longer as the model has more
-    parameters than the one that was measured, and devices share the work evenly.
+    Seconds are extrapolated from what `grpo prove` has measured on one device: in proportion to the model's parameters,
+    except for the round's overhead, and with the work shared evenly among devices.
     """
     dynamics, servers = config.dynamics, config.rollout.servers
     steps = dynamics.refresh_interval // dynamics.passes  # of one pass over a round's samples
@@ -77,7 +77,7 @@ def price(config: TrainConfig, parameters: int, world_size: int, machine: Machin
 
 
 def price_rows(priced: Price, per_hour: float) -> list[tuple[str, str, str]]:
-    """Returns rows (what, in a round, in all) of a table. `per_hour` is the price of a device; 0 is none."""
+    """Returns table rows (what, in a round, in all rounds). `per_hour` is a device's hourly price, 0 if not known."""
     rows = [
         ("completion tokens to sample, at most", f"{priced.sampled:,}", f"{priced.sampled * priced.rounds:,}"),
         ("packed tokens to learn from, at most", f"{priced.learned:,}", f"{priced.learned * priced.rounds:,}"),

@@ -1,4 +1,4 @@
-"""A run records every round: in its own files, in the trackers that were asked for, and on the terminal."""
+"""This module records every round: in the run's own files, in the configured trackers, and on the terminal."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ from grpo.types import FinishedRound, RoundPlan
 
 
 def open_services(config: TrainConfig, collective: Collective, saved: Saved | None) -> Trackers:
-    """Opens the trackers that show the run besides its own files, on the first rank. The other ranks get none.
-    Collective."""
+    """Opens the configured tracking services on the first rank, and no tracker on the other ranks. Collective."""
     output, step = Path(config.output_dir), saved.progress.step if saved else None
 
     def opened() -> Sequence[Tracker]:
@@ -49,7 +48,7 @@ def open_services(config: TrainConfig, collective: Collective, saved: Saved | No
 
 
 def open_files(config: TrainConfig, services: Trackers, step: int) -> RecordFiles:
-    """Opens the run's own files. Those of a resumed run are cut back to `step`, where it goes on."""
+    """Opens the run's own files. Those of a resumed run are cut back to `step`, from which the run goes on."""
     output, from_step = Path(config.output_dir), step if config.checkpoint.resume else None
     tracker = Trackers([JsonlTracker(output, from_step), services])
     prompts = JsonLines(output / PROMPTS_FILE, from_step)
@@ -59,7 +58,7 @@ def open_files(config: TrainConfig, services: Trackers, step: int) -> RecordFile
 
 @dataclass(frozen=True, slots=True)
 class RecordFiles:
-    """This type bundles what rank 0 writes to, and closes it at the end of a `with`.
+    """This type bundles rank 0's trackers, prompt log and display, and closes them at the end of a `with`.
 
     If the `with` ends by an exception, the trackers mark the run as failed.
     """
@@ -111,7 +110,7 @@ class Recorder:
         on_first(self._collective, lambda: self._write(finished, shares))
 
     def _write(self, finished: FinishedRound, shares: Sequence[tuple]) -> None:
-        """Writes what the ranks gathered, on the first rank. `shares` holds one tuple for each rank."""
+        """Writes a round's records, on the first rank. `shares` holds what each rank contributes, one tuple a rank."""
         statistics, progress, verdict = finished.statistics, finished.progress, finished.verdict
         ids, counts_by_rank, versions, facts, samples, memory, use = zip(*shares, strict=True)
         metrics = flatten(statistics, self._peak_tflops) | breakdown(list(chain(*facts))) | use_of_all(use)

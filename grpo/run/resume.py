@@ -1,4 +1,4 @@
-"""This module finds the checkpoint from which a run is resumed, and tells what has changed in the config since."""
+"""This module resumes a run from its newest undamaged checkpoint, and reports config changes since it was saved."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def saved_run(config: TrainConfig, path: Path, collective: Collective) -> Saved:
     """Finds the newest undamaged checkpoint of the run in `output_dir`. Collective.
 
     `path` is the folder of the run's model, which has to be the one that a checkpoint's adapters were trained on.
-    Prints which checkpoint it is, and which config keys have changed since. Raises UserError when there is none, or
-    when the run cannot continue with the present config.
+    Prints the checkpoint's name, and the config keys that have changed since. Raises UserError when there is no such
+    checkpoint, or when the run cannot continue with the present config.
     """
     checkpoint = checkpoint_store(config, collective).whole()
     if checkpoint is None:
@@ -75,13 +75,13 @@ def relearn(task: Task, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def fresh(parts: LoopParts) -> tuple[Progress, Verdict]:
-    """Returns where a new run begins."""
+    """Returns the progress and verdict with which a new run begins."""
     plan, state = parts.scheduler.init()
     return Progress(0, 0, 0, plan, state), Verdict()
 
 
 def resumed(config: TrainConfig, saved: Saved, parts: LoopParts, store: CheckpointStore) -> tuple[Progress, Verdict]:
-    """Loads a checkpoint, and returns where the run goes on. Whether it is to stop is judged anew. Collective."""
+    """Loads a checkpoint. Returns the progress from which the run goes on, and a newly judged verdict. Collective."""
     parts.learner.load(str(saved.checkpoint))
     store.restore_rng(saved.checkpoint)
     parts.task.cursor = saved.progress.cursor

@@ -1,4 +1,4 @@
-"""A session is one training run, from the start of its engines to its report."""
+"""This module runs one training run, a session, from the start of its engines to its report."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ STOPPING = "stopping after this round, with a checkpoint; again to stop at once"
 def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: MachineConstants | None = None) -> int:
     """Runs one training job and returns the process's exit code. Every rank calls it with the same config.
 
-    The `observers` look on after each round, besides the run's own. A dry run is priced by the constants of `machine`.
+    `observers` are called after each round, after the run's own. A dry run is priced by the speeds in `machine`.
     """
     ready = prepared(config)
     if ready.config.dry_run:
@@ -167,11 +167,11 @@ class Session:
         return loop.progress, loop.verdict
 
     def _is_over(self, progress: Progress, verdict: Verdict) -> bool:
-        """Tells whether the run is finished, and not merely interrupted."""
+        """Tells whether the run is finished: all steps are taken, or the verdict stops it. An interruption is not."""
         return verdict.stop or progress.step >= self._config.num_steps
 
     def _leave(self, ending: Ending) -> None:
-        """Exports the model of the last step, writes how the run ended, and then the report, which says so."""
+        """Exports the model of the last step if configured, records how the run ended, and writes the report."""
         exported = self._output / MODEL_FOLDER if self._config.checkpoint.export else None
         if exported:
             # Weights are gathered on a device that the sampler may have.
@@ -184,7 +184,7 @@ class Session:
                 write_report(self._output, exported)
 
     def _export_step(self, step: int, directory: Path) -> None:
-        """Writes what a run that goes on leaves of a step: the adapter where there is one, else the model."""
+        """Exports the model between two rounds: its adapter alone if there is one, else the whole model."""
         parts = self._parts
         with turn_of_learner(self._config, parts.learner, parts.sampler, parts.weight_sync):
             self._export(step, directory, adapter=self._config.model.lora.rank > 0)
@@ -200,7 +200,7 @@ class Session:
             export(policy, self._config.learner.precision, folder, collective)
 
     def _completion_files(self, step: int) -> list[CompletionFiles]:
-        """Builds the observer that writes every completion, if that is asked for."""
+        """Builds the observer that writes every completion, if `tracking.completions` is "all"."""
         if self._config.tracking.completions != "all":
             return []
         resumed_at = step if self._config.checkpoint.resume else None

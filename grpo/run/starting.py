@@ -1,4 +1,4 @@
-"""A run that starts from another run's checkpoint checks that it is whole, and that its adapters meet their base."""
+"""This module checks another run's checkpoint before a run starts from it: its files, and the base of its adapters."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from grpo.run.first_rank import on_first
 
 
 def check_start(config: TrainConfig, path: Path, collective: Collective) -> None:
-    """Raises UserError when `model.start` is a damaged checkpoint, or one of adapters to another model than that in the
-    folder `path`. Collective."""
+    """Raises UserError when `model.start` is a damaged checkpoint, or has adapters that were trained on another model
+    than the one in the folder `path`. Collective."""
     if is_checkpoint(config.model.start):
         checkpoint = Path(config.model.start)
         require_whole(checkpoint, collective)
@@ -24,7 +24,7 @@ def check_start(config: TrainConfig, path: Path, collective: Collective) -> None
 
 
 def require_base(config: TrainConfig, path: Path, checkpoint: Path, collective: Collective) -> None:
-    """Raises UserError when the model in the folder `path` is not the one to which a checkpoint's adapters belong.
+    """Raises UserError when the model in the folder `path` is not the one that a checkpoint's adapters were trained on.
     Collective."""
 
     def compare() -> None:

@@ -1,7 +1,7 @@
-"""A learner and a sampler have one device in turn (`learner.offload_states`).
+"""This module lets a learner and a sampler use one device in turn (`learner.offload_states`).
 
-The device is the sampler's from `wake` to `sleep`, and the learner's states are in main memory meanwhile. Its weights
-leave last, once they have been sent, and the sampler's cache gets its memory after that.
+From `wake` to `sleep` the device is the sampler's, and the learner's states are in main memory. The learner's weights
+leave last, once they have been sent to the sampler. Only then does the sampler allocate its cache.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from grpo.run.clocks import Clocks, Timed
 def sampler_in_turn(
     config: TrainConfig, learner: DeepSpeedLearner, build: Callable[[], Sampler], clocks: Clocks
 ) -> Sampler:
-    """Builds a sampler that is timed as it sleeps and wakes. It finds the device free of the learner's states if that
-    is configured, and is left asleep then."""
+    """Builds a sampler whose `sleep` and `wake` are timed. With `learner.offload_states` the learner's states leave the
+    device before the sampler is built and whenever it wakes, and the new sampler is left asleep."""
     if not config.learner.offload_states:
         return clocks.resting(build())
     states = learner.states()
@@ -45,7 +45,10 @@ def sampler_in_turn(
 
 @contextmanager
 def turn_of_learner(config: TrainConfig, learner: Learner, sampler: Sampler, sync: WeightSync) -> Iterator[None]:
-    """Gives the learner the device between two rounds, and then the sampler, if they have it in turn."""
+    """Gives the learner the device within a `with` between two rounds, and then the sampler again, refreshed.
+
+    Does nothing without `learner.offload_states`.
+    """
     if not config.learner.offload_states:
         yield
         return
@@ -59,9 +62,12 @@ def turn_of_learner(config: TrainConfig, learner: Learner, sampler: Sampler, syn
 def learner_in_turn(
     config: TrainConfig, learner: Learner, sampler: Sampler, sync: WeightSync, clocks: Clocks
 ) -> Learner:
-    """Wraps a learner that is saved and rewound between rounds, where the sampler has the device if that is
-    configured. It gets the device back after a checkpoint; after going back the loop refreshes it anyway. All of this
-    counts as a checkpoint's seconds."""
+    """Wraps a learner so that `save` and `rewind`, which are called between rounds, first take the device from the
+    sampler. Does nothing without `learner.offload_states`.
+
+    After `save` the sampler gets the device back by a refresh, whose seconds count as the checkpoint's. After `rewind`
+    the caller refreshes the sampler anyway.
+    """
     if not config.learner.offload_states:
         return learner
 

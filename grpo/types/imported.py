@@ -1,4 +1,4 @@
-"""This module finds functions that people wrote, by the paths that a configuration gives them."""
+"""This module imports users' own functions by the paths that the configuration gives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any
 def imported(path: str) -> Any:
     """Returns the function at ``"package.module:function"`` or ``"file.py:function"``.
 
-    It raises TypeError when what stands there cannot be called, and whatever the import raises. A file is run once.
+    Raises TypeError if the object there is not callable, and passes on any error of the import. Each path is imported
+    once; two functions of one file are two paths, so the file is executed twice.
 
     >>> imported("math:sqrt")(9.0)
     3.0

@@ -50,11 +50,11 @@ class MicroBatch:
     advantages                [targets] the completion's advantage, repeated for each of its tokens
     weights                   [targets] share of each token in the loss of the whole optimizer step, as the
                               aggregation sets it
-    sampler_logprobs          [targets] log-probabilities as the sampler drew them
+    sampler_logprobs          [targets] log-probabilities under the sampler that drew the tokens
     old_logprobs              [targets] the learner's at the start of the round; None when the current ones equal them,
                               or when the sampler's are used instead
     reference_logprobs        [targets], or None without a KL term
-    selected                  [targets] what a selection among the step's tokens chose, or None without one
+    selected                  [targets] what the configured token selection returned, or None without a selection
 
     The prompt [10, 11, 12] with the completions [1, 2, 3] and [4, 5] makes this row. The prompt stands there once. The
     last token of each completion is a target but no input. Positions restart after the prompt:
@@ -89,7 +89,7 @@ class Batch:
 
     `learning_rate_factor` comes from the round's plan, and so does `entropy_coefficient`, which is None for the
     configured one. `old_known` says whether the learner's log-probabilities at the start of the round are known. With
-    objective.old_logprobs=sampler they are known in the round's first step only.
+    objective.old_logprobs=sampler they are known in the round's first step only, unless the KL is in the reward.
     """
 
     micro_batches: tuple[MicroBatch, ...]
@@ -100,7 +100,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """A step report holds the facts of one optimizer step, already summed over ranks.
+    """A step report holds the measurements of one optimizer step, already summed over ranks.
 
     `applied` is False when NaN or infinite gradients made the learner skip the update. `flops` are the floating-point
     operations that the model's forward and backward passes need (see `grpo.learner.flops`).

@@ -1,4 +1,4 @@
-"""This module holds what was measured of a machine, on which a plan of a run is based."""
+"""This module holds the measured speeds of a machine, from which a run is planned and priced."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class MachineConstants:
     def sampling_speed(self, at_once: float) -> float:
         """Returns the completion tokens per second of `at_once` completions that are sampled together.
 
-        Between two measurements it is interpolated linearly. Below the smallest it falls with the number, because a
-        step of decoding takes as long for fewer. Above the largest nothing was measured, so nothing is gained.
+        Between two measurements the speed is interpolated linearly. Below the smallest it is proportional to `at_once`,
+        because a decoding step takes as long for fewer completions. Above the largest it is taken to be constant.
         """
         known = ((0, 0.0), *self.sampling_tokens_per_second)
         for (fewer, slow), (more, fast) in pairwise(known):

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem is one entry of a data set: a question, and the answer that a grader compares with.
+    """A problem is one entry of a data set: a question, and the answer with which a grader compares completions.
 
     `problem_id` is unique within its data set and the same in every run (for example ``"mawps-17"``). `messages`
-    are the chat messages (``{"role": …, "content": …}``) that ask it, where the data set has such. The question is then
-    the text of the last one. `source` says where the problem comes from, where a task has several sources.
+    are the chat messages (``{"role": …, "content": …}``) that ask the question, if the data set has any; `question` is
+    then the text of the last message. `source` names the problem's origin in a task with several sources.
     """
 
     problem_id: str
@@ -131,9 +131,9 @@ class GroupWithLogprobs:
     """This type adds to a scored group the log-probabilities that the loss needs besides the current ones.
 
     Each field holds one float32 tensor per completion, or is empty when the loss does not need it. `old_logprobs` are
-    the learner's at the start of the round. They are empty for the first step after a refresh, since the current ones
-    equal them there; with the KL in the reward they are filled in that step too. `reference_logprobs` are empty
-    without a KL term.
+    the learner's at the start of the round. They are empty for the first step after a refresh, where they equal the
+    current ones, unless the KL is in the reward or the round has several passes. `reference_logprobs` are empty without
+    a KL term.
     """
 
     scored: ScoredGroup

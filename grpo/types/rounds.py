@@ -24,7 +24,7 @@ class RoundPlan:
     prompts_per_step      prompts in one optimizer step, over all ranks
     learning_rate_factor  factor that multiplies the configured learning-rate schedule
     passes                how often a round learns from the same samples (μ); it divides `refresh_interval`
-    entropy_coefficient   coefficient that follows the entropy, or None for the configured one
+    entropy_coefficient   coefficient of the entropy bonus where it is adapted, or None for the configured one
     entropy_bonus         whether that coefficient is applied
 
     >>> RoundPlan(group_size=8, refresh_interval=4, prompts_per_step=16).prompts_per_round
@@ -77,13 +77,14 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """This type holds the groups that one rank sampled in a round under `plan`.
+    """This type holds what one rank collected for a round under `plan`.
 
-    `steps` are the groups to learn from, in one tuple for each optimizer step. `sampled` are all groups that were
-    graded: the same ones, or more if silent groups were replaced. `cursor` is the position of the stream of prompts
-    after this round. `seconds` are those of a second thread that sampled and graded, if there is one; the loop's own
-    clock measures everything else. `asked_first` is the number of each prompt's completions that were asked for before
-    any answer was known, and 0 if all were.
+    `steps` are the groups to learn from, one tuple for each optimizer step of a pass. `sampled` are all groups that
+    this rank sampled and graded. The two differ under refilling, which replaces silent groups in `steps` and exchanges
+    groups between ranks. `cursor` is the position of the stream of prompts after this round. `seconds` are those of a
+    second thread that sampled and graded, if there is one; the loop's own clock measures everything else. `asked_first`
+    is the number of completions per prompt that a rollout budget samples before it looks at any answer, or 0 without a
+    budget.
     """
 
     steps: tuple[tuple[ScoredGroup, ...], ...]
@@ -101,12 +102,12 @@ class Collected:
 
 @dataclass(frozen=True, slots=True)
 class RoundStatistics:
-    """Statistics are the facts of one round, summed over ranks. The scheduler decides by them, and they are logged.
+    """These are the measurements of one round, summed over ranks, which are logged and guide the scheduler.
 
     `reward_counts` maps (k, G) to the number of groups with k correct completions out of G, which is enough for every
-    statistic of pass rates. Where the answers decided how often a prompt was asked, `first_counts` are those of the
-    completions asked for before; otherwise it is empty. Those `means` that come from optimizer steps leave out the
-    steps that were skipped.
+    statistic of pass rates. `first_counts` is the same over each group's first completions where their answers decided
+    how many more were sampled (a rollout budget); otherwise it is empty. The `means` over optimizer steps leave out
+    skipped steps.
     """
 
     round_index: int
@@ -120,9 +121,10 @@ class RoundStatistics:
 
     @property
     def unbiased_counts(self) -> Mapping[tuple[int, int], int]:
-        """Returns the counts whose mean is the pass rate.
+        """Returns the counts whose mean is an unbiased pass rate.
 
-        Refilled groups were asked because others were silent. They would draw the mean of all counts towards one half.
+        Under a rollout budget the first answers decide which prompts get more completions, so the mean over all
+        completions would be biased; the first completions alone are not.
         """
         return self.first_counts or self.reward_counts
 
