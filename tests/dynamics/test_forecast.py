@@ -1,4 +1,4 @@
-"""These tests check what a forecast must never do. benchmarks/forecasts.py measures forecasts of many runs."""
+"""These tests check errors that a forecast must never make. benchmarks/forecasts.py measures forecasts of many runs."""
 
 import numpy as np
 import pytest
