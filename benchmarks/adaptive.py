@@ -3,10 +3,10 @@ rate.
 
     python benchmarks/adaptive.py FOLDER [tiny|quickstart] [SEEDS] [AT_ONCE]      (8 seeds, 2 runs at once)
 
-Every arm of a seed asks the same stream of prompts of the same model. Fixed arms share a budget of samples; the
-adaptive run begins as the first arm does. Resumable: a run that got to its report is not run again. The held-out
-curve over tokens is made monotone (isotonic regression) and read off where it reaches the level; a run that does not
-get there counts with all its tokens, which flatters it. Writes FOLDER/adaptive.json.
+All arms of a seed train the same model on the same stream of prompts. Fixed arms share a budget of samples; the
+adaptive run begins with the first arm's settings. Resumable: a run that wrote its report is not run again. The held-out
+curve over tokens is made monotone (isotonic regression), and the tokens are read off where it reaches the level. A run
+that never reaches the level counts with all its tokens, which flatters it. Writes FOLDER/adaptive.json.
 """
 
 import json
@@ -30,8 +30,8 @@ ADAPTIVE = "adaptive"
 
 @dataclass(frozen=True)
 class Setup:
-    """A setup describes one experiment. `fixed` has (G, τ, optimizer steps) of each fixed arm, and `level` is the pass
-    rate to be reached."""
+    """A setup describes one comparison. `fixed` has (G, τ, optimizer steps) of each fixed arm, and `level` is the
+    held-out pass rate that runs must reach."""
 
     overrides: list[str]
     fixed: list[tuple[int, int, int]]
@@ -90,7 +90,7 @@ def arms(setup: Setup) -> dict[str, list[str]]:
 
 
 def folder_name(arm: str) -> str:
-    """Returns an arm's name without the characters that Hydra's grammar reads: "G=16 τ=4" becomes G16-tau4."""
+    """Returns an arm's name without characters that have a meaning in Hydra's grammar: "G=16 τ=4" becomes G16-tau4."""
     return arm.replace("=", "").replace("τ", "tau").replace(" ", "-")
 
 

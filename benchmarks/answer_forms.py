@@ -1,9 +1,9 @@
-"""This module rewrites answers in other words and makes nearly right ones, for benchmarks/verification.py.
+"""This module writes right answers in other forms, and nearly right answers, for benchmarks/verification.py.
 
-Both are made by rule and without the code under test: numbers by exact fractions, formulas by edits of the LaTeX; an
-edit counts as a near miss only where an evaluation of its own tells it from the gold. Left out because one may argue:
-50 % for 0.5, a base left out or converted, another unit or none of them, y = 2x + 3 without its "y =", a multiple of an
-equation, a tuple for a column vector, roundings to more than two decimals.
+Both are made by rule and without the code under test: numbers by exact fractions, formulas by edits of the LaTeX. An
+edit counts as a near miss only if a separate evaluation finds that it differs from the gold. Forms that one may argue
+about are left out: 50 % for 0.5, a base left out or converted, another unit or none, y = 2x + 3 without its "y =", a
+multiple of an equation, a tuple for a column vector, roundings to more than two decimals.
 """
 
 import re
@@ -72,7 +72,7 @@ def numerals(q: Fraction) -> Iterator[str]:
 
 
 def right_forms(kind: str, gold: str) -> Iterator[str]:
-    """Returns the same answer as a model may write it."""
+    """Returns forms of the gold answer that a model may write and that are right."""
     if kind in WORDS:
         yield from right_words(kind, gold)
         return
@@ -85,7 +85,7 @@ def right_forms(kind: str, gold: str) -> Iterator[str]:
 
 
 def wrong_forms(kind: str, gold: str, words: set[str]) -> Iterator[str]:
-    """Yields answers that are close to the gold answer but differ from it. `words` are other answers that are words."""
+    """Yields answers that are close to the gold answer but differ from it. `words` are other golds that are words."""
     if kind in WORDS:
         yield from wrong_words(kind, gold, words)
     elif kind in NUMBERS:
@@ -237,7 +237,7 @@ def edited(kind: str, gold: str) -> Iterator[str]:
 
 
 def rearranged(kind: str, gold: str) -> Iterator[str]:
-    """Returns the gold with a member more, one less, or in another order."""
+    """Returns the gold list with one member more, one member less, or its members in another order."""
     if kind == "set, list":
         items = listed(gold)
         yield from (", ".join(items[:i] + items[i + 1 :]) for i in range(len(items)))

@@ -1,5 +1,5 @@
-"""This module reads a written answer by rules of its own, without the code under test: its kind, its parts, its
-value."""
+"""This module reads the kind, the parts and the value of a written answer, by rules independent of the code under
+test."""
 
 import re
 from fractions import Fraction
@@ -29,7 +29,8 @@ NUMBERS = ("percentage", "units, money", "mixed number", "integer", "decimal", "
 
 
 def kind_of(answer: str, problem: str) -> str:
-    """Returns the first kind whose pattern fits. A pair in round brackets is an interval if the problem says so."""
+    """Returns the first kind whose pattern fits the answer. A pair in round brackets is an interval if the problem
+    says so."""
     bare = re.sub(r"\\left|\\right|\\!|\s", "", answer) + "!" * (answer[-1] == ")" and "interval" in problem)
     return next(kind for kind, pattern in KINDS.items() if re.fullmatch(pattern, bare))
 
@@ -59,7 +60,7 @@ def reordered(formula: str) -> str:
 
 
 def evaluate(latex: str, point: int = 0) -> complex:
-    """Returns a formula's value with fixed irrational numbers for its letters; raises where it is not understood."""
+    """Returns a formula's value with fixed irrational numbers for its letters; raises if it cannot read the formula."""
     text = re.sub(FRAC, r"((\1\2)/(\3\4))", re.sub(r"\\(left|right|[!, ])", " ", latex))
     text = re.sub(r"\\sqrt\s*(\d)", r"\\sqrt{\1}", re.sub(r"frac\{(\w+)\}\s*(\d)", r"frac{\1}{\2}", text))
     for _ in range(4):

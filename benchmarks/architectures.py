@@ -1,10 +1,10 @@
-"""This script measures how far packed rows are from a model's own eager forward pass, for many architectures.
+"""This script measures how far packed rows differ from a model's own eager forward pass, for many architectures.
 
     python benchmarks/architectures.py
     python benchmarks/architectures.py all [TYPE …]
 
 Prints a row for each model of small_models.py: the table of the README's "Models". With `all`, a row for
-each causal type of transformers, as its config is by default, and how many there are of each kind.
+each causal model type of transformers with its default config, and how many types there are of each kind.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def outcome(model_type: str) -> tuple[str, str]:
 
 
 class TooLong(BaseException):
-    """This is raised when a model takes too long. It is no Exception, since those of a model's own code are
-    outcomes."""
+    """This is raised when a model takes too long. It is no Exception, because an Exception of the model's own code
+    counts as an outcome."""
 
 
 def _too_long(number: int, frame: object) -> None:

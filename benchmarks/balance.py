@@ -2,10 +2,10 @@
 
     python benchmarks/balance.py OUTPUT.json [SEEDS=4]
 
-Completion lengths are log-normal with a problem's own hardness in the mean, as runs have them. Work of learning is
-counted in floating-point operations of a 7B model, through the code that moves trees and lays out rows. Seconds of
-sampling come from a decode step of WEIGHTS_MS + SEQUENCE_MS for each running completion, continuously batched: a 7B
-model on an H100. Prompts are placed by what could be known of their lengths, at worst nothing and at best all.
+Completion lengths are log-normal, as in real runs, and a harder problem has a larger mean. Learning is counted in
+floating-point operations of a 7B model, through the code that moves trees and lays out rows. Sampling is continuously
+batched; a decode step takes WEIGHTS_MS, and SEQUENCE_MS for each running completion: a 7B model on an H100. Prompts are
+placed by what could be known of their lengths, from nothing to all of them.
 """
 
 import heapq
@@ -33,7 +33,7 @@ GROUP, SPREAD, HARDNESS = 16, 0.7, 0.4
 
 
 def lengths(seed: int, prompts: int, median: int, longest: int, samples: int = GROUP) -> np.ndarray:
-    """Returns completion lengths in tokens, [prompts, samples]. Every draw with the same seed has the same problems."""
+    """Returns completion lengths in tokens, [prompts, samples]. Equal seeds give the same problems."""
     hardness = np.random.default_rng(seed).normal(0, HARDNESS, prompts)
     means = np.log(median) + hardness[:, None]
     drawn = np.random.default_rng([seed, samples]).normal(means, SPREAD, (prompts, samples))
@@ -53,8 +53,8 @@ def padded(by_rank: list[list[float]]) -> list[list[float]]:
 
 
 def learning(seed: int, ranks: int, prompts: int, silent: float, row_tokens: int) -> dict[str, float]:
-    """Returns the slowest rank's work over the mean rank's, for ranks that compute rows in step. It tells this for rows
-    as they come, after trees have moved between ranks, and after rows are made even. "work" is the work of the last
+    """Returns the slowest rank's work over the mean rank's, for ranks that compute rows in step, in three cases: rows
+    as they come, rows after trees have moved between ranks, and rows made even. "work" is the total work of the last
     case over that of the first."""
     chosen = np.random.default_rng(seed)
     drawn = lengths(seed, prompts, 490, 1536)
@@ -81,8 +81,8 @@ def learning(seed: int, ranks: int, prompts: int, silent: float, row_tokens: int
 
 
 def engine_ms(own: np.ndarray) -> float:
-    """Returns the milliseconds that one engine takes. It serves first come, first served, at most `AT_ONCE` at a
-    time."""
+    """Returns the milliseconds that one engine takes for completions of these lengths. The engine runs at most
+    `AT_ONCE` completions at a time, first come, first served."""
     waiting, running, step, total = list(own)[::-1], [], 0, 0.0
     while waiting or running:
         while waiting and len(running) < AT_ONCE:
@@ -95,8 +95,8 @@ def engine_ms(own: np.ndarray) -> float:
 
 
 def placed(expected: np.ndarray, ranks: int) -> np.ndarray:
-    """Returns the engine of each prompt. The longest prompts come first, and each goes to the engine with the least
-    work."""
+    """Returns the engine of each prompt. The prompts with the longest expected completions come first, and each goes to
+    the engine with the least expected work."""
     loads, places = np.zeros(ranks), np.zeros(len(expected), int)
     for index in np.argsort(-expected):
         places[index] = loads.argmin()
@@ -105,7 +105,8 @@ def placed(expected: np.ndarray, ranks: int) -> np.ndarray:
 
 
 def sampling(seed: int, ranks: int, prompts: int, median: int, longest: int) -> dict[str, float]:
-    """Returns the slowest engine's time over the mean engine's, by what is known in advance of a prompt's lengths."""
+    """Returns the slowest engine's time over the mean engine's, for each kind of advance knowledge of a prompt's
+    completion lengths."""
     draw = partial(lengths, seed, prompts, median, longest)
     drawn = draw()
     ways = {

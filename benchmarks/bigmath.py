@@ -4,8 +4,8 @@
 
 Without a second word both are measured, each in a process of its own. "datasets" is what one would write by hand with
 Hugging Face's library: load, filter by solve rate, drop repeated questions, render and count the tokens of each prompt,
-shuffle, take a shard. The questions are of Big-Math's sources in its proportions, their lengths drawn about 230
-characters; a tenth has no solve rate, one in a hundred repeats another.
+shuffle, take a shard. The questions have Big-Math's sources in its proportions, and random lengths about 230
+characters. A tenth of the rows has no solve rate, and one in a hundred repeats another.
 """
 
 import json

@@ -2,10 +2,10 @@
 
     python benchmarks/budget.py [ROUNDS]      (40 by default; a minute)
 
-Rounds of 64 prompts whose pass rates are the stand-in for Big-Math (`grpo.dynamics.bernoulli.big_math_like`), equally
-many completions either way. Gradient: the mean of σ^(2−α), which is the length of the expected gradient in units of
-Δs. Noise: the mean of σ^(2−2α)/n, the variance of each prompt's estimate. Both of the spread groups over those of
-equal ones.
+Each round has 64 prompts whose pass rates are the stand-in for Big-Math (`grpo.dynamics.bernoulli.big_math_like`), and
+as many completions with equal as with ragged groups. Gradient: the mean of σ^(2−α), which is the length of the expected
+gradient in units of Δs. Noise: the mean of σ^(2−2α)/n, the variance of each prompt's estimate. Both are printed for
+ragged groups, relative to equal ones.
 """
 
 import sys
@@ -24,7 +24,7 @@ SIZES = [(8, 2), (8, 4), (16, 4), (16, 8)]
 
 
 def compare(rounds, size, pilot, exponent):
-    """Returns sums of (gradient, noise, silent groups) over all rounds: first for equal groups, then for spread
+    """Returns sums of (gradient, noise, silent groups) over all rounds, [2, 3]: first for equal groups, then for ragged
     ones."""
     sums = np.zeros((2, 3))
     generator = np.random.default_rng(0)

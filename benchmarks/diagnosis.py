@@ -1,7 +1,7 @@
 """This script counts the diagnosis's false alarms on healthy and still simulated runs, and its hits on each failure.
 
 python benchmarks/diagnosis.py [HEALTHY] [EACH_FAILURE]      (300 and 50 by default; some minutes)
-python benchmarks/diagnosis.py practice [EACH]      (failures and healthy runs of practice, 100 of each kind)
+python benchmarks/diagnosis.py practice [EACH]      (failures and healthy runs from practice_logs.py, 100 of each kind)
 """
 
 import sys
@@ -22,20 +22,20 @@ TRUE = {"problems solved", "on the plateau", "no gain lately"}
 
 
 def failing(name, seed):
-    """A run with the failure of this name."""
+    """Returns the curves of a run with the failure of this name."""
     curves = healthy(10_000 + seed)
     FAILURES[name](curves)
     return curves
 
 
 def names(job):
-    """The names of the findings on one run. `job` is what makes its curves, and a seed."""
+    """Returns the names of the findings on one run. `job` is (function that makes the run's curves, seed)."""
     make, seed = job
     return {finding.name for finding in diagnose(logged(make(seed)))}
 
 
 def told_of(kinds, runs, first_seed):
-    """What is said of each run: name of the kind → a set of names for each run."""
+    """Diagnoses `runs` runs of each kind. Returns name of the kind → for each run, the set of its findings' names."""
     jobs = [(make, first_seed + seed) for make in kinds.values() for seed in range(runs)]
     with ProcessPoolExecutor(2) as pool:
         said = list(track(pool.map(names, jobs, chunksize=5), "runs", total=len(jobs)))
@@ -47,7 +47,8 @@ def shares(said, runs):
 
 
 def print_failures(title, told, wanted):
-    """Prints the share of hits on each failure, and what else was found. `wanted` maps a failure to names that hit."""
+    """Prints the share of hits on each failure, and what else was found. `wanted` maps a failure to the findings that
+    count as hits."""
     table = Table("failure", "hits", "also found", title=title)
     for kind, said in told.items():
         hits = sum(bool(names & wanted[kind]) for names in said) / len(said)
@@ -57,7 +58,7 @@ def print_failures(title, told, wanted):
 
 
 def print_alarms(title, told, true):
-    """Prints the share of healthy runs with a false alarm. `true` maps a kind to the names that are right of it."""
+    """Prints the share of healthy runs with a false alarm. `true` maps a kind to the findings that are right for it."""
     table = Table("kind", "false alarms", "all that was said", title=title)
     for kind, said in told.items():
         wrong = sum(bool(names - true[kind]) for names in said) / len(said)

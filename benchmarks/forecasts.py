@@ -1,13 +1,14 @@
-"""This script compares early forecasts with what came, in simulated curves, public logs and logs of this framework.
+"""This script compares early forecasts with outcomes, on simulated curves, public logs and logs of this framework.
 
     python benchmarks/forecasts.py OUTPUT.jsonl [simulated=SEEDS] [logs=DIR] [runs=DIR] [laws=1]
 
-Each run is forecast from its first 30, 50, 70 and 85 %; what came is the mean pass rate of its last fifth of rounds.
-The interval score is the width of the 90 % interval plus 20 times what came outside of it (Gneiting & Raftery, JASA
-2007). `logs` names a folder of logs with a column `pass_rate`; `runs` one with runs of this framework, at any depth.
-`laws=1` adds what was forecast before: the laws of the curve, averaged by their Akaike weights. Resumable: a forecast
-that OUTPUT holds already is not made again. "Stop here" is claimed where gaining more than .02 has a probability below
-10 %; a claim is wrong where the last fifth is that much better than the last fifth of what was seen.
+Each run is forecast from its first 30, 50, 70 and 85 %; the outcome is the mean pass rate of its last fifth of rounds.
+The interval score is the width of the 90 % interval plus 20 times the outcome's distance from it (Gneiting & Raftery,
+JASA 2007). `logs` names a folder of logs with a column `pass_rate`; `runs` names a folder with runs of this framework,
+at any depth. `laws=1` adds the earlier method: the laws of the curve, averaged by their Akaike weights. Resumable: a
+forecast that OUTPUT holds already is not made again. "Stop here" is claimed if a gain of more than .02 has a
+probability below 10 %. A claim is wrong if the last fifth of the run is better by more than that than the last fifth of
+the rounds that were seen.
 """
 
 import json
@@ -64,7 +65,7 @@ def by_laws(seen, end, last_fifth):
 
 
 def backtest(history, method):
-    """Yields (share seen, pass rate then, chance of a gain, low, median, high, what came) for each forecast."""
+    """Yields (share seen, pass rate then, chance of a gain, low, median, high, outcome) for each forecast."""
     end, number = float(history.steps[-1]), max(1, len(history) // 5)
     came = last_fifth_of(history)
     for share in SEEN:
@@ -74,7 +75,7 @@ def backtest(history, method):
 
 
 def backtest_held_out(held_out, training):
-    """Returns the same rows for held-out evaluations; what came is the last of them."""
+    """Yields the same rows as `backtest` for held-out evaluations; the outcome is the last evaluation."""
     end = float(held_out.steps[-1])
     for share in SEEN:
         seen = held_out.until(share * end)
@@ -85,7 +86,8 @@ def backtest_held_out(held_out, training):
 
 
 def scores(rows):
-    """Returns (covered, width, interval score, missed above) of rows that end with low, median, high and what came."""
+    """Returns the means of (covered, width, interval score, missed above) over rows that end with low, median, high and
+    outcome."""
     low, _, high, came = np.array([row[-4:] for row in rows], float).T
     miss = np.maximum(low - came, 0) + np.maximum(came - high, 0)
     return (miss == 0).mean(), (high - low).mean(), (high - low + 20 * miss).mean(), (came > high).mean()

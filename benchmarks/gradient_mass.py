@@ -2,11 +2,11 @@
 
     python benchmarks/gradient_mass.py RATES.jsonl OUTPUT.json [PROBLEMS=96] [GROUP_SIZE=16]
 
-RATES.jsonl is what `grpo solve-rates` wrote: difficulty comes from other samples than the groups. Problems that were
-solved at times are taken first, then as many that never were. Every group is a step of its own through the learner that
-trains, at a learning rate of zero, under α = 0 and under α = 1. arXiv:2607.00152 says that a group's gradient is
+RATES.jsonl is written by `grpo solve-rates`, so difficulty comes from other samples than the groups. Problems that were
+solved at times are taken first, then problems that never were. Every group is a step of its own through the real
+learner, at a learning rate of zero, under α = 0 and under α = 1. arXiv:2607.00152 says that a group's gradient is
 σ^(2−α) times the difference of the mean scores of right and wrong completions, and derives the shares of easy and hard
-problems from σ alone, as if that difference did not depend on difficulty: this measures what it does.
+problems from σ alone, as if that difference did not depend on difficulty. This script measures how it does.
 """
 
 import json
@@ -75,8 +75,8 @@ def measure(rates: Path, count: int, size: int) -> list[dict]:
 
 
 def by_difficulty(rows: list[dict], everything: np.ndarray) -> Table:
-    """Returns a table of the gradient by difficulty. `everything` has (solved, tried) of all problems of the file,
-    because the problems that were asked were not chosen at random."""
+    """Returns a table of the gradient by difficulty. The problems of `rows` were not chosen at random, so `everything`
+    has (solved, tried) of all problems of the file."""
     # Their rates as one Beta by moments: what a problem's own counts are shrunk towards.
     solved, tried = everything.T
     rates, tries = solved / tried, tried.mean()

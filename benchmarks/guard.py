@@ -2,9 +2,9 @@
 
     python benchmarks/guard.py [RUNS]      (60 by default; some minutes)
 
-A curve is that of prompts whose pass rates are Beta-distributed about the policy's mean, which rises, stands, or
-swings by itself from round to round (a stationary AR(1) process of the deviation named). 300 rounds each; a collapse
-is a fall to .05 at round 150.
+Prompts' pass rates are Beta-distributed about the policy's mean. The mean rises, stands still, or swings by itself from
+round to round (a stationary AR(1) process of the deviation named). A curve has 300 rounds; a collapse is a fall to .05
+at round 150.
 """
 
 import sys

@@ -2,10 +2,10 @@
 
     python benchmarks/memory.py [overrides of grpo train]
 
-A process each: SmolLM2-135M, two optimizer steps on two prompts with eight completions of 240 made-up tokens, in rows
-of 2,048 tokens. The estimate is what every run prints before it starts (`grpo.config.memory_estimate`). Measured is the
-most that tensors take at once in the second step, and the largest resident memory from before the model is loaded on,
-which on a CPU is more: freed memory is not given back to the system.
+Each case has a process: SmolLM2-135M, two optimizer steps on two prompts with eight completions of 240 made-up tokens,
+in rows of 2,048 tokens. The estimate is what every run prints before it starts (`grpo.config.memory_estimate`). Two
+peaks are measured: of tensors in the second step, and of resident memory from before the model is loaded. On a CPU the
+second is larger, because freed memory is not given back to the system.
 """
 
 import gc

@@ -2,9 +2,9 @@
 
     python benchmarks/overlap.py FOLDER [ROUNDS] [overrides of grpo train]      (12 rounds of the quickstart's task)
 
-One thread for the learner and one for the server, so on two cores each has its own. A round that overlaps well takes
+The learner and the server have one thread each, so on two cores each has a core. A round that overlaps well takes
 little more than the longer of sampling and learning. The first three rounds, slow for other reasons, are left out.
-Sampling on and on is compared with the seconds that sampling takes one round ahead.
+`continuous` is compared with the seconds that sampling takes under `one_round`.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""This module simulates logs of what people meet in practice: failures and healthy runs that no check was made for.
+"""This module simulates logs of failures and healthy runs as people meet them in practice; no check was made for them.
 
-The kinds were written down, with the names that count as a hit, before the diagnosis had seen one of them.
+The kinds and the findings that count as hits were written down before the diagnosis had seen any of these logs.
 `diagnosis.py` counts hits and false alarms. Each kind changes the curves of a healthy run (`synthetic_logs.healthy`).
 """
 
@@ -11,12 +11,12 @@ from benchmarks.synthetic_logs import healthy, ramp
 
 
 def share_of(curves):
-    """Time as a share of the run, from 0 to 1."""
+    """Returns time as a share of the run, from 0 to 1, for each round."""
     return np.linspace(0, 1, len(curves["pass"]))
 
 
 def late(curves, start, width=0.03):
-    """A smooth step from 0 to 1 at the share `start` of the run."""
+    """Returns a smooth step from 0 to 1 at the share `start` of the run."""
     return expit((share_of(curves) - start) / width)
 
 
@@ -28,7 +28,7 @@ def long_run(seed, fewest=100, most=300):
 
 
 def judge_drifts(seed):
-    """A judge model pays ever more for answers that get no better after the first third."""
+    """A judge model gives ever higher rewards to answers that get no better after the first third."""
     curves = long_run(seed)
     curves["pass"] = np.minimum(0.3 + 0.15 * ramp(curves, 0), 0.35) - 0.08 * late(curves, 0.6, 0.1)
     curves["held_out"] = curves["pass"].copy()
@@ -48,7 +48,7 @@ def penalty_too_strong(seed):
 
 
 def template_mismatch(seed):
-    """The chat template is another model's: every reward is 0 for a third of the run, and then a few are not."""
+    """The chat template is another model's: all rewards are 0 for a third of the run, and then a few are above 0."""
     curves = long_run(seed)
     curves["pass"] = 0.012 * late(curves, 0.4)
     curves["held_out"], curves["spread"] = curves["pass"].copy(), 0.1
@@ -200,7 +200,7 @@ def slow_warmup(seed):
 
 
 def learns_after_a_hundred(seed):
-    """The pass rate stays low for a hundred rounds, and then the model has got it."""
+    """The pass rate stays low for a hundred rounds, and then the model learns the task."""
     curves = healthy(seed, 250)
     level = expit((np.arange(250) - 140) / 12)
     curves["pass"] = 0.04 + 0.6 * level

@@ -3,10 +3,10 @@
     python benchmarks/refreshes.py TYPE …
     python benchmarks/refreshes.py all
 
-Prints a row for each type of transformers, with `all` for each that vLLM has code for: fine; or "refused" with what was
-said, where the refresh itself fails or its checksums differ; or "wrong" with the tensors that a refresh leaves in
-another state and its checksums do not see. All that a model of vLLM holds is compared, also what it computes from
-weights once they are loaded. No engine is started: models are made and loaded on a CPU, in float32.
+Prints a row for each model TYPE of transformers; `all` means each type that vLLM has code for. A row says "fine";
+"refused" with the message, if the refresh fails or its checksums differ; or "wrong" with the tensors that differ
+although the checksums agree. All tensors that vLLM's model holds are compared, also those that it computes from loaded
+weights. No engine is started: models are made and loaded on a CPU, in float32.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SPECIAL = {model_type: special for model_type, special, _ in ARCHITECTURES.value
 
 
 def outcome(model_type: str) -> tuple[str, str]:
-    """Returns what a refresh of this type comes to, and what tells it."""
+    """Refreshes vLLM's model of this type. Returns "fine", "refused" or "wrong", and the evidence in words."""
     from grpo.weight_sync.vllm_receiver import WeightReceiver
 
     torch.manual_seed(0)
@@ -84,8 +84,8 @@ def outcome(model_type: str) -> tuple[str, str]:
 
 
 def config_of(model_type: str) -> PretrainedConfig:
-    """Returns a small config of this type. Where that is no valid model, it returns a small copy of the type's
-    default."""
+    """Returns a small config of this type, or a small copy of the type's default config if the first one makes no
+    valid model."""
     settings = WIDE | EXPERTS | {"moe_intermediate_size": 64} | SPECIAL.get(model_type, {})
     computed = [name for name in settings if isinstance(getattr(CONFIG_MAPPING[model_type], name, None), property)]
     try:
@@ -129,8 +129,8 @@ def loaded(folder: str) -> tuple[nn.Module, object]:
 
 
 def held(model: nn.Module) -> dict[str, Tensor]:
-    """Returns all tensors of a vLLM model: weights, buffers, and those that its modules and their kernels hold
-    besides."""
+    """Returns all tensors of a vLLM model, by name: weights, buffers, and other attributes of its modules and their
+    kernels."""
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     for name, module in model.named_modules():
         for place in (module, getattr(module, "impl", None), getattr(module, "quant_method", None)):
@@ -141,8 +141,8 @@ def held(model: nn.Module) -> dict[str, Tensor]:
 
 
 class TooLong(BaseException):
-    """This is raised when a model takes too long. It is no Exception, since those of a model's own code are
-    outcomes."""
+    """This is raised when a model takes too long. It is no Exception, because an Exception of the model's own code
+    counts as an outcome."""
 
 
 def _too_long(number: int, frame: object) -> None:

@@ -1,13 +1,14 @@
-"""This script measures the cost of the adaptive batch: tokens until a pass rate, over those of the best fixed batch.
+"""This script measures the cost to reach a pass rate with the adaptive batch, over that with the best fixed batch.
 
     python benchmarks/regret.py [SEEDS] [prompts|samples|batch] [FIXED]      (2, prompts and 0 by default; a minute)
 
 A policy has 32 parameters that all prompts share. A prompt's logit is its own constant plus its direction times the
-parameters; directions have a common part. A completion's score is that of its answer, and noise of all that its words
-say besides. Adam learns from 16 prompts a step, or with `samples` from 64 completions, whatever G; advantages are
-GRPO's. With `batch` the prompts are chosen too, from 4 to 64, at one learning rate. The arms begin alike; the adaptive
-one chooses by `grpo.dynamics.group_size`, after each of the first 5 steps and then after every fifth, from 16 prompts
-of G = 16. A prompt costs a tenth of a completion, and a step costs FIXED completions whatever it samples.
+parameters; directions have a common part. A completion's score is its answer's score plus noise, which stands for the
+rest of its words. Adam learns from 16 prompts a step, or with `samples` from 64 completions, whatever G; advantages are
+GRPO's. With `batch` the number of prompts is chosen too, from 4 to 64, at one learning rate. All arms begin with the
+same policy. The adaptive arm begins with 16 prompts of G = 16, and chooses by `grpo.dynamics.group_size` after each of
+the first 5 steps and then after every fifth. A prompt costs a tenth of a completion, and a step costs FIXED completions
+whatever it samples.
 """
 
 import sys
@@ -80,8 +81,8 @@ class Chooser:
 
 
 def cost_of_level(arm, cost, hardness, spread, nuisance, seed):
-    """Returns what is spent until the mean pass rate is half way from its start to 1. It is ∞ if that is not
-    reached."""
+    """Returns the cost, in completions, until the mean pass rate is half way from its start to 1, or ∞ if it never
+    gets there."""
     generator = np.random.default_rng(seed)
     own = hardness + spread * generator.standard_normal(PROBLEMS)
     directions = 0.5 * generator.standard_normal((PROBLEMS, DIMENSIONS)) / np.sqrt(DIMENSIONS)

@@ -1,4 +1,5 @@
-"""This module starts whole runs of `grpo`, as a person does, and reads what they leave. Tests and benchmarks use it."""
+"""This module starts whole runs of `grpo`, as a user does, and reads the files that they leave, for tests and
+benchmarks."""
 
 import json
 import os
@@ -40,7 +41,7 @@ def rows(path: Path) -> list[dict]:
 
 
 def wait_for_step(output: Path, step: int, process: subprocess.Popen, seconds: float = 240) -> None:
-    """Returns when `metrics.jsonl` has reached `step`."""
+    """Waits until `metrics.jsonl` has reached `step`."""
     deadline = time.monotonic() + seconds
     while not any(row["step"] >= step for row in rows(output / "metrics.jsonl")):
         assert process.poll() is None, process.stdout.read()[-3000:]
@@ -49,20 +50,21 @@ def wait_for_step(output: Path, step: int, process: subprocess.Popen, seconds: f
 
 
 def stream(output: Path) -> list[tuple[int, list[str]]]:
-    """Returns the round and its prompt ids for each recorded round."""
+    """Returns (round, prompt ids) of each recorded round."""
     return [(row["round"], row["prompt_ids"]) for row in rows(output / "prompts.jsonl")]
 
 
 def facts(output: Path) -> list[dict]:
-    """Returns the numbers of each step that two equal runs must agree on."""
+    """Returns, for each step, the metrics on which two equal runs must agree."""
     names = ("step", "learner/gradient_norm", "reward/mean", "policy/entropy", "completions/length_mean")
     return [{name: row.get(name) for name in names} for row in rows(output / "metrics.jsonl")]
 
 
 def free_ports(count: int) -> int:
-    """Returns the first of `count` free ports in a row, below those that connections take for themselves.
+    """Returns the first of `count` free ports in a row, below the ports of outgoing connections.
 
-    Processes with numbers in a row look 200 ports apart, since what is started on a port listens only later.
+    Processes with neighbouring process ids begin their search 200 ports apart, because a server that was promised a
+    port listens there only later.
     """
     for first in range(20_000 + os.getpid() % 50 * 200, 32_000, count):
         try:

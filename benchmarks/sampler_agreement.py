@@ -49,7 +49,7 @@ def architectures() -> dict[str, tuple[str, dict]]:
 
 
 def random_model(name: str) -> Path:
-    """Returns a folder with a model of this architecture, of weights that make it sure of what it writes."""
+    """Returns a folder with a model of this architecture, whose random weights give peaked distributions."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -115,7 +115,7 @@ def measure(name: str) -> dict:
     prompts = [Prompt(Problem(f"p{i}", "", ""), tuple(range(3 + i, 15 + i))) for i in range(4)]
 
     class Learner:
-        """This learner has only what a refresh needs."""
+        """This stand-in has only those parts of a learner that a refresh needs."""
 
         num_steps = 1
 

@@ -2,11 +2,11 @@
 
     python benchmarks/server_faults.py OUTPUT.json [NAME …]      (a run of some minutes for each of FAULTS)
 
-A run of the tiny task with servers of its own; one process of the first server is sent one signal at one moment, of
-which there is one in each of FAULTS. Once the server has been given up and is back, or has been waited for, three more
-steps are learned and the run is asked to stop. A row has the seconds from the signal until the server was given up and
-until it was back with the run, the run's exit code, the steps that it learned, and what is wrong with their prompts.
-What OUTPUT.json has is not done again.
+For each of FAULTS, a run of the tiny task starts its own servers, and one process of the first server gets one signal
+at one moment. Once the server has been given up and is back, or has been waited for, three more steps are learned and
+the run is asked to stop. A row has the seconds from the signal until the server was given up and until it was back with
+the run, the run's exit code, the steps that it learned, and what is wrong with their prompts. Rows that OUTPUT.json
+holds are not measured again.
 """
 
 import json
@@ -34,8 +34,8 @@ PATIENCE_SECONDS = 400.0
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault sends signal `number` to the `part` of the first of `servers`, when `moment` happens for the third
-    time."""
+    """A fault is a signal, `number`, to the `part` of the first of `servers` servers, when `moment` happens for the
+    third time."""
 
     servers: int
     moment: str
@@ -144,7 +144,7 @@ class Watched:
         return next((second for second, line in self.lines if text in line), None)
 
     def wait_until(self, condition):
-        """Returns whether the condition came true in time, while the run lived."""
+        """Waits for the condition while the run lives, at most `PATIENCE_SECONDS`. Returns whether it came true."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not condition():
             if self.process.poll() is not None or time.monotonic() > deadline:

@@ -3,8 +3,8 @@
     python benchmarks/silence.py RATES.jsonl RUN...
 
 RATES.jsonl is the file that `grpo solve-rates` wrote and that the runs were trained on (`task.data.path`). A problem's
-pass rate is its posterior under a Beta fitted to all of them by moments; the law is averaged over it. The policy
-changes while it trains, so agreement is to be expected where it has changed little.
+pass rate has the posterior under a Beta prior, fitted to all problems by moments; the law is averaged over it. The
+policy changes in training, so agreement can be expected only where the policy has changed little.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""This module simulates reward curves of several kinds. The dynamics model has a law for some of them and none for
+"""This module simulates reward curves of several kinds. The dynamics model has a law for some kinds and none for
 others.
 
 A run has 60 to 300 rounds of 4 to 32 prompts × 4 to 16 completions. Prompts differ in difficulty, so a round scatters

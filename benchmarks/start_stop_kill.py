@@ -1,10 +1,10 @@
-"""This script starts whole runs with a vLLM server, ends them at random in random ways, and counts what is left.
+"""This script ends whole runs with a vLLM server at random moments in random ways, and counts processes left over.
 
     python benchmarks/start_stop_kill.py [TRIES] [SEED]            (20 tries of a minute or two each)
 
-A try is `grpo launch` of the tiny task, sampled on and on, learner and server apart. At a moment of the first
-LONGEST_SECONDS one process is sent one signal: launcher or learner, SIGINT, SIGTERM or SIGKILL. Every process that was
-started carries a variable of the try in its environment; a try is good when none lives LEFT_SECONDS later.
+A try is `grpo launch` of the tiny task with continuous sampling, learner and server apart. At a random moment of the
+first LONGEST_SECONDS the launcher or the learner gets SIGINT, SIGTERM or SIGKILL. Every started process carries a
+variable of the try in its environment; a try is good when no such process lives LEFT_SECONDS later.
 """
 
 import os

@@ -22,7 +22,7 @@ def noise(generator, rounds, size, memory=0.5):
 
 
 def healthy(seed, rounds=None):
-    """Returns the curves that a healthy run of a few hundred rounds is made of. Failures change some of them."""
+    """Returns the curves of a healthy run of a few hundred rounds, by name. Failures change some of the curves."""
     generator = np.random.default_rng(seed)
     rounds = rounds or int(generator.integers(40, 300))
     time = np.arange(rounds)
@@ -150,7 +150,7 @@ def bought(curves):
 
 
 def format_dominating(curves):
-    """Makes answers worth a twentieth of a format that is learned at once."""
+    """Makes the format's reward, learned at once, twenty times that of the answers."""
     curves["format_weight"], curves["format"] = 20.0, np.minimum(0.4 + 8 * ramp(curves, 0.0), 0.95)
     curves["pass"] = np.minimum(curves["pass"], 0.3)
 
@@ -218,7 +218,7 @@ FAILURES = {
 
 
 def silent(counts, share, generator):
-    """Returns the counts of a round in which this share of the groups is all right or all wrong, as often as before."""
+    """Returns a round's counts after this share of the groups became all right or all wrong, at the same mean rate."""
     drawn = Counter()
     for k, size in counts.elements():
         mixed = generator.random() >= share

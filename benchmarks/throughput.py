@@ -48,7 +48,7 @@ SHAPES = {
 
 
 def build(shape, folder):
-    """Builds a model of random weights, unless it is there already."""
+    """Writes a model of random weights into the folder, unless the folder has one already."""
     if (folder / "config.json").exists():
         return
     *widths, tied = shape
@@ -67,8 +67,8 @@ def build(shape, folder):
 
 
 def fitting(words):
-    """Returns the words of a run. It adds the longest rows of the learner that fit into a GPU's free memory, unless the
-    words name some."""
+    """Returns a run's words with the longest learner rows that fit into a GPU's free memory, unless the words set the
+    row length."""
     config = preflight.with_precision(compose_config(words))
     if ranks.device(config).type != "cuda" or any(word.startswith(f"{ROWS}=") for word in words):
         return words
@@ -96,7 +96,7 @@ def bandwidth(device):
 
 
 def rounds_of(words, output):
-    """Runs a training, and returns the rows of its metrics and the wall-clock seconds of each round."""
+    """Trains, and returns the rows of the run's metrics and the wall-clock seconds of each round."""
     process = subprocess.Popen(command("train", *words), stdout=sys.stderr)
     ends = []
     while process.poll() is None:

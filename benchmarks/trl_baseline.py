@@ -2,10 +2,10 @@
 
     python benchmarks/trl_baseline.py OUTPUT.json [STEPS] [KEY=VALUE …]
 
-Run it with an interpreter that has trl==1.16.0 beside this project's environment. It writes seconds per step, of the
-clock and of the processor, reward per step and peak memory, to be compared with a run of `grpo train
-experiment=quickstart` of as many steps. Keys change that experiment, as `learner.precision=float32` does. TRL generates
-with transformers here, as it does wherever its vLLM mode has no GPU.
+Run it with an interpreter that has trl==1.16.0 beside this project's environment. It writes wall-clock and processor
+seconds per step, reward per step and peak memory, to be compared with a run of `grpo train experiment=quickstart` of as
+many steps. KEY=VALUE changes that experiment, for example `learner.precision=float32`. TRL generates with transformers
+here, because its vLLM mode needs a GPU.
 """
 
 import json

@@ -2,9 +2,9 @@
 
     python benchmarks/verdicts.py [simulated=SEEDS] [flat=RUNS] [logs=DIR] [processes=N]      (20, 200, none and 2)
 
-The truth of a simulated run is known. A verdict on it is wrong as `WRONG` says. Of a public log only what was measured
-is known, so there a verdict counts as wrong where the measurement contradicts it by more than its sampling error.
-"On the plateau" is asked after 30, 50, 70 and 85 % of the run, the others at its end.
+The true curve of a simulated run is known, and `WRONG` says when a verdict on it is wrong. Of a public log only the
+measurement is known, so a verdict counts as wrong there if the measurement contradicts it by more than the sampling
+error. "On the plateau" is asked after 30, 50, 70 and 85 % of the run, other verdicts at its end.
 """
 
 import sys
@@ -31,7 +31,7 @@ PLATEAU = "on the plateau"
 
 
 def windows(curve):
-    """Returns the mean of the last quarter, of the one before it, and of the first."""
+    """Returns the means of the last window of the curve, of the window before it, and of the first."""
     length = window_length(len(curve))
     return curve[-length:].mean(), curve[-2 * length : -length].mean(), curve[:length].mean()
 
@@ -43,7 +43,7 @@ def fallen(curve):
 
 
 def set_back(curve):
-    """The largest loss from one window of so many rounds to a later one."""
+    """Returns the largest loss of the mean from one window of `FEWEST_ROUNDS` rounds to a later one."""
     means = np.convolve(curve, np.full(FEWEST_ROUNDS, 1 / FEWEST_ROUNDS), "valid")
     return (np.maximum.accumulate(means) - means).max()
 
@@ -61,7 +61,8 @@ WRONG = {
 
 
 def of_curve(job):
-    """Returns (verdict, wrong) of each verdict on one simulated run. The policy's wander is part of the run's truth."""
+    """Returns (verdict, whether it is wrong) of each verdict on one simulated run. The policy's wander is part of the
+    true curve."""
     kind, seed = KINDS[job[0]], job[1]
     history, curve = simulated(kind, seed), truth(kind, np.random.default_rng([seed, job[0]]))
     log = RunLog(history, {"pass_rate": Series(history.steps, history.values)}, num_steps=int(history.steps[-1]))
@@ -80,14 +81,14 @@ def of_curve(job):
 
 
 def of_flat(seed):
-    """Returns the same for a run in which nothing moves: verdicts on a change are wrong, those on a level not."""
+    """Returns the same for a run in which nothing moves: verdicts on a change are wrong, those on a level are not."""
     names = {finding.name for finding in diagnose(logged(still(seed)), RULE)}
     true = {"nothing learned", PLATEAU, "prompts too hard", "problems solved", "prompts too easy"}
     return [(name, name not in true) for name in names]
 
 
 def of_log(path):
-    """Returns the same for a public log, as far as its own numbers decide."""
+    """Returns the same for a public log, for verdicts that the log's own numbers can decide."""
     log = read_log(path)
     verdicts = [(finding.name, False) for finding in diagnose(log, RULE)]
     history = log.history

@@ -2,9 +2,9 @@ r"""This script counts how often the "math" reward misjudges rewritten right ans
 
     python benchmarks/verification.py DATA [FILES] [PART] [MOST]
 
-DATA is a folder of problem sets in Big-Math's row schema, FILES says of which every n-th problem is taken
-(math500:1,aime24:1,aime25:1,gsm8k_test:40), PART is the reward (math, or an import path), MOST how many golds of each
-kind of number are used (10). How the forms are made: answer_forms.py, answer_meaning.py.
+DATA is a folder of problem sets in Big-Math's row schema. FILES names sets, and n to take every n-th problem of each
+(math500:1,aime24:1,aime25:1,gsm8k_test:40). PART is the reward (math, or an import path). MOST is how many golds of
+each kind of number are used (10). answer_forms.py and answer_meaning.py make the forms.
 """
 
 import json
@@ -31,7 +31,7 @@ MORE = r"""25\% 12.5\% 0.5% Yes \text{No} \text{True} D \text{(A)} \text{C} 1011
 
 
 def cases(data: Path, files: dict[str, int], most: int) -> Iterator[tuple[str, str, str, bool]]:
-    """Yields (kind, gold, form, whether it is right), each once. It takes about `most` golds of each kind of number."""
+    """Yields each (kind, gold, form, whether it is right) once, from about `most` golds of each kind of number."""
     rows = [
         json.loads(row) for name, n in files.items() for row in (data / f"{name}.jsonl").read_text().splitlines()[::n]
     ]

@@ -1,13 +1,13 @@
-"""This script measures how well `grpo dynamics whatif` predicts runs of the tiny model that are then made.
+"""This script measures how well `grpo dynamics whatif` predicts other runs of the tiny model, which are then made.
 
     python benchmarks/whatif.py FOLDER [SEEDS] [sums|differences]      (5 and sums by default; half a minute a run)
     python benchmarks/whatif.py CELLS/FIRST[,OTHER,…] SEEDS made      (of a sweep's cells, CELLS/FIRST-seed0 …)
 
-Every arm is run with every seed; a run that ended is not made again. The speed of an arm is the factor on the step that
-lays its curve on the first arm's. From each run of the first arm alone, every arm is predicted at the tokens and at the
-steps that the arm itself took, and held against its runs. An arm is decided where the 95 % interval of its difference
-from the first arm, over seeds and at what both spent, leaves out 0. A prediction is right there if it calls the side
-that came more probable.
+Every arm is run with every seed; a run that ended is not made again. An arm's speed is the factor on the steps with
+which its curve coincides with the first arm's. From each single run of the first arm, every arm is predicted at the
+tokens and at the steps that the arm itself took, and compared with the arm's runs. An arm is decided if the 95 %
+interval of its difference from the first arm, over seeds and at what both have spent, leaves out 0. A prediction is
+then right if it calls the observed side the more probable one.
 """
 
 import shutil
@@ -67,7 +67,7 @@ LEVELS = (0.65, 0.7)
 
 
 def train(path, seed, own):
-    """Makes one run with its `own` words, unless it has been made."""
+    """Makes one run with the overrides `own`, unless the run has ended before."""
     words = ["experiment=tiny", f"num_steps={STEPS}", f"seed={seed}", "checkpoint.every_rounds=1000"]
     if not (path / "report.html").exists():
         shutil.rmtree(path, ignore_errors=True)
@@ -75,8 +75,8 @@ def train(path, seed, own):
 
 
 class Measured:
-    """A measured run has its smoothed pass rate over what it had spent. `error` is the standard error of a smoothed
-    rate."""
+    """A measured run has its smoothed pass rate over the tokens or steps spent. `error` is the standard error of a
+    smoothed rate."""
 
     def __init__(self, path):
         log = read_log(path)

@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(command: str, words: list[str]) -> int:
-    """Prints the help of a known command, or runs it."""
+    """Runs a known command, or prints what was asked for instead: its help or its composed configuration."""
     if command not in (*CONFIGURED, "launch"):
         module = _module(command)
         asked = words[:1] == ["help"] or {"-h", "--help"} & {*words}
@@ -138,7 +138,7 @@ def _run(command: str, words: list[str]) -> int:
 
 
 def check(command: str, config: TrainConfig) -> None:
-    """Raises UserError for a configuration with which the command cannot work, before anything heavy is imported."""
+    """Raises UserError for a configuration that the command cannot use, before anything heavy is imported."""
     from grpo.config.hydra import compose_suite
     from grpo.config.validate import check_files, validate, validate_evaluation
     from grpo.tasks.early_checks import check_early

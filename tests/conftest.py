@@ -1,5 +1,5 @@
-"""This module sets the environment before torch is imported, starts the process that others fork from, and sets the
-order."""
+"""This module sets the environment before torch is imported, starts the process that test programs fork from, and
+orders test files."""
 
 import gc
 import os
@@ -21,7 +21,7 @@ gc.disable()
 
 
 def pytest_configure(config):
-    """Starts one process to fork from, which all test workers share."""
+    """Starts the process that programs are forked from; all test workers share it."""
     if warm.SOCKET not in os.environ:
         config.warm = warm.start_server()
 

@@ -1,4 +1,4 @@
-"""This module has stand-ins for unit tests of something else."""
+"""This module has stand-ins for collectives, tasks and samplers, for unit tests of other parts."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -28,11 +28,11 @@ class SingleRank:
         return list(values), slice(0, len(values))
 
     def barrier(self):
-        """One rank waits for nobody."""
+        """Does nothing, since one rank waits for nobody."""
 
 
 class Rank(SingleRank):
-    """A rank is one of several, each in a thread of its own (see `on_ranks`)."""
+    """This is the collective of one of several ranks, each in a thread of its own (see `on_ranks`)."""
 
     def __init__(self, rank, values, meeting):
         self.rank, self.world_size = rank, len(values)
@@ -70,7 +70,8 @@ def on_ranks(count, action):
 
 
 class ScriptedTask:
-    """This task asks prompts p0, p1, … of one rank. `rewards[i]` are the rewards of the i-th prompt's completions."""
+    """This task has the prompts p0, p1, …, and gives one rank its share. `rewards[i]` are the rewards of the i-th
+    prompt's completions."""
 
     grades_together = False
 
@@ -121,12 +122,12 @@ class ScriptedSampler:
 
 
 def asking(task, sampler):
-    """Returns a source that asks `task`'s prompts when they are taken, and grades in a thread of its own."""
+    """Returns a source of groups that samples a prompt when its group is taken, and grades in a thread of its own."""
     return Asking(task, sampler, GradingThread(task))
 
 
 def answering(task, sampler=None):
-    """Returns what an evaluation asks: a function that samples and grades."""
+    """Returns the function that an evaluation calls to sample and grade."""
     return partial(sampled_and_graded, sampler or ScriptedSampler(), GradingThread(task))
 
 

@@ -1,6 +1,8 @@
-"""This module starts a run's vLLM servers with their imports behind them. `served` of test_servers.py starts one cold.
+"""This module starts a run's vLLM servers by a fork of a process that has imported vLLM, which saves time.
 
-Usage: python -m tests.forked_servers PYTHON WORDS, which is `grpo WORDS` with servers that PYTHON runs.
+`served` of test_servers.py starts a server without a fork, as a user does.
+
+Usage: python -m tests.forked_servers PYTHON WORDS. This is `grpo WORDS`, with PYTHON as the servers' interpreter.
 """
 
 import sys
@@ -11,7 +13,7 @@ from tests import warm
 
 
 def fork_servers(python: str) -> None:
-    """Has `python`, which `warm.interpreter` makes, run the program of every server that this process starts."""
+    """Makes every server that this process starts run under `python`, an interpreter made by `warm.interpreter`."""
     from grpo.rollout.replica import ServerProcess
 
     init = ServerProcess.__init__
@@ -24,7 +26,7 @@ def fork_servers(python: str) -> None:
 
 
 def launcher(folder: Path) -> Path:
-    """Makes a script that is `grpo`, and whose `grpo serve` forks its servers."""
+    """Writes a script that behaves as `grpo`, except that its `grpo serve` forks its servers. Returns its path."""
     python = folder / "starts-servers"
     forked = f"exec {sys.executable} -m tests.forked_servers {warm.interpreter(folder, warm.SERVE)}"
     serving = f'[ "$1 $2 $3" != "-m grpo.cli serve" ] || {{ shift 2; {forked} "$@"; }}'

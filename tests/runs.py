@@ -1,4 +1,4 @@
-"""This module starts whole runs of `grpo` in a process whose imports are done (see warm.py)."""
+"""This module starts whole runs of `grpo` in a forked process whose imports are done already (see warm.py)."""
 
 import subprocess
 

@@ -40,7 +40,7 @@ def test_steps_are_given_shares_of_the_time_that_a_call_has(tmp_path):
 
 
 def test_what_is_packed_is_what_the_project_pins_where_it_pins_it():
-    """All pins agree except vLLM's, which is another one there: see the folder's README."""
+    """All pins agree except vLLM's, whose version differs for a GPU without network: see the folder's README."""
     pinned = dict(
         line.split("==")
         for line in (FOLDER.parent.parent / "launch" / "requirements-gpu.txt").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""These tests hold who may import whom, and how large things may grow."""
+"""These tests check which rooms may import which, and how large files, functions and signatures may grow."""
 
 import ast
 import graphlib
@@ -132,7 +132,7 @@ def imports(source: str, annotations: bool = False) -> set[str]:
 
 
 def forbidden(own: str, source: str) -> set[str]:
-    """Returns what a file of room `own` imports but may not."""
+    """Returns the rooms and packages that a file of room `own` imports although it may not."""
     modules = imports(source)
     rooms = {name.split(".")[1] for name in modules if name.startswith("grpo.")} - {own}
     packages = {name.split(".")[0] for name in modules} - {"grpo"} - sys.stdlib_module_names
@@ -197,8 +197,8 @@ def module(file: Path) -> str:
 
 
 def imported_files(source: str, files: dict[str, Path]) -> set[str]:
-    """Returns the files of grpo that a source imports anywhere. `from package import file` is the file, not the
-    package."""
+    """Returns the files of grpo that a source imports anywhere. `from package import file` counts as the file, not as
+    the package."""
     names, at_run_time = set(), imports(source)
     for node in ast.walk(parsed(source)):
         if isinstance(node, ast.ImportFrom) and node.module in at_run_time:

@@ -13,8 +13,8 @@ PLAN = RoundPlan(group_size=2, refresh_interval=2, prompts_per_step=1)
 
 
 class Parts:
-    """This stands for every part of a run and notes what is called. `verdicts` are the scheduler's, one for each
-    round."""
+    """This stands in for every part of a run and records which methods are called. `verdicts` are the scheduler's, one
+    for each round."""
 
     def __init__(self, *verdicts):
         self.called, self.verdicts = [], list(verdicts)

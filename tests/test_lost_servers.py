@@ -1,5 +1,4 @@
-"""These tests run over two machines whose servers hang, die and come back, and check what becomes of servers at the
-end."""
+"""These tests run over two machines whose servers hang, die and come back, and check that none outlives its run."""
 
 import contextlib
 import os
@@ -39,7 +38,7 @@ def gone(processes, seconds=30):
 
 
 class Launched:
-    """This is a run over two machines, which are both this one. Two ranks learn on the first, and two servers run on
+    """This is a run over two machines, both of which are this one: two ranks learn on the first, and two servers run on
     the second."""
 
     def __init__(self, output, *overrides, **variables):
@@ -53,7 +52,7 @@ class Launched:
         )
 
     def wait_for(self, text, times=1, seconds=240):
-        """Waits until the first learner has written this text so often."""
+        """Waits until the first learner has written `text` at least `times` times."""
         deadline = time.monotonic() + seconds
         log = self.output / "logs" / "learner-0.log"
         while log.read_text().count(text) < times:
@@ -66,7 +65,7 @@ class Launched:
         return rows(self.output / "metrics.jsonl")[-1]["step"]
 
     def engine(self, number):
-        """Returns the process of server `number` that computes, as its log names it."""
+        """Returns the vLLM engine process of server `number`, whose process id is in the server's log."""
         log = sorted((self.output / "logs").glob("server-*.log"))[number]
         return psutil.Process(int(re.findall(r"EngineCore pid=(\d+)", log.read_text(errors="replace"))[-1]))
 
@@ -81,7 +80,7 @@ def reward(completion, answer, metadata):
 
 
 def slow_down(process, enough):
-    """Lets a process compute a sixth of the time, until `enough()`."""
+    """Suspends a process for five sixths of the time, until `enough()` is true."""
     while not enough():
         process.suspend()
         time.sleep(0.1)
@@ -91,8 +90,8 @@ def slow_down(process, enough):
 
 @pytest.fixture(scope="module")
 def troubled(tmp_path_factory):
-    """Runs with sampling that goes on while weights change. One server is slowed for that, then hangs and wakes again.
-    The other is killed and started again. Both come back, and then the run is asked to stop."""
+    """Makes a run with continuous sampling over refreshes. One server is slowed down for that, then hangs and wakes
+    again. The other server is killed and started again. Once both are back, the run is asked to stop."""
     folder = tmp_path_factory.mktemp("servers")
     (folder / "slowly.py").write_text(SLOWLY)
     resting = folder / "rest"

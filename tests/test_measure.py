@@ -18,7 +18,7 @@ PLAN = RoundPlan(group_size=2, refresh_interval=2, prompts_per_step=2)
 
 
 class BesideNothing(SingleRank):
-    """This is the first of two ranks. The other one has no groups."""
+    """This is the collective of the first of two ranks; the other rank has no groups."""
 
     world_size = 2
 

@@ -31,13 +31,13 @@ def prose(file):
 
 
 def anchors(file):
-    """Returns the fragments by which headings are linked, as GitHub makes them."""
+    """Returns the fragments (#…) that GitHub gives to the headings of a file."""
     headings = re.findall(r"^#+ (.*)$", prose(file), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def commands(file):
-    """Returns every line of a block of shell commands, and every piece of code in the text."""
+    """Returns every line of the file's shell code blocks, and every piece of inline code."""
     blocks = [text for language, text in BLOCK.findall(file.read_text()) if language == "bash"]
     lines = [line for text in blocks for line in text.replace("\\\n", " ").splitlines()]
     pieces = re.findall(r"`([^`]+)`", prose(file).replace(r"\|", "|"))

@@ -22,8 +22,8 @@ ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """Starts a server of two workers by `grpo serve`, which outlives the runs that use it. Yields the overrides that
-    name it."""
+    """Starts a server of two workers by `grpo serve`. The server outlives the runs that use it. Yields the overrides
+    that name the server."""
     output, port = tmp_path_factory.mktemp("served"), free_ports(1)
     server = ["rollout=vllm_server", "rollout.servers.tensor_parallel=2"]
     os.environ[KEY_VARIABLE] = ONE_THREAD[KEY_VARIABLE] = "a key of the tests"
@@ -88,14 +88,15 @@ CUT = "send(self, buffer); raise RuntimeError('the cable is cut')"
 
 
 def train_over(channel, folder, *words):
-    """Runs `grpo train` over a channel that fails from the seventh bucket on. Two come before the first round."""
+    """Runs `grpo train` over a channel that fails from the seventh bucket on. Two buckets are sent before the first
+    round."""
     script = folder / "troubled.py"
     script.write_text(TROUBLED_CHANNEL % channel)
     return warm.run([script, "train", *words], timeout=500, env=ONE_THREAD)
 
 
 def test_servers_draw_what_an_engine_in_process_draws_and_a_flipped_bit_ends_the_run(tmp_path, served):
-    """Both train a LoRA: the engine in process is given merged weights, the server its base once and then adapters."""
+    """Both runs train a LoRA. The engine in process gets merged weights; the server gets the base, then adapters."""
     plain, output = tmp_path / "plain", tmp_path / "servers"
     lora = ["model.lora.rank=4", "learner.learning_rate=3e-3"]
     alone = grpo("train", *SMALL, *QUIET, *lora, "num_steps=3", f"output_dir={plain}")

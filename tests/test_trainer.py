@@ -1,4 +1,4 @@
-"""These tests train from Python: the README's example, and what a person gets wrong."""
+"""These tests train from Python: the README's example, and mistakes of users."""
 
 import asyncio
 import json
@@ -75,7 +75,7 @@ def test_a_dataset_is_written_where_every_rank_reads_it(rows, tmp_path):
 
 @pytest.fixture
 def fresh_process(monkeypatch):
-    """Makes torch forget process groups that other tests of this process started, as a run does."""
+    """Makes torch forget process groups that earlier tests of this process have started."""
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
 
 

@@ -44,7 +44,7 @@ def test_the_pins_are_what_the_project_promises(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_pin_contradicts_what_another_asks_for(kind):
-    """Only pinned packages that are installed here are checked, since they tell what they ask for."""
+    """Only pinned packages that are installed here are checked, since only their requirements are known."""
     pinned, looked_at, wrong = pins(kind), 0, []
     for name, version in pinned.items():
         try:

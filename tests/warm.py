@@ -1,4 +1,4 @@
-"""This module starts programs with their imports behind them: one process imports, and forks for each program.
+"""This module starts programs fast: one process imports heavy packages once, and forks for each program.
 
 A learner and vLLM take a quarter of a minute to import, ten times what a step of the tiny model takes. What is started
 here is the same program in a process of its own, with its arguments, environment, standard streams, signals and exit
@@ -144,8 +144,8 @@ def ranks(
 
 
 def interpreter(folder: Path, imports: Sequence[str] = TRAIN) -> str:
-    """Makes a program that stands for Python where torchrun starts ranks, for PYTHON_EXEC, or a run its servers.
-    Returns its path."""
+    """Writes a program that takes the place of Python where torchrun starts ranks (PYTHON_EXEC) or a run starts its
+    servers. Returns the program's path."""
     path = folder / "python"
     leave_out = '[ "$1" != -u ] || shift\n[ "$1" != -W ] || shift 2'
     path.write_text(f'#!/bin/sh\n{leave_out}\nexec {sys.executable} -SP {__file__} run {",".join(imports)} "$@"\n')
@@ -154,7 +154,8 @@ def interpreter(folder: Path, imports: Sequence[str] = TRAIN) -> str:
 
 
 def start_server() -> subprocess.Popen:
-    """Starts the process that imports at its first request. The environment tells where its socket is."""
+    """Starts the process to fork from, which imports when a first request names packages. Puts the path of its socket
+    into the environment."""
     folder = tempfile.mkdtemp(prefix="grpo-warm-")
     os.environ[SOCKET] = f"{folder}/socket"
     # Threads of the learner and of vLLM are as many as when it was imported. vLLM compiles one function, which counts
@@ -170,8 +171,8 @@ def start_server() -> subprocess.Popen:
 
 
 def _serve(path: str) -> dict:
-    """Forks for each request until the tests end. Returns in the forked process, with the request that it is to
-    become."""
+    """Forks for each request until the tests end. Returns only in forked processes, with the request that the process
+    has to run."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(path)
     listener.listen(64)
@@ -212,8 +213,8 @@ def _reap() -> None:
 
 
 def _keep_or_become(client: socket.socket, streams: Sequence[int]) -> None:
-    """Forks. The child returns, and becomes the program. The parent never returns: it tells the client the child's
-    number and exit code, and ends the child with all processes below it when the client is gone."""
+    """Forks. The child returns, and becomes the program. The parent never returns: it sends the client the child's
+    process id and exit code. If the client is gone, the parent kills the child and all processes below it."""
     child = os.fork()
     if child == 0:
         client.close()
@@ -245,7 +246,7 @@ def _kill(program: int) -> None:
 
 
 def _become(request: dict) -> None:
-    """Runs the program and ends as an interpreter does. It does not take modules down."""
+    """Runs the program and ends this process as an interpreter does, but without the destruction of modules."""
     try:
         _run(request)
         code = 0
@@ -287,7 +288,8 @@ def _run(request: dict) -> None:
 
 
 def _rank(imports: str, command: Sequence[str]) -> None:
-    """Stands for a process that the server forks. It passes signals on and ends as that process does."""
+    """Takes the place of a program that the server forks: passes signals on to it, and ends with its exit code or
+    signal."""
     process = Process(command, imports.split(","))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: process.send_signal(number))

@@ -3,7 +3,7 @@
 environment   process variables that are set before heavy imports
 ranks         this process's rank and device
 network       free ports, addresses and interfaces
-imports       heavy imports, without looking for garbage meanwhile
+imports       where modules are found, and heavy imports without garbage collection
 terminal      text that cannot steer a terminal
 alive         lines that say a long command is still working
 disk          how much space a folder takes, and how much is left

@@ -1,4 +1,4 @@
-"""This module says what a command is doing when it takes long, so that nobody takes it for hung."""
+"""This module says what a command is doing while it takes long, so that nobody believes it hangs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 TOLD_AFTER = (2.0, *range(10, 60, 10))
-"""A sign of life comes after so many seconds, and then every `LATER` seconds."""
+"""A sign of life comes after each of these seconds, and from one minute on every `LATER` seconds."""
 LATER = 30.0
 A_MINUTE = 60.0
 
 
 @contextmanager
 def working(what: str, tell: Callable[[str], None] = say, seldom: bool = False) -> Iterator[None]:
-    """Says on stderr that `what` goes on, for example "starting vLLM", whenever it takes long.
+    """Prints now and then that `what`, for example "starting vLLM", goes on, until the context ends.
 
-    What takes less than two seconds is not told of, and only the first rank speaks. With `seldom` it speaks once a
-    minute, for what a run does again and again.
+    The first line comes after two seconds, and only on the first rank. With `seldom` a line comes once a minute, for
+    what a run does again and again. `tell` prints a line, by default on stderr.
     """
     over = threading.Event()
     if ranks.rank():
@@ -43,7 +43,7 @@ def working(what: str, tell: Callable[[str], None] = say, seldom: bool = False) 
 
 
 def slow(what: str, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Wraps a function that a run calls again and again, so that a call of more than a minute is told of."""
+    """Wraps a function that a run calls again and again, so that a call prints a line for each minute it takes."""
 
     @functools.wraps(function)
     def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:

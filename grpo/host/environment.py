@@ -35,8 +35,8 @@ DEFAULTS = {
     "WANDB_SILENT": "true",
 }
 
-# Of glibc's mallopt: how much freed memory at the heap's end is not given back, and how many pieces of memory are
-# mapped by themselves. Each of those would go back to the kernel when it is freed: a learner's gradients, its logits.
+# Options of glibc's mallopt (number, value): how much freed memory at the heap's end is kept, and how many blocks have
+# a mapping of their own. Such a block, say a learner's gradients or logits, goes back to the kernel when it is freed.
 KEPT_MEMORY = {"M_TRIM_THRESHOLD": (-1, 2**30), "M_MMAP_MAX": (-4, 0)}
 SET_BY_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES")
 
@@ -66,9 +66,11 @@ def prepare() -> None:
 
 
 def _keep_memory() -> None:
-    """Has glibc keep what torch frees, and give back only what is free at the heap's end beyond a gibibyte. Otherwise
-    each step of a learner gets its memory from the kernel anew, page by page. What the user has set by glibc's
-    variables stays."""
+    """Makes glibc keep the memory that torch frees, and return only what is free at the heap's end beyond a gibibyte.
+
+    Otherwise each learner step gets its memory from the kernel anew, page by page. Nothing changes if the user has set
+    glibc's own variables.
+    """
     if any(name in os.environ for name in SET_BY_USER):
         return
     # Other C libraries have no such function.

@@ -1,4 +1,4 @@
-"""This module says where modules are found, and imports heavy packages without looking for garbage meanwhile."""
+"""This module sets where Python finds modules, and pauses garbage collection while heavy packages are imported."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def safe_path() -> dict[str, str]:
-    """Returns the environment variable with which Python does not look into the working folder first.
+    """Returns the environment variable that keeps Python from looking for modules in the working folder first.
 
-    It returns nothing in grpo's own checkout, where grpo may be found only by looking there.
+    Returns no variable in grpo's own checkout, where grpo may be found only through the working folder.
     """
     return {} if Path.cwd() == ROOT else {"PYTHONSAFEPATH": "1"}
 
 
 def look_here_last() -> None:
-    """Lets modules of the working folder be imported, such as the user's rewards.py, after all others.
+    """Makes Python look for modules in the working folder, such as the user's rewards.py, after all other folders.
 
-    A json.py or random.py there must not take the place of Python's own, neither here nor in processes started later.
+    A json.py or random.py there must not replace Python's own, neither here nor in processes started later.
     """
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)
@@ -33,10 +33,10 @@ def look_here_last() -> None:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Holds back Python's search for garbage, which takes a quarter of the time that torch and transformers take.
+    """Pauses garbage collection, which takes a quarter of the time of importing torch and transformers.
 
-    What a module makes stays for good. So what is there afterwards is never looked through again, neither by Python nor
-    by DeepSpeed and vLLM, which have all of it looked through several times as they start.
+    Objects that a module creates stay for good. So all objects that exist at the end are frozen: no later collection
+    examines them, neither Python's own nor those that DeepSpeed and vLLM start several times as they load.
     """
     enabled = gc.isenabled()
     gc.disable()

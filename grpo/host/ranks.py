@@ -32,7 +32,7 @@ def local_world_size() -> int:
 def counts(config: TrainConfig) -> tuple[int, int]:
     """Returns the numbers of learner ranks on all machines, and on this one.
 
-    A dry run that no launcher has started is that of the ranks which `grpo launch` would start.
+    For a dry run without a launcher, these are the numbers of ranks that `grpo launch` would start.
     """
     if config.dry_run and not launched():
         return config.hardware.ranks, config.hardware.ranks_per_node
@@ -50,7 +50,7 @@ def rank() -> int:
 
 
 def on_gpu(config: TrainConfig) -> bool:
-    """Tells whether the config asks for GPUs, or takes them because there are some."""
+    """Tells whether a run uses GPUs: with device=cuda, or with device=auto if torch sees a GPU."""
     import torch
 
     return config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())

@@ -31,7 +31,7 @@ class StopRequest:
         return self.count > 0
 
     def wait(self, seconds: float) -> bool:
-        """Waits for a request, for so many seconds at most. Returns whether there was one."""
+        """Waits at most `seconds` for a request. Returns whether there was one."""
         end = time.monotonic() + seconds
         while not self() and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, LOOK_SECONDS))
@@ -51,7 +51,7 @@ class StopRequest:
 
 @contextmanager
 def handled_as_before() -> Iterator[None]:
-    """Gives SIGTERM and Ctrl-C back to what handled them before, such as a notebook, once the run is over."""
+    """Restores the earlier handlers of SIGTERM and Ctrl-C, for example a notebook's, when the context ends."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield

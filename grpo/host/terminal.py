@@ -18,8 +18,8 @@ from rich.text import Text
 # which cannot be encoded. Tabs and line feeds are allowed.
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
-# Lines of a source have at most 120 characters. A sentence goes on in the next line where its next word would come
-# about so far.
+# Source lines have at most 120 characters. Where the next line's first word would have ended beyond this column, the
+# sentence is taken to go on in that line.
 FULL_LINE = 115
 
 
@@ -33,19 +33,20 @@ def clean(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """Cleans a line and writes it to stderr, on a terminal with breaks between words only."""
+    """Writes a cleaned text to stderr. On a terminal, long lines are broken between words."""
     print(wrapped(clean(text), sys.stderr), file=sys.stderr, flush=True)
 
 
 def wrapped_usage(text: str) -> str:
-    """Does the same as `wrapped` for a text that stands in a source, and whose sentences are broken for that."""
+    """Wraps a usage text as `wrapped` does, after joining sentences that were broken at the end of a source line."""
     return wrapped("\n".join(_whole(text.splitlines()))) if sys.stdout.isatty() else text
 
 
 def wrapped(text: str, stream: TextIO | None = None) -> str:
-    """Breaks long lines between words where the stream, by default stdout, is a terminal, which breaks them anywhere.
+    """Breaks long lines between words if `stream`, by default stdout, is a terminal; a terminal would break them
+    anywhere.
 
-    What follows a gap of two blanks, such as the meaning of a word, stays below itself.
+    Text after a gap of two blanks, such as the meaning of a word, goes on in its own column if that leaves enough room.
     """
     if not (stream or sys.stdout).isatty():
         return text
@@ -53,7 +54,7 @@ def wrapped(text: str, stream: TextIO | None = None) -> str:
 
 
 def _whole(lines: Iterable[str]) -> list[str]:
-    """Joins the lines of a sentence that were broken only because the lines of a source end there.
+    """Joins lines of a sentence that were broken only because a source line ends there.
 
     >>> long = "x" * 112
     >>> _whole([long, "goes on", "", f"  word  {long}", "        means this"]) == [
@@ -75,13 +76,13 @@ def _whole(lines: Iterable[str]) -> list[str]:
 
 
 def _text_begins(line: str) -> int:
-    """Returns the column in which a line's text begins: after its blanks, and after a word with its gap."""
+    """Returns the column in which a line's text begins: after leading blanks, or after a first word and its gap."""
     start = re.match(r" *(?:usage: grpo \S+ |\S+(?: \S+)*  +(?=\S))?", line)
     return start.end() if start else 0
 
 
 def _broken(line: str, columns: int) -> str:
-    """Breaks a line.
+    """Breaks a line between words into lines of at most `columns` characters, and indents all but the first.
 
     >>> print(_broken("  report    compares the runs of a sweep", 30))
       report    compares the runs
@@ -101,8 +102,8 @@ def _broken(line: str, columns: int) -> str:
 class Terminal(Console):
     """A terminal is a rich console that cleans all texts and tables.
 
-    It prints square brackets as they are and not as rich's markup, since a completion may contain them. Lines that are
-    not to be wrapped are wrapped on a terminal all the same, which would break them within words.
+    Square brackets are printed literally and not read as rich's markup, since a completion may contain them. On a
+    terminal `soft_wrap` is ignored: rich breaks lines between words, where the terminal would break them anywhere.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -127,9 +128,9 @@ class _CleanFormatter(logging.Formatter):
 
 
 def protect() -> None:
-    """Cleans logged warnings, and makes writes to the terminal escape characters that its encoding lacks.
+    """Cleans logged warnings, and escapes printed characters that the terminal's encoding lacks.
 
-    Every command calls this first. Without it, such a character would raise an error.
+    Every command calls this first. Otherwise printing such a character would raise an error.
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

@@ -22,7 +22,7 @@ class Machine:
 
     @property
     def is_here(self) -> bool:
-        """Says whether it is the machine that this process runs on."""
+        """Says whether this process runs on the machine."""
         return _is_loopback(self.address) or bool(interface_of(self.address))
 
 

@@ -1,4 +1,4 @@
-"""This module chooses the ports of a run: from `hardware.first_port` on, or others if some of these are taken."""
+"""This module chooses a run's ports: from `hardware.first_port` on, or other ones if some of these are taken."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from grpo.host.tether import KILL, STOP
 from grpo.launch.seats import Seat
 
 SHOW_SECONDS = 0.1
-# A seat ends when it hears nothing for so long, since this process, its machine or the connection is then gone.
+# A seat ends when it hears nothing for this long, since this process, its machine or the connection is then gone.
 SILENT_SECONDS = 60.0
 BEAT_SECONDS = SILENT_SECONDS / 6
 
@@ -106,12 +106,12 @@ class Held:
 
 
 def _here(host: str, command: list[str]) -> list[str]:
-    """Runs the command on this machine, as it is."""
+    """Returns the command unchanged, which runs it on this machine."""
     return command
 
 
 def _ssh(host: str, command: list[str]) -> list[str]:
-    """Runs the command on `host` by ssh, in the same directory."""
+    """Returns the ssh command that runs `command` on `host`, in this process's working directory."""
     remote_command = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(command)}"
     # ssh gives up after 6 beats without an answer, which is as long as a tether waits for this process.
     alive = ["-o", f"ServerAliveInterval={BEAT_SECONDS:.0f}", "-o", "ServerAliveCountMax=6"]
@@ -119,7 +119,7 @@ def _ssh(host: str, command: list[str]) -> list[str]:
 
 
 def _srun(host: str, command: list[str]) -> list[str]:
-    """Runs the command on `host` as a step of the Slurm job."""
+    """Returns the srun command that runs `command` on `host` as a step of the Slurm job."""
     # A step gets only one core unless it is told how many the job has on the machine.
     cores = os.environ.get("SLURM_CPUS_ON_NODE", "1")
     step = ["--nodes=1", "--ntasks=1", f"--cpus-per-task={cores}", f"--nodelist={host}", "--overlap", "--cpu-bind=none"]

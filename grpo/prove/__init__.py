@@ -1,4 +1,4 @@
-"""The proof of an installation measures, part by part, whether what it computes is right, and how fast it is.
+"""This room proves an installation: part by part, it measures whether computations are right and how fast they are.
 
 The parts (`grpo prove part=…`):
 computation   attention and gradients against float64 (`attention`, `learner`)
@@ -10,9 +10,9 @@ sampling      speed of the sampler (`sampler`)
 
 What they share:
 bench, sizes  a model of random weights with the engines that run it, and its possible sizes
-facts         measured numbers beside what is expected
+facts         measured numbers with their expected bounds
 memory, memory_plan   peak memory; whether a proof fits into a GPU
-own_process, worker   measuring in processes of their own
+own_process, worker   measurements in separate processes
 
 What follows:
 record        `prove.json`, and the machine's constants in it

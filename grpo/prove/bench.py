@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def config_of(shape: Shape, **special: Any) -> Qwen2Config:
-    """Returns the configuration of a model of this shape. `special` are further settings of it."""
+    """Returns the Qwen2 configuration of a shape. `special` are further arguments of Qwen2Config."""
     width, layers, heads, shared, inner, vocabulary = shape
     return Qwen2Config(
         hidden_size=width,
@@ -48,11 +48,15 @@ def config_of(shape: Shape, **special: Any) -> Qwen2Config:
 
 
 class Bench:
-    """Engines start when a part first needs them, and serve all parts after it."""
+    """A bench holds a size's model and engines. Each engine starts when a part first needs it, and later parts share
+    it."""
 
     def __init__(self, size: str, folder: Path, overrides: list[str], device: str = "auto"):
-        """`overrides` are words of a run's configuration. On a GPU, rows that fit into what is free are added.
-        Raises UserError for a size that there is not."""
+        """Composes the configuration of the bench from a size's name and a run's `overrides`.
+
+        On a GPU, learner.micro_batch_tokens is lowered until a step fits into the free memory, unless the overrides
+        set it. Raises UserError for an unknown size.
+        """
         check_size(size)
         self.size_name, self.size, self.folder, self.path = size, SIZES[size], folder, folder / f"model-{size}"
         self.overrides = [f"device={device}", *overrides]
@@ -72,14 +76,14 @@ class Bench:
 
     @cached_property
     def room(self) -> Room | None:
-        """Returns the memory of this rank's GPU as it is before any engine starts; None on a CPU."""
+        """Returns the total and free memory of this rank's GPU before any engine starts, or None on a CPU."""
         if self.device.type != "cuda":
             return None
         return Room(preflight.device_gib(self.config), preflight.available_gib(self.config))
 
     def lacking(self, steps: bool) -> str:
-        """Says what is lacking on this rank's GPU for a learner and an engine; "" where nothing. With `steps` the
-        learner takes some."""
+        """Returns a message if a learner and a sampler do not fit into this rank's free GPU memory, else "". `steps`
+        says whether the learner takes optimizer steps."""
         return lacking(self.config, self.shape, self.room, steps) if self.room else ""
 
     @cached_property
@@ -87,7 +91,7 @@ class Bench:
         return tiny.character_tokenizer()
 
     def build(self) -> None:
-        """Writes the model, once."""
+        """Writes the model and its tokenizer to `self.path`, unless that folder exists."""
         if self.path.exists():
             return
         ends = {"bos_token_id": self.tokenizer.bos_token_id, "eos_token_id": self.tokenizer.eos_token_id}
@@ -121,7 +125,7 @@ class Bench:
         return VllmSampler(self.config, self.path, self.tokenizer, self.device)
 
     def prompts(self, seed: int = 0) -> list[Prompt]:
-        """Returns the prompts of a round, of random tokens."""
+        """Returns a round's prompts, made of random tokens."""
         draw, size = random.Random(seed), self.size
         tokens = range(3, size.shape[-1])
         return [
@@ -130,7 +134,7 @@ class Bench:
         ]
 
     def made_up(self) -> list[RolloutGroup]:
-        """Returns made-up groups of one round, which no sampler has written."""
+        """Returns one round's groups with completions of random tokens, made without a sampler."""
         draw, size = random.Random(1), self.size
         tokens, logprobs = range(3, size.shape[-1]), (-5.0,) * size.completion_tokens
         groups = []
@@ -143,9 +147,9 @@ class Bench:
         return groups
 
     def batch(self, groups: list[RolloutGroup], row_tokens: int | None = None) -> Batch:
-        """Makes one optimizer step of this rank's share of the groups, every other completion right.
+        """Makes the batch of one optimizer step from this rank's share of the groups; every other completion is right.
 
-        `row_tokens` stands for learner.micro_batch_tokens. Collective.
+        `row_tokens`, if given, replaces learner.micro_batch_tokens. Collective.
         """
         config, collective = self.config, self.learner.collective
         grades = tuple(Grade(float(index % 2), index % 2 == 1, {}) for index in range(self.size.group_size))
@@ -165,7 +169,7 @@ class Bench:
         return 2 * len(source) / self.seconds(lambda: target.copy_(source), 8)
 
     def seconds(self, action: Callable[[], Any], times: int = 3) -> float:
-        """Returns the median of so many measurements, after one that warms up."""
+        """Returns the median seconds of `times` calls of `action`, after one call as a warm-up."""
         measured = []
         for _ in range(1 + times):
             begun = time.perf_counter()

@@ -24,7 +24,7 @@ HEADS, SHARED, WIDTH, WINDOW = 8, 2, 64, 40
 
 
 def attention(bench: Bench) -> Report:
-    """Compares attention over trees with each completion attended alone, plain and with a window."""
+    """Compares attention over packed prompt trees with each completion alone, in full and with a sliding window."""
     facts = []
     for dtype, bound in BOUNDS.items():
         for kind, window in (("plain", None), ("window", WINDOW)):
@@ -35,7 +35,8 @@ def attention(bench: Bench) -> Report:
 
 
 def attention_error(device: torch.device, dtype: torch.dtype, window: int | None) -> float:
-    """Returns the largest relative error of the output and of the gradients of queries, keys and values."""
+    """Returns the largest relative error, against float64, of the output and of the gradients of queries, keys and
+    values."""
     generator, tokens = torch.Generator().manual_seed(0), TREES[-1].end
     drawn = [
         torch.randn(1, heads, tokens, WIDTH, generator=generator, dtype=torch.float64).to(dtype)
@@ -56,7 +57,7 @@ def attention_error(device: torch.device, dtype: torch.dtype, window: int | None
 
 
 def _alone(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
-    """Attends every completion after its prompt, as if it were alone in a row, by softmax in float64."""
+    """Returns the output of softmax attention in which each completion is alone after its prompt."""
     key, value = (tensor.repeat_interleave(HEADS // SHARED, 1) for tensor in (key, value))
     pieces = []
     for tree in TREES:
@@ -73,7 +74,7 @@ def _alone(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Ten
 
 
 def gradients(bench: Bench) -> Report:
-    """Compares log-probabilities and gradients of a small packed model with those of each completion alone."""
+    """Compares a small model's log-probabilities and gradients on a packed row with those of each completion alone."""
     facts = []
     micro, sequences = example_row()
     for dtype, bound in BOUNDS.items():
@@ -86,7 +87,7 @@ def gradients(bench: Bench) -> Report:
 def gradient_error(
     device: torch.device, dtype: torch.dtype, micro: MicroBatch, sequences: list[tuple[list[int], list[int]]]
 ) -> float:
-    """Returns the larger difference of the two, of log-probabilities (nats) and of gradients (relative).
+    """Returns the larger of two differences from float64: of log-probabilities (nats) and of gradients (relative).
 
     `sequences` are the (prompt, completion) token ids of the packed row `micro`, one after another.
     """

@@ -1,4 +1,4 @@
-"""This part asks whether the sampler runs the learner's policy, by refreshes, checksums and a whole run."""
+"""This part checks that the sampler runs the learner's policy, by refreshes, checksums and a whole run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LARGEST_REST = 0.1
 
 
 class Flipping:
-    """This is the sampler, but one bit of one weight is flipped on the way to it."""
+    """This wrapper of a sampler flips one bit in the first bucket of weights that is loaded through it."""
 
     def __init__(self, sampler: Any):
         self._sampler, self._flipped = sampler, False
@@ -39,7 +39,8 @@ class Flipping:
 
 
 def sync(bench: Bench) -> Report:
-    """Refreshes the sampler, also over a way on which a bit is flipped, and compares log-probabilities."""
+    """Times a checked refresh, tests that a flipped bit is noticed, and compares the sampler's log-probabilities with
+    the learner's."""
     if needs := bench.lacking(steps=False):
         return Report([Fact("sync", "refresh, checked", None, needs=needs)])
     learner, sampler, config = bench.learner, bench.sampler, bench.config
@@ -76,7 +77,7 @@ def sync(bench: Bench) -> Report:
 
 
 def whole_round(bench: Bench) -> Report:
-    """Runs `grpo train` for a few rounds. Its engines are others, so those of the bench must not be started before."""
+    """Measures a few rounds of `grpo train`. The run has its own engines, so the bench's must not have started yet."""
     if needs := bench.lacking(steps=True):
         return Report([Fact("round", "rounds finished", None, needs=needs)])
     bench.build()

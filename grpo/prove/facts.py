@@ -1,4 +1,4 @@
-"""A fact is one measured number beside what is expected of it, and a report is what one part has measured."""
+"""A fact is one measured number with its expected bounds, and a report is what one part has measured."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ FINE, WRONG, SLOW, UNKNOWN, MISSING = "fine", "wrong", "slow", "–", "skipped"
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A fact was measured by `part`. It is fine from `low` to `high`; where neither is given nothing is expected.
+    """A fact is a number that `part` measured, expected from `low` to `high`; without either, nothing is expected.
 
-    `failing` says what it is otherwise: wrong, or merely slow. What cannot be measured here has no number, and `needs`
-    says what it takes.
+    `failing` is the verdict on a number outside of these bounds: WRONG or SLOW. If this machine cannot measure the
+    number, `measured` is None and `needs` says what is missing.
     """
 
     part: str
@@ -63,7 +63,7 @@ class Fact:
 
 
 def shown(number: float) -> str:
-    """Writes a number with three digits that count, and whole ones from a thousand on.
+    """Returns a number with three significant digits, or as a whole number from a thousand on.
 
     >>> [shown(number) for number in (4893.4, 0.18581, 27.04, 6, 1.7e-6)]
     ['4,893', '0.186', '27', '6', '1.7e-06']
@@ -73,7 +73,7 @@ def shown(number: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A report holds the facts of one measurement, and those numbers that `prove.json` keeps by name.
+    """A report holds the facts of one measurement, and the numbers that `prove.json` keeps by name.
 
     `constants` are fields of `grpo.types.MachineConstants`, and `basis` holds fields of `grpo.prove.settings.Basis`.
     """
@@ -84,7 +84,7 @@ class Report:
 
     @classmethod
     def joined(cls, reports: Iterable[Report]) -> Report:
-        """Makes one report of several."""
+        """Joins several reports into one. Of numbers with the same name, the last one counts."""
         facts: list[Fact] = []
         constants: dict[str, Any] = {}
         basis: dict[str, Any] = {}
@@ -96,7 +96,7 @@ class Report:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Report:
-        """Rebuilds the report that `plain` wrote."""
+        """Rebuilds a report from what its method `plain` returned."""
         names = {field.name for field in fields(Fact)}
         facts = [Fact(**{name: row[name] for name in names}) for row in plain["facts"]]
         return cls(facts, plain["constants"], plain["basis"])

@@ -1,8 +1,9 @@
-"""This program is the other end of a weight channel, and prints what it has received.
+"""This program is the receiving end of a weight channel, and prints checksums of what it has received.
 
     python -m grpo.prove.far_end DEVICE TOLD
 
-TOLD is the JSON of where the ends meet and of what a bucket holds. See `grpo.prove.link`.
+TOLD is a JSON list of two objects: where the ends meet (`Meeting`), and what a bucket holds (`Manifest`). The sending
+end is `grpo.prove.link`.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from grpo.weight_sync.checksum import checksums
 from grpo.weight_sync.meeting import Meeting
 
 SECONDS = 60.0
-# The bucket is sent so often.
+# How many times the bucket is sent.
 TIMES = 6
 
 
 def receive(device: torch.device, meeting: Meeting, manifest: Manifest) -> None:
-    """Receives all buckets, then prints the checksums of each."""
+    """Receives the bucket `TIMES` times, then prints one line of checksums for each time."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     end = open_end(meeting.join(SECONDS), meeting.host, 1, meeting.world_size, device, SECONDS)

@@ -1,4 +1,4 @@
-"""This module measures how fast a learner takes optimizer steps, under every way to save memory, and what it holds."""
+"""This module measures the speed and memory of optimizer steps, with each way to save memory (ZeRO, offloading, …)."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ WAYS = {
     "offload": ("learner.offload_optimizer=true",),
 }
 NORM = "gradient norm"
-# What is asked of a GPU: a share of its dense peak, and how far above the estimate its memory may be.
+# Expected of a GPU: at least this share of its dense peak, and at most this multiple of the estimated memory.
 LEAST_MFU, HIGHEST_MEMORY = 0.4, 1.1
-# Gradient norms of two ways differ by rounding, of sums in another order.
+# Gradient norms of two ways differ by rounding, because sums are taken in another order.
 NORM_BOUNDS = {"float32": 1e-4, "bfloat16": 2e-2}
-# Rows that are longer bring no speed, and so many lengths are tried at most.
+# Longer rows bring no speed. At most `MOST_LENGTHS` lengths are tried.
 LONGEST_ROW, MOST_LENGTHS = 2**16, 5
-# Micro-batches in which waiting for the host is measured.
+# The number of micro-batches in which the wait for the host is measured.
 WATCHED = 8
 
 
 def learner(bench: Bench) -> Iterator[Report]:
-    """Measures each of `WAYS` in a process of its own, on all GPUs of this machine, and compares gradient norms. Yields
-    a report of each."""
+    """Yields a report of each of `WAYS`, measured in processes of its own on all GPUs of this machine. The gradient
+    norm of each is compared with the first one's."""
     num_ranks = max(1, torch.cuda.device_count()) if bench.device.type == "cuda" else 1
     first = math.nan
     for way, words in WAYS.items():
@@ -61,7 +61,7 @@ def learner(bench: Bench) -> Iterator[Report]:
 
 
 def _lacking(bench: Bench, words: Sequence[str], num_ranks: int) -> str:
-    """Says how much memory is needed where the GPUs have too little. Returns "" where it suffices."""
+    """Returns a message if the GPUs have too little free memory for a learner with the overrides `words`, else ""."""
     if bench.device.type != "cuda":
         return ""
     other = Bench(bench.size_name, bench.folder, [*bench.overrides, *words])
@@ -70,7 +70,7 @@ def _lacking(bench: Bench, words: Sequence[str], num_ranks: int) -> str:
 
 
 def estimated_gib(bench: Bench, num_ranks: int) -> float:
-    """Returns what `memory_estimate` says that a learner's tensors take, without a sampler and without CUDA itself."""
+    """Returns the estimated GiB of a learner's tensors, without a sampler and without CUDA's own memory."""
     alone = replace(bench.config, rollout=replace(bench.config.rollout, engine="vllm_server"))
     gib = preflight.device_gib(alone)
     estimate = memory_estimate(alone, bench.shape, num_ranks, gib)[-1][2]
@@ -78,7 +78,7 @@ def estimated_gib(bench: Bench, num_ranks: int) -> float:
 
 
 def learning(bench: Bench) -> Report:
-    """Takes optimizer steps on a round of made-up completions. Collective."""
+    """Measures speed and memory of optimizer steps on a round of made-up completions. Collective."""
     bench.build()
     before = held_gib(bench.device)
     device_gib = preflight.device_gib(bench.config) or preflight.available_gib(bench.config) + before
@@ -117,7 +117,8 @@ def learning(bench: Bench) -> Report:
 
 
 def rows(bench: Bench) -> Report:
-    """Takes the same step in rows of several lengths (learner.micro_batch_tokens). Collective."""
+    """Measures speed and peak memory of the same step at several row lengths (learner.micro_batch_tokens).
+    Collective."""
     size, device, engine = bench.size, bench.device, bench.learner
     step_tokens = size.prompts * (size.prompt_tokens + size.group_size * size.completion_tokens)
     longest_sequence = size.prompt_tokens + size.completion_tokens
@@ -145,8 +146,8 @@ def _row_gib(bench: Bench, tokens: int) -> float:
 
 
 def _waiting(bench: Bench, batch: Batch) -> float:
-    """Returns the share of a step in which no kernel runs. It looks at some micro-batches: of all of them, the profiler
-    would take longer to read its notes than the step takes."""
+    """Returns the share of a step in which no kernel runs. Only the first `WATCHED` micro-batches are profiled, because
+    the profiler would take longer to read the events of all of them than the step takes."""
     some = replace(batch, micro_batches=batch.micro_batches[:WATCHED])
     seconds = bench.seconds(lambda: bench.learner.step(some), 1)
     return max(0.0, 1 - _busy_seconds(bench, some) / seconds)

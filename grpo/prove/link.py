@@ -1,4 +1,4 @@
-"""This part asks whether the servers' channel carries weights as they are, and as fast as two devices allow."""
+"""This part checks that the servers' weight channel delivers weights unchanged, and how near its speed is to a copy."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from grpo.weight_sync.meeting import Host
 
 # Bytes of the bucket, on GPUs and on a CPU.
 GPU_BYTES, CPU_BYTES = 2**29, 2**25
-# What is asked of the channel: shares of the bandwidth of a copy, from GPU to GPU and in main memory. Between two
-# processes of a CPU a socket copies each byte several times.
+# The channel's least bandwidth, as a share of a copy's: from GPU to GPU, and in main memory, where a socket between two
+# processes copies each byte several times.
 LEAST_OF_GPUS, LEAST_OF_CPU = 0.5, 0.003
 
 
@@ -53,7 +53,8 @@ def _copy_between_gpus(bench: Bench, other: torch.device) -> float:
 
 
 def _sent(bench: Bench, other: torch.device) -> tuple[float, int]:
-    """Returns the bytes per second of the channel, and how many buckets arrived as they were."""
+    """Returns the bytes per second of the channel, and how many buckets arrived unchanged; zeros if the other end is
+    lost."""
     numbers = (GPU_BYTES if bench.device.type == "cuda" else CPU_BYTES) // 2
     bucket = [("weights", torch.randn(1024, numbers // 1024, device=bench.device).bfloat16())]
     place = Host(LOOPBACK, 2, SECONDS)

@@ -1,5 +1,5 @@
-"""This part kills a vLLM server in the middle of a weight transfer, and asks whether the run goes on and when the
-server is back."""
+"""This part kills a vLLM server in the middle of a weight transfer, and measures whether the run goes on and how soon
+the server is back."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from grpo.weight_sync.refresh import CheckedSync, WeightSyncError
 
 NUM_SERVERS = 2
 WORDS = ("rollout=vllm_server", f"rollout.servers.replicas={NUM_SERVERS}", "rollout.servers.first_gpu=1")
-# A server is back within so many times what a start took, and some seconds more.
+# A server must be back within `LATEST` times the seconds of a start, and `GRACE_SECONDS` more.
 LATEST, GRACE_SECONDS = 4.0, 60.0
-# Between two rounds, so that the server that starts gets the processor.
+# A pause between two rounds, in which the server that starts again gets the processor.
 PAUSE_SECONDS = 1.0
 
 
 def servers(bench: Bench) -> Report:
-    """Loses a server in a process of its own, as far as this machine has devices for two beside the learner."""
+    """Runs `losing` in a process of its own, if this machine has devices for two servers beside the learner."""
     needed = 1 + NUM_SERVERS
     if bench.device.type == "cuda" and torch.cuda.device_count() < needed:
         needs = f"needs {needed} GPUs"
@@ -34,7 +34,7 @@ def servers(bench: Bench) -> Report:
 
 
 class Striking:
-    """This is the sampler, but an action happens once on the way to its servers, between the halves of a bucket."""
+    """This wrapper of a sampler calls `strike` once, between the two halves of the first bucket that it loads."""
 
     def __init__(self, sampler: Any, strike: Callable[[], None]):
         self._sampler, self._strike, self._struck = sampler, strike, False
@@ -54,7 +54,7 @@ class Striking:
 
 
 class Run:
-    """A run learns from what its servers write, and refreshes them, round by round."""
+    """A run samples from its servers, learns, and refreshes the servers, round by round."""
 
     def __init__(self, bench: Bench, sampler: ServerSampler):
         self.bench, self.sampler = bench, sampler
@@ -63,7 +63,7 @@ class Run:
         self._sync = CheckedSync.of(bench.config)
 
     def refresh(self, sampler: Any = None) -> int:
-        """Returns how many servers hold the learner's weights afterwards, compared by checksum; 0 when any differ."""
+        """Refreshes the servers. Returns how many then hold the learner's weights by checksum, or 0 if any differ."""
         try:
             self._sync.refresh(self.bench.learner, sampler or self.sampler)
         except WeightSyncError:
@@ -71,7 +71,7 @@ class Run:
         return sum(server.alive for server in self.sampler.servers)
 
     def round(self, sampler: Any = None) -> int:
-        """Samples, learns and refreshes. Returns what `refresh` does."""
+        """Samples, learns and refreshes. Returns how many servers then hold the learner's weights, see `refresh`."""
         groups = self.sampler.generate(self.bench.prompts(self.rounds), self.bench.size.group_size)
         self.completions += sum(len(group.completions) for group in groups)
         self.bench.learner.step(self.bench.batch(groups))
@@ -85,7 +85,7 @@ class Run:
 
 
 def losing(bench: Bench) -> Report:
-    """Starts two servers and a run with them, and loses one."""
+    """Starts two servers, and measures how a run survives the loss of one of them."""
     begun = time.perf_counter()
     learner = bench.learner
     sampler = ServerSampler(bench.config, bench.path, bench.tokenizer, bench.device, learner.collective)
@@ -96,7 +96,7 @@ def losing(bench: Bench) -> Report:
 
 
 def lose(run: Run, start_seconds: float) -> Report:
-    """Kills the first server of the run in the middle of a transfer, and goes on until it is back."""
+    """Kills the run's first server in the middle of a transfer, and runs rounds until the server is back or late."""
     whole = run.refresh()
     seconds = run.bench.seconds(lambda: run.round())
     process = run.sampler.servers[0].process

@@ -1,4 +1,4 @@
-"""This module measures the peak memory of what happens between two calls, on a GPU or a CPU."""
+"""This module measures peak memory between two calls, on a GPU or a CPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GIB = 2**30
 
 
 def reset_peak(device: torch.device) -> None:
-    """Lets the peak begin anew, at what is held now."""
+    """Resets the peak to the memory that is held now."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:

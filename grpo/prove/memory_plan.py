@@ -1,7 +1,7 @@
-"""This module fits a proof into what is free of a GPU, before any engine starts there.
+"""This module fits a proof into a GPU's free memory, before any engine starts there.
 
-A proof that needs more would end in the middle, with an error of CUDA. Rows of the learner are shortened where that
-suffices, unless their length was given. Otherwise the part is skipped, and its line says what it would take.
+A proof that needs more would end in the middle with a CUDA error. The learner's rows are shortened where that
+suffices, unless their length was given. Otherwise the part is skipped, and its line says how much memory it needs.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ OFFLOAD = "learner.offload_optimizer=true"
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Room is the memory of one of a machine's GPUs in GiB: all of it, and what is free."""
+    """A room is one GPU's memory in GiB: the total, and what is free."""
 
     gpu_gib: float
     free_gib: float
 
 
 def refreshing_gib(config: TrainConfig, shape: ModelShape, num_ranks: int, gpu_gib: float) -> float:
-    """Returns the GiB of a rank that samples and sends weights, but takes no step. AdamW makes its two moments in the
-    first step, of four bytes a parameter each."""
+    """Returns the GiB of a rank that samples and sends weights but takes no step. Before the first step AdamW lacks its
+    two moments, of four bytes a parameter each."""
     sampling = memory_estimate(config, shape, num_ranks, gpu_gib)[-1][1]
     elsewhere = config.learner.offload_optimizer or config.learner.offload_states
     return sampling - (0.0 if elsewhere else 8 * shape.parameters / num_ranks / GIB)
 
 
 def fitting_rows(config: TrainConfig, shape: ModelShape, num_ranks: int, room: Room) -> int | None:
-    """Returns the length of rows with which learning fits: the configured one, halved as often as that takes. A row
-    holds the longest sequence. None: learning does not fit."""
+    """Returns the row length in tokens with which learning fits: the configured one, halved until it fits. Returns None
+    if no row that can hold the longest sequence fits."""
     tokens = config.learner.micro_batch_tokens
     while tokens >= config.model.max_length:
         shorter = replace(config, learner=replace(config.learner, micro_batch_tokens=tokens))
@@ -44,8 +44,8 @@ def fitting_rows(config: TrainConfig, shape: ModelShape, num_ranks: int, room: R
 
 
 def lacking(config: TrainConfig, shape: ModelShape, room: Room, steps: bool) -> str:
-    """Says what one rank lacks on its GPU that samples and learns in turn, and what to try; "" where it has enough.
-    Without `steps` it learns nothing, and only sends its weights."""
+    """Returns "" if one rank that samples and learns in turn fits into its GPU, else a message with the memory that it
+    needs and what to try. Without `steps` the rank takes no optimizer steps: it samples and sends weights."""
 
     def needed(chosen: TrainConfig) -> float:
         if not steps:

@@ -1,4 +1,4 @@
-"""This module measures in processes of their own, which take memory and process groups with them when they end.
+"""This module runs measurements in separate processes, whose memory and process groups are gone when they end.
 
 DeepSpeed keeps process groups for good, and PyTorch keeps a GPU's memory, so every kind of learner has its own process.
 """
@@ -17,13 +17,13 @@ from grpo.prove.bench import Bench
 from grpo.prove.facts import Fact, Report
 
 LAST_CHARACTERS = 3000
-# Of one process. A part that hangs is told before the eight minutes of a part are over.
+# The limit of one process. A part that hangs is reported before the eight minutes of a part are over.
 LONGEST_SECONDS = 450.0
 
 
 def exit_code(command: Sequence[str]) -> int:
-    """Runs a command for `LONGEST_SECONDS` at most, and returns its exit code. Where it is not 0, the end of what the
-    command printed goes to standard error."""
+    """Runs a command for `LONGEST_SECONDS` at most, and returns its exit code, or 124 if it took longer. If the code is
+    not 0, the end of the command's output goes to standard error."""
     together = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
     try:
         done = subprocess.run(command, timeout=LONGEST_SECONDS, **together)
@@ -39,9 +39,10 @@ def exit_code(command: Sequence[str]) -> int:
 def measured_apart(
     bench: Bench, measures: str, part: str, name: str, words: Sequence[str] = (), num_ranks: int = 1
 ) -> Report:
-    """Measures in processes of their own, one for each rank, with `words` as further overrides.
+    """Runs `measures`, names from `grpo.prove.worker`, in separate processes, one per rank. Returns their report.
 
-    The names of the facts get `name` in front. A process that fails is a fact too.
+    `words` are further overrides of the configuration, and each fact's name gets `name` in front. If the command
+    fails, its exit code is a fact of `part` too.
     """
     bench.build()
     with tempfile.TemporaryDirectory() as folder:

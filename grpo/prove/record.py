@@ -24,10 +24,10 @@ MEASURED_BY = {
 
 
 def write_record(folder: Path, about: Mapping[str, Any], reports: Sequence[Report]) -> dict[str, Any]:
-    """Writes what was measured into the folder's `prove.json`, and returns all that stands there.
+    """Writes what was measured into the folder's `prove.json`, and returns the whole record.
 
-    `about` says what was measured on: device, model and further settings. Parts that an earlier proof has measured on
-    the same stay, so that parts can be measured one by one.
+    `about` says what was measured on: device, model and further settings. Results of other parts from an earlier proof
+    with the same `about` stay, so that parts can be measured one by one.
     """
     now = Report.joined(reports).plain()
     measured_now = {fact["part"] for fact in now["facts"]}
@@ -58,7 +58,8 @@ def _same(path: Path, about: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read_constants(path: str | Path) -> MachineConstants:
-    """Reads the constants from the `prove.json` at `path`. Raises UserError where it is no such file or lacks some."""
+    """Reads the machine's constants from the `prove.json` at `path`. Raises UserError if the file is unreadable or
+    lacks a constant."""
     try:
         record = json.loads(Path(path).read_text())
         constants = record["constants"]

@@ -1,4 +1,4 @@
-"""This module measures how fast the sampler is at the bench's size, and what its sleep frees."""
+"""This module measures the sampler's speed at the bench's size, and the memory that its sleep frees."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from grpo.prove.memory import GIB
 from grpo.prove.own_process import measured_apart
 from grpo.types import Completion
 
-# What is asked of a GPU: the share of its memory's bandwidth that decoding uses.
+# Decoding on a GPU must use at least this share of the memory's bandwidth.
 LEAST_ROOFLINE = 0.6
 # Sleeping and waking only map memory.
 LONGEST_SLEEP_SECONDS = 5.0
-# Of each completion, before it is measured.
+# The tokens of each completion of the warm-up.
 WARM_UP_TOKENS = 32
 
 
 def without_graphs(bench: Bench) -> Report:
-    """Samples in a process of its own without CUDA graphs and torch.compile, as far as this device has them."""
+    """Measures sampling without CUDA graphs and torch.compile in a process of its own, if the device is a GPU."""
     if bench.device.type != "cuda":
         return Report([Fact("sampler", "without CUDA graphs", None, needs="needs a GPU")])
     report = measured_apart(bench, "sampler", "sampler", "without CUDA graphs", ["rollout.enforce_eager=true"])
@@ -32,7 +32,8 @@ def without_graphs(bench: Bench) -> Report:
 
 
 def sampler(bench: Bench) -> Report:
-    """Samples a round and parts of one, and holds the round against the time that reading weights and cache takes."""
+    """Measures sampling of a round and of parts of one, and compares the round with the roofline: the seconds that
+    reading weights and KV cache takes."""
     if needs := bench.lacking(steps=False):
         return Report([Fact("sampler", "tokens at once", None, needs=needs)])
     size, facts, speeds = bench.size, [], []
@@ -63,9 +64,10 @@ def sampler(bench: Bench) -> Report:
 
 
 def _sampled(bench: Bench, num_prompts: int) -> tuple[float, list[Completion]]:
-    """Returns the seconds for the groups of so many prompts, and their completions.
+    """Returns the seconds to sample the groups of `num_prompts` prompts, and their completions.
 
-    Some tokens of each warm the engine up: at a real size whole completions take a minute, and differ little in time.
+    The warm-up samples only `WARM_UP_TOKENS` of each completion: at a real size whole completions take a minute, and
+    differ little in time.
     """
     # Anew each time: what a prompt has left in the engine's cache would be read, not computed.
     asked = (bench.prompts(seed)[:num_prompts] for seed in count(1000 * num_prompts))

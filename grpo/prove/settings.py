@@ -2,8 +2,8 @@
 
 Rows   The learner's rows (learner.micro_batch_tokens) are the shortest that reach `ENOUGH_SPEED` of the fastest, among
        those whose peak memory is at most `MOST_MEMORY` of the device's.
-Place  Sampling and learning take turns on all N GPUs, unless servers on k of them make a round shorter than
-       `WORTH_SERVERS` of it, or the sampler does not fit beside the learner's states. In turns a round takes
+Place  Sampling and learning take turns on all N GPUs, unless a round with servers on k of them takes less than
+       `WORTH_SERVERS` of one in turns, or the sampler does not fit beside the learner's states. In turns a round takes
        S(N) + L/N + R + O seconds. With servers, which sample the next round meanwhile, it takes
        max(S(k) + O, L/(N − k)) + R. S(n) is the time of n engines that share the completions, L that of one GPU for all
        learning, R that of a refresh, and O is the rest of a round. One GPU, or a CPU, always takes turns.
@@ -30,7 +30,7 @@ LEAST_CACHE_GIB, LEAST_CACHE_SHARE = 0.125, 0.25
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """The basis of the settings is what they follow from besides the machine's constants, for one round of one model.
+    """A basis holds what the settings follow from besides the machine's constants, for one round of one model.
 
     gpus                 0 is a machine without any
     device_gib           memory of one GPU, or main memory
@@ -40,7 +40,7 @@ class Basis:
     sampler_weights_gib  weights of the sampler
     cache_gib            KV cache of all completions of a round
     completions          completions of a round
-    completion_tokens    their tokens, all together
+    completion_tokens    tokens of all completions of a round together
     """
 
     gpus: int
@@ -56,14 +56,14 @@ class Basis:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting is an override of a run's configuration, and why it is asked for."""
+    """A setting is an override of a run's configuration, and the reason for it."""
 
     word: str
     reason: str
 
 
 def settings_of(constants: MachineConstants, basis: Basis) -> list[Setting]:
-    """Returns the overrides that follow, by the rules above.
+    """Returns the overrides that the machine asks for, by the three rules at the top of this module.
 
     >>> constants = MachineConstants("a GPU", 1_500_000_000, ((8, 900.0), (256, 10_000.0)), 40_000.0, 0.5, 1.0)
     >>> rows = ((8192, 36_000.0, 40.0), (16384, 39_000.0, 50.0), (32768, 40_000.0, 60.0), (65536, 42_000.0, 79.0))
@@ -112,7 +112,7 @@ def _placed(constants: MachineConstants, basis: Basis) -> list[Setting]:
 
 
 def sampling_seconds(constants: MachineConstants, basis: Basis, engines: int) -> float:
-    """Returns the seconds in which so many engines together sample a round."""
+    """Returns the seconds that `engines` engines, which share the completions, take to sample a round."""
     return basis.completion_tokens / engines / constants.sampling_speed(basis.completions / engines)
 
 

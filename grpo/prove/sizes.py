@@ -1,4 +1,4 @@
-"""These are the sizes of the models that a proof measures, and the words that configure its runs."""
+"""This module holds the sizes of model and round that a proof can measure, and the overrides of its runs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ Shape = tuple[int, int, int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A size is a model's shape and that of a round: prompts, completions of each, and tokens of a prompt and of a
-    completion."""
+    """A size is a model's shape and a round's: prompts, completions per prompt, tokens of a prompt and a completion."""
 
     shape: Shape
     prompts: int
@@ -32,13 +31,13 @@ SIZES = {
 
 
 def check_size(name: str) -> None:
-    """Raises UserError for a size that there is not."""
+    """Raises UserError for an unknown size."""
     if name not in SIZES:
         raise UserError(f"size={name} is unknown: choose one of {', '.join(SIZES)}")
 
 
 def words_of(size: Size, model: Path, overrides: Sequence[str]) -> list[str]:
-    """Returns the words of a run with the model of this size, which lies in the folder `model`."""
+    """Returns the overrides of a run of this size with the model in the folder `model`; `overrides` come last."""
     longest = size.prompt_tokens + size.completion_tokens
     return [
         *("model=huggingface", f"model.path={model}", "task=tiny_arithmetic", "normalization=dr_grpo"),

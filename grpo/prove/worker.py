@@ -1,8 +1,8 @@
-"""This program measures something in a process of its own, see `grpo.prove.own_process`.
+"""This program runs measurements in a process of their own, see `grpo.prove.own_process`.
 
     python -m grpo.prove.worker MEASURE[,MEASURE] SIZE FOLDER FILE [OVERRIDES]
 
-Started by torchrun, all ranks measure together and the first one writes the reports to FILE.
+Under torchrun all ranks measure together. The first rank writes the joined report to FILE.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""This module has functions that tests name by import path. Some of them fit, and each of the others has one fault."""
+"""This module has functions that tests name by import path. Some fit, and each of the others has one fault."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""This module holds four completions of five tokens in two groups, the numbers that other frameworks were run on."""
+"""This module holds the inputs on which other frameworks were run: four completions of five tokens in two groups."""
 
 import torch
 

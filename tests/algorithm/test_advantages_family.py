@@ -44,7 +44,7 @@ def test_a_group_whose_mean_is_not_above_zero_has_no_advantage():
 
 
 def over_all_subsets(rewards, k, exponent):
-    """Computes the same advantages by listing every subset."""
+    """Returns the pass@k advantages, computed by enumeration of all subsets of k completions."""
     subsets = list(itertools.combinations(range(len(rewards)), k))
     best = {subset: max(rewards[i] for i in subset) for subset in subsets}
     mean = sum(best.values()) / len(subsets)
@@ -97,7 +97,7 @@ def graded(parts_of_completions):
 
 
 def advantages_of(groups, weights=None, ranks=1, **settings):
-    """Returns the advantages of all completions, in order, as `ranks` ranks compute them."""
+    """Returns the advantages of all completions in their order, computed by `ranks` ranks."""
     config = TrainConfig()
     config.learner.skip_silent_groups = False
     for name, value in settings.items():

@@ -18,8 +18,8 @@ COST = FlopCount(39.2e9, 3.3e9, 1.2e6).of_run
 
 
 def drawn(ranks, prompts, silent, seed, group_size=16, longest=1536):
-    """Draws (prompt length, completion lengths) of each rank's trees. Lengths are log-normal, harder problems have
-    longer ones, and a share of the prompts is silent."""
+    """Draws (prompt length, completion lengths) of each rank's trees. Completion lengths are log-normal and longer for
+    harder problems. The share `silent` of the prompts is left out."""
     generator = random.Random(seed)
     trees = []
     for _ in range(ranks):

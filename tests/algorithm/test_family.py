@@ -1,7 +1,8 @@
 """These tests check every loss of the family in value and gradient.
 
-Each is held against its paper's formula, written here in float64 one completion after another, and against numbers that
-verl's own function gave. Ratios lie on both sides of the bounds, one completion has advantage 0, and one is a token.
+Each loss is compared with its paper's formula, written here in float64 for one completion after another, and with
+numbers from verl's own function. Ratios lie on both sides of the bounds, one completion has advantage 0, and one has a
+single token.
 """
 
 import math

@@ -41,7 +41,8 @@ PARTS = {"right": 1.0, "form": 0.25}
 
 
 def scenario():
-    """Makes tables [tokens] of log-probabilities and entropies by token id. Every token of the step has its own id."""
+    """Makes tables [tokens] of log-probabilities and entropies, indexed by token id. Each token of the step has its own
+    id."""
     generator = torch.Generator().manual_seed(5)
     count = sum(length for group in GROUPS for _, length, _ in group)
     new, change, reference, entropies = torch.rand(4, count, dtype=torch.float64, generator=generator)
@@ -56,7 +57,7 @@ def scenario():
 
 
 def step(tables):
-    """Returns the groups of the step, and their completions as the formulas read them."""
+    """Returns the step's groups as the code reads them, and their completions as the formulas read them."""
     groups, completions, first = [], [], 0
     for index, rows in enumerate(GROUPS):
         texts, olds, references, grades = [], [], [], []
@@ -77,7 +78,7 @@ def step(tables):
 
 
 def ours(objective, normalization, tables):
-    """Computes the loss of the step's second batch, whose old policy differs from the current one, and its gradient."""
+    """Returns the loss and gradient of the round's second batch, whose old policy differs from the current one."""
     learner = TrainConfig().learner
     learner.micro_batch_tokens, learner.layout = 12, "packed"
     make = BatchMaker(normalization, objective, learner, SingleRank(), PARTS)
@@ -101,7 +102,7 @@ def centered(rewards, power=0.0, by=lambda rewards: float(np.std(rewards))):
 
 
 def by_group(values):
-    """Splits the values of the step's [completions] into a list for each group."""
+    """Splits values [completions] into a list for each group."""
     groups, first = [], 0
     for rows in GROUPS:
         groups.append(values[first : first + len(rows)])
@@ -124,7 +125,7 @@ def gdpo():
 
 
 def of_groups(advantages):
-    """Applies `advantages` to the rewards of each group and joins what it returns."""
+    """Applies `advantages` to the rewards of each group, and returns all values in one list."""
     return joined(advantages(group) for group in by_group(REWARDS))
 
 
@@ -248,7 +249,8 @@ def test_a_step_of_a_normalization_is_that_of_its_formula(name):
 
 
 def tokens_by_formula(tables):
-    """Returns token ids, advantages, ratios and terms of the plain clipped loss, for [tokens] that are learned from."""
+    """Returns token ids, advantages, ratios and terms of the plain clipped loss, [tokens], for tokens that are learned
+    from."""
     _, completions = step(tables)
     learned = [(c, a) for c, a in zip(completions, GRPO, strict=True) if c.included]
     ids = [index for completion, _ in learned for index in completion.ids]

@@ -116,7 +116,7 @@ def test_importance_correction_equals_that_of_peers(level, mode, expected, sourc
 
 
 def cut(**correction):
-    """Returns the shares of tokens above the cap, below the floor and vetoed, and the gradient."""
+    """Returns the shares of tokens above the correction's cap, below its floor and vetoed, and the loss's gradient."""
     logprobs, entropies = flat(NEW).requires_grad_(), flat(NEW)
     settings = objective(
         correction=CorrectionConfig(**correction), kl=KlConfig(coefficient=0.04), entropy_coefficient=0.1

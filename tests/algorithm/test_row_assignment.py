@@ -1,4 +1,4 @@
-"""These tests hold that all ranks have equally many rows of equal work, and that these hold every branch once."""
+"""These tests hold that all ranks have equally many rows of equal work, and that the rows hold every branch once."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""These tests compare selections among all tokens of a step with verl and TRL, however the step is cut."""
+"""These tests compare selections among all tokens of a step with verl and TRL, for several partitions of the step."""
 
 import random
 from dataclasses import replace
@@ -45,7 +45,8 @@ def test_kl_cov_equals_that_of_verl():
 
 
 def test_clip_cov_is_the_expectation_of_verls_draws():
-    """The expectation is taken by listing: verl zeroes 2 of the eligible tokens, and each pair is equally likely."""
+    """The expectation is exact, over all pairs: verl zeroes 2 of the eligible tokens, each pair with equal
+    probability."""
     chosen = settings("clip_cov")
     loss, gradient = loss_and_gradient(chosen)
     new, old = flat(NEW), flat(OLD)

@@ -33,7 +33,7 @@ def test_what_cannot_be_exported_is_one_line(words, message, tmp_path, monkeypat
 
 
 class Hub:
-    """This stands in for `huggingface_hub.HfApi` and notes what it is asked for."""
+    """This stands in for `huggingface_hub.HfApi` and records the calls of its methods."""
 
     def __init__(self, failure=None):
         self.asked, self.failure = [], failure
@@ -57,7 +57,7 @@ class Hub:
 
 @pytest.fixture
 def exported(monkeypatch, tmp_path):
-    """Lets an export write one file, and returns the words that ask for it."""
+    """Replaces the export by one that writes a single file, and returns the words of a `grpo export` command."""
 
     def write(place, directory, dtype, adapter):
         directory.mkdir()

@@ -1,4 +1,4 @@
-"""These tests check how a launched run ends, whatever ends it. The seats are stand-ins, held as real ones are."""
+"""These tests check how a launched run ends, whatever ends it. The seats' commands are stand-ins under real tethers."""
 
 import signal
 import subprocess
@@ -45,7 +45,7 @@ def launch(folder, learner, other=None, server=SERVE):
 
 
 def started(process, seats=3):
-    """Returns every process of the launched run, once all have started and the first learner has said something."""
+    """Returns all processes of the launched run, once they have started and the first learner has printed "round 1"."""
     while "round 1" not in process.stdout.readline():
         assert process.poll() is None, process.stderr.read()
     deadline = time.monotonic() + 30
@@ -112,8 +112,8 @@ def test_asked_to_stop_it_tells_of_a_learner_that_could_not_save(tmp_path):
 
 
 def code_of_ranks(folder, program):
-    """Asks torchrun to stop once both of its ranks are under way. Returns how many of them have saved, and the exit
-    code."""
+    """Asks torchrun to stop once both of its ranks are under way. Returns how many ranks have saved, and torchrun's
+    exit code."""
     (folder / "rank.py").write_text("import os, time\n" + program)
     torchrun = ["grpo.launch.torchrun", "--standalone", "--nproc-per-node=2", "--shutdown-timeout=30"]
     process = warm.Process(["-m", *torchrun, folder / "rank.py"], warm.TORCHRUN, stdout=subprocess.PIPE)

@@ -16,7 +16,7 @@ def composed(*words):
 
 
 def changed(*words, **values):
-    """Returns a valid run's config with some values changed. `a__b` stands for the key a.b."""
+    """Returns a valid run's config with some values changed. The argument `a__b` stands for the key a.b."""
     config = deepcopy(composed(*words))
     for path, value in values.items():
         *rooms, name = path.split("__")

@@ -38,7 +38,7 @@ def config():
 
 
 def learning(config, world_size):
-    """Returns GiB on a CPU while the learner works, by what takes them."""
+    """Returns the estimated GiB on a CPU while the learner works, by component."""
     return {name: gib for name, _, gib in memory_estimate(config, SEVEN_B, world_size)}
 
 

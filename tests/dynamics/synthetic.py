@@ -8,8 +8,8 @@ from grpo.dynamics.oscillator import held_oscillator, propagate
 
 
 def measured(curve, group_size=8, prompts=16, seed=0, interval=1):
-    """Returns the `History` that measures a curve [points]. Each round is the mean of prompts × group_size Bernoulli
-    draws."""
+    """Returns a `History` of noisy measurements of a curve [points]. Each round is the mean of prompts × group_size
+    Bernoulli draws."""
     generator = np.random.default_rng(seed)
     curve = np.asarray(curve)
     intervals = np.broadcast_to(np.asarray(interval, float), curve.shape)

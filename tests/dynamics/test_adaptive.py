@@ -1,4 +1,4 @@
-"""These tests try the scheduler on a simulated run: Bernoulli-logit prompts whose gradient follows the identity."""
+"""These tests try the scheduler on a simulated run of Bernoulli-logit prompts, whose gradient is σ^(2−α)."""
 
 import json
 import re
@@ -88,7 +88,7 @@ def config(**adaptive):
 
 
 def trained(scheduler, rounds=40, **run):
-    """Returns the run after these rounds, the plan of each round, and what was decided after it."""
+    """Returns the run after `rounds` rounds, the plan of each round, and the scheduler's decision after each."""
     plan, state = scheduler.init()
     world, plans, decisions = SimulatedRun(**run), [], []
     for _ in range(rounds):

@@ -125,7 +125,7 @@ def test_runs_of_which_nothing_moves_raise_no_alarm_but_that_nothing_was_learned
 
 
 def changed(rounds=200, **series):
-    """Returns the names of what is found in a healthy run whose metrics are replaced by these."""
+    """Returns the names of the findings on a healthy run in which the given metrics replace its own."""
     log = logged(healthy(7, rounds))
     steps = np.arange(1, rounds + 1.0)
     given = {name.replace("__", "/"): Series(steps, np.asarray(values, float)) for name, values in series.items()}
@@ -262,7 +262,8 @@ def test_a_log_without_parts_of_the_reward_is_not_told_to_weigh_them():
 
 
 def test_a_run_that_has_ended_is_judged_by_as_long_again_as_half_of_it():
-    """Its last round began 16 steps before its end; a forecast over these alone would always find a plateau."""
+    """The run's last round began 16 steps before its end. A forecast over these steps alone would always find a
+    plateau."""
     climbing = 0.2 + 0.3 * np.arange(60) / 60 + 0.01 * np.random.default_rng(0).standard_normal(60)
     steps = 16.0 * np.arange(1, 61)
     log = RunLog(history_of_values(steps, climbing, interval=16), {"pass_rate": Series(steps, climbing)})
@@ -367,7 +368,7 @@ def test_a_short_or_empty_log_says_nothing():
 
 
 def remedies():
-    """Returns what the findings of all failures advise, and what the two checks of a fitted curve advise."""
+    """Returns the advice of the findings on all failures, and of the two checks of a fitted curve."""
     advice = {finding.remedy for name in FAILURES for finding in findings(broken(name))}
     finished = healthy(0, rounds=200)
     finished["pass"] = 0.8 - 0.6 * np.exp(-np.arange(200) / 15)

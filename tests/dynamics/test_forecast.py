@@ -1,4 +1,4 @@
-"""These tests check what a forecast must never do. benchmarks/forecasts.py measures forecasts of many runs."""
+"""These tests check errors that a forecast must never make. benchmarks/forecasts.py measures forecasts of many runs."""
 
 import numpy as np
 import pytest
@@ -66,7 +66,7 @@ def test_a_curve_that_stands_is_expected_to_rise_rather_than_to_fall():
 
 
 def test_a_run_that_has_lost_what_it_learned_is_expected_to_go_on_falling():
-    """It has fallen by 2.1 logits when it is forecast, and falls by another 1.1."""
+    """The run has fallen by 2.1 logits when it is forecast, and falls by another 1.1."""
     level = np.concatenate([np.linspace(-1.5, 1.5, 50), np.linspace(1.5, -1.7, 60)])
     history = measured(1 / (1 + np.exp(-level)), prompts=64)
     ahead = forecast(history.until(history.steps[89]), history.steps[-1])

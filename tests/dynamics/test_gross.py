@@ -1,5 +1,4 @@
-"""These tests hold that a gross problem is told even of a run of a few rounds, and that a healthy run is told
-nothing."""
+"""These tests hold that a gross problem is reported even for a run of a few rounds, and nothing for a healthy run."""
 
 from dataclasses import replace
 
@@ -16,7 +15,8 @@ GROUPS = 16
 
 
 def short(rounds, counted=True, groups=GROUPS, **shares):
-    """Returns a healthy log of a few rounds in which some shares are as given. `__` stands for a slash."""
+    """Returns a healthy log of a few rounds with the given shares in it. `__` in an argument's name stands for a
+    slash."""
     log = logged(healthy(3, rounds))
     steps = np.arange(1, rounds + 1.0)
     given = {name.replace("__", "/"): Series(steps, np.full(rounds, share)) for name, share in shares.items()}

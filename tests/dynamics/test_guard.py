@@ -6,7 +6,7 @@ RULE = guard.GuardRule(fall=4.0, least_fall=0.1, least_ess=0.3, rounds=2, recove
 
 
 def watch(rounds, interval=4, rule=RULE):
-    """Returns the guard's actions over rounds of (pass rate, ESS, skipped steps). Each action is obeyed."""
+    """Returns the guard's actions over rounds of (pass rate, ESS, skipped steps). The run obeys each action."""
     state, factor, actions, step = guard.GuardState(), 1.0, [], 0
     for rate, ess, skipped in rounds:
         action, state = guard.watch(rule, state, guard.RoundFacts(step, rate, 0.01, ess, skipped, interval, factor))
@@ -78,7 +78,8 @@ def test_a_run_that_is_given_up_ends_with_its_best_policy():
 
 
 def test_harder_prompts_are_no_loss_when_the_best_policy_does_no_better():
-    """It goes back once, sees the same pass rate there, and takes it as the new best: the rate is not halved again."""
+    """The guard goes back once, sees the same pass rate there, and takes that as the new best: it does not halve the
+    learning rate again."""
     back = replace(RULE, may_go_back=True)
     rates = [(0.7, 0.95, 0)] * 10 + [(0.25, 0.95, 0)] * 40
     actions = [action for action in watch(rates, rule=back) if action]

@@ -10,8 +10,8 @@ from grpo.types import Mean, Progress, RoundStatistics
 
 
 def statistics(plan, step):
-    """Returns the facts of a round of 4 groups of 8, with 10 tokens a completion. Sampling and learning overlap in its
-    three seconds."""
+    """Returns the statistics of a round of 4 groups of 8, with 10 tokens a completion. The round takes three seconds,
+    in which sampling and learning overlap."""
     means = {"completions/length_mean": Mean(320.0, 32.0)}
     return RoundStatistics(
         step, step, plan, means, {(0, 8): 1, (3, 8): 3}, {"round": 3.0, "sample": 2.0, "learn": 2.0}, ()
@@ -45,7 +45,7 @@ def test_without_limits_a_run_goes_on():
 
 
 def after_rounds(config, rounds):
-    """Returns where a run stands after so many rounds, and the verdict on it."""
+    """Returns a run's progress after `rounds` rounds, and the verdict on the run."""
     plan, state = build_scheduler(config, 1).init()
     for step in range(1, rounds + 1):
         decision = build_scheduler(config, 1).next(plan, statistics(plan, step), state)
@@ -61,7 +61,7 @@ def limited(**limits):
 
 
 def resumed(progress, old, new):
-    """Returns where a run goes on from its checkpoint, which is JSON, and the verdict on it."""
+    """Returns the progress from which a run goes on after its checkpoint, which is JSON, and the verdict on the run."""
     scheduler = build_scheduler(new, 1)
     saved = replace(progress, scheduler=json.loads(json.dumps(asdict(progress)))["scheduler"])
     on = replanned(saved, old, new, scheduler)

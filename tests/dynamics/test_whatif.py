@@ -34,7 +34,7 @@ def run_log(interval=1, ess=1.0, **series):
 
 @pytest.fixture(autouse=True)
 def certain(monkeypatch):
-    """Sets the power of the signal-to-noise ratio to 1 and takes away the luck of seeds."""
+    """Sets the power of the signal-to-noise ratio to 1, and removes the differences between seeds."""
     monkeypatch.setattr(whatif, "LEAST_POWER", 1.0)
     monkeypatch.setattr(whatif, "GREATEST_POWER", 1.0)
     monkeypatch.setattr(whatif, "SEED_SPREAD", 0.0)

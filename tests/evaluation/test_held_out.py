@@ -60,7 +60,7 @@ def test_a_local_copy_of_a_set_is_read_instead_of_the_hub(tmp_path):
 
 
 class Streamed:
-    """This task holds nothing out. It has one rank's share of a stream of nine problems, and all are solved."""
+    """This task has no held-out problems, only one rank's share of a stream of nine problems, which are all solved."""
 
     grades_together = False
 
@@ -104,7 +104,7 @@ def test_without_held_out_problems_the_ranks_share_the_first_of_the_stream():
 
 
 class Noting(ScriptedSampler):
-    """This sampler notes how it is asked to draw, and how often."""
+    """This sampler records the sampling settings of each call."""
 
     def __init__(self):
         super().__init__()

@@ -110,8 +110,8 @@ def test_rates_that_are_not_pairs_are_refused():
     ("seeds", "of_seeds", "of_problems"), [(3, 0.2, 0.2), (3, 0.05, 0.0), (5, 0.1, 0.1), (10, 0.05, 0.2)]
 )
 def test_without_a_true_difference_a_crossed_one_is_found_no_more_often_than_it_says(seeds, of_seeds, of_problems):
-    """Of 1,000 draws a level of .05 allows 50, and three standard errors more are 70. A tenth of that level allows 5,
-    and so 12."""
+    """Of 1,000 draws a level of .05 allows 50, and 70 with three standard errors. A tenth of that level allows 5, and
+    12 with three standard errors."""
     random = np.random.default_rng(0)
     p_values, held = [], 0
     for _ in range(1000):
@@ -154,7 +154,7 @@ def test_a_crossed_difference_is_wider_than_one_over_problems_alone_when_seeds_d
 
 
 def test_seeds_whose_means_are_alike_by_chance_are_not_certain():
-    """Each seed solves one other problem more and one less. Mean squares: seeds 0, problems 1/6, rest 2/3."""
+    """Each seed gains one problem and loses one; the pairs differ. Mean squares: seeds 0, problems 1/6, rest 2/3."""
     cells = np.array([[1.0, -1.0, 0.0, 0.0, 0.0], [0.0, 1.0, -1.0, 0.0, 0.0], [0.0, 0.0, 1.0, -1.0, 0.0]])
     interval, p = crossed_difference(cells)
     error = (2 / 3 / 15) ** 0.5

@@ -8,8 +8,8 @@ import pytest
 
 @pytest.fixture
 def alone():
-    """Makes a group of one rank on the GPU. The environment announces it only while a test runs. Processes that later
-    tests start would otherwise take themselves for its ranks."""
+    """Makes a process group of one rank on the GPU. Its environment variables are set only while a test runs: otherwise
+    processes that later tests start would take themselves for ranks of the group."""
     import torch
 
     from grpo.learner.engine import init_distributed

@@ -26,7 +26,7 @@ def trained(output, *words):
 
 @pytest.mark.parametrize("graphs", ["rollout.enforce_eager=true", "rollout.enforce_eager=false"])
 def test_a_colocated_run_samples_from_the_policy_that_learns_also_after_updates(graphs, tmp_path):
-    """Sampler and learner would disagree if an engine that slept and got new weights still ran its old CUDA graphs."""
+    """Sampler and learner would disagree if an engine still ran its old CUDA graphs after sleep and a refresh."""
     measured = trained(tmp_path / "run", graphs, "learner.learning_rate=3e-3")
     assert [row["step"] for row in measured] == [1, 2, 3]
     assert max(row["mismatch/mean_abs"] for row in measured) < 0.05

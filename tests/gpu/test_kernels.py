@@ -29,7 +29,7 @@ def drawn(width):
 
 
 def exact(query, key, value, options):
-    """Computes attention of every tree under its mask, in float64."""
+    """Returns attention over every tree under the tree's mask, computed in float64."""
     outputs = []
     for tree in TREES:
         here = slice(tree.start, tree.end)

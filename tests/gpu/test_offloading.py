@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 def held(learner):
-    """Returns copies of all that leaves the device, byte by byte."""
+    """Returns copies, as bytes, of all tensors that leave the device."""
     from grpo.learner.offloading import _tensors, _weights
 
     learner.engine.empty_partition_cache()

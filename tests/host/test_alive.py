@@ -1,4 +1,4 @@
-"""Long waits say that they go on."""
+"""Long waits print that they go on."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Heavy packages are imported without looking for garbage, and the working folder's modules after all others."""
+"""Heavy packages are imported without garbage collection, and modules of the working folder are found last."""
 
 import gc
 import os

@@ -45,8 +45,8 @@ def test_asked_to_stop_the_command_may_take_its_time():
 
 @pytest.mark.parametrize("order", [b"kill\n", None])
 def test_with_the_command_goes_what_it_started_elsewhere(order):
-    """The command's child has a session of its own and ignores signals. The command is killed with it, or ends by
-    itself."""
+    """The command's child has a session of its own and ignores signals. The command is killed together with its child,
+    or ends by itself."""
     # The command waits until its child is deaf: a child that still starts after the grace is killed before it says so.
     deaf = DEAF.replace("time.sleep", "os.write(2, b'.'); time.sleep").replace("import", "import os,", 1)
     beside = "start_new_session=True, stderr=subprocess.PIPE"

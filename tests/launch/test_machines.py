@@ -12,7 +12,7 @@ NAMES = {"a": "127.0.1.1", "b": "10.0.0.2", "c": "10.0.0.3"}
 
 @pytest.fixture
 def on_debian(monkeypatch):
-    """Makes this machine look like one that calls itself 127.0.1.1 and is 10.0.0.1 to the others."""
+    """Makes this machine look like one whose own name means 127.0.1.1, and whose address for others is 10.0.0.1."""
 
     def look_up(name):
         if name not in NAMES:

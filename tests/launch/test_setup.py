@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def setup(folder, drivers, **variables):
-    """Runs setup.sh where nvidia-smi prints `drivers`. `installed` names the kind of an environment that is there
+    """Runs setup.sh where nvidia-smi prints `drivers`. `installed` names the kind of an environment that exists
     already."""
     smi = folder / "bin" / "nvidia-smi"
     smi.parent.mkdir()

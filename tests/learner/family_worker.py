@@ -102,7 +102,7 @@ def config_for(together, precision):
 
 
 def change(learner, config, folder, before):
-    """Returns the change of all weights in one step, the second of a round."""
+    """Returns the scaled change of all weights by one step, on the second batch of a round."""
     learner.load(folder)
     rank, world = learner.collective.rank, learner.collective.world_size
     groups = groups_with_logprobs()[rank::world]
@@ -116,7 +116,7 @@ def weights(learner):
 
 
 def changes_of(model, together, precision, cuts):
-    """Returns what one step changes for each member and cut, for one way to compute."""
+    """Returns the change of all weights by one step for each member of the family and each cut into rows."""
     config = config_for(together, precision)
     learner = DeepSpeedLearner(config, model, torch.device("cpu"))
     folder = learner.collective.gather(tempfile.mkdtemp())[0]

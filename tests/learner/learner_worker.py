@@ -72,7 +72,8 @@ def kl(report):
 
 
 def reference_facts(model, stage, precision):
-    """Returns the KL to the start, to a copy refreshed every second step, and to a moving average."""
+    """Returns the KL of four steps to three references: the start, a copy refreshed every second step, and a moving
+    average."""
     facts = {}
     for name, every, rate in (("start", 0, 1.0), ("copied", 2, 1.0), ("averaged", 1, 0.5)):
         config = config_for(
@@ -91,8 +92,8 @@ def reference_facts(model, stage, precision):
 
 
 def average_facts(model, stage, precision):
-    """Returns the type of a reference that moves by a thousandth of the way at each step, and the share of it that
-    moved."""
+    """Returns the types of a reference that moves by a thousandth of the way at each step, and the share of its numbers
+    that moved."""
     kl_settings = {"objective__kl__coefficient": 0.1, "objective__kl__refresh_every": 1}
     config = config_for(stage, precision, objective__kl__refresh_rate=1e-3, **kl_settings)
     learner = DeepSpeedLearner(config, model, DEVICE)
@@ -197,8 +198,8 @@ def nan_facts(model, stage, precision):
 
 
 def saving_facts(model, stage, precision):
-    """Returns gradient norms of two steps: plain, with activations computed again, and with the optimizer in main
-    memory too, as in the recipes for GPUs."""
+    """Returns gradient norms of two steps: plain, with gradient checkpointing, and with the optimizer in main memory
+    too, as in the recipes for GPUs."""
     norms = []
     for checkpointing, offload in ((False, False), (True, False), (True, True)):
         config = config_for(stage, precision, learner__gradient_checkpointing=checkpointing)
@@ -210,8 +211,8 @@ def saving_facts(model, stage, precision):
 
 
 def storages():
-    """Returns the bytes of every storage that a tensor has now, by the storage's identity. A mapped file belongs to no
-    tensor."""
+    """Returns the bytes of every storage of living tensors on the device, by the storage's identity. Mapped files are
+    left out."""
     gc.collect()
     tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
     held = [tensor.untyped_storage() for tensor in tensors if tensor.device == DEVICE]
@@ -219,8 +220,8 @@ def storages():
 
 
 def offload_facts(model, stage, precision):
-    """Returns weights and gradient norms of three steps, with and without all states in main memory between them.
-    "held" has the bytes on the device before the states leave, and after."""
+    """Returns gradient norms of three steps with and without offloaded states between the steps, and whether the final
+    weights are the same. "held" has the bytes on the device before and after the states leave."""
     # Smaller than the states, so that these are cut.
     offloading.CHUNK = 2**16
     outcomes, held = [], []
@@ -248,8 +249,8 @@ def offload_facts(model, stage, precision):
 
 
 def hpz_facts(model):
-    """Returns gradient norms of two steps with and without a second copy of the shards, and the largest difference of
-    weights."""
+    """Returns gradient norms of two steps with and without a second copy of the shards (hpZ), and the largest
+    difference of weights."""
     outcomes = []
     for size in (0, 2):
         config = config_for(3, learner__hpz_partition_size=size)
@@ -262,8 +263,8 @@ def hpz_facts(model):
 
 
 def changed_facts(model):
-    """Returns how checkpoints go on that are read under another stage and precision, saved there, and read as at
-    first."""
+    """Returns how training continues from checkpoints that were read under another ZeRO stage and precision, saved
+    there, and read under the first settings again."""
     changes = []
     for stage, other in ((1, 2), (3, 3)):
         first, then = config_for(stage), config_for(other, learner__precision="bfloat16")
@@ -299,7 +300,7 @@ class Hostile:
 
 
 def refused_facts(model):
-    """Returns what is said of a checkpoint that holds code and of one of another model, and whether the code ran."""
+    """Returns the messages for a checkpoint that holds code and for one of another model, and whether the code ran."""
     config, lines = config_for(1), {}
     learner = DeepSpeedLearner(config, model, DEVICE)
     folder = learner.collective.gather(tempfile.mkdtemp())[0]

@@ -46,7 +46,8 @@ def weights(learner: DeepSpeedLearner) -> dict[str, torch.Tensor]:
 
 
 def resharded(learner: DeepSpeedLearner, config: TrainConfig, folder: str) -> dict[str, torch.Tensor]:
-    """Returns all weights two steps after a checkpoint. One rank takes the first step, and more ranks go on from it."""
+    """Returns all weights two steps after a checkpoint. A single rank takes a first step and saves the checkpoint;
+    several ranks only load it."""
     # An epsilon well above rounding: otherwise the sign of a gradient that is nearly zero decides a whole step.
     config.learner.learning_rate, config.learner.adam_epsilon = 1e-3, 1e-4
     rank, world = learner.collective.rank, learner.collective.world_size
@@ -63,7 +64,8 @@ def resharded(learner: DeepSpeedLearner, config: TrainConfig, folder: str) -> di
 
 
 def differing(learner: DeepSpeedLearner) -> float:
-    """Returns the largest difference between log-probabilities of two ranks that compute together and of one alone."""
+    """Returns the largest difference between log-probabilities from ranks that compute rows together and from each
+    alone."""
     groups = [group.scored.group for group in uneven_groups()][learner.collective.rank :: learner.collective.world_size]
     policy, together = learner.policy, learner.policy._together
     joint = learner._logprobs(groups, learner._current)

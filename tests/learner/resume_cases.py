@@ -1,4 +1,4 @@
-"""This module has the cases of test_resume.py, as plain values that it and its worker share."""
+"""This module has the cases that test_resume.py and its worker share, as plain values."""
 
 LORA = {"model__lora__rank": 4}
 BFLOAT16 = {"precision": "bfloat16"}

@@ -31,7 +31,8 @@ from tests.learner.resume_cases import ADAPTED, CHANGES, CRAFTED, LATER, LORA, R
 
 
 def saved(learner, config, layout=True):
-    """Saves a checkpoint after one step and returns its folder. Without `layout` it is as older versions wrote it."""
+    """Saves a checkpoint after one step and returns its folder. Without `layout` the checkpoint has no layout.json, as
+    in older versions."""
     take_step(learner, config)
     folder = learner.collective.gather(tempfile.mkdtemp())[0]
     learner.save(folder)
@@ -42,8 +43,8 @@ def saved(learner, config, layout=True):
 
 
 def change_facts(model, before, after, layout):
-    """Returns the largest difference of a weight once loaded, and the step and gradient norm of the next step, with and
-    without loading."""
+    """Returns the largest difference of a weight after loading under changed settings, and the number and gradient norm
+    of the next step, without and with loading."""
     first, then = config_for(**before), config_for(**after)
     learner = DeepSpeedLearner(first, model, DEVICE)
     folder = saved(learner, first, layout)
@@ -65,8 +66,8 @@ def change_facts(model, before, after, layout):
 
 
 def start_facts(model, before, after):
-    """Returns the largest difference of a weight between a learner and one that starts from its checkpoint or exported
-    model. It also returns the KL of the start to its reference."""
+    """Returns the largest difference of a weight between a learner and one that starts from its checkpoint ("away") or
+    from its exported model ("lost"), and the KL of the start to its reference."""
     first = config_for(**before)
     learner = DeepSpeedLearner(first, model, DEVICE)
     folder = saved(learner, first)
@@ -85,8 +86,8 @@ def start_facts(model, before, after):
 
 
 def adapted_facts(model, stage, older):
-    """Returns whether a run of adapters goes on bit for bit, and how many bytes its checkpoint takes. With `older` it
-    is saved as by versions that kept the frozen base too."""
+    """Returns whether a run of adapters goes on bit for bit, and how many bytes its checkpoint takes. With `older` the
+    checkpoint holds the frozen base too, as in older versions."""
     config = config_for(stage, **LORA)
     learner = DeepSpeedLearner(config, model, DEVICE)
     take_step(learner, config)
@@ -116,7 +117,7 @@ def said(action):
 
 
 def refused_facts(model, before, after, edit):
-    """Returns what is said of a checkpoint that does not fit, and whether it is said before an engine is started."""
+    """Returns the message for a checkpoint that does not fit, and whether the message comes before an engine starts."""
     first, then = config_for(**before), config_for(**after)
     learner = DeepSpeedLearner(first, model, DEVICE)
     folder = saved(learner, first)
@@ -137,8 +138,8 @@ def refused_facts(model, before, after, edit):
 
 
 def full_facts(model, stage, rank, limit):
-    """Returns what each rank says, and when, if one rank's files may not grow beyond `limit` bytes. It also tells which
-    checkpoints are left, and whether the learner goes on from the older one as before."""
+    """Returns each rank's message, and the seconds until the last one, if files of `rank` may not grow beyond `limit`
+    bytes. Also returns which checkpoints are left, and whether the learner goes on from the older one."""
     config = config_for(stage, objective__kl__coefficient=0.1, objective__kl__refresh_every=1)
     learner = DeepSpeedLearner(config, model, DEVICE)
     collective = learner.collective
@@ -165,7 +166,7 @@ def full_facts(model, stage, rank, limit):
 
 
 def renamed(states, name):
-    """Returns a function that gives one parameter another name wherever a checkpoint's shards name it."""
+    """Returns a function that renames one parameter to `name` in all shards of a checkpoint that match `states`."""
 
     def edit(folder):
         for file in folder.glob(f"learner/{states}"):
@@ -189,7 +190,7 @@ def edited_layout(**values):
 
 
 def without_shards(folder):
-    """Removes files so that a checkpoint is as older versions saved it with learner.zero_stage=0."""
+    """Removes files, so that the checkpoint looks like one of an older version with learner.zero_stage=0."""
     (folder / "layout.json").unlink()
     for file in folder.glob("learner/*optim_states.pt"):
         file.unlink()

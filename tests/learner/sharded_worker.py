@@ -1,5 +1,5 @@
-"""This program notes what a rank holds of a model that ZeRO-3 loads in shards. test_sharded.py runs it by torchrun on
-two ranks.
+"""This program records how much of a model a rank holds while ZeRO-3 loads it in shards. test_sharded.py runs it by
+torchrun on two ranks.
 
 Usage: sharded_worker.py MODEL_DIRECTORY OUTPUT_FILE. Rank 0 writes a JSON object of facts.
 """
@@ -28,8 +28,8 @@ held = {"most at once": 0}
 
 
 def note(name, start):
-    """Wraps `start` so that it first notes how many numbers a rank holds of a policy, in all and in its largest
-    part."""
+    """Wraps `start` so that it first records how many numbers of a policy a rank holds: as whole parameters, and in
+    its shards."""
 
     def started(policy, *arguments):
         held[name] = sum(parameter.data.numel() for parameter in policy.parameters())
@@ -44,12 +44,12 @@ def sharded(policy):
 
 
 def buffers(policy):
-    """Returns what a model keeps besides weights, such as its table of positions: types and values."""
+    """Returns types and values of a model's buffers, such as its table of positions, by name."""
     return {name: [str(buffer.dtype), buffer.tolist()] for name, buffer in policy.named_buffers()}
 
 
 def noted(enter):
-    """Wraps `enter` so that it notes the most numbers that are whole at once while weights are read."""
+    """Wraps `enter` so that it records the most numbers that are gathered at once while weights are read."""
 
     def entered(self):
         enter(self)

@@ -37,7 +37,7 @@ def attended(kind):
 
 
 def by_hand(kind):
-    """Computes attention one token at a time, over exactly the tokens that the token may see."""
+    """Returns attention, computed for one token at a time over exactly the tokens that it may see."""
     query, key, value, sinks = drawn(torch.float64)
     window, softcap = KINDS[kind].get("sliding_window", 100), KINDS[kind].get("softcap")
     rows = []

@@ -1,4 +1,4 @@
-"""Log-probabilities of groups are computed by all ranks alike, and come back to the rank whose groups they are."""
+"""Log-probabilities of groups are computed by all ranks together, and return to the rank that owns the groups."""
 
 import random
 
@@ -33,7 +33,7 @@ def completion(drawn, longest):
 
 
 def forward(micro):
-    """Returns made-up log-probabilities that tell each token's id and the id of the token before it."""
+    """Returns made-up log-probabilities that encode each token's id and the id of the token before."""
     return micro.targets.float() + micro.token_ids[micro.predictors].float() / 1024
 
 

@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    """Makes chunks so small that no tensor below fits into one, so that each is cut."""
+    """Makes chunks so small that no tensor of these tests fits into one chunk, so that each tensor is cut."""
     monkeypatch.setattr(offloading, "CHUNK", 64)
 
 

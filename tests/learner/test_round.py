@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-    """Makes a learner of a configuration."""
+    """Yields a function that makes a learner of a configuration."""
     from grpo.learner.engine import init_distributed
     from grpo.learner.learner import DeepSpeedLearner
 
@@ -51,7 +51,7 @@ def scored():
 
 
 def sampled_by(learner):
-    """Returns the same groups, as if the learner's own policy had sampled them."""
+    """Returns the groups of `scored`, as if the learner's own policy had sampled them."""
     sampled = []
     for group, logprobs in zip(
         scored(), learner.logprobs([scored_group.group for scored_group in scored()]), strict=True
@@ -117,7 +117,7 @@ def plain_logprobs(model, group, temperature):
 
 
 def plain_step(model, optimizer, groups, old, config):
-    """Takes one step of the clipped loss, computed from its formula."""
+    """Takes one optimizer step on the clipped loss, computed directly from its formula."""
     completions = [pair for group in groups for pair in zip(group.group.completions, group.included, strict=True)]
     tokens = sum(len(completion.token_ids) for completion, used in completions if used)
     for group, old_of_group in zip(groups, old, strict=True):
@@ -160,7 +160,7 @@ def test_rounds_of_several_steps_are_plain_adamw_on_the_clipped_loss(start):
 
 
 class Waits(TorchDispatchMode):
-    """Counts operations whose result the host reads. On a GPU it would wait for them."""
+    """Counts operations whose result the host reads; on a GPU the host would wait for each of them."""
 
     count = 0
 

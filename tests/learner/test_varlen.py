@@ -16,7 +16,7 @@ PLACES += [[20, 21, 22, 23, 24], [20, 21, 25, 26, 27]]
 
 
 def documented(query, key, value, query_ends, key_ends, most_queries, most_keys, *, scale, window_size, **options):
-    """Computes what torch documents: each sequence of queries attends its keys, aligned at the last one, from
+    """Returns what torch documents: each sequence of queries attends to its keys, aligned at the last key, from
     `window_size[0]` places back on."""
     assert options in ({}, {"enable_gqa": True}) and window_size[1] == 0
     shared = query.shape[1] // key.shape[1]
@@ -36,7 +36,7 @@ def documented(query, key, value, query_ends, key_ends, most_queries, most_keys,
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Replaces the kernel by a stand-in that takes everything, and returns the list of its calls."""
+    """Replaces the kernel by a stand-in that accepts all arguments, and returns the list of the stand-in's calls."""
     made = []
 
     def kernel(*arguments, **named):
@@ -79,7 +79,7 @@ def test_nothing_is_gathered_where_every_completion_has_a_prompt_of_its_own():
 
 
 class Operations(TorchDispatchMode):
-    """Notes the operations that are asked for, and the type of each operation's first argument."""
+    """Records all operations, and the type of each operation's first argument."""
 
     def __init__(self):
         super().__init__()

@@ -77,7 +77,7 @@ def test_a_path_that_can_be_no_hub_name_is_called_missing():
 
 
 def in_a_process_offline(path, hub_cache):
-    """Returns the line that a person offline reads. It needs a process of its own, since huggingface_hub reads the
+    """Returns the message that an offline user sees. It needs a process of its own, since huggingface_hub reads the
     variables only at import."""
     program = (
         "from grpo.config import ModelConfig, UserError\n"

@@ -15,8 +15,7 @@ TOKEN = "hf_of_this_test"
 
 
 class Hub:
-    """This stands in for the parts of the hub that an upload asks. It keeps repositories and the files of their
-    commits."""
+    """This stands in for those parts of the hub that an upload uses. It keeps repositories and their commits' files."""
 
     def __init__(self):
         self.requests, self.private, self.files, self.commits, self.refused = [], {}, {}, [], {}

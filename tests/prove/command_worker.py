@@ -1,4 +1,4 @@
-"""This program runs `grpo prove`, and starts the processes that it needs with their imports behind them.
+"""This program runs `grpo prove`, and forks the processes that it needs from one with finished imports (see warm.py).
 
 Usage: python -m tests.prove.command_worker WORDS
 """

@@ -1,7 +1,7 @@
-"""This program prints what `grpo.prove.lost_server` finds: as it is, then with a lost server that is not started again.
+"""This program prints the verdicts of `grpo.prove.lost_server`, unchanged and sabotaged in two ways.
 
-At last a bit is flipped on the way to the other server. Usage: python -m tests.prove.servers_worker FOLDER
-It is a process of its own, because DeepSpeed keeps its process groups for good.
+First the lost server is not started again, then a bit is flipped on the way to the other server. It is a process of its
+own, because DeepSpeed keeps its process groups for good. Usage: python -m tests.prove.servers_worker FOLDER
 """
 
 import json

@@ -1,7 +1,8 @@
-"""This program prints what `grpo.prove.exchange.sync` and `grpo.prove.link` find: as they are, over a slow link, with a
-comparison that sees nothing, and with a flipped bit.
+"""This program prints the verdicts of `grpo.prove.exchange.sync` and `grpo.prove.link`: unchanged, over a slow link,
+with a comparison that sees nothing, and with a flipped bit.
 
-Usage: python -m tests.prove.sync_worker FOLDER. It is a process of its own, for DeepSpeed keeps its groups for good.
+It is a process of its own, because DeepSpeed keeps its process groups for good. Usage: python -m
+tests.prove.sync_worker FOLDER
 """
 
 import json

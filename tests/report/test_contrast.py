@@ -29,8 +29,8 @@ STEPS = (0, 10, 20, 30)
 
 
 def write_run(folder, final, seed, exponent=1.0, tokens=100.0):
-    """Writes a run whose held-out pass rate goes in a straight line from .2 to `final` over 30 steps of 8 × 4
-    completions."""
+    """Writes a run of 30 steps of 8 × 4 completions, whose held-out pass rate goes in a straight line from .2 to
+    `final`."""
     random = np.random.default_rng((seed, int(1000 * final), int(10 * exponent)))
     folder.mkdir(parents=True)
     config = asdict(TrainConfig())

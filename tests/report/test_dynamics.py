@@ -113,7 +113,7 @@ def test_rounds_are_read_as_they_were_measured(tmp_path):
 
 
 def write_run_of(folder, normalization):
-    """Writes a run that differs in these settings of its normalization."""
+    """Writes a run with the given normalization settings."""
     write_run(folder, 12)
     config = json.loads((folder / "config.json").read_text())
     config["normalization"] |= normalization

@@ -1,4 +1,4 @@
-"""This program makes two ranks one engine of vLLM's. test_shared_engine.py runs it by torchrun.
+"""This program makes two ranks share one vLLM engine. test_shared_engine.py runs it by torchrun.
 
 Usage: shared_engine_worker.py MODEL_DIRECTORY OUTPUT_FILE. Rank 0 writes a JSON object of facts.
 """

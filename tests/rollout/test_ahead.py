@@ -14,7 +14,7 @@ PLAN = RoundPlan(group_size=2, refresh_interval=2, prompts_per_step=1)
 
 
 class Watched(PlainCollector):
-    """This collector notes every round that it is asked for, and waits until it may go on."""
+    """This collector records every round that it is asked for, and waits until the test lets it go on."""
 
     def __init__(self):
         self.task = ScriptedTask([(1, 0, 1)] * 40)

@@ -15,8 +15,7 @@ PLAN = RoundPlan(group_size=2, refresh_interval=1, prompts_per_step=2)
 
 
 class Odd(ScriptedSampler):
-    """This sampler replaces the last completion of its last group by `completion`, or changes the groups by
-    `change`."""
+    """This sampler puts `completion` in the place of the last group's last one, or returns `change(groups)`."""
 
     def __init__(self, completion=None, change=None):
         self._completion, self._change = completion, change

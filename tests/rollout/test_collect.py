@@ -53,7 +53,7 @@ def test_after_the_last_wave_silent_groups_fill_up_or_the_batch_is_short():
 
 
 def on_so_many_ranks(ranks, rewards, plan, **settings):
-    """Returns what each rank collects, and where its stream stands afterwards."""
+    """Returns what each of `ranks` ranks collects, and the position of the rank's stream afterwards."""
 
     def collect(collective):
         task = ScriptedTask(rewards, collective.rank, ranks)

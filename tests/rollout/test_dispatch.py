@@ -17,8 +17,8 @@ from grpo.rollout.replica import Replica, Standing
 
 @contextmanager
 def server(answer, paused=200):
-    """Starts a server in a thread, whose `answer(payload, requests before)` makes the response. Yields its URL and the
-    payloads it got. It answers with status `paused` when asked whether it is paused."""
+    """Starts a server in a thread. `answer(payload, number of earlier requests)` makes its response. `paused` is the
+    status with which it answers whether it is paused. Yields its URL and the payloads that it got."""
     got, ready, place = [], threading.Event(), {}
 
     async def handle(request):

@@ -1,4 +1,4 @@
-"""These tests check what is told of an engine's cache: how full it was, and how often it ran out of room."""
+"""These tests check what is reported of an engine's KV cache: how full it was, and how often it ran out of room."""
 
 from types import SimpleNamespace
 

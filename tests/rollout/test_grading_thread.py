@@ -29,7 +29,7 @@ class SlowlyFinishing(ScriptedSampler):
 
 
 class Noting(ScriptedTask):
-    """This task notes what it grades together."""
+    """This task records which groups it grades together."""
 
     def __init__(self, rewards):
         super().__init__(rewards)

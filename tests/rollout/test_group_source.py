@@ -1,4 +1,4 @@
-"""These tests ask for completions ahead: what is asked when, in which order it comes, how old it may be."""
+"""These tests sample ahead: which prompts are asked when, in which order groups come, how stale they may be."""
 
 from concurrent.futures import Future
 from dataclasses import replace
@@ -18,11 +18,11 @@ PLAN = RoundPlan(group_size=2, refresh_interval=1, prompts_per_step=2)
 
 
 class Pending(Future):
-    """These are completions that come when the test says so."""
+    """This future holds completions that arrive when the test says so."""
 
 
 class SlowSampler(ScriptedSampler):
-    """This sampler notes what is asked and by which policy. It answers at once while it is `quick`."""
+    """This sampler records each asked prompt and the policy at that moment. It answers at once while it is `quick`."""
 
     def __init__(self):
         self.asked, self.quick = [], True
@@ -44,7 +44,7 @@ class SlowSampler(ScriptedSampler):
 
 
 class Run:
-    """This is a loop without learning: it collects rounds, and the policy grows a round older after each."""
+    """This is a training loop without learning: it collects rounds, and the policy's version rises after each."""
 
     def __init__(self, max_staleness, rewards=((1, 0, 1, 0),) * 60, refill=None):
         self.task, self.sampler = ScriptedTask(rewards), SlowSampler()
@@ -62,7 +62,7 @@ class Run:
         return collected
 
     def settle(self):
-        """Waits until everything that was answered is graded too."""
+        """Waits until all completions that arrived are graded."""
         for asked in list(self.source._under_way):
             if asked.pending.done():
                 asked.scored.result(5)

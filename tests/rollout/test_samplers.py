@@ -169,7 +169,7 @@ def test_greedy_sampling_takes_the_most_likely_token(learner, sampler, model):
 
 def test_a_corrupted_transfer_is_caught_and_names_the_tensor_group(learner, sampler):
     class Corrupting:
-        """This is the sampler, but one bit of one weight is flipped on the way to it."""
+        """This wrapper of the sampler flips one bit of one weight that is loaded through it."""
 
         def __getattr__(self, name):
             return getattr(sampler, name)
@@ -187,7 +187,7 @@ def test_a_corrupted_transfer_is_caught_and_names_the_tensor_group(learner, samp
 
 
 def test_a_sampler_that_drifted_away_stops_the_run(config, learner, transformers_sampler):
-    """The sampler's weights are replaced unknown to the learner, by as much as a wrong transfer would change them."""
+    """The sampler's weights are changed without the learner, by as much as a wrong transfer would change them."""
     sync, sampler = CheckedSync(max_mismatch=0.5), transformers_sampler
     make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
     plan = RoundPlan(4, 1, 5)

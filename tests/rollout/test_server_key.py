@@ -12,7 +12,7 @@ from tests.rollout.test_dispatch import server
 
 @pytest.fixture
 def guarded(monkeypatch):
-    """Returns a function that asks a guarded application and returns what it answers."""
+    """Returns a function that sends a request to a guarded application and returns the response."""
     monkeypatch.setenv("VLLM_API_KEY", "k3y")
 
     async def application(scope, receive, send):

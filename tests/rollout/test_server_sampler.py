@@ -27,8 +27,8 @@ class Alone(SingleRank):
 
 
 class StandIn:
-    """This stands in for a vLLM server that is given weights. At `route` it fails from refresh number `since` on, as
-    `failure` says."""
+    """This stands in for a vLLM server that is given weights. From refresh number `since` on, it answers requests to
+    `route` with `failure`."""
 
     def __init__(self, route=None, failure=None, since=2):
         self._route, self._failure, self.received, self._refreshes, self._since = route, failure, [], 0, since
@@ -78,7 +78,7 @@ def serving(stand_in):
 
 
 async def cut(request):
-    """Answers as a process that is killed does: the connection breaks."""
+    """Breaks the connection, as a process that is killed does."""
     request.transport.abort()
     return web.Response()
 
@@ -162,7 +162,7 @@ def test_weights_that_no_server_could_ever_load_are_a_models_matter_and_not_a_lo
 
 
 class Started:
-    """This stands for the process of a server that the run started."""
+    """This stands in for the process of a server that the run started."""
 
     def __init__(self):
         self.ended, self.restarts = False, 0

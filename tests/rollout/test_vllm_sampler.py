@@ -69,7 +69,7 @@ def test_an_engine_leaves_the_threads_the_gpu_and_the_variables_as_they_were(mon
 
 
 class Recorded:
-    """This stand-in writes down in order what `vllm.LLM` is asked to do."""
+    """This stand-in for `vllm.LLM` records the calls of its methods in order."""
 
     def __init__(self):
         self.calls = []

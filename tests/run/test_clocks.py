@@ -21,7 +21,7 @@ ROUNDS = 3
 
 
 class ThreadTime(threading.local):
-    """This clock tells the seconds of the current thread."""
+    """This clock returns the seconds that the current thread has worked."""
 
     now = 0.0
 
@@ -51,7 +51,7 @@ class SlowTask(ScriptedTask):
 
 
 class Answer:
-    """This holds one prompt's completions, which take two seconds to wait for."""
+    """An answer holds one prompt's completions, which take two seconds to wait for."""
 
     def __init__(self, time, group):
         self.time, self.group = time, group
@@ -125,7 +125,7 @@ class Saver:
 
 
 class Noter:
-    """This observer keeps what is measured, and the seconds that the run says it has spent."""
+    """This observer keeps each round's statistics, and the seconds that the run counts as spent."""
 
     def __init__(self):
         self.rounds, self.spent = [], []

@@ -62,7 +62,7 @@ def test_never_looks_when_told_so():
 
 
 class Calls:
-    """This stands for a collector, a learner and a weight sync. It notes what is asked of them."""
+    """This stands in for a collector, a learner and a weight sync, and records the calls of their methods."""
 
     def __init__(self):
         self.made = []
@@ -90,7 +90,7 @@ def test_going_back_takes_the_newest_checkpoint_that_is_trusted_and_refreshes_th
 
 
 class Noted:
-    """This stands for a tracker, a file and a display. It keeps what they are given."""
+    """This stands in for a tracker, a file and a display, and keeps what they are given."""
 
     def __init__(self):
         self.rows, self.notes = [], []
@@ -182,8 +182,7 @@ def test_only_a_change_of_what_is_sampled_is_remarked_on():
 
 
 def remarks_of(*rounds, plans=None):
-    """Returns the notes of a run whose rounds have these means. The note on how the first round was graded is left
-    out."""
+    """Returns the notes of a run whose rounds have these means, without the note on the first round."""
     noted = Noted()
     recorder = Recorder(SingleRank(), RecordFiles(noted, noted, noted), samples_per_round=0)
     plan = RoundPlan(4, 1, 2)

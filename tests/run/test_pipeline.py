@@ -1,4 +1,4 @@
-"""These tests check what each way of overlapping puts together."""
+"""These tests check which parts of a run each value of `pipeline` puts together."""
 
 import pytest
 

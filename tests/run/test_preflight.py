@@ -1,4 +1,4 @@
-"""These tests check what is told before anything starts, of models that name their sizes differently."""
+"""These tests check what is reported before a run starts, for models whose configs name their sizes differently."""
 
 from dataclasses import replace
 from importlib import metadata

@@ -15,7 +15,7 @@ STATES, WEIGHTS, CACHE = "learner's states", "learner's weights", "sampler's cac
 
 
 class Device:
-    """This device writes down what each part holds of it, and refuses a part that comes when it is full."""
+    """This device records what each part holds of its memory, and fails a test in which parts meet that do not fit."""
 
     def __init__(self):
         self.held, self.seconds = {STATES, WEIGHTS}, 0.0
@@ -63,8 +63,7 @@ class Device:
         )
 
     def needs(self, *held):
-        """Returns a method of the learner that works with these on the device, and with nothing of the sampler's
-        there."""
+        """Returns a learner's method that asserts that the parts `held` are on the device, and no KV cache."""
 
         def method(*arguments):
             assert set(held) <= self.held and CACHE not in self.held

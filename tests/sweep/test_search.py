@@ -22,7 +22,7 @@ def words(output, trials, *more):
 
 
 def runs(output):
-    """Returns (its rate, how often it was run) of each trial, by the trial's name."""
+    """Returns (learning rate, how often it was run) of each trial, by the trial's name."""
     ledger = open_ledger(output)
     times = {cell.name: (ledger.path(cell) / "ran.txt").read_text().count("\n") for cell in ledger.cells}
     rates = {cell.name: next(word for word in cell.overrides if word.startswith("learner.")) for cell in ledger.cells}

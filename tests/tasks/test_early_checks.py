@@ -11,7 +11,7 @@ from grpo.tasks import early_checks
 
 
 def said(*words):
-    """Returns what grpo says of a mistake, in a process that has not imported torch by then."""
+    """Returns grpo's message for a mistake, from a process that has not imported torch by then."""
     code = "import sys; from grpo.cli import main; code = main(sys.argv[1:]); sys.exit(code + ('torch' in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     assert done.returncode == 2, done.stderr

@@ -42,7 +42,7 @@ def test_the_stream_depends_on_the_position_only():
 
 
 class Noted:
-    """This order notes what it is told."""
+    """This order of problems keeps the outcomes that it is told."""
 
     def __init__(self):
         self.told = []

@@ -59,7 +59,7 @@ def rewards(tmp_path_factory):
 
 
 def values(rewards, *names, problem=PROBLEM, texts=("2", "31", "pass")):
-    """Returns the values of each part for each completion, by the function's name."""
+    """Returns, for each completion, the values of the reward parts by the name of the part's function."""
     with GraderPool(rewards(*names), "solution", problem) as pool:
         alone = pool.grade([(text, problem.answer, problem.metadata) for text in texts])
         together = pool.grade_groups([(texts, problem, {})])[0]
@@ -81,7 +81,7 @@ def written(text, tokens=(7, 8), truncated=False):
 
 
 def scored(config, *groups):
-    """Returns the parts' values of each completion of each group, by the function's name."""
+    """Returns, for each completion of each group, the values of the reward parts by the function's name."""
     grading = Grading(GraderPool(config, "solution", PROBLEM), config, 16)
     graded = grading.grade([RolloutGroup(Prompt(PROBLEM, (1,)), completions, 4, 6) for completions in groups])
     grading.close()

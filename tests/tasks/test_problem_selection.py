@@ -1,4 +1,4 @@
-"""These tests check which problems are taken, and what is said of the others."""
+"""These tests check which problems are selected, and what is reported of the others."""
 
 import json
 

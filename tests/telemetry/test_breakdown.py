@@ -1,4 +1,4 @@
-"""These tests check lengths and truncation of a round's completions, by what they are."""
+"""These tests check lengths and truncation of a round's completions, by kind of completion."""
 
 from grpo.telemetry.breakdown import CompletionFacts, breakdown, facts_of
 from grpo.types import Completion, Grade, Problem, Prompt, RolloutGroup, ScoredGroup

@@ -233,8 +233,8 @@ def test_a_run_that_crashes_is_shown_as_failed(tmp_path):
 
 
 def records(path):
-    """Returns the whole records in the file of an offline run. The file begins with seven bytes of its own; each record
-    follows its checksum, length and kind, and the last may be half written."""
+    """Returns the whole records in the file of an offline run. The file begins with seven other bytes. Each record
+    comes after its checksum, length and kind, and the last record may be half written."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     written, place, whole = path.read_bytes(), 7, []
@@ -247,7 +247,7 @@ def records(path):
 
 
 def told(path, name):
-    """Returns the first record of this kind. It waits, since wandb's own process writes and may be a moment late."""
+    """Waits for the first record of this kind, and returns it. wandb's own process writes, and may be a moment late."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         for record in records(path):

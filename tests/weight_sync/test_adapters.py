@@ -1,4 +1,4 @@
-"""These tests compute by hand what LoRA gives at the receiving end."""
+"""These tests compare the weights that LoRA gives at the receiving end with a computation by hand."""
 
 import torch
 

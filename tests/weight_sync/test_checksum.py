@@ -1,5 +1,5 @@
-"""These tests hold that anything that changes places in a model's weights is seen, and that other ways of storing are
-not."""
+"""These tests hold that checksums change when numbers of a model's weights change places, and stay when the same
+weights are stored in another way."""
 
 from types import SimpleNamespace
 from typing import ClassVar
@@ -95,7 +95,7 @@ def test_the_sum_of_all_bits_is_that_of_plain_integers(dtype):
 
 
 class Fused(nn.Module):
-    """This is a linear layer as vLLM stores it: several of the model's, one below the other."""
+    """This is a linear layer as vLLM stores it: several of the model's layers, one below the other."""
 
     def __init__(self, sizes, width):
         super().__init__()
@@ -177,8 +177,7 @@ def test_the_matrices_of_gpt2_lie_the_other_way_round_in_vllm():
 
 
 class Experts(nn.Module):
-    """These are two experts. Once told to arrange them, their engine keeps their inner width in reverse and filled up
-    to four."""
+    """These are two experts. If `arranges`, their kernel reverses the inner width and pads it to four."""
 
     width = 3
 
@@ -193,7 +192,7 @@ class Experts(nn.Module):
         )
 
     def load(self, sent):
-        """Copies weights as vLLM's loader does, into tensors of the width that is sent."""
+        """Copies weights as vLLM's loader does, into tensors of the same width as the weights."""
         for parameter, weights in zip((self.w13_weight, self.w2_weight), sent, strict=True):
             parameter.data.copy_(weights)
 
@@ -253,8 +252,8 @@ def test_experts_that_are_not_sent_stay_as_they_are(width):
 
 
 class Fixed(Experts):
-    """These are experts as vLLM keeps them on a GPU: its method arranges them in the storage that there is, and the
-    kernel leaves them alone."""
+    """These are experts as vLLM keeps them on a GPU: vLLM's method arranges them in place, and the kernel leaves them
+    alone."""
 
     def __init__(self):
         super().__init__(arranges=False)
@@ -336,7 +335,7 @@ def test_what_learners_do_not_send_survives_the_sleep_of_an_engine():
 
 
 class Latent(nn.Module):
-    """This is like vLLM's multi-head latent attention, which decodes by a part of its weight, transposed."""
+    """This is like vLLM's multi-head latent attention, which decodes with a transposed part of its weight."""
 
     def __init__(self):
         super().__init__()

@@ -23,8 +23,8 @@ SECONDS = 0.2
 
 
 class Wire:
-    """A wire is what the stand-ins of one channel share. Members named in `lost` never connect or take part in a
-    broadcast."""
+    """A wire is the state that the stand-ins of one channel share. In the stages named in `lost`, "connect" or
+    "broadcast", the other end never takes part."""
 
     def __init__(self):
         self.lost, self.watchdogs, self.taken_down = set(), [], False
@@ -59,7 +59,8 @@ class NcclStandIn:
         self._wait_for("broadcast", timeout)
 
     def _wait_for(self, stage, timeout):
-        """Waits until the others take part. A collective waits until its deadline, connecting for ever."""
+        """Waits until the others take part in a stage. A broadcast waits until its deadline, connecting waits for
+        ever."""
         if stage not in self.wire.lost:
             return
         self.wire.never.wait(None if timeout is None else timeout.total_seconds())

@@ -1,4 +1,4 @@
-"""These tests hold that a refresh leaves vLLM's own models on a CPU as their loading of the same weights does."""
+"""These tests hold that after a refresh vLLM's models on a CPU are the same as after loading the same weights."""
 
 import pytest
 
