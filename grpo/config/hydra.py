@@ -10,6 +10,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir, main
 from hydra.conf import HydraConf
@@ -165,12 +166,17 @@ def _is_package(path: str) -> bool:
 
 def _take_out_hydras_own(config: DictConfig) -> None:
     """Removes Hydra's own configuration. Raises UserError for a file that changes it, since nothing here reads it."""
-    usual = HydraConf(defaults=[])
+    given, usual = OmegaConf.to_container(config.hydra), _hydras_own()
     for key in ("run", "sweep", "launcher", "sweeper", "mode", "verbose", "output_subdir", "env", "callbacks"):
-        given, own = OmegaConf.masked_copy(config.hydra, key), OmegaConf.masked_copy(OmegaConf.structured(usual), key)
-        require(given == own, f"a file sets hydra.{key}, which {_UNREAD}")
+        require(given.get(key) == usual.get(key), f"a file sets hydra.{key}, which {_UNREAD}")
     with open_dict(config):
         del config["hydra"]
+
+
+@cache
+def _hydras_own() -> dict[str, Any]:
+    """Returns Hydra's own configuration as it is where no file changes it."""
+    return OmegaConf.to_container(OmegaConf.structured(HydraConf(defaults=[])))
 
 
 def _refuse_removed(overrides: list[str]) -> None:
