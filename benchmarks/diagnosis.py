@@ -1,7 +1,7 @@
 """This script counts the diagnosis's false alarms on healthy and still simulated runs, and its hits on each failure.
 
 python benchmarks/diagnosis.py [HEALTHY] [EACH_FAILURE]      (300 and 50 by default; some minutes)
-python benchmarks/diagnosis.py practice [EACH]      (failures and healthy runs from practice_logs.py, 100 of each kind)
+python benchmarks/diagnosis.py practice [EACH]      (failures and healthy runs from practice_*.py, 100 of each kind)
 """
 
 import sys
@@ -13,8 +13,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.practice_logs import ALSO_TRUE, FAILING, HEALTHY
-from benchmarks.synthetic_logs import FAILURES, healthy, logged, still
+from benchmarks.log_of_curves import logged
+from benchmarks.practice_failures import FAILING
+from benchmarks.practice_healthy import ALSO_TRUE, HEALTHY
+from benchmarks.synthetic_logs import FAILURES, healthy, still
 from grpo.dynamics.diagnostics import diagnose
 
 # What is said of a run that is solved, on its plateau or without progress lately is right there.

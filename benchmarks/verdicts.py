@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.forecasts import SEEN, last_fifth_of
+from benchmarks.log_of_curves import logged
 from benchmarks.simulated_curves import KINDS, simulated, truth
-from benchmarks.synthetic_logs import logged, still
+from benchmarks.synthetic_logs import still
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.evidence import FEWEST_ROUNDS, window_length
 from grpo.dynamics.findings import DiagnosisRule

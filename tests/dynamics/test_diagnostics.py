@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.practice_logs import ALSO_TRUE, FAILING, HEALTHY
-from benchmarks.synthetic_logs import FAILURES, healthy, logged, noise, still
+from benchmarks.log_of_curves import logged
+from benchmarks.practice_failures import FAILING
+from benchmarks.practice_healthy import ALSO_TRUE, HEALTHY
+from benchmarks.synthetic_logs import FAILURES, healthy, noise, still
 from grpo.config import TrainConfig
 from grpo.config.hydra import compose_config
 from grpo.config.validate import value_at

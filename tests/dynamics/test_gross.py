@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.synthetic_logs import healthy, logged
+from benchmarks.log_of_curves import logged
+from benchmarks.synthetic_logs import healthy
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.findings import DiagnosisRule
 from grpo.dynamics.gross import mostly_cut_off, silence, unanswered

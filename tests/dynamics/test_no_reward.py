@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks.synthetic_logs import healthy, logged
+from benchmarks.log_of_curves import logged
+from benchmarks.synthetic_logs import healthy
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.no_reward import warnings
 from grpo.dynamics.run_log import RunLog, Series
