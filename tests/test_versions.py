@@ -83,6 +83,7 @@ def test_the_pins_for_gpus_resolve_with_all_that_they_ask_for(python, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_this_vllm_knows_every_argument_of_an_engine_in_process():
     from vllm import SamplingParams
     from vllm.engine.arg_utils import EngineArgs
@@ -102,6 +103,7 @@ def test_this_vllm_knows_every_argument_of_an_engine_in_process():
     assert (made.seed, made.logprobs, made.flat_logprobs) == (7, 0, True)
 
 
+@pytest.mark.slow
 def test_this_vllm_takes_every_call_of_an_engine_in_process():
     from vllm import LLM
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -127,6 +129,7 @@ def test_this_vllm_takes_every_call_of_an_engine_in_process():
     assert own.isdisjoint({*methods, *dir(worker_base.WorkerBase)}) and "sleep" in methods
 
 
+@pytest.mark.slow
 def test_this_vllm_knows_every_flag_of_a_server():
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser

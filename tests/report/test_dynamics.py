@@ -200,6 +200,7 @@ def test_a_replay_decides_for_the_learner_ranks_of_the_run(tmp_path, capsys):
     assert "dynamics.prompts_per_step=8" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_plan_from_solve_rates(tmp_path, capsys):
     generator = np.random.default_rng(0)
     rates = generator.binomial(64, generator.beta(2, 2, 500)) / 64

@@ -13,6 +13,9 @@ from grpo.rollout.engine_arguments import colocated_arguments
 from grpo.weight_sync.refresh import CheckedSync
 from tests.learner.models import tiny_llama
 
+# vLLM takes six seconds to load.
+pytestmark = pytest.mark.slow
+
 
 def place_of_engine(arguments):
     """Returns (rank, index of the GPU) of an engine, as vLLM computes them from its arguments and the environment."""
@@ -26,7 +29,6 @@ def place_of_engine(arguments):
     return executor._distributed_args(SimpleNamespace(vllm_config=settings))[1:]
 
 
-@pytest.mark.slow
 def test_the_engine_of_each_rank_has_the_gpu_of_its_rank(monkeypatch):
     monkeypatch.setenv("RANK", "11")
     monkeypatch.setenv("LOCAL_RANK", "3")
@@ -34,7 +36,6 @@ def test_the_engine_of_each_rank_has_the_gpu_of_its_rank(monkeypatch):
     assert place_of_engine({}) == (0, 0), "vLLM's own choice knows nothing of ranks"
 
 
-@pytest.mark.slow
 def test_one_process_without_a_launcher_needs_no_variables_of_one(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
