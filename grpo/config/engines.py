@@ -222,8 +222,9 @@ class LearnerConfig:
     # A micro-batch holds at most this many tokens of packed prompts and completions, which bounds activation memory
     # (verl: ppo_max_token_len_per_gpu).
     micro_batch_tokens: int = 16384
-    # shared computes a prompt once for all its completions. packed computes it once per completion, without padding.
-    # padded gives each completion a row of the longest length, for comparison.
+    # shared computes a prompt once for all its completions, and what all prompts of a row begin with once for the row.
+    # packed computes a prompt once per completion, without padding. padded gives each completion a row of the longest
+    # length, for comparison.
     layout: str = "shared"
     # Logits of at most this many tokens exist at once. Their memory is this number × vocabulary × 4 bytes.
     logit_chunk_tokens: int = 4096

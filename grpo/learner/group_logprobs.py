@@ -40,7 +40,7 @@ class Scoring:
         self._imbalance += Mean(share.imbalance, 1)
         rows, laid_out = lay_out(share.trees, self._collective, self._layout, self._row_tokens, self._cost)
         by_branch: dict[int, torch.Tensor] = {}
-        computed = [forward(to_device(pack(row), self._device)) for row in rows]
+        computed = [forward(to_device(pack(row, self._layout), self._device)) for row in rows]
         for row, values in zip(rows, (tensor.cpu() for tensor in computed), strict=True):
             inside = [branch for tree in row for branch in tree.branches]
             pieces = values.split([len(branch.completion.token_ids) for branch in inside]) if inside else ()

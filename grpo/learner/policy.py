@@ -132,8 +132,9 @@ def _rows_of_their_own(trees: tuple[Tree, ...]) -> list[Tensor]:
     without completions gives only its own positions."""
     rows = []
     for tree in trees:
-        prompt = torch.arange(tree.start, tree.start + tree.prompt_length)
-        starts = accumulate(tree.branches, initial=tree.start + tree.prompt_length)
+        end_of_prompt = tree.start + tree.own_prompt_length
+        prompt = torch.cat([torch.arange(tree.shared), torch.arange(tree.start, end_of_prompt)])
+        starts = accumulate(tree.branches, initial=end_of_prompt)
         branches = [torch.arange(start, start + length) for start, length in zip(starts, tree.branches, strict=False)]
         rows.extend([torch.cat([prompt, branch]) for branch in branches] or [prompt])
     return rows

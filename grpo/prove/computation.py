@@ -19,7 +19,7 @@ from grpo.types import MicroBatch, Tree
 
 # Largest relative error of outputs and gradients: rounding of the results, and of sums in float32.
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
-TREES = (Tree(0, 37, (50, 0, 21)), Tree(108, 5, (64,)), Tree(177, 90, (1, 120, 33)))
+TREES = (Tree(0, 37, (50, 0, 21)), Tree(108, 5, (64,)), Tree(177, 90, (1, 120, 33), shared=20))
 HEADS, SHARED, WIDTH, WINDOW = 8, 2, 64, 40
 
 
@@ -61,9 +61,14 @@ def _alone(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Ten
     key, value = (tensor.repeat_interleave(HEADS // SHARED, 1) for tensor in (key, value))
     pieces = []
     for tree in TREES:
-        prompt = torch.arange(tree.start, tree.start + tree.prompt_length)
-        starts = accumulate(tree.branches, initial=tree.start + tree.prompt_length)
-        runs = [prompt, *(torch.arange(start, start + own) for start, own in zip(starts, tree.branches, strict=False))]
+        end_of_prompt = tree.start + tree.own_prompt_length
+        own_prompt = torch.arange(tree.start, end_of_prompt)
+        prompt = torch.cat([torch.arange(tree.shared), own_prompt])
+        starts = accumulate(tree.branches, initial=end_of_prompt)
+        runs = [
+            own_prompt,
+            *(torch.arange(start, start + own) for start, own in zip(starts, tree.branches, strict=False)),
+        ]
         for number, own in enumerate(runs):
             seen = torch.cat([prompt, own]) if number else prompt
             distance = torch.arange(len(seen) - len(own), len(seen))[:, None] - torch.arange(len(seen))
