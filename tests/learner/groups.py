@@ -9,7 +9,7 @@ LEVELS = ("token_mean", "sequence_mean", "constant", "prompt_mean")
 VOCABULARY = 64
 
 LENGTHS = [[3, 11, 1, 7], [5, 5, 2, 9], [4, 13, 6], [2, 8, 1, 10]]
-PROMPT_LENGTHS = [9, 4, 17, 10]
+PROMPT_LENGTHS = [9, 4, 13, 10]
 REWARDS = [[1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0], [0.0, 0.5, 1.0], [0.0, 0.0, 0.0, 1.0]]
 MASKED = {(2, 1)}
 
