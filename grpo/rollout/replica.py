@@ -114,8 +114,8 @@ class Standing(Enum):
 class Replica:
     """A replica is the server at `url`, as one rank knows it."""
 
-    def __init__(self, index: int, url: str, key: str, request_seconds: float, process: ServerProcess | None = None):
-        self.index, self.url, self.process = index, url.rstrip("/"), process
+    def __init__(self, url: str, key: str, request_seconds: float, process: ServerProcess | None = None):
+        self.url, self.process = url.rstrip("/"), process
         self.standing = Standing.READY
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._request_seconds = request_seconds
