@@ -78,7 +78,7 @@ MAY_NAME = {
     "evaluation": {"numpy", "scipy"},
     "telemetry": {"torch", "rich", "pyarrow", "wandb", "mlflow", "tensorboard"},
     "report": {"numpy", "scipy", "matplotlib", "jinja2", "rich"},
-    "run": {"torch", "transformers", "psutil", "safetensors"},
+    "run": {"torch", "transformers", "safetensors"},
     "sweep": {"optuna", "rich"},
     "launch": {"torch"},
     "reproduce": {"numpy", "rich"},

@@ -11,8 +11,8 @@ from grpo.config import TrainConfig, UserError
 from grpo.config.placement import KEY_VARIABLE, require_length
 from grpo.host import ranks
 from grpo.host.signals import StopRequest
-from grpo.run import preflight
 from grpo.run.parts import warm_start_examples
+from grpo.run.precision import with_precision
 
 if TYPE_CHECKING:
     from grpo.rollout.replica import Replica
@@ -35,7 +35,7 @@ def run(config: TrainConfig) -> int:
     require_length(config.model)
     stop = StopRequest()
     device = ranks.device(config)
-    config = preflight.with_precision(config)
+    config = with_precision(config)
     path = models.resolve(config.model, lambda: warm_start_examples(config))
     processes = start_servers(config, str(path), device)
     key = os.environ[KEY_VARIABLE]

@@ -16,9 +16,9 @@ from grpo.host.disk import size_of
 from grpo.learner.collective import TorchCollective
 from grpo.learner.export import Folder, export, export_adapter
 from grpo.learner.loading import load_policy
-from grpo.run import preflight
 from grpo.run.model_card import card_of
 from grpo.run.parts import warm_start_examples
+from grpo.run.precision import with_precision
 from grpo.run.starting import check_start
 from grpo.types import FinishedRound
 
@@ -60,7 +60,7 @@ def export_checkpoint(place: Path, directory: Path, dtype: str = "", adapter: bo
     checkpoint = place if (place / STATE_FILE).exists() else best_checkpoint(place)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError(f"{directory} is not an empty folder: give a new one")
-    config = preflight.with_precision(read_config(checkpoint))
+    config = with_precision(read_config(checkpoint))
     if adapter and not config.model.lora.rank:
         raise UserError(f"{checkpoint} has no adapter (model.lora.rank=0): leave out adapter=true")
     started = replace(config, model=replace(config.model, start=str(checkpoint)))

@@ -11,19 +11,13 @@ from benchmarks.small_models import config_of
 from grpo.config import ModelConfig, TrainConfig, UserError
 from grpo.config.hydra import compose_config
 from grpo.config.memory_estimate import memory_estimate, offloaded_bytes
+from grpo.host import device_memory
 from grpo.prove import bench
 from grpo.prove.sizes import SIZES
-from grpo.run import preflight
-from grpo.run.preflight import (
-    check_cpu_heads,
-    check_spread,
-    check_vllm,
-    model_shape,
-    print_price,
-    print_tables,
-    shape_of,
-    too_small_a_share,
-)
+from grpo.run import tables
+from grpo.run.preflight import check_cpu_heads, check_spread, check_vllm
+from grpo.run.shape import model_shape, shape_of
+from grpo.run.tables import print_price, print_tables, too_small_a_share
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
 
@@ -213,8 +207,8 @@ def test_a_share_of_a_gpu_that_does_not_hold_the_samplers_weights_is_told(tmp_pa
     LlamaConfig(**LLAMA, num_attention_heads=4, num_key_value_heads=4).save_pretrained(tmp_path)
     # 32.8 B parameters take 61 GiB in bfloat16, and 0.4 of 79.6 GiB is 31.8.
     large = replace(model_shape(tmp_path), parameters=32_763_876_352)
-    monkeypatch.setattr(preflight, "model_shape", lambda *arguments: large)
-    monkeypatch.setattr(preflight, "device_gib", lambda config: 79.6)
+    monkeypatch.setattr(tables, "model_shape", lambda *arguments: large)
+    monkeypatch.setattr(device_memory, "device_gib", lambda config: 79.6)
     config = TrainConfig(device="cuda")
     config.learner.precision = config.rollout.precision = "bfloat16"
     config.rollout.gpu_memory_fraction, told = 0.4, "is 31.8 GiB of a GPU, and the sampler's weights alone take 61.0"
