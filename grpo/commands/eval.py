@@ -12,6 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from grpo.config import TrainConfig
+from grpo.config.folder import EVALUATION_FILE
 from grpo.config.validate import validate_evaluation
 from grpo.evaluation import held_out
 from grpo.host.alive import working
@@ -57,7 +58,7 @@ def run(config: TrainConfig) -> int:
     if model.collective.rank:
         return 0
     for name, result in results.items():
-        file = output / (f"{name}.json" if suite else "evaluation.json")
+        file = output / (f"{name}.json" if suite else EVALUATION_FILE)
         file.write_text(json.dumps(result, indent=1, ensure_ascii=False), "utf-8", "backslashreplace")
     for name, result in results.items():
         Terminal().print(result_table(name, result))

@@ -21,24 +21,14 @@ from transformers.integrations import HfDeepSpeedConfig
 
 from grpo.config import LearnerConfig
 from grpo.host import ranks
-from grpo.host.network import LOOPBACK, free_port, interface_of, own_address
+from grpo.host.network import interface_of, own_address
 
 
 def init_distributed(device: torch.device, deadline_seconds: float) -> None:
     """Joins the ranks that torchrun or the deepspeed launcher started. Without a launcher this rank is the only one."""
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    own: dict[str, Any] = {}
-    if "RANK" not in os.environ:
-        alone = {
-            "RANK": "0",
-            "WORLD_SIZE": "1",
-            "LOCAL_RANK": "0",
-            "MASTER_ADDR": LOOPBACK,
-            "MASTER_PORT": str(free_port()),
-        }
-        os.environ.update(alone)
-        # It meets nobody, so nothing has to listen: torch's usual store takes whoever reaches its port.
-        own = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    # A rank that is alone meets nobody, so nothing has to listen: torch's usual store takes whoever reaches its port.
+    own: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if ranks.set_alone() else {}
     # Left alone, gloo listens where this machine's own name leads: on Debian to 127.0.1.1, where no other one comes.
     with suppress(OSError):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(own_address(os.environ["MASTER_ADDR"])))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from grpo.config import TrainConfig
-from grpo.config.folder import LOG_FOLDER
+from grpo.config.folder import LOG_FOLDER, server_log_name
 from grpo.config.placement import KEY_VARIABLE, server_gpus
 from grpo.host.network import free_port
 from grpo.host.tether import PRIVATE
@@ -31,7 +31,7 @@ def start_servers(config: TrainConfig, model_path: str, device: torch.device) ->
     for index in range(servers.replicas):
         port = servers.port + index if servers.port else free_port(servers.host)
         environment = server_environment(config, index, on_gpu)
-        log = Path(config.output_dir) / LOG_FOLDER / f"server-{servers.host}-{port}.log"
+        log = Path(config.output_dir) / LOG_FOLDER / server_log_name(servers.host, port)
         process = ServerProcess(command_line(arguments | {"port": port}), environment, log)
         process.start()
         started[f"http://{servers.host}:{port}"] = process

@@ -10,7 +10,7 @@ import torch
 
 from grpo import models
 from grpo.config import UserError
-from grpo.config.folder import CHECKPOINTS, MODELS_FOLDER, STATE_FILE, checkpoints_in, step_of
+from grpo.config.folder import CHECKPOINTS, MODELS_FOLDER, STATE_FILE, checkpoints_in, step_name, step_of
 from grpo.config.saved import read_config, read_state
 from grpo.host.disk import size_of
 from grpo.learner.collective import TorchCollective
@@ -40,7 +40,7 @@ class Exporter:
         progress = finished.progress
         if not self._every or progress.round_index % self._every:
             return
-        folder = self._output / MODELS_FOLDER / f"step-{progress.step:08d}"
+        folder = self._output / MODELS_FOLDER / step_name(progress.step)
         try:
             self._write(progress.step, folder)
             self._tell(f"step {progress.step}: the model is in {folder} ({size_of(folder)})")

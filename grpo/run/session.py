@@ -20,7 +20,7 @@ from grpo.dynamics.scheduler import may_go_back
 from grpo.host import ranks
 from grpo.host.alive import working
 from grpo.host.folder_lock import held
-from grpo.host.signals import INTERRUPTED, StopRequest
+from grpo.host.signals import EXIT_STOPPED, StopRequest
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import init_distributed
 from grpo.learner.export import Folder, export, export_adapter
@@ -45,6 +45,7 @@ from grpo.run.turns import sampler_in_turn, turn_of_learner
 from grpo.tasks import VerifiableTask
 from grpo.telemetry import (
     FINISHED,
+    INTERRUPTED,
     CompletionFiles,
     Ending,
     Phases,
@@ -55,7 +56,6 @@ from grpo.telemetry import (
     told_failure,
     write_ending,
 )
-from grpo.telemetry import INTERRUPTED as STOPPED
 from grpo.types import MachineConstants, Progress, Verdict
 
 STOPPING = "stopping after this round, with a checkpoint; again to stop at once"
@@ -121,11 +121,11 @@ class Session:
             print(f"step {progress.step}: {reason}")
         if not self._is_over(progress, verdict):
             if self._first:
-                write_ending(self._output, Ending(STOPPED, progress.step))
+                write_ending(self._output, Ending(INTERRUPTED, progress.step))
                 steps = f"step {progress.step} of {self._config.num_steps}"
                 print(f"stopped at {steps}; continue with checkpoint.resume=true")
                 print(f"grpo report {self._output} shows how far it came")
-            return INTERRUPTED
+            return EXIT_STOPPED
         self._leave(Ending(FINISHED, progress.step, reason))
         return 0
 
