@@ -121,7 +121,7 @@ class Bench:
         # vLLM takes seconds to import, and parts of a proof run where there is none.
         from grpo.rollout.vllm_sampler import VllmSampler
 
-        # The learner first, as in a run: what it leaves of the memory is the sampler's.
+        # The learner is built first, as in a run. The sampler gets the memory that is then left.
         _ = self.learner
         return VllmSampler(self.config, self.path, self.tokenizer, self.device)
 

@@ -27,7 +27,7 @@ WAYS = {
     "offload": ("learner.offload_optimizer=true",),
 }
 NORM = "gradient norm"
-# Expected of a GPU: at least this share of its dense peak, and at most this multiple of the estimated memory.
+# A GPU must reach at least this share of its dense peak, and take at most this multiple of the estimated memory.
 LEAST_MFU, HIGHEST_MEMORY = 0.4, 1.1
 # Gradient norms of two ways differ by rounding, because sums are taken in another order.
 NORM_BOUNDS = {"float32": 1e-4, "bfloat16": 2e-2}
@@ -53,7 +53,8 @@ def learner(bench: Bench) -> Iterator[Report]:
         if norm and not math.isnan(first):
             bound = NORM_BOUNDS[bench.config.learner.precision]
             off = Fact("learner", f"{way}: norm off by", abs(norm / first - 1), high=bound)
-            # Constants are those of the learner as it is configured.
+            # The machine's constants come from the first way, which is the learner as configured. So they are left out
+            # here.
             report = Report([off if fact.what == f"{way}: {NORM}" else fact for fact in report.facts])
         elif norm:
             first = norm
@@ -104,7 +105,7 @@ def learning(bench: Bench) -> Report:
         facts.append(Fact("learner", "arithmetic", tflops, "TFLOP/s"))
     if on_gpu:
         facts.append(Fact("learner", "share of waiting for the host", _waiting(bench, batch)))
-    # A small process's memory is not that of its tensors.
+    # On a CPU a small process takes mostly other memory than that of its tensors, so nothing is expected of it.
     highest = HIGHEST_MEMORY * estimated if on_gpu else None
     facts.append(Fact("learner", f"peak memory (est. {estimated:.2g})", taken, "GiB", high=highest))
     basis = {

@@ -37,7 +37,7 @@ class Watched:
     def __init__(self, replica: Replica, start_seconds: float):
         """Takes a server that has just answered. A restarted server may take `start_seconds` to answer."""
         self._replica, self._start_seconds = replica, start_seconds
-        # For a restarted server the time lies in the future.
+        # For a restarted server this time lies in the future.
         self._answered = time.monotonic()
         self._dead_answers = 0
 

@@ -91,7 +91,7 @@ def _outcome(evaluations: Sequence[Mapping[str, Any]], step: int) -> str:
 
 def _use(config: TrainConfig, library: str) -> str:
     """Returns the section with code that loads the folder and asks the model a question as in training."""
-    # Of several sets, the first one's problems are asked.
+    # With several sets, the first one's problems are asked.
     prompt, sampling = next(iter(config.task.all_sets.values())).prompt, config.rollout.sampling
     asked = json.dumps(prompt.template.replace("{question}", "How much is 3 + 4?"), ensure_ascii=False)
     lines = [USES[library], "tokenizer = AutoTokenizer.from_pretrained(folder)", f"question = {asked}"]

@@ -58,7 +58,7 @@ def both_sums(tensor: Tensor) -> tuple[int, int]:
     import torch
 
     rows = _rows_of_bits(tensor)
-    # Fifteen bits, so that the product with a pattern of sixteen fits thirty-two.
+    # These factors have fifteen bits, so that their product with a pattern of sixteen fits thirty-two.
     by_column = (_mixed(torch.arange(rows.shape[1], device=rows.device)) >> 40 & 0x7FFF) | 1
     by_row = _mixed(torch.arange(len(rows), device=rows.device) + 2**20)
     plain, weighed = _row_sums(rows, by_column)
@@ -111,7 +111,7 @@ def checksums(weights: Iterable[tuple[str, Tensor]]) -> Counter[str]:
     of_experts: defaultdict[str, list[Tensor]] = defaultdict(list)
     for name, tensor in map(_as_compared, weights):
         if _ONE_EXPERT.search(name):
-            # On the device: to wait for each would take longer than to sum them up.
+            # The sum stays on the device: waiting for each one would take longer than summing them up.
             of_experts[group_of(name)].append(_rows_of_bits(tensor).sum(dtype=torch.int64))
             continue
         bits, placed = both_sums(tensor)

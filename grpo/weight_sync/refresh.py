@@ -91,7 +91,7 @@ class CheckedSync:
         if self._probe is None or self._after_each:
             return
         groups = self._probe.groups(sampler)
-        # While it scores them the learner may need the device for itself.
+        # The learner may need the whole device while it scores the completions.
         sampler.sleep()
         self._compare(learner.num_steps, self._probe.mismatch(learner, groups))
         self.refresh(learner, sampler)
