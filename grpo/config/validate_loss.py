@@ -103,7 +103,7 @@ def _check_normalization(config: TrainConfig) -> None:
     kl_in_reward = config.objective.kl.in_reward
     require(
         settings.parts == "sum" or not kl_in_reward,
-        "normalization.parts=each normalizes the parts of the reward, and the KL is none of them: set "
+        "normalization.parts=each normalizes the parts of the reward, and the KL is not one of them: set "
         "objective.kl.place=loss",
     )
     require(

@@ -176,7 +176,7 @@ def _as_many(rewards: Any, count: int, what: str) -> Sequence[Any]:
     """
     rewards = rewards.tolist() if hasattr(rewards, "tolist") else rewards
     if not isinstance(rewards, Sequence) or isinstance(rewards, str) or len(rewards) != count:
-        raise ValueError(f"it returned {rewards!r:.80} for {count} {what}, not a list of as many")
+        raise ValueError(f"it returned {rewards!r:.80} for {count} {what}, not a list with one for each")
     return [0.0 if reward is None else reward for reward in rewards]
 
 
