@@ -213,6 +213,11 @@ def test_no_two_files_import_each_other_in_a_circle():
     assert set(graphlib.TopologicalSorter(graph).static_order()) == set(files)
 
 
+def test_benchmarks_import_nothing_of_the_tests():
+    for file in (ROOT.parent / "benchmarks").rglob("*.py"):
+        assert "tests" not in {name.split(".")[0] for name in imports(file.read_text())}, file
+
+
 def test_a_command_imports_no_other_command():
     for file in (ROOT / "commands").glob("*.py"):
         others = {name for name in imports(file.read_text()) if name.startswith("grpo.commands.")}
