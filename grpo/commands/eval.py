@@ -44,10 +44,10 @@ def run(config: TrainConfig) -> int:
     output.mkdir(parents=True, exist_ok=True)
 
     def ask(task: Task, count: int) -> dict[str, Any]:
-        asked = replace(config.evaluation, num_problems=count)
-        with working(f"evaluating {count} problems × {asked.samples_per_problem}"), GradingThread(task) as grading:
+        settings = replace(config.evaluation, num_problems=count)
+        with working(f"evaluating {count} problems × {settings.samples_per_problem}"), GradingThread(task) as grading:
             drawn = partial(sampled_and_graded, model.sampler, grading)
-            result = held_out.evaluate(task, drawn, asked, config.rollout.sampling, model.collective)
+            result = held_out.evaluate(task, drawn, settings, config.rollout.sampling, model.collective)
         return {"step": model.sampler.policy_version} | result
 
     if suite:

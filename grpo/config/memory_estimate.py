@@ -149,13 +149,13 @@ def _learner_passes(config: TrainConfig, shape: ModelShape, world_size: int, on_
     size = BYTES[learner.precision]
     # Each rank that computes a row together with others holds a share of the row.
     together = learner.sequence_parallel
-    own = step_tokens(config, config.dynamics.prompts_per_step // world_size)
-    tokens = min(learner.micro_batch_tokens, own * together) // together
+    own_tokens = step_tokens(config, config.dynamics.prompts_per_step // world_size)
+    tokens = min(learner.micro_batch_tokens, own_tokens * together) // together
     chunk = min(learner.logit_chunk_tokens, tokens)
     # Attention is computed in float32 on a CPU.
-    kept = activation_bytes(shape, size, learner.gradient_checkpointing, size if on_gpu else BYTES["float32"])
+    token_bytes = activation_bytes(shape, size, learner.gradient_checkpointing, size if on_gpu else BYTES["float32"])
     rows = [
-        (f"activations of {tokens:,} tokens", tokens * kept),
+        (f"activations of {tokens:,} tokens", tokens * token_bytes),
         (f"logits of {chunk:,} tokens", 3 * chunk * shape.vocabulary * 4),
     ]
     if not config.model.lora.rank:

@@ -81,27 +81,27 @@ class VllmSampler:
         sampling = sampling or self._config.rollout.sampling
         engine = self._llm.llm_engine
         drawn = sample_numbers(group_size, first_sample, len(prompts))
-        asked, own = self._pool(list(zip(prompts, drawn, strict=True)))
-        for index, (prompt, samples) in enumerate(asked):
+        pooled, own_places = self._pool(list(zip(prompts, drawn, strict=True)))
+        for index, (prompt, samples) in enumerate(pooled):
             self._submit(index, samples[0], prompt, sampling)
         outputs: dict[str, object] = {}
         groups: dict[int, RolloutGroup] = {}
 
         def advance() -> None:
             """Takes one engine step, and makes the groups of this rank's prompts that the step has completed."""
-            for index in self._advance(engine, outputs) & {*range(own.start, own.start + len(prompts))}:
-                prompt, samples = asked[index]
+            for index in self._advance(engine, outputs) & {*range(own_places.start, own_places.start + len(prompts))}:
+                prompt, samples = pooled[index]
                 whole = [outputs.get(f"{index}/{sample}") for sample in samples]
                 if None not in whole:
-                    place, completions = index - own.start, tuple(map(self._completion, whole))
+                    place, completions = index - own_places.start, tuple(map(self._completion, whole))
                     groups[place] = RolloutGroup(prompt, completions, self.policy_version, self.policy_version)
                     if on_group:
                         on_group(place, groups[place])
 
         # One engine step ahead, the first sample of each prompt fills the prefix cache for its siblings.
-        if any(len(samples) > 1 for _, samples in asked):
+        if any(len(samples) > 1 for _, samples in pooled):
             advance()
-            for index, (prompt, samples) in enumerate(asked):
+            for index, (prompt, samples) in enumerate(pooled):
                 for sample in samples[1:]:
                     self._submit(index, sample, prompt, sampling)
         while engine.has_unfinished_requests():
@@ -138,9 +138,9 @@ class VllmSampler:
         try:
             self._llm.collective_rpc("receive_bucket", args=(self._file_form.of(bucket),))
         except (LookupError, ValueError, AttributeError, AssertionError) as error:
-            said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             raise UserError(
-                f"vLLM's code for this model has no place for what a refresh sends ({said}): use "
+                f"vLLM's code for this model has no place for what a refresh sends ({reason}): use "
                 "rollout.engine=transformers"
             ) from error
 

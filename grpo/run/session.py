@@ -145,8 +145,8 @@ class Session:
         recorder = Recorder(self._collective, files, config.tracking.samples_per_round, peak, parts.sampler.cache_usage)
         export_step = self._clocks.between("export", self._writer.between_rounds)
         exporter = Exporter(config.checkpoint.export_every, self._output, export_step, tell)
-        own = [evaluator, checkpointer, exporter, self._watch(files), *self._completion_files(progress.step)]
-        loop = Loop(parts, progress, verdict, recorder, [*own, *observers])
+        own_observers = [evaluator, checkpointer, exporter, self._watch(files), *self._completion_files(progress.step)]
+        loop = Loop(parts, progress, verdict, recorder, [*own_observers, *observers])
         try:
             if not config.checkpoint.resume:
                 evaluator.at(progress.step)

@@ -84,8 +84,8 @@ def print_tables(config: TrainConfig, path: Path) -> None:
         gib = optimizer_bytes(config, shape, count) * local / 2**30
         console.print(f"the optimizer takes {gib:.0f} GiB of this machine's main memory, and gradients some more")
     if config.learner.offload_states and num_gpus:
-        own = offloaded_bytes(config, shape, count) + engine_weights(config, shape)
-        gib = own * local / 2**30
+        host_bytes = offloaded_bytes(config, shape, count) + engine_weights(config, shape)
+        gib = host_bytes * local / 2**30
         console.print(f"the learner's states and an engine's first weights take up to {gib:.0f} GiB of main memory")
     if share:
         console.print(share, style="yellow", soft_wrap=True)
