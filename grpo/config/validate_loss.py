@@ -137,7 +137,7 @@ def _check_uses_of_the_dial(config: TrainConfig) -> None:
     key, dialled = ("name", "dial") if settings.name != "dial" else ("parts", "sum")
     require(
         refused is None,
-        f"{refused} goes by the gradient of normalization.{key}={dialled}, and {key} is {getattr(settings, key)}: "
+        f"{refused} assumes the gradient of normalization.{key}={dialled}, and {key} is {getattr(settings, key)}: "
         "change one of the two",
     )
 

@@ -28,7 +28,9 @@ def read_log(path: Path, column: str | None = None, scale: float = 1.0) -> RunLo
     `column` names the column of pass rates, by the file's name or this project's, and `scale` is its value for a right
     answer. Raises `UserError` when there is nothing to read, no such column, or values that leave [0, scale].
     """
-    require(column is not None or scale == 1.0, "scale= says what the column of column=NAME holds: give both")
+    require(
+        column is not None or scale == 1.0, "scale= says which number in column=NAME means a right answer: give both"
+    )
     if (path / METRICS_FILE).exists() or path.name == METRICS_FILE:
         require(column is None, f"{path} is a run of grpo, whose pass rates are known: leave out column=")
         return _read_ours(path if path.is_dir() else path.parent)
