@@ -41,13 +41,13 @@ class Member:
     linked: bool = False
     has_base: bool = False
 
-    async def begin_refresh(self, post: Post, pauses: bool, arranges: bool) -> None:
+    async def begin_refresh(self, post: Post, pauses: bool, on_cpu: bool) -> None:
         """Opens the link if it is closed, pauses the server's requests if `pauses`, and begins a refresh.
 
-        With `arranges` the server lays out its weights as oneDNN wants them.
+        On a CPU the server is first told to multiply by oneDNN, which is quicker there.
         """
         if not self.linked:
-            if arranges:
+            if on_cpu:
                 await post("/collective_rpc", {"method": "take_onednn"})
             await post("/collective_rpc", {"method": "end_broken_transfer"})
             await self.link.open(post)
@@ -91,12 +91,11 @@ class Fleet:
             )
             for url in urls
         ]
-        # What a server said of weights that its model could not load, until some server has loaded all.
+        # This is what a server said of weights that its model could not load, until some server has loaded all.
         self._refusal: str | None = ""
         # Requests that are under way at a refresh go on after it, their prefixes computed anew.
         self._pauses = config.pipeline == "continuous"
         self._use = ServerUse()
-        self._arranges = device.type == "cpu"
         asyncio.run(self._wait_for_all(servers.start_seconds))
 
     async def _wait_for_all(self, seconds: float) -> None:
@@ -139,7 +138,7 @@ class Fleet:
             if standing is Standing.JOINING:
                 replica.standing = standing
         if self._first:
-            self._on_all(partial(Member.begin_refresh, pauses=self._pauses, arranges=self._arranges))
+            self._on_all(partial(Member.begin_refresh, pauses=self._pauses, on_cpu=self._device.type == "cpu"))
 
     def lacks_base(self) -> bool:
         """Returns whether some living server lacks the frozen weights below the adapters, as the first rank knows.
