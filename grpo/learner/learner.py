@@ -60,7 +60,7 @@ class DeepSpeedLearner:
         together, deadline = learner.sequence_parallel, learner.deadline_seconds
         self._together = SequenceGroup(together, deadline) if together > 1 else None
         self.collective = TorchCollective(device, together=self._together)
-        # A learner that is to load a checkpoint of its own run does not need what the run started with.
+        # A learner that continues its own run loads its checkpoint, and not the weights that the run started with.
         model = dataclasses.replace(config.model, start="") if checkpoint else config.model
         chunk = learner.logit_chunk_tokens
         loading = sharded_loading(learner, learner.precision)
@@ -80,7 +80,7 @@ class DeepSpeedLearner:
         self._logprobs = Scoring(self.layout, row_tokens, self.collective, device, self.cost)
         self.num_steps = 0
         self._skipped_in_a_row = 0
-        # Of the last time that adapters were merged.
+        # This holds the rounding error of the last time that adapters were merged.
         self._merge_loss = MergeLoss()
 
     def cost(self, before: int, tokens: int) -> float:
@@ -100,7 +100,7 @@ class DeepSpeedLearner:
             return AdapterReference(self.policy)
         precision = "float32" if kl.refresh_every and kl.refresh_rate < 1 else learner.precision
         model, chunk = self._config.model, learner.logit_chunk_tokens
-        # Nothing goes backward through it, which a second copy would be for.
+        # A second copy of the weights would serve backward passes, and a reference has none.
         loading = sharded_loading(dataclasses.replace(learner, hpz_partition_size=0), precision)
         frozen = load_policy(model_path, model, precision, chunk, together=self._together, loading=loading)
         return CopyReference(frozen, learner, kl, self._device)
@@ -124,7 +124,7 @@ class DeepSpeedLearner:
         if self._config.objective.kl.in_reward:
             old = self._logprobs(groups, self._current)
         elif self._config.objective.old_logprobs == "learner" and (len(steps) > 1 or passes > 1):
-            # A second pass needs them for the first step too.
+            # A second pass over the samples needs the old log-probabilities of the first step too.
             known = num_first if passes == 1 else 0
             old[known:] = self._logprobs(groups[known:], self._current)
         reference = [() for _ in groups]
@@ -158,7 +158,8 @@ class DeepSpeedLearner:
         objective = self._config.objective
         if batch.entropy_coefficient is not None:
             objective = dataclasses.replace(objective, entropy_coefficient=batch.entropy_coefficient)
-        # On the device, so that the host goes on to the next micro-batch while it computes this one.
+        # The sums stay on the device, so that the host prepares the next micro-batch while the device computes this
+        # one.
         sums = torch.zeros(len(METRICS), dtype=torch.float64, device=self._device)
         whole_loss = torch.zeros((), dtype=torch.float64, device=self._device)
         together = self._config.learner.sequence_parallel
@@ -185,7 +186,8 @@ class DeepSpeedLearner:
         means = {name: Mean(total, tokens) for name, total in zip(METRICS, totals, strict=True)}
         means["policy/loss"] = Mean(whole_loss, 1)
         if not batch.old_known:
-            # The current policy stood in for the round's first: what it has learned is no mismatch of the engines.
+            # The current policy stood in for that of the round's start. What it has learned since is not a mismatch
+            # between the engines.
             means |= {name: Mean(0.0, 0.0) for name in METRICS if name.startswith("mismatch/")}
         if self._config.model.lora.rank:
             means["lora/merge_error"] = Mean(self._merge_loss.value, 1)

@@ -130,7 +130,8 @@ def _own_model(path: str, config: PretrainedConfig, build: Build) -> tuple[PreTr
             reasons.append(_first_line(error))
     told = "; ".join(dict.fromkeys((reasons[0], reasons[-1])))
     raise UserError(
-        f"{path}: how {config.model_type} is computed cannot be checked on a small copy, so it is not trained ({told})"
+        f"{path}: no small copy of a {config.model_type} model can be made to check how it is computed, so it is not "
+        f"trained ({told})"
     )
 
 

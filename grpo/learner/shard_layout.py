@@ -10,7 +10,7 @@ from grpo.config.compare_saved import check_stages
 from grpo.config.errors import UserError
 from grpo.config.folder import LAYOUT_FILE
 
-# How DeepSpeed names shards of an optimizer for bfloat16, and weights that are not sharded.
+# DeepSpeed gives these names to shards of an optimizer for bfloat16, and to weights that are not sharded.
 OF_BFLOAT16, WHOLE_WEIGHTS = "bf16_", "mp_rank_*_model_states.pt"
 # The folder of the shards within a checkpoint's folder.
 SHARDS = "learner"

@@ -273,7 +273,7 @@ def test_a_csv_with_a_column_of_its_own(tmp_path):
     assert log["pass_rate"].values.tolist() == [step / 20 for step in range(1, 11)]
     scaled = read_log(path, "reward", 10.0)
     assert scaled["pass_rate"].values.tolist() == [step / 10 for step in range(1, 11)]
-    with pytest.raises(UserError, match=r"reward of .* goes from 1 to 10, beyond \[0, 2\]: give what it holds"):
+    with pytest.raises(UserError, match=r"reward of .* goes from 1 to 10, beyond \[0, 2\]: give its value"):
         read_log(path, "reward", 2.0)
     with pytest.raises(UserError, match="no column speed; its columns are: accuracy, reward"):
         read_log(path, "speed")
