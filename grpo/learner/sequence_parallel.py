@@ -75,7 +75,7 @@ class SequenceGroup:
         return self._exchange(by_receiver).reshape(1, self.size * heads, tokens // self.size, width)
 
     def own_heads(self, tensor: Tensor) -> Tensor:
-        """Takes one value per head [heads], and returns those of the heads that this rank has after `tokens_to_heads`."""
+        """Takes one value per head [heads], and returns those of this rank's heads after `tokens_to_heads`."""
         return tensor.chunk(self.size)[self._index]
 
     def whole(self, values: Tensor, place: Tensor, length: int) -> Tensor:
