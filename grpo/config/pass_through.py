@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo.config.errors import require
+from grpo.config.optimizer import chosen_optimizer
 from grpo.config.run import TrainConfig
 
 RUN = ""
@@ -54,7 +55,11 @@ DEEPSPEED = {
     "bf16": "learner.precision",
     "fp16": "learner.precision",
     "gradient_clipping": "learner.max_gradient_norm",
-    "optimizer": "learner.learning_rate and the keys after it",
+    "optimizer.params.lr": "learner.learning_rate",
+    "optimizer.params.betas": "learner.betas",
+    "optimizer.params.eps": "learner.adam_epsilon",
+    "optimizer.params.weight_decay": "learner.weight_decay",
+    "optimizer.params.max_grad_norm": "learner.max_gradient_norm",
     "scheduler": "learner.schedule",
     **dict.fromkeys(
         (
@@ -80,6 +85,7 @@ def check_pass_through(config: TrainConfig) -> None:
     _check("rollout.engine_args", rollout.engine_args, ENGINE_ARGS)
     _check("rollout.sampling.extra", rollout.sampling.extra, SAMPLING)
     _check("learner.deepspeed", config.learner.deepspeed, DEEPSPEED)
+    chosen_optimizer(config.learner)
     _check("model.config", config.model.config, MODEL)
     require(
         rollout.engine != "transformers" or not (rollout.engine_args or rollout.sampling.extra),
