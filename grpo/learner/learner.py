@@ -25,6 +25,7 @@ from grpo.learner.group_logprobs import Scoring
 from grpo.learner.loading import fitting_layout, load_policy
 from grpo.learner.offloading import LearnerStates
 from grpo.learner.on_device import spoil_unless, to_device
+from grpo.learner.passed_on import check_passed_on
 from grpo.learner.plain_data import only_plain_data
 from grpo.learner.policy import DTYPES, Policy
 from grpo.learner.reference import AdapterReference, CopyReference, reference_logprobs
@@ -58,6 +59,7 @@ class DeepSpeedLearner:
         self._device = device
         self._temperature = config.rollout.sampling.temperature
         learner = config.learner
+        check_passed_on(learner)
         together, deadline = learner.sequence_parallel, learner.deadline_seconds
         self._together = SequenceGroup(together, deadline) if together > 1 else None
         self.collective = TorchCollective(device, together=self._together)
