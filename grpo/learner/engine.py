@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, redirect_stdout, 
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import deepspeed
@@ -20,6 +21,7 @@ from torch import nn
 from transformers.integrations import HfDeepSpeedConfig
 
 from grpo.config import LearnerConfig
+from grpo.config.optimizer import chosen_optimizer
 from grpo.host import ranks
 from grpo.host.network import interface_of, own_address
 
@@ -73,7 +75,9 @@ def deepspeed_config(learner: LearnerConfig) -> dict[str, Any]:
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 1_000_000_000,
     }
-    return own | learner.deepspeed | {"zero_optimization": zero | learner.deepspeed.get("zero_optimization", {})}
+    # DeepSpeed is given the optimizer itself.
+    passed = {name: value for name, value in learner.deepspeed.items() if name != "optimizer"}
+    return own | passed | {"zero_optimization": zero | passed.get("zero_optimization", {})}
 
 
 @contextmanager
@@ -101,21 +105,22 @@ def sharded_loading(learner: LearnerConfig, precision: str) -> Iterator[None]:
 
 
 def start_engine(policy: nn.Module, learner: LearnerConfig) -> deepspeed.DeepSpeedEngine:
-    """Starts the training engine: ZeRO, with AdamW on float32 master weights. The learner sets the learning rate of
-    every step."""
+    """Starts the training engine: ZeRO, with an optimizer on float32 master weights. The learner sets the learning rate
+    of every step."""
     if learner.offload_optimizer and torch.cuda.is_available():
-        # AdamW then runs on the CPU, where torchrun leaves each rank one thread.
+        # The optimizer then runs on the CPU, where torchrun leaves each rank one thread.
         torch.set_num_threads(ranks.own_cores())
     parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(
-        parameters,
-        lr=learner.learning_rate,
-        betas=tuple(learner.betas),
-        eps=learner.adam_epsilon,
-        weight_decay=learner.weight_decay,
-        fused=True,
-    )
+    kind = getattr(torch.optim, chosen_optimizer(learner).name)
+    fused = {"fused": True} if "fused" in signature(kind).parameters else {}
+    optimizer = kind(parameters, lr=learner.learning_rate, **optimizer_settings(learner), **fused)
     return _initialized(model=policy, optimizer=optimizer, config=deepspeed_config(learner))
+
+
+def optimizer_settings(learner: LearnerConfig) -> dict[str, Any]:
+    """Returns the settings of the optimizer besides its learning rate, by torch's names."""
+    adams = {"betas": tuple(learner.betas), "eps": learner.adam_epsilon, "weight_decay": learner.weight_decay}
+    return adams | dict(chosen_optimizer(learner).settings)
 
 
 def start_frozen_engine(policy: nn.Module, learner: LearnerConfig) -> deepspeed.DeepSpeedEngine:

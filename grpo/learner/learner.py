@@ -16,14 +16,16 @@ from grpo.config import TrainConfig
 from grpo.config.errors import UserError
 from grpo.config.folder import REFERENCE_FILE
 from grpo.config.learning_rate import learning_rate_factor
+from grpo.config.optimizer import chosen_optimizer
 from grpo.interfaces import Bucket
 from grpo.learner.collective import TorchCollective
-from grpo.learner.engine import quiet, sharded_loading, start_engine
+from grpo.learner.engine import optimizer_settings, quiet, sharded_loading, start_engine
 from grpo.learner.flops import flop_count
 from grpo.learner.group_logprobs import Scoring
 from grpo.learner.loading import fitting_layout, load_policy
 from grpo.learner.offloading import LearnerStates
 from grpo.learner.on_device import spoil_unless, to_device
+from grpo.learner.passed_on import check_passed_on
 from grpo.learner.plain_data import only_plain_data
 from grpo.learner.policy import DTYPES, Policy
 from grpo.learner.reference import AdapterReference, CopyReference, reference_logprobs
@@ -57,6 +59,7 @@ class DeepSpeedLearner:
         self._device = device
         self._temperature = config.rollout.sampling.temperature
         learner = config.learner
+        check_passed_on(learner)
         together, deadline = learner.sequence_parallel, learner.deadline_seconds
         self._together = SequenceGroup(together, deadline) if together > 1 else None
         self.collective = TorchCollective(device, together=self._together)
@@ -205,13 +208,12 @@ class DeepSpeedLearner:
             return tokens_of(*self.engine(placed, self._temperature), placed, self._config.objective)
 
     def _set_learning_rate(self, factor: float) -> float:
-        """Sets the learning rate, the schedule's times `factor`, and returns it. Sets AdamW's other settings as they
-        are configured now, whatever a loaded checkpoint had."""
+        """Sets the learning rate, the schedule's times `factor`, and returns it. Sets the optimizer's other settings as
+        they are configured now, whatever a loaded checkpoint had."""
         learner = self._config.learner
         rate = learner.learning_rate * factor * learning_rate_factor(self.num_steps, learner, self._config.num_steps)
-        settings = {"betas": tuple(learner.betas), "eps": learner.adam_epsilon, "weight_decay": learner.weight_decay}
         for group in self.engine.optimizer.param_groups:
-            group |= {"lr": rate, **settings}
+            group |= {"lr": rate, **optimizer_settings(learner)}
         return rate
 
     def _overflowed(self) -> bool:
@@ -260,7 +262,8 @@ class DeepSpeedLearner:
         learner = self._config.learner
         trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
         count = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)
-        return Layout(self.collective.world_size, max(1, learner.zero_stage), learner.precision, count)
+        optimizer = chosen_optimizer(learner).name
+        return Layout(self.collective.world_size, max(1, learner.zero_stage), learner.precision, count, optimizer)
 
     def load(self, directory: str) -> None:
         """Restores weights and optimizer state that `save` wrote, also with another number of ranks or in another

@@ -102,7 +102,7 @@ class LearnerStates:
         weights, frozen = list(_weights(self._engine.module)), chain.from_iterable(map(_weights, self._frozen))
         staying = {tensor.untyped_storage().data_ptr() for tensor in weights if keep_weights}
         sharded = self._engine.optimizer
-        # The engine's optimizer is ZeRO, which holds shards and buffers. It wraps AdamW, which holds the moments.
+        # The engine's optimizer is ZeRO, which holds shards and buffers. It wraps another one, which holds the moments.
         states = chain(weights, frozen, _tensors(vars(sharded)), _tensors(sharded.optimizer.state))
         self._memory.take(tensor for tensor in states if tensor.untyped_storage().data_ptr() not in staying)
 

@@ -12,9 +12,11 @@ from uuid import uuid4
 import torch
 from transformers import PreTrainedTokenizerBase
 from vllm import LLM, SamplingParams
+from vllm.exceptions import VLLMError
 from vllm.sampling_params import RequestOutputKind
 
 from grpo.config import SamplingConfig, TrainConfig, UserError
+from grpo.config.pass_through import passing_on
 from grpo.host import ranks
 from grpo.interfaces import Bucket, Collective, OnGroup
 from grpo.rollout.engine_arguments import colocated_arguments, engine_arguments, for_cpu, sampling_arguments
@@ -58,13 +60,16 @@ class VllmSampler:
         arguments = engine_arguments(config, str(model_path), self._on_gpu, cpu_special)
         speculates = "speculative_config" in config.rollout.engine_args
         arguments |= colocated_arguments(self._on_gpu, ranks.world_size(), spread, speculates)
+        with passing_on("rollout.sampling.extra", config.rollout.sampling.extra, VLLMError):
+            self._parameters(config.rollout.sampling, seed=0)
         classes = ModelClasses()
         if self._on_gpu:
             # vLLM checks that its share of the GPU is free. Torch keeps memory from loading the learner, which counts
             # as taken.
             torch.cuda.empty_cache()
         with _own_settings(device), nullcontext() if self._on_gpu else _own_shared_memory(collective, spread):
-            self._llm = LLM(**arguments)
+            with passing_on("rollout.engine_args", config.rollout.engine_args, VLLMError):
+                self._llm = LLM(**arguments)
             self._llm.apply_model(classes.part)
         self._use = self._llm.llm_engine.logger_manager = EngineUse()
         if not self._on_gpu:
@@ -117,11 +122,14 @@ class VllmSampler:
 
     def _submit(self, index: int, sample: int, prompt: Prompt, sampling: SamplingConfig) -> None:
         seed = sample_seed(self._config.seed, prompt.prompt_id, sample, self.policy_version)
+        parameters = self._parameters(sampling, seed)
+        self._llm.llm_engine.add_request(f"{index}/{sample}", {"prompt_token_ids": list(prompt.token_ids)}, parameters)
+
+    def _parameters(self, sampling: SamplingConfig, seed: int) -> SamplingParams:
         # Only whole answers are returned. Otherwise this process would build an answer for every new token of every
         # completion.
         whole = {"output_kind": RequestOutputKind.FINAL_ONLY, "flat_logprobs": True}
-        parameters = SamplingParams(**sampling_arguments(sampling, self._stop_token_ids, seed), **whole)
-        self._llm.llm_engine.add_request(f"{index}/{sample}", {"prompt_token_ids": list(prompt.token_ids)}, parameters)
+        return SamplingParams(**sampling_arguments(sampling, self._stop_token_ids, seed), **whole)
 
     def _completion(self, output) -> Completion:
         token_ids = tuple(output.token_ids)
