@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,8 +83,9 @@ def of_sweep(folder: Path) -> tuple[list[Run], list[str], int]:
     states = {cell: ledger.state(cell) for cell in ledger.cells}
     done = [cell for cell, state in states.items() if state.state == DONE]
     failed = [f"{cell.name} failed: {state.why}." for cell, state in states.items() if state.state == FAILED]
-    unfinished = len(states) - len(done) - len(failed)
-    notes = failed + ([f"{unfinished} of {len(states)} runs are not done."] if unfinished else [])
+    others = Counter(state.state for state in states.values() if state.state not in (DONE, FAILED))
+    unfinished, counted = sum(others.values()), ", ".join(f"{number} {state}" for state, number in others.items())
+    notes = failed + ([f"{unfinished} of {len(states)} runs are not done ({counted})."] if unfinished else [])
     return [load(ledger.path(cell), cell.variant, cell.seed) for cell in done], notes, unfinished
 
 

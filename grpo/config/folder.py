@@ -11,8 +11,8 @@ CONFIG_FILE, CODE_FILE, PATCH_FILE = "config.json", "code.json", "code.patch"
 # and some completions are kept.
 METRICS_FILE, PROMPTS_FILE = "metrics.jsonl", "prompts.jsonl"
 EVALUATIONS_FILE, SAMPLES_FILE = "evaluations.jsonl", "samples.jsonl"
-# How the run ended stands here, once it has.
-END_FILE = "end.json"
+# How the run ended stands here, once it has. Each time the run is resumed adds a line to the other file.
+END_FILE, RESUMPTIONS_FILE = "end.json", "resumptions.jsonl"
 # With tracking.completions=all every completion is kept here.
 COMPLETIONS_FOLDER = "completions"
 # Traces of the rounds in tracking.profile_rounds lie here.

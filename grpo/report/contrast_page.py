@@ -16,6 +16,7 @@ from grpo.report import page
 from grpo.report.contrast import SURE, Contrast, Variant
 from grpo.report.contrast_panels import PANELS
 from grpo.report.contrast_tables import CAPTIONS, by_quarter, health, percent, points, ratio, results, settings
+from grpo.report.course import standing, unfinished, where
 from grpo.report.finished_runs import Run
 from grpo.report.glossary import meanings, signed
 from grpo.report.style import sheet
@@ -43,7 +44,7 @@ def write_contrast(shown: Contrast, folder: Path, notes: Sequence[str] = (), con
         "How the runs went": health(shown),
         "Settings that differ": settings(shown),
     }
-    said = [*conclusion(shown), *notes]
+    said = [*conclusion(shown), *courses(shown), *notes]
     panels = [partial(panel, shown=shown) for panel in PANELS]
     sheet(panels[:4], folder / COMPARISON_PLOT_FILE, SHEET_INCHES, columns=2, first_wide=False)
     page.write_page(
@@ -121,6 +122,16 @@ def conclusion(shown: Contrast) -> list[str]:
         "Quarters of difficulty are formed by the first evaluation. By chance alone the hardest quarter rises and the "
         "easiest falls, equally in all variants, so compare the variants with each other."
     )
+    return said
+
+
+def courses(shown: Contrast) -> list[str]:
+    """Says which runs were resumed, and which have not finished."""
+    runs = [run for variant in shown.variants for run in variant.runs]
+    resumed = [f"{run.folder.name} {where(run.resumptions)}" for run in runs if run.resumptions]
+    said = [f"{len(resumed)} of {len(runs)} runs were resumed: {_listed(resumed)}."] if resumed else []
+    for run in runs:
+        said += unfinished(run.folder.name, standing(run.folder, run.rows, run.config))
     return said
 
 

@@ -112,7 +112,7 @@ class Session:
         progress, verdict = resumed(self._config, saved, parts, self._store) if saved else fresh(parts)
         with working("giving the sampler the learner's weights"):
             parts.weight_sync.begin(parts.learner, self._clocks.sampler(parts.sampler))
-        files = on_first(self._collective, lambda: open_files(self._config, self._services, progress.step))
+        files = on_first(self._collective, lambda: open_files(self._config, self._services, saved))
         with files or nullcontext():
             progress, verdict = self._train(progress, verdict, files, observers)
         reason = verdict.reason if verdict.stop else ""

@@ -14,11 +14,12 @@ from grpo.cli import main
 from grpo.config import UserError
 from grpo.config.run import TrainConfig
 from grpo.report.contrast import contrast, not_below, over_seeds
-from grpo.report.contrast_page import SHEET_INCHES, conclusion, samples, write_contrast
+from grpo.report.contrast_page import SHEET_INCHES, conclusion, courses, samples, write_contrast
 from grpo.report.contrast_panels import PANELS, differences
 from grpo.report.contrast_tables import CAPTIONS, by_quarter, health, results, settings
 from grpo.report.finished_runs import load
 from grpo.report.style import STYLE
+from grpo.telemetry import FINISHED, INTERRUPTED, KILLED, Ending, Resumption, add_resumption, write_ending
 from grpo.types import Interval
 from tests.report.structure import assert_well_made
 
@@ -269,6 +270,18 @@ def test_the_command_compares_folders_and_names_variants_by_them(runs, tmp_path,
     page = (tmp_path / "out" / "report.html").read_text()
     assert "http" not in page.replace("http://www.w3.org", ""), "a page that needs nothing else"
     assert (tmp_path / "out" / "report.png").stat().st_size > 10_000
+
+
+def test_runs_that_were_resumed_or_have_not_finished_are_named(tmp_path):
+    folders = [write_run(tmp_path / f"x-seed{seed}", 0.5, seed) for seed in range(3)]
+    for folder, state in zip(folders, (FINISHED, INTERRUPTED, FINISHED), strict=True):
+        write_ending(folder, Ending(state, 30))
+    for step in (10, 20):
+        add_resumption(folders[2], Resumption(step, f"step-{step:08d}", step, KILLED))
+    assert courses(contrast([load(folder, "x") for folder in folders])) == [
+        "1 of 3 runs were resumed: x-seed2 after steps 10 and 20.",
+        "x-seed1 was interrupted at step 30 of 100; checkpoint.resume=true goes on.",
+    ]
 
 
 def test_what_is_no_run_is_one_line(tmp_path, capsys):
