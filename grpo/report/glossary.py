@@ -7,6 +7,8 @@ from typing import Any
 MEANINGS = {
     "pass rate": "The share of completions that are right.",
     "pass@1": "The share of problems solved at the first try. pass@k: at least one of k tries is right.",
+    "maj@k": "The share of problems whose most frequent answer among k is right.",
+    "greedy": "One completion that takes the likeliest token at each place.",
     "held-out problems": "Problems that are never trained on. They tell whether the model learned or only memorized.",
     "95 % interval": "If everything were repeated many times, 95 % of such intervals would hold the true value.",
     "percentage point": "From 20 % to 30 % is a change of 10 percentage points, or points for short.",

@@ -80,7 +80,17 @@ def write_run_page(
         ),
         settings=settings(config),
         meanings=meanings(
-            *("pass rate", "pass@1", "held-out problems", "95 % interval", "percentage point", "p", "optimizer step"),
+            *(
+                "pass rate",
+                "pass@1",
+                "maj@k",
+                "greedy",
+                "held-out problems",
+                "95 % interval",
+                "percentage point",
+                "p",
+                "optimizer step",
+            ),
             *("round", "group", "silent group", "entropy", "gradient norm", "cut off"),
         ),
     )
