@@ -37,6 +37,15 @@ RUN_ID_FILE = "run-id"
 LOCK_FILE, LAUNCHER_FILE, LOG_FOLDER = "run.lock", "launcher.pid", "logs"
 CHECKPOINTS = "checkpoints"
 
+# A run that died before its first checkpoint cannot be resumed. The next run in the same folder moves what it left into
+# a folder of this name with a number.
+EARLIER = "earlier-"
+LEFT_BEHIND = (
+    *(CONFIG_FILE, CODE_FILE, PATCH_FILE, METRICS_FILE, PROMPTS_FILE, EVALUATIONS_FILE, SAMPLES_FILE, END_FILE),
+    *(COMPLETIONS_FOLDER, PROFILE_FOLDER, MODELS_FOLDER, CURVES_FILE, REPORT_FILE, PAGE_FILE),
+    *(DYNAMICS_PLOT_FILE, DYNAMICS_PAGE_FILE),
+)
+
 # A checkpoint says where the run stood, the checksums of its files, and how the learner's shards are cut.
 STATE_FILE, CHECKSUMS_FILE, LAYOUT_FILE = "state.json", "SHA256SUMS", "layout.json"
 # A reference that is not the run's first model lies here.
