@@ -151,7 +151,7 @@ def courses(shown: Contrast) -> list[str]:
     steps = [f"{max(run.evaluations[-1]['step'] for run in variant.runs):,}" for variant in shown.variants]
     resumed = [f"{run.folder.name} {where(run.resumptions)}" for run in runs if run.resumptions]
     said = [f"The number of optimizer steps is {_of_each(shown, steps)}."] if len(set(steps)) > 1 else []
-    said += [f"{len(resumed)} of {len(runs)} runs were resumed: {_listed(resumed)}."] if resumed else []
+    said += [f"Of {len(runs)} runs {len(resumed)} had to be resumed: {_listed(resumed)}."] if resumed else []
     for run in runs:
         said += unfinished(run.folder.name, standing(run.folder, run.rows, run.config))
     return said

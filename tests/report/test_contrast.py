@@ -279,7 +279,7 @@ def test_runs_that_were_resumed_or_have_not_finished_are_named(tmp_path):
     for step in (10, 20):
         add_resumption(folders[2], Resumption(step, f"step-{step:08d}", step, KILLED))
     assert courses(contrast([load(folder, "x") for folder in folders])) == [
-        "1 of 3 runs were resumed: x-seed2 after steps 10 and 20.",
+        "Of 3 runs 1 had to be resumed: x-seed2 after steps 10 and 20.",
         "x-seed1 was interrupted at step 30 of 100; checkpoint.resume=true goes on.",
     ]
 

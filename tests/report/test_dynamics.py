@@ -45,6 +45,19 @@ def test_many_evaluations_are_a_line_and_few_have_bars(tmp_path):
         assert len(held_out) == bars and "held out, 95 % interval" in axes.get_legend_handles_labels()[1]
 
 
+def test_held_out_evaluations_above_the_training_curve_are_seen_whole(tmp_path):
+    write_run(tmp_path, 60)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    for index, row in enumerate(rows):  # the pass rate in training stays at 0.25
+        row |= {"pass_rate": 0.25, "groups/counts": [[1 + index % 3, 8, 32]]}
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    row = {"step": 0, "problems": 99, "pass@1": {"value": 0.9, "low": 0.85, "high": 0.95}}
+    (tmp_path / "evaluations.jsonl").write_text("".join(json.dumps(row | {"step": step}) + "\n" for step in (0, 9)))
+    axes = Figure().add_subplot()
+    draw_reward(axes, analysed(read_log(tmp_path), tmp_path))
+    assert axes.get_ylim()[1] > 0.95
+
+
 def test_laws_that_fit_as_well_are_named_beside_the_best(tmp_path):
     write_run(tmp_path, 30)
     shown = analysed(read_log(tmp_path), tmp_path)
