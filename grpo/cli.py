@@ -115,7 +115,8 @@ def _main(arguments: Sequence[str] | None) -> int:
 def _run(command: str, words: list[str]) -> int:
     """Runs a known command, or prints what was asked for instead: its help or its composed configuration."""
     if command not in (*CONFIGURED, "launch"):
-        module = _module(command)
+        with working(f"loading what grpo {command} needs"):
+            module = _module(command)
         asked = words[:1] == ["help"] or {"-h", "--help"} & {*words}
         if asked or (not words and command in WORDED):
             print(wrapped_usage(module.USAGE))

@@ -9,6 +9,7 @@ from pathlib import Path
 from grpo.commands.words import count, natural, positive, typed
 from grpo.config import UserError
 from grpo.dynamics.planning import PlanRequest
+from grpo.host.alive import working
 from grpo.prove.record import read_constants
 from grpo.report.dynamics import write_diagnosis, write_fit, write_forecast, write_replay
 from grpo.report.plan import write_plan
@@ -47,7 +48,8 @@ def run(words: Sequence[str]) -> int:
         raise UserError(f"grpo dynamics has no {name!r}: choose one of {', '.join(COMMANDS)} (grpo dynamics help)")
     if not rest or "=" in rest[0]:
         raise UserError(f"grpo dynamics {name} needs a path (grpo dynamics help)")
-    COMMANDS[name](Path(rest[0]), rest[1:])
+    with working("analysing the log" if name != "plan" else "making the plan"):
+        COMMANDS[name](Path(rest[0]), rest[1:])
     return 0
 
 
