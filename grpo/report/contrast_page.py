@@ -133,11 +133,11 @@ def conclusion(shown: Contrast) -> list[str]:
 
 def differently_asked(shown: Contrast) -> list[str]:
     """Says in what the variants' last evaluations differ, since that alone may make a difference."""
-    return [
-        f"The variants were evaluated differently, which alone may make a difference: {condition} is "
-        f"{_of_each(shown, values)}."
-        for condition, values in unlike([variant.runs[0].evaluations[-1] for variant in shown.variants]).items()
-    ]
+    conditions = unlike([variant.runs[0].evaluations[-1] for variant in shown.variants])
+    if not conditions:
+        return []
+    named = "; ".join(f"{name} is {_of_each(shown, values)}" for name, values in conditions.items())
+    return [f"The variants were evaluated differently, which alone may make a difference: {named}."]
 
 
 def _of_each(shown: Contrast, values: Sequence[Any]) -> str:

@@ -298,6 +298,8 @@ def test_variants_that_were_evaluated_differently_or_took_other_steps_are_not_co
         "The variants were evaluated differently, which alone may make a difference: temperature is 1.0 of a, 0.5 of b."
     )
     assert differently_asked(compared) == [said]
+    header, *rows = results(compared)
+    assert [row[header.index("p")] for row in rows] == ["", ""], "one seed says nothing of others"
     assert courses(compared) == ["The number of optimizer steps is 30 of a, 20 of b."]
     write_contrast(compared, tmp_path)
     assert f'<div class="verdict unsure"><p>{said}</p></div>' in (tmp_path / "report.html").read_text()
