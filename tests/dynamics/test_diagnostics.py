@@ -18,7 +18,7 @@ from benchmarks.synthetic_logs import FAILURES, healthy, noise, still
 from grpo.config import TrainConfig
 from grpo.config.hydra import compose_config
 from grpo.config.validate import value_at
-from grpo.dynamics import evidence, progress, reward_parts, swings
+from grpo.dynamics import evidence, progress, reward_parts, setbacks, swings
 from grpo.dynamics import findings as findings_module
 from grpo.dynamics.diagnostics import CHECKS, diagnose, unchecked
 from grpo.dynamics.findings import NOTE, DiagnosisRule
@@ -177,11 +177,13 @@ def test_a_loss_that_was_made_good_is_told_as_a_setback():
 
 
 def test_a_loss_that_lasts_is_told_although_ten_rounds_could_not_tell_it_from_luck():
-    """The loss of .17 is 2.3 times the scatter of single rounds. It takes forty rounds on either side to be sure."""
-    luck = 0.075 * np.random.default_rng(0).standard_normal(240)
-    curve = np.repeat([0.6, 0.43], 120) + luck
-    assert {"setback", "unstable"} & changed(240, pass_rate=curve)
-    assert not {"setback", "unstable"} & changed(240, pass_rate=0.5 + luck)
+    """The loss of .14 is 1.4 times the scatter of single rounds. Windows of ten rounds alone would tell 7 of 10."""
+    told, alarms = 0, 0
+    for seed in range(10):
+        luck = 0.1 * np.random.default_rng(seed).standard_normal(240)
+        told += setbacks.collapse(steady(np.repeat([0.6, 0.46], 120) + luck), RULE) is not None
+        alarms += setbacks.collapse(steady(0.5 + luck), RULE) is not None
+    assert (told, alarms) == (10, 0)
 
 
 def test_short_swings_are_told_where_the_rounds_before_did_not_swing():
@@ -200,10 +202,10 @@ def test_short_swings_are_told_where_the_rounds_before_did_not_swing():
 
 
 def test_a_smaller_batch_makes_rounds_scatter_more_without_a_swing():
-    """The last third of the run has two prompts of eight completions instead of sixteen."""
+    """The last third of the run has one prompt of eight completions instead of sixteen."""
     generator, told = np.random.default_rng(2), 0
     for _ in range(20):
-        prompts = np.repeat([16, 2], [100, 50])
+        prompts = np.repeat([16, 1], [100, 50])
         rounds = [
             (step + 1, 1, 0, Counter((int(k), 8) for k in generator.binomial(8, 0.5, number)))
             for step, number in enumerate(prompts)
@@ -289,13 +291,12 @@ def test_a_part_that_pays_less_than_the_better_answers_is_not_gamed():
     assert told == [False, True]
 
 
-def test_a_gap_between_training_and_held_out_problems_is_told_of_twelve_evaluations():
-    hits = 0
+def test_a_gap_between_training_and_held_out_problems_is_told_of_few_evaluations():
+    """Twenty runs have 12 to 16 evaluations of 100 problems each. The intervals of single halves would tell 19."""
     for seed in range(20):
         curves = healthy(40_000 + seed)
         FAILURES["reward hacking or overfitting"](curves)
-        hits += progress.reward_hacking(logged(curves), RULE) is not None
-    assert hits >= 18
+        assert progress.reward_hacking(logged(curves), RULE) is not None, seed
 
 
 def test_a_kl_that_runs_off_is_told_without_an_entropy():
