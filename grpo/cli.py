@@ -17,6 +17,7 @@ from grpo.config.flags import read_words
 from grpo.host import environment, ranks
 from grpo.host.alive import working
 from grpo.host.imports import importing, look_here_last
+from grpo.host.signals import EXIT_BROKEN_OFF
 from grpo.host.terminal import protect, say, wrapped, wrapped_usage
 
 USAGE = """usage: grpo COMMAND [key=value ...]
@@ -53,8 +54,6 @@ one's own, and --config-dir DIR adds a folder of groups, such as DIR/experiment/
 HELP = ("help", "-h", "--help")
 VERSION = ("version", "-V", "--version")
 WRONG_USE = 2
-# A shell gives this code to a program that Ctrl-C ended (128 + SIGINT).
-BROKEN_OFF = 130
 # A file or folder that is named wrongly, may not be written, or has no space left.
 MENDABLE = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EROFS, errno.ENOSPC)
 # The words of these commands are overrides of a run's configuration. The other commands read their words themselves.
@@ -90,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         # A run that has begun takes the first Ctrl-C itself, and saves.
         say(f"grpo {command}: interrupted")
-        return BROKEN_OFF
+        return EXIT_BROKEN_OFF
     except UserError as error:
         say(f"grpo: {error}")
         return WRONG_USE
@@ -126,7 +125,7 @@ def _run(command: str, words: list[str]) -> int:
         return 0
     # The config is composed and checked before the command's module is imported, which takes seconds.
     config = compose_config(words)
-    config.model = described(config.model)
+    config = replace(config, model=described(config.model))
     check(command, config)
     if command not in CONFIGURED:
         return _module(command).run(words)

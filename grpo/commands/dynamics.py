@@ -69,8 +69,8 @@ def _whatif(path: Path, settings: list[str]) -> None:
     budgets = [word for word in settings if word.partition("=")[0] in UNITS]
     if len(budgets) > 1:
         raise UserError(f"give one budget, not {' and '.join(budgets)}")
-    given = typed(budgets, **dict.fromkeys(UNITS, positive))
-    budget = Budget(*next(iter(given.items()))) if given else None
+    amounts = typed(budgets, **dict.fromkeys(UNITS, positive))
+    budget = Budget(*next(iter(amounts.items()))) if amounts else None
     write_whatif(path, [word for word in settings if word not in budgets], budget)
 
 
@@ -78,11 +78,11 @@ def _plan(path: Path, settings: list[str]) -> None:
     kinds = {field.name: type(field.default) for field in fields(PlanRequest)}
     kinds |= dict.fromkeys(("prompt_tokens", "completion_tokens", "budget_tokens"), positive)
     kinds |= dict.fromkeys(("prompts_per_step", "smallest", "largest"), natural)
-    given = typed(settings, column=str, tried=natural, machine=str, output=Path, **kinds)
-    machine = read_constants(given.pop("machine")) if "machine" in given else None
-    rates, missing = read_solve_rates(path, given.pop("column", LLAMA_COLUMN))
-    tried, output = given.pop("tried", LLAMA_SAMPLES), given.pop("output", path.parent)
-    write_plan(rates, missing, tried, PlanRequest(**given), machine, output)
+    options = typed(settings, column=str, tried=natural, machine=str, output=Path, **kinds)
+    machine = read_constants(options.pop("machine")) if "machine" in options else None
+    rates, missing = read_solve_rates(path, options.pop("column", LLAMA_COLUMN))
+    tried, output = options.pop("tried", LLAMA_SAMPLES), options.pop("output", path.parent)
+    write_plan(rates, missing, tried, PlanRequest(**options), machine, output)
 
 
 COMMANDS: dict[str, Callable[[Path, list[str]], None]] = {

@@ -19,12 +19,12 @@ from grpo.config.validate import validate
 from grpo.host.folder_lock import refuse_held
 from grpo.host.imports import safe_path
 from grpo.host.signals import StopRequest
+from grpo.host.terminal import facts_table
 from grpo.launch.machines import machines_of
 from grpo.launch.ports import with_free_ports
 from grpo.launch.seats import LEARNER, seat_table, seats_of
 from grpo.launch.shells import Held
 from grpo.launch.supervise import wait
-from grpo.report.summary import facts_table
 
 
 def run(words: Sequence[str]) -> int:

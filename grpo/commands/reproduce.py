@@ -67,8 +67,8 @@ def _rates(settings: dict[str, Any]) -> np.ndarray | None:
 
 def _deep_threshold(settings: dict[str, Any]) -> Reproduction:
     names = ("rate", "steps", "objective", "intervals", "seeds", "warmup")
-    given = {name: settings[name] for name in names if name in settings}
-    sweep = Sweep(Path(settings.get("output_dir", OUTPUT)), **given)
+    options = {name: settings[name] for name in names if name in settings}
+    sweep = Sweep(Path(settings.get("output_dir", OUTPUT)), **options)
     if 1 not in sweep.intervals:
         raise UserError("intervals must contain 1: deep-threshold measures the stiffness at τ = 1")
     return deep_threshold.reproduce(sweep)

@@ -41,7 +41,44 @@ CHECKPOINTS = "checkpoints"
 STATE_FILE, CHECKSUMS_FILE, LAYOUT_FILE = "state.json", "SHA256SUMS", "layout.json"
 # A reference that is not the run's first model lies here.
 REFERENCE_FILE = "reference.safetensors"
-_NAME = re.compile(r"step-(\d+)")
+# `grpo eval` and `grpo solve-rates` leave these in their output_dir.
+EVALUATION_FILE = "evaluation.json"
+RATES_FILE, RATES_SETTINGS_FILE, RATES_PAGE_FILE = "solve_rates.jsonl", "solve_rates.json", "solve_rates.html"
+_STEP = re.compile(r"step-(\d+)")
+_COMPLETIONS = re.compile(r"step-(\d+)-rank-(\d+)\.parquet")
+
+
+def step_name(step: int) -> str:
+    """Returns the name of the folder of a checkpoint, or of a model, after `step` optimizer steps.
+
+    >>> step_name(12)
+    'step-00000012'
+    """
+    return f"step-{step:08d}"
+
+
+def random_state_name(rank: int) -> str:
+    """Returns the name of the file in a checkpoint that holds the state of a rank's random generator."""
+    return f"rng-{rank}.pt"
+
+
+def completions_name(step: int, rank: int) -> str:
+    """Returns the name of the file with a rank's completions of the round that ended at `step`.
+
+    >>> completions_name(12, 0)
+    'step-00000012-rank-0.parquet'
+    """
+    return f"{step_name(step)}-rank-{rank}.parquet"
+
+
+def trace_name(round_index: int, rank: int) -> str:
+    """Returns the name of the file with the trace of a profiled round on one rank."""
+    return f"round-{round_index:05d}-rank-{rank}.json.gz"
+
+
+def server_log_name(host: str, port: int) -> str:
+    """Returns the name of the file with what a vLLM server prints."""
+    return f"server-{host}-{port}.log"
 
 
 def checkpoints_in(directory: Path) -> list[Path]:
@@ -50,9 +87,15 @@ def checkpoints_in(directory: Path) -> list[Path]:
     Other names there, such as a copy or a note, are passed over.
     """
     paths = directory.iterdir() if directory.is_dir() else ()
-    return sorted((path for path in paths if _NAME.fullmatch(path.name) and path.is_dir()), key=step_of)
+    return sorted((path for path in paths if _STEP.fullmatch(path.name) and path.is_dir()), key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
     """Returns the number of optimizer steps after which a checkpoint was saved."""
-    return int(_NAME.fullmatch(checkpoint.name)[1])
+    return int(_STEP.fullmatch(checkpoint.name)[1])
+
+
+def completions_in(folder: Path) -> list[tuple[Path, int]]:
+    """Returns the files of completions in a run's `completions` folder, each with its step."""
+    named = [(path, _COMPLETIONS.fullmatch(path.name)) for path in folder.glob("step-*.parquet")]
+    return [(path, int(match[1])) for path, match in named if match]

@@ -85,8 +85,8 @@ def _download(name: str, revision: str, weights: bool) -> Path:
 
     try:
         unwanted = _HUB_DUPLICATES + ([] if weights else ["*.safetensors"])
-        asked = {"allow_patterns": _HUB_FILES, "ignore_patterns": unwanted}
-        return Path(snapshot_download(name, revision=revision or None, **asked))
+        patterns = {"allow_patterns": _HUB_FILES, "ignore_patterns": unwanted}
+        return Path(snapshot_download(name, revision=revision or None, **patterns))
     except HFValidationError:
         problem = "there is no such directory, and it is not a valid name of a model on the hub: correct model.path"
     except GatedRepoError:

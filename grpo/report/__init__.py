@@ -25,6 +25,6 @@ page, style, glossary     HTML; colours and sheets; explained words
 """
 
 from grpo.report.curves import plot_run
-from grpo.report.summary import facts_table, samples_table, summary_table, write_markdown
+from grpo.report.summary import samples_table, summary_table, write_markdown
 
-__all__ = ["facts_table", "plot_run", "samples_table", "summary_table", "write_markdown"]
+__all__ = ["plot_run", "samples_table", "summary_table", "write_markdown"]

@@ -48,7 +48,7 @@ def write_report(output: Path, exported: Path | None, console: Terminal | None =
     # After only a few rounds, "no finding" would prove nothing, so it is not printed.
     if findings or len(metrics) >= FEWEST_POINTS:
         print_findings(findings, log, console)
-    # The curve may be shorter than the run, since it begins anew after a rollback to an earlier policy.
+    # The curve may be shorter than the run, since it begins anew after the run went back to an earlier policy.
     if len(log.history) >= FEWEST_POINTS:
         write_page(analysed(log, output), findings, output, console)
     page = write_run_page(output, metrics, evaluations, findings)

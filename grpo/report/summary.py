@@ -15,7 +15,6 @@ from rich.text import Text
 
 from grpo.config import UserError
 from grpo.evaluation.pass_rates import FEWEST_PROBLEMS, Interval, paired_difference, pass_at_k, sign_test
-from grpo.host.terminal import clean
 from grpo.report.glossary import signed
 
 Evaluation = Mapping[str, Any]
@@ -56,19 +55,6 @@ def samples_table(rows_before: Sequence[Mapping[str, Any]], rows_after: Sequence
         table.add_row(
             question, *(Text(f"{_score(row)}, the first:\n{_excerpt(row['completion'])}") for row in (old, new))
         )
-    return table
-
-
-def facts_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str | int | float]]) -> Table:
-    """Returns a small table of names and numbers, such as the batch sizes or the memory estimate.
-
-    `header` names the columns. Whole numbers get thousands separators, other numbers two decimals.
-    """
-    table = Table(title=title, title_justify="left")
-    for index, name in enumerate(header):
-        table.add_column(name, justify="right" if index else "left")
-    for row in rows:
-        table.add_row(*(Text(_number(cell)) for cell in row))
     return table
 
 
@@ -178,12 +164,6 @@ def _excerpt(text: str) -> str:
 def _quoted(text: str) -> list[str]:
     # The block is indented and not fenced, since a completion could contain the fence that ends it.
     return [f"    {line}" for line in _excerpt(text).split("\n")]
-
-
-def _number(cell: str | int | float) -> str:
-    if isinstance(cell, str):
-        return clean(cell)
-    return f"{cell:,}" if isinstance(cell, int) else f"{cell:,.2f}"
 
 
 def _markdown_row(cells: Sequence[str]) -> str:

@@ -2,7 +2,9 @@
 
 From configuration to result:
 preparing     reads and checks all that a run needs; a dry run ends there
-preflight     precisions, batch table and memory estimate
+preflight     what is refused once the model is known: its heads, its engine, functions of the loss
+precision, shape     number formats that are left open; a model's sizes from its config
+tables        prints placement, batches, memory and price
 session       one training run, from the start of its engines to its report
 price, lengths      what the run will cost; lengths that the configuration leaves open
 resume, starting    the checkpoint that a run continues from; another run's checkpoint that it begins with

@@ -17,17 +17,17 @@ def read_solve_rates(path: Path, column: str = LLAMA_COLUMN) -> tuple[list[float
     Raises `UserError` when the file cannot be read, no row has a rate, or a rate is not between 0 and 1.
     """
     rows = read_rows(path, "the file of pass rates")
-    given = [row[column] for row in rows if row.get(column) is not None]
-    if not given:
+    rates = [row[column] for row in rows if row.get(column) is not None]
+    if not rates:
         there = ", ".join(sorted({name for row in rows[:100] for name in row}))
         raise UserError(
             f"no row of {path} has a pass rate in the column {column!r}; its columns are: {there}. "
             "Choose one with column=NAME"
         )
-    for rate in given:
+    for rate in rates:
         if not isinstance(rate, int | float | str) or not _is_share(rate):
             raise UserError(f"the column {column} holds {rate}, which is not a pass rate between 0 and 1")
-    return [float(rate) for rate in given], len(rows) - len(given)
+    return [float(rate) for rate in rates], len(rows) - len(rates)
 
 
 def _is_share(value: float | str) -> bool:

@@ -118,6 +118,7 @@ def test_on_a_low_plateau_easier_problems_are_advised(plateau, advice):
     assert finding.remedy.endswith(advice)
 
 
+@pytest.mark.slow
 def test_runs_of_which_nothing_moves_raise_no_alarm_but_that_nothing_was_learned():
     told = [finding.name for seed in range(40) for finding in findings(still(seed)) if finding.severity != NOTE]
     assert set(told) <= {"nothing learned"} and len(told) >= 15

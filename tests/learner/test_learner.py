@@ -131,6 +131,16 @@ def test_a_checkpoint_of_another_stage_and_precision_goes_on_as_it_was(facts):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("case", ["Adam 1", "RAdam 2", "NAdam 1", "NAdam 3", "Adamax 3", "NAdam 1 bfloat16"])
+def test_another_optimizer_under_zero_does_what_torch_does_with_whole_weights_and_is_resumed(facts, case):
+    optimizer = facts["optimizers"][case]
+    # Below 1e-3 a step, for four steps of a warm-up.
+    assert 3e-4 < optimizer["moved"] < 3e-3
+    assert optimizer["same"]
+    assert optimizer.get("away", 0.0) < 2e-7
+
+
+@pytest.mark.slow
 def test_a_checkpoint_executes_nothing_and_one_of_another_model_is_refused(facts):
     refused = facts["refused"]
     assert not refused["ran"]

@@ -200,6 +200,7 @@ def test_a_replay_decides_for_the_learner_ranks_of_the_run(tmp_path, capsys):
     assert "dynamics.prompts_per_step=8" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_plan_from_solve_rates(tmp_path, capsys):
     generator = np.random.default_rng(0)
     rates = generator.binomial(64, generator.beta(2, 2, 500)) / 64
@@ -272,7 +273,7 @@ def test_a_csv_with_a_column_of_its_own(tmp_path):
     assert log["pass_rate"].values.tolist() == [step / 20 for step in range(1, 11)]
     scaled = read_log(path, "reward", 10.0)
     assert scaled["pass_rate"].values.tolist() == [step / 10 for step in range(1, 11)]
-    with pytest.raises(UserError, match=r"reward of .* goes from 1 to 10, beyond \[0, 2\]: give what it holds"):
+    with pytest.raises(UserError, match=r"reward of .* goes from 1 to 10, beyond \[0, 2\]: give its value"):
         read_log(path, "reward", 2.0)
     with pytest.raises(UserError, match="no column speed; its columns are: accuracy, reward"):
         read_log(path, "speed")

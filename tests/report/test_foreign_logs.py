@@ -260,7 +260,7 @@ def test_a_smoothed_mean_may_leave_its_range_by_a_little(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["diagnose", "scale=2"], "scale= says what the column of column=NAME holds: give both"),
+        (["diagnose", "scale=2"], "scale= says which number in column=NAME means a right answer: give both"),
         (["diagnose", "column=reward", "scale=nan"], "scale='nan' is not valid: it must be a number above 0"),
         (["forecast", "last_step=-5"], "last_step='-5' is not valid: it must be a whole number of at least 0"),
     ],

@@ -4,7 +4,8 @@ import pytest
 from rich.console import Console
 
 from grpo.config import UserError
-from grpo.report import facts_table, samples_table, summary_table, write_markdown
+from grpo.host.terminal import facts_table
+from grpo.report import samples_table, summary_table, write_markdown
 
 
 def evaluation(step: int, correct: list[int], completion: str = "so 42", **changes) -> dict:

@@ -8,10 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from grpo.config import TrainConfig, UserError
+from grpo.config import SamplingConfig, TrainConfig, UserError
 from grpo.rollout.engine_arguments import colocated_arguments
 from grpo.weight_sync.refresh import CheckedSync
 from tests.learner.models import tiny_llama
+
+# vLLM takes six seconds to load.
+pytestmark = pytest.mark.slow
 
 
 def place_of_engine(arguments):
@@ -26,7 +29,6 @@ def place_of_engine(arguments):
     return executor._distributed_args(SimpleNamespace(vllm_config=settings))[1:]
 
 
-@pytest.mark.slow
 def test_the_engine_of_each_rank_has_the_gpu_of_its_rank(monkeypatch):
     monkeypatch.setenv("RANK", "11")
     monkeypatch.setenv("LOCAL_RANK", "3")
@@ -34,7 +36,6 @@ def test_the_engine_of_each_rank_has_the_gpu_of_its_rank(monkeypatch):
     assert place_of_engine({}) == (0, 0), "vLLM's own choice knows nothing of ranks"
 
 
-@pytest.mark.slow
 def test_one_process_without_a_launcher_needs_no_variables_of_one(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
@@ -101,6 +102,33 @@ def test_an_engine_starts_once_what_loading_the_learner_took_is_free(tmp_path, m
     monkeypatch.setattr(vllm_sampler, "LLM", lambda **arguments: calls.append("engine") or Recorded())
     vllm_sampler.VllmSampler(TrainConfig(), path, tiny_tokenizer(), torch.device("cuda", 0))
     assert calls == ["room", "engine"]
+
+
+@pytest.mark.parametrize(
+    ("passed", "told"),
+    [
+        ({"engine_args": {"max_seqs": 3}}, r"rollout.engine_args={'max_seqs': 3} is refused: no such argument"),
+        (
+            {"sampling": SamplingConfig(extra={"min_pea": 0.1})},
+            r"rollout.sampling.extra={'min_pea': 0.1} is refused: .*pea",
+        ),
+        ({"sampling": SamplingConfig(extra={"min_p": 2.0})}, r"min_p must be in \[0, 1\]"),
+    ],
+)
+def test_settings_that_vllm_refuses_are_one_line(passed, told, tmp_path, monkeypatch):
+    from benchmarks.small_models import tiny_tokenizer
+    from grpo.rollout import vllm_sampler
+
+    def refuses(**arguments):
+        raise TypeError("no such\nargument")
+
+    monkeypatch.setattr(vllm_sampler, "LLM", refuses)
+    config = TrainConfig()
+    for name, value in passed.items():
+        setattr(config.rollout, name, value)
+    with pytest.raises(UserError, match=told) as refused:
+        vllm_sampler.VllmSampler(config, tiny_llama(tmp_path), tiny_tokenizer(), torch.device("cpu"))
+    assert "\n" not in str(refused.value)
 
 
 @pytest.fixture
