@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 POLL_SECONDS = 1.0
 # A server whose engine does not answer for this long is restarted.
 UNRESPONSIVE_SECONDS = 30.0
-# A server whose engine has died answers with an error, and its process may never end. It is restarted after this
-# many such answers in a row.
+# A server whose engine has died answers with an error, or stops listening, and its process may never end. It is
+# restarted after this many such answers in a row.
 DEAD_ANSWERS = 3
 
 
@@ -72,20 +72,27 @@ async def _started(replica: Replica, stop: StopRequest, seconds: float) -> bool:
 
 def keep(replicas: Sequence[Replica], stop: StopRequest, start_seconds: float) -> None:
     """Restarts servers that end, hang or have lost their engine, until there is a request to stop."""
+    from grpo.rollout.replica import CLOSED
+
     # For a restarted server the time lies in the future, since it may take `start_seconds` to answer.
     answered = {replica.index: time.monotonic() for replica in replicas}
     dead = dict.fromkeys(answered, 0)
+    # A server that still starts does not listen yet.
+    listening: set[int] = set()
     while not stop.wait(POLL_SECONDS):
         for replica, status in zip(replicas, asyncio.run(_statuses(replicas)), strict=True):
             index = replica.index
-            dead[index] = dead[index] + 1 if (status or 0) >= 500 else 0
+            gone = status is not None and (status >= 500 or (status == CLOSED and index in listening))
+            dead[index] = dead[index] + 1 if gone else 0
             silent = time.monotonic() > answered[index] + UNRESPONSIVE_SECONDS
             if status == 200:
                 answered[index] = time.monotonic()
+                listening.add(index)
             elif replica.process.ended or silent or dead[index] >= DEAD_ANSWERS:
                 print(f"the server at {replica.url} does not answer: restarting it", flush=True)
                 replica.process.restart()
                 answered[index], dead[index] = time.monotonic() + start_seconds, 0
+                listening.discard(index)
 
 
 async def _statuses(replicas: Sequence[Replica]) -> list[int | None]:
