@@ -17,8 +17,8 @@ from grpo.config.flags import read_words
 from grpo.host import environment, ranks
 from grpo.host.alive import working
 from grpo.host.imports import importing, look_here_last
-from grpo.host.signals import EXIT_BROKEN_OFF
-from grpo.host.terminal import protect, say, wrapped, wrapped_usage
+from grpo.host.signals import EXIT_BROKEN_OFF, EXIT_UNREAD
+from grpo.host.terminal import protect, reader_left, say, wrapped, wrapped_usage
 
 USAGE = """usage: grpo COMMAND [key=value ...]
 
@@ -64,6 +64,18 @@ COMMANDS = (*CONFIGURED, "launch", *WORDED, "config", "completion", "doctor", "p
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code. Ends without a word when its output is read no more, as by `head`."""
+    try:
+        code = _main(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not reader_left():
+            raise
+        return EXIT_UNREAD
+    return code
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     """Runs one command and returns its exit code. A UserError is printed as one line, without a traceback."""
     command, *words = list(sys.argv[1:] if arguments is None else arguments) or ["help"]
     if command in HELP and words:
@@ -103,7 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(command: str, words: list[str]) -> int:
     """Runs a known command, or prints what was asked for instead: its help or its composed configuration."""
     if command not in (*CONFIGURED, "launch"):
-        module = _module(command)
+        with working(f"loading what grpo {command} needs"):
+            module = _module(command)
         asked = words[:1] == ["help"] or {"-h", "--help"} & {*words}
         if asked or (not words and command in WORDED):
             print(wrapped_usage(module.USAGE))

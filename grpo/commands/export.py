@@ -9,7 +9,9 @@ from grpo import models
 from grpo.commands.words import truth, typed
 from grpo.config import UserError
 from grpo.config.errors import require
+from grpo.host.alive import working
 from grpo.host.disk import size_of
+from grpo.run.export_source import to_export
 
 USAGE = """usage: grpo export CHECKPOINT | RUN DIRECTORY [dtype=bfloat16|float16|float32] [adapter=true]
                    [upload=USER/NAME [public=true]]
@@ -42,13 +44,16 @@ def run(words: Sequence[str]) -> int:
     require(bool(name) or "public" not in given, "public= says who may see what upload=USER/NAME sends: give both")
     if name:
         models.check_upload(name)
-    # Its imports take seconds, so what is wrong with the words is told before.
-    from grpo.run.exporting import export_checkpoint
+    (place, directory), adapter = places, given.get("adapter", False)
+    to_export(place, directory, adapter)
+    with working("writing the model"):
+        # Its imports take seconds, so what is wrong with the words or the folders is told before.
+        from grpo.run.exporting import export_checkpoint
 
-    checkpoint = export_checkpoint(places[0], places[1], given.get("dtype", ""), given.get("adapter", False))
-    print(f"{checkpoint} is exported to {places[1]} ({size_of(places[1])})")
+        checkpoint = export_checkpoint(place, directory, given.get("dtype", ""), adapter)
+    print(f"{checkpoint} is exported to {directory} ({size_of(directory)})")
     if name:
-        print(f"it is uploaded to {models.upload(places[1], name, given.get('public', False))}")
+        print(f"it is uploaded to {models.upload(directory, name, given.get('public', False))}")
     return 0
 
 

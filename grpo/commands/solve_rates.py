@@ -24,10 +24,10 @@ from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.run.measured_model import candidate
 from grpo.tasks import VerifiableTask
 from grpo.tasks.files import read_rows
+from grpo.tasks.solve_rates import MEASURED_COLUMN, SAMPLES_ENDING
 from grpo.tasks.sources import load_problems
 from grpo.types import ScoredGroup
 
-COLUMN = "solve_rate"
 # This many problems are sampled, graded and written at a time. A killed command loses no more than these.
 CHUNK = 64
 # Rates depend on these keys. All others may change when the command is started again to continue its work.
@@ -59,7 +59,7 @@ def run(config: TrainConfig) -> int:
     if model.collective.rank:
         return 0
     rows = read_rows(output / RATES_FILE, "the file of solve rates")
-    write_solve_rates(rows, output / RATES_FILE, COLUMN, *config.normalization.dials)
+    write_solve_rates(rows, output / RATES_FILE, MEASURED_COLUMN, *config.normalization.dials)
     return 0
 
 
@@ -109,11 +109,11 @@ def _row(scored: ScoredGroup) -> dict[str, Any]:
         "problem": prompt.problem.question,
         "answer": prompt.problem.answer,
         **prompt.problem.metadata,
-        COLUMN: correct / tried,
-        f"{COLUMN}_correct": correct,
-        f"{COLUMN}_samples": tried,
-        f"{COLUMN}_low": round(interval.low, 4),
-        f"{COLUMN}_high": round(interval.high, 4),
+        MEASURED_COLUMN: correct / tried,
+        f"{MEASURED_COLUMN}_correct": correct,
+        MEASURED_COLUMN + SAMPLES_ENDING: tried,
+        f"{MEASURED_COLUMN}_low": round(interval.low, 4),
+        f"{MEASURED_COLUMN}_high": round(interval.high, 4),
         "prompt_tokens": len(prompt.token_ids),
         "completion_tokens": sum(lengths) / tried,
     }

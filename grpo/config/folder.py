@@ -11,8 +11,8 @@ CONFIG_FILE, CODE_FILE, PATCH_FILE = "config.json", "code.json", "code.patch"
 # and some completions are kept.
 METRICS_FILE, PROMPTS_FILE = "metrics.jsonl", "prompts.jsonl"
 EVALUATIONS_FILE, SAMPLES_FILE = "evaluations.jsonl", "samples.jsonl"
-# How the run ended stands here, once it has.
-END_FILE = "end.json"
+# How the run ended stands here, once it has. Each time the run is resumed adds a line to the other file.
+END_FILE, RESUMPTIONS_FILE = "end.json", "resumptions.jsonl"
 # With tracking.completions=all every completion is kept here.
 COMPLETIONS_FOLDER = "completions"
 # Traces of the rounds in tracking.profile_rounds lie here.
@@ -36,6 +36,15 @@ RUN_ID_FILE = "run-id"
 # what machines and servers print.
 LOCK_FILE, LAUNCHER_FILE, LOG_FOLDER = "run.lock", "launcher.pid", "logs"
 CHECKPOINTS = "checkpoints"
+
+# A run that died before its first checkpoint cannot be resumed. The next run in the same folder moves what it left into
+# a folder of this name with a number.
+EARLIER = "earlier-"
+LEFT_BEHIND = (
+    *(CONFIG_FILE, CODE_FILE, PATCH_FILE, METRICS_FILE, PROMPTS_FILE, EVALUATIONS_FILE, SAMPLES_FILE, END_FILE),
+    *(COMPLETIONS_FOLDER, PROFILE_FOLDER, MODELS_FOLDER, CURVES_FILE, REPORT_FILE, PAGE_FILE),
+    *(DYNAMICS_PLOT_FILE, DYNAMICS_PAGE_FILE),
+)
 
 # A checkpoint says where the run stood, the checksums of its files, and how the learner's shards are cut.
 STATE_FILE, CHECKSUMS_FILE, LAYOUT_FILE = "state.json", "SHA256SUMS", "layout.json"

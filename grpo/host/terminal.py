@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+import select
 import shutil
 import sys
 import textwrap
@@ -98,6 +100,16 @@ def _broken(line: str, columns: int) -> str:
         line, columns, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False,
         replace_whitespace=False,
     )  # fmt: skip
+
+
+def reader_left() -> bool:
+    """Tells whether whoever read stdout, such as `head`, has left. If so, the rest of the output is dropped."""
+    descriptor, ended = sys.stdout.fileno(), select.poll()
+    ended.register(descriptor, 0)
+    if not ended.poll(0):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+    return True
 
 
 class Terminal(Console):

@@ -26,9 +26,17 @@ from grpo.host import ranks
 from grpo.host.network import interface_of, own_address
 
 
+def concerns_a_run(record: logging.LogRecord) -> bool:
+    """Says whether a warning of DeepSpeed's means anything here. On another number of ranks every loaded checkpoint
+    warns of missing tensor parallelism (MPU), which the learner never has."""
+    return not record.getMessage().startswith("MPU is not provided")
+
+
 def init_distributed(device: torch.device, deadline_seconds: float) -> None:
     """Joins the ranks that torchrun or the deepspeed launcher started. Without a launcher this rank is the only one."""
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    deepspeed_log = logging.getLogger("DeepSpeed")
+    deepspeed_log.setLevel(logging.WARNING)
+    deepspeed_log.addFilter(concerns_a_run)
     # A rank that is alone meets nobody, so nothing has to listen: torch's usual store takes whoever reaches its port.
     own: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if ranks.set_alone() else {}
     # By default gloo listens at the address of this machine's own name. On Debian that is 127.0.1.1, which no other

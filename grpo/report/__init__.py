@@ -3,6 +3,7 @@
 One run:
 run_report    the whole report at a run's end
 run_page, curves, verdict, summary   its page, charts, judgement, and evaluations before and after
+course        how it ended, and where it was resumed
 
 Several runs:
 finished_runs, contrast   loads runs; compares variants

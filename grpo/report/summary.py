@@ -18,6 +18,7 @@ from grpo.evaluation.pass_rates import FEWEST_PROBLEMS, Interval, paired_differe
 from grpo.report.glossary import signed
 
 Evaluation = Mapping[str, Any]
+Row = Mapping[str, Any]
 
 # A long completion is shown by this many characters of its head and tail, since the answer stands at the end.
 _HEAD, _TAIL = 240, 160
@@ -90,6 +91,7 @@ def summary_rows(before: Evaluation, after: Evaluation) -> list[list[str]]:
         rates = [[pass_at_k(row["total"], row["correct"], int(k)) for row in side] for side in zip(*pairs, strict=True)]
         cells = [_percent(Interval(**side["pass@k"][k])) for side in (before, after)]
         rows.append([f"pass@{k}", *cells, _change(*rates)])
+    rows += _whole_rows(before, after, pairs)
     old, new = before["truncated_fraction"], after["truncated_fraction"]
     rows.append(["cut off", f"{old:.1%}", f"{new:.1%}", f"{signed(100 * (new - old))} points"])
     old, new = before["mean_length"], after["mean_length"]
@@ -98,18 +100,36 @@ def summary_rows(before: Evaluation, after: Evaluation) -> list[list[str]]:
     return rows
 
 
+def _whole_rows(before: Evaluation, after: Evaluation, pairs: Sequence[tuple[Row, Row]]) -> Iterator[list[str]]:
+    """Yields the cells of measures that a problem passes or fails: its most frequent answer, and greedy decoding.
+
+    Left out are measures that an evaluation lacks, and the most frequent of a single answer.
+    """
+    samples = after["samples_per_problem"]
+    for name, measure, of_problem in ((f"maj@{samples}", "maj@k", "majority"), ("greedy", "greedy", "greedy")):
+        if measure in before and measure in after and (measure != "maj@k" or samples > 1):
+            rates = [[float(row[of_problem]) for row in side] for side in zip(*pairs, strict=True)]
+            yield [name, *(_percent(Interval(**side[measure])) for side in (before, after)), _change(*rates)]
+
+
 def check_comparable(before: Evaluation, after: Evaluation) -> None:
     """Raises `UserError` when two evaluations asked different problems, or differ in `_CONDITIONS`."""
-    for name in _CONDITIONS:
-        # Evaluations by earlier versions lack some of these, such as max_tokens.
-        old, new = before.get(name), after.get(name)
-        if old != new and None not in (old, new):
-            raise UserError(
-                f"the evaluations differ in {name} ({old} and {new}): evaluate both with the same evaluation settings"
-            )
+    for name, (old, new) in unlike([before, after]).items():
+        raise UserError(
+            f"the evaluations differ in {name} ({old} and {new}): evaluate both with the same evaluation settings"
+        )
     ids = [{row["problem_id"] for row in side["per_problem"]} for side in (before, after)]
     if ids[0] != ids[1]:
         raise UserError("the evaluations asked different problems: evaluate both with the same task.data")
+
+
+def unlike(evaluations: Sequence[Evaluation]) -> dict[str, list[Any]]:
+    """Returns the `_CONDITIONS` in which evaluations differ, each with its values in the order of the evaluations.
+
+    Evaluations by earlier versions lack some conditions, such as max_tokens. What one of them lacks is left out.
+    """
+    conditions_of = {name: [evaluation.get(name) for evaluation in evaluations] for name in _CONDITIONS}
+    return {name: told for name, told in conditions_of.items() if None not in told and len(set(told)) > 1}
 
 
 def pairs_of(

@@ -26,5 +26,6 @@ going_back    returns to an earlier policy
 
 What is written:
 checkpoints, checksums      checkpoints, and whether they are undamaged
+export_source               the checkpoint to export
 exporting, model_card       models that others load, with their cards
 """

@@ -11,8 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from grpo import models
 from grpo.config import TrainConfig, UserError
-from grpo.config.folder import CHECKPOINTS, MODELS_FOLDER, STATE_FILE, checkpoints_in, step_name, step_of
-from grpo.config.saved import read_config, read_state
+from grpo.config.folder import MODELS_FOLDER, step_name, step_of
 from grpo.host.alive import working
 from grpo.host.disk import size_of
 from grpo.interfaces import Collective
@@ -21,6 +20,7 @@ from grpo.learner.export import Folder, export, export_adapter
 from grpo.learner.loading import load_policy
 from grpo.learner.policy import Policy
 from grpo.loop import LoopParts
+from grpo.run.export_source import to_export
 from grpo.run.first_rank import on_first
 from grpo.run.model_card import card_of
 from grpo.run.parts import warm_start_examples
@@ -84,18 +84,11 @@ class Exporter:
 def export_checkpoint(place: Path, directory: Path, dtype: str = "", adapter: bool = False) -> Path:
     """Writes the model of a checkpoint into `directory`, with adapters merged into its weights. Returns the checkpoint.
 
-    `place` is a checkpoint, or the folder of a run, whose best checkpoint is taken (see `best_checkpoint`). `dtype` is
-    the written weights' type, by default the learner's. With `adapter` only the adapters are written, in peft's format.
-    Needs no GPU. Raises UserError if there is no checkpoint, if `directory` is not empty, and if `adapter` is set for a
-    run without adapters.
+    `dtype` is the written weights' type, by default the learner's. With `adapter` only the adapters are written, in
+    peft's format. Needs no GPU. Raises UserError as `to_export` does.
     """
-    place = place.resolve()
-    checkpoint = place if (place / STATE_FILE).exists() else best_checkpoint(place)
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise UserError(f"{directory} is not an empty folder: give a new one")
-    config = with_precision(read_config(checkpoint))
-    if adapter and not config.model.lora.rank:
-        raise UserError(f"{checkpoint} has no adapter (model.lora.rank=0): leave out adapter=true")
+    checkpoint, config = to_export(place, directory, adapter)
+    config = with_precision(config)
     started = replace(config, model=replace(config.model, start=str(checkpoint)))
     path = models.resolve(config.model, lambda: warm_start_examples(config))
     tokenizer = models.load_tokenizer(path, config.model)
@@ -115,16 +108,3 @@ def _write_into(folder: Folder, policy: Policy, dtype: str, collective: Collecti
         export_adapter(policy, folder, collective)
     else:
         export(policy, dtype, folder, collective)
-
-
-def best_checkpoint(run: Path) -> Path:
-    """Returns the checkpoint of a run with the highest held-out pass rate, or the newest if none was evaluated.
-
-    Raises UserError when the run has no checkpoint.
-    """
-    checkpoints = checkpoints_in(run / CHECKPOINTS)
-    if not checkpoints:
-        raise UserError(f"{run} is no checkpoint, and has none in {CHECKPOINTS}/")
-    scores = {path: read_state(path).get("score") for path in checkpoints}
-    scored = [path for path in checkpoints if scores[path] is not None]
-    return max(scored, key=lambda path: scores[path]) if scored else checkpoints[-1]

@@ -38,7 +38,7 @@ from grpo.run.parts import build_sampler, load_task
 from grpo.run.preparing import Prepared, dry_run, prepared
 from grpo.run.records import Recorder, RecordFiles, open_files, open_services
 from grpo.run.resume import Saved, checkpoint_store, fresh, resumed, saved_run
-from grpo.run.starting import base_of, check_start
+from grpo.run.starting import base_of, check_start, set_aside
 from grpo.run.turns import sampler_in_turn
 from grpo.tasks import VerifiableTask
 from grpo.telemetry import (
@@ -77,6 +77,8 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
             saved = saved_run(config, ready.path, collective) if config.checkpoint.resume else None
             if not saved:
                 check_start(config, ready.path, collective)
+                if kept := on_first(collective, lambda: set_aside(Path(config.output_dir))):
+                    print(f"an earlier run left no checkpoint in {config.output_dir}; what it logged is now in {kept}")
             # Services are opened before the engines: if one does not answer, no time is lost.
             with told_failure(Path(config.output_dir)), open_services(config, collective, saved) as services:
                 return Session(ready, task, saved, services).run(observers)
@@ -112,7 +114,7 @@ class Session:
         progress, verdict = resumed(self._config, saved, parts, self._store) if saved else fresh(parts)
         with working("giving the sampler the learner's weights"):
             parts.weight_sync.begin(parts.learner, self._clocks.sampler(parts.sampler))
-        files = on_first(self._collective, lambda: open_files(self._config, self._services, progress.step))
+        files = on_first(self._collective, lambda: open_files(self._config, self._services, saved))
         with files or nullcontext():
             progress, verdict = self._train(progress, verdict, files, observers)
         reason = verdict.reason if verdict.stop else ""

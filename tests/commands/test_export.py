@@ -1,5 +1,6 @@
 """`grpo export` refuses what it cannot write before it loads anything."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ def test_what_cannot_be_exported_is_one_line(words, message, tmp_path, monkeypat
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text("{}")
+    monkeypatch.setitem(sys.modules, "grpo.run.exporting", None)  # nothing heavy is imported before
     assert main(["export", *words]) == 2
     assert message in capsys.readouterr().err
 
@@ -65,6 +67,7 @@ def exported(monkeypatch, tmp_path):
         return place
 
     monkeypatch.setattr("grpo.run.exporting.export_checkpoint", write)
+    monkeypatch.setattr("grpo.commands.export.to_export", lambda *_: None)
     return ["export", "run", f"{tmp_path}/model"]
 
 

@@ -10,6 +10,7 @@ import torch
 
 from grpo.config import SamplingConfig, TrainConfig, UserError
 from grpo.rollout.engine_arguments import colocated_arguments
+from grpo.types import Problem, Prompt
 from grpo.weight_sync.refresh import CheckedSync
 from tests.learner.models import tiny_llama
 
@@ -141,6 +142,18 @@ def sampler():
     value._file_form = SimpleNamespace(of=lambda bucket: bucket)
     value._sleep_level = 1
     return value
+
+
+def test_an_engine_answers_once_with_the_whole_completion(sampler):
+    """Otherwise it would make an answer, and objects of log-probabilities, for every token in the learner's process."""
+    from vllm.sampling_params import RequestOutputKind
+
+    engine = sampler._llm.llm_engine = Recorded()
+    sampler._stop_token_ids, sampler.policy_version = [2], 5
+    sampler._submit(0, 3, Prompt(Problem("p", "q", "a"), (3, 4)), sampler._config.rollout.sampling)
+    [(asked, number, prompt, parameters)] = engine.calls
+    assert (asked, number, prompt) == ("add_request", "0/3", {"prompt_token_ids": [3, 4]})
+    assert parameters.output_kind == RequestOutputKind.FINAL_ONLY and parameters.flat_logprobs
 
 
 def test_a_model_of_vllm_that_takes_no_such_weights_is_one_line(sampler):
