@@ -7,9 +7,10 @@ from transformers import AutoModelForCausalLM
 import grpo
 from benchmarks.runs import SMALL
 from benchmarks.small_models import config_of
-from grpo.cli import WRONG_USE, check, main
+from grpo.cli import WRONG_USE, main
 from grpo.config import UserError
 from grpo.config.hydra import compose_config
+from grpo.run.early_checks import check
 from tests.tasks.conftest import byte_tokenizer
 
 

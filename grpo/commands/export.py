@@ -8,7 +8,9 @@ from pathlib import Path
 from grpo import models
 from grpo.commands.words import truth, typed
 from grpo.config import UserError
+from grpo.config.earlier_run import checkpoint_of
 from grpo.config.errors import require
+from grpo.config.saved import read_config
 from grpo.host.disk import size_of
 
 USAGE = """usage: grpo export CHECKPOINT | RUN DIRECTORY [dtype=bfloat16|float16|float32] [adapter=true]
@@ -42,13 +44,23 @@ def run(words: Sequence[str]) -> int:
     require(bool(name) or "public" not in given, "public= says who may see what upload=USER/NAME sends: give both")
     if name:
         models.check_upload(name)
-    # Its imports take seconds, so what is wrong with the words is told before.
+    checkpoint, directory, adapter = checkpoint_of(places[0]), places[1], given.get("adapter", False)
+    require(
+        not directory.exists() or (directory.is_dir() and not any(directory.iterdir())),
+        f"{directory} is not an empty folder: give a new one",
+    )
+    model = read_config(checkpoint).model
+    require(
+        not adapter or model.lora.rank > 0, f"{checkpoint} has no adapter (model.lora.rank=0): leave out adapter=true"
+    )
+    models.check_early(model)
+    # Its imports take seconds, so what is wrong is told before.
     from grpo.run.exporting import export_checkpoint
 
-    checkpoint = export_checkpoint(places[0], places[1], given.get("dtype", ""), given.get("adapter", False))
-    print(f"{checkpoint} is exported to {places[1]} ({size_of(places[1])})")
+    export_checkpoint(checkpoint, directory, given.get("dtype", ""), adapter)
+    print(f"{checkpoint} is exported to {directory} ({size_of(directory)})")
     if name:
-        print(f"it is uploaded to {models.upload(places[1], name, given.get('public', False))}")
+        print(f"it is uploaded to {models.upload(directory, name, given.get('public', False))}")
     return 0
 
 

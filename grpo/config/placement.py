@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grpo.config.engines import ModelConfig
+from grpo.config.engines import ModelConfig, ServersConfig
 from grpo.config.errors import UserError, require
 from grpo.config.run import TrainConfig
 
@@ -17,6 +17,16 @@ def require_length(model: ModelConfig) -> None:
         "servers on other machines do not read the problems, so they need model.max_length: set it to the longest "
         "prompt plus rollout.sampling.max_tokens",
     )
+
+
+def server_ports(servers: ServersConfig) -> range:
+    """Returns the ports of the servers on one machine. Port 0 stands for ports that are free."""
+    return range(servers.port, servers.port + servers.replicas) if servers.port else range(1)
+
+
+def starts_servers(config: TrainConfig) -> bool:
+    """Tells whether a run starts vLLM servers of its own, beside its first rank."""
+    return config.rollout.engine == "vllm_server" and not config.rollout.servers.urls
 
 
 def server_gpus(config: TrainConfig, index: int) -> range:
@@ -38,8 +48,7 @@ def placement_table(config: TrainConfig, local_ranks: int, num_gpus: int) -> lis
     Raises UserError when learner and servers do not fit onto the node.
     """
     servers, elsewhere = config.rollout.servers, config.hardware.server_nodes
-    own = config.rollout.engine == "vllm_server" and not servers.urls and not elsewhere
-    count = servers.replicas if own else 0
+    count = servers.replicas if starts_servers(config) and not elsewhere else 0
     if not num_gpus:
         rows = [("learner ranks", f"{local_ranks} × CPU")]
         return rows + ([("vLLM servers", f"{count} × CPU")] if count else [])

@@ -38,6 +38,13 @@ def check_ranges(config: TrainConfig) -> None:
         require(value >= 0 or key in SIGNED, f"{key}={value} must not be negative")
         require(value <= 1 or key not in SHARES, f"{key}={value} must lie between 0 and 1")
         require(value <= LAST_PORT or key not in PORTS, f"{key}={value} is no port: the last one is {LAST_PORT}")
+    servers = config.rollout.servers
+    last = servers.port + servers.replicas - 1
+    require(
+        not servers.port or last <= LAST_PORT,
+        f"rollout.servers.replicas={servers.replicas} from rollout.servers.port={servers.port} on need ports up to "
+        f"{last}, and the last one is {LAST_PORT}: lower one of the two",
+    )
     require(config.seed <= LAST_SEED, f"seed={config.seed} must be at most {LAST_SEED}")
     for key, weight in _numbers(config):
         require(

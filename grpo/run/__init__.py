@@ -1,6 +1,7 @@
 """This package puts a training run together, runs it and records it.
 
 From configuration to result:
+early_checks  what can be checked before torch is imported
 preparing     reads and checks all that a run needs; a dry run ends there
 preflight     precisions, batch table and memory estimate
 session       one training run, from the start of its engines to its report

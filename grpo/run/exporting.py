@@ -10,8 +10,8 @@ import torch
 
 from grpo import models
 from grpo.config import UserError
-from grpo.config.folder import CHECKPOINTS, MODELS_FOLDER, STATE_FILE, checkpoints_in, step_of
-from grpo.config.saved import read_config, read_state
+from grpo.config.folder import MODELS_FOLDER, step_of
+from grpo.config.saved import read_config
 from grpo.host.disk import size_of
 from grpo.learner.collective import TorchCollective
 from grpo.learner.export import Folder, export, export_adapter
@@ -48,21 +48,13 @@ class Exporter:
             self._tell(f"step {progress.step}: {error}; the run goes on, and its checkpoints can be exported later")
 
 
-def export_checkpoint(place: Path, directory: Path, dtype: str = "", adapter: bool = False) -> Path:
-    """Writes the model of a checkpoint into `directory`, with adapters merged into its weights. Returns the checkpoint.
+def export_checkpoint(checkpoint: Path, directory: Path, dtype: str = "", adapter: bool = False) -> None:
+    """Writes the model of a checkpoint into `directory`, with adapters merged into its weights.
 
-    `place` is a checkpoint, or the folder of a run, whose best checkpoint is taken (see `best_checkpoint`). `dtype` is
-    the written weights' type, by default the learner's. With `adapter` only the adapters are written, in peft's format.
-    Needs no GPU. Raises UserError if there is no checkpoint, if `directory` is not empty, and if `adapter` is set for a
-    run without adapters.
+    `dtype` is the written weights' type, by default the learner's. With `adapter` only the adapters are written, in
+    peft's format. Needs no GPU. Raises UserError if the checkpoint is damaged, or if its model cannot be had.
     """
-    place = place.resolve()
-    checkpoint = place if (place / STATE_FILE).exists() else best_checkpoint(place)
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise UserError(f"{directory} is not an empty folder: give a new one")
     config = preflight.with_precision(read_config(checkpoint))
-    if adapter and not config.model.lora.rank:
-        raise UserError(f"{checkpoint} has no adapter (model.lora.rank=0): leave out adapter=true")
     started = replace(config, model=replace(config.model, start=str(checkpoint)))
     path = models.resolve(config.model, lambda: warm_start_examples(config))
     tokenizer = models.load_tokenizer(path, config.model)
@@ -76,17 +68,3 @@ def export_checkpoint(place: Path, directory: Path, dtype: str = "", adapter: bo
         export_adapter(policy, folder, alone)
     else:
         export(policy, dtype or learner.precision, folder, alone)
-    return checkpoint
-
-
-def best_checkpoint(run: Path) -> Path:
-    """Returns the checkpoint of a run with the highest held-out pass rate, or the newest if none was evaluated.
-
-    Raises UserError when the run has no checkpoint.
-    """
-    checkpoints = checkpoints_in(run / CHECKPOINTS)
-    if not checkpoints:
-        raise UserError(f"{run} is no checkpoint, and has none in {CHECKPOINTS}/")
-    scores = {path: read_state(path).get("score") for path in checkpoints}
-    scored = [path for path in checkpoints if scores[path] is not None]
-    return max(scored, key=lambda path: scores[path]) if scored else checkpoints[-1]

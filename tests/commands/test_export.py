@@ -1,5 +1,6 @@
 """`grpo export` refuses what it cannot write before it loads anything."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -59,13 +60,15 @@ class Hub:
 def exported(monkeypatch, tmp_path):
     """Replaces the export by one that writes a single file, and returns the words of a `grpo export` command."""
 
-    def write(place, directory, dtype, adapter):
+    def write(checkpoint, directory, dtype, adapter):
         directory.mkdir()
         (directory / "model.safetensors").write_bytes(bytes(2048))
-        return place
 
     monkeypatch.setattr("grpo.run.exporting.export_checkpoint", write)
-    return ["export", "run", f"{tmp_path}/model"]
+    state = {"config": {"model": {"source": "tiny"}}}
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "state.json").write_text(json.dumps(state))
+    return ["export", f"{tmp_path}/checkpoint", f"{tmp_path}/model"]
 
 
 @pytest.mark.parametrize(("words", "private"), [([], True), (["public=true"], False)])
