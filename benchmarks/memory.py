@@ -31,7 +31,7 @@ from grpo.config.memory_estimate import memory_estimate
 from grpo.host import ranks
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
-from grpo.run import preflight
+from grpo.run import memory_here, preflight
 from grpo.types import RoundPlan
 
 GROUPS, GROUP_SIZE, PROMPT_TOKENS, COMPLETION_TOKENS = SIZES = 2, 8, 100, 240
@@ -84,7 +84,7 @@ def measure(overrides):
         tensors = torch.cuda.max_memory_allocated() / 2**30
     else:
         tensors = peak_of_tensors(lambda: learner.step(batch))
-    estimated = memory_estimate(config, preflight.model_shape(path), 1, preflight.device_gib(config))[-1][2]
+    estimated = memory_estimate(config, preflight.model_shape(path), 1, memory_here.device_gib(config))[-1][2]
     print(f"GiB {estimated} {tensors} {resident('VmHWM') - before}")
 
 

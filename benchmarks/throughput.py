@@ -34,7 +34,7 @@ from grpo.host import ranks
 from grpo.models import tiny
 from grpo.prove.bench import config_of
 from grpo.prove.memory_plan import ROWS, Room, fitting_rows, lacking
-from grpo.run import preflight
+from grpo.run import memory_here, preflight
 from grpo.telemetry import peak_tflops, write_code
 
 WARM_UP = 2
@@ -73,7 +73,7 @@ def fitting(words):
     if ranks.device(config).type != "cuda" or any(word.startswith(f"{ROWS}=") for word in words):
         return words
     shape = preflight.model_shape(Path(config.model.path), adapted=config.model)
-    room = Room(preflight.device_gib(config), preflight.available_gib(config))
+    room = Room(memory_here.device_gib(config), memory_here.available_gib(config))
     tokens = fitting_rows(config, shape, 1, room)
     words = [*words, f"{ROWS}={tokens}"] if tokens else words
     needs = lacking(preflight.with_precision(compose_config(words)), shape, room, steps=True)

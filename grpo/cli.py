@@ -14,6 +14,7 @@ from grpo.config.errors import EndedElsewhere, UserError
 from grpo.config.flags import read_words
 from grpo.host import environment, ranks
 from grpo.host.alive import working
+from grpo.host.disk import FULL
 from grpo.host.imports import importing, look_here_last
 from grpo.host.terminal import protect, say, wrapped, wrapped_usage
 
@@ -53,8 +54,6 @@ VERSION = ("version", "-V", "--version")
 WRONG_USE = 2
 # A shell gives this code to a program that Ctrl-C ended (128 + SIGINT).
 BROKEN_OFF = 130
-# A disk has no space left, for anyone or for this user.
-FULL = (errno.ENOSPC, errno.EDQUOT)
 # A file or folder that is named wrongly, is gone, or may not be written.
 MENDABLE = (
     *(errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),

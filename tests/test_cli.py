@@ -199,7 +199,7 @@ def test_a_dry_run_needs_no_weights_and_no_gpu_and_checks_the_reward(tmp_path, c
     dry = [*words, "dry_run=true", "device=cuda", "task.reward.extract=boxed"]
     assert main([*dry, "task.reward.parts=[{name: format}]", "task.reward.format_pattern=never"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "no GPU here: the tables are those of a machine with 8 GPUs of 80 GiB" in printed
+    assert "so this is for another machine: the tables are those of one with 8 GPUs of 80 GiB" in printed
     assert "right answers are not rewarded more than wrong ones" in printed
     assert main([*dry, "task.reward.parts=[{name: 'nowhere.py:f'}]"]) == WRONG_USE
     assert "cannot import 'nowhere.py:f'" in capsys.readouterr().err

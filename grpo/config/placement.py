@@ -42,6 +42,12 @@ def server_gpus(config: TrainConfig, index: int) -> range:
     return range(first, first + servers.tensor_parallel)
 
 
+def gpus_wanted(config: TrainConfig) -> int:
+    """Returns the number of GPUs that a node needs for the servers which a run starts beside its ranks."""
+    own = starts_servers(config) and not config.hardware.server_nodes
+    return server_gpus(config, config.rollout.servers.replicas - 1).stop if own else 0
+
+
 def placement_table(config: TrainConfig, local_ranks: int, num_gpus: int) -> list[tuple[str, str]]:
     """Returns rows (process, device) that place ranks and servers on a node with `num_gpus` GPUs (0: a CPU machine).
 

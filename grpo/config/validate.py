@@ -38,6 +38,10 @@ def validate_evaluation(config: TrainConfig) -> None:
     """Raises UserError for the first thing that keeps this configuration from being evaluated, or trained."""
     check_values(config)
     _require(bool(config.output_dir.strip()), "output_dir is empty: name a folder, such as output_dir=runs/mine")
+    _require(
+        Path(config.output_dir).absolute() not in (Path("/"), Path.home()),
+        f"output_dir={config.output_dir} would mix the run's files with others: name a folder of its own",
+    )
     _check_lengths(config)
     check_pass_through(config)
     check_task(config)

@@ -25,7 +25,7 @@ from grpo.learner.learner import DeepSpeedLearner
 from grpo.models import tiny
 from grpo.prove.memory_plan import ROWS, Room, fitting_rows, lacking
 from grpo.prove.sizes import SIZES, Shape, check_size, words_of
-from grpo.run import preflight
+from grpo.run import memory_here, preflight
 from grpo.types import Batch, Completion, Grade, Problem, Prompt, RolloutGroup, RoundPlan, ScoredGroup
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Bench:
         """Returns the total and free memory of this rank's GPU before any engine starts, or None on a CPU."""
         if self.device.type != "cuda":
             return None
-        return Room(preflight.device_gib(self.config), preflight.available_gib(self.config))
+        return Room(memory_here.device_gib(self.config), memory_here.available_gib(self.config))
 
     def lacking(self, steps: bool) -> str:
         """Returns a message if a learner and a sampler do not fit into this rank's free GPU memory, else "". `steps`

@@ -15,7 +15,7 @@ from grpo.prove.bench import Bench
 from grpo.prove.facts import SLOW, Fact, Report
 from grpo.prove.memory import held_gib, peak_gib, reset_peak
 from grpo.prove.own_process import measured_apart
-from grpo.run import preflight
+from grpo.run import memory_here
 from grpo.telemetry import peak_tflops
 from grpo.types import Batch
 
@@ -72,7 +72,7 @@ def _lacking(bench: Bench, words: Sequence[str], num_ranks: int) -> str:
 def estimated_gib(bench: Bench, num_ranks: int) -> float:
     """Returns the estimated GiB of a learner's tensors, without a sampler and without CUDA's own memory."""
     alone = replace(bench.config, rollout=replace(bench.config.rollout, engine="vllm_server"))
-    gib = preflight.device_gib(alone)
+    gib = memory_here.device_gib(alone)
     estimate = memory_estimate(alone, bench.shape, num_ranks, gib)[-1][2]
     return estimate - (RUNTIME_GIB if gib else 0.0)
 
@@ -81,7 +81,7 @@ def learning(bench: Bench) -> Report:
     """Measures speed and memory of optimizer steps on a round of made-up completions. Collective."""
     bench.build()
     before = held_gib(bench.device)
-    device_gib = preflight.device_gib(bench.config) or preflight.available_gib(bench.config) + before
+    device_gib = memory_here.device_gib(bench.config) or memory_here.available_gib(bench.config) + before
     engine, device = bench.learner, bench.device
     at_rest = held_gib(device)
     batch = bench.batch(bench.made_up())
@@ -125,7 +125,7 @@ def rows(bench: Bench) -> Report:
     lengths = [2**power for power in range(6, 17) if longest_sequence <= 2**power <= min(LONGEST_ROW, 2 * step_tokens)]
     facts, measured = [], []
     for tokens in lengths[-MOST_LENGTHS:]:
-        if device.type == "cuda" and _row_gib(bench, tokens) > preflight.device_gib(bench.config):
+        if device.type == "cuda" and _row_gib(bench, tokens) > memory_here.device_gib(bench.config):
             break
         batch = bench.batch(bench.made_up(), tokens)
         [packed] = engine.collective.sum([sum(len(micro.token_ids) for micro in batch.micro_batches)])

@@ -14,6 +14,7 @@ measured_model      a model that is only sampled from, for `grpo eval` and `grpo
 Around the loop's parts:
 clocks        measures the seconds of each part, and ends a process that hangs
 full_memory   what to change when a GPU has no memory left
+memory_here   what a run asks for, against what the machine has
 turns         gives learner and sampler one device in turn
 first_rank    runs an action on the first rank only
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from grpo import models
 from grpo.config import TrainConfig
@@ -11,6 +12,7 @@ from grpo.config.hydra import compose_suite
 from grpo.config.placement import server_ports, starts_servers
 from grpo.config.validate import validate, validate_evaluation, validate_serving
 from grpo.host import ranks
+from grpo.host.disk import require_writable
 from grpo.host.network import require_free
 from grpo.tasks.early_checks import check_early
 
@@ -37,6 +39,8 @@ def check(command: str, config: TrainConfig) -> None:
         model = replace(config.model, source="huggingface") if named else config.model
         models.check_early(model, needs_weights=not config.dry_run)
         servers = config.rollout.servers
+        if not config.dry_run:
+            require_writable(Path(config.output_dir))
         if not config.dry_run and ranks.rank() == 0 and (command == "serve" or starts_servers(config)):
             require_free(servers.host, server_ports(servers), "rollout.servers")
     if command == "train" or (command in ("eval", "solve-rates", "check-reward") and not suite):

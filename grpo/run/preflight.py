@@ -7,7 +7,6 @@ from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
-import psutil
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
@@ -23,18 +22,19 @@ from grpo.config.memory_estimate import (
     offloaded_bytes,
     optimizer_bytes,
 )
-from grpo.config.placement import placement_table
+from grpo.config.placement import gpus_wanted, placement_table
 from grpo.host import ranks
 from grpo.host.terminal import Terminal
 from grpo.learner.loading import with_lora
 from grpo.learner.small_copy import EXPERTS
 from grpo.report.summary import facts_table
 from grpo.rollout.engine_arguments import keeps_state
+from grpo.run.memory_here import GIB_ELSEWHERE, available_gib, device_gib, too_much_memory, too_small_a_share
 from grpo.run.price import price, price_rows
 from grpo.types import MachineConstants
 
-GPUS_ELSEWHERE, GIB_ELSEWHERE = 8, 80.0
-"""Without a GPU here, the tables are those of a machine with this many GPUs of this many GiB each."""
+GPUS_ELSEWHERE = 8
+"""Without a GPU here, the tables are those of a machine with at least this many GPUs."""
 # The widths of attention heads that vLLM's CPU build (0.32) computes.
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 # The oldest version of vLLM whose servers this project can use.
@@ -216,16 +216,22 @@ def print_tables(config: TrainConfig, path: Path) -> None:
     when there are too few GPUs, or when the sampler's share of a GPU here is smaller than its weights.
     """
     on_gpu, (count, local) = ranks.on_gpu(config), ranks.counts(config)
-    num_gpus = (torch.cuda.device_count() or max(local, GPUS_ELSEWHERE)) if on_gpu else 0
+    num_gpus = (torch.cuda.device_count() or max(local, gpus_wanted(config), GPUS_ELSEWHERE)) if on_gpu else 0
     places = placement_table(config, local, num_gpus)
     shape = model_shape(path, config.model.trust_remote_code, config.model)
-    share = too_small_a_share(config, shape)
-    require(not share or not torch.cuda.is_available(), share)
+    lacking = too_small_a_share(config, shape) or too_much_memory(config, shape, count, local)
+    # A dry run may be meant for another machine.
+    elsewhere = (on_gpu and not torch.cuda.is_available()) or (config.dry_run and bool(config.hardware.hosts))
+    require(not lacking or elsewhere, lacking)
     if ranks.rank():
         return
     console = Terminal()
     if on_gpu and not torch.cuda.is_available():
-        console.print(f"no GPU here: the tables are those of a machine with {num_gpus} GPUs of {GIB_ELSEWHERE:g} GiB")
+        console.print(
+            f"no GPU here, so this is for another machine: the tables are those of one with {num_gpus} GPUs of "
+            f"{GIB_ELSEWHERE:g} GiB",
+            soft_wrap=True,
+        )
     console.print(facts_table("Placement", ("what", "where, on this node"), places))
     header = ("per optimizer step and round", "per rank", f"on {count} rank{'s' * (count > 1)}")
     title = "Batches" if config.dynamics.name == "fixed" else "Batches, as the schedule begins"
@@ -252,8 +258,8 @@ def print_tables(config: TrainConfig, path: Path) -> None:
         own = offloaded_bytes(config, shape, count) + engine_weights(config, shape)
         gib = own * local / 2**30
         console.print(f"the learner's states and an engine's first weights take up to {gib:.0f} GiB of main memory")
-    if share:
-        console.print(share, style="yellow", soft_wrap=True)
+    if lacking:
+        console.print(lacking, style="yellow", soft_wrap=True)
     if max(sampling, learning) > (free := available_gib(config)):
         lower = "rollout.gpu_memory_fraction" if num_gpus and sampling > learning else "learner.micro_batch_tokens"
         console.print(
@@ -264,34 +270,7 @@ def print_tables(config: TrainConfig, path: Path) -> None:
         )
 
 
-def too_small_a_share(config: TrainConfig, shape: ModelShape) -> str:
-    """Returns a warning if vLLM's share of a GPU, in the learner's process, is smaller than its weights, or else ""."""
-    gib, fraction = device_gib(config), config.rollout.gpu_memory_fraction
-    weights = engine_weights(config, shape) / 2**30
-    if config.rollout.engine != "vllm" or not gib or weights < fraction * gib:
-        return ""
-    return (
-        f"rollout.gpu_memory_fraction={fraction:g} is {fraction * gib:.1f} GiB of a GPU, and the sampler's weights "
-        f"alone take {weights:.1f}: raise it (up to 0.85 with learner.offload_states=true), or let several ranks "
-        "share an engine by rollout.tensor_parallel"
-    )
-
-
 def _size(gib: float) -> str:
     if not gib:
         return "–"
     return f"{gib:.1f} GiB" if gib >= 1 else f"{gib * 1024:.0f} MiB"
-
-
-def device_gib(config: TrainConfig) -> float:
-    """Returns the size of this rank's GPU in GiB: 0 for a run on CPUs, `GIB_ELSEWHERE` if this machine has no GPU."""
-    if not ranks.on_gpu(config):
-        return 0.0
-    return torch.cuda.mem_get_info()[1] / 2**30 if torch.cuda.is_available() else GIB_ELSEWHERE
-
-
-def available_gib(config: TrainConfig) -> float:
-    """Returns the free memory of this rank's device in GiB, or `GIB_ELSEWHERE` for a GPU that this machine lacks."""
-    if ranks.on_gpu(config):
-        return torch.cuda.mem_get_info()[0] / 2**30 if torch.cuda.is_available() else GIB_ELSEWHERE
-    return psutil.virtual_memory().available / 2**30

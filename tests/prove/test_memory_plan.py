@@ -8,7 +8,7 @@ from grpo.host import ranks
 from grpo.prove import exchange, sampling
 from grpo.prove.bench import SIZES, Bench, config_of
 from grpo.prove.memory_plan import Room, fitting_rows, lacking, refreshing_gib
-from grpo.run import preflight
+from grpo.run import memory_here, preflight
 
 WORDS = ["learner.precision=bfloat16", "rollout.precision=bfloat16"]
 # In GiB: an H100 of 80 GB and an H200 of 141 GB.
@@ -22,8 +22,8 @@ def on(monkeypatch, tmp_path):
 
     def made(room, size, *words):
         monkeypatch.setattr(ranks, "device", lambda config: torch.device("cuda", 0))
-        monkeypatch.setattr(preflight, "device_gib", lambda config: room.gpu_gib)
-        monkeypatch.setattr(preflight, "available_gib", lambda config: room.free_gib)
+        monkeypatch.setattr(memory_here, "device_gib", lambda config: room.gpu_gib)
+        monkeypatch.setattr(memory_here, "available_gib", lambda config: room.free_gib)
         return Bench(size, tmp_path, [*WORDS, *words], device="cpu")
 
     return made

@@ -10,6 +10,7 @@ import pytest
 
 from grpo.cli import main
 from grpo.config import ModelConfig, UserError
+from grpo.host.disk import require_writable
 from grpo.host.network import require_free
 from grpo.models import check_early
 from tests.tasks.test_early_checks import said
@@ -82,3 +83,25 @@ def test_a_folder_that_cannot_be_made_is_one_line(capsys):
 @pytest.mark.slow
 def test_a_command_without_its_words_speaks_from_a_process_without_torch():
     assert "needs rollout.servers.port" in said("serve")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["output_dir=/dev/null/x"], "output_dir=/dev/null/x cannot be written to, since /dev/null is no folder"),
+        (["output_dir=/"], "output_dir=/ would mix the run's files with others"),
+        (["task.reward.workers=100000"], "task.reward.workers=100000 asks for as many processes, and this machine has"),
+    ],
+)
+def test_what_a_run_cannot_have_is_told_before_anything_is_made(words, message, monkeypatch, capsys):
+    monkeypatch.setattr("grpo.cli.working", None)
+    assert main(["train", "experiment=tiny", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_on_a_read_only_disk_is_told_before_anything_is_made(tmp_path, monkeypatch):
+    require_writable(tmp_path / "new" / "run")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(UserError, match=f"since {tmp_path} is read-only here: choose another"):
+        require_writable(tmp_path / "new" / "run")
+    assert not (tmp_path / "new").exists()

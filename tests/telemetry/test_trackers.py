@@ -303,3 +303,14 @@ def test_a_run_says_which_code_it_ran(tmp_path):
     if "commit" in code:
         assert re.fullmatch("[0-9a-f]{40}", code["commit"])
         assert (tmp_path / "code.patch").exists() == code["changed"]
+
+
+def test_a_database_that_cannot_be_opened_is_told_at_once(tmp_path):
+    pytest.importorskip("mlflow")
+    (tmp_path / "text.db").write_text("no database, but text that is long enough for a header of one")
+    for file, why in (
+        (tmp_path / "none" / "x.db", "unable to open database file"),
+        (tmp_path / "text.db", "not a data"),
+    ):
+        with pytest.raises(UserError, match=f"tracking.mlflow=sqlite:///{file}: .*{why}"):
+            MlflowTracker({}, TrackingConfig(mlflow=f"sqlite:///{file}"), tmp_path)
