@@ -99,6 +99,11 @@ ALIASES = {
 
 def hint(key: str, known: Sequence[str]) -> str:
     """Returns the end of the message about an unknown key: the key that may be meant, or how to search."""
+    if key in known:
+        nested = "…"
+        for name in reversed(key.split(".")):
+            nested = f"{{{name}: {nested}}}"
+        return f": a file nests keys, so write {nested[1:-1]}"
     if alias := ALIASES.get(key.rpartition(".")[2].lower()):
         return f"; here it is {alias}"
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)

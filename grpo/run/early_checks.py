@@ -19,6 +19,7 @@ from grpo.tasks.early_checks import check_early
 
 def check(command: str, config: TrainConfig) -> None:
     """Raises UserError for a configuration that the command cannot use, before anything heavy is imported."""
+    ranks.check_environment()
     suite = compose_suite(config) if command in ("train", "eval") else []
     if command == "eval" and not suite and not config.evaluation.num_problems:
         raise UserError("evaluation.num_problems=0 asks nothing: raise it, or name sets in evaluation.suite")

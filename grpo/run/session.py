@@ -39,7 +39,7 @@ from grpo.run.observers import Checkpointer, Evaluator, Watch
 from grpo.run.parts import build_sampler, load_task
 from grpo.run.preparing import Prepared, dry_run, prepared
 from grpo.run.records import Recorder, RecordFiles, open_files, open_services
-from grpo.run.resume import Saved, checkpoint_store, fresh, resumed, saved_run
+from grpo.run.resume import PROBLEMS, Saved, checkpoint_store, fresh, resumed, saved_run
 from grpo.run.starting import base_of, check_start
 from grpo.run.turns import sampler_in_turn, turn_of_learner
 from grpo.tasks import VerifiableTask
@@ -76,7 +76,7 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
         init_distributed(device, config.learner.deadline_seconds)
         collective = TorchCollective(device)
         with held(Path(config.output_dir), collective):
-            saved = saved_run(config, ready.path, collective) if config.checkpoint.resume else None
+            saved = saved_run(config, ready.path, ready.task, collective) if config.checkpoint.resume else None
             if not saved:
                 check_start(config, ready.path, collective)
             # Services are opened before the engines: if one does not answer, no time is lost.
@@ -93,6 +93,7 @@ class Session:
         device = ranks.device(config)
         self._config, self._output, self._saved, self._services = config, Path(config.output_dir), saved, services
         self._tokenizer, self._suite, self._device = ready.tokenizer, ready.suite, device
+        self._problems = ready.task.identity
         with working("loading the model into the learner"), told_of_memory("loading the model"):
             learner = DeepSpeedLearner(config, path, device, saved.checkpoint if saved else None)
         self._policy, self._collective = learner.policy, learner.collective
@@ -140,7 +141,7 @@ class Session:
             profiled = ProfiledRounds(parts.clock, chosen, traces, rank, progress.round_index, tell)
             parts = replace(parts, clock=profiled)
         evaluator = self._evaluator(files)
-        facts = {"config": asdict(config), "base": self._base}
+        facts = {"config": asdict(config), "base": self._base, PROBLEMS: self._problems}
         checkpointer = Checkpointer(config.checkpoint, self._store, parts.learner, facts, evaluator, tell)
         peak = peak_tflops(self._device)
         recorder = Recorder(self._collective, files, config.tracking.samples_per_round, peak, parts.sampler.cache_usage)

@@ -61,7 +61,10 @@ def told_failure(folder: Path) -> Iterator[None]:
         yield
     except BaseException as error:
         if not read_ending(folder):
-            rows = read_metrics(folder / METRICS_FILE) if (folder / METRICS_FILE).exists() else []
+            rows = []
+            # Neither a damaged log nor a full disk may hide the error.
+            with suppress(OSError, UserError):
+                rows = read_metrics(folder / METRICS_FILE) if (folder / METRICS_FILE).exists() else []
             step = rows[-1]["step"] if rows else 0
             with suppress(OSError):
                 write_ending(folder, Ending(FAILED, step, " ".join((str(error) or type(error).__name__).split())))

@@ -90,6 +90,7 @@ def test_a_command_without_its_words_speaks_from_a_process_without_torch():
     [
         (["output_dir=/dev/null/x"], "output_dir=/dev/null/x cannot be written to, since /dev/null is no folder"),
         (["output_dir=/"], "output_dir=/ would mix the run's files with others"),
+        ([f"num_steps={'9' * 400}"], "num_steps=99999999999999999999… must be below 2^63"),
         (["task.reward.workers=100000"], "task.reward.workers=100000 asks for as many processes, and this machine has"),
     ],
 )
@@ -105,3 +106,29 @@ def test_a_folder_on_a_read_only_disk_is_told_before_anything_is_made(tmp_path, 
     with pytest.raises(UserError, match=f"since {tmp_path} is read-only here: choose another"):
         require_writable(tmp_path / "new" / "run")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"WORLD_SIZE": "two"}, "the environment variable WORLD_SIZE='two' is no whole number"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2"},
+            "RANK is set, but not MASTER_ADDR and MASTER_PORT: start",
+        ),
+    ],
+)
+def test_wrong_variables_of_a_launcher_are_told(variables, message, monkeypatch, capsys):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert main(["train", "experiment=tiny"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_dotted_key_of_a_file_is_told_how_to_be_nested(tmp_path, capsys):
+    (tmp_path / "mine.yaml").write_text("defaults: [train, _self_]\nlearner.learning_rate: 1e-5\n")
+    assert main(["train", f"{tmp_path}/mine.yaml"]) == 2
+    told = "unknown config key learner.learning_rate: a file nests keys, so write learner: {learning_rate: …}"
+    assert told in capsys.readouterr().err
