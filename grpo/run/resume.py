@@ -68,7 +68,7 @@ def saved_run(config: TrainConfig, path: Path, task: LoadedTask, collective: Col
     try:
         progress = read_progress(state["progress"])
     except (KeyError, TypeError) as error:
-        raise UserError(f"{checkpoint / STATE_FILE} is damaged: its progress lacks something ({error!r})") from error
+        raise UserError(f"{checkpoint / STATE_FILE} is damaged: its progress lacks {error}") from error
     if collective.rank == 0 and progress.step >= config.num_steps:
         print(f"  it has taken {progress.step} of num_steps={config.num_steps} steps, so none is left: raise num_steps")
     return Saved(checkpoint, old, progress)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from grpo.config import TrainConfig
-from grpo.config.errors import SamplerLost
+from grpo.config.errors import SamplerLost, UserError
 from grpo.config.folder import EVALUATIONS_FILE, MODEL_FOLDER, PROFILE_FOLDER
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.findings import Finding
@@ -21,6 +21,7 @@ from grpo.host import ranks
 from grpo.host.alive import working
 from grpo.host.folder_lock import held
 from grpo.host.signals import INTERRUPTED, StopRequest
+from grpo.host.terminal import say
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import init_distributed
 from grpo.learner.export import Folder, export, export_adapter
@@ -210,8 +211,16 @@ class Session:
     def _watch(self, files: RecordFiles | None) -> Watch:
         """Builds the observer that diagnoses the run's log."""
 
+        def diagnosed() -> Sequence[Finding]:
+            try:
+                return diagnose(read_log(self._output))
+            except UserError as error:
+                # A log that somebody has removed or damaged does not end the run.
+                say(f"grpo: there is no diagnosis: {error}")
+                return ()
+
         def findings() -> Sequence[Finding]:
-            return on_first(self._collective, lambda: diagnose(read_log(self._output))) or ()
+            return on_first(self._collective, diagnosed) or ()
 
         return Watch(self._config.dynamics.diagnose_every, findings, files.display.note if files else print)
 
