@@ -19,12 +19,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.ranks_in_threads import on_ranks
 from grpo.algorithm.balance import shared
 from grpo.algorithm.packing import Branch, LooseTree, rows_of, trees_of
 from grpo.algorithm.row_assignment import imbalance, lay_out
 from grpo.learner.flops import FlopCount
 from grpo.types import Completion
-from tests.fakes import on_ranks
 
 # Operations of a token, of a target and of a pair of tokens.
 COST = FlopCount(39.2e9, 3.3e9, 1.2e6).of_run

@@ -22,6 +22,7 @@ from rich.table import Table
 from scipy import stats
 
 from grpo.host import environment
+from grpo.run.precision import with_precision
 
 environment.prepare()
 
@@ -32,7 +33,6 @@ from grpo.host import ranks
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
-from grpo.run import preflight
 from grpo.run.parts import build_sampler, load_task
 from grpo.types import RoundPlan
 
@@ -42,7 +42,7 @@ BINS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.7, 1.0)
 
 def measure(rates: Path, count: int, size: int) -> list[dict]:
     words = ["experiment=bigmath_small", f"task.data.path={rates}", "task.data.held_out_fraction=0"]
-    config = preflight.with_precision(
+    config = with_precision(
         compose_config([*words, "task.curriculum.name=uniform", "objective.aggregation.level=sequence_mean"])
     )
     device = ranks.device(config)

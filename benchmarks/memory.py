@@ -14,7 +14,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from grpo.host import environment
+from grpo.host import device_memory, environment
+from grpo.run.precision import with_precision
+from grpo.run.shape import model_shape
 
 environment.prepare()
 
@@ -31,7 +33,6 @@ from grpo.config.memory_estimate import memory_estimate
 from grpo.host import ranks
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
-from grpo.run import memory_here, preflight
 from grpo.types import RoundPlan
 
 GROUPS, GROUP_SIZE, PROMPT_TOKENS, COMPLETION_TOKENS = SIZES = 2, 8, 100, 240
@@ -70,7 +71,7 @@ def measure(overrides):
         *(f"rollout.sampling.max_tokens={COMPLETION_TOKENS}", f"task.prompt.max_tokens={PROMPT_TOKENS}"),
         *("learner.micro_batch_tokens=2048", "rollout=vllm_server"),
     ]
-    config = preflight.with_precision(compose_config(["experiment=quickstart", *sizes, *overrides]))
+    config = with_precision(compose_config(["experiment=quickstart", *sizes, *overrides]))
     device, path = ranks.device(config), models.resolve(config.model, list)
     init_distributed(device, 600)
     before = resident("VmRSS")
@@ -84,7 +85,7 @@ def measure(overrides):
         tensors = torch.cuda.max_memory_allocated() / 2**30
     else:
         tensors = peak_of_tensors(lambda: learner.step(batch))
-    estimated = memory_estimate(config, preflight.model_shape(path), 1, memory_here.device_gib(config))[-1][2]
+    estimated = memory_estimate(config, model_shape(path), 1, device_memory.device_gib(config))[-1][2]
     print(f"GiB {estimated} {tensors} {resident('VmHWM') - before}")
 
 

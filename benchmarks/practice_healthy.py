@@ -58,6 +58,7 @@ def many_pairs(seed):
     curves = long_run(seed)
     curves["prompts"], curves["group_size"], curves["spread"] = 64, 2, 0.5
     curves["pass"] = 0.25 + 0.4 * (1 - np.exp(-3 * share_of(curves)))
+    curves["held_out"] = curves["pass"] - 0.05 * share_of(curves)
     return curves
 
 

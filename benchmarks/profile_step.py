@@ -11,6 +11,7 @@ import sys
 import time
 
 from grpo.host import environment
+from grpo.run.precision import with_precision
 
 environment.prepare()
 
@@ -23,7 +24,6 @@ from grpo.config.hydra import compose_config
 from grpo.host import ranks
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
-from grpo.run import preflight
 from grpo.telemetry import peak_memory
 from grpo.types import Batch, Completion, Grade, Problem, Prompt, RolloutGroup, RoundPlan, ScoredGroup
 
@@ -54,7 +54,7 @@ def timed(learner: DeepSpeedLearner, batch: Batch) -> None:
 
 def main(chunk: str = "512") -> None:
     overrides = ["experiment=quickstart", f"learner.logit_chunk_tokens={chunk}"]
-    config = preflight.with_precision(compose_config(overrides))
+    config = with_precision(compose_config(overrides))
     device = ranks.device(config)
     init_distributed(device, 600)
     learner = DeepSpeedLearner(config, models.resolve(config.model, list), device)

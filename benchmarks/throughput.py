@@ -19,7 +19,9 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from grpo.host import environment
+from grpo.host import device_memory, environment
+from grpo.run.precision import with_precision
+from grpo.run.shape import model_shape
 
 environment.prepare()
 
@@ -34,7 +36,6 @@ from grpo.host import ranks
 from grpo.models import tiny
 from grpo.prove.bench import config_of
 from grpo.prove.memory_plan import ROWS, Room, fitting_rows, lacking
-from grpo.run import memory_here, preflight
 from grpo.telemetry import peak_tflops, write_code
 
 WARM_UP = 2
@@ -69,14 +70,14 @@ def build(shape, folder):
 def fitting(words):
     """Returns a run's words with the longest learner rows that fit into a GPU's free memory, unless the words set the
     row length."""
-    config = preflight.with_precision(compose_config(words))
+    config = with_precision(compose_config(words))
     if ranks.device(config).type != "cuda" or any(word.startswith(f"{ROWS}=") for word in words):
         return words
-    shape = preflight.model_shape(Path(config.model.path), adapted=config.model)
-    room = Room(memory_here.device_gib(config), memory_here.available_gib(config))
+    shape = model_shape(Path(config.model.path), adapted=config.model)
+    room = Room(device_memory.device_gib(config), device_memory.available_gib(config))
     tokens = fitting_rows(config, shape, 1, room)
     words = [*words, f"{ROWS}={tokens}"] if tokens else words
-    needs = lacking(preflight.with_precision(compose_config(words)), shape, room, steps=True)
+    needs = lacking(with_precision(compose_config(words)), shape, room, steps=True)
     assert not needs, needs
     return words
 
@@ -125,7 +126,7 @@ def main(folder, name="small", *overrides):
         *("dynamics.refresh_interval=1", f"output_dir={folder / 'run'}", *overrides),
     ]
     settings = fitting(settings)
-    config = preflight.with_precision(compose_config(settings))
+    config = with_precision(compose_config(settings))
     device = ranks.device(config)
     measured, walls = rounds_of(settings, folder / "run")
     measured, walls = measured[WARM_UP - 1 :], walls[WARM_UP - 1 :]
@@ -133,7 +134,7 @@ def main(folder, name="small", *overrides):
     def middle(key):
         return median(row.get(key, 0.0) for row in measured)
 
-    known = preflight.model_shape(folder / name)
+    known = model_shape(folder / name)
     size = {"bfloat16": 2, "float32": 4}[config.rollout.precision]
     at_once, speed = group_size * prompts, bandwidth(device)
     length = middle("prompts/length_mean") + middle("completions/length_mean") / 2

@@ -16,6 +16,7 @@ import sys
 import time
 
 from grpo.host import environment
+from grpo.run.precision import with_precision
 
 environment.prepare()
 
@@ -26,11 +27,10 @@ from transformers import TrainerCallback
 
 from grpo import models
 from grpo.config.hydra import compose_config
-from grpo.run import preflight
 from grpo.tasks import load_problems, split
 from grpo.tasks.prompt_encoding import PromptEncoder
 
-config = preflight.with_precision(compose_config(["experiment=quickstart", *sys.argv[3:]]))
+config = with_precision(compose_config(["experiment=quickstart", *sys.argv[3:]]))
 STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 10
 
 

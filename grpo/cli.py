@@ -6,6 +6,7 @@ import difflib
 import errno
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
 
@@ -16,7 +17,8 @@ from grpo.host import environment, ranks
 from grpo.host.alive import working
 from grpo.host.disk import FULL
 from grpo.host.imports import importing, look_here_last
-from grpo.host.terminal import protect, say, wrapped, wrapped_usage
+from grpo.host.signals import EXIT_BROKEN_OFF, EXIT_UNREAD
+from grpo.host.terminal import protect, reader_left, say, wrapped, wrapped_usage
 
 USAGE = """usage: grpo COMMAND [key=value ...]
 
@@ -52,8 +54,6 @@ one's own, and --config-dir DIR adds a folder of groups, such as DIR/experiment/
 HELP = ("help", "-h", "--help")
 VERSION = ("version", "-V", "--version")
 WRONG_USE = 2
-# A shell gives this code to a program that Ctrl-C ended (128 + SIGINT).
-BROKEN_OFF = 130
 # A file or folder that is named wrongly, is gone, or may not be written.
 MENDABLE = (
     *(errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
@@ -67,6 +67,18 @@ COMMANDS = (*CONFIGURED, "launch", *WORDED, "config", "completion", "doctor", "p
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code. Ends without a word when its output is read no more, as by `head`."""
+    try:
+        code = _main(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not reader_left():
+            raise
+        return EXIT_UNREAD
+    return code
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     """Runs one command and returns its exit code. A UserError is printed as one line, without a traceback."""
     command, *words = list(sys.argv[1:] if arguments is None else arguments) or ["help"]
     if command in HELP and words:
@@ -92,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         # A run that has begun takes the first Ctrl-C itself, and saves.
         say(f"grpo {command}: interrupted")
-        return BROKEN_OFF
+        return EXIT_BROKEN_OFF
     except UserError as error:
         say(f"grpo: {error}")
         return WRONG_USE
@@ -107,7 +119,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(command: str, words: list[str]) -> int:
     """Runs a known command, or prints what was asked for instead: its help or its composed configuration."""
     if command not in (*CONFIGURED, "launch"):
-        module = _module(command)
+        with working(f"loading what grpo {command} needs"):
+            module = _module(command)
         asked = words[:1] == ["help"] or {"-h", "--help"} & {*words}
         if asked or (not words and command in WORDED):
             print(wrapped_usage(module.USAGE))
@@ -130,7 +143,7 @@ def _run(command: str, words: list[str]) -> int:
         return 0
     # The config is composed and checked before the command's module is imported, which takes seconds.
     config = compose_config(words)
-    config.model = described(config.model)
+    config = replace(config, model=described(config.model))
     check(command, config)
     if command not in CONFIGURED:
         return _module(command).run(words)

@@ -148,16 +148,16 @@ def _by_source(groups: Sequence[ScoredGroup]) -> dict[str, Mean]:
     for group in groups:
         by_source.setdefault(group.group.prompt.problem.source, []).append(group)
     means = {}
-    for source, own in by_source.items():
+    for source, source_groups in by_source.items():
         if source:
-            grades = [grade for group in own for grade in group.grades]
-            completions = [completion for group in own for completion in group.group.completions]
+            grades = [grade for group in source_groups for grade in group.grades]
+            completions = [completion for group in source_groups for completion in group.group.completions]
             of_source = {
                 "reward_mean": [grade.reward for grade in grades],
                 "pass_rate": [grade.correct for grade in grades],
                 "length_mean": [len(completion.token_ids) for completion in completions],
                 "truncated_fraction": [completion.truncated for completion in completions],
-                "silent_fraction": [group.silent for group in own],
+                "silent_fraction": [group.silent for group in source_groups],
             }
             means |= {f"source/{source}/{name}": _mean(values) for name, values in of_source.items()}
     return means

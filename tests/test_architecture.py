@@ -78,7 +78,7 @@ MAY_NAME = {
     "evaluation": {"numpy", "scipy"},
     "telemetry": {"torch", "rich", "pyarrow", "wandb", "mlflow", "tensorboard"},
     "report": {"numpy", "scipy", "matplotlib", "jinja2", "rich"},
-    "run": {"torch", "transformers", "psutil", "safetensors"},
+    "run": {"torch", "transformers", "safetensors"},
     "sweep": {"optuna", "rich"},
     "launch": {"torch"},
     "reproduce": {"numpy", "rich"},
@@ -211,6 +211,11 @@ def test_no_two_files_import_each_other_in_a_circle():
     files = {module(file): file for file in FILES}
     graph = {name: imported_files(file.read_text(), files) - {name} for name, file in files.items()}
     assert set(graphlib.TopologicalSorter(graph).static_order()) == set(files)
+
+
+def test_benchmarks_import_nothing_of_the_tests():
+    for file in (ROOT.parent / "benchmarks").rglob("*.py"):
+        assert "tests" not in {name.split(".")[0] for name in imports(file.read_text())}, file
 
 
 def test_a_command_imports_no_other_command():

@@ -1,4 +1,7 @@
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from benchmarks.small_models import config_of
 from grpo.cli import WRONG_USE, main
 from grpo.config import UserError
 from grpo.config.hydra import compose_config
+from grpo.host.signals import EXIT_UNREAD
 from grpo.run.early_checks import check
 from tests.tasks.conftest import byte_tokenizer
 
@@ -45,6 +49,15 @@ def test_ctrl_c_before_a_run_has_begun_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr("grpo.cli._run", interrupted)
     assert main(["train", "experiment=tiny"]) == 130
     assert capsys.readouterr().err == "grpo train: interrupted\n"
+
+
+def test_output_that_nobody_reads_ends_a_command_without_a_word():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "grpo.cli", "help"]
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (EXIT_UNREAD, "")
 
 
 def test_an_evaluation_of_nothing_is_refused_and_solve_rates_take_any_number_of_samples(capsys):

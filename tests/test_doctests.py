@@ -21,4 +21,6 @@ def test_the_examples_of_a_module_are_what_it_does(name):
 
 
 def test_the_types_whose_layout_is_not_obvious_have_examples():
-    assert {"grpo.types.learning", "grpo.types.rounds", "grpo.algorithm.packing"} <= {*MODULES}
+    assert {f"grpo.{name}" for name in ("types.learning", "types.rollout", "types.rounds", "algorithm.packing")} <= {
+        *MODULES
+    }

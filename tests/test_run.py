@@ -235,6 +235,12 @@ def test_a_run_that_is_stopped_then_killed_and_resumed_equals_one_that_never_was
     assert resumed.returncode == 0, resumed.stderr[-3000:]
     assert f"{shard} is damaged: it differs from what was saved; trying the checkpoint before it" in resumed.stderr
     assert "changed since: tracking.samples_per_round: 4 → 1" in resumed.stdout
+    first, second = rows(output / "resumptions.jsonl")
+    assert (first["step"], first["reached"], first["ended"]) == (stopped_at, stopped_at, "interrupted")
+    assert (second["ended"], second["changed"]) == ("killed", [["tracking.samples_per_round", 4, 1]])
+    assert second["checkpoint"] == f"step-{second['step']:08d}" < newest.name
+    assert second["step"] < 8 <= second["reached"]
+    assert f"The run was resumed 2 times, after steps {stopped_at} and {second['step']}." in resumed.stdout
     assert stream(output) == stream(finished[0])
     assert facts(output) == facts(finished[0])
     files = [sorted((run / "completions").iterdir()) for run in (output, finished[0])]

@@ -83,6 +83,7 @@ def test_the_pins_for_gpus_resolve_with_all_that_they_ask_for(python, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_this_vllm_knows_every_argument_of_an_engine_in_process():
     from vllm import SamplingParams
     from vllm.engine.arg_utils import EngineArgs
@@ -102,6 +103,7 @@ def test_this_vllm_knows_every_argument_of_an_engine_in_process():
     assert (made.seed, made.logprobs, made.flat_logprobs) == (7, 0, True)
 
 
+@pytest.mark.slow
 def test_this_vllm_takes_every_call_of_an_engine_in_process():
     from vllm import LLM
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -127,6 +129,7 @@ def test_this_vllm_takes_every_call_of_an_engine_in_process():
     assert own.isdisjoint({*methods, *dir(worker_base.WorkerBase)}) and "sleep" in methods
 
 
+@pytest.mark.slow
 def test_this_vllm_knows_every_flag_of_a_server():
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -142,3 +145,40 @@ def test_this_vllm_knows_every_flag_of_a_server():
         assert read.worker_extension_cls == "grpo.weight_sync.vllm_receiver.WeightReceiver"
         assert read.enable_scale_out and read.middleware == ["grpo.rollout.server_key.KeyMiddleware"]
     assert read.gpu_memory_utilization == 0.9
+
+
+@pytest.mark.slow
+def test_settings_that_are_passed_on_reach_this_vllms_own_configuration(tmp_path, monkeypatch):
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.transformers_utils.config import get_config
+
+    from grpo.config.hydra import compose_config
+    from grpo.models.changed import with_config
+    from grpo.rollout.engine_arguments import engine_arguments
+    from tests.learner.models import tiny_llama
+
+    monkeypatch.setenv("GRPO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
+    model, draft = tiny_llama(tmp_path / "model"), tiny_llama(tmp_path / "draft", layers=1)
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    eagle = f"{{method: eagle, model: {draft}, num_speculative_tokens: 2}}"
+
+    def configured(*words):
+        chosen = compose_config(["experiment=tiny", "rollout=vllm_server", "rollout.precision=bfloat16", *words])
+        arguments = engine_arguments(chosen, str(with_config(model, chosen.model.config)), on_gpu=True)
+        arguments.pop("use_tqdm_on_load")
+        return EngineArgs(**arguments).create_engine_config()
+
+    cached = configured("+rollout.engine_args={kv_cache_dtype: fp8, max_num_batched_tokens: 300}")
+    assert (cached.cache_config.cache_dtype, cached.scheduler_config.max_num_batched_tokens) == ("fp8", 300)
+    assert cached.scheduler_config.enable_chunked_prefill
+    whole = configured("+rollout.engine_args.enable_chunked_prefill=false")
+    assert not whole.scheduler_config.enable_chunked_prefill
+    ngram = configured("+rollout.engine_args.speculative_config={method: ngram, num_speculative_tokens: 4}")
+    assert (ngram.speculative_config.method, ngram.speculative_config.num_speculative_tokens) == ("ngram", 4)
+    drafted = configured(f"+rollout.engine_args.speculative_config={eagle}").speculative_config
+    assert (drafted.method, drafted.num_speculative_tokens) == ("eagle", 2) and drafted.draft_model_config is not None
+    words = str(yarn).replace("'", "")
+    longer = configured(f"+model.config.rope_parameters={words}", "+model.config.max_position_embeddings=512")
+    assert longer.model_config.hf_config.rope_parameters | yarn == longer.model_config.hf_config.rope_parameters
+    assert get_config(longer.model_config.model, False).max_position_embeddings == 512

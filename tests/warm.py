@@ -11,6 +11,7 @@ code. A run in process, one on two ranks, servers and launchers are also started
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import gc
 import io
 import json
@@ -24,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -272,6 +274,8 @@ def _run(request: dict) -> None:
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", closefd=False), write_through=unbuffered)
     sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb", closefd=False), errors="backslashreplace", line_buffering=True)
+    # A crash in a library's own code says where it was.
+    faulthandler.enable(2)
     kind, *words = request["command"]
     if words[:1] == [SERVER]:
         # The engine is forked too: on a CPU vLLM would have it import everything again.
@@ -289,11 +293,21 @@ def _run(request: dict) -> None:
 
 def _rank(imports: str, command: Sequence[str]) -> None:
     """Takes the place of a program that the server forks: passes signals on to it, and ends with its exit code or
-    signal."""
-    process = Process(command, imports.split(","))
+    signal. Says when and how a program failed, since torchrun ends all others and shows the cause of one."""
+    process, passed = Process(command, imports.split(",")), []
+
+    def pass_on(number: int, _: object) -> None:
+        passed.append(signal.Signals(number).name)
+        process.send_signal(number)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: process.send_signal(number))
+        signal.signal(number, pass_on)
     code = process.wait()
+    if code:
+        how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
+        told = f" after it was sent {', '.join(passed)}" if passed else ""
+        rank = os.environ.get("RANK", "")
+        print(f"rank {rank}, process {process.pid}, ended by {how}{told} at {time.time():.3f}", file=sys.stderr)
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)

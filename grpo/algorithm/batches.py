@@ -71,7 +71,7 @@ class BatchMaker:
         rows, _ = lay_out(trees, self._collective, learner.layout, learner.micro_batch_tokens, self._cost)
         old_known = first or self._objective.old_logprobs == "learner" or self._objective.kl.in_reward
         # A step with nothing to learn from is still taken. Its batch is one empty row.
-        packed = tuple(pack(row) for row in rows or [[]])
+        packed = tuple(pack(row, learner.layout) for row in rows or [[]])
         adapted = plan.entropy_coefficient
         entropy = None if adapted is None else adapted * plan.entropy_bonus
         return Batch(packed, plan.learning_rate_factor, old_known, entropy)

@@ -106,11 +106,12 @@ class _TokenLogprobs(torch.autograd.Function):
             entropies.append(-torch.linalg.vecdot(probabilities, logs))
             if len(states) == len(hidden) and rule.softcap is None:
                 kept = _less_one(probabilities, token_ids).to(weight.dtype)
-            # The next chunk's are made in their place.
+            # The next chunk's tensors reuse this memory.
             del logs, probabilities
         ctx.save_for_backward(hidden, weight, bias, targets, torch.cat(entropies), kept)
         ctx.temperature, ctx.chunk, ctx.rule = temperature, chunk, rule
-        # What the loss does not use has no gradient: whether zeros came instead, the host would have to wait to see.
+        # A result that the loss does not use gets no gradient. With zeros instead, the host would have to wait for the
+        # device to see that they are zero.
         ctx.set_materialize_grads(False)
         return torch.cat(logprobs), torch.cat(entropies)
 
@@ -128,7 +129,7 @@ class _TokenLogprobs(torch.autograd.Function):
         for states, token_ids, entropy, upstream, upstream_entropy in zip(
             *(part.split(ctx.chunk) for part in parts), strict=True
         ):
-            # Of each target: what its row of `wide`, [targets, vocabulary], is multiplied by.
+            # This factor multiplies each target's row of `wide`, [targets, vocabulary].
             factor = upstream * (-ctx.rule.scale / ctx.temperature)
             if kept is not None and not uses_entropy:
                 wide = kept

@@ -14,7 +14,7 @@ from grpo.algorithm.kl import ESTIMATORS
 from grpo.algorithm.lookup import member
 from grpo.algorithm.ratio import log_ratio
 from grpo.algorithm.token_losses import OBJECTIVES, Tokens, clipped
-from grpo.algorithm.token_selection import with_selection
+from grpo.algorithm.token_selection import apply_selection
 from grpo.types import MicroBatch
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def policy_loss(
     old, ratio = tokens.old_logprobs, tokens.ratio
     losses = member(OBJECTIVES, objective.name)(tokens, objective)
     if micro.selected is not None:
-        losses = with_selection(losses, tokens, micro.selected, objective)
+        losses = apply_selection(losses, tokens, micro.selected, objective)
 
     correction = objective.correction
     importance = importance_weights(learner_old, micro.sampler_logprobs, correction.level, micro.sequence_index)

@@ -91,10 +91,10 @@ def pass_at_k(rewards: Tensor, step: Moments, settings: NormalizationConfig) -> 
     if size < k or alike(rewards.tolist()):
         return torch.zeros_like(rewards)
     ascending, order = rewards.sort()
-    # Of the subsets of k of n, those whose best is the j-th lowest: C(j, k−1) with j counted from 0.
+    # These are the shares of the subsets of k of n whose best is the j-th lowest: C(j, k−1) with j counted from 0.
     best = _choose(size, k - 1, like=rewards) / math.comb(size, k)
     mean = best @ ascending
-    # Of the subsets that hold i, those whose best is a higher j: C(j−1, k−2). The others' best is i itself.
+    # Among the subsets that hold i, a higher j is the best of C(j−1, k−2) of them. In the others i itself is the best.
     above = (_choose(size, k - 2, like=rewards, shift=-1) / math.comb(size - 1, k - 1)) * ascending
     own = _choose(size, k - 1, like=rewards) / math.comb(size - 1, k - 1) * ascending
     holding = own + above.flip(0).cumsum(0).flip(0) - above

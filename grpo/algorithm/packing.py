@@ -2,7 +2,8 @@
 
 A packed row holds trees. A tree is a prompt followed by completions that continue it. Position ids restart at the end
 of the prompt for each completion, and a completion attends to the prompt and to itself. So a prompt is computed once
-for all its completions, with exactly the log-probabilities and gradients that each completion would have alone.
+for all its completions, with exactly the log-probabilities and gradients that each completion would have alone. What
+all prompts of a row begin with, such as instructions and examples, is computed once for the row in the same way.
 """
 
 from __future__ import annotations
@@ -63,6 +64,9 @@ class LooseTree:
         return len(self.prompt) + sum(self.lengths)
 
 
+LEAST_SHARED = 8
+"""A common beginning of fewer tokens is computed again for each prompt, which costs less than gathering its keys."""
+
 ONE_A_ROW = "one a row"
 """This layout is for models that cannot compute trees. Such a model computes a micro-batch as a rectangular batch of
 padded sequences, each a prompt with one completion."""
@@ -115,25 +119,45 @@ def pad(trees: Sequence[LooseTree]) -> list[LooseTree]:
     return [LooseTree(tree.prompt, tree.branches, longest) for tree in trees]
 
 
-def pack(trees: Sequence[LooseTree]) -> MicroBatch:
-    """Packs `trees`, in order, into one micro-batch.
+def common_beginning(prompts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Returns the tokens that all of several prompts begin with, without the last token of any prompt. It is empty
+    where fewer than `LEAST_SHARED` tokens are common.
+
+    >>> common_beginning([(7, 7, 7, 7, 7, 7, 7, 7, 1, 2), (7, 7, 7, 7, 7, 7, 7, 7, 1, 3, 4)])
+    (7, 7, 7, 7, 7, 7, 7, 7, 1)
+    """
+    if len(prompts) < 2:
+        return ()
+    # Of the first and the last in order, which differ soonest.
+    first, last = min(prompts), max(prompts)
+    most = min(map(len, prompts)) - 1
+    count = next((place for place in range(most) if first[place] != last[place]), most)
+    return first[:count] if count >= LEAST_SHARED else ()
+
+
+def pack(trees: Sequence[LooseTree], layout: str = "shared") -> MicroBatch:
+    """Packs `trees`, in order, into one micro-batch. Under layout "shared" the common beginning of all prompts stands
+    there once, at the beginning of the row, as a tree without completions.
 
     Without any tree, the micro-batch is a single token that nothing is learned from. A rank computes it when it has no
     work left and other ranks still have some.
     """
-    tokens: list[int] = []
-    positions: list[int] = []
-    placed: list[Tree] = []
+    beginning = common_beginning([tree.prompt for tree in trees]) if layout == "shared" else ()
+    shared = len(beginning)
+    tokens = list(beginning)
+    positions = list(range(shared))
+    placed = [Tree(0, shared, ())] if shared else []
     predictors: list[int] = []
     branches: list[Branch] = []
     for tree in trees:
         start, prompt_length = len(tokens), len(tree.prompt)
-        placed.append(Tree(start, prompt_length, tree.lengths))
-        tokens.extend(tree.prompt)
-        positions.extend(range(prompt_length))
+        placed.append(Tree(start, prompt_length, tree.lengths, shared))
+        tokens.extend(tree.prompt[shared:])
+        positions.extend(range(shared, prompt_length))
+        last_of_prompt = len(tokens) - 1
         for branch, length in zip(tree.branches, tree.lengths, strict=True):
             branch_start = len(tokens)
-            predictors.append(start + prompt_length - 1)
+            predictors.append(last_of_prompt)
             predictors.extend(range(branch_start, branch_start + branch.input_length))
             tokens.extend(branch.completion.token_ids[:-1])
             tokens.extend([0] * (length - branch.input_length))
@@ -176,16 +200,19 @@ def _micro_batch(
 
 
 def attention_mask(tree: Tree, window: int | None = None, device: torch.device | None = None) -> torch.Tensor:
-    """Returns the attention mask of one tree, [tokens, tokens] bool: True where a query (first axis) sees a key.
+    """Returns the attention mask of one tree, [tokens, shared + tokens] bool: True where a query (first axis) sees a
+    key. Keys are the prompt's shared beginning, if it has one, and the tree's own tokens.
 
     With a `window`, a query sees only the latest `window` positions, its own included.
     """
-    branch = torch.zeros(tree.end - tree.start, dtype=torch.long, device=device)
-    position = torch.arange(tree.end - tree.start, device=device)
+    keys = tree.shared + tree.end - tree.start
+    branch = torch.zeros(keys, dtype=torch.long, device=device)
+    position = torch.arange(keys, device=device)
     first = tree.prompt_length
     for index, length in enumerate(tree.branches, start=1):
         branch[first : first + length] = index
         position[first : first + length] = torch.arange(tree.prompt_length, tree.prompt_length + length, device=device)
         first += length
     related = ((branch[:, None] == branch[None, :]) | (branch[None, :] == 0)).tril()
-    return related if window is None else related & (position[:, None] - position[None, :] < window)
+    seen = related if window is None else related & (position[:, None] - position[None, :] < window)
+    return seen[tree.shared :]

@@ -29,7 +29,7 @@ def lay_out(
     rows = rows_of(pooled, row_tokens, layout)
     if collective.world_size == 1:
         return rows, pooled[from_this_rank]
-    # What is padded to the longest of its row is even already, and cutting would not make it less.
+    # Rows that are padded to their longest tree are even already, and cutting them would not make them shorter.
     evened = layout != ONE_A_ROW
     if evened:
         rows = _fewest(pooled, row_tokens, cost, rows)

@@ -5,7 +5,7 @@ step's tokens are first computed without gradient, the choice is made over all r
 choice is the same for every number of ranks and micro-batches.
 
 Each selection takes the tokens of this rank, a function that sums numbers over ranks, and the settings. It returns one
-number per token [targets], which `with_selection` applies to the loss.
+number per token [targets], which `apply_selection` applies to the loss.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def select(micro_batches: Sequence[Tokens], total: Total, settings: ObjectiveCon
     return list(chosen.split([tokens.logprobs.numel() for tokens in micro_batches]))
 
 
-def with_selection(losses: Tensor, tokens: Tokens, chosen: Tensor, settings: ObjectiveConfig) -> Tensor:
-    """Returns the losses [targets] under a choice that `select` made.
+def apply_selection(losses: Tensor, tokens: Tokens, chosen: Tensor, settings: ObjectiveConfig) -> Tensor:
+    """Applies a choice that `select` made to the losses [targets], and returns them.
 
     KL-Cov adds penalty·|log π − log π_old| to the loss of the chosen tokens. The other selections multiply each
     token's loss by the share that it keeps.

@@ -137,10 +137,10 @@ def _driver() -> str:
     """Returns the version of the NVIDIA driver, or "" without one."""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        said = subprocess.run(query, capture_output=True, text=True, check=True, timeout=60).stdout
+        output = subprocess.run(query, capture_output=True, text=True, check=True, timeout=60).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
-    version = said.split("\n")[0].strip()
+    version = output.split("\n")[0].strip()
     return version if version[:1].isdigit() else ""
 
 

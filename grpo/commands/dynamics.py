@@ -9,11 +9,12 @@ from pathlib import Path
 from grpo.commands.words import count, natural, positive, typed
 from grpo.config import UserError
 from grpo.dynamics.planning import PlanRequest
+from grpo.host.alive import working
 from grpo.prove.record import read_constants
 from grpo.report.dynamics import write_diagnosis, write_fit, write_forecast, write_replay
 from grpo.report.plan import write_plan
 from grpo.report.whatif import UNITS, Budget, write_whatif
-from grpo.tasks.solve_rates import LLAMA_COLUMN, LLAMA_SAMPLES, read_solve_rates
+from grpo.tasks.solve_rates import read_solve_rates
 
 USAGE = """usage: grpo dynamics WHAT PATH [key=value ...]
 
@@ -33,8 +34,10 @@ folder only. For plan, it is a file of pass rates.
 fit and forecast take last_step=N. fit, forecast and diagnose take column=NAME, the pass rate in other frameworks' logs,
 and scale=NUMBER, what that column holds for a right answer (1). diagnose also reads logs without a pass rate.
 whatif takes steps=N, tokens=N or seconds=N, which each alternative may spend (default: the tokens of the run).
-plan takes column=NAME of the pass rates (default llama8b_solve_rate), tried=N samples behind each (default 64),
-machine=FILE, the prove.json that `grpo prove` has written, output=DIR for picture and page (default: beside PATH), and
+plan takes column=NAME of the pass rates (default: that of `grpo solve-rates`, or else Big-Math's), tried=N samples
+behind each (default: what the file says, or else 64), machine=FILE, the prove.json that `grpo prove` has written,
+output=DIR for picture and page (default: beside PATH), and the following. Where the file of `grpo solve-rates` says how
+long prompts and completions are, these are the defaults.
 """ + "\n".join(f"  {field.name}={field.default:g}" for field in fields(PlanRequest))
 
 
@@ -45,7 +48,8 @@ def run(words: Sequence[str]) -> int:
         raise UserError(f"grpo dynamics has no {name!r}: choose one of {', '.join(COMMANDS)} (grpo dynamics help)")
     if not rest or "=" in rest[0]:
         raise UserError(f"grpo dynamics {name} needs a path (grpo dynamics help)")
-    COMMANDS[name](Path(rest[0]), rest[1:])
+    with working("analysing the log" if name != "plan" else "making the plan"):
+        COMMANDS[name](Path(rest[0]), rest[1:])
     return 0
 
 
@@ -69,8 +73,8 @@ def _whatif(path: Path, settings: list[str]) -> None:
     budgets = [word for word in settings if word.partition("=")[0] in UNITS]
     if len(budgets) > 1:
         raise UserError(f"give one budget, not {' and '.join(budgets)}")
-    given = typed(budgets, **dict.fromkeys(UNITS, positive))
-    budget = Budget(*next(iter(given.items()))) if given else None
+    amounts = typed(budgets, **dict.fromkeys(UNITS, positive))
+    budget = Budget(*next(iter(amounts.items()))) if amounts else None
     write_whatif(path, [word for word in settings if word not in budgets], budget)
 
 
@@ -78,11 +82,11 @@ def _plan(path: Path, settings: list[str]) -> None:
     kinds = {field.name: type(field.default) for field in fields(PlanRequest)}
     kinds |= dict.fromkeys(("prompt_tokens", "completion_tokens", "budget_tokens"), positive)
     kinds |= dict.fromkeys(("prompts_per_step", "smallest", "largest"), natural)
-    given = typed(settings, column=str, tried=natural, machine=str, output=Path, **kinds)
-    machine = read_constants(given.pop("machine")) if "machine" in given else None
-    rates, missing = read_solve_rates(path, given.pop("column", LLAMA_COLUMN))
-    tried, output = given.pop("tried", LLAMA_SAMPLES), given.pop("output", path.parent)
-    write_plan(rates, missing, tried, PlanRequest(**given), machine, output)
+    options = typed(settings, column=str, tried=natural, machine=str, output=Path, **kinds)
+    machine = read_constants(options.pop("machine")) if "machine" in options else None
+    known = read_solve_rates(path, options.pop("column", ""))
+    tried, output = options.pop("tried", known.tried), options.pop("output", path.parent)
+    write_plan(known.rates, known.missing, tried, PlanRequest(**known.tokens | options), machine, output)
 
 
 COMMANDS: dict[str, Callable[[Path, list[str]], None]] = {

@@ -12,6 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from grpo.config import TrainConfig
+from grpo.config.folder import EVALUATION_FILE
 from grpo.config.validate import validate_evaluation
 from grpo.evaluation import held_out
 from grpo.host.alive import working
@@ -43,10 +44,10 @@ def run(config: TrainConfig) -> int:
     output.mkdir(parents=True, exist_ok=True)
 
     def ask(task: Task, count: int) -> dict[str, Any]:
-        asked = replace(config.evaluation, num_problems=count)
-        with working(f"evaluating {count} problems × {asked.samples_per_problem}"), GradingThread(task) as grading:
+        settings = replace(config.evaluation, num_problems=count)
+        with working(f"evaluating {count} problems × {settings.samples_per_problem}"), GradingThread(task) as grading:
             drawn = partial(sampled_and_graded, model.sampler, grading)
-            result = held_out.evaluate(task, drawn, asked, config.rollout.sampling, model.collective)
+            result = held_out.evaluate(task, drawn, settings, config.rollout.sampling, model.collective)
         return {"step": model.sampler.policy_version} | result
 
     if suite:
@@ -57,7 +58,7 @@ def run(config: TrainConfig) -> int:
     if model.collective.rank:
         return 0
     for name, result in results.items():
-        file = output / (f"{name}.json" if suite else "evaluation.json")
+        file = output / (f"{name}.json" if suite else EVALUATION_FILE)
         file.write_text(json.dumps(result, indent=1, ensure_ascii=False), "utf-8", "backslashreplace")
     for name, result in results.items():
         Terminal().print(result_table(name, result))

@@ -8,10 +8,10 @@ from pathlib import Path
 from grpo import models
 from grpo.commands.words import truth, typed
 from grpo.config import UserError
-from grpo.config.earlier_run import checkpoint_of
 from grpo.config.errors import require
-from grpo.config.saved import read_config
+from grpo.host.alive import working
 from grpo.host.disk import size_of
+from grpo.run.export_source import to_export
 
 USAGE = """usage: grpo export CHECKPOINT | RUN DIRECTORY [dtype=bfloat16|float16|float32] [adapter=true]
                    [upload=USER/NAME [public=true]]
@@ -44,20 +44,13 @@ def run(words: Sequence[str]) -> int:
     require(bool(name) or "public" not in given, "public= says who may see what upload=USER/NAME sends: give both")
     if name:
         models.check_upload(name)
-    checkpoint, directory, adapter = checkpoint_of(places[0]), places[1], given.get("adapter", False)
-    require(
-        not directory.exists() or (directory.is_dir() and not any(directory.iterdir())),
-        f"{directory} is not an empty folder: give a new one",
-    )
-    model = read_config(checkpoint).model
-    require(
-        not adapter or model.lora.rank > 0, f"{checkpoint} has no adapter (model.lora.rank=0): leave out adapter=true"
-    )
-    models.check_early(model)
-    # Its imports take seconds, so what is wrong is told before.
-    from grpo.run.exporting import export_checkpoint
+    (place, directory), adapter = places, given.get("adapter", False)
+    to_export(place, directory, adapter)
+    with working("writing the model"):
+        # Its imports take seconds, so what is wrong with the words or the folders is told before.
+        from grpo.run.exporting import export_checkpoint
 
-    export_checkpoint(checkpoint, directory, given.get("dtype", ""), adapter)
+        checkpoint = export_checkpoint(place, directory, given.get("dtype", ""), adapter)
     print(f"{checkpoint} is exported to {directory} ({size_of(directory)})")
     if name:
         print(f"it is uploaded to {models.upload(directory, name, given.get('public', False))}")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import socket
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -19,12 +21,12 @@ from grpo.config.validate import validate
 from grpo.host.folder_lock import refuse_held
 from grpo.host.imports import safe_path
 from grpo.host.signals import StopRequest
+from grpo.host.terminal import facts_table
 from grpo.launch.machines import machines_of
 from grpo.launch.ports import with_free_ports
 from grpo.launch.seats import LEARNER, seat_table, seats_of
 from grpo.launch.shells import Held
 from grpo.launch.supervise import wait
-from grpo.report.summary import facts_table
 
 
 def run(words: Sequence[str]) -> int:
@@ -34,7 +36,8 @@ def run(words: Sequence[str]) -> int:
     terminal too. Returns 0 when all learners finished, and 143 when the run was asked to stop and all learners saved,
     or when it was asked twice; otherwise the exit code of the learner or server that failed.
     """
-    words = [*words, *_resumed(compose_config([*words]))]
+    words = [at_this_moment(word) for word in words]
+    words += _resumed(compose_config([*words]))
     config = compose_config(words)
     hardware = config.hardware
     validate(config, hardware.ranks)
@@ -66,6 +69,15 @@ def run(words: Sequence[str]) -> int:
         for process in held:
             process.wait()
         (logs.parent / LAUNCHER_FILE).unlink(missing_ok=True)
+
+
+def at_this_moment(word: str) -> str:
+    """Puts the time into each `${now:FORMAT}` of a word, since every rank that composes it would take another moment.
+
+    >>> at_this_moment("output_dir=runs/${now:x%%}")
+    'output_dir=runs/x%'
+    """
+    return re.sub(r"\$\{now:([^}]*)\}", lambda form: datetime.now().strftime(form[1]), word)
 
 
 def _resumed(config: TrainConfig) -> list[str]:

@@ -50,15 +50,15 @@ def run(words: Sequence[str] = ()) -> int:
 
     Raises UserError for wrong words, before torch is imported.
     """
-    given = dict(word.partition("=")[::2] for word in words if word.partition("=")[0] in OWN_WORDS)
+    options = dict(word.partition("=")[::2] for word in words if word.partition("=")[0] in OWN_WORDS)
     overrides = [word for word in words if word.partition("=")[0] not in OWN_WORDS]
-    chosen = given.get("part", ",".join(PARTS)).split(",")
+    chosen = options.get("part", ",".join(PARTS)).split(",")
     for name in chosen:
         if name not in PARTS:
             raise UserError(f"part={name} is unknown: choose among {', '.join(PARTS)}")
-    if "size" in given:
-        check_size(given["size"])
-    folder = Path(given.get("output_dir", "runs/prove"))
+    if "size" in options:
+        check_size(options["size"])
+    folder = Path(options.get("output_dir", "runs/prove"))
     config = compose_config([*words_of(SIZES["tiny"], folder, overrides), f"output_dir={folder}"])
     validate(config, config.hardware.ranks)
     try:
@@ -83,7 +83,7 @@ def run(words: Sequence[str] = ()) -> int:
         "sampler": [sampling.without_graphs],
     }
     engines = {"sync": exchange.sync, "sampler": sampling.sampler}
-    size = given.get("size", "1.5b" if torch.cuda.is_available() else "tiny")
+    size = options.get("size", "1.5b" if torch.cuda.is_available() else "tiny")
     bench = Bench(size, folder.absolute(), overrides)
     bench.build()
     device = torch.cuda.get_device_name(bench.device) if bench.device.type == "cuda" else "CPU"
@@ -122,10 +122,10 @@ def _print(title: str, facts: Sequence[Fact], settings: Sequence[Mapping[str, st
     """Prints the table of measured facts, and overrides that suit this machine, each with its reason."""
     terminal = Terminal()
     table = Table("what", "measured", "expected", "verdict", title=title, title_justify="left", box=SIMPLE_HEAD)
-    for part, own in groupby(facts, key=lambda fact: fact.part):
+    for part, part_facts in groupby(facts, key=lambda fact: fact.part):
         table.add_section()
         table.add_row(Text(part, style="bold"))
-        for fact in own:
+        for fact in part_facts:
             *cells, verdict = fact.row()
             table.add_row(*map(Text, cells), Text(verdict, style=COLORS.get(verdict, "")))
     terminal.print(table)

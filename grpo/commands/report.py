@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from grpo.commands.words import seconds, typed
 from grpo.config import UserError
 from grpo.config.errors import require
 from grpo.config.folder import METRICS_FILE, MODEL_FOLDER
+from grpo.host.alive import working
 from grpo.report.contrast import contrast
 from grpo.report.contrast_page import write_contrast
 from grpo.report.finished_runs import Run, load
@@ -48,12 +50,14 @@ def run(words: Sequence[str]) -> int:
     output = given.get("output", paths[0] if is_sweep else Path("."))
     output.mkdir(parents=True, exist_ok=True)
     if not is_sweep:
-        write_contrast(contrast([load(path, _variant(path)) for path in paths]), output)
+        with working("comparing the runs"):
+            write_contrast(contrast([load(path, _variant(path)) for path in paths]), output)
         return 0
     while True:
         runs, notes, unfinished = of_sweep(paths[0])
         if runs:
-            write_contrast(contrast(runs), output, notes)
+            with working("comparing the runs"):
+                write_contrast(contrast(runs), output, notes)
         elif "watch" not in given:
             raise UserError(f"{paths[0]}: no run is done yet; {' '.join(notes)}")
         if "watch" not in given or not unfinished:
@@ -72,7 +76,8 @@ def _of_run(folder: Path, given: Mapping[str, Any]) -> int:
         f"{folder} is the folder of no sweep, and of no run that has finished a round: it has no {METRICS_FILE}",
     )
     model = folder / MODEL_FOLDER
-    write_report(folder, model if model.is_dir() else None)
+    with working("drawing the report"):
+        write_report(folder, model if model.is_dir() else None)
     return 0
 
 
@@ -82,8 +87,9 @@ def of_sweep(folder: Path) -> tuple[list[Run], list[str], int]:
     states = {cell: ledger.state(cell) for cell in ledger.cells}
     done = [cell for cell, state in states.items() if state.state == DONE]
     failed = [f"{cell.name} failed: {state.why}." for cell, state in states.items() if state.state == FAILED]
-    unfinished = len(states) - len(done) - len(failed)
-    notes = failed + ([f"{unfinished} of {len(states)} runs are not done."] if unfinished else [])
+    others = Counter(state.state for state in states.values() if state.state not in (DONE, FAILED))
+    unfinished, counted = sum(others.values()), ", ".join(f"{number} {state}" for state, number in others.items())
+    notes = failed + ([f"{unfinished} of {len(states)} runs are not done ({counted})."] if unfinished else [])
     return [load(ledger.path(cell), cell.variant, cell.seed) for cell in done], notes, unfinished
 
 

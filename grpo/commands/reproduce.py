@@ -13,7 +13,7 @@ from grpo.config import UserError
 from grpo.report.comparison import Reproduction, present
 from grpo.reproduce import bandit, deep_threshold, identity, invariance, plane, slow_start
 from grpo.reproduce.deep_threshold import Sweep
-from grpo.tasks.solve_rates import LLAMA_COLUMN, read_solve_rates
+from grpo.tasks.solve_rates import read_solve_rates
 
 USAGE = """usage: grpo reproduce WHAT [output_dir=runs/reproduce]
 
@@ -65,13 +65,13 @@ def _rates(settings: dict[str, Any]) -> np.ndarray | None:
     """Returns the given pass rates, or None where none are given."""
     if "rates" not in settings:
         return None
-    return np.array(read_solve_rates(settings["rates"], settings.get("column", LLAMA_COLUMN))[0])
+    return np.array(read_solve_rates(settings["rates"], settings.get("column", "")).rates)
 
 
 def _deep_threshold(settings: dict[str, Any]) -> Reproduction:
     names = ("rate", "steps", "objective", "intervals", "seeds", "warmup")
-    given = {name: settings[name] for name in names if name in settings}
-    sweep = Sweep(Path(settings.get("output_dir", OUTPUT)), **given)
+    options = {name: settings[name] for name in names if name in settings}
+    sweep = Sweep(Path(settings.get("output_dir", OUTPUT)), **options)
     if 1 not in sweep.intervals:
         raise UserError("intervals must contain 1: deep-threshold measures the stiffness at τ = 1")
     return deep_threshold.reproduce(sweep)

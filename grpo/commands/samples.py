@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from pathlib import Path
@@ -59,14 +57,9 @@ def run(words: Sequence[str]) -> int:
     outcome = given.get("outcome")
     require(outcome in (None, *OUTCOMES), f"outcome={outcome!r} is none of {' | '.join(OUTCOMES)}")
     console, shown = Terminal(), 0
-    try:
-        for group, chosen in islice(chosen_groups(read_completions(Path(folders[0])), given), limit or None):
-            _show(console, group, chosen)
-            shown += 1
-    except BrokenPipeError:
-        # Whoever read the output, such as `head`, has seen enough. Python must not try to write the rest at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    for group, chosen in islice(chosen_groups(read_completions(Path(folders[0])), given), limit or None):
+        _show(console, group, chosen)
+        shown += 1
     if not shown:
         console.print("no completion fits; without words the last round's are shown")
     return 0

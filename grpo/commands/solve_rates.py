@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from scipy import stats
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.compare_saved import differences
+from grpo.config.folder import RATES_FILE, RATES_SETTINGS_FILE
 from grpo.config.saved import from_dict
 from grpo.config.validate import validate_evaluation
 from grpo.evaluation.held_out import drawn_as
@@ -23,11 +24,10 @@ from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.run.measured_model import candidate
 from grpo.tasks import VerifiableTask
 from grpo.tasks.files import read_rows
+from grpo.tasks.solve_rates import MEASURED_COLUMN, SAMPLES_ENDING
 from grpo.tasks.sources import load_problems
 from grpo.types import ScoredGroup
 
-RATES_FILE, SETTINGS_FILE = "solve_rates.jsonl", "solve_rates.json"
-COLUMN = "solve_rate"
 # This many problems are sampled, graded and written at a time. A killed command loses no more than these.
 CHUNK = 64
 # Rates depend on these keys. All others may change when the command is started again to continue its work.
@@ -46,9 +46,7 @@ def run(config: TrainConfig) -> int:
     started again, it continues where it was stopped. Raises `UserError` when the folder holds rates of another model or
     of other settings.
     """
-    config.task.data.held_out_fraction = 0.0
-    config.task.curriculum.name = "uniform"
-    config.evaluation.pass_at = []
+    config = _asking_each_once(config)
     validate_evaluation(config)
     if config.task.sets:
         raise UserError(f"grpo solve-rates measures one set at a time: choose one of {', '.join(config.task.sets)}")
@@ -61,8 +59,20 @@ def run(config: TrainConfig) -> int:
     if model.collective.rank:
         return 0
     rows = read_rows(output / RATES_FILE, "the file of solve rates")
-    write_solve_rates(rows, output / RATES_FILE, COLUMN, *config.normalization.dials)
+    write_solve_rates(rows, output / RATES_FILE, MEASURED_COLUMN, *config.normalization.dials)
     return 0
+
+
+def _asking_each_once(config: TrainConfig) -> TrainConfig:
+    """Returns the config with nothing held out and no curriculum, so that the stream of prompts has each problem once,
+    and without pass@k."""
+    task = config.task
+    data, curriculum = replace(task.data, held_out_fraction=0.0), replace(task.curriculum, name="uniform")
+    return replace(
+        config,
+        task=replace(task, data=data, curriculum=curriculum),
+        evaluation=replace(config.evaluation, pass_at=[]),
+    )
 
 
 def _measure(task: VerifiableTask, sampler: Sampler, collective: Collective, config: TrainConfig, done: int) -> None:
@@ -99,11 +109,11 @@ def _row(scored: ScoredGroup) -> dict[str, Any]:
         "problem": prompt.problem.question,
         "answer": prompt.problem.answer,
         **prompt.problem.metadata,
-        COLUMN: correct / tried,
-        f"{COLUMN}_correct": correct,
-        f"{COLUMN}_samples": tried,
-        f"{COLUMN}_low": round(interval.low, 4),
-        f"{COLUMN}_high": round(interval.high, 4),
+        MEASURED_COLUMN: correct / tried,
+        f"{MEASURED_COLUMN}_correct": correct,
+        MEASURED_COLUMN + SAMPLES_ENDING: tried,
+        f"{MEASURED_COLUMN}_low": round(interval.low, 4),
+        f"{MEASURED_COLUMN}_high": round(interval.high, 4),
         "prompt_tokens": len(prompt.token_ids),
         "completion_tokens": sum(lengths) / tried,
     }
@@ -118,7 +128,7 @@ def _begun(output: Path, config: TrainConfig) -> int:
     if ranks.rank():
         return 0
     output.mkdir(parents=True, exist_ok=True)
-    rates, settings = output / RATES_FILE, output / SETTINGS_FILE
+    rates, settings = output / RATES_FILE, output / RATES_SETTINGS_FILE
     if not rates.exists():
         settings.write_text(json.dumps(asdict(config), indent=1))
         return 0

@@ -26,6 +26,7 @@ What follows from a configuration:
 memory_estimate    batch table and memory
 placement          which GPUs learn and which serve
 learning_rate      the learning rate of each step
+optimizer          which optimizer learns, and its own settings
 """
 
 from grpo.config.engines import (

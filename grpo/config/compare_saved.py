@@ -25,7 +25,7 @@ def check_resumed(old: TrainConfig, new: TrainConfig) -> None:
     """Raises UserError where a run that was configured as `old` cannot go on as `new`."""
     check_stages(old.learner.zero_stage, new.learner.zero_stage)
     adapters = [old.model.lora, new.model.lora]
-    # The rank first: without adapters the rest says nothing.
+    # The rank is compared first, because without adapters the other fields mean nothing.
     for field in sorted(fields(adapters[0]), key=lambda field: field.name != "rank"):
         before, after = (getattr(adapter, field.name) for adapter in adapters)
         if before != after and any(adapter.rank for adapter in adapters):

@@ -11,7 +11,7 @@ from typing import Any
 from grpo.config.engines import LoraConfig, ModelConfig
 from grpo.config.errors import UserError, require
 from grpo.config.folder import CHECKPOINTS, METRICS_FILE, MODEL_FOLDER, STATE_FILE, checkpoints_in
-from grpo.config.saved import read_config, read_state
+from grpo.config.saved import read_config
 
 # These are peft's names for the files of an adapter's folder.
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -47,19 +47,6 @@ def described(model: ModelConfig) -> ModelConfig:
 def is_checkpoint(start: str) -> bool:
     """Tells whether `model.start` is a checkpoint, and not an adapter or nothing."""
     return bool(start) and (Path(start) / STATE_FILE).exists()
-
-
-def checkpoint_of(place: Path) -> Path:
-    """Returns the checkpoint at `place`. Of a run's folder it is the one with the highest held-out pass rate, or the
-    newest if none was evaluated. Raises UserError where there is no checkpoint."""
-    place = place.resolve()
-    if (place / STATE_FILE).exists():
-        return place
-    checkpoints = checkpoints_in(place / CHECKPOINTS)
-    require(bool(checkpoints), f"{place} is no checkpoint, and has none in {CHECKPOINTS}/")
-    scores = {path: read_state(path).get("score") for path in checkpoints}
-    scored = [path for path in checkpoints if scores[path] is not None]
-    return max(scored, key=lambda path: scores[path]) if scored else checkpoints[-1]
 
 
 def _left_by(run: Path) -> Path:

@@ -174,7 +174,7 @@ class RolloutConfig:
 
 @dataclass(kw_only=True)
 class LearnerConfig:
-    """The learner updates the weights with DeepSpeed ZeRO and AdamW."""
+    """The learner updates the weights with DeepSpeed ZeRO and AdamW, or an optimizer like it (see `deepspeed`)."""
 
     # ZeRO shards over ranks: at 0 nothing, at 1 the optimizer, at 2 gradients too, at 3 weights too. Stage 0 is run by
     # the code of stage 1, since DeepSpeed's own has no gradient norm and no overflow check in float32.
@@ -217,13 +217,16 @@ class LearnerConfig:
     max_gradient_norm: float = 1.0
     # DeepSpeed's configuration has these settings besides, by its own names, e.g. {zero_optimization:
     # {reduce_bucket_size: 200000000}, communication_data_type: fp32}; on the command line
-    # +learner.deepspeed.NAME=VALUE. What the run sets itself is refused.
+    # +learner.deepspeed.NAME=VALUE. What the run sets itself is refused. {optimizer: {type: NAdam}} learns with NAdam
+    # instead of AdamW; Adam, RAdam and Adamax are there too, and learning_rate, betas, adam_epsilon and weight_decay
+    # are theirs.
     deepspeed: dict[str, Any] = field(default_factory=dict)
     # A micro-batch holds at most this many tokens of packed prompts and completions, which bounds activation memory
     # (verl: ppo_max_token_len_per_gpu).
     micro_batch_tokens: int = 16384
-    # shared computes a prompt once for all its completions. packed computes it once per completion, without padding.
-    # padded gives each completion a row of the longest length, for comparison.
+    # shared computes a prompt once for all its completions, and what all prompts of a row begin with once for the row.
+    # packed computes a prompt once per completion, without padding. padded gives each completion a row of the longest
+    # length, for comparison.
     layout: str = "shared"
     # Logits of at most this many tokens exist at once. Their memory is this number × vocabulary × 4 bytes.
     logit_chunk_tokens: int = 4096

@@ -11,8 +11,8 @@ CONFIG_FILE, CODE_FILE, PATCH_FILE = "config.json", "code.json", "code.patch"
 # and some completions are kept.
 METRICS_FILE, PROMPTS_FILE = "metrics.jsonl", "prompts.jsonl"
 EVALUATIONS_FILE, SAMPLES_FILE = "evaluations.jsonl", "samples.jsonl"
-# How the run ended stands here, once it has.
-END_FILE = "end.json"
+# How the run ended stands here, once it has. Each time the run is resumed adds a line to the other file.
+END_FILE, RESUMPTIONS_FILE = "end.json", "resumptions.jsonl"
 # With tracking.completions=all every completion is kept here.
 COMPLETIONS_FOLDER = "completions"
 # Traces of the rounds in tracking.profile_rounds lie here.
@@ -37,11 +37,57 @@ RUN_ID_FILE = "run-id"
 LOCK_FILE, LAUNCHER_FILE, LOG_FOLDER = "run.lock", "launcher.pid", "logs"
 CHECKPOINTS = "checkpoints"
 
+# A run that died before its first checkpoint cannot be resumed. The next run in the same folder moves what it left into
+# a folder of this name with a number.
+EARLIER = "earlier-"
+LEFT_BEHIND = (
+    *(CONFIG_FILE, CODE_FILE, PATCH_FILE, METRICS_FILE, PROMPTS_FILE, EVALUATIONS_FILE, SAMPLES_FILE, END_FILE),
+    *(COMPLETIONS_FOLDER, PROFILE_FOLDER, MODELS_FOLDER, CURVES_FILE, REPORT_FILE, PAGE_FILE),
+    *(DYNAMICS_PLOT_FILE, DYNAMICS_PAGE_FILE),
+)
+
 # A checkpoint says where the run stood, the checksums of its files, and how the learner's shards are cut.
 STATE_FILE, CHECKSUMS_FILE, LAYOUT_FILE = "state.json", "SHA256SUMS", "layout.json"
 # A reference that is not the run's first model lies here.
 REFERENCE_FILE = "reference.safetensors"
-_NAME = re.compile(r"step-(\d+)")
+# `grpo eval` and `grpo solve-rates` leave these in their output_dir.
+EVALUATION_FILE = "evaluation.json"
+RATES_FILE, RATES_SETTINGS_FILE, RATES_PAGE_FILE = "solve_rates.jsonl", "solve_rates.json", "solve_rates.html"
+_STEP = re.compile(r"step-(\d+)")
+_COMPLETIONS = re.compile(r"step-(\d+)-rank-(\d+)\.parquet")
+
+
+def step_name(step: int) -> str:
+    """Returns the name of the folder of a checkpoint, or of a model, after `step` optimizer steps.
+
+    >>> step_name(12)
+    'step-00000012'
+    """
+    return f"step-{step:08d}"
+
+
+def random_state_name(rank: int) -> str:
+    """Returns the name of the file in a checkpoint that holds the state of a rank's random generator."""
+    return f"rng-{rank}.pt"
+
+
+def completions_name(step: int, rank: int) -> str:
+    """Returns the name of the file with a rank's completions of the round that ended at `step`.
+
+    >>> completions_name(12, 0)
+    'step-00000012-rank-0.parquet'
+    """
+    return f"{step_name(step)}-rank-{rank}.parquet"
+
+
+def trace_name(round_index: int, rank: int) -> str:
+    """Returns the name of the file with the trace of a profiled round on one rank."""
+    return f"round-{round_index:05d}-rank-{rank}.json.gz"
+
+
+def server_log_name(host: str, port: int) -> str:
+    """Returns the name of the file with what a vLLM server prints."""
+    return f"server-{host}-{port}.log"
 
 
 def checkpoints_in(directory: Path) -> list[Path]:
@@ -50,9 +96,15 @@ def checkpoints_in(directory: Path) -> list[Path]:
     Other names there, such as a copy or a note, are passed over.
     """
     paths = directory.iterdir() if directory.is_dir() else ()
-    return sorted((path for path in paths if _NAME.fullmatch(path.name) and path.is_dir()), key=step_of)
+    return sorted((path for path in paths if _STEP.fullmatch(path.name) and path.is_dir()), key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
     """Returns the number of optimizer steps after which a checkpoint was saved."""
-    return int(_NAME.fullmatch(checkpoint.name)[1])
+    return int(_STEP.fullmatch(checkpoint.name)[1])
+
+
+def completions_in(folder: Path) -> list[tuple[Path, int]]:
+    """Returns the files of completions in a run's `completions` folder, each with its step."""
+    named = [(path, _COMPLETIONS.fullmatch(path.name)) for path in folder.glob("step-*.parquet")]
+    return [(path, int(match[1])) for path, match in named if match]

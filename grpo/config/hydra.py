@@ -134,22 +134,22 @@ def _search_path(request: Request, first: Path) -> list[str]:
 
     Raises UserError for other keys of Hydra's own configuration, which nothing here reads.
     """
-    own = [word for word in request.overrides if word.lstrip("+~").startswith(("hydra.", "hydra/"))]
-    for word in own:
+    hydra_words = [word for word in request.overrides if word.lstrip("+~").startswith(("hydra.", "hydra/"))]
+    for word in hydra_words:
         if not word.startswith("hydra.searchpath="):
             key = word.partition("=")[0]
             raise UserError(f"{key} {_UNREAD}")
         _require_folders(word)
     folders = {config_directory(), request.directory} - {None, first}
-    if folders and own:
+    if folders and hydra_words:
         raise UserError("hydra.searchpath and --config-dir name the same thing: give one of them")
     return [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in sorted(folders))}]"] if folders else []
 
 
 def _require_folders(word: str) -> None:
     """Raises UserError for a folder in hydra.searchpath that does not exist. Hydra would ignore such a folder."""
-    given = OverridesParser.create().parse_override(word).value()
-    for entry in given if isinstance(given, list) else [given]:
+    value = OverridesParser.create().parse_override(word).value()
+    for entry in value if isinstance(value, list) else [value]:
         scheme, separator, path = str(entry).partition("://")
         scheme, path = (scheme, path) if separator else ("file", scheme)
         require(scheme in ("file", "pkg"), f"hydra.searchpath: {entry} is no folder: write file://FOLDER")
@@ -167,9 +167,9 @@ def _is_package(path: str) -> bool:
 
 def _take_out_hydras_own(config: DictConfig) -> None:
     """Removes Hydra's own configuration. Raises UserError for a file that changes it, since nothing here reads it."""
-    given, usual = OmegaConf.to_container(config.hydra), _hydras_own()
+    configured, usual = OmegaConf.to_container(config.hydra), _hydras_own()
     for key in ("run", "sweep", "launcher", "sweeper", "mode", "verbose", "output_subdir", "env", "callbacks"):
-        require(given.get(key) == usual.get(key), f"a file sets hydra.{key}, which {_UNREAD}")
+        require(configured.get(key) == usual.get(key), f"a file sets hydra.{key}, which {_UNREAD}")
     with open_dict(config):
         del config["hydra"]
 
@@ -225,8 +225,8 @@ def compose_sweep(preset: str, overrides: list[str]) -> SweepConfig:
 
     A preset is a file of `configs/sweep`, given by name, or a user's own file, given by path.
     """
-    own = Path(preset)
-    path = own if own.suffix in (".yaml", ".yml") else config_directory() / "sweep" / f"{preset}.yaml"
+    preset_path = Path(preset)
+    path = preset_path if preset_path.suffix in (".yaml", ".yml") else config_directory() / "sweep" / f"{preset}.yaml"
     if not path.is_file():
         presets = ", ".join(sorted(file.stem for file in (config_directory() / "sweep").glob("*.yaml")))
         raise UserError(f"there is no sweep {preset!r}: choose one of {presets}, or give a file that ends in .yaml")

@@ -75,8 +75,8 @@ def running(config: TrainConfig) -> list[Key]:
 
 def choices() -> list[Choice]:
     """Returns every choice of every group, in alphabetical order."""
-    given = yaml.safe_load((config_directory() / "train.yaml").read_text())["defaults"]
-    usual = {f"{group}={choice}" for entry in given if isinstance(entry, dict) for group, choice in entry.items()}
+    defaults = yaml.safe_load((config_directory() / "train.yaml").read_text())["defaults"]
+    usual = {f"{group}={choice}" for entry in defaults if isinstance(entry, dict) for group, choice in entry.items()}
     files = sorted(config_directory().glob("*/*.yaml"))
     names = [f"{file.parent.name}={file.stem}" for file in files]
     return [Choice(name, _first_line(file), name in usual) for name, file in zip(names, files, strict=True)]

@@ -97,12 +97,12 @@ def memory_estimate(
     """
     states = _learner_states(config, shape, world_size)
     passes = _learner_passes(config, shape, world_size, on_gpu=bool(gpu_gib))
-    # On a GPU they may wait in main memory while an engine samples.
+    # The learner's states may wait in main memory while an engine on the same GPU samples.
     staying = 0.0 if config.learner.offload_states and gpu_gib else 1.0
     rows = [(name, staying * amount, amount) for name, amount in states]
     rows += [(name, 0.0, amount) for name, amount in passes]
     if config.rollout.engine == "vllm" and gpu_gib:
-        # It fills its share with the cache, and sleeps while the learner works.
+        # The engine fills the rest of its share with the cache, and sleeps while the learner works.
         share, weights = config.rollout.gpu_memory_fraction * gpu_gib * GIB, engine_weights(config, shape)
         rows += [("sampler weights", weights, 0.0), ("sampler's KV cache and graphs", share - weights, 0.0)]
     elif config.rollout.engine != "vllm_server":
@@ -165,19 +165,19 @@ def _learner_passes(config: TrainConfig, shape: ModelShape, world_size: int, on_
     """Returns rows (what, bytes) of what the forward and backward pass of a micro-batch take."""
     learner = config.learner
     size = BYTES[learner.precision]
-    # Of ranks that compute a row together, each holds a share of it.
+    # Each rank that computes a row together with others holds a share of the row.
     together = learner.sequence_parallel
-    own = step_tokens(config, config.dynamics.prompts_per_step // world_size)
-    tokens = min(learner.micro_batch_tokens, own * together) // together
+    own_tokens = step_tokens(config, config.dynamics.prompts_per_step // world_size)
+    tokens = min(learner.micro_batch_tokens, own_tokens * together) // together
     chunk = min(learner.logit_chunk_tokens, tokens)
     # Attention is computed in float32 on a CPU.
-    kept = activation_bytes(shape, size, learner.gradient_checkpointing, size if on_gpu else BYTES["float32"])
+    token_bytes = activation_bytes(shape, size, learner.gradient_checkpointing, size if on_gpu else BYTES["float32"])
     rows = [
-        (f"activations of {tokens:,} tokens", tokens * kept),
+        (f"activations of {tokens:,} tokens", tokens * token_bytes),
         (f"logits of {chunk:,} tokens", 3 * chunk * shape.vocabulary * 4),
     ]
     if not config.model.lora.rank:
-        # A sum over chunks, and the chunk that is added to it.
+        # There are a sum over chunks, and the chunk that is added to it.
         rows.append(("gradient of the output layer", (4 + size) * shape.vocabulary * shape.width))
     return rows
 

@@ -5,10 +5,12 @@ A setting that the run itself controls is refused, and the error names the key t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from grpo.config.errors import require
+from grpo.config.errors import UserError, require
+from grpo.config.optimizer import chosen_optimizer
 from grpo.config.run import TrainConfig
 
 RUN = ""
@@ -54,13 +56,25 @@ DEEPSPEED = {
     "bf16": "learner.precision",
     "fp16": "learner.precision",
     "gradient_clipping": "learner.max_gradient_norm",
-    "optimizer": "learner.learning_rate and the keys after it",
+    "optimizer.params.lr": "learner.learning_rate",
+    "optimizer.params.betas": "learner.betas",
+    "optimizer.params.eps": "learner.adam_epsilon",
+    "optimizer.params.weight_decay": "learner.weight_decay",
+    "optimizer.params.max_grad_norm": "learner.max_gradient_norm",
     "scheduler": "learner.schedule",
     **dict.fromkeys(
         (
             *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
             *("managed_gradient_accumulation", "data_types", "tensor_parallel", "sequence_parallel_size"),
             *("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
+            # These change by what a sum over ranks is divided, or leave out the gradient's norm.
+            *("gradient_allreduce_op", "prescale_gradients", "gradient_predivide_factor", "sparse_gradients"),
+            "zero_optimization.compute_grad_norm",
+            # These compute another model, or in another precision.
+            *("amp", "torch_autocast", "compression_training", "quantize_training", "weight_quantization"),
+            *("progressive_layer_drop", "eigenvalue", "pipeline", "expert_parallel", "hybrid_engine"),
+            # These choose batches, or how checkpoints are read.
+            *("curriculum_learning", "data_efficiency", "elasticity", "autotuning", "checkpoint"),
         ),
         RUN,
     ),
@@ -80,6 +94,7 @@ def check_pass_through(config: TrainConfig) -> None:
     _check("rollout.engine_args", rollout.engine_args, ENGINE_ARGS)
     _check("rollout.sampling.extra", rollout.sampling.extra, SAMPLING)
     _check("learner.deepspeed", config.learner.deepspeed, DEEPSPEED)
+    chosen_optimizer(config.learner)
     _check("model.config", config.model.config, MODEL)
     require(
         rollout.engine != "transformers" or not (rollout.engine_args or rollout.sampling.extra),
@@ -102,6 +117,19 @@ def check_training(config: TrainConfig) -> None:
             f"rollout.sampling.extra.{name} may change probabilities of tokens, and the learner scores those of the "
             "model: leave it out; `grpo eval` takes it",
         )
+
+
+@contextmanager
+def passing_on(key: str, given: Mapping[str, Any], *own: type[Exception]) -> Iterator[None]:
+    """Turns the error of a library that refuses the settings `given`, which `key` passes on to it, into a UserError of
+    one line. `own` are the library's own kinds of errors. Where nothing is passed on, errors are left alone."""
+    try:
+        yield
+    except (TypeError, ValueError, AssertionError, *own) as error:
+        if not given or isinstance(error, UserError):
+            raise
+        said = " ".join(str(error).partition("For further information")[0].split())
+        raise UserError(f"{key}={dict(given)} is refused: {said[:400]}") from error
 
 
 def _check(path: str, given: Mapping[str, Any], owned: Mapping[str, str]) -> None:

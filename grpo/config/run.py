@@ -227,7 +227,7 @@ class TrainConfig:
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     # The seed decides the order of prompts, the samples and the first weights of adapters.
     seed: int = 0
-    # Everything that a run writes lies in this folder.
+    # Everything that a run writes lies in this folder. The name may hold the time: 'runs/${now:%Y-%m-%d_%H-%M}'.
     output_dir: str = "runs/default"
     # The run computes on this device. auto is cuda where there is a GPU, else cpu.
     device: str = "auto"

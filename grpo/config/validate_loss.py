@@ -103,7 +103,7 @@ def _check_normalization(config: TrainConfig) -> None:
     kl_in_reward = config.objective.kl.in_reward
     require(
         settings.parts == "sum" or not kl_in_reward,
-        "normalization.parts=each normalizes the parts of the reward, and the KL is none of them: set "
+        "normalization.parts=each normalizes the parts of the reward, and the KL is not one of them: set "
         "objective.kl.place=loss",
     )
     require(
@@ -137,7 +137,7 @@ def _check_uses_of_the_dial(config: TrainConfig) -> None:
     key, dialled = ("name", "dial") if settings.name != "dial" else ("parts", "sum")
     require(
         refused is None,
-        f"{refused} goes by the gradient of normalization.{key}={dialled}, and {key} is {getattr(settings, key)}: "
+        f"{refused} assumes the gradient of normalization.{key}={dialled}, and {key} is {getattr(settings, key)}: "
         "change one of the two",
     )
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from grpo.dynamics import policy_signs, progress, reward_parts, setbacks, symptoms
+from grpo.dynamics import policy_signs, progress, reward_parts, setbacks, swings, symptoms
 from grpo.dynamics.findings import SEVERITIES, DiagnosisRule, Finding
 from grpo.dynamics.gross import unanswered
 from grpo.dynamics.no_reward import no_reward
@@ -42,6 +42,7 @@ CHECKS: dict[str, tuple[Check, Sequence[str]]] = {
     "KL": (policy_signs.divergence, ("policy/reference_kl",)),
     "reference": (policy_signs.other_reference, ("policy/reference_kl",)),
     "instability": (setbacks.collapse, ("pass_rate",)),
+    "swings": (swings.swinging, ("pass_rate",)),
     "learning rate": (symptoms.learning_rate, ("learner/learning_rate",)),
     "gradients": (symptoms.gradients, ("learner/gradient_norm",)),
     "signal": (symptoms.vanishing_signal, ("reward/std|advantages/std",)),
@@ -78,11 +79,10 @@ def diagnose(log: RunLog, rule: DiagnosisRule | None = None) -> list[Finding]:
     if nothing := no_reward(log):
         return [nothing]
     log = progress.with_known_prompts(log, rule)
-    results = [check(log, rule) for check, _ in CHECKS.values()]
+    told = [finding for check, _ in CHECKS.values() if (finding := check(log, rule))]
     curve = log.identification
-    if curve and curve.identified:
-        results.append(setbacks.oscillation(log, curve, rule))
-    told = [finding for finding in results if finding]
+    if curve and curve.identified and (finding := setbacks.oscillation(curve, rule)):
+        told = [other for other in told if other.name != finding.name] + [finding]
     following = {name for finding in told for name in CONSEQUENCES.get(finding.name, ())}
     told = [finding for finding in told if finding.name not in following]
     return sorted(told, key=lambda finding: -SEVERITIES.index(finding.severity))

@@ -8,6 +8,8 @@ an AR(1) series).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +29,8 @@ CONFIDENCE = 0.99
 FEWEST_ROUNDS, WINDOW_SHARE = 10, 0.25
 # The mean of this many first rounds says where a run began (`since_beginning`).
 FIRST_ROUNDS = 3
+# `step_at` compares windows of these lengths on both sides of a step.
+STEP_WINDOWS = (6, 12, 24, 48)
 
 
 def window_length(num_rounds: int) -> int:
@@ -74,10 +78,10 @@ def fall(series: Series) -> Interval | None:
     """
     if len(series) < 2 * FEWEST_ROUNDS:
         return None
-    means, error = _windows(series.values)
+    means = _means(series.values, FEWEST_ROUNDS)
     earlier = means[:-FEWEST_ROUNDS]
     change = float(means[-1] - earlier.max())
-    half = _half_width_of_many(error, len(earlier))
+    half = half_width_of_many(window_error(series.values) * 2**0.5, len(earlier))
     return Interval(change, change - half, change + half)
 
 
@@ -93,7 +97,7 @@ def since_beginning(history: History) -> Interval | None:
     now = mean_interval(history.values[-window_length(len(history)) :])
     first = float(history.values[:FIRST_ROUNDS].mean())
     own = float(np.linalg.norm(history.errors[:FIRST_ROUNDS])) / FIRST_ROUNDS
-    error = max(own, _windows(history.values)[1] * (FEWEST_ROUNDS / FIRST_ROUNDS) ** 0.5)
+    error = max(own, window_error(history.values) * (FEWEST_ROUNDS / FIRST_ROUNDS) ** 0.5)
     half = float(np.hypot(now.high - now.value, stats.norm.ppf(0.5 + CONFIDENCE / 2) * error))
     return Interval(now.value - first, now.value - first - half, now.value - first + half)
 
@@ -121,42 +125,103 @@ class Setback(NamedTuple):
     lowest: float
 
 
-def setback(series: Series) -> Setback | None:
-    """Returns the largest loss from one window of `FEWEST_ROUNDS` rounds to a later window, anywhere in the series.
+def setbacks(series: Series) -> Iterator[Setback]:
+    """Yields the largest loss from one window of a series to a later one, for each pair of window lengths.
 
-    The interval holds for all pairs of windows at once. The result is None if the series is shorter than 2 ×
-    `FEWEST_ROUNDS`.
+    Windows hold `FEWEST_ROUNDS` rounds, or twice or four times as many and so on, up to a quarter of the series. Long
+    windows show a loss that lasts, which short ones cannot tell from luck. The intervals hold for all windows of all
+    lengths at once. Windows that overlap by more than half count as one. Yields nothing if the series is shorter than
+    2 × `FEWEST_ROUNDS`.
     """
-    if len(series) < 2 * FEWEST_ROUNDS:
+    number = len(series)
+    if number < 2 * FEWEST_ROUNDS:
+        return
+    lengths = doubled(FEWEST_ROUNDS, window_length(number))
+    means = {length: _means(series.values, length) for length in lengths}
+    error = window_error(series.values) * FEWEST_ROUNDS**0.5
+    for early, late in product(lengths, lengths):
+        # The i-th pair of neighbouring windows meets at round i + early.
+        best = np.maximum.accumulate(means[early][: number - early - late + 1])
+        changes = means[late][early:] - best
+        index = int(changes.argmin())
+        peak = int(means[early][: index + 1].argmax())
+        windows = len(lengths) ** 2 * (2 * number / early) * (2 * number / late) / 2
+        half = half_width_of_many(error * (1 / early + 1 / late) ** 0.5, windows)
+        change = float(changes[index])
+        interval = Interval(change, change - half, change + half)
+        ends = peak + early - 1, index + early + late - 1
+        yield Setback(interval, *(float(series.steps[end]) for end in ends))
+
+
+def step_at(values: Array, before: int, after: int) -> Interval | None:
+    """Returns the change from the rounds before the index `before` to those from the index `after` on.
+
+    Of windows of 6, 12, 24 and 48 rounds on either side those with the surest loss are taken. Short windows hold little
+    of what a run learns meanwhile, and long ones little noise. The interval holds for all of them at once. The result
+    is None if one side is shorter than the shortest window.
+    """
+    if min(before, len(values) - after) < STEP_WINDOWS[0]:
         return None
-    means, error = _windows(series.values)
-    best = np.maximum.accumulate(means[:-FEWEST_ROUNDS])
-    changes = means[FEWEST_ROUNDS:] - best
-    index = int(changes.argmin())
-    half = _half_width_of_many(error, len(changes) * (len(changes) + 1) // 2)
-    change = float(changes[index])
-    ends = series.steps[FEWEST_ROUNDS - 1 :]
-    peak = int(means[: index + 1].argmax())
-    interval = Interval(change, change - half, change + half)
-    return Setback(interval, float(ends[peak]), float(ends[index + FEWEST_ROUNDS]))
+    error = window_error(values) * FEWEST_ROUNDS**0.5
+    changes = []
+    for length in STEP_WINDOWS:
+        sides = values[max(before - length, 0) : before], values[after : after + length]
+        half = half_width_of_many(error * sum(1 / len(side) for side in sides) ** 0.5, len(STEP_WINDOWS))
+        change = float(sides[1].mean() - sides[0].mean())
+        changes.append(Interval(change, change - half, change + half))
+    return min(changes, key=lambda change: change.high)
 
 
-def _windows(values: Array) -> tuple[Array, float]:
-    """Returns the means of all windows of `FEWEST_ROUNDS` rounds, and the standard error of one such mean.
+def doubled(shortest: int, longest: float) -> list[int]:
+    """Returns `shortest`, twice as many, four times as many and so on, up to `longest`.
 
-    The error comes from the scatter of the whole series about its running mean.
+    >>> doubled(10, 45)
+    [10, 20, 40]
+    """
+    lengths = [shortest]
+    while 2 * lengths[-1] <= longest:
+        lengths.append(2 * lengths[-1])
+    return lengths
+
+
+def _means(values: Array, length: int) -> Array:
+    """Returns the means of all windows of `length` rounds."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    return (sums[length:] - sums[:-length]) / length
+
+
+def window_error(values: Array) -> float:
+    """Returns the standard error of the mean of a window of `FEWEST_ROUNDS` rounds.
+
+    It comes from the scatter of the whole series about its running mean.
     """
     length = FEWEST_ROUNDS
-    means = np.convolve(values, np.full(length, 1 / length), "valid")
+    means = _means(values, length)
     # The running mean takes its own share of the scatter.
     scatter = values[length // 2 :][: len(means)] - means
     variance = float(scatter @ scatter) / len(scatter) / (1 - 1 / length) * noise_factor(values) / length
-    return means, variance**0.5
+    return variance**0.5
 
 
-def _half_width_of_many(error: float, number: int) -> float:
-    """Returns the half-width with which `number` differences of two windows all hold at once (Bonferroni)."""
-    return float(-stats.norm.ppf((1 - CONFIDENCE) / 2 / number) * error * 2**0.5)
+def half_width_of_many(error: float, number: float) -> float:
+    """Returns the half-width with which `number` values with this standard error all hold at once (Bonferroni)."""
+    return float(-stats.norm.ppf((1 - CONFIDENCE) / 2 / number) * error)
+
+
+def difference_of_evaluations(values: Array, length: int, error: float) -> Interval:
+    """Returns the mean of the last `length` values minus that of the first `length`, for values whose noise is
+    independent, as the sampling noise of evaluations is.
+
+    The noise is estimated from the distance of each value to the line between its neighbours (pseudo-residuals: Gasser,
+    Sroka & Jennen-Steinmetz, Biometrika 1986). It is at least `error`. Neighbouring distances share values and
+    correlate by −2/3 and 1/6, so they count for fewer degrees of freedom (Satterthwaite).
+    """
+    distances = values[1:-1] - (values[:-2] + values[2:]) / 2
+    scatter = max(float(np.sqrt(np.mean(distances**2) / 1.5)), error)
+    freedom = len(distances) / (1 + 2 * ((2 / 3) ** 2 + (1 / 6) ** 2))
+    change = float(values[-length:].mean() - values[:length].mean())
+    half = _half_width(scatter * (2 / length) ** 0.5, freedom)
+    return Interval(change, change - half, change + half)
 
 
 def difference(values: Array, length: int) -> Interval:

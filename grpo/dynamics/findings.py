@@ -21,7 +21,7 @@ MEANINGS = {
     "no signal": "Rewards within a group hardly differ any more, and learning lives on their differences.",
     "unstable": "The model has lost much of what it could do.",
     "setback": "The run lost much of what it had learned at one time, and has got back at least a part of it.",
-    "underdamped": "The pass rate swings about its plateau, which often comes before it is lost.",
+    "underdamped": "The pass rate swings up and down, which often comes before it is lost.",
     "reward hacking or overfitting": "Training gets better and held-out problems do not.",
     "reward part gamed": "Something is learned that pays, and it is not right answers.",
     "answers hardly count": "Nearly all of the reward is paid for something else than right answers.",

@@ -11,6 +11,7 @@ from grpo.dynamics.evidence import (
     FEWEST_ROUNDS,
     change,
     difference,
+    difference_of_evaluations,
     late_change,
     level,
     paired,
@@ -38,7 +39,7 @@ class Halves(NamedTuple):
     `gap` is the change of training minus held-out.
     """
 
-    training: float
+    training: Interval
     held_out: float
     gap: Interval
 
@@ -52,9 +53,17 @@ def halves(log: RunLog) -> Halves | None:
     half = len(training) // 2
     if half < FEWEST_EVALUATIONS:
         return None
-    curves = (training.values, held_out, training.values - held_out)
-    on_training, on_held_out, gap = (difference(values, half) for values in curves)
-    return Halves(on_training.value, on_held_out.value, gap)
+    on_held_out = difference_of_evaluations(held_out, half, log.held_out_error)
+    # The noise of rounds is correlated, which is measured in all rounds. That of evaluations is not.
+    rounds = difference(log["pass_rate"].values, len(log["pass_rate"]) // 2)
+    reach = rounds.high - rounds.value
+    on_training = float(training.values[-half:].mean() - training.values[:half].mean())
+    gap, gap_reach = on_training - on_held_out.value, float(np.hypot(reach, on_held_out.high - on_held_out.value))
+    return Halves(
+        Interval(on_training, on_training - reach, on_training + reach),
+        on_held_out.value,
+        Interval(gap, gap - gap_reach, gap + gap_reach),
+    )
 
 
 def harder_prompts(log: RunLog, rule: DiagnosisRule) -> bool:
@@ -63,9 +72,9 @@ def harder_prompts(log: RunLog, rule: DiagnosisRule) -> bool:
     That is so if the fall is sure and held-out problems are solved about as well as before.
     """
     fallen, moved = change(log["pass_rate"]), halves(log)
-    if fallen is None or moved is None or fallen.high > 0 or moved.training > -rule.moved:
+    if fallen is None or moved is None or fallen.high > 0 or moved.training.value > -rule.moved:
         return False
-    return moved.held_out > rule.coupling * moved.training
+    return moved.held_out > rule.coupling * moved.training.value
 
 
 def with_known_prompts(log: RunLog, rule: DiagnosisRule) -> RunLog:
@@ -78,12 +87,12 @@ def reward_hacking(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds reward hacking: held-out progress per training progress (the coupling ratio) goes to 0, and the two drift
     apart."""
     moved = halves(log)
-    if moved is None or moved.gap.low < 0 or moved.training < rule.moved:
+    if moved is None or moved.gap.low < 0 or moved.training.low < rule.moved:
         return None
-    if moved.held_out > rule.coupling * moved.training:
+    if moved.held_out > rule.coupling * moved.training.value:
         return None
     evidence = (
-        f"from the first half of the run to the second, the training pass rate rose by {moved.training:.2f}, the "
+        f"from the first half of the run to the second, the training pass rate rose by {moved.training.value:.2f}, the "
         f"held-out pass rate by {round(moved.held_out, 2) + 0.0:+.2f}, and their gap by {moved.gap.value:.2f} "
         f"[{moved.gap.low:.2f}, {moved.gap.high:.2f}]"
     )

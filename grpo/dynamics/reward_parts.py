@@ -73,8 +73,9 @@ def weights_of(log: RunLog) -> tuple[dict[str, float], bool]:
 def part_gaming(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds a part of the reward that rises while answers do not improve. If several do, the largest rise is reported.
 
-    A part that is only logged and not paid is left out. The whole reward is checked too where it lies in [0, 1] as the
-    pass rate does, or where there is no paid part.
+    A part that is only logged and not paid is left out, and so is one whose rise has paid less than the gain of right
+    answers has. The whole reward is checked too where it lies in [0, 1] as the pass rate does, or where there is no
+    paid part.
     """
     weights, known = weights_of(log)
     unpaid = {name for name, weight in weights.items() if known and weight < UNPAID}
@@ -82,6 +83,12 @@ def part_gaming(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     if not names or _within_0_and_1(log[REWARD]):
         names.append(REWARD)
     rises = {name: rise for name in names if (rise := unearned_rise(log, name, rule))}
+    if known and (graded := _graded(weights, log)):
+        earned = {name: weights[graded] * rise.gained.value for name, rise in rises.items()}
+        paid = {name: weights.get(name, np.inf) * rise.risen.value for name, rise in rises.items()}
+        if REWARD in rises:
+            paid[REWARD] = rises[REWARD].risen.value - earned[REWARD]
+        rises = {name: rise for name, rise in rises.items() if paid[name] > earned[name]}
     if not rises:
         return None
     worst = max(rises, key=lambda name: rises[name].risen.value)
@@ -102,7 +109,7 @@ def answers_hardly_count(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     Returns None where the pass rate clearly gains, since right answers then count more and more.
     """
     (weights, _), lately = weights_of(log), late_change(log["pass_rate"])
-    graded = next((name for name in weights if _is_the_pass_rate(log[name], log["pass_rate"])), None)
+    graded = _graded(weights, log)
     if graded is None or len(weights) < 2 or lately is None or lately.low > rule.gain_left:
         return None
     late = {name: weight * log[name].values[-window_length(len(log[name])) :].mean()
@@ -146,6 +153,11 @@ def bought_by_length(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 def _within_0_and_1(series: Series) -> bool:
     """Tells whether a reward lies in [0, 1] as a pass rate does, up to `SMOOTHED`."""
     return bool(len(series) and series.values.min() >= -SMOOTHED and series.values.max() <= 1 + SMOOTHED)
+
+
+def _graded(weights: dict[str, float], log: RunLog) -> str | None:
+    """Returns the part of the reward that grades answers, or None if no part is known to."""
+    return next((name for name in weights if _is_the_pass_rate(log[name], log["pass_rate"])), None)
 
 
 def _is_the_pass_rate(part: Series, passed: Series) -> bool:

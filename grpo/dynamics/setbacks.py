@@ -11,14 +11,15 @@ from grpo.dynamics.evidence import (
     FEWEST_ROUNDS,
     FIRST_ROUNDS,
     change,
-    difference,
     fall,
-    setback,
+    setbacks,
     since_beginning,
     since_best,
+    step_at,
     window_length,
 )
 from grpo.dynamics.findings import CRITICAL, WARNING, DiagnosisRule, Finding
+from grpo.dynamics.history import SMOOTHED_ROUNDS
 from grpo.dynamics.identify import Identification
 from grpo.dynamics.run_log import RunLog
 from grpo.types import Interval
@@ -32,10 +33,13 @@ def collapse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     if evidence := lost(log, rule):
         remedy = "dynamics.refresh_interval=1, half of learner.learning_rate, or dynamics=adaptive with its guard"
         return Finding("unstable", CRITICAL, evidence, remedy)
-    earlier = None if log.changing_prompts else setback(log["pass_rate"])
-    if earlier is None or not _is_loss(earlier.change, rule):
+    losses = (
+        [] if log.changing_prompts else [loss for loss in setbacks(log["pass_rate"]) if _is_loss(loss.change, rule)]
+    )
+    if not losses:
         return None
-    evidence = f"pass rate {earlier.change.value:+.2f} between steps {earlier.best:g} and {earlier.lowest:g}"
+    surest = min(losses, key=lambda loss: loss.change.high)
+    evidence = f"pass rate {surest.change.value:+.2f} between steps {surest.best:g} and {surest.lowest:g}"
     remedy = "see what changed then: a restart, the reward, the prompts; if nothing did, half of learner.learning_rate"
     return Finding("setback", WARNING, evidence, remedy)
 
@@ -64,9 +68,11 @@ def _is_loss(fallen: Interval, rule: DiagnosisRule) -> bool:
 
 
 def shorter_and_worse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Finds that completions became much shorter at one time, and that fewer were right afterwards.
+    """Finds that completions became much shorter at one time, and that fewer were right as soon as they were.
 
-    The time is where the mean length falls most from one window of `FEWEST_ROUNDS` rounds to the next.
+    The time is where the mean length falls most from one window of `FEWEST_ROUNDS` rounds to the next. Pass rates are
+    compared between just before a third of that fall and just after two thirds of it, so that what the run learns
+    meanwhile hardly hides a loss.
     """
     length, passed = log["completions/length_mean"], log["pass_rate"]
     if len(length) < 2 * FEWEST_ROUNDS or len(length) != len(passed) or log.changing_prompts:
@@ -75,17 +81,23 @@ def shorter_and_worse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     at = int((means[:-FEWEST_ROUNDS] - means[FEWEST_ROUNDS:]).argmax()) + FEWEST_ROUNDS
     window = min(window_length(len(length)), at, len(length) - at)
     # The fall itself takes some rounds, which belong to neither side.
-    sides = [series.values[at - window : at + window] for series in (length, passed)]
-    before, after = sides[0][: window // 2].mean(), sides[0][-(window // 2) :].mean()
-    lost = difference(sides[1], max(window // 2, FEWEST_ROUNDS // 2))
-    if after > (1 - rule.shorter) * before or lost.high >= 0 or lost.value > -rule.moved:
+    near = length.values[at - window : at + window]
+    before, after = near[: window // 2].mean(), near[-(window // 2) :].mean()
+    if after > (1 - rule.shorter) * before:
+        return None
+    smooth = np.convolve(near, np.full(SMOOTHED_ROUNDS, 1 / SMOOTHED_ROUNDS), "same")
+    fallen = (before - smooth) / (before - after)
+    begun = int(np.flatnonzero(fallen[:window] <= 1 / 3).max(initial=-1)) + 1
+    ended = window + int(np.argmax(fallen[window:] >= 2 / 3))
+    lost = step_at(passed.values, at - window + begun, at - window + ended)
+    if lost is None or lost.high >= 0 or lost.value > -rule.moved:
         return None
     evidence = f"length {before:.0f} → {after:.0f} tokens about step {length.steps[at]:g}, pass rate {lost.value:+.2f}"
     remedy = "read samples.jsonl; a weaker penalty of length, or task.reward.overlong=keep"
     return Finding("shorter and worse", WARNING, evidence, remedy)
 
 
-def oscillation(log: RunLog, curve: Identification, rule: DiagnosisRule) -> Finding | None:
+def oscillation(curve: Identification, rule: DiagnosisRule) -> Finding | None:
     """Finds instability before it happens: the fitted model is underdamped, and no other law explains the curve.
 
     Noise that drifts sometimes looks like an oscillation, so the oscillator's Akaike weight must be near 1.

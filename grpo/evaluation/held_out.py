@@ -123,12 +123,14 @@ def score(result: Mapping[str, Any]) -> float:
 
 
 def told(result: Mapping[str, Any]) -> list[str]:
-    """Describes an evaluation in lines for the terminal: pass@1, and if any, pass@1 of its sources and of its suite."""
+    """Describes an evaluation in lines for the terminal: pass@1, and if any, greedy decoding, its sources and suite."""
     rate = result["pass@1"]
     lines = [
         f"of {result['problems']} held-out problems {rate['value']:.1%} are solved at the first try "
         f"(pass@1; 95 % interval {rate['low']:.1%} to {rate['high']:.1%})"
     ]
+    if greedy := result.get("greedy"):
+        lines.append(f"with greedy decoding {greedy['value']:.1%} of them are solved")
     for sets in (result.get("sources"), result.get("suite")):
         if sets:
             spelled = (f"{name} {_spelled(evaluation['pass@1'])}" for name, evaluation in sets.items())

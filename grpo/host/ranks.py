@@ -1,6 +1,6 @@
 """This module reads torchrun's environment variables: this process's learner rank, the number of ranks, the device.
 
-No other module reads them. Once torch.distributed runs, the `Collective` also knows rank and number of ranks.
+No other module reads or sets them. Once torch.distributed runs, the `Collective` also knows rank and number of ranks.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.errors import require
+from grpo.host.network import LOOPBACK, free_port
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +38,17 @@ def _number(name: str, default: int) -> int:
     value = os.environ.get(name, str(default))
     require(value.isdecimal(), f"the environment variable {name}={value!r} is no whole number: unset or correct it")
     return int(value)
+
+
+def set_alone() -> bool:
+    """Makes this process the only rank, unless a launcher has given it one. Returns whether it is the only rank.
+
+    DeepSpeed reads the variables too, and wants an address although nobody is met there.
+    """
+    if "RANK" in os.environ:
+        return False
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR=LOOPBACK, MASTER_PORT=str(free_port()))
+    return True
 
 
 def world_size() -> int:

@@ -11,8 +11,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# A process that was asked to stop, and that saved so that it can be resumed, has this exit code.
-INTERRUPTED = 128 + signal.SIGTERM
+# A process that was asked to stop, and that saved so that it can be resumed, has the first of these exit codes. A shell
+# gives the second to a program that Ctrl-C ended, and the third to one whose output nobody reads any more.
+EXIT_STOPPED, EXIT_BROKEN_OFF, EXIT_UNREAD = 128 + signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGPIPE
+# A process that was asked to stop has one of these codes, as `subprocess` shows them, whether it saved or not.
+STOPPED_CODES = (-signal.SIGTERM, -signal.SIGINT, EXIT_STOPPED, EXIT_BROKEN_OFF)
 LOOK_SECONDS = 0.2
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+import select
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 # These characters move the cursor, begin an escape sequence or reverse the order of letters, or are lone surrogates,
@@ -99,6 +102,16 @@ def _broken(line: str, columns: int) -> str:
     )  # fmt: skip
 
 
+def reader_left() -> bool:
+    """Tells whether whoever read stdout, such as `head`, has left. If so, the rest of the output is dropped."""
+    descriptor, ended = sys.stdout.fileno(), select.poll()
+    ended.register(descriptor, 0)
+    if not ended.poll(0):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+    return True
+
+
 class Terminal(Console):
     """A terminal is a rich console that cleans all texts and tables.
 
@@ -120,6 +133,25 @@ class Terminal(Console):
         # Segments with a `control` come from rich's live bar and must stay as they are.
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(clean(segment.text), segment.style)
+
+
+def facts_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str | int | float]]) -> Table:
+    """Returns a small table of names and numbers, such as the batch sizes or the memory estimate.
+
+    `header` names the columns. Whole numbers get thousands separators, other numbers two decimals.
+    """
+    table = Table(title=title, title_justify="left")
+    for index, name in enumerate(header):
+        table.add_column(name, justify="right" if index else "left")
+    for row in rows:
+        table.add_row(*(Text(_number(cell)) for cell in row))
+    return table
+
+
+def _number(cell: str | int | float) -> str:
+    if isinstance(cell, str):
+        return clean(cell)
+    return f"{cell:,}" if isinstance(cell, int) else f"{cell:,.2f}"
 
 
 class _CleanFormatter(logging.Formatter):

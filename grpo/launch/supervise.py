@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from grpo.host.signals import INTERRUPTED, StopRequest
+from grpo.host.signals import EXIT_STOPPED, StopRequest
 from grpo.host.why_ended import last_word
 from grpo.launch.seats import LEARNER
 from grpo.launch.shells import Held
@@ -47,11 +47,11 @@ def wait(held: Sequence[Held], stop: StopRequest) -> int:
             if last_server:
                 _tell(last_server)
                 return codes[last_server] or 1
-            unsaved = [learner for learner in learners if codes[learner] not in (0, INTERRUPTED)]
+            unsaved = [learner for learner in learners if codes[learner] not in (0, EXIT_STOPPED)]
             if asked == 1 and unsaved:
                 _tell(unsaved[0])
                 return codes[unsaved[0]]
-            return INTERRUPTED if asked else 0
+            return EXIT_STOPPED if asked else 0
         time.sleep(POLL_SECONDS)
 
 

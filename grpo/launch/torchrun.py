@@ -3,7 +3,6 @@
 python -m grpo.launch.torchrun ARGUMENTS OF torchrun
 """
 
-import signal
 import subprocess
 import sys
 
@@ -11,6 +10,8 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 from torch.distributed.run import main
+
+from grpo.host.signals import EXIT_STOPPED
 
 STARTED: list[subprocess.Popen] = []
 """These are the ranks that torchrun has started."""
@@ -31,7 +32,7 @@ def stopped_with(number: int) -> int:
     # to save.
     if -number in codes:
         return 128 + number
-    return min({_positive(code) for code in codes} - {0, 128 + signal.SIGTERM}, default=128 + number)
+    return min({_positive(code) for code in codes} - {0, EXIT_STOPPED}, default=128 + number)
 
 
 def _positive(code: int) -> int:

@@ -22,6 +22,7 @@ flops               the floating-point operations that a model needs
 What is written and read again:
 weights, export     weights gathered bucket by bucket; a Hugging Face directory
 shard_layout, resharding   how state lies in a checkpoint's shards; another number of ranks or another precision
+passed_on           settings that are DeepSpeed's own, checked by DeepSpeed
 writing, plain_data        a rank that cannot write still meets the others; shards read without running their code
 """
 

@@ -46,9 +46,11 @@ class TreeRow:
         self._masks: dict[tuple[int, ...], Tensor] = {}
         # The lengths of each tree's prompt and branches; a single branch continues its prompt without a seam.
         self.parts = [
-            (tree.prompt_length, *tree.branches) if len(tree.branches) > 1 else (tree.end - tree.start,)
+            (tree.own_prompt_length, *tree.branches) if len(tree.branches) > 1 else (tree.end - tree.start,)
             for tree in trees
         ]
+        # How many tokens of the row's beginning each tree attends besides its own.
+        self.shared = [tree.shared for tree in trees]
 
     @property
     def lengths(self) -> list[int]:
@@ -56,10 +58,11 @@ class TreeRow:
 
     @cached_property
     def spans(self) -> varlen.Spans:
-        return varlen.spans_of(self.parts, self._device)
+        return varlen.spans_of(self.parts, self.shared, self._device)
 
     def tree_mask(self, index: int, window: int | None) -> Tensor:
-        """Returns a tree's additive mask [tokens, tokens]: 0 where a query (row) sees a key (column), else −inf."""
+        """Returns a tree's additive mask [tokens, shared + tokens]: 0 where a query (row) sees a key (column), else
+        −inf."""
         key = (index, window or 0)
         if key not in self._masks:
             self._masks[key] = self._additive(attention_mask(self._trees[index], window, self._device))
@@ -178,13 +181,17 @@ def tree_attention(
 
 def _tree_by_tree(query: Tensor, key: Tensor, value: Tensor, kind: _Kind, row: TreeRow) -> Tensor:
     dtype = kernel_dtype(query.dtype, query.device) if kind.has_kernel else query.dtype
-    pieces = zip(*(tensor.to(dtype).split(row.lengths, dim=2) for tensor in (query, key, value)), strict=True)
+    queries, keys, values = (tensor.to(dtype).split(row.lengths, dim=2) for tensor in (query, key, value))
     outputs = []
-    for index, (parts, piece) in enumerate(zip(row.parts, pieces, strict=True)):
-        if len(parts) > 1 and sum(parts) <= MASKED_TOKENS:
-            outputs.append(kind.masked(*piece, row.tree_mask(index, kind.window)))
+    for index, (parts, shared) in enumerate(zip(row.parts, row.shared, strict=True)):
+        key, value = keys[index], values[index]
+        if shared:
+            key = torch.cat([keys[0][:, :, :shared], key], dim=2)
+            value = torch.cat([values[0][:, :, :shared], value], dim=2)
+        if len(parts) > 1 and shared + sum(parts) <= MASKED_TOKENS:
+            outputs.append(kind.masked(queries[index], key, value, row.tree_mask(index, kind.window)))
         else:
-            outputs.append(_branches(*piece, parts, kind, row))
+            outputs.append(_branches(queries[index], key, value, parts, kind, row))
     return torch.cat(outputs, dim=2).to(query.dtype)
 
 
@@ -195,8 +202,12 @@ def kernel_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 
 
 def _branches(query: Tensor, key: Tensor, value: Tensor, parts: Sequence[int], kind: _Kind, row: TreeRow) -> Tensor:
-    """Computes causal attention, where the first part attends itself and each further part the first and itself."""
-    queries, keys, values = (tensor.split(list(parts), dim=2) for tensor in (query, key, value))
+    """Computes causal attention, where the first part attends itself and each further part the first and itself. Keys
+    before those of the parts belong to the first part."""
+    own_prompt, *completions = parts
+    prompt = key.shape[2] - query.shape[2] + own_prompt
+    queries = query.split(list(parts), dim=2)
+    keys, values = (tensor.split([prompt, *completions], dim=2) for tensor in (key, value))
     outputs = [kind.causal(queries[0], keys[0], values[0], row)]
     for own, own_key, own_value in zip(queries[1:], keys[1:], values[1:], strict=True):
         # A completion of one token has no inputs.

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, redirect_stdout, 
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import deepspeed
@@ -20,31 +21,31 @@ from torch import nn
 from transformers.integrations import HfDeepSpeedConfig
 
 from grpo.config import LearnerConfig
+from grpo.config.optimizer import chosen_optimizer
 from grpo.host import ranks
-from grpo.host.network import LOOPBACK, free_port, interface_of, own_address
+from grpo.host.network import interface_of, own_address
+
+
+def concerns_a_run(record: logging.LogRecord) -> bool:
+    """Says whether a warning of DeepSpeed's means anything here. On another number of ranks every loaded checkpoint
+    warns of missing tensor parallelism (MPU), which the learner never has."""
+    return not record.getMessage().startswith("MPU is not provided")
 
 
 def init_distributed(device: torch.device, deadline_seconds: float) -> None:
     """Joins the ranks that torchrun or the deepspeed launcher started. Without a launcher this rank is the only one."""
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    own: dict[str, Any] = {}
-    if "RANK" not in os.environ:
-        alone = {
-            "RANK": "0",
-            "WORLD_SIZE": "1",
-            "LOCAL_RANK": "0",
-            "MASTER_ADDR": LOOPBACK,
-            "MASTER_PORT": str(free_port()),
-        }
-        os.environ.update(alone)
-        # It meets nobody, so nothing has to listen: torch's usual store takes whoever reaches its port.
-        own = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    # Left alone, gloo listens where this machine's own name leads: on Debian to 127.0.1.1, where no other one comes.
+    deepspeed_log = logging.getLogger("DeepSpeed")
+    deepspeed_log.setLevel(logging.WARNING)
+    deepspeed_log.addFilter(concerns_a_run)
+    # A rank that is alone meets nobody, so nothing has to listen: torch's usual store takes whoever reaches its port.
+    own: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if ranks.set_alone() else {}
+    # By default gloo listens at the address of this machine's own name. On Debian that is 127.0.1.1, which no other
+    # machine reaches.
     with suppress(OSError):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(own_address(os.environ["MASTER_ADDR"])))
     if device.type == "cpu":
-        # An optional shared-memory reduction that DeepSpeed would compile for half a minute, with g++
-        # and ninja required, although gloo does the same work.
+        # DeepSpeed would compile this optional reduction in shared memory for half a minute, and needs g++ and ninja
+        # for it. gloo does the same work.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     backend = "gloo" if device.type == "cpu" else "nccl"
     if not dist.is_initialized():
@@ -60,7 +61,7 @@ def deepspeed_config(learner: LearnerConfig) -> dict[str, Any]:
         "stage": stage,
         # GPUs exchange weights and gradients in a stream of their own, where DeepSpeed allows it: from stage 2 on.
         "overlap_comm": torch.cuda.is_available() and stage >= 2,
-        # Against fragmentation of a GPU's memory; on a CPU it is a copy of every gradient for nothing.
+        # This prevents fragmentation of a GPU's memory. On a CPU it would only copy every gradient.
         "contiguous_gradients": torch.cuda.is_available(),
     }
     if stage < 3 and not torch.cuda.is_available():
@@ -82,7 +83,9 @@ def deepspeed_config(learner: LearnerConfig) -> dict[str, Any]:
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 1_000_000_000,
     }
-    return own | learner.deepspeed | {"zero_optimization": zero | learner.deepspeed.get("zero_optimization", {})}
+    # DeepSpeed is given the optimizer itself.
+    passed = {name: value for name, value in learner.deepspeed.items() if name != "optimizer"}
+    return own | passed | {"zero_optimization": zero | passed.get("zero_optimization", {})}
 
 
 @contextmanager
@@ -94,12 +97,12 @@ def sharded_loading(learner: LearnerConfig, precision: str) -> Iterator[None]:
     if learner.zero_stage < 3:
         yield
         return
-    # transformers asks whether one is alive.
+    # transformers looks whether such an object exists, and then loads a model in shards.
     config = HfDeepSpeedConfig(deepspeed_config(replace(learner, precision=precision)))
     whole = deepspeed.zero.Init
-    # Left alone, it rounds to bfloat16 whatever a model makes as it is built, tables of positions too.
+    # By default `Init` rounds everything that a model makes while it is built to bfloat16, tables of positions too.
     rounding = {"tensor_overrides": [deepspeed.zero.DeepSpeedTensorOverride.device]}
-    # And it makes the group of a second copy anew, which a process can have once.
+    # It would also make the group of a second copy anew, which a process can do only once.
     copies = groups._get_zero_param_intra_parallel_group() if learner.hpz_partition_size else None
     deepspeed.zero.Init = partial(whole, zero_param_parallel_group=copies, **rounding)
     try:
@@ -110,21 +113,22 @@ def sharded_loading(learner: LearnerConfig, precision: str) -> Iterator[None]:
 
 
 def start_engine(policy: nn.Module, learner: LearnerConfig) -> deepspeed.DeepSpeedEngine:
-    """Starts the training engine: ZeRO, with AdamW on float32 master weights. The learner sets the learning rate of
-    every step."""
+    """Starts the training engine: ZeRO, with an optimizer on float32 master weights. The learner sets the learning rate
+    of every step."""
     if learner.offload_optimizer and torch.cuda.is_available():
-        # AdamW then runs on the CPU, where torchrun leaves each rank one thread.
+        # The optimizer then runs on the CPU, where torchrun leaves each rank one thread.
         torch.set_num_threads(ranks.own_cores())
     parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(
-        parameters,
-        lr=learner.learning_rate,
-        betas=tuple(learner.betas),
-        eps=learner.adam_epsilon,
-        weight_decay=learner.weight_decay,
-        fused=True,
-    )
+    kind = getattr(torch.optim, chosen_optimizer(learner).name)
+    fused = {"fused": True} if "fused" in signature(kind).parameters else {}
+    optimizer = kind(parameters, lr=learner.learning_rate, **optimizer_settings(learner), **fused)
     return _initialized(model=policy, optimizer=optimizer, config=deepspeed_config(learner))
+
+
+def optimizer_settings(learner: LearnerConfig) -> dict[str, Any]:
+    """Returns the settings of the optimizer besides its learning rate, by torch's names."""
+    adams = {"betas": tuple(learner.betas), "eps": learner.adam_epsilon, "weight_decay": learner.weight_decay}
+    return adams | dict(chosen_optimizer(learner).settings)
 
 
 def start_frozen_engine(policy: nn.Module, learner: LearnerConfig) -> deepspeed.DeepSpeedEngine:

@@ -44,6 +44,9 @@ class Folder:
             write(writing)
             self.tokenizer.save_pretrained(writing)
             (writing / CARD_FILE).write_text(self.card, encoding="utf-8")
+            # safetensors gives its files to the owner alone. All get the rights of a usual file, which others may read.
+            for file in writing.iterdir():
+                shutil.copymode(writing / CARD_FILE, file)
         except BaseException:
             shutil.rmtree(writing, ignore_errors=True)
             raise

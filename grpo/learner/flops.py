@@ -41,12 +41,14 @@ class FlopCount:
 
 def attended_pairs(tree: Tree) -> int:
     """Counts pairs (token, token it attends, itself included): causal over the prompt, and over prompt and completion.
+    Tokens of a shared beginning are attended here, and count as attending where they stand.
 
     >>> attended_pairs(Tree(0, 2, (1, 2)))  # 1 + 2, then 3, then 3 + 4
     13
     """
-    prompt = tree.prompt_length
-    return prompt * (prompt + 1) // 2 + sum(prompt * branch + branch * (branch + 1) // 2 for branch in tree.branches)
+    prompt, shared = tree.prompt_length, tree.shared
+    own = prompt * (prompt + 1) // 2 - shared * (shared + 1) // 2
+    return own + sum(prompt * branch + branch * (branch + 1) // 2 for branch in tree.branches)
 
 
 def whole_shape(parameter: nn.Parameter) -> torch.Size:

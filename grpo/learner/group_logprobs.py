@@ -40,11 +40,11 @@ class Scoring:
         self._imbalance += Mean(share.imbalance, 1)
         rows, laid_out = lay_out(share.trees, self._collective, self._layout, self._row_tokens, self._cost)
         by_branch: dict[int, torch.Tensor] = {}
-        computed = [forward(to_device(pack(row), self._device)) for row in rows]
+        computed = [forward(to_device(pack(row, self._layout), self._device)) for row in rows]
         for row, values in zip(rows, (tensor.cpu() for tensor in computed), strict=True):
             inside = [branch for tree in row for branch in tree.branches]
             pieces = values.split([len(branch.completion.token_ids) for branch in inside]) if inside else ()
-            # Each is copied, since a piece of a row would travel with all of the row.
+            # Each piece is copied, because a view would travel to other ranks with its whole row.
             by_branch |= {id(branch): piece.clone() for branch, piece in zip(inside, pieces, strict=True)}
         scored = [tuple(by_branch[id(branch)] for branch in tree.branches) for tree in laid_out]
         in_order = chain.from_iterable(at_home(trees, share, scored, self._collective))

@@ -16,14 +16,16 @@ from grpo.config import TrainConfig
 from grpo.config.errors import UserError
 from grpo.config.folder import REFERENCE_FILE
 from grpo.config.learning_rate import learning_rate_factor
+from grpo.config.optimizer import chosen_optimizer
 from grpo.interfaces import Bucket
 from grpo.learner.collective import TorchCollective
-from grpo.learner.engine import quiet, sharded_loading, start_engine
+from grpo.learner.engine import optimizer_settings, quiet, sharded_loading, start_engine
 from grpo.learner.flops import flop_count
 from grpo.learner.group_logprobs import Scoring
 from grpo.learner.loading import fitting_layout, load_policy
 from grpo.learner.offloading import LearnerStates
 from grpo.learner.on_device import spoil_unless, to_device
+from grpo.learner.passed_on import check_passed_on
 from grpo.learner.plain_data import only_plain_data
 from grpo.learner.policy import DTYPES, Policy
 from grpo.learner.reference import AdapterReference, CopyReference, reference_logprobs
@@ -57,10 +59,11 @@ class DeepSpeedLearner:
         self._device = device
         self._temperature = config.rollout.sampling.temperature
         learner = config.learner
+        check_passed_on(learner)
         together, deadline = learner.sequence_parallel, learner.deadline_seconds
         self._together = SequenceGroup(together, deadline) if together > 1 else None
         self.collective = TorchCollective(device, together=self._together)
-        # A learner that is to load a checkpoint of its own run does not need what the run started with.
+        # A learner that continues its own run loads its checkpoint, and not the weights that the run started with.
         model = dataclasses.replace(config.model, start="") if checkpoint else config.model
         chunk = learner.logit_chunk_tokens
         loading = sharded_loading(learner, learner.precision)
@@ -80,7 +83,7 @@ class DeepSpeedLearner:
         self._logprobs = Scoring(self.layout, row_tokens, self.collective, device, self.cost)
         self.num_steps = 0
         self._skipped_in_a_row = 0
-        # Of the last time that adapters were merged.
+        # This holds the rounding error of the last time that adapters were merged.
         self._merge_loss = MergeLoss()
 
     def cost(self, before: int, tokens: int) -> float:
@@ -100,7 +103,7 @@ class DeepSpeedLearner:
             return AdapterReference(self.policy)
         precision = "float32" if kl.refresh_every and kl.refresh_rate < 1 else learner.precision
         model, chunk = self._config.model, learner.logit_chunk_tokens
-        # Nothing goes backward through it, which a second copy would be for.
+        # A second copy of the weights would serve backward passes, and a reference has none.
         loading = sharded_loading(dataclasses.replace(learner, hpz_partition_size=0), precision)
         frozen = load_policy(model_path, model, precision, chunk, together=self._together, loading=loading)
         return CopyReference(frozen, learner, kl, self._device)
@@ -124,7 +127,7 @@ class DeepSpeedLearner:
         if self._config.objective.kl.in_reward:
             old = self._logprobs(groups, self._current)
         elif self._config.objective.old_logprobs == "learner" and (len(steps) > 1 or passes > 1):
-            # A second pass needs them for the first step too.
+            # A second pass over the samples needs the old log-probabilities of the first step too.
             known = num_first if passes == 1 else 0
             old[known:] = self._logprobs(groups[known:], self._current)
         reference = [() for _ in groups]
@@ -158,7 +161,8 @@ class DeepSpeedLearner:
         objective = self._config.objective
         if batch.entropy_coefficient is not None:
             objective = dataclasses.replace(objective, entropy_coefficient=batch.entropy_coefficient)
-        # On the device, so that the host goes on to the next micro-batch while it computes this one.
+        # The sums stay on the device, so that the host prepares the next micro-batch while the device computes this
+        # one.
         sums = torch.zeros(len(METRICS), dtype=torch.float64, device=self._device)
         whole_loss = torch.zeros((), dtype=torch.float64, device=self._device)
         together = self._config.learner.sequence_parallel
@@ -185,7 +189,8 @@ class DeepSpeedLearner:
         means = {name: Mean(total, tokens) for name, total in zip(METRICS, totals, strict=True)}
         means["policy/loss"] = Mean(whole_loss, 1)
         if not batch.old_known:
-            # The current policy stood in for the round's first: what it has learned is no mismatch of the engines.
+            # The current policy stood in for that of the round's start. What it has learned since is not a mismatch
+            # between the engines.
             means |= {name: Mean(0.0, 0.0) for name in METRICS if name.startswith("mismatch/")}
         if self._config.model.lora.rank:
             means["lora/merge_error"] = Mean(self._merge_loss.value, 1)
@@ -203,13 +208,12 @@ class DeepSpeedLearner:
             return tokens_of(*self.engine(placed, self._temperature), placed, self._config.objective)
 
     def _set_learning_rate(self, factor: float) -> float:
-        """Sets the learning rate, the schedule's times `factor`, and returns it. Sets AdamW's other settings as they
-        are configured now, whatever a loaded checkpoint had."""
+        """Sets the learning rate, the schedule's times `factor`, and returns it. Sets the optimizer's other settings as
+        they are configured now, whatever a loaded checkpoint had."""
         learner = self._config.learner
         rate = learner.learning_rate * factor * learning_rate_factor(self.num_steps, learner, self._config.num_steps)
-        settings = {"betas": tuple(learner.betas), "eps": learner.adam_epsilon, "weight_decay": learner.weight_decay}
         for group in self.engine.optimizer.param_groups:
-            group |= {"lr": rate, **settings}
+            group |= {"lr": rate, **optimizer_settings(learner)}
         return rate
 
     def _overflowed(self) -> bool:
@@ -258,7 +262,8 @@ class DeepSpeedLearner:
         learner = self._config.learner
         trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
         count = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)
-        return Layout(self.collective.world_size, max(1, learner.zero_stage), learner.precision, count)
+        optimizer = chosen_optimizer(learner).name
+        return Layout(self.collective.world_size, max(1, learner.zero_stage), learner.precision, count, optimizer)
 
     def load(self, directory: str) -> None:
         """Restores weights and optimizer state that `save` wrote, also with another number of ranks or in another

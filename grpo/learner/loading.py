@@ -93,11 +93,12 @@ def builder(trust: bool) -> Build:
     """Returns a function that builds a model with random float64 weights from a config."""
 
     def build(config: PretrainedConfig, implementation: str | None) -> PreTrainedModel:
-        # The grouped product of experts wants float32; one expert after another is the same function.
+        # The grouped product of experts supports float32 only. Computing one expert after another gives the same
+        # result.
         named = {"experts_implementation": "eager"}
         if implementation:
             named["attn_implementation"] = implementation
-        # A copy, for transformers notes in a config what it was built with.
+        # The config is copied, because transformers writes into it how the model was built.
         return AutoModelForCausalLM.from_config(deepcopy(config), dtype=torch.float64, trust_remote_code=trust, **named)
 
     return build
@@ -194,7 +195,7 @@ def with_lora(language_model: PreTrainedModel, model: ModelConfig) -> nn.Module:
     except ImportError as error:
         raise UserError("model.lora.rank > 0 needs peft: pip install peft") from error
     targets = model.lora.target_modules
-    # A model of the hub is named as everybody finds it, not by where it lies on this machine.
+    # A model of the hub is recorded under its name there, which others can find, and not by its folder on this machine.
     of_hub = model.source == "huggingface" and not Path(model.path).is_dir()
     adapter = LoraConfig(
         revision=model.revision or None,

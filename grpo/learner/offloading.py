@@ -37,9 +37,9 @@ class MainMemory:
             for tensor in tensors
             if tensor.device.type == self._device.type and (storage := tensor.untyped_storage()).nbytes()
         }
-        # On a CPU a storage that is mapped from a file belongs to nobody here.
+        # A storage that cannot be resized is left alone. On a CPU it is mapped from a file.
         freed = [storage for storage in storages.values() if storage.resizable()]
-        # ZeRO reduces and gathers in streams of its own, and the copies below wait for none of them.
+        # ZeRO reduces and gathers in its own streams, and the copies below do not wait for these.
         self._wait()
         for storage in freed:
             copies = list(self._room(storage.nbytes()))
@@ -50,7 +50,7 @@ class MainMemory:
         for storage in freed:
             storage.resize_(0)
         if self._device.type == "cuda":
-            # Otherwise torch keeps what was freed, and nobody else on the GPU gets it.
+            # Without this call torch keeps the freed memory, and nobody else on the GPU gets it.
             torch.cuda.empty_cache()
 
     def give_back(self) -> None:
@@ -102,7 +102,7 @@ class LearnerStates:
         weights, frozen = list(_weights(self._engine.module)), chain.from_iterable(map(_weights, self._frozen))
         staying = {tensor.untyped_storage().data_ptr() for tensor in weights if keep_weights}
         sharded = self._engine.optimizer
-        # Shards and buffers are ZeRO's, and the moments of AdamW, which it wraps.
+        # The engine's optimizer is ZeRO, which holds shards and buffers. It wraps another one, which holds the moments.
         states = chain(weights, frozen, _tensors(vars(sharded)), _tensors(sharded.optimizer.state))
         self._memory.take(tensor for tensor in states if tensor.untyped_storage().data_ptr() not in staying)
 
@@ -129,5 +129,5 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         for item in value:
             yield from _tensors(item)
     elif is_dataclass(value):
-        # DeepSpeed's buckets of gradients.
+        # DeepSpeed keeps its buckets of gradients in dataclasses.
         yield from _tensors(vars(value))

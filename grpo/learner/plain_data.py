@@ -27,7 +27,7 @@ def only_plain_data() -> Iterator[None]:
         try:
             return load(file, *arguments, **{**options, "weights_only": True})
         except Exception as error:
-            # What torch says of it is long, and invites to load it all the same.
+            # Torch's own message is long, and it suggests loading the file without this protection.
             kind = type(error).__name__
             raise UserError(f"{file} is damaged or holds more than numbers: it is not read ({kind})") from error
 

@@ -57,7 +57,7 @@ class Policy(nn.Module):
         self.in_trees = in_trees
         self._together = together
         self.head = LogprobHead(base_model(language_model).get_output_embeddings(), chunk, rule)
-        # The base of adapters is read from where it came from, and no checkpoint holds it a second time.
+        # The frozen weights below adapters are read from where they came from. No checkpoint holds them a second time.
         self.register_state_dict_post_hook(_without_frozen)
         self.register_load_state_dict_post_hook(_frozen_may_miss)
 
@@ -98,9 +98,10 @@ class Policy(nn.Module):
         All rows form one batch, so that all ranks call every layer equally often."""
         rows = _rows_of_their_own(micro.trees)
         longest = max(map(len, rows))
-        # What fills a row up comes last, where no token of a causal model looks.
+        # Padding comes at the end of a row, where no token of a causal model attends to it.
         index = torch.stack([torch.nn.functional.pad(row, (0, longest - len(row))) for row in rows])
-        # Where each token of the packed row is computed; a prompt's, with the last of its completions.
+        # `place` says where each token of the packed row is computed. A prompt's tokens are taken from the row of its
+        # last completion.
         place = torch.empty(len(micro.token_ids), dtype=torch.long)
         for number, row in enumerate(rows):
             place[row] = torch.arange(len(row)) + number * longest
@@ -132,8 +133,9 @@ def _rows_of_their_own(trees: tuple[Tree, ...]) -> list[Tensor]:
     without completions gives only its own positions."""
     rows = []
     for tree in trees:
-        prompt = torch.arange(tree.start, tree.start + tree.prompt_length)
-        starts = accumulate(tree.branches, initial=tree.start + tree.prompt_length)
+        end_of_prompt = tree.start + tree.own_prompt_length
+        prompt = torch.cat([torch.arange(tree.shared), torch.arange(tree.start, end_of_prompt)])
+        starts = accumulate(tree.branches, initial=end_of_prompt)
         branches = [torch.arange(start, start + length) for start, length in zip(starts, tree.branches, strict=False)]
         rows.extend([torch.cat([prompt, branch]) for branch in branches] or [prompt])
     return rows

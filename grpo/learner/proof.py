@@ -34,7 +34,9 @@ LARGEST = 100_000_000
 """The largest number of parameters of a small copy: 0.8 GB, four times over."""
 
 # Lengths of each tree's prompt and completions, in tokens: longer and shorter than the window, and a single token.
-TREES = ((11, (14, 5, 1, 10)), (3, (6, 12)))
+TREES = ((11, (14, 5, 1, 10)), (9, (6, 12)))
+# Both prompts begin with as many of the same tokens.
+COMMON = 8
 
 Build = Callable[[PretrainedConfig, str | None], PreTrainedModel]
 """Builds a model with random float64 weights from a config and the name of an attention implementation (None: the
@@ -128,7 +130,8 @@ def _own_model(path: str, config: PretrainedConfig, build: Build) -> tuple[PreTr
             reasons.append(_first_line(error))
     told = "; ".join(dict.fromkeys((reasons[0], reasons[-1])))
     raise UserError(
-        f"{path}: how {config.model_type} is computed cannot be checked on a small copy, so it is not trained ({told})"
+        f"{path}: no small copy of a {config.model_type} model can be made to check how it is computed, so it is not "
+        f"trained ({told})"
     )
 
 
@@ -140,8 +143,9 @@ def example_row() -> tuple[MicroBatch, list[tuple[list[int], list[int]]]]:
         return torch.randint(VOCABULARY, (count,), generator=generator).tolist()
 
     trees, sequences = [], []
+    beginning = draw(COMMON)
     for prompt_length, lengths in TREES:
-        prompt = draw(prompt_length)
+        prompt = beginning + draw(prompt_length - COMMON)
         completions = [draw(length) for length in lengths]
         sequences += [(prompt, completion) for completion in completions]
         branches = [

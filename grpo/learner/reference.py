@@ -53,11 +53,11 @@ class CopyReference:
     @torch.no_grad()
     def refresh(self, buckets: Iterator[list[tuple[str, torch.Tensor]]]) -> None:
         """Moves the reference towards the policy, bucket by bucket: θ_ref ← θ_ref + rate·(θ − θ_ref)."""
-        own = dict(base_model(self.policy.language_model).named_parameters())
+        parameters = dict(base_model(self.policy.language_model).named_parameters())
         for bucket in buckets:
-            with gathered([own[name] for name, _ in bucket], modifier_rank=0):
+            with gathered([parameters[name] for name, _ in bucket], modifier_rank=0):
                 for name, tensor in bucket:
-                    own[name].lerp_(tensor.to(own[name]), self._kl.refresh_rate)
+                    parameters[name].lerp_(tensor.to(parameters[name]), self._kl.refresh_rate)
 
     def state(self) -> dict[str, torch.Tensor]:
         """Returns the weights by name, whole, on the CPU, for a checkpoint. Collective."""

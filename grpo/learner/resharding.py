@@ -28,7 +28,7 @@ from deepspeed.checkpoint.ds_to_universal import main as convert
 from grpo.config.errors import UserError
 from grpo.learner.collective import TorchCollective
 
-# Within a folder of its own: DeepSpeed also writes beside it.
+# The converted checkpoint lies in a folder of its own, because DeepSpeed also writes beside it.
 WHOLE = "whole"
 
 
@@ -38,12 +38,12 @@ def load_resharded(engine: DeepSpeedEngine, directory: str | Path, tag: str, col
     universal, failure = "", ""
     if collective.rank == 0:
         try:
-            # Of its own for each process: others may read the same checkpoint now.
+            # Each process uses a new folder, because others may be reading the same checkpoint now.
             universal = tempfile.mkdtemp(prefix=".universal-", dir=directory)
             _check_names(Path(directory, tag))
             _convert(Path(directory, tag), Path(universal, WHOLE))
         except Exception as error:
-            # Whatever it is, the other ranks wait for this one.
+            # Every kind of error is caught, because the other ranks wait for this one.
             failure = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             shutil.rmtree(universal, ignore_errors=True)
     universal, failure = collective.gather((universal, failure))[0]

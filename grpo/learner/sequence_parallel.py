@@ -31,7 +31,7 @@ class SequenceGroup:
         self._index = rank % size
         for first in range(0, world, size):
             members = list(range(first, first + size))
-            # Every rank makes every group.
+            # torch requires that every rank makes every group.
             group = dist.new_group(members, timeout=timedelta(seconds=deadline_seconds))
             if rank in members:
                 self._group = group
@@ -63,7 +63,8 @@ class SequenceGroup:
         if tensor.shape[1] < self.size:
             tensor = tensor.repeat_interleave(self.size // tensor.shape[1], dim=1)
         _, heads, tokens, width = tensor.shape
-        # By receiving rank; what arrives is by sending rank, whose tokens follow one another.
+        # The first axis is the receiving rank before the exchange and the sending rank after it. Ranks hold consecutive
+        # tokens.
         arrived = self._exchange(tensor.reshape(self.size, heads // self.size, tokens, width))
         return arrived.transpose(0, 1).reshape(1, heads // self.size, self.size * tokens, width)
 
@@ -74,7 +75,7 @@ class SequenceGroup:
         return self._exchange(by_receiver).reshape(1, self.size * heads, tokens // self.size, width)
 
     def own_heads(self, tensor: Tensor) -> Tensor:
-        """Returns, of one value per head [heads], those [heads/size] of this rank's heads after `tokens_to_heads`."""
+        """Takes one value per head [heads], and returns those of this rank's heads after `tokens_to_heads`."""
         return tensor.chunk(self.size)[self._index]
 
     def whole(self, values: Tensor, place: Tensor, length: int) -> Tensor:

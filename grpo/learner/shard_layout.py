@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from grpo.config.compare_saved import check_stages
-from grpo.config.errors import UserError
+from grpo.config.errors import UserError, require
 from grpo.config.folder import LAYOUT_FILE
+from grpo.config.optimizer import ADAMW, Optimizer
 
-# How DeepSpeed names shards of an optimizer for bfloat16, and weights that are not sharded.
+# DeepSpeed gives these names to shards of an optimizer for bfloat16, and to weights that are not sharded.
 OF_BFLOAT16, WHOLE_WEIGHTS = "bf16_", "mp_rank_*_model_states.pt"
 # The folder of the shards within a checkpoint's folder.
 SHARDS = "learner"
@@ -19,12 +20,14 @@ SHARDS = "learner"
 @dataclass(frozen=True, slots=True)
 class Layout:
     """A layout says how a learner's state is split into shards. Only a learner of the same layout reads them without
-    conversion. `parameters` counts the trained parameters."""
+    conversion. `parameters` counts the trained parameters. `optimizer` is the name of its class in torch."""
 
     ranks: int
     zero_stage: int
     precision: str
     parameters: int
+    # Older versions had no other, and did not write it down.
+    optimizer: str = ADAMW
 
     def write(self, directory: str | Path) -> None:
         Path(directory, LAYOUT_FILE).write_text(json.dumps(asdict(self)))
@@ -54,7 +57,21 @@ def saved_layout(directory: str | Path, tag: str, own: Layout) -> Layout:
             f"{own.parameters:,}: set model.path and model.lora as they were"
         )
     check_stages(saved.zero_stage, own.zero_stage)
+    _check_optimizer(directory, saved, own)
     return saved
+
+
+def _check_optimizer(directory: str | Path, saved: Layout, own: Layout) -> None:
+    require(
+        saved.optimizer == own.optimizer,
+        f"{directory} holds the state of {saved.optimizer}, and this run learns with {own.optimizer}: set "
+        f"learner.deepspeed.optimizer.type={saved.optimizer}",
+    )
+    require(
+        saved == own or Optimizer(own.optimizer).converted,
+        f"{directory} holds the state of {own.optimizer}, which DeepSpeed does not convert: continue with "
+        f"{saved.ranks} ranks, learner.zero_stage={saved.zero_stage} and learner.precision={saved.precision}",
+    )
 
 
 def _told_by_names(shards: Path, own: Layout) -> Layout:
@@ -68,4 +85,4 @@ def _told_by_names(shards: Path, own: Layout) -> Layout:
         )
     precision = "bfloat16" if names[0].startswith(OF_BFLOAT16) else "float32"
     stage = min(own.zero_stage, 2) if any(shards.glob(WHOLE_WEIGHTS)) else 3
-    return replace(own, ranks=len(names), zero_stage=stage, precision=precision)
+    return replace(own, ranks=len(names), zero_stage=stage, precision=precision, optimizer=ADAMW)

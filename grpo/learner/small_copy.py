@@ -72,7 +72,7 @@ def _shortened(name: str, value: Any, count: int, num_layers: int) -> Any:
     if name == "per_layer_config" and value:
         return {layer: own for layer, own in value.items() if int(layer) < num_layers}
     if name == "num_kv_shared_layers" and value:
-        # The last ones.
+        # The layers that share are the last ones.
         return max(0, value - (count - num_layers))
     if name == "compress_rates":
         return {kind: min(rate, WINDOW) for kind, rate in value.items()}
@@ -118,7 +118,7 @@ def _narrow(text: PretrainedConfig, own: Mapping[str, Any], names: Mapping[str, 
     shared = getattr(text, "num_key_value_heads", None) or heads
     few_shared = min(shared, 2)
     few = few_shared * min(heads // shared, 3)
-    # Where layers differ in the width of their heads, the config of all has none to ask for.
+    # If layers differ in the width of their heads, the whole model's config has no `head_dim` to ask for.
     width = own.get("head_dim") or text.hidden_size // heads
     result = {names["num_attention_heads"]: few, names["hidden_size"]: few * width}
     if getattr(text, "num_key_value_heads", None):

@@ -31,7 +31,7 @@ def take_start(policy: Policy, start: Path) -> None:
 
 
 def _take_adapter(policy: Policy, folder: Path) -> None:
-    # Only a policy with adapters comes here, and it has them from peft, which need not be installed for others.
+    # peft is imported here, because only policies with adapters need it to be installed.
     from peft import set_peft_model_state_dict
 
     model = policy.language_model

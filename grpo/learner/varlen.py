@@ -1,8 +1,9 @@
 """This module computes the attention of a whole packed row in one call of torch's flash kernel for many lengths.
 
 Every run of a row, which is a prompt or a completion, is one sequence of queries. Its keys are its prompt's and its
-own, gathered into a sequence that ends where the run does. So the kernel's causal mask and window are right for a tree,
-whatever the number of trees and completions. A call for each run would cost the host more time than a GPU needs.
+own, gathered into a sequence that ends where the run does. A prompt's keys include the beginning of the row that it
+shares. So the kernel's causal mask and window are right for a tree, whatever the number of trees and completions. A
+call for each run would cost the host more time than a GPU needs.
 """
 
 from __future__ import annotations
@@ -40,26 +41,28 @@ class Spans:
     longest: tuple[int, int]
 
 
-def spans_of(trees: Sequence[Sequence[int]], device: torch.device) -> Spans:
+def spans_of(trees: Sequence[Sequence[int]], shared: Sequence[int], device: torch.device) -> Spans:
     """Returns the spans of a row. `trees` holds, for each tree, the input lengths of its prompt and its completions.
+    `shared` says how many tokens of the row's beginning each tree attends besides.
 
-    >>> spans = spans_of([(2, 1, 0, 3), (4,)], torch.device("cpu"))
+    >>> spans = spans_of([(2, 1, 0, 3), (4,)], [0, 1], torch.device("cpu"))
     >>> spans.keys.tolist()
-    [0, 1, 0, 1, 2, 0, 1, 3, 4, 5, 6, 7, 8, 9]
+    [0, 1, 0, 1, 2, 0, 1, 3, 4, 5, 0, 6, 7, 8, 9]
     >>> spans.query_ends.tolist(), spans.key_ends.tolist(), spans.longest
-    ([0, 2, 3, 6, 10], [0, 2, 5, 10, 14], (4, 5))
+    ([0, 2, 3, 6, 10], [0, 2, 5, 10, 15], (4, 5))
     """
-    runs: list[tuple[range, range]] = []
+    # The places of each run's keys: of the row's beginning, of the tree's prompt, and its own, which are its queries'.
+    runs: list[tuple[range, range, range]] = []
     first = 0
-    for prompt, *completions in trees:
-        shared = range(first, first + prompt)
-        runs.append((range(0), shared))
-        first = shared.stop
+    for (length, *completions), attended in zip(trees, shared, strict=True):
+        beginning, prompt = range(attended), range(first, first + length)
+        runs.append((beginning, range(0), prompt))
+        first = prompt.stop
         # A completion of one token has no inputs.
         for length in filter(None, completions):
-            runs.append((shared, range(first, first + length)))
+            runs.append((beginning, prompt, range(first, first + length)))
             first += length
-    queries, keys = [len(own) for _, own in runs], [len(shared) + len(own) for shared, own in runs]
+    queries, keys = [len(run[-1]) for run in runs], [sum(map(len, run)) for run in runs]
     places = None
     if sum(keys) > sum(queries):
         pieces = [torch.arange(part.start, part.stop) for run in runs for part in run]

@@ -46,7 +46,7 @@ def to_the_end(engine: DeepSpeedEngine) -> Iterator[Attempt]:
         return lambda *arguments, **named: attempt(write, *arguments, **named)
 
     files = engine.checkpoint_engine
-    # Of the instances: what their classes define is found again once these are gone.
+    # Only the instances are patched, so that deleting the attributes restores the methods of their classes.
     put_off = [(files, "save"), (files, "makedirs"), (engine, "_copy_recovery_script")]
     for owner, name in put_off:
         setattr(owner, name, attempting(getattr(owner, name)))

@@ -24,7 +24,7 @@ def with_config(directory: Path, changes: Mapping[str, Any]) -> Path:
     if not changes:
         return directory
     text = json.dumps(_changed(json.loads((directory / CONFIG).read_text()), changes), indent=2, sort_keys=True)
-    # A folder that was made before the weights were there is another one.
+    # The list of files is part of the name, because a folder made before the weights came is another one.
     files = sorted(file.name for file in directory.iterdir())
     name = hashlib.sha256(f"{directory}\n{files}\n{text}".encode()).hexdigest()[:16]
     folder = cache_root() / f"changed-{name}"

@@ -28,15 +28,17 @@ _HUB_DUPLICATES = ["original/*", "onnx/*", "consolidated*"]
 def resolve(model: ModelConfig, examples: Callable[[], Sequence[tuple[str, str]]], needs_weights: bool = True) -> Path:
     """Returns the local Hugging Face directory of the configured model, after downloading or building it if needed.
 
-    Without `needs_weights` only configuration and tokenizer are downloaded, and no weights have to be there. `examples`
-    returns (prompt text, answer text) pairs. It is called for the tiny model only, which is first trained on them.
-    Raises `UserError` when the model cannot be obtained or loaded.
+    Without `needs_weights` only configuration and tokenizer are downloaded, no weights have to be there, and the tiny
+    model is not trained. `examples` returns (prompt text, answer text) pairs. It is called for the tiny model only,
+    which is first trained on them. Raises `UserError` when the model cannot be obtained or loaded.
     """
     if model.source == "smollm2":
         return with_config(build_once(smollm2.ENTRY, smollm2.build_smollm2), model.config)
     if model.source == "tiny":
         pairs = [(prompt, answer) for prompt, answer in examples()]
-        made = build_once(tiny.cache_entry(pairs), lambda directory: tiny.build_tiny(directory, pairs))
+        steps = tiny.NUM_STEPS if needs_weights else 0
+        entry = tiny.cache_entry(pairs, num_steps=steps)
+        made = build_once(entry, lambda directory: tiny.build_tiny(directory, pairs, num_steps=steps))
         return with_config(made, model.config)
     if model.source != "huggingface":
         raise UserError(f"model.source={model.source} is unknown: use huggingface, smollm2 or tiny")
@@ -120,8 +122,8 @@ def _download(name: str, revision: str, weights: bool) -> Path:
 
     try:
         unwanted = _HUB_DUPLICATES + ([] if weights else ["*.safetensors"])
-        asked = {"allow_patterns": _HUB_FILES, "ignore_patterns": unwanted}
-        return Path(snapshot_download(name, revision=revision or None, **asked))
+        patterns = {"allow_patterns": _HUB_FILES, "ignore_patterns": unwanted}
+        return Path(snapshot_download(name, revision=revision or None, **patterns))
     except HFValidationError:
         problem = "there is no such directory, and it is not a valid name of a model on the hub: correct model.path"
     except GatedRepoError:

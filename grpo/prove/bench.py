@@ -19,13 +19,14 @@ from grpo.algorithm.batches import BatchMaker
 from grpo.config import TrainConfig
 from grpo.config.hydra import compose_config
 from grpo.config.memory_estimate import ModelShape
-from grpo.host import ranks
+from grpo.host import device_memory, ranks
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.models import tiny
 from grpo.prove.memory_plan import ROWS, Room, fitting_rows, lacking
 from grpo.prove.sizes import SIZES, Shape, check_size, words_of
-from grpo.run import memory_here, preflight
+from grpo.run.precision import with_precision
+from grpo.run.shape import shape_of
 from grpo.types import Batch, Completion, Grade, Problem, Prompt, RolloutGroup, RoundPlan, ScoredGroup
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Bench:
         self.size_name, self.size, self.folder, self.path = size, SIZES[size], folder, folder / f"model-{size}"
         self.overrides = [f"device={device}", *overrides]
         self.words = words_of(self.size, self.path, self.overrides)
-        self.config: TrainConfig = preflight.with_precision(compose_config(self.words))
+        self.config: TrainConfig = with_precision(compose_config(self.words))
         self.device = ranks.device(self.config)
         if self.room is not None and not any(word.startswith(f"{ROWS}=") for word in overrides):
             rows = fitting_rows(self.config, self.shape, ranks.world_size(), self.room)
@@ -72,14 +73,14 @@ class Bench:
 
     @cached_property
     def shape(self) -> ModelShape:
-        return preflight.shape_of(config_of(self.size.shape), adapted=self.config.model)
+        return shape_of(config_of(self.size.shape), adapted=self.config.model)
 
     @cached_property
     def room(self) -> Room | None:
         """Returns the total and free memory of this rank's GPU before any engine starts, or None on a CPU."""
         if self.device.type != "cuda":
             return None
-        return Room(memory_here.device_gib(self.config), memory_here.available_gib(self.config))
+        return Room(device_memory.device_gib(self.config), device_memory.available_gib(self.config))
 
     def lacking(self, steps: bool) -> str:
         """Returns a message if a learner and a sampler do not fit into this rank's free GPU memory, else "". `steps`
@@ -120,7 +121,7 @@ class Bench:
         # vLLM takes seconds to import, and parts of a proof run where there is none.
         from grpo.rollout.vllm_sampler import VllmSampler
 
-        # The learner first, as in a run: what it leaves of the memory is the sampler's.
+        # The learner is built first, as in a run. The sampler gets the memory that is then left.
         _ = self.learner
         return VllmSampler(self.config, self.path, self.tokenizer, self.device)
 

@@ -17,9 +17,10 @@ from grpo.prove.bench import Bench
 from grpo.prove.facts import Fact, Report
 from grpo.types import MicroBatch, Tree
 
-# Largest relative error of outputs and gradients: rounding of the results, and of sums in float32.
+# This is the largest allowed relative error of outputs and gradients. Results are rounded, and sums are taken in
+# float32.
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
-TREES = (Tree(0, 37, (50, 0, 21)), Tree(108, 5, (64,)), Tree(177, 90, (1, 120, 33)))
+TREES = (Tree(0, 37, (50, 0, 21)), Tree(108, 5, (64,)), Tree(177, 90, (1, 120, 33), shared=20))
 HEADS, SHARED, WIDTH, WINDOW = 8, 2, 64, 40
 
 
@@ -61,9 +62,14 @@ def _alone(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Ten
     key, value = (tensor.repeat_interleave(HEADS // SHARED, 1) for tensor in (key, value))
     pieces = []
     for tree in TREES:
-        prompt = torch.arange(tree.start, tree.start + tree.prompt_length)
-        starts = accumulate(tree.branches, initial=tree.start + tree.prompt_length)
-        runs = [prompt, *(torch.arange(start, start + own) for start, own in zip(starts, tree.branches, strict=False))]
+        end_of_prompt = tree.start + tree.own_prompt_length
+        own_prompt = torch.arange(tree.start, end_of_prompt)
+        prompt = torch.cat([torch.arange(tree.shared), own_prompt])
+        starts = accumulate(tree.branches, initial=end_of_prompt)
+        runs = [
+            own_prompt,
+            *(torch.arange(start, start + own) for start, own in zip(starts, tree.branches, strict=False)),
+        ]
         for number, own in enumerate(runs):
             seen = torch.cat([prompt, own]) if number else prompt
             distance = torch.arange(len(seen) - len(own), len(seen))[:, None] - torch.arange(len(seen))
@@ -103,7 +109,7 @@ def gradient_error(
         torch.manual_seed(0)
         own = AutoModelForCausalLM.from_config(config, dtype=torch.float64, attn_implementation="eager")
         coefficients = torch.randn(len(micro.targets), dtype=torch.float64)
-    # Weights that both types hold, so that rounding them is no difference.
+    # The weights are rounded to `dtype` first, so that rounding them makes no difference.
     own.load_state_dict({name: tensor.to(dtype).double() for name, tensor in own.state_dict().items()})
     expected = own_results(own, sequences, coefficients)
     ours = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME)

@@ -55,7 +55,7 @@ def sync(bench: Bench) -> Report:
         noticed = 1.0
     checked.refresh(learner, sampler)
     groups = sampler.generate(bench.prompts(), 2)
-    # In turn, as in a run: the learner has the memory of what sleeps.
+    # The sampler sleeps as in a run, so that the learner has its memory.
     sampler.sleep()
     gaps = [
         abs(sampled - own)
@@ -66,7 +66,7 @@ def sync(bench: Bench) -> Report:
     checked.refresh(learner, sampler)
     float32 = config.learner.precision == config.rollout.precision == "float32"
     allowed = FLOAT32_MISMATCH if float32 else ROUNDED_MISMATCH
-    # A second, and as long as reading and writing all weights ten times takes.
+    # A refresh may take one second, and ten times as long as reading and writing all weights.
     slowest = 1.0 + 20 * size / bench.bandwidth
     facts = [
         Fact("sync", f"refresh of {size / 2**20:,.0f} MiB, checked", seconds, "s", high=slowest, failing=SLOW),

@@ -84,7 +84,7 @@ class Report:
 
     @classmethod
     def joined(cls, reports: Iterable[Report]) -> Report:
-        """Joins several reports into one. Of numbers with the same name, the last one counts."""
+        """Joins several reports into one. If several numbers have one name, the last one counts."""
         facts: list[Fact] = []
         constants: dict[str, Any] = {}
         basis: dict[str, Any] = {}

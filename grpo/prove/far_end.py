@@ -32,7 +32,7 @@ def receive(device: torch.device, meeting: Meeting, manifest: Manifest) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     end = open_end(meeting.join(SECONDS), meeting.host, 1, meeting.world_size, device, SECONDS)
-    # Summed up afterwards, so that the sender never waits for it.
+    # Checksums are computed after all buckets have come, so that the sender never waits for them.
     for bucket in [end.receive(manifest) for _ in range(TIMES)]:
         print(json.dumps(checksums(bucket)))
     end.close()

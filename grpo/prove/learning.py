@@ -11,11 +11,11 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from grpo.config.memory_estimate import RUNTIME_GIB, memory_estimate
+from grpo.host import device_memory
 from grpo.prove.bench import Bench
 from grpo.prove.facts import SLOW, Fact, Report
 from grpo.prove.memory import held_gib, peak_gib, reset_peak
 from grpo.prove.own_process import measured_apart
-from grpo.run import memory_here
 from grpo.telemetry import peak_tflops
 from grpo.types import Batch
 
@@ -27,7 +27,7 @@ WAYS = {
     "offload": ("learner.offload_optimizer=true",),
 }
 NORM = "gradient norm"
-# Expected of a GPU: at least this share of its dense peak, and at most this multiple of the estimated memory.
+# A GPU must reach at least this share of its dense peak, and take at most this multiple of the estimated memory.
 LEAST_MFU, HIGHEST_MEMORY = 0.4, 1.1
 # Gradient norms of two ways differ by rounding, because sums are taken in another order.
 NORM_BOUNDS = {"float32": 1e-4, "bfloat16": 2e-2}
@@ -53,7 +53,8 @@ def learner(bench: Bench) -> Iterator[Report]:
         if norm and not math.isnan(first):
             bound = NORM_BOUNDS[bench.config.learner.precision]
             off = Fact("learner", f"{way}: norm off by", abs(norm / first - 1), high=bound)
-            # Constants are those of the learner as it is configured.
+            # The machine's constants come from the first way, which is the learner as configured. So they are left out
+            # here.
             report = Report([off if fact.what == f"{way}: {NORM}" else fact for fact in report.facts])
         elif norm:
             first = norm
@@ -72,7 +73,7 @@ def _lacking(bench: Bench, words: Sequence[str], num_ranks: int) -> str:
 def estimated_gib(bench: Bench, num_ranks: int) -> float:
     """Returns the estimated GiB of a learner's tensors, without a sampler and without CUDA's own memory."""
     alone = replace(bench.config, rollout=replace(bench.config.rollout, engine="vllm_server"))
-    gib = memory_here.device_gib(alone)
+    gib = device_memory.device_gib(alone)
     estimate = memory_estimate(alone, bench.shape, num_ranks, gib)[-1][2]
     return estimate - (RUNTIME_GIB if gib else 0.0)
 
@@ -81,7 +82,7 @@ def learning(bench: Bench) -> Report:
     """Measures speed and memory of optimizer steps on a round of made-up completions. Collective."""
     bench.build()
     before = held_gib(bench.device)
-    device_gib = memory_here.device_gib(bench.config) or memory_here.available_gib(bench.config) + before
+    device_gib = device_memory.device_gib(bench.config) or device_memory.available_gib(bench.config) + before
     engine, device = bench.learner, bench.device
     at_rest = held_gib(device)
     batch = bench.batch(bench.made_up())
@@ -104,7 +105,7 @@ def learning(bench: Bench) -> Report:
         facts.append(Fact("learner", "arithmetic", tflops, "TFLOP/s"))
     if on_gpu:
         facts.append(Fact("learner", "share of waiting for the host", _waiting(bench, batch)))
-    # A small process's memory is not that of its tensors.
+    # On a CPU a small process takes mostly other memory than that of its tensors, so nothing is expected of it.
     highest = HIGHEST_MEMORY * estimated if on_gpu else None
     facts.append(Fact("learner", f"peak memory (est. {estimated:.2g})", taken, "GiB", high=highest))
     basis = {
@@ -125,7 +126,7 @@ def rows(bench: Bench) -> Report:
     lengths = [2**power for power in range(6, 17) if longest_sequence <= 2**power <= min(LONGEST_ROW, 2 * step_tokens)]
     facts, measured = [], []
     for tokens in lengths[-MOST_LENGTHS:]:
-        if device.type == "cuda" and _row_gib(bench, tokens) > memory_here.device_gib(bench.config):
+        if device.type == "cuda" and _row_gib(bench, tokens) > device_memory.device_gib(bench.config):
             break
         batch = bench.batch(bench.made_up(), tokens)
         [packed] = engine.collective.sum([sum(len(micro.token_ids) for micro in batch.micro_batches)])

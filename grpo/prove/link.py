@@ -18,10 +18,10 @@ from grpo.weight_sync.channel import manifest_of, open_end, packed
 from grpo.weight_sync.checksum import checksums, differing
 from grpo.weight_sync.meeting import Host
 
-# Bytes of the bucket, on GPUs and on a CPU.
+# The bucket has this many bytes on GPUs, and on a CPU.
 GPU_BYTES, CPU_BYTES = 2**29, 2**25
-# The channel's least bandwidth, as a share of a copy's: from GPU to GPU, and in main memory, where a socket between two
-# processes copies each byte several times.
+# The channel must reach this share of a copy's bandwidth: from GPU to GPU, and in main memory, where a socket between
+# two processes copies each byte several times.
 LEAST_OF_GPUS, LEAST_OF_CPU = 0.5, 0.003
 
 

@@ -55,7 +55,7 @@ def lacking(config: TrainConfig, shape: ModelShape, room: Room, steps: bool) -> 
     if needed(config) <= room.free_gib:
         return ""
     lighter = replace(config, learner=replace(config.learner, offload_optimizer=True))
-    # Its rows are chosen anew.
+    # With the optimizer offloaded there is room for other rows.
     rows = fitting_rows(lighter, shape, 1, room) or 0
     lighter.learner.micro_batch_tokens = rows
     fits = needed(lighter) <= room.free_gib and (rows or not steps)

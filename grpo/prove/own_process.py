@@ -17,7 +17,7 @@ from grpo.prove.bench import Bench
 from grpo.prove.facts import Fact, Report
 
 LAST_CHARACTERS = 3000
-# The limit of one process. A part that hangs is reported before the eight minutes of a part are over.
+# A process may take this many seconds. A part that hangs is then reported before the eight minutes of a part are over.
 LONGEST_SECONDS = 450.0
 
 
@@ -29,7 +29,7 @@ def exit_code(command: Sequence[str]) -> int:
         done = subprocess.run(command, timeout=LONGEST_SECONDS, **together)
         code, printed = done.returncode, done.stdout
     except subprocess.TimeoutExpired as late:
-        # As `timeout` of coreutils has it. What was printed comes as bytes here.
+        # 124 is the exit code of coreutils' `timeout`. The output comes as bytes here.
         code, printed = 124, (late.stdout or b"").decode(errors="replace")
     if code:
         print(printed[-LAST_CHARACTERS:], file=sys.stderr)
@@ -48,7 +48,7 @@ def measured_apart(
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "report.json"
         module = ["grpo.prove.worker", measures, bench.size_name, str(bench.folder), str(file)]
-        # torchrun's own port is for the ranks; alone, nothing has to listen.
+        # torchrun opens a port for its ranks. A single process needs none.
         torchrun = ["grpo.launch.torchrun", "--standalone", f"--nproc-per-node={num_ranks}"]
         started = [*torchrun, "-m", *module] if num_ranks > 1 else module
         command = [sys.executable, "-m", *started, *bench.overrides, *words]

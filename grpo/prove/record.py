@@ -14,7 +14,7 @@ from grpo.prove.settings import Basis, settings_of
 from grpo.types import MachineConstants
 
 FILE = "prove.json"
-# The part that measures each of the constants.
+# Constant → the part that measures it.
 MEASURED_BY = {
     "sampling_tokens_per_second": "sampler",
     "learning_tokens_per_second": "learner",
@@ -37,7 +37,7 @@ def write_record(folder: Path, about: Mapping[str, Any], reports: Sequence[Repor
         "constants": before.get("constants", {}) | now["constants"],
         "basis": before.get("basis", {}) | now["basis"],
     }
-    # A device that holds none of the rows that were tried leaves nothing to choose from.
+    # If no row that was tried fitted into the device, there is nothing to choose from.
     whole = set(MEASURED_BY) <= set(record["constants"]) and set(_BASIS) <= set(record["basis"])
     whole = whole and bool(record["basis"]["rows"])
     settings = (

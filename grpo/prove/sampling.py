@@ -27,7 +27,7 @@ def without_graphs(bench: Bench) -> Report:
     if bench.device.type != "cuda":
         return Report([Fact("sampler", "without CUDA graphs", None, needs="needs a GPU")])
     report = measured_apart(bench, "sampler", "sampler", "without CUDA graphs", ["rollout.enforce_eager=true"])
-    # Nothing is asked of it, and nothing is learned from it but how much graphs are worth.
+    # The speed is kept, which shows what graphs are worth. Other facts are kept only if they are missing or must be 0.
     return Report([fact for fact in report.facts if fact.unit == "tokens/s" or fact.measured is None or fact.high == 0])
 
 
@@ -69,7 +69,7 @@ def _sampled(bench: Bench, num_prompts: int) -> tuple[float, list[Completion]]:
     The warm-up samples only `WARM_UP_TOKENS` of each completion: at a real size whole completions take a minute, and
     differ little in time.
     """
-    # Anew each time: what a prompt has left in the engine's cache would be read, not computed.
+    # Each call asks other prompts, because the engine's cache would hold those that it has seen.
     asked = (bench.prompts(seed)[:num_prompts] for seed in count(1000 * num_prompts))
     sampling = bench.config.rollout.sampling
     short = replace(sampling, max_tokens=min(WARM_UP_TOKENS, sampling.max_tokens))
@@ -85,7 +85,7 @@ def _sleep(bench: Bench) -> list[Fact]:
     bench.sampler.sleep()
     seconds = time.perf_counter() - begun
     freed = torch.cuda.mem_get_info(bench.device)[0] - before
-    # All but graphs and what was there before weights and cache.
+    # Sleep must free this much. CUDA graphs stay, and so does what was there before weights and cache.
     least = 0.7 * bench.config.rollout.gpu_memory_fraction * total / GIB
     return [
         Fact("sampler", "memory that sleep frees", freed / GIB, "GiB", low=least),

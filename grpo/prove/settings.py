@@ -22,9 +22,10 @@ from grpo.types.values import ROUNDING
 
 ENOUGH_SPEED, MOST_MEMORY = 0.97, 0.9
 WORTH_SERVERS = 0.9
-# For CUDA itself, kernels' workspaces and CUDA graphs, and against fragmentation.
+# This much memory is left free for CUDA itself, kernels' workspaces, CUDA graphs and fragmentation.
 RESERVE_GIB, STEP = 3.0, 0.05
-# The smallest cache on a CPU, and the share of a round's cache without which sampling beside the learner is no use.
+# This is the smallest cache on a CPU. With less than this share of a round's cache, sampling beside the learner is of
+# no use.
 LEAST_CACHE_GIB, LEAST_CACHE_SHARE = 0.125, 0.25
 
 

@@ -3,6 +3,7 @@
 One run:
 run_report    the whole report at a run's end
 run_page, curves, verdict, summary   its page, charts, judgement, and evaluations before and after
+course        how it ended, and where it was resumed
 
 Several runs:
 finished_runs, contrast   loads runs; compares variants
@@ -25,6 +26,6 @@ page, style, glossary     HTML; colours and sheets; explained words
 """
 
 from grpo.report.curves import plot_run
-from grpo.report.summary import facts_table, samples_table, summary_table, write_markdown
+from grpo.report.summary import samples_table, summary_table, write_markdown
 
-__all__ = ["facts_table", "plot_run", "samples_table", "summary_table", "write_markdown"]
+__all__ = ["plot_run", "samples_table", "summary_table", "write_markdown"]

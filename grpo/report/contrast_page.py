@@ -16,9 +16,11 @@ from grpo.report import page
 from grpo.report.contrast import SURE, Contrast, Variant
 from grpo.report.contrast_panels import PANELS
 from grpo.report.contrast_tables import CAPTIONS, by_quarter, health, percent, points, ratio, results, settings
+from grpo.report.course import standing, unfinished, where
 from grpo.report.finished_runs import Run
 from grpo.report.glossary import meanings, signed
 from grpo.report.style import sheet
+from grpo.report.summary import unlike
 from grpo.report.verdict import GOOD, UNSURE, Number, probability
 
 NUM_SAMPLES = 3
@@ -43,7 +45,8 @@ def write_contrast(shown: Contrast, folder: Path, notes: Sequence[str] = (), con
         "How the runs went": health(shown),
         "Settings that differ": settings(shown),
     }
-    said = [*conclusion(shown), *notes]
+    unlike_asked = differently_asked(shown)
+    said = [*unlike_asked, *conclusion(shown), *courses(shown), *notes]
     panels = [partial(panel, shown=shown) for panel in PANELS]
     sheet(panels[:4], folder / COMPARISON_PLOT_FILE, SHEET_INCHES, columns=2, first_wide=False)
     page.write_page(
@@ -52,7 +55,7 @@ def write_contrast(shown: Contrast, folder: Path, notes: Sequence[str] = (), con
         name=folder.resolve().name,
         compared=_listed([variant.name for variant in shown.variants]),
         verdict=said[:1],
-        mood=GOOD if any(variant.against and variant.against.clear for variant in shown.variants) else UNSURE,
+        mood=GOOD if not unlike_asked and any(_is_clear(variant) for variant in shown.variants) else UNSURE,
         numbers=numbers(shown),
         notes=said[1:],
         tables=tables,
@@ -75,6 +78,10 @@ def write_contrast(shown: Contrast, folder: Path, notes: Sequence[str] = (), con
     for line in said:
         console.print(line, soft_wrap=True, highlight=False)
     console.print(f"page    {folder / PAGE_FILE}\npicture {folder / COMPARISON_PLOT_FILE}", soft_wrap=True)
+
+
+def _is_clear(variant: Variant) -> bool:
+    return bool(variant.against and variant.against.clear)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -121,6 +128,32 @@ def conclusion(shown: Contrast) -> list[str]:
         "Quarters of difficulty are formed by the first evaluation. By chance alone the hardest quarter rises and the "
         "easiest falls, equally in all variants, so compare the variants with each other."
     )
+    return said
+
+
+def differently_asked(shown: Contrast) -> list[str]:
+    """Says in what the variants' last evaluations differ, since that alone may make a difference."""
+    conditions = unlike([variant.runs[0].evaluations[-1] for variant in shown.variants])
+    if not conditions:
+        return []
+    named = "; ".join(f"{name} is {_of_each(shown, values)}" for name, values in conditions.items())
+    return [f"The variants were evaluated differently, which alone may make a difference: {named}."]
+
+
+def _of_each(shown: Contrast, values: Sequence[Any]) -> str:
+    """Joins a value of each variant, as "1.0 of base, 0.5 of other"."""
+    return _listed([f"{value} of {variant.name}" for variant, value in zip(shown.variants, values, strict=True)])
+
+
+def courses(shown: Contrast) -> list[str]:
+    """Says how many steps the variants took if not the same, which runs were resumed, and which have not finished."""
+    runs = [run for variant in shown.variants for run in variant.runs]
+    steps = [f"{max(run.evaluations[-1]['step'] for run in variant.runs):,}" for variant in shown.variants]
+    resumed = [f"{run.folder.name} {where(run.resumptions)}" for run in runs if run.resumptions]
+    said = [f"The number of optimizer steps is {_of_each(shown, steps)}."] if len(set(steps)) > 1 else []
+    said += [f"Of {len(runs)} runs {len(resumed)} had to be resumed: {_listed(resumed)}."] if resumed else []
+    for run in runs:
+        said += unfinished(run.folder.name, standing(run.folder, run.rows, run.config))
     return said
 
 

@@ -14,9 +14,10 @@ CAPTIONS = {
     "Results": (
         "Pass rates are those of held-out problems. “Minus” is the difference at the end, in percentage points. “Seeds "
         "higher” counts the seeds with which a variant ended above the first. p is the probability of so large a "
-        "difference by chance, corrected for the number of variants (Holm). “Reached” counts the runs that made three "
-        "quarters of the first variant's gain. “Tokens to there” are the sampled tokens until then, read off straight "
-        "lines between evaluations, as a multiple of the first variant's. “≥” says that not every run got there."
+        "difference by chance, corrected for the number of variants (Holm); fewer than three seeds have none. "
+        "“Reached” counts the runs that made three quarters of the first variant's gain. “Tokens to there” are the "
+        "sampled tokens until then, read off straight lines between evaluations, as a multiple of the first variant's. "
+        "“≥” says that not every run got there."
     ),
     "Learned, by difficulty before training": (
         "Each cell is the change of the pass rate in percentage points, on a quarter of the problems."
@@ -51,7 +52,7 @@ def results(shown: Contrast) -> list[tuple[str, ...]]:
                 percent(variant.last),
                 points(against.difference) if against else "",
                 f"{against.higher} of {against.seeds}" if against else "",
-                f"{against.p:.2g}" if against else "",
+                f"{against.p:.2g}" if against and against.telling else "",
                 *(f"{variant.pass_at[str(k)]:.1%}" if str(k) in variant.pass_at else "" for k in ks),
                 f"{variant.arrived} of {len(variant.runs)}",
                 _tokens(variant),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grpo.config import UserError
+from grpo.report.glossary import PHASES
 from grpo.report.style import (
     BLACK,
     BLUE,
@@ -34,25 +35,18 @@ if TYPE_CHECKING:
 _SHEET_INCHES, _SHEET_COLUMNS = (10.5, 3.0), 3
 # Colours of the sources of problems. Pass rates by source are drawn for at most as many sources.
 _SOURCE_COLORS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", BLACK)
-PHASES = {
-    "sample": "writes completions",
-    "wait": "waits for other processes",
-    "grade": "scores completions",
-    "sleep": "frees the sampler's memory",
-    "logprobs": "computes earlier probabilities of the tokens",
-    "learn": "updates the model",
-    "offload": "frees the learner's memory",
-    "sync": "copies the weights to the sampler",
-}
-"""The phases of a round in their order, each with what happens in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """This type holds the rows of a run's metrics.jsonl and of its evaluations.jsonl."""
+    """This type holds the rows of a run's metrics.jsonl and of its evaluations.jsonl.
+
+    `resumed` holds the steps after which the run was resumed.
+    """
 
     metrics: Sequence[Mapping[str, Any]]
     evaluations: Sequence[Mapping[str, Any]]
+    resumed: Sequence[int] = ()
 
     def series(self, name: str) -> tuple[list[float], list[float]]:
         """Returns the steps at which a metric was measured, and its values."""
@@ -124,6 +118,7 @@ def draw_pass_rate(axes: Axes, run: Curves) -> str:
     return (
         "The share of completions that are right. Dots are single rounds and lines are means over a tenth of the run."
         + (f" Held-out problems are never trained on; {shown} over the 95 % interval." if run.evaluations else "")
+        + (" The run was resumed at the dotted lines." if run.resumed else "")
     )
 
 
@@ -275,10 +270,13 @@ def draw_time(axes: Axes, run: Curves) -> str:
 
 
 def _over_steps(axes: Axes, run: Curves, name: str) -> None:
-    """Finishes a panel over optimizer steps: axis labels, limits, ticks at whole steps, and the legend."""
+    """Finishes a panel over optimizer steps: where the run was resumed, axis labels, limits, ticks at whole steps, and
+    the legend."""
     from matplotlib.ticker import MaxNLocator
 
     last_step = max([1, *(row["step"] for row in [*run.metrics, *run.evaluations])])
+    for step in run.resumed:
+        axes.axvline(step, color="0.55", linestyle=":", linewidth=1, zorder=0.5)
     axes.set_ylabel(name)
     axes.set_xlabel("optimizer step")
     axes.set_xlim(-0.02 * last_step, 1.02 * last_step)

@@ -84,7 +84,8 @@ def draw_reward(axes: Axes, shown: Dynamics) -> str:
     tell(line, [(plain(step), f"{value:.1%} ({low:.1%} to {high:.1%})") for step, value, low, high in ends])
     if len(shown.log.held_out):
         _draw_held_out(axes, shown.log)
-    highest = max(np.max(history.values), np.max(ahead.high))
+    held_out = shown.log.held_out.values + 1.96 * shown.log.held_out_error
+    highest = max(np.max(history.values), np.max(ahead.high), np.max(held_out, initial=0.0))
     axes.set_ylim(-0.03, min(1.03, 1.2 * highest))
     axes.set_ylabel("pass rate")
     in_percent(axes)

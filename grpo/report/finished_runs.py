@@ -17,14 +17,17 @@ from grpo.config.folder import EVALUATIONS_FILE
 from grpo.config.saved import flat
 from grpo.dynamics.replay import round_seconds
 from grpo.report.logs import Row, counts_of, read_run, run_config
-from grpo.telemetry import read_metrics
+from grpo.telemetry import Resumption, read_metrics, read_resumptions
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Run:
-    """This type holds a run of a variant. `rows` are its rounds, `evaluations` its two or more held-out evaluations."""
+    """This type holds a run of a variant. `rows` are its rounds, `evaluations` its two or more held-out evaluations.
+
+    `resumptions` say where it was resumed.
+    """
 
     folder: Path
     variant: str
@@ -32,6 +35,7 @@ class Run:
     config: Mapping[str, Any]
     rows: Sequence[Row]
     evaluations: Sequence[Mapping[str, Any]]
+    resumptions: Sequence[Resumption] = ()
 
     @cached_property
     def spent(self) -> dict[str, Array]:
@@ -87,7 +91,8 @@ def load(folder: Path, variant: str, seed: int | None = None) -> Run:
     evaluations = read_metrics(path) if path.exists() else []
     if len(evaluations) < 2:
         raise UserError(f"{folder} has {len(evaluations)} held-out evaluations; a comparison needs a first and a last")
-    return Run(folder, variant, config["seed"] if seed is None else seed, config, read_run(folder), evaluations)
+    seed = config["seed"] if seed is None else seed
+    return Run(folder, variant, seed, config, read_run(folder), evaluations, read_resumptions(folder))
 
 
 OF_ONE_RUN = ("output_dir", "seed", "checkpoint.resume")

@@ -35,7 +35,7 @@ LARGEST = 1e60
 def columns(rows: Iterable[Row]) -> dict[str, Series]:
     """Returns every numeric column as a series over ascending "step", without values beyond ±`LARGEST`.
 
-    Of values that were logged at the same step, as by a resumed run, the last one is kept.
+    If a step was logged several times, as by a resumed run, its last value is kept.
     """
     points: dict[str, dict[float, float]] = {}
     for row in rows:
@@ -106,7 +106,7 @@ def _named(path: Path, name: str, own: Mapping[str, Series], series: Mapping[str
     if not _is_rate(passed, scale):
         raise UserError(
             f"{name} of {path} goes from {passed.values.min():g} to {passed.values.max():g}, beyond [0, {scale:g}]: "
-            "give what it holds for a right answer by scale=NUMBER, or choose another column"
+            "give its value for a right answer by scale=NUMBER, or choose another column"
         )
     return passed
 

@@ -1,10 +1,14 @@
-"""This module holds the explanations of words on pages, and formats durations, changes and large numbers."""
+"""This module holds the explanations of words on pages, and formats durations, changes, large numbers and settings."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 MEANINGS = {
     "pass rate": "The share of completions that are right.",
     "pass@1": "The share of problems solved at the first try. pass@k: at least one of k tries is right.",
+    "maj@k": "The share of problems whose most frequent answer among k is right.",
+    "greedy": "One completion that takes the likeliest token at each place.",
     "held-out problems": "Problems that are never trained on. They tell whether the model learned or only memorized.",
     "95 % interval": "If everything were repeated many times, 95 % of such intervals would hold the true value.",
     "percentage point": "From 20 % to 30 % is a change of 10 percentage points, or points for short.",
@@ -35,6 +39,18 @@ MEANINGS = {
     "weight": "How much the data prefer a law to the others (Akaike). All weights add up to 1.",
     "χ²/n": "The squared distance from the curve in units of the noise, over the number of rounds. About n fits well.",
 }
+
+PHASES = {
+    "sample": "writes completions",
+    "wait": "waits for other processes",
+    "grade": "scores completions",
+    "sleep": "frees the sampler's memory",
+    "logprobs": "computes earlier probabilities of the tokens",
+    "learn": "updates the model",
+    "offload": "frees the learner's memory",
+    "sync": "copies the weights to the sampler",
+}
+"""The phases of a round in their order, each with what happens in it."""
 
 
 def meanings(*words: str) -> dict[str, str]:
@@ -77,3 +93,16 @@ def compact(number: float) -> str:
         if number >= size:
             return f"{number / size:.1f}{sign}" if number < 10 * size else f"{number / size:.0f}{sign}"
     return f"{number:.0f}"
+
+
+def setting(value: Any) -> str:
+    """Formats the value of a key as the command line takes it.
+
+    >>> setting([{"name": "math", "weight": 1.0, "server": None}]), setting(True)
+    ('[{name: math, weight: 1.0}]', 'true')
+    """
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {setting(part)}" for key, part in value.items() if part is not None) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(setting, value))}]"
+    return {"True": "true", "False": "false", "None": "null"}.get(str(value), str(value))

@@ -28,7 +28,9 @@ def read_log(path: Path, column: str | None = None, scale: float = 1.0) -> RunLo
     `column` names the column of pass rates, by the file's name or this project's, and `scale` is its value for a right
     answer. Raises `UserError` when there is nothing to read, no such column, or values that leave [0, scale].
     """
-    require(column is not None or scale == 1.0, "scale= says what the column of column=NAME holds: give both")
+    require(
+        column is not None or scale == 1.0, "scale= says which number in column=NAME means a right answer: give both"
+    )
     if (path / METRICS_FILE).exists() or path.name == METRICS_FILE:
         require(column is None, f"{path} is a run of grpo, whose pass rates are known: leave out column=")
         return _read_ours(path if path.is_dir() else path.parent)
@@ -64,7 +66,7 @@ def counts_of(row: Row, name: str = COUNTS) -> dict[tuple[int, int], int]:
 
 def log_of(rows: Sequence[Row], config: Mapping[str, Any], held_out: Series = NOTHING) -> RunLog:
     """Makes a `RunLog` from this framework's rows of metrics, for a run that has ended or still goes on."""
-    present, normalization = since_rollback(rows), config["normalization"]
+    present, normalization = since_going_back(rows), config["normalization"]
     return RunLog(
         history=history_of(
             # If answers decided how often a prompt was sampled, only its first completions give an unbiased pass rate.
@@ -88,9 +90,9 @@ def log_of(rows: Sequence[Row], config: Mapping[str, Any], held_out: Series = NO
     )
 
 
-def since_rollback(rows: Sequence[Row]) -> Sequence[Row]:
-    """Returns the rows since the last rollback to an earlier policy, which form one curve without a jump."""
-    # Older logs mark the first round after the rollback. Newer logs mark the last round before it.
+def since_going_back(rows: Sequence[Row]) -> Sequence[Row]:
+    """Returns the rows since the run last went back to an earlier policy, which form one curve without a jump."""
+    # Older logs mark the first round after going back. Newer logs mark the last round before it.
     firsts = [index + 1 for index, row in enumerate(rows[:-1]) if row.get(WENT_BACK)]
     firsts += [index for index, row in enumerate(rows) if row.get("plan/rollback")]
     return rows[max(firsts, default=0) :]

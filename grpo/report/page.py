@@ -184,4 +184,6 @@ def write_page(template: str, path: Path, **values: Any) -> None:
     environment.filters["sentence"] = sentence
     made = f"grpo {grpo.__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     text = environment.get_template(template).render(made=made, **values)
+    # A line never ends between a number and its percent sign.
+    text = re.sub(r"(?<=\d) %", "\u00a0%", text)
     path.write_text(text, encoding="utf-8", errors="backslashreplace")

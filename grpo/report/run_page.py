@@ -15,15 +15,15 @@ from grpo.config.folder import CONFIG_FILE, PAGE_FILE, SAMPLES_FILE
 from grpo.config.saved import flat
 from grpo.dynamics.findings import Finding
 from grpo.dynamics.identify import FEWEST_POINTS
-from grpo.host.folder_lock import is_held
 from grpo.host.terminal import clean
 from grpo.report import page
+from grpo.report.course import how_often, resumed_at, resumptions_table, standing, unfinished
 from grpo.report.curves import Curves, panels_of
-from grpo.report.glossary import meanings
+from grpo.report.glossary import meanings, setting
 from grpo.report.logs import run_config
 from grpo.report.summary import conditions, summary_rows
 from grpo.report.verdict import BAD, judge
-from grpo.telemetry import FAILED, FINISHED, INTERRUPTED, read_completions, read_ending
+from grpo.telemetry import FAILED, read_completions, read_ending, read_resumptions
 
 Row = Mapping[str, Any]
 
@@ -48,15 +48,17 @@ def write_run_page(
 
     `metrics` and `evaluations` are the rows of metrics.jsonl and evaluations.jsonl.
     """
-    verdict, curves = judge(metrics, evaluations), Curves(metrics, evaluations)
+    resumptions = read_resumptions(output)
+    verdict, curves = judge(metrics, evaluations), Curves(metrics, evaluations, resumed_at(resumptions))
     config = run_config(output) if (output / CONFIG_FILE).exists() else {}
     groups = shown_groups(read_completions(output)) if (output / SAMPLES_FILE).exists() else []
     state, ending, path = standing(output, metrics, config), read_ending(output), output / PAGE_FILE
     failed = ending is not None and ending.state == FAILED
     beginning, _, reason = state.partition(": ")
     said = [f"The run {beginning}.", page.sentence(reason), *verdict.lines] if failed else [*verdict.lines]
-    if not failed and not state.startswith("finished"):
-        said.append(f"The run {'was ' if state.startswith(INTERRUPTED) else ''}{state}.")
+    if not failed:
+        said += unfinished("The run", state)
+    said += how_often(resumptions)
     first, *others = (partial(panel, run=curves) for panel in panels_of(curves))
     page.write_page(
         "run.html",
@@ -70,7 +72,7 @@ def write_run_page(
         findings=findings,
         nothing=(BEFORE_THE_END if failed else NOTHING_FOUND) if len(metrics) >= FEWEST_POINTS else TOO_FEW,
         pictures=[*page.wide_picture(first), *map(page.picture, others)],
-        tables=run_tables(metrics, evaluations),
+        tables=resumptions_table(resumptions) | run_tables(metrics, evaluations),
         groups=groups,
         about_groups=(
             "These are whole groups of the last rounds: all completions of one prompt, some of each kind. "
@@ -78,28 +80,21 @@ def write_run_page(
         ),
         settings=settings(config),
         meanings=meanings(
-            *("pass rate", "pass@1", "held-out problems", "95 % interval", "percentage point", "p", "optimizer step"),
+            *(
+                "pass rate",
+                "pass@1",
+                "maj@k",
+                "greedy",
+                "held-out problems",
+                "95 % interval",
+                "percentage point",
+                "p",
+                "optimizer step",
+            ),
             *("round", "group", "silent group", "entropy", "gradient norm", "cut off"),
         ),
     )
     return path
-
-
-def standing(output: Path, metrics: Sequence[Row], config: Row) -> str:
-    """Says whether a run finished, was interrupted, failed, still goes on or was killed, and at which step."""
-    ending, step = read_ending(output), metrics[-1]["step"] if metrics else 0
-    steps = f"step {step:,} of {config['num_steps']:,}" if "num_steps" in config else f"step {step:,}"
-    if ending is None:
-        if is_held(output):
-            return f"still goes on, at {steps}"
-        if step == config.get("num_steps"):
-            return f"finished at {steps}"
-        return f"ended at {steps} without a word: it was killed, or its machine was lost"
-    if ending.state == FINISHED:
-        return f"finished at {steps}" + (f": {ending.why}" if ending.why else "")
-    if ending.state == INTERRUPTED:
-        return f"interrupted at {steps}; checkpoint.resume=true goes on"
-    return f"failed at {steps}: {clean(ending.why)}"
 
 
 def about(config: Row) -> str:
@@ -113,20 +108,11 @@ def settings(config: Row) -> list[tuple[str, str]]:
     """Returns a table of the settings that differ from the defaults. Each of `task.sets` has the defaults of `task`."""
     defaults = dict(flat(asdict(TrainConfig())))
     rows = [
-        (name, _plain(value))
+        (name, setting(value))
         for name, value in flat(config)
         if value != defaults.get(re.sub(r"^task\.sets\.[^.]+", "task", name))
     ]
     return [("key", "value"), *rows]
-
-
-def _plain(value: Any) -> str:
-    """Formats a setting as the command line takes it, such as `[{name: math, weight: 1.0}]`."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_plain(part)}" for key, part in value.items() if part is not None) + "}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_plain, value))}]"
-    return {"True": "true", "False": "false", "None": "null"}.get(str(value), str(value))
 
 
 def shown_groups(rows: Iterable[Row]) -> list[dict[str, Any]]:

@@ -9,13 +9,14 @@ from grpo.config.folder import CONFIG_FILE, CURVES_FILE, EVALUATIONS_FILE, METRI
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.identify import FEWEST_POINTS
 from grpo.host.terminal import Terminal
+from grpo.report.course import how_often, standing
 from grpo.report.curves import plot_run
 from grpo.report.dynamics import analysed, print_findings, write_page
 from grpo.report.logs import read_log, run_config
-from grpo.report.run_page import standing, write_run_page
+from grpo.report.run_page import write_run_page
 from grpo.report.summary import samples_table, summary_table, write_markdown
 from grpo.report.verdict import judge
-from grpo.telemetry import read_metrics
+from grpo.telemetry import read_metrics, read_resumptions
 
 NUM_SAMPLES = 4
 
@@ -33,6 +34,8 @@ def write_report(output: Path, exported: Path | None, console: Terminal | None =
     ended = f"{output.resolve().name}: {standing(output, metrics, config)}"
     require(bool(metrics), f"{ended}; it has finished no round, so there is nothing to report on")
     console.print(ended, soft_wrap=True)
+    for line in how_often(read_resumptions(output)):
+        console.print(line, soft_wrap=True)
     plot_run(metrics, evaluations, output / CURVES_FILE)
     written = []
     if len(evaluations) > 1:
@@ -48,7 +51,7 @@ def write_report(output: Path, exported: Path | None, console: Terminal | None =
     # After only a few rounds, "no finding" would prove nothing, so it is not printed.
     if findings or len(metrics) >= FEWEST_POINTS:
         print_findings(findings, log, console)
-    # The curve may be shorter than the run, since it begins anew after a rollback to an earlier policy.
+    # The curve may be shorter than the run, since it begins anew after the run went back to an earlier policy.
     if len(log.history) >= FEWEST_POINTS:
         write_page(analysed(log, output), findings, output, console)
     page = write_run_page(output, metrics, evaluations, findings)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from grpo.config.folder import RATES_PAGE_FILE
 from grpo.host.terminal import Terminal, clean
 from grpo.report import page
 from grpo.report.glossary import meanings
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
     Draw = Callable[[Axes], str]
 
-PAGE_FILE = "solve_rates.html"
 WORTH = "{:.0%} of the problems are worth training on: neither too hard nor too easy."
 # A data set counts as good when more than this share of its problems is worth training on.
 ENOUGH = 0.5
@@ -61,7 +61,7 @@ def write_solve_rates(
         console.print(told, soft_wrap=isinstance(told, str), highlight=False)
     page.write_page(
         "solve_rates.html",
-        path.with_name(PAGE_FILE),
+        path.with_name(RATES_PAGE_FILE),
         name=path.resolve().parent.name,
         verdict=[too_few or WORTH.format(analysis.within)],
         mood=GOOD if analysis.within > ENOUGH and not too_few else UNSURE,
@@ -72,7 +72,7 @@ def write_solve_rates(
         pictures=[*map(page.picture, charts)],
         examples=_examples(rows, column),
     )
-    console.print(f"rates   {path}\npage    {path.with_name(PAGE_FILE)}", soft_wrap=True)
+    console.print(f"rates   {path}\npage    {path.with_name(RATES_PAGE_FILE)}", soft_wrap=True)
 
 
 def _rates(analysis: SolveRates) -> Draw:

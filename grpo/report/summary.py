@@ -15,10 +15,10 @@ from rich.text import Text
 
 from grpo.config import UserError
 from grpo.evaluation.pass_rates import FEWEST_PROBLEMS, Interval, paired_difference, pass_at_k, sign_test
-from grpo.host.terminal import clean
 from grpo.report.glossary import signed
 
 Evaluation = Mapping[str, Any]
+Row = Mapping[str, Any]
 
 # A long completion is shown by this many characters of its head and tail, since the answer stands at the end.
 _HEAD, _TAIL = 240, 160
@@ -59,19 +59,6 @@ def samples_table(rows_before: Sequence[Mapping[str, Any]], rows_after: Sequence
     return table
 
 
-def facts_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str | int | float]]) -> Table:
-    """Returns a small table of names and numbers, such as the batch sizes or the memory estimate.
-
-    `header` names the columns. Whole numbers get thousands separators, other numbers two decimals.
-    """
-    table = Table(title=title, title_justify="left")
-    for index, name in enumerate(header):
-        table.add_column(name, justify="right" if index else "left")
-    for row in rows:
-        table.add_row(*(Text(_number(cell)) for cell in row))
-    return table
-
-
 def write_markdown(
     path: str | Path, before: Evaluation, after: Evaluation, image: str | Path, num_samples: int = 4
 ) -> None:
@@ -104,6 +91,7 @@ def summary_rows(before: Evaluation, after: Evaluation) -> list[list[str]]:
         rates = [[pass_at_k(row["total"], row["correct"], int(k)) for row in side] for side in zip(*pairs, strict=True)]
         cells = [_percent(Interval(**side["pass@k"][k])) for side in (before, after)]
         rows.append([f"pass@{k}", *cells, _change(*rates)])
+    rows += _whole_rows(before, after, pairs)
     old, new = before["truncated_fraction"], after["truncated_fraction"]
     rows.append(["cut off", f"{old:.1%}", f"{new:.1%}", f"{signed(100 * (new - old))} points"])
     old, new = before["mean_length"], after["mean_length"]
@@ -112,18 +100,36 @@ def summary_rows(before: Evaluation, after: Evaluation) -> list[list[str]]:
     return rows
 
 
+def _whole_rows(before: Evaluation, after: Evaluation, pairs: Sequence[tuple[Row, Row]]) -> Iterator[list[str]]:
+    """Yields the cells of measures that a problem passes or fails: its most frequent answer, and greedy decoding.
+
+    Left out are measures that an evaluation lacks, and the most frequent of a single answer.
+    """
+    samples = after["samples_per_problem"]
+    for name, measure, of_problem in ((f"maj@{samples}", "maj@k", "majority"), ("greedy", "greedy", "greedy")):
+        if measure in before and measure in after and (measure != "maj@k" or samples > 1):
+            rates = [[float(row[of_problem]) for row in side] for side in zip(*pairs, strict=True)]
+            yield [name, *(_percent(Interval(**side[measure])) for side in (before, after)), _change(*rates)]
+
+
 def check_comparable(before: Evaluation, after: Evaluation) -> None:
     """Raises `UserError` when two evaluations asked different problems, or differ in `_CONDITIONS`."""
-    for name in _CONDITIONS:
-        # Evaluations by earlier versions lack some of these, such as max_tokens.
-        old, new = before.get(name), after.get(name)
-        if old != new and None not in (old, new):
-            raise UserError(
-                f"the evaluations differ in {name} ({old} and {new}): evaluate both with the same evaluation settings"
-            )
+    for name, (old, new) in unlike([before, after]).items():
+        raise UserError(
+            f"the evaluations differ in {name} ({old} and {new}): evaluate both with the same evaluation settings"
+        )
     ids = [{row["problem_id"] for row in side["per_problem"]} for side in (before, after)]
     if ids[0] != ids[1]:
         raise UserError("the evaluations asked different problems: evaluate both with the same task.data")
+
+
+def unlike(evaluations: Sequence[Evaluation]) -> dict[str, list[Any]]:
+    """Returns the `_CONDITIONS` in which evaluations differ, each with its values in the order of the evaluations.
+
+    Evaluations by earlier versions lack some conditions, such as max_tokens. What one of them lacks is left out.
+    """
+    conditions_of = {name: [evaluation.get(name) for evaluation in evaluations] for name in _CONDITIONS}
+    return {name: told for name, told in conditions_of.items() if None not in told and len(set(told)) > 1}
 
 
 def pairs_of(
@@ -178,12 +184,6 @@ def _excerpt(text: str) -> str:
 def _quoted(text: str) -> list[str]:
     # The block is indented and not fenced, since a completion could contain the fence that ends it.
     return [f"    {line}" for line in _excerpt(text).split("\n")]
-
-
-def _number(cell: str | int | float) -> str:
-    if isinstance(cell, str):
-        return clean(cell)
-    return f"{cell:,}" if isinstance(cell, int) else f"{cell:,.2f}"
 
 
 def _markdown_row(cells: Sequence[str]) -> str:

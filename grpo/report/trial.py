@@ -21,7 +21,7 @@ def trial_table(scored: Sequence[ScoredGroup]) -> Table:
     for scored_group in scored:
         question = _excerpt(scored_group.group.prompt.problem.question)
         for completion, grade in zip(scored_group.group.completions, scored_group.grades, strict=True):
-            # Of a function's path the name is enough.
+            # A function is shown by its name, without its path.
             parts = ", ".join(f"{name.rpartition(':')[2]} {value:g}" for name, value in grade.parts.items())
             judged = ("right" if grade.correct else "wrong") if grade.outcome == "graded" else grade.outcome
             unanswered = "" if grade.answered is not False else ", no answer found"

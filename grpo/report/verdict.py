@@ -106,7 +106,8 @@ def _by_training(metrics: Sequence[Row]) -> RunVerdict:
     moved, numbers = change(series), _training_numbers(metrics)
     if moved is None:
         lines = [
-            f"Too early to say: {len(series)} rounds, and {2 * FEWEST_ROUNDS} are needed to tell a trend from luck."
+            f"Too early to say: {len(series)} round{'s' * (len(series) != 1)}, and {2 * FEWEST_ROUNDS} are needed to "
+            "tell a trend from luck."
         ]
         return RunVerdict(lines, UNSURE, numbers)
     sentences = {

@@ -12,7 +12,8 @@ checked_sampler        checks a sampler's completions before they are used
 
 vLLM servers:
 server_sampler         asks servers for completions
-fleet                  all servers of a run: sends them weights, restarts lost ones
+fleet                  all servers of a run: sends them weights, gives up lost ones, takes them back
+restarts               when a server is restarted, in a run and under `grpo serve`
 servers, replica       how servers are started; one server
 dispatch               hands requests out to the servers
 server_key             guards a server with the run's key

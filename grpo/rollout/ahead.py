@@ -29,7 +29,8 @@ class AheadCollector:
     def collect(self, plan: RoundPlan, steps_left: int) -> Collected:
         collected = (self._ahead or self._start(plan, steps_left)).result()
         self._taken_cursor = collected.cursor
-        # A guard that slows learning down means this round, whenever its samples were asked; so does an entropy bonus.
+        # A lowered learning rate holds from this round on, although its samples were asked before. An entropy bonus
+        # does too.
         learned = replace(
             collected.plan,
             learning_rate_factor=plan.learning_rate_factor,
@@ -37,7 +38,7 @@ class AheadCollector:
             entropy_bonus=plan.entropy_bonus,
         )
         left = steps_left - collected.plan.refresh_interval
-        # The next plan is not known yet; as far as can be told now it is this one, cut by the run's end.
+        # The next plan is not known yet, so this one is used, cut at the end of the run.
         following = replace(plan, refresh_interval=min(plan.refresh_interval, left))
         self._ahead = self._start(following, left) if left > 0 else None
         return replace(collected, plan=learned)
@@ -61,6 +62,6 @@ class AheadCollector:
             except BaseException as error:
                 future.set_exception(error)
 
-        # A daemon: a run that ends does not wait for what nobody will learn from.
+        # The thread is a daemon, so that a run that ends does not wait for samples that nobody will learn from.
         threading.Thread(target=sample, name="sampling ahead", daemon=True).start()
         return future

@@ -79,8 +79,8 @@ class RefillingCollector:
             for share in self._collective.gather({place: self._is_silent(scored) for place, scored in wave.items()}):
                 silent |= share
         self._source.rest()
-        kept = self._kept(silent, plan.prompts_per_round)
-        steps = in_steps(kept, plan.num_batches)
+        learned_places = self._kept(silent, plan.prompts_per_round)
+        steps = in_steps(learned_places, plan.num_batches)
         return Collected(self._shared_out(steps, sampled), tuple(sampled.values()), plan, self._source.cursor)
 
     def forget(self) -> None:
@@ -174,9 +174,9 @@ class BudgetedCollector:
         further = self._spread(everyone, mine, (plan.group_size - first) * len(prompts))
         again = [index for index, count in enumerate(further) if count]
         chosen, sizes = [prompts[index] for index in again], [further[index] for index in again]
-        asked = sampled_and_graded(self._sampler, self._grading, chosen, sizes, first_sample=first)
+        second_groups = sampled_and_graded(self._sampler, self._grading, chosen, sizes, first_sample=first)
         self._sampler.sleep()
-        for index, group in zip(again, asked, strict=True):
+        for index, group in zip(again, second_groups, strict=True):
             looked[index] = _joined(looked[index], group)
         steps = in_steps(looked, plan.num_batches)
         return Collected(steps, tuple(looked), plan, self._task.cursor, asked_first=first)

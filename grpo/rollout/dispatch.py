@@ -44,6 +44,33 @@ class _Group:
         return {sample: request for sample, request in self.requests.items() if sample not in self.answers}
 
 
+@dataclass(slots=True, eq=False)
+class _Server:
+    """Holds what one server is doing: its tasks, and the tokens of each sample under way, by group and number."""
+
+    replica: Replica
+    tasks: dict[asyncio.Task, _Group] = field(default_factory=dict)
+    tokens: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def has_room(self, more: int, at_once: int) -> bool:
+        return not self.tokens or len(self.tokens) + more <= at_once
+
+    def take_back(self) -> list[_Group]:
+        """Cancels all requests but the caller's, and returns their groups in the order in which they were sent."""
+        groups = list(self.tasks.values())
+        for task in self.tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+        self.tasks.clear()
+        self.tokens.clear()
+        return groups
+
+    def forget(self, task: asyncio.Task) -> None:
+        group = self.tasks.pop(task)
+        for sample in group.requests:
+            self.tokens.pop((id(group), sample), None)
+
+
 class Dispatcher:
     """Sends requests to servers, in a thread of its own, for as long as the process lives.
 
@@ -52,10 +79,8 @@ class Dispatcher:
     """
 
     def __init__(self, replicas: Sequence[Replica], at_once: int):
-        self._replicas, self._at_once = replicas, at_once
+        self._servers, self._at_once = [_Server(replica) for replica in replicas], at_once
         self._waiting: deque[_Group] = deque()
-        self._tasks: dict[int, dict[asyncio.Task, _Group]] = {replica.index: {} for replica in replicas}
-        self._busy: dict[int, dict[tuple[int, int], int]] = {replica.index: {} for replica in replicas}
         self._closed, self._why_lost = False, NOBODY_LEFT
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="requests to servers", daemon=True)
@@ -93,79 +118,62 @@ class Dispatcher:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        for replica in self._replicas:
-            if not replica.alive:
-                self._take_back(replica)
-        if self._closed or not any(replica.alive for replica in self._replicas):
+        for server in self._servers:
+            if not server.replica.alive:
+                self._waiting.extendleft(reversed(server.take_back()))
+        if self._closed or not any(server.replica.alive for server in self._servers):
             self._fail_all(SamplerLost(self._why_lost))
         while self._waiting:
             group = self._waiting[0]
             requests = group.missing()
-            ready = [replica for replica in self._replicas if replica.standing is Standing.READY]
-            free = [replica for replica in ready if self._has_room(replica, len(requests))]
+            ready = [server for server in self._servers if server.replica.standing is Standing.READY]
+            free = [server for server in ready if server.has_room(len(requests), self._at_once)]
             if not free:
                 return
             self._waiting.popleft()
             if group.future.cancelled():
                 continue
-            replica = min(free, key=lambda server: sum(self._busy[server.index].values()))
-            self._busy[replica.index] |= {(id(group), sample): _tokens(request) for sample, request in requests.items()}
-            self._tasks[replica.index][self._loop.create_task(self._serve(replica, group, requests))] = group
+            server = min(free, key=lambda server: sum(server.tokens.values()))
+            server.tokens |= {(id(group), sample): _tokens(request) for sample, request in requests.items()}
+            server.tasks[self._loop.create_task(self._serve(server, group, requests))] = group
 
-    def _has_room(self, replica: Replica, more: int) -> bool:
-        busy = len(self._busy[replica.index])
-        return not busy or busy + more <= self._at_once
-
-    async def _serve(self, replica: Replica, group: _Group, requests: Requests) -> None:
-        """Gets one prompt's samples from one server. `_take_back` may cancel this task at any time."""
+    async def _serve(self, server: _Server, group: _Group, requests: Requests) -> None:
+        """Gets one prompt's samples from one server. `_Server.take_back` may cancel this task at any time."""
         try:
-            async with replica.session() as session, asyncio.TaskGroup() as asking:
+            async with server.replica.session() as session, asyncio.TaskGroup() as asking:
                 for sample, request in requests.items():
-                    asking.create_task(self._post(replica, session, group, sample, request))
+                    asking.create_task(self._post(server, session, group, sample, request))
         except* ReplicaLost as lost:
-            self._lose(replica, lost.exceptions[0])
+            self._lose(server, lost.exceptions[0])
         except* Exception as failed:
             _settle(group.future, error=failed.exceptions[0])
-            self._forget(replica, asyncio.current_task())
+            server.forget(asyncio.current_task())
         else:
             _settle(group.future, result=group.answers)
-            self._forget(replica, asyncio.current_task())
+            server.forget(asyncio.current_task())
         self._hand_out()
 
     async def _post(
-        self, replica: Replica, session: aiohttp.ClientSession, group: _Group, sample: int, request: Mapping[str, Any]
+        self, server: _Server, session: aiohttp.ClientSession, group: _Group, sample: int, request: Mapping[str, Any]
     ) -> None:
-        answer = await replica.post(session, ROUTE, request)
+        answer = await server.replica.post(session, ROUTE, request)
         try:
             group.answers[sample] = answer["choices"][0]
         except (LookupError, TypeError) as error:
             raise UserError(
-                f"{replica.url}{ROUTE} answered without a completion ({str(answer)[:200]}): rollout.servers.urls must "
-                "name servers that `grpo serve` has started"
+                f"{server.replica.url}{ROUTE} answered without a completion ({str(answer)[:200]}): "
+                "rollout.servers.urls must name servers that `grpo serve` has started"
             ) from error
-        self._busy[replica.index].pop((id(group), sample), None)
+        server.tokens.pop((id(group), sample), None)
         self._hand_out()
 
-    def _lose(self, replica: Replica, error: BaseException) -> None:
+    def _lose(self, server: _Server, error: BaseException) -> None:
+        replica = server.replica
         if replica.alive:
             replica.standing = Standing.LOST
             self._why_lost = str(error) if isinstance(error, RequestRefused) else NOBODY_LEFT
-            left = len(self._busy[replica.index])
+            left = len(server.tokens)
             say(f"grpo: the vLLM server at {replica.url} was lost ({error}): {left} completions go to others")
-
-    def _take_back(self, replica: Replica) -> None:
-        """Puts the groups that a lost server has not finished at the head of the queue, for other servers."""
-        for task, group in reversed(self._tasks[replica.index].items()):
-            self._waiting.appendleft(group)
-            if task is not asyncio.current_task():
-                task.cancel()
-        self._tasks[replica.index].clear()
-        self._busy[replica.index].clear()
-
-    def _forget(self, replica: Replica, task: asyncio.Task) -> None:
-        group = self._tasks[replica.index].pop(task)
-        for sample in group.requests:
-            self._busy[replica.index].pop((id(group), sample), None)
 
     def _fail_all(self, error: Exception) -> None:
         while self._waiting:
@@ -173,7 +181,7 @@ class Dispatcher:
 
     async def _give_up(self) -> None:
         self._closed = True
-        tasks = [task for of_one_server in self._tasks.values() for task in of_one_server]
+        tasks = [task for server in self._servers for task in server.tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

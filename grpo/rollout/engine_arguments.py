@@ -26,7 +26,7 @@ def keeps_state(model_path: str, trust_remote_code: bool = False) -> bool:
 def for_cpu(model_path: str, trust_remote_code: bool = False) -> dict[str, Any]:
     """Returns the arguments of `vllm.LLM` that its CPU build needs for this model. Raises UserError for latent
     attention that the CPU build cannot run."""
-    # Without prefill in chunks, states are not kept for prompts that begin alike.
+    # vLLM keeps the states of a common prefix only with prefill in chunks, which the CPU build does without.
     arguments: dict[str, Any] = {"enable_prefix_caching": False} if keeps_state(model_path, trust_remote_code) else {}
     text = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code).get_text_config()
     if rank := getattr(text, "kv_lora_rank", None):
@@ -36,9 +36,9 @@ def for_cpu(model_path: str, trust_remote_code: bool = False) -> dict[str, Any]:
             f"{model_path} keeps {width} numbers of a token for its latent attention, and vLLM's CPU build takes "
             f"{LATENT_WIDTH} only: use rollout.engine=transformers",
         )
-        # The other one, by AMX, repacks weights and throws the originals away, so that no refresh could be loaded.
+        # The other backend, by AMX, repacks weights and throws the originals away, so no refresh could be loaded.
         arguments["attention_backend"] = "CPU_MLA"
-        # The kernel of rotary positions takes queries of three dimensions for others; its formula in torch does not.
+        # The CPU kernel of rotary positions misreads queries with three dimensions. The formula in torch does not.
         arguments["compilation_config"] = {"custom_ops": ["-rotary_embedding"]}
     return arguments
 
@@ -96,12 +96,12 @@ def colocated_arguments(
     >>> colocated_arguments(on_gpu=True, num_ranks=8, tensor_parallel=2)["tensor_parallel_size"]
     2
     """
-    # vLLM's own executor knows nothing of ranks: it would put the engine of each of them on the first GPU.
+    # vLLM's own executor ignores the learner's ranks, and would put every rank's engine on the first GPU.
     launched = {"distributed_executor_backend": "external_launcher"} if num_ranks > 1 else {}
     spread = {"tensor_parallel_size": tensor_parallel} if tensor_parallel > 1 else {}
-    # The weights of a draft model, with which an engine speculates, are in no refresh: they have to survive its sleep.
+    # No refresh sends the weights of a draft model, which speculates. They have to survive the engine's sleep.
     drafts = {"sleep_preserve_parameter_names": ["draft.*"]} if on_gpu and speculates else {}
-    # A server counts how its cache is used unless it is told not to, and `vllm.LLM` only if it is told to.
+    # `vllm.LLM` counts how its cache is used only with this setting. A server counts by default.
     return {"enable_sleep_mode": on_gpu, "disable_log_stats": False, **drafts, **launched, **spread}
 
 

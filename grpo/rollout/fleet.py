@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,52 @@ from grpo.host.terminal import say
 from grpo.interfaces import Bucket, Collective
 from grpo.rollout.engine_use import ServerUse
 from grpo.rollout.replica import LoadFailed, Replica, Standing
+from grpo.rollout.restarts import restart_lost
 from grpo.rollout.servers import start_servers
 from grpo.weight_sync.channel import manifest_of, packed
 from grpo.weight_sync.server_link import Post, ServerLink
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A member is one server of a fleet, with the link that brings it weights.
+
+    `linked` says whether the link is open; only the first rank opens it. `has_base` says whether the server holds the
+    frozen weights below the adapters.
+    """
+
+    replica: Replica
+    link: ServerLink
+    linked: bool = False
+    has_base: bool = False
+
+    async def begin_refresh(self, post: Post, pauses: bool, on_cpu: bool) -> None:
+        """Opens the link if it is closed, pauses the server's requests if `pauses`, and begins a refresh.
+
+        On a CPU the server is first told to multiply by oneDNN, which is quicker there.
+        """
+        if not self.linked:
+            if on_cpu:
+                await post("/collective_rpc", {"method": "take_onednn"})
+            await post("/collective_rpc", {"method": "end_broken_transfer"})
+            await self.link.open(post)
+            self.linked = True
+        if pauses:
+            await post("/pause?mode=keep", {})
+        await self.link.start(post)
+
+    async def finish_refresh(self, post: Post, policy_version: int) -> None:
+        """Ends the refresh. The server's requests go on."""
+        await self.link.finish(post, policy_version)
+        await post("/reset_prefix_cache", {})
+        # Another run may have left the server paused.
+        await post("/resume", {})
+
+    def restart_if_lost(self) -> None:
+        """Restarts the server by `grpo.rollout.restarts.restart_lost` if it is lost. Its link and weights are gone."""
+        if not self.replica.alive:
+            was_linked, self.linked, self.has_base = self.linked, False, False
+            restart_lost(self.replica.process, was_linked)
 
 
 class Fleet:
@@ -37,32 +82,39 @@ class Fleet:
         processes = start_servers(config, str(model_path), device) if self._first and not servers.urls else {}
         key = os.environ.get(KEY_VARIABLE, "")
         urls, key = collective.gather((list(processes) or list(servers.urls), key))[0]
-        self.replicas = [
-            Replica(index, url, key, servers.request_seconds, processes.get(url)) for index, url in enumerate(urls)
-        ]
         # A server that hangs while it is given weights is given up before the others, paused, or the run time out.
         self._update_seconds = min(config.weight_sync.deadline_seconds, servers.request_seconds) / 4
-        self._links = [ServerLink(servers.tensor_parallel, device, self._update_seconds, servers.host) for _ in urls]
-        # Servers with an open link, and servers that hold the frozen weights below the adapters.
-        self._linked: set[int] = set()
-        self._with_base: set[int] = set()
-        # What a server said of weights that its model could not load, until some server has loaded all.
+        self._members = [
+            Member(
+                Replica(url, key, servers.request_seconds, processes.get(url)),
+                ServerLink(servers.tensor_parallel, device, self._update_seconds, servers.host),
+            )
+            for url in urls
+        ]
+        # This is what a server said of weights that its model could not load, until some server has loaded all.
         self._refusal: str | None = ""
         # Requests that are under way at a refresh go on after it, their prefixes computed anew.
         self._pauses = config.pipeline == "continuous"
         self._use = ServerUse()
-        self._arranges = device.type == "cpu"
         asyncio.run(self._wait_for_all(servers.start_seconds))
 
     async def _wait_for_all(self, seconds: float) -> None:
-        await asyncio.gather(*(replica.wait(seconds) for replica in self.replicas))
+        await asyncio.gather(*(member.replica.wait(seconds) for member in self._members))
+
+    @property
+    def replicas(self) -> Sequence[Replica]:
+        """Returns the servers, in the order of their URLs, as this rank knows them."""
+        return [member.replica for member in self._members]
+
+    def _living(self) -> list[Member]:
+        return [member for member in self._members if member.replica.alive]
 
     def cache_usage(self) -> dict[str, float]:
         """Returns the servers' preemptions and prefix hits since the last call, on the first rank; {} on others."""
         return self._use.since(asyncio.run(self._metrics())) if self._first else {}
 
     async def _metrics(self) -> dict[str, str]:
-        living = [replica for replica in self.replicas if replica.alive]
+        living = [member.replica for member in self._living()]
         pages = await asyncio.gather(*(replica.metrics() for replica in living))
         return {replica.url: page for replica, page in zip(living, pages, strict=True) if page}
 
@@ -73,9 +125,10 @@ class Fleet:
 
         A server that any rank has lost is given up by all ranks.
         """
-        lost_here = [replica.index for replica in self.replicas if not replica.alive]
-        for index in set().union(*self._collective.gather(lost_here)):
-            self.replicas[index].standing = Standing.LOST
+        by_rank = self._collective.gather([replica.alive for replica in self.replicas])
+        for replica, alive in zip(self.replicas, zip(*by_rank, strict=True), strict=True):
+            if not all(alive):
+                replica.standing = Standing.LOST
         self.restart_lost()
         if self._first:
             asyncio.run(self._take_back())
@@ -85,30 +138,25 @@ class Fleet:
             if standing is Standing.JOINING:
                 replica.standing = standing
         if self._first:
-            self._on_all(self._open)
+            self._on_all(partial(Member.begin_refresh, pauses=self._pauses, on_cpu=self._device.type == "cpu"))
 
     def lacks_base(self) -> bool:
         """Returns whether some living server lacks the frozen weights below the adapters, as the first rank knows.
         Collective."""
-        lacking = any(replica.alive and replica.index not in self._with_base for replica in self.replicas)
-        return self._collective.gather(lacking)[0]
+        return self._collective.gather(not all(member.has_base for member in self._living()))[0]
 
     def send(self, bucket: Bucket) -> None:
         """Sends a bucket to every server, from the first rank. Returns when all have loaded it."""
         if not self._first:
             return
         manifest, buffer = manifest_of(bucket), packed(bucket, self._device)
-
-        def send(replica: Replica, post: Post) -> Awaitable[None]:
-            return self._links[replica.index].send(post, manifest, buffer)
-
-        self._on_all(send)
+        self._on_all(lambda member, post: member.link.send(post, manifest, buffer))
 
     def finish_refresh(self, policy_version: int) -> None:
         """Ends the refresh. Servers that have loaded all weights serve from here on. Raises UserError when no server
         has ever been able to load the weights."""
         if self._first:
-            self._on_all(lambda replica, post: self._close(replica, post, policy_version))
+            self._on_all(partial(Member.finish_refresh, policy_version=policy_version))
         alive, refusal = self._collective.gather(([replica.alive for replica in self.replicas], self._refusal))[0]
         if refusal and not any(alive):
             raise UserError(
@@ -116,9 +164,9 @@ class Fleet:
                 "code has no place for them use rollout.engine=transformers; logs/ in the run's folder say more"
             )
         self._refusal = None if any(alive) else self._refusal
-        for replica, holds_weights in zip(self.replicas, alive, strict=True):
-            replica.standing = Standing.READY if holds_weights else Standing.LOST
-        self._with_base = {replica.index for replica in self.replicas if replica.alive}
+        for member, holds_weights in zip(self._members, alive, strict=True):
+            member.has_base = holds_weights
+            member.replica.standing = Standing.READY if holds_weights else Standing.LOST
 
     def checksums(self) -> Sequence[Mapping[str, int]]:
         """Returns the checksums of every worker of every server."""
@@ -126,24 +174,6 @@ class Fleet:
         if self._first:
             workers = [worker for answer in self._on_all(_checksums) for worker in answer]
         return self._collective.gather(workers)[0]
-
-    async def _open(self, replica: Replica, post: Post) -> None:
-        link = self._links[replica.index]
-        if replica.index not in self._linked:
-            if self._arranges:
-                await post("/collective_rpc", {"method": "take_onednn"})
-            await post("/collective_rpc", {"method": "end_broken_transfer"})
-            await link.open(post)
-            self._linked.add(replica.index)
-        if self._pauses:
-            await post("/pause?mode=keep", {})
-        await link.start(post)
-
-    async def _close(self, replica: Replica, post: Post, policy_version: int) -> None:
-        await self._links[replica.index].finish(post, policy_version)
-        await post("/reset_prefix_cache", {})
-        # Another run may have left the server paused.
-        await post("/resume", {})
 
     # --- servers that are lost -----------------------------------------------------------------
 
@@ -157,40 +187,28 @@ class Fleet:
                 say(f"grpo: the vLLM server at {replica.url} is back")
 
     def restart_lost(self) -> None:
-        """Restarts lost servers that this run started, on the first rank.
+        """Restarts the lost servers that this run started, on the first rank."""
+        for member in self._members:
+            member.restart_if_lost()
 
-        A server is restarted once for each loss, and again if it ended while it started: the memory of its lost
-        predecessor may not have been free yet.
-        """
-        for replica in self.replicas:
-            if replica.alive:
-                continue
-            was_linked, process = replica.index in self._linked, replica.process
-            self._linked.discard(replica.index)
-            self._with_base.discard(replica.index)
-            if process is not None and (was_linked or process.ended):
-                process.restart()
-
-    def _on_all(self, action: Callable[[Replica, Post], Awaitable[Any]]) -> list[Any]:
+    def _on_all(self, action: Callable[[Member, Post], Awaitable[Any]]) -> list[Any]:
         """Runs `action` on all living servers at once. Marks servers that fail as lost; returns the others' results."""
 
-        async def on_one(replica: Replica) -> Any:
-            async with replica.session(self._update_seconds) as session:
-                return await action(replica, lambda route, payload: replica.post(session, route, payload))
+        async def on_one(member: Member) -> Any:
+            async with member.replica.session(self._update_seconds) as session:
+                return await action(member, partial(member.replica.post, session))
 
-        async def on_every() -> list[tuple[Replica, Any]]:
-            living = [replica for replica in self.replicas if replica.alive]
-            outcomes = await asyncio.gather(*(on_one(replica) for replica in living), return_exceptions=True)
-            return list(zip(living, outcomes, strict=True))
+        async def on_every(members: Sequence[Member]) -> list[Any]:
+            return await asyncio.gather(*(on_one(member) for member in members), return_exceptions=True)
 
-        results = []
-        for replica, outcome in asyncio.run(on_every()):
+        results, living = [], self._living()
+        for member, outcome in zip(living, asyncio.run(on_every(living)), strict=True):
             # Whatever went wrong went wrong with one server: the others still serve the run.
             if isinstance(outcome, Exception):
                 if isinstance(outcome, LoadFailed) and self._refusal is not None:
                     self._refusal = str(outcome)
-                replica.standing = Standing.LOST
-                say(f"grpo: the vLLM server at {replica.url} was lost: {str(outcome) or repr(outcome)}")
+                member.replica.standing = Standing.LOST
+                say(f"grpo: the vLLM server at {member.replica.url} was lost: {str(outcome) or repr(outcome)}")
             elif isinstance(outcome, BaseException):
                 raise outcome
             else:
@@ -199,5 +217,5 @@ class Fleet:
         return results
 
 
-async def _checksums(replica: Replica, post: Post) -> list[Mapping[str, int]]:
+async def _checksums(member: Member, post: Post) -> list[Mapping[str, int]]:
     return [dict(worker) for worker in (await post("/collective_rpc", {"method": "weight_checksums"}))["results"]]

@@ -36,7 +36,7 @@ class GradingThread:
         """`thread_seconds` gives the calling thread's seconds by phase since the last call."""
         self._task, self._thread_seconds = task, thread_seconds
         self._groups: SimpleQueue[list[tuple[RolloutGroup, Future[Graded]]] | None] = SimpleQueue()
-        # A daemon: a run that ends does not wait for what nobody will learn from.
+        # The thread is a daemon, so that a run that ends does not wait for grades that nobody will learn from.
         threading.Thread(target=self._run, name="grading", daemon=True).start()
 
     def __enter__(self) -> Self:

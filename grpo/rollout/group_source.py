@@ -105,7 +105,7 @@ class AskingAhead:
         self._taken_cursor: int | None = None
         self._thread_seconds, self._seconds = thread_seconds, Counter()
         self._grading, self._sampled = grading, SimpleQueue()
-        # A daemon: a run that ends does not wait for what nobody will learn from.
+        # The thread is a daemon, so that a run that ends does not wait for samples that nobody will learn from.
         threading.Thread(target=self._wait, name="sampling ahead", daemon=True).start()
 
     @property
@@ -114,7 +114,7 @@ class AskingAhead:
 
     def begin(self, plan: RoundPlan, steps_left: int) -> None:
         self._plan = plan
-        # From here on the stream may run ahead of what is taken.
+        # `cursor` may run ahead from here on. `_taken_cursor` stays with the groups that were taken.
         self._taken_cursor = self.cursor
         if self._under_way:
             self._look_around(self.cursor + plan.prompts_per_round)

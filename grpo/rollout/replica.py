@@ -114,8 +114,8 @@ class Standing(Enum):
 class Replica:
     """A replica is the server at `url`, as one rank knows it."""
 
-    def __init__(self, index: int, url: str, key: str, request_seconds: float, process: ServerProcess | None = None):
-        self.index, self.url, self.process = index, url.rstrip("/"), process
+    def __init__(self, url: str, key: str, request_seconds: float, process: ServerProcess | None = None):
+        self.url, self.process = url.rstrip("/"), process
         self.standing = Standing.READY
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._request_seconds = request_seconds
@@ -128,7 +128,7 @@ class Replica:
         """Opens a session for any number of concurrent requests. Each may take `seconds`; the default is the time limit
         of a completion."""
         timeout = aiohttp.ClientTimeout(total=seconds or self._request_seconds)
-        # Of its own for every request: after an error the server may close the one that it answered on.
+        # Every request gets its own connection, because a server may close one after it answered with an error.
         connector = aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=watchful)
         return aiohttp.ClientSession(self.url, headers=self._headers, timeout=timeout, connector=connector)
 
@@ -139,7 +139,7 @@ class Replica:
                 if response.status < 400:
                     return await response.json(content_type=None)
                 text = (await response.text())[:500]
-        # A ValueError: half an answer, of a server that ended meanwhile.
+        # A ValueError means half an answer, of a server that ended meanwhile.
         except (aiohttp.ClientError, TimeoutError, ConnectionError, ValueError) as error:
             raise ReplicaLost(f"{type(error).__name__} at {route}: {error}") from error
         if response.status < 500:

@@ -24,8 +24,8 @@ class KeyMiddleware:
         self._expected = f"Bearer {os.environ['VLLM_API_KEY']}".encode()
 
     async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Any) -> None:
-        asked = scope["type"] in ("http", "websocket") and scope["path"] != OPEN
-        if not asked or secrets.compare_digest(dict(scope["headers"]).get(b"authorization", b""), self._expected):
+        guarded = scope["type"] in ("http", "websocket") and scope["path"] != OPEN
+        if not guarded or secrets.compare_digest(dict(scope["headers"]).get(b"authorization", b""), self._expected):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})

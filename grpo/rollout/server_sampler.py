@@ -166,7 +166,7 @@ class ServerSampler:
     def finish_weights(self, policy_version: int) -> None:
         self._fleet.finish_refresh(policy_version)
         self.policy_version = policy_version
-        # With no server left the round ends as it is: who asks for samples next is told.
+        # With no server left the round still ends. The next request for samples raises the error.
         self._dispatcher.look_again()
 
     def checksums(self) -> Sequence[Mapping[str, int]]:

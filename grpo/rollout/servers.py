@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from grpo.config import TrainConfig
-from grpo.config.folder import LOG_FOLDER
+from grpo.config.folder import LOG_FOLDER, server_log_name
 from grpo.config.placement import KEY_VARIABLE, server_gpus, server_ports
 from grpo.host.network import free_port, require_free
 from grpo.host.tether import PRIVATE
 from grpo.rollout.engine_arguments import command_line, engine_arguments, for_cpu
 from grpo.rollout.replica import ServerProcess
 
-# The policy's name at every server.
+# Every server knows the policy by this name.
 MODEL = "policy"
 
 
@@ -32,7 +32,7 @@ def start_servers(config: TrainConfig, model_path: str, device: torch.device) ->
     for index in range(servers.replicas):
         port = servers.port + index if servers.port else free_port(servers.host)
         environment = server_environment(config, index, on_gpu)
-        log = Path(config.output_dir) / LOG_FOLDER / f"server-{servers.host}-{port}.log"
+        log = Path(config.output_dir) / LOG_FOLDER / server_log_name(servers.host, port)
         process = ServerProcess(command_line(arguments | {"port": port}), environment, log)
         process.start()
         started[f"http://{servers.host}:{port}"] = process
@@ -42,14 +42,14 @@ def start_servers(config: TrainConfig, model_path: str, device: torch.device) ->
 def server_arguments(config: TrainConfig, on_gpu: bool) -> dict[str, Any]:
     """Returns a server's further arguments, which override those of `engine_arguments`."""
     servers = config.rollout.servers
-    # Nothing else is on its GPUs.
+    # A server has its GPUs for itself.
     memory = {"gpu_memory_utilization": servers.gpu_memory_fraction} if on_gpu else {}
     return memory | {
         "served_model_name": MODEL,
         "host": servers.host,
         "tensor_parallel_size": servers.tensor_parallel,
         "weight_transfer_config": {"backend": "grpo"},
-        # The route that takes and gives token ids, and tells which weights wrote them.
+        # This opens the route that takes and returns token ids, and says which weights wrote them.
         "enable_scale_out": True,
         "disable_uvicorn_access_log": True,
         "middleware": "grpo.rollout.server_key.KeyMiddleware",
@@ -64,12 +64,13 @@ def server_environment(config: TrainConfig, index: int, on_gpu: bool) -> dict[st
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         "VLLM_LOGGING_LEVEL": "INFO",
-        # Where vLLM's processes meet: its file sockets take whoever can open them.
+        # vLLM's processes meet in this folder. Whoever can open the socket files there is let in, so the folder is
+        # private.
         "VLLM_RPC_BASE_PATH": PRIVATE,
     }
     if not on_gpu:
         return common | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    # Numbered as this process sees them, which may itself be shown only some, by number or by name.
+    # GPUs are numbered as this process sees them. It may itself be shown only some of them, by number or by name.
     shown = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     names = [shown[gpu].strip() if gpu < len(shown) and shown[gpu] else str(gpu) for gpu in server_gpus(config, index)]
     return common | {"CUDA_VISIBLE_DEVICES": ",".join(names)}

@@ -12,9 +12,11 @@ from uuid import uuid4
 import torch
 from transformers import PreTrainedTokenizerBase
 from vllm import LLM, SamplingParams
+from vllm.exceptions import VLLMError
 from vllm.sampling_params import RequestOutputKind
 
 from grpo.config import SamplingConfig, TrainConfig, UserError
+from grpo.config.pass_through import passing_on
 from grpo.host import ranks
 from grpo.interfaces import Bucket, Collective, OnGroup
 from grpo.rollout.engine_arguments import colocated_arguments, engine_arguments, for_cpu, sampling_arguments
@@ -51,19 +53,23 @@ class VllmSampler:
         self._stop_token_ids = stop_token_ids(model_path, tokenizer)
         self._on_gpu = device.type == "cuda"
         self.policy_version = 0
-        # vLLM's: at level 2 weights are lost, at level 1 they wait in main memory.
+        # This is vLLM's level of sleep. At level 2 weights are lost, at level 1 they wait in main memory.
         self._sleep_level = 1
         self._file_form = FileForm(str(model_path), config.model.trust_remote_code)
         cpu_special = None if self._on_gpu else for_cpu(str(model_path), config.model.trust_remote_code)
         arguments = engine_arguments(config, str(model_path), self._on_gpu, cpu_special)
         speculates = "speculative_config" in config.rollout.engine_args
         arguments |= colocated_arguments(self._on_gpu, ranks.world_size(), spread, speculates)
+        with passing_on("rollout.sampling.extra", config.rollout.sampling.extra, VLLMError):
+            self._parameters(config.rollout.sampling, seed=0)
         classes = ModelClasses()
         if self._on_gpu:
-            # vLLM asks whether its share is free, which what PyTorch keeps of loading the learner is not.
+            # vLLM checks that its share of the GPU is free. Torch keeps memory from loading the learner, which counts
+            # as taken.
             torch.cuda.empty_cache()
         with _own_settings(device), nullcontext() if self._on_gpu else _own_shared_memory(collective, spread):
-            self._llm = LLM(**arguments)
+            with passing_on("rollout.engine_args", config.rollout.engine_args, VLLMError):
+                self._llm = LLM(**arguments)
             self._llm.apply_model(classes.part)
         self._use = self._llm.llm_engine.logger_manager = EngineUse()
         if not self._on_gpu:
@@ -80,27 +86,27 @@ class VllmSampler:
         sampling = sampling or self._config.rollout.sampling
         engine = self._llm.llm_engine
         drawn = sample_numbers(group_size, first_sample, len(prompts))
-        asked, own = self._pool(list(zip(prompts, drawn, strict=True)))
-        for index, (prompt, samples) in enumerate(asked):
+        pooled, own_places = self._pool(list(zip(prompts, drawn, strict=True)))
+        for index, (prompt, samples) in enumerate(pooled):
             self._submit(index, samples[0], prompt, sampling)
         outputs: dict[str, object] = {}
         groups: dict[int, RolloutGroup] = {}
 
         def advance() -> None:
             """Takes one engine step, and makes the groups of this rank's prompts that the step has completed."""
-            for index in self._advance(engine, outputs) & {*range(own.start, own.start + len(prompts))}:
-                prompt, samples = asked[index]
+            for index in self._advance(engine, outputs) & {*range(own_places.start, own_places.start + len(prompts))}:
+                prompt, samples = pooled[index]
                 whole = [outputs.get(f"{index}/{sample}") for sample in samples]
                 if None not in whole:
-                    place, completions = index - own.start, tuple(map(self._completion, whole))
+                    place, completions = index - own_places.start, tuple(map(self._completion, whole))
                     groups[place] = RolloutGroup(prompt, completions, self.policy_version, self.policy_version)
                     if on_group:
                         on_group(place, groups[place])
 
         # One engine step ahead, the first sample of each prompt fills the prefix cache for its siblings.
-        if any(len(samples) > 1 for _, samples in asked):
+        if any(len(samples) > 1 for _, samples in pooled):
             advance()
-            for index, (prompt, samples) in enumerate(asked):
+            for index, (prompt, samples) in enumerate(pooled):
                 for sample in samples[1:]:
                     self._submit(index, sample, prompt, sampling)
         while engine.has_unfinished_requests():
@@ -116,10 +122,14 @@ class VllmSampler:
 
     def _submit(self, index: int, sample: int, prompt: Prompt, sampling: SamplingConfig) -> None:
         seed = sample_seed(self._config.seed, prompt.prompt_id, sample, self.policy_version)
-        # Answers are wanted whole: one for every new token of every completion would be made in this process.
-        whole = {"output_kind": RequestOutputKind.FINAL_ONLY, "flat_logprobs": True}
-        parameters = SamplingParams(**sampling_arguments(sampling, self._stop_token_ids, seed), **whole)
+        parameters = self._parameters(sampling, seed)
         self._llm.llm_engine.add_request(f"{index}/{sample}", {"prompt_token_ids": list(prompt.token_ids)}, parameters)
+
+    def _parameters(self, sampling: SamplingConfig, seed: int) -> SamplingParams:
+        # Only whole answers are returned. Otherwise this process would build an answer for every new token of every
+        # completion.
+        whole = {"output_kind": RequestOutputKind.FINAL_ONLY, "flat_logprobs": True}
+        return SamplingParams(**sampling_arguments(sampling, self._stop_token_ids, seed), **whole)
 
     def _completion(self, output) -> Completion:
         token_ids = tuple(output.token_ids)
@@ -136,9 +146,9 @@ class VllmSampler:
         try:
             self._llm.collective_rpc("receive_bucket", args=(self._file_form.of(bucket),))
         except (LookupError, ValueError, AttributeError, AssertionError) as error:
-            said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             raise UserError(
-                f"vLLM's code for this model has no place for what a refresh sends ({said}): use "
+                f"vLLM's code for this model has no place for what a refresh sends ({reason}): use "
                 "rollout.engine=transformers"
             ) from error
 
@@ -147,12 +157,12 @@ class VllmSampler:
         if self._on_gpu:
             self._make_room("kv_cache")
         if not self._llm.reset_prefix_cache():
-            # vLLM only warns, and prompts that begin alike would go on with what older weights have computed.
+            # vLLM only warns. Prompts that begin alike would then continue from activations of older weights.
             raise RuntimeError("vLLM did not empty its prefix cache after a refresh: some request still holds blocks")
         self.policy_version, self._sleep_level = policy_version, 2
 
     def cache_usage(self) -> dict[str, float]:
-        # Of an engine that ranks share, one of them tells.
+        # If ranks share an engine, only the first of them reports.
         return self._use.take() if self._first_of_engine else {}
 
     def checksums(self) -> Sequence[Mapping[str, int]]:
@@ -192,13 +202,13 @@ def _own_shared_memory(collective: Collective | None, spread: int) -> Iterator[N
         return
     from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
 
-    # The first rank of each engine names it.
+    # The engine's first rank chooses the name of its shared memory.
     name = collective.gather(uuid4().hex)[collective.rank - collective.rank % spread]
     of_group = _CPUSHMDistributed.make_group_name
     _CPUSHMDistributed.make_group_name = staticmethod(lambda group: name + of_group(group).lstrip("/"))
     yield
     _CPUSHMDistributed.make_group_name = staticmethod(of_group)
-    # All ranks have opened it, so it needs no name any more.
+    # All ranks have opened the shared memory, so it needs no name any more.
     for opened in Path("/dev/shm").glob(f"{name}*"):
         opened.unlink(missing_ok=True)
 

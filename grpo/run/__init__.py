@@ -3,7 +3,9 @@
 From configuration to result:
 early_checks  what can be checked before torch is imported
 preparing     reads and checks all that a run needs; a dry run ends there
-preflight     precisions, batch table and memory estimate
+preflight     what is refused once the model is known: its heads, its engine, functions of the loss
+precision, shape     number formats that are left open; a model's sizes from its config
+tables        prints placement, batches, memory and price
 session       one training run, from the start of its engines to its report
 price, lengths      what the run will cost; lengths that the configuration leaves open
 resume, starting    the checkpoint that a run continues from; another run's checkpoint that it begins with
@@ -14,7 +16,6 @@ measured_model      a model that is only sampled from, for `grpo eval` and `grpo
 Around the loop's parts:
 clocks        measures the seconds of each part, and ends a process that hangs
 full_memory   what to change when a GPU has no memory left
-memory_here   what a run asks for, against what the machine has
 turns         gives learner and sampler one device in turn
 first_rank    runs an action on the first rank only
 
@@ -26,5 +27,6 @@ going_back    returns to an earlier policy
 
 What is written:
 checkpoints, checksums      checkpoints, and whether they are undamaged
+export_source               the checkpoint to export
 exporting, model_card       models that others load, with their cards
 """

@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError
 
 from grpo.config.errors import UserError
-from grpo.config.folder import CHECKSUMS_FILE, STATE_FILE, checkpoints_in, step_of
+from grpo.config.folder import CHECKSUMS_FILE, STATE_FILE, checkpoints_in, random_state_name, step_name, step_of
 from grpo.config.saved import read_state
 from grpo.host.disk import room
 from grpo.interfaces import Collective
@@ -54,7 +54,7 @@ class CheckpointStore:
         not later than `good_step` is kept too; −1 keeps none. Raises UserError when the checkpoint cannot be written;
         earlier checkpoints stay.
         """
-        final = self._directory / f"step-{step:08d}"
+        final = self._directory / step_name(step)
         writing = self._directory / f".writing-{step:08d}"
         first = self._collective.rank == 0
 
@@ -66,7 +66,7 @@ class CheckpointStore:
         def fill() -> None:
             write(str(writing))
             with telling():
-                torch.save(torch.get_rng_state(), writing / f"rng-{self._collective.rank}.pt")
+                torch.save(torch.get_rng_state(), writing / random_state_name(self._collective.rank))
             if first:
                 _write_json(writing / STATE_FILE, {**state, "score": score})
 
@@ -111,7 +111,7 @@ class CheckpointStore:
 
     def restore_rng(self, checkpoint: Path) -> None:
         """Restores the state of torch's random generator that this rank saved, if it saved one."""
-        saved = checkpoint / f"rng-{self._collective.rank}.pt"
+        saved = checkpoint / random_state_name(self._collective.rank)
         if saved.exists():
             with only_plain_data():
                 torch.set_rng_state(torch.load(saved))

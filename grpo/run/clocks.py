@@ -49,7 +49,7 @@ class Clocks:
 
     def sampler(self, sampler: Sampler, phase: str = "sample") -> Sampler:
         """Wraps a sampler so that `generate` is timed."""
-        # An evaluation tells of itself.
+        # An evaluation prints a line of its own when it takes long.
         generate = sampler.generate if phase == EVALUATION else slow("writing completions", sampler.generate)
         return Timed(sampler, generate=self._of_rollout(phase, generate))
 

@@ -36,7 +36,8 @@ class PolicyEvaluation:
     ):
         self._config, self._task, self._suite, self._tokenizer = config, task, suite, tokenizer
         self._sampler, self._clocks, self._collective = sampler, clocks, collective
-        # It lasts from evaluation to evaluation: processes that grade die with the thread that has replaced them.
+        # One thread serves all evaluations, because grading processes end with the thread that has started or restarted
+        # them.
         self._grading = GradingThread(task)
 
     def __call__(self) -> dict[str, Any]:

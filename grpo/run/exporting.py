@@ -7,20 +7,53 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from grpo import models
-from grpo.config import UserError
-from grpo.config.folder import MODELS_FOLDER, step_of
-from grpo.config.saved import read_config
+from grpo.config import TrainConfig, UserError
+from grpo.config.folder import MODELS_FOLDER, step_name, step_of
+from grpo.host.alive import working
 from grpo.host.disk import size_of
+from grpo.interfaces import Collective
 from grpo.learner.collective import TorchCollective
 from grpo.learner.export import Folder, export, export_adapter
 from grpo.learner.loading import load_policy
-from grpo.run import preflight
+from grpo.learner.policy import Policy
+from grpo.loop import LoopParts
+from grpo.run.export_source import to_export
+from grpo.run.first_rank import on_first
 from grpo.run.model_card import card_of
 from grpo.run.parts import warm_start_examples
+from grpo.run.precision import with_precision
 from grpo.run.starting import check_start
+from grpo.run.turns import turn_of_learner
 from grpo.types import FinishedRound
+
+
+class ModelWriter:
+    """The writer writes the present model of a run into folders, each with a model card. Its methods are collective."""
+
+    def __init__(self, config: TrainConfig, policy: Policy, tokenizer: PreTrainedTokenizerBase, parts: LoopParts):
+        self._config, self._policy, self._tokenizer, self._parts = config, policy, tokenizer, parts
+
+    def between_rounds(self, step: int, directory: Path) -> None:
+        """Writes the adapter alone if there is one, else the whole model."""
+        parts = self._parts
+        with turn_of_learner(self._config, parts.learner, parts.sampler, parts.weight_sync):
+            self._write(step, directory, adapter=self._config.model.lora.rank > 0)
+
+    def at_the_end(self, step: int, directory: Path) -> None:
+        """Writes the whole model. The sampler cannot be used afterwards."""
+        # Weights are gathered on a device that the sampler may have.
+        self._parts.sampler.sleep()
+        with working("writing the trained model"):
+            self._write(step, directory)
+
+    def _write(self, step: int, directory: Path, adapter: bool = False) -> None:
+        config, collective = self._config, self._parts.collective
+        card = on_first(collective, lambda: card_of(Path(config.output_dir), config, step, adapter))
+        folder = Folder(directory, self._tokenizer, card or "")
+        _write_into(folder, self._policy, config.learner.precision, collective, adapter)
 
 
 class Exporter:
@@ -40,7 +73,7 @@ class Exporter:
         progress = finished.progress
         if not self._every or progress.round_index % self._every:
             return
-        folder = self._output / MODELS_FOLDER / f"step-{progress.step:08d}"
+        folder = self._output / MODELS_FOLDER / step_name(progress.step)
         try:
             self._write(progress.step, folder)
             self._tell(f"step {progress.step}: the model is in {folder} ({size_of(folder)})")
@@ -48,13 +81,14 @@ class Exporter:
             self._tell(f"step {progress.step}: {error}; the run goes on, and its checkpoints can be exported later")
 
 
-def export_checkpoint(checkpoint: Path, directory: Path, dtype: str = "", adapter: bool = False) -> None:
-    """Writes the model of a checkpoint into `directory`, with adapters merged into its weights.
+def export_checkpoint(place: Path, directory: Path, dtype: str = "", adapter: bool = False) -> Path:
+    """Writes the model of a checkpoint into `directory`, with adapters merged into its weights. Returns the checkpoint.
 
     `dtype` is the written weights' type, by default the learner's. With `adapter` only the adapters are written, in
-    peft's format. Needs no GPU. Raises UserError if the checkpoint is damaged, or if its model cannot be had.
+    peft's format. Needs no GPU. Raises UserError as `to_export` does.
     """
-    config = preflight.with_precision(read_config(checkpoint))
+    checkpoint, config = to_export(place, directory, adapter)
+    config = with_precision(config)
     started = replace(config, model=replace(config.model, start=str(checkpoint)))
     path = models.resolve(config.model, lambda: warm_start_examples(config))
     tokenizer = models.load_tokenizer(path, config.model)
@@ -64,7 +98,13 @@ def export_checkpoint(checkpoint: Path, directory: Path, dtype: str = "", adapte
     policy = load_policy(path, started.model, learner.precision, learner.logit_chunk_tokens, lora_seed=config.seed)
     run, step = checkpoint.parent.parent, step_of(checkpoint)
     folder = Folder(directory, tokenizer, card_of(run, config, step, adapter))
+    _write_into(folder, policy, dtype or learner.precision, alone, adapter)
+    return checkpoint
+
+
+def _write_into(folder: Folder, policy: Policy, dtype: str, collective: Collective, adapter: bool) -> None:
+    """Writes a policy's whole model as `dtype`, or with `adapter` its adapter alone. Collective."""
     if adapter:
-        export_adapter(policy, folder, alone)
+        export_adapter(policy, folder, collective)
     else:
-        export(policy, dtype or learner.precision, folder, alone)
+        export(policy, dtype, folder, collective)

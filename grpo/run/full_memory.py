@@ -32,9 +32,9 @@ def told_of_memory(phase: str) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        said = " ".join(str(error).split()).partition(" Including")[0][:300]
+        message = " ".join(str(error).split()).partition(" Including")[0][:300]
         helps = HELPS.get(phase, LEARNING)
-        raise UserError(f"the GPU has no memory left ({phase}): {helps}. {said}") from error
+        raise UserError(f"the GPU has no memory left ({phase}): {helps}. {message}") from error
 
 
 def telling_of_memory(phase: str, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

@@ -22,6 +22,7 @@ from grpo.run import preflight
 from grpo.run.clocks import Clocks
 from grpo.run.lengths import fit_lengths
 from grpo.run.parts import build_sampler, load_task, warm_start_examples
+from grpo.run.precision import with_precision
 from grpo.run.starting import check_start
 from grpo.run.turns import sampler_in_turn
 from grpo.tasks import VerifiableTask, loaded_task
@@ -51,7 +52,7 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
     if is_checkpoint(model.start):
         config = replace(config, learner=saved_learner(config.learner, read_config(Path(model.start)).learner))
     device = ranks.device(config)
-    config = preflight.with_precision(config)
+    config = with_precision(config)
     with working("looking for the model and preparing it"):
         path = models.resolve(config.model, lambda: warm_start_examples(config))
         preflight.check_spread(config, path)

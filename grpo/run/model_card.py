@@ -84,17 +84,17 @@ def _outcome(evaluations: Sequence[Mapping[str, Any]], step: int) -> str:
     first, last = evaluations[0], evaluations[-1]
     before, after = (f"{row['pass@1']['value']:.1%}" for row in (first, last))
     when = "before training" if first["step"] == 0 else f"after step {first['step']}"
-    told = f"Its pass@1 on {last['problems']} held-out problems was {before} {when}"
-    told += f" and {after} after step {last['step']}." if first["step"] < last["step"] else "."
-    return told + ("" if last["step"] == step else f" It was not evaluated at step {step}.")
+    sentence = f"Its pass@1 on {last['problems']} held-out problems was {before} {when}"
+    sentence += f" and {after} after step {last['step']}." if first["step"] < last["step"] else "."
+    return sentence + ("" if last["step"] == step else f" It was not evaluated at step {step}.")
 
 
 def _use(config: TrainConfig, library: str) -> str:
     """Returns the section with code that loads the folder and asks the model a question as in training."""
-    # Of several sets, the first one's problems are asked.
+    # With several sets, the first one's problems are asked.
     prompt, sampling = next(iter(config.task.all_sets.values())).prompt, config.rollout.sampling
-    asked = json.dumps(prompt.template.replace("{question}", "How much is 3 + 4?"), ensure_ascii=False)
-    lines = [USES[library], "tokenizer = AutoTokenizer.from_pretrained(folder)", f"question = {asked}"]
+    question = json.dumps(prompt.template.replace("{question}", "How much is 3 + 4?"), ensure_ascii=False)
+    lines = [USES[library], "tokenizer = AutoTokenizer.from_pretrained(folder)", f"question = {question}"]
     if prompt.chat:
         options = "".join(f", {name}={value!r}" for name, value in prompt.chat_template_kwargs.items())
         system = json.dumps({"role": "system", "content": prompt.system}, ensure_ascii=False) + ", "

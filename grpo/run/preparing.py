@@ -25,6 +25,8 @@ from grpo.report.trial import SAME, trial_table
 from grpo.run import preflight
 from grpo.run.lengths import fit_lengths
 from grpo.run.parts import load_suite, load_task, warm_start_examples
+from grpo.run.precision import with_precision
+from grpo.run.tables import print_price, print_tables
 from grpo.tasks import LoadedTask, loaded_task
 from grpo.tasks.curriculum import check_rates
 from grpo.tasks.trial import tells_apart, trial
@@ -57,7 +59,7 @@ def prepared(config: TrainConfig) -> Prepared:
     if not config.dry_run:
         ranks.device(config)  # a GPU that is missing is told at once
         preflight.check_vllm(config)
-    config = preflight.with_precision(config)
+    config = with_precision(config)
     with working("looking for the model and preparing it"):
         path = models.resolve(config.model, lambda: warm_start_examples(config), needs_weights=not config.dry_run)
         preflight.check_spread(config, path)
@@ -76,7 +78,7 @@ def prepared(config: TrainConfig) -> Prepared:
             f"grpo: dynamics.prompts_per_step={prompts} is more than the {there} problems, held-out ones included, so "
             "each step asks some of them several times"
         )
-    preflight.print_tables(replace(config, learner=replace(config.learner, layout=layout)), path)
+    print_tables(replace(config, learner=replace(config.learner, layout=layout)), path)
     return Prepared(config, path, tokenizer, own, [task.config for task in suite])
 
 
@@ -89,7 +91,7 @@ def dry_run(ready: Prepared, machine: MachineConstants | None) -> int:
     """
     config, first = ready.config, ranks.rank() == 0
     if first:
-        preflight.print_price(config, ready.path, machine)
+        print_price(config, ready.path, machine)
     with load_task(config, ready.tokenizer, loaded=ready.task) as task:
         [prompt] = task.next_prompts(1)
     scored = trial(config.task, config.rollout.sampling.max_tokens, 1, ready.task.problems)

@@ -24,10 +24,12 @@ from grpo.telemetry import (
     JsonlTracker,
     RunDisplay,
     Trackers,
+    add_resumption,
     breakdown,
     facts_of,
     first_groups,
     flatten,
+    forget_resumptions,
     peak_memory,
     service_trackers,
     whole_groups,
@@ -47,13 +49,17 @@ def open_services(config: TrainConfig, collective: Collective, saved: Saved | No
     return Trackers(on_first(collective, opened) or ())
 
 
-def open_files(config: TrainConfig, services: Trackers, step: int) -> RecordFiles:
-    """Opens the run's own files. Those of a resumed run are cut back to `step`, from which the run goes on."""
-    output, from_step = Path(config.output_dir), step if config.checkpoint.resume else None
+def open_files(config: TrainConfig, services: Trackers, saved: Saved | None) -> RecordFiles:
+    """Opens the run's own files. Those of a resumed run are cut back to the step from which the run goes on."""
+    output, from_step = Path(config.output_dir), saved.progress.step if saved else None
+    if saved:
+        add_resumption(output, saved.resumption)
+    else:
+        forget_resumptions(output)
     tracker = Trackers([JsonlTracker(output, from_step), services])
     prompts = JsonLines(output / PROMPTS_FILE, from_step)
     (output / CONFIG_FILE).write_text(json.dumps(asdict(config), indent=1))
-    return RecordFiles(tracker, prompts, RunDisplay(config.num_steps, first_step=step))
+    return RecordFiles(tracker, prompts, RunDisplay(config.num_steps, first_step=from_step or 0))
 
 
 @dataclass(frozen=True, slots=True)

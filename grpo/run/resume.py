@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.compare_saved import check_resumed, differences
-from grpo.config.folder import CHECKPOINTS, PROMPTS_FILE, STATE_FILE
-from grpo.config.saved import read_config, read_state
+from grpo.config.folder import CHECKPOINTS, METRICS_FILE, PROMPTS_FILE, STATE_FILE
+from grpo.config.saved import flat, read_config, read_state
 from grpo.dynamics.scheduler import replanned
 from grpo.interfaces import Collective, Task
 from grpo.loop import LoopParts
@@ -19,20 +19,26 @@ from grpo.run.checkpoints import CheckpointStore, read_progress
 from grpo.run.first_rank import from_first
 from grpo.run.starting import require_base
 from grpo.tasks import LoadedTask
-from grpo.telemetry import read_metrics
+from grpo.telemetry import KILLED, Resumption, read_ending, read_metrics
 from grpo.types import Progress, Verdict
 
+# These keys belong to one start of a run, and are no change of its settings.
+OF_ONE_START = ("output_dir", "checkpoint.resume")
 PROBLEMS = "problems"
 """A checkpoint's state holds under this name the identity of the problems that the run was trained on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A saved run is an undamaged checkpoint, with the run's config and progress at that time."""
+    """A saved run is an undamaged checkpoint, with the run's config and progress at that time.
+
+    `resumption` says on the first rank what the run had done since, and how it had ended.
+    """
 
     checkpoint: Path
     config: TrainConfig
     progress: Progress
+    resumption: Resumption | None
 
 
 def checkpoint_store(config: TrainConfig, collective: Collective) -> CheckpointStore:
@@ -71,7 +77,24 @@ def saved_run(config: TrainConfig, path: Path, task: LoadedTask, collective: Col
         raise UserError(f"{checkpoint / STATE_FILE} is damaged: its progress lacks {error}") from error
     if collective.rank == 0 and progress.step >= config.num_steps:
         print(f"  it has taken {progress.step} of num_steps={config.num_steps} steps, so none is left: raise num_steps")
-    return Saved(checkpoint, old, progress)
+    told = _resumption(config, old, checkpoint, progress.step) if collective.rank == 0 else None
+    return Saved(checkpoint, old, progress, told)
+
+
+def _resumption(config: TrainConfig, old: TrainConfig, checkpoint: Path, step: int) -> Resumption:
+    """Describes how the run in `output_dir` goes on from `step`. Called before the run forgets how it ended."""
+    output = Path(config.output_dir)
+    ending = read_ending(output)
+    rows = read_metrics(output / METRICS_FILE) if (output / METRICS_FILE).exists() else []
+    reached = max(step, rows[-1]["step"] if rows else 0)
+    before, now = (dict(flat(asdict(settings))) for settings in (old, config))
+    changed = [
+        (key, before.get(key), now.get(key))
+        for key in dict.fromkeys([*before, *now])
+        if before.get(key) != now.get(key) and key not in OF_ONE_START
+    ]
+    how = (ending.state, ending.why) if ending else (KILLED, "")
+    return Resumption(step, checkpoint.name, reached, *how, changed)
 
 
 def relearn(task: Task, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -20,11 +20,10 @@ from grpo.dynamics.scheduler import may_go_back
 from grpo.host import ranks
 from grpo.host.alive import working
 from grpo.host.folder_lock import held
-from grpo.host.signals import INTERRUPTED, StopRequest
+from grpo.host.signals import EXIT_STOPPED, StopRequest
 from grpo.host.terminal import say
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import init_distributed
-from grpo.learner.export import Folder, export, export_adapter
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.loop import Loop, Observer
 from grpo.report.logs import read_log
@@ -32,20 +31,20 @@ from grpo.report.run_report import write_report
 from grpo.run.assembly import assemble
 from grpo.run.clocks import Clocks
 from grpo.run.evaluating import PolicyEvaluation, record_evaluation
-from grpo.run.exporting import Exporter
+from grpo.run.exporting import Exporter, ModelWriter
 from grpo.run.first_rank import from_first, on_first
 from grpo.run.full_memory import told_of_memory
-from grpo.run.model_card import card_of
 from grpo.run.observers import Checkpointer, Evaluator, Watch
 from grpo.run.parts import build_sampler, load_task
 from grpo.run.preparing import Prepared, dry_run, prepared
 from grpo.run.records import Recorder, RecordFiles, open_files, open_services
 from grpo.run.resume import PROBLEMS, Saved, checkpoint_store, fresh, resumed, saved_run
-from grpo.run.starting import base_of, check_start
-from grpo.run.turns import sampler_in_turn, turn_of_learner
+from grpo.run.starting import base_of, check_start, set_aside
+from grpo.run.turns import sampler_in_turn
 from grpo.tasks import VerifiableTask
 from grpo.telemetry import (
     FINISHED,
+    INTERRUPTED,
     CompletionFiles,
     Ending,
     Phases,
@@ -56,7 +55,6 @@ from grpo.telemetry import (
     told_failure,
     write_ending,
 )
-from grpo.telemetry import INTERRUPTED as STOPPED
 from grpo.types import MachineConstants, Progress, Verdict
 
 STOPPING = "stopping after this round, with a checkpoint; again to stop at once"
@@ -80,6 +78,8 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
             saved = saved_run(config, ready.path, ready.task, collective) if config.checkpoint.resume else None
             if not saved:
                 check_start(config, ready.path, collective)
+                if kept := on_first(collective, lambda: set_aside(Path(config.output_dir))):
+                    print(f"an earlier run left no checkpoint in {config.output_dir}; what it logged is now in {kept}")
             # Services are opened before the engines: if one does not answer, no time is lost.
             with told_failure(Path(config.output_dir)), open_services(config, collective, saved) as services:
                 return Session(ready, task, saved, services).run(observers)
@@ -97,7 +97,7 @@ class Session:
         self._problems = ready.task.identity
         with working("loading the model into the learner"), told_of_memory("loading the model"):
             learner = DeepSpeedLearner(config, path, device, saved.checkpoint if saved else None)
-        self._policy, self._collective = learner.policy, learner.collective
+        self._collective = learner.collective
         self._first = self._collective.rank == 0
         self._base = on_first(self._collective, lambda: base_of(config, path))
         label = torch.profiler.record_function if config.tracking.profile_rounds else nullcontext
@@ -107,6 +107,7 @@ class Session:
             sampler = sampler_in_turn(config, learner, build, self._clocks)
         self._store = checkpoint_store(config, self._collective)
         self._parts = assemble(config, task, sampler, learner, self._store, self._clocks)
+        self._writer = ModelWriter(config, learner.policy, ready.tokenizer, self._parts)
         self._stop = StopRequest(STOPPING)
 
     def run(self, observers: Sequence[Observer] = ()) -> int:
@@ -115,7 +116,7 @@ class Session:
         progress, verdict = resumed(self._config, saved, parts, self._store) if saved else fresh(parts)
         with working("giving the sampler the learner's weights"):
             parts.weight_sync.begin(parts.learner, self._clocks.sampler(parts.sampler))
-        files = on_first(self._collective, lambda: open_files(self._config, self._services, progress.step))
+        files = on_first(self._collective, lambda: open_files(self._config, self._services, saved))
         with files or nullcontext():
             progress, verdict = self._train(progress, verdict, files, observers)
         reason = verdict.reason if verdict.stop else ""
@@ -123,11 +124,11 @@ class Session:
             print(f"step {progress.step}: {reason}")
         if not self._is_over(progress, verdict):
             if self._first:
-                write_ending(self._output, Ending(STOPPED, progress.step))
+                write_ending(self._output, Ending(INTERRUPTED, progress.step))
                 steps = f"step {progress.step} of {self._config.num_steps}"
                 print(f"stopped at {steps}; continue with checkpoint.resume=true")
                 print(f"grpo report {self._output} shows how far it came")
-            return INTERRUPTED
+            return EXIT_STOPPED
         self._leave(Ending(FINISHED, progress.step, reason))
         return 0
 
@@ -146,10 +147,10 @@ class Session:
         checkpointer = Checkpointer(config.checkpoint, self._store, parts.learner, facts, evaluator, tell)
         peak = peak_tflops(self._device)
         recorder = Recorder(self._collective, files, config.tracking.samples_per_round, peak, parts.sampler.cache_usage)
-        export_step = self._clocks.between("export", self._export_step)
+        export_step = self._clocks.between("export", self._writer.between_rounds)
         exporter = Exporter(config.checkpoint.export_every, self._output, export_step, tell)
-        own = [evaluator, checkpointer, exporter, self._watch(files), *self._completion_files(progress.step)]
-        loop = Loop(parts, progress, verdict, recorder, [*own, *observers])
+        own_observers = [evaluator, checkpointer, exporter, self._watch(files), *self._completion_files(progress.step)]
+        loop = Loop(parts, progress, verdict, recorder, [*own_observers, *observers])
         try:
             if not config.checkpoint.resume:
                 evaluator.at(progress.step)
@@ -176,30 +177,11 @@ class Session:
         """Exports the model of the last step if configured, records how the run ended, and writes the report."""
         exported = self._output / MODEL_FOLDER if self._config.checkpoint.export else None
         if exported:
-            # Weights are gathered on a device that the sampler may have.
-            self._parts.sampler.sleep()
-            with working("writing the trained model"):
-                self._export(ending.step, exported)
+            self._writer.at_the_end(ending.step, exported)
         if self._first:
             write_ending(self._output, ending)
             with working("drawing the report"):
                 write_report(self._output, exported)
-
-    def _export_step(self, step: int, directory: Path) -> None:
-        """Exports the model between two rounds: its adapter alone if there is one, else the whole model."""
-        parts = self._parts
-        with turn_of_learner(self._config, parts.learner, parts.sampler, parts.weight_sync):
-            self._export(step, directory, adapter=self._config.model.lora.rank > 0)
-
-    def _export(self, step: int, directory: Path, adapter: bool = False) -> None:
-        """Writes the present model, or its adapter alone, with its card. Collective."""
-        policy, collective = self._policy, self._collective
-        card = on_first(collective, lambda: card_of(self._output, self._config, step, adapter))
-        folder = Folder(directory, self._tokenizer, card or "")
-        if adapter:
-            export_adapter(policy, folder, collective)
-        else:
-            export(policy, self._config.learner.precision, folder, collective)
 
     def _completion_files(self, step: int) -> list[CompletionFiles]:
         """Builds the observer that writes every completion, if `tracking.completions` is "all"."""

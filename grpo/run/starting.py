@@ -1,17 +1,36 @@
-"""This module checks another run's checkpoint before a run starts from it: its files, and the base of its adapters."""
+"""This module prepares a run's start: it keeps what an earlier run left in the folder, and checks a checkpoint to start
+from: its files, and the base of its adapters."""
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from grpo.config import TrainConfig
 from grpo.config.earlier_run import is_checkpoint
+from grpo.config.folder import EARLIER, LEFT_BEHIND, METRICS_FILE
 from grpo.config.saved import read_state
 from grpo.interfaces import Collective
 from grpo.models import check_base, weights_identity
 from grpo.run.checkpoints import require_whole
 from grpo.run.first_rank import on_first
+from grpo.telemetry import read_metrics
+
+
+def set_aside(output: Path) -> Path | None:
+    """Moves what a run without a checkpoint left in `output` into a folder of its own there, so that nothing is lost.
+
+    Returns that folder, or None if no earlier run has finished a round. Called with the folder's lock.
+    """
+    if not ((output / METRICS_FILE).exists() and read_metrics(output / METRICS_FILE)):
+        return None
+    kept = next(folder for number in count(1) if not (folder := output / f"{EARLIER}{number}").exists())
+    kept.mkdir()
+    for name in LEFT_BEHIND:
+        if (output / name).exists():
+            (output / name).rename(kept / name)
+    return kept
 
 
 def check_start(config: TrainConfig, path: Path, collective: Collective) -> None:

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config.folder import CHECKPOINTS, checkpoints_in
+from grpo.host.signals import STOPPED_CODES
 from grpo.host.tether import end_with_parent
 from grpo.host.why_ended import last_word
 from grpo.sweep.cells import Cell
 from grpo.sweep.ledger import DONE, FAILED, INTERRUPTED, LOG_FILE, RUNNING, Ledger, State, open_ledger
-
-STOPPED = (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT)
 
 
 def run_cell(job: Any) -> None:
@@ -64,7 +63,7 @@ def _run(ledger: Ledger, cell: Cell, held: int) -> State:
     seconds = before + time.monotonic() - start
     if code == 0:
         state = State(DONE, seconds=seconds)
-    elif code in STOPPED:
+    elif code in STOPPED_CODES:
         state = State(INTERRUPTED, seconds=seconds)
     else:
         state = State(FAILED, f"exit code {code}, {last_word(folder / LOG_FILE)}", seconds)

@@ -53,13 +53,13 @@ def search(config: SweepConfig, words: Sequence[str], hydra: Sequence[str], comm
     print(f"{config.trials} trials of {config.seeds} runs over {', '.join(space)}, in {folder}", flush=True)
     scores: dict[str, float] = {}
     while len(scores) < config.trials:
-        asked = [study.ask(space) for _ in range(min(config.batch, config.trials - len(scores)))]
-        variants = {_name(trial): [*preset, *_overrides(trial.params)] for trial in asked}
+        trials = [study.ask(space) for _ in range(min(config.batch, config.trials - len(scores)))]
+        variants = {_name(trial): [*preset, *_overrides(trial.params)] for trial in trials}
         ledger = begin_ledger(folder, cells_of(replace(config, variants=variants), fixed), command)
         pending = [index for index in ledger.pending() if ledger.cells[index].variant in variants]
         if pending:
             launch_all(run_cell, pending, folder, [*hydra])
-        for trial, name in zip(asked, variants, strict=True):
+        for trial, name in zip(trials, variants, strict=True):
             value = _score(ledger, name)
             if value is None:
                 print("the search was stopped; the same command continues it", flush=True)

@@ -216,8 +216,8 @@ def build_order(problems: Sequence[Problem], config: CurriculumConfig, grouping:
 
     if config.name == "uniform":
         return uniform(len(problems), seed)
-    given = (solve_rate(problem, config.solve_rate_column) for problem in problems)
-    rates = np.array([config.without_solve_rate if rate is None else rate for rate in given])
+    solve_rates = (solve_rate(problem, config.solve_rate_column) for problem in problems)
+    rates = np.array([config.without_solve_rate if rate is None else rate for rate in solve_rates])
     if config.name == "online":
         return Online(rates, config, grouping, seed)
     if config.name == "weighted":

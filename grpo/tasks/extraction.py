@@ -34,7 +34,7 @@ def extract(text: str, how: str) -> str | None:
 
 
 def boxed(text: str) -> str | None:
-    r"""Returns the content of the last ``\boxed{…}`` whose braces balance. Of nested boxes it takes the innermost.
+    r"""Returns the content of the last ``\boxed{…}`` whose braces balance. If boxes are nested, it takes the innermost.
 
     >>> boxed(r"\boxed{1} so \boxed{\frac{1}{2}} and \boxed{3")
     '\\frac{1}{2}'

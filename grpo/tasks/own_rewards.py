@@ -50,10 +50,10 @@ def facts_of(group: RolloutGroup, wanted: frozenset[str]) -> Facts:
     truncated  whether the token limit cut each completion off
     """
     problem = group.prompt.problem
-    asked = [dict(message) for message in problem.messages]
+    messages = [dict(message) for message in problem.messages]
     facts = {
         "prompt": lambda: problem.question,
-        "messages": lambda: asked or [{"role": "user", "content": problem.question}],
+        "messages": lambda: messages or [{"role": "user", "content": problem.question}],
         "source": lambda: problem.source,
         "step": lambda: group.newest_version,
         "tokens": lambda: [list(completion.token_ids) for completion in group.completions],
@@ -74,8 +74,8 @@ class CompletionReward:
         return self.names & {*FACTS}
 
     def __call__(self, completion: str, answer: str, metadata: Mapping[str, Any], facts: Facts = NOTHING) -> Any:
-        given = {"completion": completion, "answer": answer, "metadata": metadata, **facts}
-        return self.function(**{name: given[name] for name in self.names})
+        arguments = {"completion": completion, "answer": answer, "metadata": metadata, **facts}
+        return self.function(**{name: arguments[name] for name in self.names})
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +124,12 @@ class GroupReward:
         """
         chat = bool(problem.messages)
         written = [[{"role": "assistant", "content": text}] if chat else text for text in completions]
-        asked = [dict(message) for message in problem.messages] if chat else problem.question
-        columns = {**problem.metadata, self.answer_name: problem.answer, "prompts": asked}
+        prompt = [dict(message) for message in problem.messages] if chat else problem.question
+        columns = {**problem.metadata, self.answer_name: problem.answer, "prompts": prompt}
         # A column of the data has its name before a fact.
-        given = dict(facts) | {name: facts[fact] for name, fact in _TRL_NAMES.items() if fact in facts}
-        given |= {name: [value] * len(completions) for name, value in columns.items()} | {GROUP: written}
-        accepted = {name: value for name, value in given.items() if self.names is None or name in self.names}
+        arguments = dict(facts) | {name: facts[fact] for name, fact in _TRL_NAMES.items() if fact in facts}
+        arguments |= {name: [value] * len(completions) for name, value in columns.items()} | {GROUP: written}
+        accepted = {name: value for name, value in arguments.items() if self.names is None or name in self.names}
         return _as_many(self.function(**accepted), len(completions), "completions")
 
     def require_columns(self, path: str, problem: Problem) -> None:
@@ -154,11 +154,11 @@ class BatchReward:
     wanted = frozenset(FACTS)
 
     def __call__(self, groups: Sequence[tuple[Sequence[str], Problem, Facts]]) -> Sequence[Sequence[Any]]:
-        given = [
+        arguments = [
             {GROUP: [*texts], "answer": problem.answer, "metadata": dict(problem.metadata), **facts}
             for texts, problem, facts in groups
         ]
-        rewards = _as_many(self.function(given), len(groups), "groups")
+        rewards = _as_many(self.function(arguments), len(groups), "groups")
         return [
             _as_many(of_group, len(texts), "completions")
             for of_group, (texts, _, _) in zip(rewards, groups, strict=True)
@@ -176,7 +176,7 @@ def _as_many(rewards: Any, count: int, what: str) -> Sequence[Any]:
     """
     rewards = rewards.tolist() if hasattr(rewards, "tolist") else rewards
     if not isinstance(rewards, Sequence) or isinstance(rewards, str) or len(rewards) != count:
-        raise ValueError(f"it returned {rewards!r:.80} for {count} {what}, not a list of as many")
+        raise ValueError(f"it returned {rewards!r:.80} for {count} {what}, not a list with one for each")
     return [0.0 if reward is None else reward for reward in rewards]
 
 
@@ -237,8 +237,8 @@ def _verl(function: Function, names: frozenset[str] | None) -> Function:
 
     def part(completion: str, answer: str, metadata: Mapping[str, Any]) -> Any:
         columns = {name: metadata.get(name) for name in ("data_source", "extra_info")}
-        given = {**columns, "solution_str": completion, "ground_truth": answer}
-        return function(**{name: value for name, value in given.items() if names is None or name in names})
+        arguments = {**columns, "solution_str": completion, "ground_truth": answer}
+        return function(**{name: value for name, value in arguments.items() if names is None or name in names})
 
     return part
 

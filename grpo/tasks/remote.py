@@ -121,9 +121,9 @@ class _RemotePart:
                 for place in range(len(group.completions))
             ]
             distinct = [*dict.fromkeys(requests)] if server.cache else requests
-            given = await asyncio.gather(*(self._value(session, turn, request) for request in distinct))
-        by_request = dict(zip(distinct, given, strict=True))
-        answers = [by_request[request] for request in requests] if server.cache else given
+            distinct_answers = await asyncio.gather(*(self._value(session, turn, request) for request in distinct))
+        by_request = dict(zip(distinct, distinct_answers, strict=True))
+        answers = [by_request[request] for request in requests] if server.cache else distinct_answers
         self._judge_failures([answer for answer in answers if isinstance(answer, _Failed)], len(answers))
         values = iter(answers)
         return [[self._grade(next(values)) for _ in group.completions] for group in groups]
@@ -148,10 +148,10 @@ class _RemotePart:
 
     def _named(self, text: Any) -> str:
         """Returns a text, such as a server's answer, with the place holder in place of the key, for a message."""
-        told = str(text)
+        message = str(text)
         for spelled in {self._key, quote(self._key, safe="")} - {""}:
-            told = told.replace(spelled, PLACE)
-        return told
+            message = message.replace(spelled, PLACE)
+        return message
 
     def _grade(self, answer: Mapping[str, float] | _Failed) -> RawGrade:
         return RawGrade({self.name: 0.0}, "failed") if isinstance(answer, _Failed) else RawGrade(answer)

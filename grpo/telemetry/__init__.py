@@ -11,7 +11,7 @@ json_lines, completions     files of JSON lines; completions as rows
 trackers              Weights & Biases, TensorBoard, MLflow
 console               the line of each round on the terminal
 code_version          which code ran
-ending                how a run ended
+ending, resumptions   how a run ended; where it was resumed
 foreign_files         reads TensorBoard's files and Parquet
 """
 
@@ -35,6 +35,7 @@ from grpo.telemetry.memory import peak_memory
 from grpo.telemetry.metrics import COUNTS, FIRST_COUNTS, REASON, WENT_BACK, flatten
 from grpo.telemetry.phases import Phases
 from grpo.telemetry.profiler import ProfiledRounds
+from grpo.telemetry.resumptions import KILLED, Resumption, add_resumption, forget_resumptions, read_resumptions
 from grpo.telemetry.trackers import Trackers, service_trackers
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "FINISHED",
     "FIRST_COUNTS",
     "INTERRUPTED",
+    "KILLED",
     "REASON",
     "WENT_BACK",
     "CompletionFacts",
@@ -52,20 +54,24 @@ __all__ = [
     "JsonlTracker",
     "Phases",
     "ProfiledRounds",
+    "Resumption",
     "RunDisplay",
     "Trackers",
+    "add_resumption",
     "breakdown",
     "completion_row",
     "facts_of",
     "first_groups",
     "flatten",
     "forget_ending",
+    "forget_resumptions",
     "peak_memory",
     "peak_tflops",
     "read_completions",
     "read_ending",
     "read_json_lines",
     "read_metrics",
+    "read_resumptions",
     "service_trackers",
     "told_failure",
     "whole_groups",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -11,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config import UserError
-from grpo.config.folder import COMPLETIONS_FOLDER, SAMPLES_FILE
+from grpo.config.folder import COMPLETIONS_FOLDER, SAMPLES_FILE, completions_in, completions_name
 from grpo.telemetry.json_lines import read_metrics
 from grpo.types import FinishedRound, ScoredGroup
-
-_NAME = re.compile(r"step-(\d+)-rank-(\d+)\.parquet")
 
 
 def completion_row(scored: ScoredGroup, sample: int) -> dict[str, Any]:
@@ -77,7 +74,7 @@ class CompletionFiles:
         writes again; None removes all."""
         self._folder, self._rank = output / COMPLETIONS_FOLDER, rank
         self._folder.mkdir(parents=True, exist_ok=True)
-        for path, step in _files(self._folder):
+        for path, step in completions_in(self._folder):
             if rank == 0 and (resume_step is None or step > resume_step):
                 path.unlink()
 
@@ -92,7 +89,7 @@ class CompletionFiles:
             for scored in finished.collected.sampled
             for sample in range(len(scored.grades))
         ]
-        final = self._folder / f"step-{step:08d}-rank-{self._rank}.parquet"
+        final = self._folder / completions_name(step, self._rank)
         writing = final.with_name(f".writing-{final.name}")
         # Completions that could not be graded lack a reward's further numbers, and the first row names the columns.
         every = dict.fromkeys(name for row in rows for name in row)
@@ -110,7 +107,7 @@ def read_completions(output: Path) -> Iterator[dict[str, Any]]:
     from pyarrow import ArrowInvalid
 
     files: dict[int, list[Path]] = defaultdict(list)
-    for path, step in sorted(_files(output / COMPLETIONS_FOLDER)):
+    for path, step in sorted(completions_in(output / COMPLETIONS_FOLDER)):
         files[step].append(path)
     if not files and not (output / SAMPLES_FILE).exists():
         raise UserError(f"{output} has no {SAMPLES_FILE}: give the folder of a run that has finished a round")
@@ -126,9 +123,3 @@ def read_completions(output: Path) -> Iterator[dict[str, Any]]:
             except (OSError, ArrowInvalid) as error:
                 raise UserError(f"{path} is damaged ({error}): remove it") from error
             yield from rows
-
-
-def _files(folder: Path) -> list[tuple[Path, int]]:
-    """Returns the Parquet files of a run with their steps."""
-    named = [(path, _NAME.fullmatch(path.name)) for path in folder.glob("step-*.parquet")]
-    return [(path, int(match[1])) for path, match in named if match]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from grpo.config.folder import trace_name
 from grpo.host.disk import in_words
 from grpo.interfaces import Clock
 
@@ -62,7 +63,7 @@ class ProfiledRounds:
 
     def _write(self, recorded: profile) -> None:
         """Writes a trace. If that fails, e.g. for want of disk space, `tell` gets the reason and the run goes on."""
-        trace = self._folder / f"round-{self._round:05d}-rank-{self._rank}.json.gz"
+        trace = self._folder / trace_name(self._round, self._rank)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             recorded.export_chrome_trace(str(trace))

@@ -19,23 +19,32 @@ class Tree:
 
     `start` is the position of the prompt's first token in the row. `branches` are the input lengths of the completions:
     one less than their number of tokens, because a last token predicts nothing. Each branch attends to the prompt and
-    to itself, never to its siblings.
+    to itself, never to its siblings. The first `shared` tokens of the prompt, if any, stand only at the beginning of
+    the row, where all trees that begin with them attend to them.
 
     A prompt of 3 tokens at the beginning of a row, with completions of 3, 1 and 2 tokens, takes 6 positions:
 
     >>> tree = Tree(start=0, prompt_length=3, branches=(2, 0, 1))
     >>> tree.end
     6
+    >>> Tree(start=10, prompt_length=3, branches=(2, 0, 1), shared=2).end
+    14
     """
 
     start: int
     prompt_length: int
     branches: tuple[int, ...]
+    shared: int = 0
+
+    @property
+    def own_prompt_length(self) -> int:
+        """Returns the number of the prompt's tokens that stand in the tree itself."""
+        return self.prompt_length - self.shared
 
     @property
     def end(self) -> int:
         """Returns the position after the last token of the tree."""
-        return self.start + self.prompt_length + sum(self.branches)
+        return self.start + self.own_prompt_length + sum(self.branches)
 
 
 @dataclass(frozen=True, slots=True)

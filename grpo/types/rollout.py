@@ -55,6 +55,13 @@ class Completion:
     applied). `truncated` says that the token limit cut the completion off. `versions` lists (policy version, number of
     tokens that it wrote) in order. It has several entries only when weights were replaced while the completion was
     written. A version is the number of optimizer steps taken.
+
+    The policy after 7 steps wrote three of these tokens. Then the sampler was refreshed, and the policy after 9 steps
+    wrote the other two:
+
+    >>> completion = Completion((11, 12, 13, 14, 2), (-0.1,) * 5, "x = 4", truncated=False, versions=((7, 3), (9, 2)))
+    >>> [version for version, count in completion.versions for _ in range(count)]
+    [7, 7, 7, 9, 9]
     """
 
     token_ids: tuple[int, ...]

@@ -31,7 +31,7 @@ class AdaptedWeights:
             if dot + kind == BASE_SUFFIX:
                 self._base[plain] = tensor.to("cpu", copy=True)
             elif dot + kind == DOWN_SUFFIX:
-                # Its bucket's memory is used again.
+                # The tensor is copied, because the next bucket uses the same memory.
                 self._down[plain] = tensor.clone()
             elif dot + kind == UP_SUFFIX:
                 delta = tensor.float() @ self._down.pop(plain).float()

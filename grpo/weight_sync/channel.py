@@ -20,7 +20,7 @@ from grpo.host.network import own_address
 from grpo.interfaces import Bucket
 from grpo.weight_sync.nccl import nccl_group
 
-# In bytes: the largest alignment that a view of any type needs.
+# Every tensor begins at a multiple of this many bytes, the largest alignment that a view of any type needs.
 ALIGNMENT = 16
 
 
@@ -52,7 +52,7 @@ class Channel:
 
     def __init__(self, group: dist.Backend, store: dist.Store, device: torch.device, timeout: timedelta):
         self._group, self._device, self._timeout = group, device, timeout
-        # The learner's end may be the server of the rendezvous: it lives as long as the channel.
+        # The store is kept as long as the channel, because the learner's end may be the server of the rendezvous.
         self._store = store
 
     def send(self, buffer: Tensor) -> None:
@@ -95,7 +95,8 @@ def open_end(store: dist.Store, host: str, rank: int, world_size: int, device: t
     else:
         options = dist.ProcessGroupGloo._Options()
         options._timeout = timeout
-        # The interface of the rendezvous: a machine's own name may mean its loopback alone.
+        # gloo listens on the interface of the rendezvous. By default it takes the machine's own name, which may mean
+        # its loopback.
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_address(host))]
         group = dist.ProcessGroupGloo(store, rank, world_size, options)
     return Channel(group, store, device, timeout)

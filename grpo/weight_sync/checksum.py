@@ -58,7 +58,7 @@ def both_sums(tensor: Tensor) -> tuple[int, int]:
     import torch
 
     rows = _rows_of_bits(tensor)
-    # Fifteen bits, so that the product with a pattern of sixteen fits thirty-two.
+    # These factors have fifteen bits, so that their product with a pattern of sixteen fits thirty-two.
     by_column = (_mixed(torch.arange(rows.shape[1], device=rows.device)) >> 40 & 0x7FFF) | 1
     by_row = _mixed(torch.arange(len(rows), device=rows.device) + 2**20)
     plain, weighed = _row_sums(rows, by_column)
@@ -98,12 +98,13 @@ def _mixed(numbers: Tensor) -> Tensor:
 
 
 def checksums(weights: Iterable[tuple[str, Tensor]]) -> Counter[str]:
-    """Returns checksums of two kinds. Add those of several buckets by `update` (`+` would drop negative sums).
+    """Returns two kinds of checksums of weights. Add those of several buckets by `update` (`+` drops negative sums).
 
-    The name of a tensor group is the key of the sum of the group's bit patterns, which does not depend on their order.
-    `IN_ORDER`, a tensor's name without wrappers, and its shape are the key of a sum that depends on places. Two kinds
-    of weights count in one of these only. A bias that steers tokens to experts has only the sum in order, since
-    learners do not send it. Single experts only count in the group's sum, since neither side has them by these names.
+    The first kind is the sum of the bit patterns of a tensor group, which does not depend on their order. Its key is
+    the group's name. The second kind is a sum for each tensor that depends on where each number stands. Its key is
+    `IN_ORDER`, the tensor's name without wrappers, and its shape. Two kinds of weights have one checksum only. A bias
+    that steers tokens to experts has only the second, since learners do not send it. A single expert has only the
+    first, since learners and engines keep all experts of a layer in one tensor.
     """
     import torch
 
@@ -111,7 +112,7 @@ def checksums(weights: Iterable[tuple[str, Tensor]]) -> Counter[str]:
     of_experts: defaultdict[str, list[Tensor]] = defaultdict(list)
     for name, tensor in map(_as_compared, weights):
         if _ONE_EXPERT.search(name):
-            # On the device: to wait for each would take longer than to sum them up.
+            # The sum stays on the device: waiting for each one would take longer than summing them up.
             of_experts[group_of(name)].append(_rows_of_bits(tensor).sum(dtype=torch.int64))
             continue
         bits, placed = both_sums(tensor)

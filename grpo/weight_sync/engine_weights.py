@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from grpo.interfaces import Bucket
 from grpo.weight_sync.checksum import both_sums
 
-# Bloom's and Falcon's name for the matrix of queries, keys and values, which lie head by head in their files.
+# Bloom and Falcon give this name to the matrix of queries, keys and values, whose heads follow one another in their
+# files.
 _BY_HEAD = "query_key_value"
 
 
@@ -23,7 +24,7 @@ def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     that attention has computed from others are left out. All ranks of an engine must call this function together.
     """
     fused = getattr(model, "packed_modules_mapping", {})
-    # GPT-2 is trained with matrices that lie the other way round than in everybody's linear layers.
+    # GPT-2's files hold these matrices transposed, compared with the linear layers of other models.
     lying = ("c_attn", "c_proj", "c_fc") if getattr(getattr(model, "config", None), "model_type", "") == "gpt2" else ()
     modules, computed = dict(model.named_modules()), _computed_by_attention(model)
     for name, parameter in model.named_parameters():
@@ -34,7 +35,7 @@ def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         sizes = getattr(module, "output_partition_sizes", [])
         parts = fused.get(leaf, [])
         stored, rows = parameter.detach(), parameter.shape[0] if parameter.dim() else 0
-        # Every rank has a share of each of what is fused.
+        # A fused parameter has parts, and every rank holds a share of each part.
         shares = stored.split(list(sizes)) if len(sizes) > 1 and sum(sizes) == rows else (stored,)
         pieces = [_whole(share, module, kind, index) for index, share in enumerate(shares)]
         if len(parts) == len(pieces) > 1:
@@ -54,19 +55,19 @@ def _whole(shard: Tensor, module: nn.Module, kind: str, part: int = 0) -> Tensor
     weight."""
     if getattr(module, "tp_size", 1) == 1:
         return shard
-    # vLLM's layers are only looked at where there are several ranks.
+    # vLLM's layers are imported only if several ranks share an engine.
     from vllm.distributed import tensor_model_parallel_all_gather
     from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
     shard = shard.contiguous()
     if isinstance(module, RowParallelLinear):
-        # Its bias is added once, to the sum of all ranks.
+        # A row-parallel layer adds its whole bias once, to the sum over ranks.
         return tensor_model_parallel_all_gather(shard, 1) if kind == "weight" else shard
     if not isinstance(module, (ColumnParallelLinear, VocabParallelEmbedding)):
         return shard
     whole = tensor_model_parallel_all_gather(shard, 0)
-    # Where there are fewer heads of keys and values than ranks, neighbours have the same ones.
+    # With fewer heads of keys and values than ranks, neighbouring ranks hold the same heads.
     copies = getattr(module, "num_kv_head_replicas", 1) if part else 1
     return whole.unflatten(0, (module.tp_size, -1))[::copies].flatten(0, 1)
 
@@ -99,7 +100,7 @@ class OwnParameters:
     def load(self, bucket: Bucket) -> None:
         """Loads weights under their Hugging Face names."""
         loaded = self._model.load_weights(bucket)
-        # Of a model that does not tell what it has loaded, nothing is kept.
+        # If a model does not return which weights it has loaded, all of its parameters count as sent.
         self._sent.update(dict(self._model.named_parameters()) if loaded is None else loaded)
 
     def keep(self) -> None:
@@ -164,7 +165,8 @@ class ExpertOrder:
                 continue
             layer.quant_method.process_weights_after_loading(layer)
             if not layer.w13_weight.is_cuda:
-                # On a CPU that leaves the experts' own arrangement, which is made once, to be made again.
+                # On a CPU the call above does not redo the experts' own arrangement of their weights, so this line
+                # does.
                 layer.quant_method.moe_kernel.fused_experts.process_weights_after_loading(layer)
         self._ready = []
         for before, layer in zip(self._before, self._layers, strict=True):

@@ -53,7 +53,7 @@ def within(timeout: timedelta, action: Callable[[], Any]) -> None:
         except BaseException as error:
             outcome.set_exception(error)
 
-    # Of its own and a daemon: the process does not wait for it when it ends.
+    # The thread is a daemon, so that the process does not wait for it when it ends.
     Thread(target=act, daemon=True).start()
     try:
         outcome.result(timeout.total_seconds())

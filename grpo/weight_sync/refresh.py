@@ -91,7 +91,7 @@ class CheckedSync:
         if self._probe is None or self._after_each:
             return
         groups = self._probe.groups(sampler)
-        # While it scores them the learner may need the device for itself.
+        # The learner may need the whole device while it scores the completions.
         sampler.sleep()
         self._compare(learner.num_steps, self._probe.mismatch(learner, groups))
         self.refresh(learner, sampler)
@@ -120,8 +120,8 @@ class CheckedSync:
     def check(self, report: StepReport) -> None:
         """Compares the log-probabilities of both sides after the first step that follows a refresh.
 
-        Sampler and learner have then scored the same tokens with the same weights. Where each refresh is probed there
-        is nothing left to check. Raises WeightSyncError when the log-probabilities differ too much."""
+        Sampler and learner have then scored the same tokens with the same weights. With `after_each` the refresh itself
+        has compared them, so this does nothing. Raises WeightSyncError when the log-probabilities differ too much."""
         mismatch = report.means["mismatch/mean_abs"]
         if not self._after_each and mismatch.count:
             self._compare(report.step, mismatch.value)

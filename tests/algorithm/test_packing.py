@@ -45,6 +45,43 @@ def test_a_completion_sees_the_prompt_and_itself_and_never_its_siblings():
     ]
 
 
+EXAMPLES = tuple(range(20, 30))
+
+
+def test_what_all_prompts_of_a_row_begin_with_stands_there_once():
+    trees = [LooseTree((*EXAMPLES, 1, 2), (branch(3, 4), branch(5))), LooseTree((*EXAMPLES, 6), (branch(7, 8),))]
+    micro = pack(trees)
+    assert micro.token_ids.tolist() == [*EXAMPLES, 1, 2, 3, 6, 7]
+    assert micro.position_ids.tolist() == [*range(10), 10, 11, 12, 10, 11]
+    assert micro.predictors.tolist() == [11, 12, 11, 13, 14]
+    assert micro.trees == (Tree(0, 10, ()), Tree(10, 12, (1, 0), 10), Tree(13, 11, (1,), 10))
+    assert micro.trees[-1].end == len(micro.token_ids)
+
+
+def test_prompts_that_are_the_same_keep_their_last_token_which_predicts_the_first_of_a_completion():
+    micro = pack([LooseTree(EXAMPLES, (branch(1),)), LooseTree(EXAMPLES, (branch(2),))])
+    assert micro.token_ids.tolist() == [*EXAMPLES[:-1], 29, 29]
+    assert micro.predictors.tolist() == [9, 10]
+
+
+@pytest.mark.parametrize("prompts", [((1, 2, 3), (1, 2, 4)), (EXAMPLES,), (EXAMPLES, (9, *EXAMPLES))])
+def test_little_or_nothing_in_common_is_not_shared(prompts):
+    micro = pack([LooseTree(prompt, (branch(1),)) for prompt in prompts])
+    assert len(micro.token_ids) == sum(map(len, prompts)) and {tree.shared for tree in micro.trees} == {0}
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded", ONE_A_ROW])
+def test_only_the_shared_layout_shares_what_prompts_begin_with(layout):
+    assert len(pack([LooseTree(EXAMPLES, (branch(1),))] * 2, layout).trees) == 2
+
+
+def test_a_tree_sees_the_beginning_of_the_row_before_its_own_tokens():
+    mask = attention_mask(Tree(8, 3, (1, 1), shared=2))
+    assert mask.int().tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 0, 1]]
+    window = attention_mask(Tree(8, 3, (1, 1), shared=2), window=2)
+    assert window.int().tolist() == [[0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 0, 1]]
+
+
 def test_padding_adds_positions_and_no_targets():
     padded = pad([LooseTree((10,), (branch(1, 2, 3),)), LooseTree((11,), (branch(4),))])
     micro = pack(padded)

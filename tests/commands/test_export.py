@@ -1,6 +1,6 @@
 """`grpo export` refuses what it cannot write before it loads anything."""
 
-import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,7 @@ def test_what_cannot_be_exported_is_one_line(words, message, tmp_path, monkeypat
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text("{}")
+    monkeypatch.setitem(sys.modules, "grpo.run.exporting", None)  # nothing heavy is imported before
     assert main(["export", *words]) == 2
     assert message in capsys.readouterr().err
 
@@ -60,15 +61,14 @@ class Hub:
 def exported(monkeypatch, tmp_path):
     """Replaces the export by one that writes a single file, and returns the words of a `grpo export` command."""
 
-    def write(checkpoint, directory, dtype, adapter):
+    def write(place, directory, dtype, adapter):
         directory.mkdir()
         (directory / "model.safetensors").write_bytes(bytes(2048))
+        return place
 
     monkeypatch.setattr("grpo.run.exporting.export_checkpoint", write)
-    state = {"config": {"model": {"source": "tiny"}}}
-    (tmp_path / "checkpoint").mkdir()
-    (tmp_path / "checkpoint" / "state.json").write_text(json.dumps(state))
-    return ["export", f"{tmp_path}/checkpoint", f"{tmp_path}/model"]
+    monkeypatch.setattr("grpo.commands.export.to_export", lambda *_: None)
+    return ["export", "run", f"{tmp_path}/model"]
 
 
 @pytest.mark.parametrize(("words", "private"), [([], True), (["public=true"], False)])

@@ -53,7 +53,7 @@ def test_rates_are_written_row_by_row_and_a_stopped_run_goes_on(tmp_path):
     lines = whole.splitlines(keepends=True)
     path.write_text("".join(lines[:128]) + lines[128][:40])
     again = warm.ranks(2, ["-m", "grpo.cli", "solve-rates", *WORDS, f"output_dir={output}"], timeout=500)
-    assert again.returncode == 0, again.stderr[-3000:]
+    assert again.returncode == 0, again.stderr
     assert path.read_text() == whole, "the same samples in the same order, whether stopped or not, on one rank or two"
 
     other = grpo("solve-rates", *WORDS, "evaluation.temperature=0.5", f"output_dir={output}")

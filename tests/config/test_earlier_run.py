@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from grpo.config import ModelConfig, TrainConfig, UserError
-from grpo.config.earlier_run import checkpoint_of, described, is_checkpoint
+from grpo.config.earlier_run import described, is_checkpoint
 from grpo.config.engines import LoraConfig
 
 PLAIN = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["v_proj", "q_proj"]}
@@ -108,19 +108,6 @@ def test_a_start_that_is_none_is_named(tmp_path):
     for folder, said in (("nowhere", "there is no such folder"), (str(tmp_path), "no checkpoint and no adapter")):
         with pytest.raises(UserError, match=said):
             described(ModelConfig(start=folder))
-
-
-def test_of_a_run_the_best_checkpoint_is_taken_and_the_newest_where_none_was_evaluated(tmp_path):
-    folders = [tmp_path / "run" / "checkpoints" / f"step-0000000{step}" for step in (1, 2, 3)]
-    for folder, score in zip(folders, (0.25, 0.5, None), strict=True):
-        folder.mkdir(parents=True)
-        (folder / "state.json").write_text(json.dumps({"score": score}))
-    assert checkpoint_of(tmp_path / "run") == folders[1] and checkpoint_of(folders[0]) == folders[0]
-    for folder in folders:
-        (folder / "state.json").write_text("{}")
-    assert checkpoint_of(tmp_path / "run") == folders[2]
-    with pytest.raises(UserError, match="is no checkpoint, and has none in checkpoints/"):
-        checkpoint_of(tmp_path)
 
 
 def test_a_checkpoint_whose_configuration_is_damaged_is_named(checkpoint):

@@ -73,6 +73,15 @@ def test_words_of_other_trainers_are_known(override, key):
         compose_config([override])
 
 
+def test_a_key_is_suggested_by_its_last_name_and_never_by_a_few_letters():
+    for override, key in (("deepspeed={}", "learner.deepspeed"), ("model.zero_stage=3", "learner.zero_stage")):
+        with pytest.raises(UserError, match=f"did you mean {key}?"):
+            compose_config([override])
+    for unlike in ("use_liger_kernel=true", "logging_steps=1", "delta=2"):
+        with pytest.raises(UserError, match="`grpo config WORD` searches all keys"):
+            compose_config([unlike])
+
+
 def test_every_alias_leads_to_a_key():
     keys = paths(TrainConfig())
     assert [key for key in ALIASES.values() if key not in keys] == []

@@ -89,15 +89,15 @@ def test_the_sweep_of_objectives_runs_every_preset_at_equal_samples():
         ({"normalization__name": "pass_at_k", "normalization__k": 1}, "normalization.k=1 must be at least 2"),
         (
             {"normalization__name": "pass_at_k", "normalization__k": 4, "rollout__budget__enabled": True},
-            "rollout.budget.enabled=true goes by the gradient of",
+            "rollout.budget.enabled=true assumes the gradient of",
         ),
-        ({"normalization__name": "a:b", "task__curriculum__name": "online"}, "task.curriculum.name=online goes by"),
+        ({"normalization__name": "a:b", "task__curriculum__name": "online"}, "task.curriculum.name=online assumes"),
         (
             {"normalization__parts": "each", "task__curriculum__name": "weighted"},
-            "task.curriculum.name=weighted goes by the gradient of normalization.parts=sum, and parts is each",
+            "task.curriculum.name=weighted assumes the gradient of normalization.parts=sum, and parts is each",
         ),
-        ({"normalization__parts": "each", "dynamics__name": "adaptive"}, "dynamics.name=adaptive goes by the gradient"),
-        ({"normalization__parts": "each", "rollout__budget__enabled": True}, "rollout.budget.enabled=true goes by"),
+        ({"normalization__parts": "each", "dynamics__name": "adaptive"}, "dynamics.name=adaptive assumes the gradient"),
+        ({"normalization__parts": "each", "rollout__budget__enabled": True}, "rollout.budget.enabled=true assumes"),
         (
             {"normalization__leave_one_out": True, "rollout__budget__enabled": True},
             "which the budget does not take into account: set leave_one_out=false",

@@ -74,6 +74,8 @@ def test_an_entry_without_a_plus_is_told_where_it_belongs():
         ("+rollout.sampling.extra={top_p: 0.9}", "use rollout.sampling.top_p"),
         ("+learner.deepspeed={zero_optimization: {stage: 3}}", "use learner.zero_stage"),
         ("+learner.deepspeed={gradient_accumulation_steps: 4}", "leave it out"),
+        ("+learner.deepspeed={gradient_allreduce_op: sum}", "leave it out"),
+        ("+learner.deepspeed={zero_optimization: {compute_grad_norm: false}}", "leave it out"),
         ("+model.config={torch_dtype: float16}", "use learner.precision"),
         ("+rollout.engine_args={speculative_config: {method: eagle, model: draft}}", "use rollout=vllm_server"),
     ],

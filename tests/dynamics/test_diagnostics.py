@@ -3,6 +3,7 @@ over more runs."""
 
 import ast
 import re
+from collections import Counter
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -17,11 +18,11 @@ from benchmarks.synthetic_logs import FAILURES, healthy, noise, still
 from grpo.config import TrainConfig
 from grpo.config.hydra import compose_config
 from grpo.config.validate import value_at
-from grpo.dynamics import evidence, progress, reward_parts
+from grpo.dynamics import evidence, progress, reward_parts, setbacks, swings
 from grpo.dynamics import findings as findings_module
 from grpo.dynamics.diagnostics import CHECKS, diagnose, unchecked
 from grpo.dynamics.findings import NOTE, DiagnosisRule
-from grpo.dynamics.history import history_of_values
+from grpo.dynamics.history import history_of, history_of_values
 from grpo.dynamics.run_log import RunLog, Series
 
 RULE = DiagnosisRule()
@@ -49,12 +50,8 @@ def test_failing_runs_are_told_what_fails(name):
     assert hits >= 17
 
 
-# Kinds of failure that ten-round windows often cannot tell from luck.
-OFTEN_MISSED = {"swings_grow", "lost_at_restart", "penalty_too_strong", "late_overfitting"}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("fail", [fail for fail in FAILING if fail.__name__ not in OFTEN_MISSED])
+@pytest.mark.parametrize("fail", FAILING)
 def test_failures_of_practice_are_told(fail):
     told = [{finding.name for finding in diagnose(logged(fail(seed)))} for seed in range(2)]
     assert all(names & FAILING[fail] for names in told)
@@ -121,9 +118,16 @@ def test_on_a_low_plateau_easier_problems_are_advised(plateau, advice):
     assert finding.remedy.endswith(advice)
 
 
+@pytest.mark.slow
 def test_runs_of_which_nothing_moves_raise_no_alarm_but_that_nothing_was_learned():
     told = [finding.name for seed in range(40) for finding in findings(still(seed)) if finding.severity != NOTE]
     assert set(told) <= {"nothing learned"} and len(told) >= 15
+
+
+def steady(rates):
+    """Returns a log that holds only these pass rates."""
+    steps = np.arange(1, len(rates) + 1.0)
+    return RunLog(history_of_values(steps, rates), {"pass_rate": Series(steps, rates)}, num_steps=len(rates))
 
 
 def changed(rounds=200, **series):
@@ -167,10 +171,51 @@ def test_a_schedule_that_has_ended_is_told_and_one_that_ends_is_not():
 def test_a_loss_that_was_made_good_is_told_as_a_setback():
     curve = np.concatenate([np.linspace(0.2, 0.8, 80), np.linspace(0.3, 0.8, 120)])
     assert {"setback"} == changed(pass_rate=curve) & {"setback", "unstable"}
-    found = evidence.setback(Series(np.arange(200.0), curve))
-    assert (found.best, found.lowest) == (79.0, 89.0) and found.change.value == pytest.approx(-0.447, abs=0.001)
+    largest = min(evidence.setbacks(Series(np.arange(200.0), curve)), key=lambda loss: loss.change.value)
+    assert (largest.best, largest.lowest) == (79.0, 89.0) and largest.change.value == pytest.approx(-0.447, abs=0.001)
     dip = np.concatenate([np.linspace(0.2, 0.8, 80), np.linspace(0.7, 0.8, 120)])
     assert "setback" not in changed(pass_rate=dip + 0.03 * (-1) ** np.arange(200))
+
+
+def test_a_loss_that_lasts_is_told_although_ten_rounds_could_not_tell_it_from_luck():
+    """The loss of .14 is 1.4 times the scatter of single rounds. Windows of ten rounds alone would tell 7 of 10."""
+    told, alarms = 0, 0
+    for seed in range(10):
+        luck = 0.1 * np.random.default_rng(seed).standard_normal(240)
+        told += setbacks.collapse(steady(np.repeat([0.6, 0.46], 120) + luck), RULE) is not None
+        alarms += setbacks.collapse(steady(0.5 + luck), RULE) is not None
+    assert (told, alarms) == (10, 0)
+
+
+def test_short_swings_are_told_where_the_rounds_before_did_not_swing():
+    luck = 0.07 * np.random.default_rng(1).standard_normal(160)
+    time = np.arange(160)
+    swing = np.where(time > 100, 0.2, 0) * np.sign(np.sin(np.pi * time / 8))
+    told = {finding.name: finding for finding in diagnose(steady(0.5 + swing + luck))}
+    words = (
+        r"between steps \d+ and \d+ the pass rate was twice higher for [789] rounds and then lower for as many, by 0.4"
+    )
+    assert re.match(words, told["underdamped"].evidence)
+    # One fall of the same size is no swing, and rounds that always scattered as much are none either.
+    once = np.where(time > 130, -0.4, 0.0)
+    assert "underdamped" not in {finding.name for finding in diagnose(steady(0.5 + once + luck))}
+    assert "underdamped" not in {finding.name for finding in diagnose(steady(0.5 + 3 * luck))}
+
+
+def test_a_smaller_batch_makes_rounds_scatter_more_without_a_swing():
+    """The last third of the run has one prompt of eight completions instead of sixteen."""
+    generator, told = np.random.default_rng(2), 0
+    for _ in range(20):
+        prompts = np.repeat([16, 1], [100, 50])
+        rounds = [
+            (step + 1, 1, 0, Counter((int(k), 8) for k in generator.binomial(8, 0.5, number)))
+            for step, number in enumerate(prompts)
+        ]
+        history = history_of(rounds)
+        counts = [counts for *_, counts in rounds]
+        log = RunLog(history, {"pass_rate": Series(history.steps, history.values)}, counts=counts)
+        told += swings.swinging(log, RULE) is not None
+    assert told == 0
 
 
 def test_what_was_lost_within_a_few_rounds_is_told():
@@ -192,6 +237,18 @@ def test_completions_that_became_short_and_wrong_are_told():
     length, rate = np.repeat([400.0, 80.0], 100), np.repeat([0.6, 0.45], 100) + 0.03 * (-1) ** np.arange(200)
     assert "shorter and worse" in changed(completions__length_mean=length, pass_rate=rate)
     assert "shorter and worse" not in changed(completions__length_mean=length, pass_rate=np.linspace(0.4, 0.6, 200))
+
+
+def test_what_is_learned_meanwhile_does_not_hide_what_short_answers_cost():
+    """The pass rate rises by .4 in all, and loses .2 where the length falls."""
+    time = np.arange(200)
+    fall = 1 / (1 + np.exp(-(time - 100) / 4))
+    luck = 0.04 * np.random.default_rng(3).standard_normal(200)
+    rising = 0.2 + 0.6 * time / 200
+    assert "shorter and worse" in changed(
+        completions__length_mean=400 - 320 * fall, pass_rate=rising - 0.2 * fall + luck
+    )
+    assert "shorter and worse" not in changed(completions__length_mean=400 - 320 * fall, pass_rate=rising + luck)
 
 
 def test_prompts_that_get_harder_are_no_loss_where_held_out_problems_are_solved_as_before():
@@ -221,6 +278,26 @@ def test_a_part_that_is_logged_and_not_paid_is_not_gamed():
         log = logged(curves | {"format_weight": weight, "generator": np.random.default_rng(0)})
         told.append(reward_parts.part_gaming(log, RULE) is not None)
     assert told == [False, True]
+
+
+def test_a_part_that_pays_less_than_the_better_answers_is_not_gamed():
+    """The format rises by .4 and the pass rate by .06. At a tenth of the weight the answers pay more of the rise."""
+    curves = healthy(4, rounds=200)
+    share = np.linspace(0, 1, 200)
+    curves["pass"], curves["format"], curves["prompts"] = 0.4 + 0.08 * share, 0.4 + 0.5 * share, 256
+    told = []
+    for weight in (0.1, 1.0):
+        log = logged(curves | {"format_weight": weight, "generator": np.random.default_rng(0)})
+        told.append(reward_parts.part_gaming(log, RULE) is not None)
+    assert told == [False, True]
+
+
+def test_a_gap_between_training_and_held_out_problems_is_told_of_few_evaluations():
+    """Twenty runs have 12 to 16 evaluations of 100 problems each. The intervals of single halves would tell 19."""
+    for seed in range(20):
+        curves = healthy(40_000 + seed)
+        FAILURES["reward hacking or overfitting"](curves)
+        assert progress.reward_hacking(logged(curves), RULE) is not None, seed
 
 
 def test_a_kl_that_runs_off_is_told_without_an_entropy():

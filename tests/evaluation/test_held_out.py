@@ -134,6 +134,7 @@ def test_problems_of_several_sources_have_numbers_by_source():
     numbers = evaluation_numbers(evaluated)
     assert (numbers["evaluation/source/sums/pass@1"], numbers["evaluation/source/words/pass@1"]) == (1.0, 0.0)
     assert told(evaluated)[1].startswith("pass@1 of sums 1.000 [")
+    assert told(evaluated | {"greedy": {"value": 0.75}})[1] == "with greedy decoding 75.0% of them are solved"
     plain = Streamed(0, 1)
     of_one = evaluate(plain, answering(plain), EvaluationConfig(num_problems=6), SamplingConfig(), SingleRank())
     assert "sources" not in of_one

@@ -16,8 +16,8 @@ from tests.learner.models import tiny_llama
 GPU = torch.device("cuda", 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 
-TREES = (Tree(0, 130, (200, 0, 63)), Tree(393, 17, (900,)), Tree(1310, 257, (1, 511, 300, 40)))
-TOKENS, HEADS, GROUPS = 2419, 8, 2
+TREES = (Tree(0, 130, (200, 0, 63)), Tree(393, 17, (900,)), Tree(1310, 257, (1, 511, 300, 40), shared=100))
+TOKENS, HEADS, GROUPS = 2319, 8, 2
 BOUNDS = {torch.bfloat16: 1e-2, torch.float32: 1e-5}
 KINDS = {"plain": {}, "window": {"sliding_window": 100}, "softcap": {"softcap": 20.0}}
 
@@ -33,7 +33,8 @@ def exact(query, key, value, options):
     outputs = []
     for tree in TREES:
         here = slice(tree.start, tree.end)
-        keys, values = (shared[0, :, here].repeat_interleave(HEADS // GROUPS, 0) for shared in (key, value))
+        seen = [*range(tree.shared), *range(tree.start, tree.end)]
+        keys, values = (shared[0, :, seen].repeat_interleave(HEADS // GROUPS, 0) for shared in (key, value))
         scores = query[0, :, here] @ keys.transpose(1, 2) * query.shape[-1] ** -0.5
         if softcap := options.get("softcap"):
             scores = softcap * (scores / softcap).tanh()

@@ -3,8 +3,12 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+
+from grpo.host import environment
 
 # It takes 160 MiB twice, in pieces of 40 MiB, as a learner's steps do, and prints the pages that the second time costs.
 TWICE = """
@@ -31,3 +35,16 @@ def pages(**variables):
 def test_freed_memory_is_kept_for_the_next_step_unless_the_user_has_set_how_much():
     assert pages() < 1_000
     assert pages(MALLOC_TRIM_THRESHOLD_="131072") > 10_000
+
+
+@pytest.mark.parametrize(
+    ("device", "accelerator"), [("/dev/nvidiactl", None), ("/dev/dxg", None), ("/dev/null", "cpu")]
+)
+def test_deepspeed_is_kept_from_gpus_only_where_there_is_none(device, accelerator, monkeypatch):
+    """Within Windows, GPUs are seen as /dev/dxg."""
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == device)
+    monkeypatch.setattr(environment, "_keep_memory", lambda: None)
+    with patch.dict(os.environ):
+        os.environ.pop("DS_ACCELERATOR", None)
+        environment.prepare()
+        assert os.environ.get("DS_ACCELERATOR") == accelerator

@@ -9,10 +9,9 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from grpo.host.terminal import Terminal, clean, say, wrapped
+from grpo.host.terminal import Terminal, clean, facts_table, say, wrapped
 from grpo.host.why_ended import last_word
 from grpo.report.page import write_page
-from grpo.report.summary import facts_table
 from grpo.telemetry import RunDisplay
 
 OWNED = "p1\x1b]0;owned\x07\x1b[2J\r\x9b1m\u202e \ud800 [/b]\n\ttail"

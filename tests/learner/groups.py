@@ -9,7 +9,7 @@ LEVELS = ("token_mean", "sequence_mean", "constant", "prompt_mean")
 VOCABULARY = 64
 
 LENGTHS = [[3, 11, 1, 7], [5, 5, 2, 9], [4, 13, 6], [2, 8, 1, 10]]
-PROMPT_LENGTHS = [9, 4, 17, 6]
+PROMPT_LENGTHS = [9, 4, 13, 10]
 REWARDS = [[1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0], [0.0, 0.5, 1.0], [0.0, 0.0, 0.0, 1.0]]
 MASKED = {(2, 1)}
 
@@ -20,9 +20,12 @@ def uneven_groups() -> list[GroupWithLogprobs]:
     def draw(count: int) -> tuple[int, ...]:
         return tuple(torch.randint(3, VOCABULARY, (count,), generator=generator).tolist())
 
+    # Every prompt begins with these tokens, as far as it is long enough.
+    beginning = draw(8)
     groups = []
     for index, (prompt_length, lengths, rewards) in enumerate(zip(PROMPT_LENGTHS, LENGTHS, REWARDS, strict=True)):
-        prompt = Prompt(Problem(f"p{index}", "q", "a"), draw(prompt_length))
+        common = beginning[: prompt_length - 1]
+        prompt = Prompt(Problem(f"p{index}", "q", "a"), (*common, *draw(prompt_length - len(common))))
         completions = []
         for length in lengths:
             logprobs = (-4 - torch.rand(length, generator=generator)).tolist()

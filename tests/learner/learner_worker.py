@@ -18,10 +18,14 @@ from grpo.host import environment
 environment.prepare()
 
 from grpo.algorithm.batches import BatchMaker
+from grpo.algorithm.loss import policy_loss
 from grpo.config import TrainConfig, UserError
+from grpo.config.learning_rate import learning_rate_factor
 from grpo.learner import offloading
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
+from grpo.learner.loading import load_policy
+from grpo.learner.weights import weight_buckets
 from grpo.rollout.collect import in_steps
 from grpo.types import RoundPlan
 from grpo.types.weights import ADAPTERS, BASE
@@ -289,6 +293,69 @@ def changed_facts(model):
     return changes
 
 
+OPTIMIZERS = {
+    "Adam": {"adam_w_mode": False},
+    "RAdam": {"decoupled_weight_decay": True},
+    "NAdam": {"momentum_decay": 0.1},
+    "Adamax": {},
+}
+
+
+OPTIMIZER_CASES = [("Adam", 1), ("RAdam", 2), ("NAdam", 1), ("NAdam", 3), ("Adamax", 3), ("NAdam", 1, "bfloat16")]
+
+
+def plain_weights(learner, model, config, name, steps):
+    """Returns the weights after `steps` steps without DeepSpeed: gradients of autograd, summed over the ranks, and
+    torch's optimizer `name` over the model's own parameters."""
+    policy = load_policy(model, config.model, "float32", 64)
+    own = {setting: value for setting, value in OPTIMIZERS[name].items() if setting != "adam_w_mode"}
+    adams = {"betas": (0.8, 0.9), "eps": 1e-4, "weight_decay": 1.0}
+    optimizer = getattr(torch.optim, name)(policy.parameters(), **adams, **own)
+    make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
+    for step in range(steps):
+        [batch] = make(learner.add_logprobs([scored(learner)]), PLAN)
+        optimizer.zero_grad(set_to_none=False)
+        for micro in batch.micro_batches:
+            policy_loss(*policy(micro, 1.0), micro, config.objective)[0].backward()
+        for parameter in policy.parameters():
+            torch.distributed.all_reduce(parameter.grad)
+        factor = learning_rate_factor(step, config.learner, config.num_steps)
+        optimizer.param_groups[0]["lr"] = config.learner.learning_rate * factor
+        optimizer.step()
+    return torch.cat(
+        [tensor.flatten() for bucket in weight_buckets(policy, 2**20, torch.float32) for _, tensor in bucket]
+    )
+
+
+def optimizer_facts(model, name, stage, precision="float32"):
+    """Returns how far four steps under ZeRO move a weight, and lead away from the same steps without DeepSpeed. "same"
+    says whether a checkpoint of the second step leads to the same weights, though states leave the device between
+    steps."""
+    # An epsilon well above rounding: otherwise the sign of a gradient that is nearly zero decides a whole step.
+    changes = {"learning_rate": 1e-3, "adam_epsilon": 1e-4, "betas": [0.8, 0.9], "weight_decay": 1.0, "warmup_steps": 6}
+    changes = {f"learner__{key}": value for key, value in changes.items()} | {"learner__max_gradient_norm": 0.0}
+    config = config_for(stage, precision, **changes)
+    config.learner.deepspeed = {"optimizer": {"type": name, "params": OPTIMIZERS[name]}}
+    learner = DeepSpeedLearner(config, model, DEVICE)
+    start = weights(learner)
+    for step in range(4):
+        if step == 2:
+            folder = learner.collective.gather(tempfile.mkdtemp())[0]
+            learner.save(folder)
+        take_step(learner, config)
+    end, states = weights(learner), learner.states()
+    learner.load(folder)
+    for _ in range(2):
+        states.offload()
+        states.reload()
+        take_step(learner, config)
+    facts = {"moved": (end - start).abs().max().item(), "same": torch.equal(weights(learner), end)}
+    if precision == "float32":
+        facts["away"] = (end - plain_weights(learner, model, config, name, 4)).abs().max().item()
+    learner.engine.destroy()
+    return facts
+
+
 class Hostile:
     """Makes a file when it is unpickled."""
 
@@ -332,6 +399,7 @@ def main(model, output):
             # Every engine looks through all that there is for garbage, several times, also through what others left.
             gc.freeze()
     facts["hpz"] = hpz_facts(model)
+    facts["optimizers"] = {" ".join(map(str, case)): optimizer_facts(model, *case) for case in OPTIMIZER_CASES}
     facts["changed"] = changed_facts(model)
     facts["refused"] = refused_facts(model)
     if torch.distributed.get_rank() == 0:

@@ -2,6 +2,7 @@
 
 LORA = {"model__lora__rank": 4}
 BFLOAT16 = {"precision": "bfloat16"}
+RADAM, NADAM = ({"learner__deepspeed": {"optimizer": {"type": name}}} for name in ("RAdam", "NAdam"))
 TOGETHER, COPIES = {"learner__sequence_parallel": 2}, {"learner__hpz_partition_size": 2}
 
 # How a checkpoint was saved, how it is read, and whether it has a layout.json.
@@ -17,6 +18,7 @@ CHANGES = [
     ({"stage": 3, **BFLOAT16}, {"stage": 3, **COPIES}, True),
     ({"stage": 1, **LORA}, {"stage": 2, **LORA, **BFLOAT16}, True),
     ({"stage": 3, **LORA, **BFLOAT16}, {"stage": 3, **LORA}, True),
+    ({"stage": 1, **RADAM}, {"stage": 2, **RADAM, **BFLOAT16}, True),
     ({"stage": 1}, {"stage": 2}, False),
     ({"stage": 1}, {"stage": 1, **BFLOAT16}, False),
     ({"stage": 2, **BFLOAT16}, {"stage": 1}, False),
@@ -43,6 +45,8 @@ REFUSED = [
     ({"stage": 3}, {"stage": 2}, "", "continue with learner.zero_stage=3"),
     ({"stage": 1}, {"stage": 1, **LORA}, "", "90,432 trained parameters, this one has 8,960: set model.path"),
     ({"stage": 3, **LORA}, {"stage": 3}, "", "8,960 trained parameters, this one has 90,432: set model.path"),
+    ({"stage": 1, **NADAM}, {"stage": 1}, "", "learns with AdamW: set learner.deepspeed.optimizer.type=NAdam"),
+    ({"stage": 1, **NADAM}, {"stage": 1, **NADAM, **BFLOAT16}, "", "of NAdam, which DeepSpeed does not convert: conti"),
     ({"stage": 1}, {"stage": 1}, "damaged layout", "layout.json is damaged"),
     ({"stage": 1}, {"stage": 1}, "no shards", "no shards of an optimizer"),
 ]

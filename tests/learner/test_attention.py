@@ -4,9 +4,10 @@ import torch
 from grpo.learner import attention
 from grpo.types import Tree
 
-# A tree of one completion, one of three (of which one has a single token and so no inputs), one of two.
-TREES = (Tree(0, 3, (4,)), Tree(7, 5, (2, 0, 6)), Tree(20, 2, (3, 3)))
-TOKENS, HEADS, GROUPS, WIDTH = 28, 4, 2, 8
+# A tree of one completion, one of three (of which one has a single token and so no inputs), one of two, and two trees
+# whose prompts begin with the first tokens of the row.
+TREES = (Tree(0, 3, (4,)), Tree(7, 5, (2, 0, 6)), Tree(20, 2, (3, 3)), Tree(28, 5, (2, 0, 3), 2), Tree(36, 4, (5,), 3))
+TOKENS, HEADS, GROUPS, WIDTH = 42, 4, 2, 8
 KINDS = {
     "plain": {},
     "window": {"sliding_window": 3},
@@ -42,9 +43,9 @@ def by_hand(kind):
     window, softcap = KINDS[kind].get("sliding_window", 100), KINDS[kind].get("softcap")
     rows = []
     for tree in TREES:
-        prompt = range(tree.start, tree.start + tree.prompt_length)
-        paths = {token: list(range(tree.start, token + 1)) for token in prompt}
-        first = prompt.stop
+        first = tree.start + tree.own_prompt_length
+        prompt = [*range(tree.shared), *range(tree.start, first)]
+        paths = {token: prompt[: tree.shared + place + 1] for place, token in enumerate(range(tree.start, first))}
         for length in tree.branches:
             paths |= {token: [*prompt, *range(first, token + 1)] for token in range(first, first + length)}
             first += length

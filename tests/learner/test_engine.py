@@ -1,7 +1,11 @@
 """These tests check what DeepSpeed is told on GPUs and on CPUs."""
 
+import inspect
+import logging
+
 import pytest
 import torch
+from deepspeed.runtime import base_optimizer
 from torch import nn
 
 from grpo.config import LearnerConfig
@@ -41,3 +45,11 @@ def test_an_optimizer_in_main_memory_has_its_ranks_share_of_the_cores(offload, t
     monkeypatch.setattr(engine, "_initialized", lambda **arguments: arguments)
     engine.start_engine(nn.Linear(2, 2), LearnerConfig(offload_optimizer=offload))
     assert chosen == threads
+
+
+def test_only_the_warning_of_tensor_parallelism_is_passed_over():
+    text = "MPU is not provided, setting tp size to 1 in checkpoint loading."
+    assert text in inspect.getsource(base_optimizer), "DeepSpeed says it in these words"
+    for message, concerns in ((text, False), ("a gradient overflowed", True)):
+        record = logging.LogRecord("DeepSpeed", logging.WARNING, "", 1, message, None, None)
+        assert engine.concerns_a_run(record) is concerns

@@ -38,7 +38,9 @@ def test_a_model_is_written_in_the_dtype_that_is_asked_for(dtype, kind, policy, 
     written = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype="auto").state_dict()
     before = AutoModelForCausalLM.from_pretrained(base).state_dict()
     assert written.keys() == before.keys() and all(torch.equal(written[name], before[name].to(kind)) for name in before)
-    assert (tmp_path / "model" / "README.md").read_text() == "# A card"
+    card = tmp_path / "model" / "README.md"
+    assert card.read_text() == "# A card"
+    assert {path.stat().st_mode for path in (tmp_path / "model").iterdir()} == {card.stat().st_mode}
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 

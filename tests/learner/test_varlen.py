@@ -13,6 +13,8 @@ from tests.learner.test_attention import TREES, attended, by_hand
 
 PLACES = [range(7), range(7, 12), [*range(7, 12), 12, 13], [*range(7, 12), *range(14, 20)], range(20, 22)]
 PLACES += [[20, 21, 22, 23, 24], [20, 21, 25, 26, 27]]
+SHARED = [0, 1, 28, 29, 30]
+PLACES += [SHARED, [*SHARED, 31, 32], [*SHARED, 33, 34, 35], [0, 1, 2, *range(36, 42)]]
 
 
 def documented(query, key, value, query_ends, key_ends, most_queries, most_keys, *, scale, window_size, **options):
@@ -63,11 +65,10 @@ def test_what_the_kernel_does_not_know_is_computed_without_it(kind, calls):
 
 
 def test_the_keys_of_a_completion_are_its_prompts_and_its_own():
-    parts = attention.TreeRow(TREES, torch.float64, torch.device("cpu")).parts
-    spans = varlen.spans_of(parts, torch.device("cpu"))
+    spans = attention.TreeRow(TREES, torch.float64, torch.device("cpu")).spans
     assert spans.keys.tolist() == [place for run in PLACES for place in run]
-    assert spans.query_ends.tolist() == [0, 7, 12, 14, 20, 22, 25, 28]
-    assert spans.key_ends.tolist() == [0, 7, 12, 19, 30, 32, 37, 42]
+    assert spans.query_ends.tolist() == [0, 7, 12, 14, 20, 22, 25, 28, 31, 33, 36, 42]
+    assert spans.key_ends.tolist() == [0, 7, 12, 19, 30, 32, 37, 42, 47, 54, 62, 71]
     assert spans.longest == (7, 11)
     assert spans.query_ends.dtype == spans.key_ends.dtype == torch.int32
 

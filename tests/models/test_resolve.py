@@ -120,6 +120,16 @@ def test_the_tiny_model_is_warmed_up_on_the_examples_and_cached(tmp_path, monkey
     assert tokenizer.decode(tokenizer.encode("1 + 1 =")) == "1 + 1 ="
 
 
+def test_where_no_weights_are_needed_the_tiny_model_is_not_warmed_up(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRPO_CACHE", str(tmp_path))
+    config, taken = ModelConfig(source="tiny"), []
+    monkeypatch.setattr("grpo.models.tiny._learn", lambda model, ids, labels, steps: taken.append(steps))
+    first = resolve(config, lambda: [["1 + 1 =", "2"]], needs_weights=False)
+    trained = resolve(config, lambda: [["1 + 1 =", "2"]])
+    assert taken == [0, 600] and trained != first
+    assert (first / "config.json").read_text() == (trained / "config.json").read_text()
+
+
 def test_a_directory_without_tokenizer_is_one_line(checkpoint):
     with pytest.raises(
         UserError, match="cannot load the tokenizer of .*: save one there with save_pretrained"

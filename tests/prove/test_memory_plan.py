@@ -4,16 +4,16 @@ import pytest
 import torch
 
 from grpo.config.memory_estimate import ModelShape
-from grpo.host import ranks
+from grpo.host import device_memory, ranks
 from grpo.prove import exchange, sampling
 from grpo.prove.bench import SIZES, Bench, config_of
 from grpo.prove.memory_plan import Room, fitting_rows, lacking, refreshing_gib
-from grpo.run import memory_here, preflight
+from grpo.run.shape import shape_of
 
 WORDS = ["learner.precision=bfloat16", "rollout.precision=bfloat16"]
 # In GiB: an H100 of 80 GB and an H200 of 141 GB.
 H100, H200 = Room(79.6, 79.0), Room(139.8, 139.0)
-SEVEN_B = preflight.shape_of(config_of(SIZES["7b"].shape))
+SEVEN_B = shape_of(config_of(SIZES["7b"].shape))
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def on(monkeypatch, tmp_path):
 
     def made(room, size, *words):
         monkeypatch.setattr(ranks, "device", lambda config: torch.device("cuda", 0))
-        monkeypatch.setattr(memory_here, "device_gib", lambda config: room.gpu_gib)
-        monkeypatch.setattr(memory_here, "available_gib", lambda config: room.free_gib)
+        monkeypatch.setattr(device_memory, "device_gib", lambda config: room.gpu_gib)
+        monkeypatch.setattr(device_memory, "available_gib", lambda config: room.free_gib)
         return Bench(size, tmp_path, [*WORDS, *words], device="cpu")
 
     return made

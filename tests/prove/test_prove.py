@@ -36,7 +36,7 @@ def test_attention_is_right_here_and_a_wrong_mask_is_found(bench, monkeypatch):
 
     def wrong(tree, *arguments):
         # Siblings see each other.
-        return mask(tree, *arguments) | torch.ones(tree.end - tree.start, tree.end - tree.start).bool().tril()
+        return torch.ones_like(mask(tree, *arguments)).tril(tree.shared)
 
     monkeypatch.setattr(tree_attention, "attention_mask", wrong)
     sabotaged = verdicts(computation.attention(bench))

@@ -41,3 +41,4 @@ def assert_well_made(text):
         assert not [cell for cell in told if re.search(r"mathdefault|nan|e[+-]\d", cell)], values["x"]
     words = re.sub(r"(?s)<svg.*?</svg>|<script.*?</script>|<style.*?</style>", "", text)
     assert not re.search(r"\D-0\.0+\D", words), "no change has no sign"
+    assert not re.search(r"\d %", words), "a percent sign would begin a line"

@@ -14,11 +14,12 @@ from grpo.cli import main
 from grpo.config import UserError
 from grpo.config.run import TrainConfig
 from grpo.report.contrast import contrast, not_below, over_seeds
-from grpo.report.contrast_page import SHEET_INCHES, conclusion, samples, write_contrast
+from grpo.report.contrast_page import SHEET_INCHES, conclusion, courses, differently_asked, samples, write_contrast
 from grpo.report.contrast_panels import PANELS, differences
 from grpo.report.contrast_tables import CAPTIONS, by_quarter, health, results, settings
 from grpo.report.finished_runs import load
 from grpo.report.style import STYLE
+from grpo.telemetry import FINISHED, INTERRUPTED, KILLED, Ending, Resumption, add_resumption, write_ending
 from grpo.types import Interval
 from tests.report.structure import assert_well_made
 
@@ -269,6 +270,39 @@ def test_the_command_compares_folders_and_names_variants_by_them(runs, tmp_path,
     page = (tmp_path / "out" / "report.html").read_text()
     assert "http" not in page.replace("http://www.w3.org", ""), "a page that needs nothing else"
     assert (tmp_path / "out" / "report.png").stat().st_size > 10_000
+
+
+def test_runs_that_were_resumed_or_have_not_finished_are_named(tmp_path):
+    folders = [write_run(tmp_path / f"x-seed{seed}", 0.5, seed) for seed in range(3)]
+    for folder, state in zip(folders, (FINISHED, INTERRUPTED, FINISHED), strict=True):
+        write_ending(folder, Ending(state, 30))
+    for step in (10, 20):
+        add_resumption(folders[2], Resumption(step, f"step-{step:08d}", step, KILLED))
+    assert courses(contrast([load(folder, "x") for folder in folders])) == [
+        "Of 3 runs 1 had to be resumed: x-seed2 after steps 10 and 20.",
+        "x-seed1 was interrupted at step 30 of 100; checkpoint.resume=true goes on.",
+    ]
+
+
+def test_variants_that_were_evaluated_differently_or_took_other_steps_are_not_compared_in_silence(tmp_path):
+    folders = [write_run(tmp_path / name, final, 0) for name, final in (("a", 0.5), ("b", 0.8))]
+    for folder, temperature in zip(folders, (1.0, 0.5), strict=True):
+        write_ending(folder, Ending(FINISHED, 30))
+        rows = [json.loads(line) for line in (folder / "evaluations.jsonl").read_text().splitlines()]
+        kept = rows if temperature == 1.0 else rows[:-1]
+        (folder / "evaluations.jsonl").write_text(
+            "".join(json.dumps(row | {"temperature": temperature}) + "\n" for row in kept)
+        )
+    compared = contrast([load(folder, folder.name) for folder in folders])
+    said = (
+        "The variants were evaluated differently, which alone may make a difference: temperature is 1.0 of a, 0.5 of b."
+    )
+    assert differently_asked(compared) == [said]
+    header, *rows = results(compared)
+    assert [row[header.index("p")] for row in rows] == ["", ""], "one seed says nothing of others"
+    assert courses(compared) == ["The number of optimizer steps is 30 of a, 20 of b."]
+    write_contrast(compared, tmp_path)
+    assert f'<div class="verdict unsure"><p>{said}</p></div>' in (tmp_path / "report.html").read_text()
 
 
 def test_what_is_no_run_is_one_line(tmp_path, capsys):

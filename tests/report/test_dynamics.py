@@ -14,6 +14,7 @@ from grpo.report.dynamics import analysed, write_fit
 from grpo.report.dynamics_panels import draw_gradient_mass, draw_reward, panels
 from grpo.report.dynamics_tables import SHAPES, forecast_numbers
 from grpo.report.logs import read_log
+from grpo.tasks.solve_rates import read_solve_rates
 from tests.report.runs import trl_log, verl_log, write_run
 from tests.report.structure import assert_well_made
 
@@ -42,6 +43,19 @@ def test_many_evaluations_are_a_line_and_few_have_bars(tmp_path):
         draw_reward(axes, analysed(read_log(tmp_path), tmp_path))
         held_out = [one for one in axes.containers if one.get_label() == "held out, 95 % interval"]
         assert len(held_out) == bars and "held out, 95 % interval" in axes.get_legend_handles_labels()[1]
+
+
+def test_held_out_evaluations_above_the_training_curve_are_seen_whole(tmp_path):
+    write_run(tmp_path, 60)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    for index, row in enumerate(rows):  # the pass rate in training stays at 0.25
+        row |= {"pass_rate": 0.25, "groups/counts": [[1 + index % 3, 8, 32]]}
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    row = {"step": 0, "problems": 99, "pass@1": {"value": 0.9, "low": 0.85, "high": 0.95}}
+    (tmp_path / "evaluations.jsonl").write_text("".join(json.dumps(row | {"step": step}) + "\n" for step in (0, 9)))
+    axes = Figure().add_subplot()
+    draw_reward(axes, analysed(read_log(tmp_path), tmp_path))
+    assert axes.get_ylim()[1] > 0.95
 
 
 def test_laws_that_fit_as_well_are_named_beside_the_best(tmp_path):
@@ -144,13 +158,13 @@ def test_a_log_of_pass_rates_alone_is_told_how_many_checks_could_be_made(tmp_pat
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["dynamics", "diagnose", str(path)]) == 0
     printed = capsys.readouterr().out
-    assert "diagnosis: 5 of 27 checks could be made, and they found no problem; a change of less than " in printed
+    assert "diagnosis: 6 of 28 checks could be made, and they found no problem; a change of less than " in printed
     assert " points cannot be told from luck here: go on, or raise the number of prompts per step" in printed
     assert (
         "if training goes on, the pass rate at step 60 will be between " in printed
         and "% (with 90 % certainty)" in printed
     )
-    assert "22 of 27 checks need what the log lacks: lengths, mean rewards, " in printed
+    assert "22 of 28 checks need what the log lacks: lengths, mean rewards, " in printed
 
 
 def test_a_run_that_went_back_has_one_curve_since_and_all_its_series(tmp_path):
@@ -200,6 +214,7 @@ def test_a_replay_decides_for_the_learner_ranks_of_the_run(tmp_path, capsys):
     assert "dynamics.prompts_per_step=8" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_plan_from_solve_rates(tmp_path, capsys):
     generator = np.random.default_rng(0)
     rates = generator.binomial(64, generator.beta(2, 2, 500)) / 64
@@ -225,6 +240,19 @@ def test_a_plan_from_solve_rates(tmp_path, capsys):
         assert f"{word.replace('=', '=' + chr(39))}' is not valid: it must be a" in capsys.readouterr().err
     assert main(["dynamics", "plan", str(path), "column=nothing"]) == 2
     assert "its columns are: llama8b_solve_rate, problem. Choose one with column=NAME" in capsys.readouterr().err
+
+
+def test_a_plan_reads_what_grpo_solve_rates_has_measured(tmp_path, capsys):
+    path = tmp_path / "solve_rates.jsonl"
+    row = {"llama8b_solve_rate": 0.9, "solve_rate_samples": 16, "prompt_tokens": 20, "completion_tokens": 60.0}
+    path.write_text("".join(json.dumps(row | {"solve_rate": rate}) + "\n" for rate in (0.25, 0.5, 0.75) * 20))
+    known = read_solve_rates(path)
+    assert (known.tried, known.tokens) == (16, {"prompt_tokens": 20.0, "completion_tokens": 60.0})
+    assert main(["dynamics", "plan", str(path), "budget_tokens=1e6"]) == 0
+    printed = capsys.readouterr().out
+    assert "60 problems, mean pass rate 0.50" in printed
+    # 128 prompts × (20 + 4 × 60) tokens fit 30 times into 1e6.
+    assert "dynamics.group_size=4 dynamics.refresh_interval=1 dynamics.prompts_per_step=128 num_steps=30" in printed
 
 
 @pytest.mark.slow
@@ -272,7 +300,7 @@ def test_a_csv_with_a_column_of_its_own(tmp_path):
     assert log["pass_rate"].values.tolist() == [step / 20 for step in range(1, 11)]
     scaled = read_log(path, "reward", 10.0)
     assert scaled["pass_rate"].values.tolist() == [step / 10 for step in range(1, 11)]
-    with pytest.raises(UserError, match=r"reward of .* goes from 1 to 10, beyond \[0, 2\]: give what it holds"):
+    with pytest.raises(UserError, match=r"reward of .* goes from 1 to 10, beyond \[0, 2\]: give its value"):
         read_log(path, "reward", 2.0)
     with pytest.raises(UserError, match="no column speed; its columns are: accuracy, reward"):
         read_log(path, "speed")

@@ -260,7 +260,7 @@ def test_a_smoothed_mean_may_leave_its_range_by_a_little(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["diagnose", "scale=2"], "scale= says what the column of column=NAME holds: give both"),
+        (["diagnose", "scale=2"], "scale= says which number in column=NAME means a right answer: give both"),
         (["diagnose", "column=reward", "scale=nan"], "scale='nan' is not valid: it must be a number above 0"),
         (["forecast", "last_step=-5"], "last_step='-5' is not valid: it must be a whole number of at least 0"),
     ],
@@ -307,7 +307,7 @@ def test_a_log_too_short_to_fit_and_one_without_a_column_to_check_say_so(tmp_pat
     assert "has too few rounds to fit" in capsys.readouterr().err
     write_lines(path, [{"step": step, "unknown": 0.5} for step in range(30)])
     assert main(["dynamics", "diagnose", str(path)]) == 0
-    assert "none of 27 checks could be made" in " ".join(capsys.readouterr().out.split())
+    assert "none of 28 checks could be made" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_change_that_is_hardly_known_has_no_interval(tmp_path, capsys):

@@ -9,10 +9,23 @@ import pytest
 from grpo.cli import main
 from grpo.config import UserError
 from grpo.config.run import TrainConfig
+from grpo.report.course import how_often, resumed_at, resumptions_table, standing
 from grpo.report.logs import run_config
-from grpo.report.run_page import about, run_tables, settings, shown_groups, standing
+from grpo.report.run_page import about, run_tables, settings, shown_groups
 from grpo.report.verdict import judge
-from grpo.telemetry import FAILED, FINISHED, INTERRUPTED, Ending, forget_ending, read_ending, write_ending
+from grpo.telemetry import (
+    FAILED,
+    FINISHED,
+    INTERRUPTED,
+    KILLED,
+    Ending,
+    Resumption,
+    add_resumption,
+    forget_ending,
+    read_ending,
+    read_resumptions,
+    write_ending,
+)
 from tests.report.runs import write_run
 from tests.report.structure import assert_well_made
 
@@ -121,6 +134,29 @@ def test_a_run_that_goes_on_is_told_from_one_that_was_killed(tmp_path):
     assert "it was killed" in standing(tmp_path, ROWS, CONFIG)
 
 
+RATE = ("learner.learning_rate", 0.0003, 0.0002)
+
+
+def test_a_page_says_where_its_run_was_resumed_and_how_it_had_ended_before(tmp_path):
+    assert how_often(read_resumptions(tmp_path)) == [] and resumptions_table([]) == {}
+    add_resumption(tmp_path, Resumption(10, "step-00000010", 13, KILLED, changed=[RATE]))
+    killed = "The run was resumed after step 10: it had been killed, or its machine was lost, at step 13."
+    assert how_often(read_resumptions(tmp_path)) == [killed]
+    add_resumption(tmp_path, Resumption(1020, "step-00001020", 1020, FAILED, "the disk is full."))
+    assert how_often(read_resumptions(tmp_path)) == ["The run was resumed 2 times, after steps 10 and 1,020."]
+    [table] = resumptions_table(read_resumptions(tmp_path)).values()
+    assert table["rows"][1:] == [
+        ["10", "step-00000010", "it had been killed, or its machine was lost, at step 13", "3",
+         "learner.learning_rate: 0.0003 → 0.0002"],
+        ["1,020", "step-00001020", "it had failed at step 1,020: the disk is full.", "0", "none"],
+    ]  # fmt: skip
+
+
+def test_a_resumption_that_a_later_one_went_back_behind_is_not_marked():
+    starts = [Resumption(step, "", step, INTERRUPTED) for step in (20, 30, 10, 25)]
+    assert resumed_at(starts) == [10, 25]
+
+
 def row(step, prompt, correct, text="7", **changes):
     return {
         "step": step, "prompt_id": prompt, "question": "3 + 4 =", "answer": "7", "completion": text, "tokens": 2,
@@ -177,12 +213,16 @@ def test_grpo_report_writes_the_page_of_an_interrupted_run(tmp_path, capsys):
     write_run(folder, rounds=30)
     (folder / "samples.jsonl").write_text("".join(json.dumps(row(1, "a@0", bool(i))) + "\n" for i in range(2)))
     write_ending(folder, Ending(INTERRUPTED, 30))
+    add_resumption(folder, Resumption(20, "step-00000020", 22, INTERRUPTED))
     assert main(["report", str(folder)]) == 0
     printed = capsys.readouterr().out
     assert "interrupted at step 30 of 200" in printed and str(folder / "report.html") in printed
     text = (folder / "report.html").read_text()
     assert "interrupted at step 30 of 200" in text and "1 of 2 right" in text
     assert "Words on this page" in text
+    resumed = "The run was resumed after step 20: it had been interrupted at step 22."
+    assert resumed in printed and f"<p>{resumed}</p>" in text
+    assert "Where the run was resumed" in text and "The run was resumed at the dotted lines." in text
     assert "<p>The run interrupted at step 30 of 200; checkpoint.resume=true goes on.</p>" not in text
     assert "The run was interrupted at step 30 of 200; checkpoint.resume=true goes on." in text
     assert_well_made(text)

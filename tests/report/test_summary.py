@@ -4,7 +4,8 @@ import pytest
 from rich.console import Console
 
 from grpo.config import UserError
-from grpo.report import facts_table, samples_table, summary_table, write_markdown
+from grpo.host.terminal import facts_table
+from grpo.report import samples_table, summary_table, write_markdown
 
 
 def evaluation(step: int, correct: list[int], completion: str = "so 42", **changes) -> dict:
@@ -125,3 +126,19 @@ def test_markdown_has_the_table_the_picture_and_the_samples(tmp_path):
     assert any(line.endswith("](<../a picture.png>)") for line in lines)
     assert "    # not a heading" in lines
     assert [line for line in lines if line.startswith("### ")] == ["### p0"]
+
+
+def test_the_most_frequent_answer_and_greedy_decoding_have_rows_where_they_were_measured():
+    sides = []
+    for step, right in ((0, 5), (9, 15)):
+        side = evaluation(step, [1] * 20)
+        for index, row in enumerate(side["per_problem"]):
+            row |= {"majority": index < right, "greedy": index < right}
+        rate = {"value": right / 20, "low": 0.0, "high": 1.0}
+        sides.append(side | {"maj@k": rate, "greedy": rate})
+    table = summary_table(*sides)
+    for name in ("maj@2", "greedy"):
+        assert row_of(table, name)[1:3] == ["25.0% [0.0%, 100.0%]", "75.0% [0.0%, 100.0%]"]
+        assert row_of(table, name)[3].startswith("+50.0 points [")
+    one_sample = [side | {"samples_per_problem": 1} for side in sides]
+    assert "maj@" not in shown(summary_table(*one_sample))

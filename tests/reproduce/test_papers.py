@@ -132,6 +132,7 @@ def test_without_noise_an_ensemble_follows_the_gating_law():
     assert rates[-1] == pytest.approx(p, abs=2e-3)
 
 
+@pytest.mark.slow
 def test_a_reproduction_prints_writes_and_draws(tmp_path, capsys):
     rates = tmp_path / "rates.csv"
     rates.write_text("llama8b_solve_rate\n" + "".join(f"{k / 64}\n" for k in range(65)))

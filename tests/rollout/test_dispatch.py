@@ -77,7 +77,7 @@ def draw(requests, servers, at_once):
 
 
 def replicas(*urls, seconds=5.0):
-    return [Replica(index, url, "", seconds) for index, url in enumerate(urls)]
+    return [Replica(url, "", seconds) for url in urls]
 
 
 def test_every_sample_is_answered_once_and_a_prompt_stays_with_one_server():

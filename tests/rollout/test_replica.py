@@ -20,7 +20,7 @@ def test_a_server_that_exits_while_starting_shows_the_end_of_its_log(tmp_path):
     process = ServerProcess([], {}, tmp_path / "logs" / "server-0.log")
     process._command = [sys.executable, "-c", "print('there is no such model'); raise SystemExit(3)"]
     process.start()
-    replica = Replica(0, f"http://127.0.0.1:{free_port()}", "", 1.0, process)
+    replica = Replica(f"http://127.0.0.1:{free_port()}", "", 1.0, process)
     with pytest.raises(UserError, match=r"exited with 3 while starting(.|\n)*there is no such model"):
         asyncio.run(replica.wait(30))
 
@@ -40,7 +40,7 @@ def test_a_server_that_is_killed_has_ended_with_the_processes_below_it(tmp_path)
 
 
 def test_a_server_elsewhere_that_never_answers_is_not_waited_for_for_ever():
-    replica = Replica(0, f"http://127.0.0.1:{free_port()}", "", 1.0)
+    replica = Replica(f"http://127.0.0.1:{free_port()}", "", 1.0)
     with pytest.raises(UserError, match="start it there with `grpo serve`, correct rollout.servers.urls"):
         asyncio.run(replica.wait(0.2))
 

@@ -54,4 +54,4 @@ def test_a_server_that_wants_another_key_is_not_waited_for():
         raise AssertionError
 
     with server(never, paused=401) as (url, _), pytest.raises(UserError, match="another key: set GRPO_SERVER_KEY"):
-        asyncio.run(Replica(0, url, "k3y", 1.0).wait(30))
+        asyncio.run(Replica(url, "k3y", 1.0).wait(30))

@@ -8,10 +8,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from grpo.config import TrainConfig, UserError
+from grpo.config import SamplingConfig, TrainConfig, UserError
 from grpo.rollout.engine_arguments import colocated_arguments
+from grpo.types import Problem, Prompt
 from grpo.weight_sync.refresh import CheckedSync
 from tests.learner.models import tiny_llama
+
+# vLLM takes six seconds to load.
+pytestmark = pytest.mark.slow
 
 
 def place_of_engine(arguments):
@@ -26,7 +30,6 @@ def place_of_engine(arguments):
     return executor._distributed_args(SimpleNamespace(vllm_config=settings))[1:]
 
 
-@pytest.mark.slow
 def test_the_engine_of_each_rank_has_the_gpu_of_its_rank(monkeypatch):
     monkeypatch.setenv("RANK", "11")
     monkeypatch.setenv("LOCAL_RANK", "3")
@@ -34,7 +37,6 @@ def test_the_engine_of_each_rank_has_the_gpu_of_its_rank(monkeypatch):
     assert place_of_engine({}) == (0, 0), "vLLM's own choice knows nothing of ranks"
 
 
-@pytest.mark.slow
 def test_one_process_without_a_launcher_needs_no_variables_of_one(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
@@ -103,6 +105,33 @@ def test_an_engine_starts_once_what_loading_the_learner_took_is_free(tmp_path, m
     assert calls == ["room", "engine"]
 
 
+@pytest.mark.parametrize(
+    ("passed", "told"),
+    [
+        ({"engine_args": {"max_seqs": 3}}, r"rollout.engine_args={'max_seqs': 3} is refused: no such argument"),
+        (
+            {"sampling": SamplingConfig(extra={"min_pea": 0.1})},
+            r"rollout.sampling.extra={'min_pea': 0.1} is refused: .*pea",
+        ),
+        ({"sampling": SamplingConfig(extra={"min_p": 2.0})}, r"min_p must be in \[0, 1\]"),
+    ],
+)
+def test_settings_that_vllm_refuses_are_one_line(passed, told, tmp_path, monkeypatch):
+    from benchmarks.small_models import tiny_tokenizer
+    from grpo.rollout import vllm_sampler
+
+    def refuses(**arguments):
+        raise TypeError("no such\nargument")
+
+    monkeypatch.setattr(vllm_sampler, "LLM", refuses)
+    config = TrainConfig()
+    for name, value in passed.items():
+        setattr(config.rollout, name, value)
+    with pytest.raises(UserError, match=told) as refused:
+        vllm_sampler.VllmSampler(config, tiny_llama(tmp_path), tiny_tokenizer(), torch.device("cpu"))
+    assert "\n" not in str(refused.value)
+
+
 @pytest.fixture
 def sampler():
     """Makes a sampler on a GPU whose engine is `Recorded`."""
@@ -113,6 +142,18 @@ def sampler():
     value._file_form = SimpleNamespace(of=lambda bucket: bucket)
     value._sleep_level = 1
     return value
+
+
+def test_an_engine_answers_once_with_the_whole_completion(sampler):
+    """Otherwise it would make an answer, and objects of log-probabilities, for every token in the learner's process."""
+    from vllm.sampling_params import RequestOutputKind
+
+    engine = sampler._llm.llm_engine = Recorded()
+    sampler._stop_token_ids, sampler.policy_version = [2], 5
+    sampler._submit(0, 3, Prompt(Problem("p", "q", "a"), (3, 4)), sampler._config.rollout.sampling)
+    [(asked, number, prompt, parameters)] = engine.calls
+    assert (asked, number, prompt) == ("add_request", "0/3", {"prompt_token_ids": [3, 4]})
+    assert parameters.output_kind == RequestOutputKind.FINAL_ONLY and parameters.flat_logprobs
 
 
 def test_a_model_of_vllm_that_takes_no_such_weights_is_one_line(sampler):

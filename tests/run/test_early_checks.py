@@ -43,13 +43,11 @@ def test_importing_all_that_is_checked_early_imports_nothing_heavy():
         (["eval", "model.path=no/such/folder"], "model.path=no/such/folder: there is no such directory"),
         (["solve-rates", "model=huggingface"], "model.path is empty"),
         (["train", "model=huggingface"], "model.path is empty"),
-        (["export", "no/such/run", "models/x"], "is no checkpoint, and has none in checkpoints/"),
     ],
 )
 def test_words_that_are_missing_or_wrong_are_told_without_torch(words, message, capsys, monkeypatch):
     # `tests.tasks.test_early_checks` starts a process for such words. Here what would import torch is refused.
     monkeypatch.setattr("grpo.cli.working", None)
-    monkeypatch.setitem(sys.modules, "grpo.run.exporting", None)
     assert main(words) == 2
     assert message in capsys.readouterr().err
 

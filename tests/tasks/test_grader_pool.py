@@ -80,6 +80,7 @@ def test_answers_that_all_kill_their_workers_do_not_end_the_run(obeying):
     assert outcomes(pool.grade([("hog", "5", {}), ("die", "5", {})])) == ["failed", "failed"]
 
 
+@pytest.mark.slow
 def test_when_no_answer_of_many_gets_a_grade_the_run_ends(custom_rewards, monkeypatch):
     monkeypatch.setattr(grader_pool, "FRUITLESS", 5)
     with GraderPool(RewardConfig(parts=[RewardPartConfig(name=f"{custom_rewards}:obey")])) as pool:

@@ -113,7 +113,7 @@ def test_a_batch_reward_sees_all_groups_in_one_call(rewards):
     first, second = scored(rewards("batch"), (written("a"), written("b")), (written("c"),))
     assert [grade["batch"] for grade in first] == [28.0, 28.0]
     assert [grade["batch"] for grade in second] == [27.0]
-    with pytest.raises(UserError, match=r"it returned \[\[1.0\]\] for 2 groups, not a list of as many"):
+    with pytest.raises(UserError, match=r"it returned \[\[1.0\]\] for 2 groups, not a list with one for each"):
         scored(rewards("short_batch"), (written("a"),), (written("b"),))
 
 
@@ -127,7 +127,7 @@ def test_a_group_reward_sees_messages_where_the_data_has_them(rewards):
     [
         (
             "too_few",
-            r"raised ValueError for all 1 answers: '2' .it returned \[1.0\] for 3 completions, not a list of as",
+            r"raised ValueError for all 1 answers: '2' .it returned \[1.0\] for 3 completions, not a list with",
         ),
         ("huge", "raised ValueError for all 3 answers: '2' .the reward is -1e.30, and none may be beyond 1e.06"),
         ("nan_of_group", "raised ValueError for all 1 answers: '2' .the reward is nan"),

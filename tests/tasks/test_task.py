@@ -171,6 +171,7 @@ def test_training_never_asks_what_is_held_out(tokenizer):
         assert task.cursor == 5
 
 
+@pytest.mark.slow
 def test_a_generators_problems_are_graded_by_its_own_scorer(tokenizer):
     data = DataConfig(source="reasoning_gym", path="puzzle24", size=4, held_out_fraction=0.0)
     reward = RewardConfig(parts=[RewardPartConfig(name="reasoning_gym")], extract="tag")

@@ -257,6 +257,7 @@ def told(path, name):
     raise AssertionError(f"{path} holds no {name}")
 
 
+@pytest.mark.slow
 def test_wandb_is_told_where_a_run_belongs(tmp_path):
     place = {"entity": "team", "project": "sums", "group": "dial", "job_type": "sweep", "tags": ["gsm8k", "lora"]}
     WandbTracker({}, TrackingConfig(wandb="offline", **place), tmp_path).close()
@@ -266,6 +267,7 @@ def test_wandb_is_told_where_a_run_belongs(tmp_path):
     assert list(run.tags) == ["gsm8k", "lora"] and run.display_name == tmp_path.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failed", [True, False])
 def test_wandb_is_told_how_a_run_ended(failed, tmp_path):
     WandbTracker({}, OFFLINE, tmp_path).close(failed)

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from grpo.commands.serve import UNRESPONSIVE_SECONDS, keep
 from grpo.host.network import free_port
 from grpo.rollout.replica import Replica, ServerProcess
+from grpo.rollout.restarts import UNRESPONSIVE_SECONDS, keep_alive
 
 # It notes that it has started, and gives its answers in order, the last one for ever.
 SERVER = """
@@ -38,9 +38,9 @@ def test_a_server_that_says_that_its_engine_has_died_is_started_again_long_befor
     process = ServerProcess([], {}, tmp_path / "server.log")
     server = [sys.executable, "-c", SERVER, str(port), str(log), *answers]
     process._command = [sys.executable, "-m", "grpo.host.tether", "5", "0", *server]
-    replica = Replica(0, f"http://127.0.0.1:{port}", "", 1.0, process)
+    replica = Replica(f"http://127.0.0.1:{port}", "", 1.0, process)
     process.start()
-    keeping = threading.Thread(target=keep, args=([replica], stop, 60.0))
+    keeping = threading.Thread(target=keep_alive, args=([replica], stop, 60.0))
     began = time.monotonic()
     keeping.start()
     try:

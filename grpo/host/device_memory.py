@@ -1,0 +1,37 @@
+"""This module reads how much memory a rank's device has, and how much of it is free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import torch
+
+from grpo.config import TrainConfig
+from grpo.host import ranks
+
+# A GPU that this machine lacks is taken to have this many GiB.
+GIB_ELSEWHERE = 80.0
+# A container may use this many bytes of its machine's memory, or "max".
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+def device_gib(config: TrainConfig) -> float:
+    """Returns the size of this rank's GPU in GiB: 0 for a run on CPUs, `GIB_ELSEWHERE` if this machine has no GPU."""
+    if not ranks.on_gpu(config):
+        return 0.0
+    return torch.cuda.mem_get_info()[1] / 2**30 if torch.cuda.is_available() else GIB_ELSEWHERE
+
+
+def available_gib(config: TrainConfig) -> float:
+    """Returns the free memory of this rank's device in GiB, or `GIB_ELSEWHERE` for a GPU that this machine lacks."""
+    if ranks.on_gpu(config):
+        return torch.cuda.mem_get_info()[0] / 2**30 if torch.cuda.is_available() else GIB_ELSEWHERE
+    return psutil.virtual_memory().available / 2**30
+
+
+def main_memory_gib() -> float:
+    """Returns the main memory of this machine in GiB, or what a container may use of it."""
+    total = psutil.virtual_memory().total
+    limit = CONTAINER_LIMIT.read_text().strip() if CONTAINER_LIMIT.exists() else "max"
+    return min(total, int(limit) if limit.isdecimal() else total) / 2**30

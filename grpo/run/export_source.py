@@ -1,0 +1,39 @@
+"""This module chooses the checkpoint to export, and checks what needs neither torch nor the weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from grpo.config import TrainConfig, UserError
+from grpo.config.folder import CHECKPOINTS, STATE_FILE, checkpoints_in
+from grpo.config.saved import read_config, read_state
+
+
+def to_export(place: Path, directory: Path, adapter: bool) -> tuple[Path, TrainConfig]:
+    """Returns the checkpoint at `place` and the configuration that it was trained with.
+
+    `place` is a checkpoint, or the folder of a run, whose best checkpoint is taken (see `best_checkpoint`). Raises
+    UserError if there is no checkpoint, if `directory` is not empty, and if `adapter` is set for a run without
+    adapters.
+    """
+    place = place.resolve()
+    checkpoint = place if (place / STATE_FILE).exists() else best_checkpoint(place)
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise UserError(f"{directory} is not an empty folder: give a new one")
+    config = read_config(checkpoint)
+    if adapter and not config.model.lora.rank:
+        raise UserError(f"{checkpoint} has no adapter (model.lora.rank=0): leave out adapter=true")
+    return checkpoint, config
+
+
+def best_checkpoint(run: Path) -> Path:
+    """Returns the checkpoint of a run with the highest held-out pass rate, or the newest if none was evaluated.
+
+    Raises UserError when the run has no checkpoint.
+    """
+    checkpoints = checkpoints_in(run / CHECKPOINTS)
+    if not checkpoints:
+        raise UserError(f"{run} is no checkpoint, and has none in {CHECKPOINTS}/")
+    scores = {path: read_state(path).get("score") for path in checkpoints}
+    scored = [path for path in checkpoints if scores[path] is not None]
+    return max(scored, key=lambda path: scores[path]) if scored else checkpoints[-1]

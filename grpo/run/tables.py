@@ -1,0 +1,147 @@
+"""This module prints what a run will do before it starts: placement, batches, memory and price."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from grpo.config import TrainConfig
+from grpo.config.errors import require
+from grpo.config.memory_estimate import (
+    ModelShape,
+    at_its_largest,
+    batch_table,
+    certain_memory,
+    engine_weights,
+    memory_estimate,
+    offloaded_bytes,
+    optimizer_bytes,
+)
+from grpo.config.placement import gpus_wanted, placement_table
+from grpo.host import device_memory, ranks
+from grpo.host.device_memory import GIB_ELSEWHERE
+from grpo.host.terminal import Terminal, facts_table
+from grpo.run.price import price, price_rows
+from grpo.run.shape import model_shape
+from grpo.types import MachineConstants
+
+# Without a GPU here, the tables are those of a machine with this many GPUs.
+GPUS_ELSEWHERE = 8
+
+
+def print_price(config: TrainConfig, path: Path, machine: MachineConstants | None) -> None:
+    """Prints the run's price in tokens, and in hours if `machine` holds measured speeds. Called on rank 0 only."""
+    parameters = model_shape(path, config.model.trust_remote_code).parameters
+    priced = price(config, parameters, ranks.counts(config)[0], machine)
+    of = f"by {config.hardware.measured}, measured on {machine.device}" if machine else "in tokens"
+    header = (of, "in a round", f"in {priced.rounds} rounds")
+    console = Terminal()
+    title = "Price" if config.dynamics.name == "fixed" else "Price, at the batch that the schedule begins with"
+    console.print(facts_table(title, header, price_rows(priced, config.hardware.price_per_hour)))
+    if machine is None:
+        console.print(
+            "`grpo prove` measures a machine; hardware.measured=FILE then prices the run in hours", soft_wrap=True
+        )
+
+
+def print_tables(config: TrainConfig, path: Path) -> None:
+    """Prints what runs where, the batch table and the memory estimate, on rank 0. Warns if memory will not suffice.
+
+    Without a GPU here, a run that needs GPUs is shown for a machine with `GPUS_ELSEWHERE` of them, or as many as its
+    servers need. Raises UserError when there are too few GPUs here, or too little memory.
+    """
+    on_gpu, (count, local) = ranks.on_gpu(config), ranks.counts(config)
+    num_gpus = (torch.cuda.device_count() or max(local, gpus_wanted(config), GPUS_ELSEWHERE)) if on_gpu else 0
+    places = placement_table(config, local, num_gpus)
+    shape = model_shape(path, config.model.trust_remote_code, config.model)
+    lacking = too_small_a_share(config, shape) or too_much_memory(config, shape, count, local)
+    # A dry run may be meant for another machine.
+    elsewhere = (on_gpu and not torch.cuda.is_available()) or (config.dry_run and bool(config.hardware.hosts))
+    require(not lacking or elsewhere, lacking)
+    if ranks.rank():
+        return
+    console = Terminal()
+    if on_gpu and not torch.cuda.is_available():
+        console.print(
+            f"no GPU here, so this is for another machine: the tables are those of one with {num_gpus} GPUs of "
+            f"{GIB_ELSEWHERE:g} GiB",
+            soft_wrap=True,
+        )
+    console.print(facts_table("Placement", ("what", "where, on this node"), places))
+    header = ("per optimizer step and round", "per rank", f"on {count} rank{'s' * (count > 1)}")
+    title = "Batches" if config.dynamics.name == "fixed" else "Batches, as the schedule begins"
+    console.print(facts_table(title, header, batch_table(config, count)))
+    if (warmup := config.learner.warmup_steps) > config.num_steps:
+        console.print(
+            f"learner.warmup_steps={warmup} is above num_steps={config.num_steps}: the learning rate ends at "
+            f"{config.num_steps / warmup:.0%} of learner.learning_rate",
+            style="yellow",
+        )
+    largest = at_its_largest(config)
+    rows = memory_estimate(largest, shape, count, device_memory.device_gib(config))
+    title = f"Memory, {shape.parameters / 1e6:,.1f} M parameters, {config.learner.precision}"
+    if largest is not config:
+        batch = largest.dynamics
+        title += f", at the schedule's largest batch: {batch.prompts_per_step} prompts × {batch.group_size}"
+    header = ("estimate, on one rank", "while sampling", "while learning")
+    console.print(facts_table(title, header, [(name, _size(first), _size(second)) for name, first, second in rows]))
+    _, sampling, learning = rows[-1]
+    if config.learner.offload_optimizer and num_gpus:
+        gib = optimizer_bytes(config, shape, count) * local / 2**30
+        console.print(f"the optimizer takes {gib:.0f} GiB of this machine's main memory, and gradients some more")
+    if config.learner.offload_states and num_gpus:
+        host_bytes = offloaded_bytes(config, shape, count) + engine_weights(config, shape)
+        gib = host_bytes * local / 2**30
+        console.print(f"the learner's states and an engine's first weights take up to {gib:.0f} GiB of main memory")
+    if lacking:
+        console.print(lacking, style="yellow", soft_wrap=True)
+    if max(sampling, learning) > (free := device_memory.available_gib(config)):
+        lower = "rollout.gpu_memory_fraction" if num_gpus and sampling > learning else "learner.micro_batch_tokens"
+        console.print(
+            f"the memory estimate of {max(sampling, learning):.1f} GiB per rank exceeds the {free:.1f} GiB that are "
+            f"free: lower {lower}, set learner.gradient_checkpointing=true, or use more ranks with "
+            "learner.zero_stage=3",
+            style="yellow",
+        )
+
+
+def too_small_a_share(config: TrainConfig, shape: ModelShape) -> str:
+    """Returns a warning if vLLM's share of a GPU, in the learner's process, is smaller than its weights, or else ""."""
+    gib, fraction = device_memory.device_gib(config), config.rollout.gpu_memory_fraction
+    weights = engine_weights(config, shape) / 2**30
+    if config.rollout.engine != "vllm" or not gib or weights < fraction * gib:
+        return ""
+    return (
+        f"rollout.gpu_memory_fraction={fraction:g} is {fraction * gib:.1f} GiB of a GPU, and the sampler's weights "
+        f"alone take {weights:.1f}: raise it (up to 0.85 with learner.offload_states=true), or let several ranks "
+        "share an engine by rollout.tensor_parallel"
+    )
+
+
+def too_much_memory(config: TrainConfig, shape: ModelShape, world_size: int, local: int) -> str:
+    """Returns a line that says what is asked and what is there if learner and sampler alone need more memory than this
+    machine has, or else "". `local` is the number of ranks on a machine."""
+    if gib := device_memory.device_gib(config):
+        kept = offloaded_bytes(config, shape, world_size) / 2**30
+        asked = (
+            f"the learner's weights, gradients and optimizer take {kept:,.1f} GiB of each GPU, which has {gib:,.1f}: "
+            "use more ranks with learner.zero_stage=3, learner.offload_optimizer=true, model.lora.rank, or a smaller "
+            "model"
+        )
+        return asked if kept > gib else ""
+    learner, sampler = certain_memory(config, shape, world_size, local)
+    there = device_memory.main_memory_gib()
+    asked = (
+        f"this run asks for {learner + sampler:,.1f} GiB of main memory (learner {learner:,.1f}, sampler "
+        f"{sampler:,.1f}), and this machine has {there:,.1f}: lower "
+        f"rollout.kv_cache_gib={config.rollout.kv_cache_gib:g} or the number of ranks or servers, or use a smaller "
+        "model"
+    )
+    return asked if learner + sampler > there else ""
+
+
+def _size(gib: float) -> str:
+    if not gib:
+        return "–"
+    return f"{gib:.1f} GiB" if gib >= 1 else f"{gib * 1024:.0f} MiB"
