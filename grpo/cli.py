@@ -11,11 +11,11 @@ from importlib import import_module
 from types import ModuleType
 
 import grpo
-from grpo.config import TrainConfig
 from grpo.config.errors import EndedElsewhere, UserError
 from grpo.config.flags import read_words
 from grpo.host import environment, ranks
 from grpo.host.alive import working
+from grpo.host.disk import FULL
 from grpo.host.imports import importing, look_here_last
 from grpo.host.signals import EXIT_BROKEN_OFF, EXIT_UNREAD
 from grpo.host.terminal import protect, reader_left, say, wrapped, wrapped_usage
@@ -54,8 +54,11 @@ one's own, and --config-dir DIR adds a folder of groups, such as DIR/experiment/
 HELP = ("help", "-h", "--help")
 VERSION = ("version", "-V", "--version")
 WRONG_USE = 2
-# A file or folder that is named wrongly, may not be written, or has no space left.
-MENDABLE = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EROFS, errno.ENOSPC)
+# A file or folder that is named wrongly, is gone, or may not be written.
+MENDABLE = (
+    *(errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
+    *(errno.EACCES, errno.EPERM, errno.EROFS, *FULL),
+)
 # The words of these commands are overrides of a run's configuration. The other commands read their words themselves.
 CONFIGURED = ("train", "serve", "eval", "solve-rates", "check-reward")
 # These commands need a word. Without one they print their usage.
@@ -106,9 +109,10 @@ def _main(arguments: Sequence[str] | None) -> int:
         say(f"grpo: {error}")
         return WRONG_USE
     except OSError as error:
-        if error.errno not in MENDABLE or not error.filename:
+        # Writing to an open file does not name it.
+        if error.errno not in MENDABLE or not (error.filename or error.errno in FULL):
             raise
-        say(f"grpo: cannot use {error.filename}: {error.strerror}")
+        say(f"grpo: cannot use {error.filename or 'a file'}: {error.strerror}")
         return WRONG_USE
 
 
@@ -124,6 +128,7 @@ def _run(command: str, words: list[str]) -> int:
         return module.run(words, COMMANDS) if command == "completion" else module.run(words)
     from grpo.config.earlier_run import described
     from grpo.config.hydra import as_yaml, compose_config
+    from grpo.run.early_checks import check
 
     if {"-m", "--multirun"} & {*words}:
         raise UserError(f"grpo {command} starts one run at a time; grpo sweep starts several (grpo sweep help)")
@@ -147,29 +152,6 @@ def _run(command: str, words: list[str]) -> int:
     with working("still loading torch and transformers"):
         module = _module(command)
     return module.run(config)
-
-
-def check(command: str, config: TrainConfig) -> None:
-    """Raises UserError for a configuration that the command cannot use, before anything heavy is imported."""
-    from grpo.config.hydra import compose_suite
-    from grpo.config.validate import check_files, validate, validate_evaluation
-    from grpo.tasks.early_checks import check_early
-
-    suite = compose_suite(config) if command in ("train", "eval") else []
-    if command == "eval" and not suite and not config.evaluation.num_problems:
-        raise UserError("evaluation.num_problems=0 asks nothing: raise it, or name sets in evaluation.suite")
-    if command == "solve-rates":
-        # It reports pass rates only.
-        config = replace(config, evaluation=replace(config.evaluation, pass_at=[]))
-    if command == "train":
-        validate(config, ranks.counts(config)[0])
-    elif command != "launch" and not suite:
-        validate_evaluation(config)
-    for task in suite:
-        validate_evaluation(replace(config, task=task))
-    if command == "train" or (command in ("eval", "solve-rates", "check-reward") and not suite):
-        check_files(config)
-        check_early(config.task, config.pipeline)
 
 
 def _module(command: str) -> ModuleType:

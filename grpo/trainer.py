@@ -22,12 +22,14 @@ from typing import Any
 import pandas
 
 from grpo.config import RewardPartConfig, TrainConfig, UserError
+from grpo.config.earlier_run import described
 from grpo.config.errors import require
 from grpo.config.folder import DATA_FILE, EVALUATIONS_FILE, METRICS_FILE, MODEL_FOLDER, SAMPLES_FILE
 from grpo.config.hydra import compose_config
 from grpo.config.validate import validate
 from grpo.host import environment, ranks
 from grpo.host.signals import handled_as_before
+from grpo.run.early_checks import check
 from grpo.types import FinishedRound
 
 Reward = Callable[..., Any]
@@ -124,6 +126,8 @@ class Trainer:
             not Trainer._broken_off,
             "loading torch was interrupted in this process: start another one, or restart a notebook's kernel",
         )
+        if self._dataset is None:
+            self._check()
         try:
             import torch.distributed
 
@@ -148,9 +152,14 @@ class Trainer:
             # The data of a run that is in this folder already must not be replaced.
             validate(self.config, ranks.counts(self.config)[0])
             self._write_data()
+            self._check()
         with handled_as_before():
             train(self.config, [_Called(self._after_round)] if self._after_round else ())
         return Result(Path(self.config.output_dir))
+
+    def _check(self) -> None:
+        """Raises `UserError` for what `grpo train` refuses before it imports torch."""
+        check("train", replace(self.config, model=described(self.config.model)))
 
     def _write_data(self) -> Path:
         """Writes the dataset into the run's folder. Every rank writes a whole file and renames it into place."""
@@ -162,11 +171,14 @@ class Trainer:
                 "a data frame, or one split of a data set",
             )
         folder = Path(self.config.output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
         written = folder / f".{DATA_FILE}-{os.getpid()}"
-        with written.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(dict(row), ensure_ascii=False, default=_plain) + "\n" for row in rows)
-        return written.replace(folder / DATA_FILE)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with written.open("w", encoding="utf-8") as file:
+                file.writelines(json.dumps(dict(row), ensure_ascii=False, default=_plain) + "\n" for row in rows)
+            return written.replace(folder / DATA_FILE)
+        except OSError as error:
+            raise UserError(f"output_dir={folder} cannot be written to: {error}") from error
 
 
 def _has_loop() -> bool:

@@ -53,7 +53,7 @@ MAY_IMPORT = {
         *("telemetry", "run", "sweep", "launch", "reproduce", "prove"),
     },
     "trainer": {"types", "config", "host", "telemetry", "run"},
-    "cli": {"config", "host", "tasks"},
+    "cli": {"config", "host", "run"},
 }
 
 # Room → rooms whose classes it may name in annotations too, under `if TYPE_CHECKING`. Whoever uses such a room alone
@@ -96,7 +96,7 @@ HIDDEN = {
 CALLERS = {
     "cli": set(),
     "commands": set(),
-    "run": {"commands", "trainer", "prove"},
+    "run": {"commands", "trainer", "prove", "cli"},
     "loop": {"run"},
     "measure": {"loop", "run"},
 }

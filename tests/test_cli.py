@@ -10,10 +10,11 @@ from transformers import AutoModelForCausalLM
 import grpo
 from benchmarks.runs import SMALL
 from benchmarks.small_models import config_of
-from grpo.cli import WRONG_USE, check, main
+from grpo.cli import WRONG_USE, main
 from grpo.config import UserError
 from grpo.config.hydra import compose_config
 from grpo.host.signals import EXIT_UNREAD
+from grpo.run.early_checks import check
 from tests.tasks.conftest import byte_tokenizer
 
 
@@ -211,7 +212,7 @@ def test_a_dry_run_needs_no_weights_and_no_gpu_and_checks_the_reward(tmp_path, c
     dry = [*words, "dry_run=true", "device=cuda", "task.reward.extract=boxed"]
     assert main([*dry, "task.reward.parts=[{name: format}]", "task.reward.format_pattern=never"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "no GPU here: the tables are those of a machine with 8 GPUs of 80 GiB" in printed
+    assert "so this is for another machine: the tables are those of one with 8 GPUs of 80 GiB" in printed
     assert "right answers are not rewarded more than wrong ones" in printed
     assert main([*dry, "task.reward.parts=[{name: 'nowhere.py:f'}]"]) == WRONG_USE
     assert "cannot import 'nowhere.py:f'" in capsys.readouterr().err

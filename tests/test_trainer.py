@@ -15,6 +15,7 @@ import torch
 
 import grpo
 from grpo import Result, Trainer, UserError
+from grpo.cli import main
 from grpo.config import RewardPartConfig
 from grpo.trainer import import_path
 from tests import warm
@@ -163,3 +164,29 @@ def test_the_package_says_what_it_has():
     assert grpo.__all__ == ["Result", "Trainer", "UserError"]
     with pytest.raises(AttributeError, match="module 'grpo' has no attribute 'Trianer'"):
         grpo.Trianer()
+
+
+@pytest.mark.usefixtures("fresh_process")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["model=huggingface", "model.path="], "model.path is empty: set it to a model's directory"),
+        (["task=file", "task.data.path=no.jsonl"], "task.data.path: there is no file 'no.jsonl'"),
+        (["task.reward.workers=100000"], "asks for as many processes, and this machine has"),
+        (["output_dir=/dev/null/x"], "output_dir=/dev/null/x cannot be written to, since /dev/null is no folder"),
+        (["rollout=vllm_server", "rollout.servers.host=no.such"], "rollout.servers.host=no.such is no address of this"),
+    ],
+)
+def test_a_trainer_refuses_in_the_words_of_the_command_line(words, message, capsys):
+    with pytest.raises(UserError) as caught:
+        Trainer("experiment=tiny", *words).train()
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert main(["train", "experiment=tiny", *words]) == 2
+    assert capsys.readouterr().err == f"grpo: {caught.value}\n"
+
+
+@pytest.mark.usefixtures("fresh_process")
+def test_a_dataset_that_cannot_be_written_names_the_folder():
+    trainer = Trainer("experiment=tiny", "output_dir=/proc/none", dataset=[{"problem": "1?", "answer": 1}])
+    with pytest.raises(UserError, match="output_dir=/proc/none cannot be written to: "):
+        trainer.train()

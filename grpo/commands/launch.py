@@ -82,6 +82,6 @@ def at_this_moment(word: str) -> str:
 
 def _resumed(config: TrainConfig) -> list[str]:
     """Returns the override that resumes a job which Slurm has put back into the queue, if it has a checkpoint."""
-    restarted = int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
+    restarted = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
     checkpoints = checkpoints_in(Path(config.output_dir) / CHECKPOINTS)
     return ["checkpoint.resume=true"] if restarted and checkpoints else []

@@ -61,6 +61,10 @@ def run(words: Sequence[str] = ()) -> int:
     folder = Path(options.get("output_dir", "runs/prove"))
     config = compose_config([*words_of(SIZES["tiny"], folder, overrides), f"output_dir={folder}"])
     validate(config, config.hardware.ranks)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"output_dir={folder} cannot be written to: {error}") from error
 
     import torch
 
@@ -79,10 +83,6 @@ def run(words: Sequence[str] = ()) -> int:
         "sampler": [sampling.without_graphs],
     }
     engines = {"sync": exchange.sync, "sampler": sampling.sampler}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"output_dir={folder} cannot be written to: {error}") from error
     size = options.get("size", "1.5b" if torch.cuda.is_available() else "tiny")
     bench = Bench(size, folder.absolute(), overrides)
     bench.build()

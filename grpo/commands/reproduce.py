@@ -50,7 +50,10 @@ def run(words: Sequence[str]) -> int:
     if name not in PAPERS:
         raise UserError(f"grpo reproduce has no {name!r}: choose one of {', '.join(PAPERS)} (grpo reproduce help)")
     settings = typed(rest, **KEYS)
-    present(PAPERS[name](settings), Path(settings.get("output_dir", OUTPUT)))
+    # A folder that cannot be made is told before anything is computed.
+    folder = Path(settings.get("output_dir", OUTPUT))
+    folder.mkdir(parents=True, exist_ok=True)
+    present(PAPERS[name](settings), folder)
     return 0
 
 

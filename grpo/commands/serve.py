@@ -7,8 +7,8 @@ import os
 from typing import TYPE_CHECKING
 
 from grpo import models
-from grpo.config import TrainConfig, UserError
-from grpo.config.placement import KEY_VARIABLE, require_length
+from grpo.config import TrainConfig
+from grpo.config.placement import KEY_VARIABLE
 from grpo.host import ranks
 from grpo.host.signals import StopRequest
 from grpo.run.parts import warm_start_examples
@@ -30,9 +30,6 @@ def run(config: TrainConfig) -> int:
     from grpo.rollout.restarts import keep_alive
     from grpo.rollout.servers import start_servers
 
-    if not config.rollout.servers.port:
-        raise UserError("grpo serve needs rollout.servers.port: set it, since the learner must know the address")
-    require_length(config.model)
     stop = StopRequest()
     device = ranks.device(config)
     config = with_precision(config)

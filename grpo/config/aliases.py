@@ -170,6 +170,11 @@ LIKE = 0.7
 
 def hint(key: str, known: Sequence[str]) -> str:
     """Returns the end of the message about an unknown key: the key that may be meant, or how to search."""
+    if key in known:
+        nested = "…"
+        for name in reversed(key.split(".")):
+            nested = f"{{{name}: {nested}}}"
+        return f": a file nests keys, so write {nested[1:-1]}"
     last = key.rpartition(".")[2].lower()
     if alias := ALIASES.get(last):
         return f"; here it is {alias}"

@@ -38,7 +38,9 @@ GROUPS = {
     ),
     r"force-add of config groups is not supported: '\++(.*?)'": "a group takes no ++ before it: write {0}",
     r"An item is already at '(.*?)'": "{0} is there already: leave out the + before it",
-    r"Config group override must be a string": "a group takes the name of one of its choices, such as task=file",
+    r"Config group override must be a string|argument of type '\w+' is not iterable": (
+        "a group takes the name of one of its choices, such as task=file"
+    ),
     r"Cannot find primary config '(.*?)'": "there is no {0}.yaml in the folder that --config-dir names",
 }
 
@@ -106,10 +108,12 @@ def _unknown_choice(text: str) -> str:
     missing = re.search(r"(?:In '([^']+)': )?Could not (?:find|load) '([^']+)'", text)
     if not missing:
         return ""
-    group, slash, choice = missing[2].rpartition("/")
+    group, slash, choice = missing[2].partition("/")
     file = f"{missing[1]}.yaml: " if missing[1] not in (None, "train") else ""
     options = re.findall(r"^\t(\w+)$", text, re.MULTILINE)
     known = f": choose one of {', '.join(options)}" if options else ""
+    if group == "model" and "/" in choice:
+        known = f": a model of the hub or of a folder is given as model=huggingface model.path={choice}"
     return f"{file}there is no {group}={choice}{known}" if slash else f"{file}there is no {choice}.yaml"
 
 

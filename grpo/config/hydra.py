@@ -98,7 +98,8 @@ def composed(words: list[str]) -> DictConfig:
             config = compose(request.name, overrides, return_hydra_config=True)
     except (YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{request.name}.yaml cannot be read: {' '.join(str(error).split())}") from error
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+    # A TypeError is Hydra's, about a group that is given a list.
+    except (HydraException, OmegaConfBaseException, ValueError, TypeError) as error:
         raise UserError(one_line(error)) from error
     if OmegaConf.get_type(config) is not TrainConfig:
         raise UserError(f"{request.name}.yaml does not build on train.yaml: {_BEGINNING}")
@@ -230,10 +231,10 @@ def compose_sweep(preset: str, overrides: list[str]) -> SweepConfig:
         presets = ", ".join(sorted(file.stem for file in (config_directory() / "sweep").glob("*.yaml")))
         raise UserError(f"there is no sweep {preset!r}: choose one of {presets}, or give a file that ends in .yaml")
     try:
-        words = OmegaConf.from_dotlist(overrides)
-        merged = OmegaConf.merge(OmegaConf.structured(SweepConfig), OmegaConf.load(path), words)
-        return OmegaConf.to_object(merged)
-    except (OmegaConfBaseException, YAMLError) as error:
+        words, written = OmegaConf.from_dotlist(overrides), OmegaConf.load(path)
+        require(OmegaConf.is_dict(written), f"{path.name}: a sweep has keys and values, such as seeds: 5")
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SweepConfig), written, words))
+    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path.name}: {one_line(error)}") from error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from grpo.config.placement import starts_servers
 from grpo.config.run import TrainConfig
 
 GIB = 2**30
@@ -117,6 +118,23 @@ def memory_estimate(
 def engine_weights(config: TrainConfig, shape: ModelShape) -> float:
     """Returns the bytes of sampler weights on one rank, for an engine in the learner's process."""
     return BYTES[config.rollout.precision] * shape.parameters / config.rollout.tensor_parallel
+
+
+def certain_memory(config: TrainConfig, shape: ModelShape, world_size: int, local: int) -> tuple[float, float]:
+    """Returns the GiB that the learner and the sampler take on a machine of CPUs with `local` ranks, whatever they do.
+
+    A learner holds weights, gradients and optimizer. An engine takes `rollout.kv_cache_gib` as it starts. What depends
+    on the lengths of completions is left out.
+    """
+    rollout = config.rollout
+    learner = local * offloaded_bytes(config, shape, world_size) / GIB
+    weights = BYTES[rollout.precision] * shape.parameters / GIB
+    if rollout.engine == "transformers":
+        return learner, local * weights
+    if rollout.engine == "vllm":
+        return learner, local / rollout.tensor_parallel * (weights + rollout.kv_cache_gib)
+    here = starts_servers(config) and not config.hardware.server_nodes
+    return learner, rollout.servers.replicas * (weights + rollout.kv_cache_gib) if here else 0.0
 
 
 def offloaded_bytes(config: TrainConfig, shape: ModelShape, world_size: int) -> float:

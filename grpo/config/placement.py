@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grpo.config.engines import ModelConfig
+from grpo.config.engines import ModelConfig, ServersConfig
 from grpo.config.errors import UserError, require
 from grpo.config.run import TrainConfig
 
@@ -19,6 +19,16 @@ def require_length(model: ModelConfig) -> None:
     )
 
 
+def server_ports(servers: ServersConfig) -> range:
+    """Returns the ports of the servers on one machine. Port 0 stands for ports that are free."""
+    return range(servers.port, servers.port + servers.replicas) if servers.port else range(1)
+
+
+def starts_servers(config: TrainConfig) -> bool:
+    """Tells whether a run starts vLLM servers of its own, beside its first rank."""
+    return config.rollout.engine == "vllm_server" and not config.rollout.servers.urls
+
+
 def server_gpus(config: TrainConfig, index: int) -> range:
     """Returns the GPUs of server `index`.
 
@@ -32,14 +42,19 @@ def server_gpus(config: TrainConfig, index: int) -> range:
     return range(first, first + servers.tensor_parallel)
 
 
+def gpus_wanted(config: TrainConfig) -> int:
+    """Returns the number of GPUs that a node needs for the servers which a run starts beside its ranks."""
+    own = starts_servers(config) and not config.hardware.server_nodes
+    return server_gpus(config, config.rollout.servers.replicas - 1).stop if own else 0
+
+
 def placement_table(config: TrainConfig, local_ranks: int, num_gpus: int) -> list[tuple[str, str]]:
     """Returns rows (process, device) that place ranks and servers on a node with `num_gpus` GPUs (0: a CPU machine).
 
     Raises UserError when learner and servers do not fit onto the node.
     """
     servers, elsewhere = config.rollout.servers, config.hardware.server_nodes
-    own = config.rollout.engine == "vllm_server" and not servers.urls and not elsewhere
-    count = servers.replicas if own else 0
+    count = servers.replicas if starts_servers(config) and not elsewhere else 0
     if not num_gpus:
         rows = [("learner ranks", f"{local_ranks} × CPU")]
         return rows + ([("vLLM servers", f"{count} × CPU")] if count else [])

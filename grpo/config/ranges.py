@@ -26,6 +26,7 @@ SHARES = (
 )
 
 PORTS = ("rollout.servers.port", "hardware.first_port")
+LARGEST = 2**63
 LAST_PORT = 65535
 LAST_SEED = 2**32 - 1
 """`numpy.random.seed`, which vLLM calls with its engine's seed, takes 32 bits."""
@@ -33,12 +34,21 @@ LAST_SEED = 2**32 - 1
 
 def check_ranges(config: TrainConfig) -> None:
     """Raises UserError for the first number that is infinite, NaN or outside its key's range."""
+    require(config.seed <= LAST_SEED, f"seed={config.seed} must be at most {LAST_SEED}")
     for key, value in _numbers(config):
+        # Larger whole numbers have no float.
+        require(abs(value) < LARGEST or isinstance(value, float), f"{key}={str(value)[:20]}… must be below 2^63")
         require(math.isfinite(value), f"{key}={value} must be a finite number")
         require(value >= 0 or key in SIGNED, f"{key}={value} must not be negative")
         require(value <= 1 or key not in SHARES, f"{key}={value} must lie between 0 and 1")
         require(value <= LAST_PORT or key not in PORTS, f"{key}={value} is no port: the last one is {LAST_PORT}")
-    require(config.seed <= LAST_SEED, f"seed={config.seed} must be at most {LAST_SEED}")
+    servers = config.rollout.servers
+    last = servers.port + servers.replicas - 1
+    require(
+        not servers.port or last <= LAST_PORT,
+        f"rollout.servers.replicas={servers.replicas} from rollout.servers.port={servers.port} on need ports up to "
+        f"{last}, and the last one is {LAST_PORT}: lower one of the two",
+    )
     for key, weight in _numbers(config):
         require(
             not key.endswith("reward.parts[].weight") or not weight or 1e-6 <= abs(weight) <= 1e6,

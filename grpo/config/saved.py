@@ -76,7 +76,10 @@ def read_config(checkpoint: Path) -> TrainConfig:
     config = read_state(checkpoint).get("config")
     if not isinstance(config, dict):
         raise UserError(f"{checkpoint / STATE_FILE} is damaged: it holds no configuration")
-    return from_dict(config)
+    try:
+        return from_dict(config)
+    except UserError as error:
+        raise UserError(f"{checkpoint / STATE_FILE} is damaged: in its configuration {error}") from error
 
 
 def _literal(value: Any) -> Any:

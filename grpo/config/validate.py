@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from grpo.config.choices import CHOICES, IMPORTED, POSITIVE, value_at
 from grpo.config.errors import require as _require
 from grpo.config.folder import CHECKPOINTS, checkpoints_in
 from grpo.config.pass_through import check_pass_through, check_training
+from grpo.config.placement import require_length
 from grpo.config.ranges import check_ranges
 from grpo.config.run import TrainConfig
 from grpo.config.validate_loss import check_loss
@@ -38,6 +38,10 @@ def validate_evaluation(config: TrainConfig) -> None:
     """Raises UserError for the first thing that keeps this configuration from being evaluated, or trained."""
     check_values(config)
     _require(bool(config.output_dir.strip()), "output_dir is empty: name a folder, such as output_dir=runs/mine")
+    _require(
+        Path(config.output_dir).absolute() not in (Path("/"), Path.home()),
+        f"output_dir={config.output_dir} would mix the run's files with others: name a folder of its own",
+    )
     _check_lengths(config)
     check_pass_through(config)
     check_task(config)
@@ -62,6 +66,18 @@ def validate_evaluation(config: TrainConfig) -> None:
     _require(evaluation.max_tokens != 0, "evaluation.max_tokens=0 must be above 0; null takes rollout.sampling's")
 
 
+def validate_serving(config: TrainConfig) -> None:
+    """Raises UserError for the first thing that keeps `grpo serve` from starting servers for this configuration."""
+    servers = config.rollout.servers
+    _require(servers.port > 0, "grpo serve needs rollout.servers.port: set it, since the learner must know the address")
+    _require(
+        not servers.urls,
+        "grpo serve starts servers, and rollout.servers.urls names running ones for a learner: leave it out",
+    )
+    _check_source(config)
+    require_length(config.model)
+
+
 def check_values(config: TrainConfig, room: str = "") -> None:
     """Raises UserError for a number out of its range, and for an unknown choice of the keys that begin with `room`."""
     check_ranges(config)
@@ -75,17 +91,6 @@ def check_values(config: TrainConfig, room: str = "") -> None:
         )
     for path in (path for path in POSITIVE if path.startswith(room)):
         _require(value_at(config, path) > 0, f"{path}={value_at(config, path)} must be above 0")
-
-
-def check_files(config: TrainConfig) -> None:
-    """Raises UserError for a file of problems that the configuration names and that does not exist."""
-    for name, of_set in config.task.all_sets.items():
-        key, data = f"task.sets.{name}.data" if name else "task.data", of_set.data
-        named = [(f"{key}.path", data.path)] if data.source == "file" else []
-        named += [(f"{key}.selection.evaluation_sets", path) for path in data.selection.evaluation_sets]
-        for file_key, path in named:
-            hub = "; a data set of the hub needs task.data.source=hub" if re.fullmatch(r"[\w-]+/[\w-]+", path) else ""
-            _require(Path(path).exists(), f"{file_key}: there is no file {path!r}{hub}.")
 
 
 def check_batch(config: TrainConfig, world_size: int) -> None:
@@ -201,10 +206,7 @@ def _check_run(config: TrainConfig) -> None:
         config.evaluation.num_problems > 0 or not config.evaluation.suite,
         "evaluation.suite comes besides held-out problems in training: set evaluation.num_problems above 0",
     )
-    _require(
-        not config.model.path or config.model.source == "huggingface" or Path(config.model.path).is_dir(),
-        f"model.path={config.model.path} is not read with model.source={config.model.source}: add model=huggingface",
-    )
+    _check_source(config)
     kept = config.checkpoint
     _require(
         not kept.keep_every or (kept.every_rounds and kept.keep_every % kept.every_rounds == 0),
@@ -221,6 +223,13 @@ def _check_run(config: TrainConfig) -> None:
     _require(
         saved or not config.checkpoint.resume,
         f"there is nothing to resume, since {checkpoints} holds no checkpoint: start without checkpoint.resume=true",
+    )
+
+
+def _check_source(config: TrainConfig) -> None:
+    _require(
+        not config.model.path or config.model.source == "huggingface" or Path(config.model.path).is_dir(),
+        f"model.path={config.model.path} is not read with model.source={config.model.source}: add model=huggingface",
     )
 
 

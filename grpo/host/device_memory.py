@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import psutil
 import torch
 
@@ -10,6 +12,8 @@ from grpo.host import ranks
 
 # A GPU that this machine lacks is taken to have this many GiB.
 GIB_ELSEWHERE = 80.0
+# A container may use this many bytes of its machine's memory, or "max".
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def device_gib(config: TrainConfig) -> float:
@@ -24,3 +28,10 @@ def available_gib(config: TrainConfig) -> float:
     if ranks.on_gpu(config):
         return torch.cuda.mem_get_info()[0] / 2**30 if torch.cuda.is_available() else GIB_ELSEWHERE
     return psutil.virtual_memory().available / 2**30
+
+
+def main_memory_gib() -> float:
+    """Returns the main memory of this machine in GiB, or what a container may use of it."""
+    total = psutil.virtual_memory().total
+    limit = CONTAINER_LIMIT.read_text().strip() if CONTAINER_LIMIT.exists() else "max"
+    return min(total, int(limit) if limit.isdecimal() else total) / 2**30

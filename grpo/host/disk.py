@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
+
+from grpo.config.errors import require
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""An OSError has one of these numbers when a disk has no space left, for anyone or for this user."""
 
 
 def size_of(folder: Path) -> str:
@@ -20,6 +27,17 @@ def in_words(num_bytes: int) -> str:
     if num_bytes < 2**20:
         return f"{num_bytes / 2**10:.0f} KiB"
     return f"{num_bytes / 2**20:.1f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:.1f} GiB"
+
+
+def require_writable(output_dir: Path) -> None:
+    """Raises `UserError` when a run's folder plainly cannot be made or written, without making it."""
+    existing = output_dir.absolute()
+    while not os.path.lexists(existing):
+        existing = existing.parent
+    said = f"output_dir={output_dir} cannot be written to, since {existing} is"
+    require(existing.is_dir(), f"{said} no folder: choose another")
+    writable = os.access(existing, os.W_OK | os.X_OK) and not os.statvfs(existing).f_flag & os.ST_RDONLY
+    require(writable, f"{said} read-only here: choose another")
 
 
 def room(folder: Path) -> str:

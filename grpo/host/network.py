@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import socket
+from collections.abc import Iterable
 
 import psutil
+
+from grpo.config.errors import UserError
 
 LOOPBACK = "127.0.0.1"
 # A machine that acknowledges no packet for this many seconds is lost.
@@ -23,6 +27,26 @@ def free_port(host: str = LOOPBACK) -> int:
     """Returns a port of `host`'s interface that nothing listens on."""
     with listen(host) as listener:
         return listener.getsockname()[1]
+
+
+def require_free(host: str, ports: Iterable[int], key: str) -> None:
+    """Raises `UserError` when this machine has no interface with the address `host`, or something listens on a port.
+
+    `key` is the section of the configuration that holds `host` and `port`.
+    """
+    for port in ports:
+        with socket.socket(_family(host)) as probe:
+            # As servers do, so that a port that was left a moment ago counts as free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
+                raise UserError(
+                    f"{key}.port={port} cannot be used at {host} ({error.strerror}): choose another port"
+                    if taken
+                    else f"{key}.host={host} is no address of this machine ({error.strerror}): correct it"
+                ) from error
 
 
 def watchful(info: tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple]) -> socket.socket:

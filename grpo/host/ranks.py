@@ -9,6 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 from grpo.config import TrainConfig, UserError
+from grpo.config.errors import require
 from grpo.host.network import LOOPBACK, free_port
 
 if TYPE_CHECKING:
@@ -18,6 +19,25 @@ if TYPE_CHECKING:
 def launched() -> bool:
     """Tells whether torchrun has started this process."""
     return "LOCAL_RANK" in os.environ
+
+
+def check_environment() -> None:
+    """Raises `UserError` where torchrun's variables are wrong, or only some of them are set."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        _number(name, 0)
+    missing = [name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    require(
+        "RANK" not in os.environ or not missing,
+        f"the environment variable RANK is set, but not {' and '.join(missing)}: start ranks by `grpo launch` or "
+        "torchrun, or unset RANK",
+    )
+
+
+def _number(name: str, default: int) -> int:
+    """Reads a variable that torchrun sets. Raises `UserError` for anything but digits."""
+    value = os.environ.get(name, str(default))
+    require(value.isdecimal(), f"the environment variable {name}={value!r} is no whole number: unset or correct it")
+    return int(value)
 
 
 def set_alone() -> bool:
@@ -33,12 +53,12 @@ def set_alone() -> bool:
 
 def world_size() -> int:
     """Returns the number of learner ranks on all machines, which is 1 without a launcher."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return _number("WORLD_SIZE", 1)
 
 
 def local_world_size() -> int:
     """Returns the number of learner ranks on this machine, which is 1 without a launcher."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return _number("LOCAL_WORLD_SIZE", 1)
 
 
 def counts(config: TrainConfig) -> tuple[int, int]:
@@ -58,7 +78,7 @@ def own_cores() -> int:
 
 def rank() -> int:
     """Returns this process's learner rank, which is 0 without a launcher."""
-    return int(os.environ.get("RANK", "0"))
+    return _number("RANK", 0)
 
 
 def on_gpu(config: TrainConfig) -> bool:
@@ -79,6 +99,6 @@ def device(config: TrainConfig) -> torch.device:
             "device=cuda, but torch sees no GPU here: run `grpo doctor` to find out why, or set device=cpu to run "
             "without one"
         )
-    chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    chosen = torch.device("cuda", _number("LOCAL_RANK", 0))
     torch.cuda.set_device(chosen)
     return chosen

@@ -1,8 +1,11 @@
-"""This module handles requests to stop: Ctrl-C, and SIGTERM from a scheduler, a launcher or a person."""
+"""This module handles requests to stop: Ctrl-C, SIGTERM from a scheduler, a launcher or a person, and SIGHUP from a
+terminal that is closed."""
 
 from __future__ import annotations
 
+import os
 import signal
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -14,14 +17,14 @@ EXIT_STOPPED, EXIT_BROKEN_OFF, EXIT_UNREAD = 128 + signal.SIGTERM, 128 + signal.
 # A process that was asked to stop has one of these codes, as `subprocess` shows them, whether it saved or not.
 STOPPED_CODES = (-signal.SIGTERM, -signal.SIGINT, EXIT_STOPPED, EXIT_BROKEN_OFF)
 LOOK_SECONDS = 0.2
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class StopRequest:
-    """A stop request counts the SIGTERM and Ctrl-C signals that this process gets from now on.
+    """A stop request counts the SIGTERM, SIGHUP and Ctrl-C signals that this process gets from now on.
 
-    These signals no longer end the process. With a `message`, the first signal prints it and a second one ends the
-    process at once.
+    These signals no longer end the process. A SIGHUP that is ignored, as under nohup, stays ignored. With a `message`,
+    the first signal prints it and a second one ends the process at once.
     """
 
     def __init__(self, message: str = ""):
@@ -42,6 +45,8 @@ class StopRequest:
 
     def _request(self, number: int, frame: object) -> None:
         self.count += 1
+        if number == signal.SIGHUP:
+            _leave_terminal()
         if self._message:
             print(self._message, file=sys.stderr)
             self._handle(signal.SIG_DFL)
@@ -49,7 +54,17 @@ class StopRequest:
     @staticmethod
     def _handle(handler) -> None:
         for number in SIGNALS:
-            signal.signal(number, handler)
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, handler)
+
+
+def _leave_terminal() -> None:
+    """Sends further output nowhere where it went to a terminal, since writing to a closed one is an error."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.__stdout__, sys.__stderr__):
+        if stream and stat.S_ISCHR(os.fstat(stream.fileno()).st_mode):
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 @contextmanager

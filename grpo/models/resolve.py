@@ -7,6 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from huggingface_hub import is_offline_mode
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
 from grpo.config import ModelConfig, UserError
 from grpo.config.errors import require
 from grpo.models import smollm2, tiny
@@ -38,13 +42,46 @@ def resolve(model: ModelConfig, examples: Callable[[], Sequence[tuple[str, str]]
         return with_config(made, model.config)
     if model.source != "huggingface":
         raise UserError(f"model.source={model.source} is unknown: use huggingface, smollm2 or tiny")
-    if not model.path:
-        raise UserError(
-            "model.path is empty: set it to a model's directory or its name on the hub, like Qwen/Qwen3-0.6B"
-        )
+    _require_path(model)
     directory = Path(model.path).expanduser()
     if not directory.is_dir():
         directory = _download(model.path, model.revision, needs_weights)
+    _check_files(directory, model, needs_weights)
+    return with_config(directory.absolute(), model.config)
+
+
+def check_early(model: ModelConfig, needs_weights: bool = True) -> None:
+    """Raises `UserError` for a model that plainly cannot be had, without asking the hub or importing torch.
+
+    A name on the hub passes if it is well formed, unless HF_HUB_OFFLINE is set and the hub's cache lacks it.
+    """
+    if model.source != "huggingface":
+        return
+    _require_path(model)
+    directory = Path(model.path).expanduser()
+    if directory.is_dir():
+        _check_files(directory, model, needs_weights)
+    elif is_offline_mode() or not _may_be_on_hub(model.path):
+        _download(model.path, model.revision, needs_weights)
+
+
+def _require_path(model: ModelConfig) -> None:
+    require(
+        bool(model.path),
+        "model.path is empty: set it to a model's directory or its name on the hub, like Qwen/Qwen3-0.6B",
+    )
+
+
+def _may_be_on_hub(name: str) -> bool:
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
+
+
+def _check_files(directory: Path, model: ModelConfig, needs_weights: bool) -> None:
+    """Raises `UserError` for a model's directory that lacks its config.json or, if needed, whole weights."""
     if not (directory / "config.json").is_file():
         require(
             not (directory / "adapter_config.json").is_file(),
@@ -53,8 +90,7 @@ def resolve(model: ModelConfig, examples: Callable[[], Sequence[tuple[str, str]]
         )
         raise UserError(f"model.path={model.path} has no config.json: give the directory that save_pretrained wrote")
     if needs_weights:
-        _check(directory, model.path)
-    return with_config(directory.absolute(), model.config)
+        _check_weights(directory, model.path)
 
 
 def load_tokenizer(path: Path | str, model: ModelConfig) -> PreTrainedTokenizerBase:
@@ -79,7 +115,6 @@ def _download(name: str, revision: str, weights: bool) -> Path:
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
-        HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
@@ -110,7 +145,7 @@ def _download(name: str, revision: str, weights: bool) -> Path:
     raise UserError(f"model.path={name}: {problem}")
 
 
-def _check(directory: Path, name: str) -> None:
+def _check_weights(directory: Path, name: str) -> None:
     """Raises `UserError` unless `directory` holds undamaged safetensors weights."""
     from safetensors import SafetensorError, safe_open
 

@@ -22,7 +22,7 @@ from typing import Any
 from grpo.config import UserError
 from grpo.config.folder import METRICS_FILE
 from grpo.report.foreign_names import Row, is_number, numbers_of, step_of
-from grpo.telemetry import read_metrics
+from grpo.telemetry import read_json_lines
 from grpo.telemetry.foreign_files import EVENT_FILES, read_event_files, read_parquet
 
 TRL_STATE = "trainer_state.json"
@@ -61,7 +61,7 @@ def read_rows(path: Path, column: str | None = None) -> ForeignRows:
         return _stepped(_csv_rows(file, column))
     if file.suffix == ".json":
         return _json_rows(file)
-    lines = [row for row in read_metrics(file) if isinstance(row, dict)]
+    lines = [row for row in read_json_lines(file) if isinstance(row, dict)]
     return _stepped({"step": row.get("step"), **row["data"]} if isinstance(row.get("data"), dict) else row
                     for row in lines)  # fmt: skip
 

@@ -42,7 +42,12 @@ def run_config(folder: Path) -> Mapping[str, Any]:
     path = folder / CONFIG_FILE
     if not path.exists():
         raise UserError(f"there is no file {path}: give the output_dir of a run")
-    return json.loads(path.read_text())
+    try:
+        config = json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}): restore it; a resumed run writes it anew") from error
+    require(isinstance(config, dict), f"{path} is damaged: it holds no JSON object")
+    return config
 
 
 def read_run(folder: Path) -> list[Row]:

@@ -11,8 +11,8 @@ import torch
 
 from grpo.config import TrainConfig
 from grpo.config.folder import LOG_FOLDER, server_log_name
-from grpo.config.placement import KEY_VARIABLE, server_gpus
-from grpo.host.network import free_port
+from grpo.config.placement import KEY_VARIABLE, server_gpus, server_ports
+from grpo.host.network import free_port, require_free
 from grpo.host.tether import PRIVATE
 from grpo.rollout.engine_arguments import command_line, engine_arguments, for_cpu
 from grpo.rollout.replica import ServerProcess
@@ -24,6 +24,7 @@ MODEL = "policy"
 def start_servers(config: TrainConfig, model_path: str, device: torch.device) -> dict[str, ServerProcess]:
     """Starts the servers, each on its own devices, with one key for the run. Returns their processes by URL."""
     servers, on_gpu = config.rollout.servers, device.type == "cuda"
+    require_free(servers.host, server_ports(servers), "rollout.servers")
     os.environ.setdefault(KEY_VARIABLE, secrets.token_urlsafe(24))
     cpu_special = None if on_gpu else for_cpu(model_path, config.model.trust_remote_code)
     arguments = engine_arguments(config, model_path, on_gpu, cpu_special) | server_arguments(config, on_gpu)

@@ -116,8 +116,8 @@ class Checkpointer:
         evaluator: Evaluator,
         tell: Callable[[str], None] = lambda text: None,
     ):
-        """Takes `facts`, which every checkpoint holds besides the progress: the run's configuration, and the identity
-        of the model under its adapters. `tell` shows a line about the size of the first checkpoint."""
+        """Takes `facts`, which every checkpoint holds besides the progress: the run's configuration, and the identities
+        of its problems and of the model under its adapters. `tell` shows a line about the first checkpoint's size."""
         self._config = config
         self._store = store
         self._learner = learner

@@ -90,7 +90,9 @@ def build_sampler(
 ) -> Sampler:
     """Builds the configured sampler, wrapped in a `CheckedSampler`. Imports only the configured engine's package."""
     model = AutoConfig.from_pretrained(path, trust_remote_code=config.model.trust_remote_code).get_text_config()
-    with working(f"starting the sampler ({config.rollout.engine})"):
+    urls = config.rollout.servers.urls if config.rollout.engine == "vllm_server" else []
+    starting = f"starting the sampler ({config.rollout.engine})"
+    with working(f"waiting for the vLLM servers at {', '.join(urls)}" if urls else starting):
         return CheckedSampler(_engine(config, path, tokenizer, device, collective), model.vocab_size)
 
 

@@ -19,7 +19,7 @@ from grpo.config.earlier_run import described
 from grpo.config.validate import validate
 from grpo.host import ranks
 from grpo.host.alive import working
-from grpo.host.terminal import Terminal
+from grpo.host.terminal import Terminal, say
 from grpo.learner.loading import proven_layout
 from grpo.report.trial import SAME, trial_table
 from grpo.run import preflight
@@ -72,6 +72,12 @@ def prepared(config: TrainConfig) -> Prepared:
     config = replace(config, task=own.config)
     with working("proving that the model is computed as it computes itself"):
         layout = proven_layout(path, config.model, config.learner.layout)
+    there, prompts = sum(map(len, own.problems.values())), config.dynamics.prompts_per_step
+    if prompts > there and ranks.rank() == 0:
+        say(
+            f"grpo: dynamics.prompts_per_step={prompts} is more than the {there} problems, held-out ones included, so "
+            "each step asks some of them several times"
+        )
     print_tables(replace(config, learner=replace(config.learner, layout=layout)), path)
     return Prepared(config, path, tokenizer, own, [task.config for task in suite])
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.compare_saved import check_resumed, differences
-from grpo.config.folder import CHECKPOINTS, METRICS_FILE, PROMPTS_FILE
-from grpo.config.saved import flat, from_dict, read_state
+from grpo.config.folder import CHECKPOINTS, METRICS_FILE, PROMPTS_FILE, STATE_FILE
+from grpo.config.saved import flat, read_config, read_state
 from grpo.dynamics.scheduler import replanned
 from grpo.interfaces import Collective, Task
 from grpo.loop import LoopParts
@@ -18,11 +18,14 @@ from grpo.measure import by_problem
 from grpo.run.checkpoints import CheckpointStore, read_progress
 from grpo.run.first_rank import from_first
 from grpo.run.starting import require_base
+from grpo.tasks import LoadedTask
 from grpo.telemetry import KILLED, Resumption, read_ending, read_metrics
 from grpo.types import Progress, Verdict
 
 # These keys belong to one start of a run, and are no change of its settings.
 OF_ONE_START = ("output_dir", "checkpoint.resume")
+PROBLEMS = "problems"
+"""A checkpoint's state holds under this name the identity of the problems that the run was trained on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +47,12 @@ def checkpoint_store(config: TrainConfig, collective: Collective) -> CheckpointS
     return CheckpointStore(Path(config.output_dir) / CHECKPOINTS, kept.keep_last, collective, kept.keep_every)
 
 
-def saved_run(config: TrainConfig, path: Path, collective: Collective) -> Saved:
+def saved_run(config: TrainConfig, path: Path, task: LoadedTask, collective: Collective) -> Saved:
     """Finds the newest undamaged checkpoint of the run in `output_dir`. Collective.
 
     `path` is the folder of the run's model, which has to be the one that a checkpoint's adapters were trained on.
-    Prints the checkpoint's name, and the config keys that have changed since. Raises UserError when there is no such
+    Prints the checkpoint's name, and the config keys that have changed since, and whether the problems of `task` have,
+    such as by another file of the same name. Raises UserError when there is no such
     checkpoint, or when the run cannot continue with the present config.
     """
     checkpoint = checkpoint_store(config, collective).whole()
@@ -57,16 +61,20 @@ def saved_run(config: TrainConfig, path: Path, collective: Collective) -> Saved:
             f"there is no undamaged checkpoint in {Path(config.output_dir) / CHECKPOINTS}: restore one from a copy, or "
             "start anew in another output_dir without checkpoint.resume"
         )
-    state = read_state(checkpoint)
-    old = from_dict(state["config"])
+    state, old = read_state(checkpoint), read_config(checkpoint)
     if collective.rank == 0:
         print(f"resuming from {checkpoint.name}")
         for name, before, after in differences(old, config):
             if name != "checkpoint.resume":
                 print(f"  changed since: {name}: {before!r} → {after!r}")
+        if state.get(PROBLEMS, task.identity) != task.identity:
+            print("  changed since: the problems, so those of the rounds before may come again or not at all")
     check_resumed(old, config)
     require_base(config, path, checkpoint, collective)
-    progress = read_progress(state["progress"])
+    try:
+        progress = read_progress(state["progress"])
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{checkpoint / STATE_FILE} is damaged: its progress lacks {error}") from error
     if collective.rank == 0 and progress.step >= config.num_steps:
         print(f"  it has taken {progress.step} of num_steps={config.num_steps} steps, so none is left: raise num_steps")
     told = _resumption(config, old, checkpoint, progress.step) if collective.rank == 0 else None

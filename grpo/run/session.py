@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from grpo.config import TrainConfig
-from grpo.config.errors import SamplerLost
+from grpo.config.errors import SamplerLost, UserError
 from grpo.config.folder import EVALUATIONS_FILE, MODEL_FOLDER, PROFILE_FOLDER
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.findings import Finding
@@ -21,6 +21,7 @@ from grpo.host import ranks
 from grpo.host.alive import working
 from grpo.host.folder_lock import held
 from grpo.host.signals import EXIT_STOPPED, StopRequest
+from grpo.host.terminal import say
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
@@ -37,7 +38,7 @@ from grpo.run.observers import Checkpointer, Evaluator, Watch
 from grpo.run.parts import build_sampler, load_task
 from grpo.run.preparing import Prepared, dry_run, prepared
 from grpo.run.records import Recorder, RecordFiles, open_files, open_services
-from grpo.run.resume import Saved, checkpoint_store, fresh, resumed, saved_run
+from grpo.run.resume import PROBLEMS, Saved, checkpoint_store, fresh, resumed, saved_run
 from grpo.run.starting import base_of, check_start, set_aside
 from grpo.run.turns import sampler_in_turn
 from grpo.tasks import VerifiableTask
@@ -74,7 +75,7 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
         init_distributed(device, config.learner.deadline_seconds)
         collective = TorchCollective(device)
         with held(Path(config.output_dir), collective):
-            saved = saved_run(config, ready.path, collective) if config.checkpoint.resume else None
+            saved = saved_run(config, ready.path, ready.task, collective) if config.checkpoint.resume else None
             if not saved:
                 check_start(config, ready.path, collective)
                 if kept := on_first(collective, lambda: set_aside(Path(config.output_dir))):
@@ -93,6 +94,7 @@ class Session:
         device = ranks.device(config)
         self._config, self._output, self._saved, self._services = config, Path(config.output_dir), saved, services
         self._tokenizer, self._suite, self._device = ready.tokenizer, ready.suite, device
+        self._problems = ready.task.identity
         with working("loading the model into the learner"), told_of_memory("loading the model"):
             learner = DeepSpeedLearner(config, path, device, saved.checkpoint if saved else None)
         self._collective = learner.collective
@@ -141,7 +143,7 @@ class Session:
             profiled = ProfiledRounds(parts.clock, chosen, traces, rank, progress.round_index, tell)
             parts = replace(parts, clock=profiled)
         evaluator = self._evaluator(files)
-        facts = {"config": asdict(config), "base": self._base}
+        facts = {"config": asdict(config), "base": self._base, PROBLEMS: self._problems}
         checkpointer = Checkpointer(config.checkpoint, self._store, parts.learner, facts, evaluator, tell)
         peak = peak_tflops(self._device)
         recorder = Recorder(self._collective, files, config.tracking.samples_per_round, peak, parts.sampler.cache_usage)
@@ -191,8 +193,16 @@ class Session:
     def _watch(self, files: RecordFiles | None) -> Watch:
         """Builds the observer that diagnoses the run's log."""
 
+        def diagnosed() -> Sequence[Finding]:
+            try:
+                return diagnose(read_log(self._output))
+            except UserError as error:
+                # A log that somebody has removed or damaged does not end the run.
+                say(f"grpo: there is no diagnosis: {error}")
+                return ()
+
         def findings() -> Sequence[Finding]:
-            return on_first(self._collective, lambda: diagnose(read_log(self._output))) or ()
+            return on_first(self._collective, diagnosed) or ()
 
         return Watch(self._config.dynamics.diagnose_every, findings, files.display.note if files else print)
 

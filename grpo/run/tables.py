@@ -12,12 +12,13 @@ from grpo.config.memory_estimate import (
     ModelShape,
     at_its_largest,
     batch_table,
+    certain_memory,
     engine_weights,
     memory_estimate,
     offloaded_bytes,
     optimizer_bytes,
 )
-from grpo.config.placement import placement_table
+from grpo.config.placement import gpus_wanted, placement_table
 from grpo.host import device_memory, ranks
 from grpo.host.device_memory import GIB_ELSEWHERE
 from grpo.host.terminal import Terminal, facts_table
@@ -47,20 +48,26 @@ def print_price(config: TrainConfig, path: Path, machine: MachineConstants | Non
 def print_tables(config: TrainConfig, path: Path) -> None:
     """Prints what runs where, the batch table and the memory estimate, on rank 0. Warns if memory will not suffice.
 
-    Without a GPU here, a run that needs GPUs is shown for a machine with `GPUS_ELSEWHERE` of them. Raises UserError
-    when there are too few GPUs, or when the sampler's share of a GPU here is smaller than its weights.
+    Without a GPU here, a run that needs GPUs is shown for a machine with `GPUS_ELSEWHERE` of them, or as many as its
+    servers need. Raises UserError when there are too few GPUs here, or too little memory.
     """
     on_gpu, (count, local) = ranks.on_gpu(config), ranks.counts(config)
-    num_gpus = (torch.cuda.device_count() or max(local, GPUS_ELSEWHERE)) if on_gpu else 0
+    num_gpus = (torch.cuda.device_count() or max(local, gpus_wanted(config), GPUS_ELSEWHERE)) if on_gpu else 0
     places = placement_table(config, local, num_gpus)
     shape = model_shape(path, config.model.trust_remote_code, config.model)
-    share = too_small_a_share(config, shape)
-    require(not share or not torch.cuda.is_available(), share)
+    lacking = too_small_a_share(config, shape) or too_much_memory(config, shape, count, local)
+    # A dry run may be meant for another machine.
+    elsewhere = (on_gpu and not torch.cuda.is_available()) or (config.dry_run and bool(config.hardware.hosts))
+    require(not lacking or elsewhere, lacking)
     if ranks.rank():
         return
     console = Terminal()
     if on_gpu and not torch.cuda.is_available():
-        console.print(f"no GPU here: the tables are those of a machine with {num_gpus} GPUs of {GIB_ELSEWHERE:g} GiB")
+        console.print(
+            f"no GPU here, so this is for another machine: the tables are those of one with {num_gpus} GPUs of "
+            f"{GIB_ELSEWHERE:g} GiB",
+            soft_wrap=True,
+        )
     console.print(facts_table("Placement", ("what", "where, on this node"), places))
     header = ("per optimizer step and round", "per rank", f"on {count} rank{'s' * (count > 1)}")
     title = "Batches" if config.dynamics.name == "fixed" else "Batches, as the schedule begins"
@@ -87,8 +94,8 @@ def print_tables(config: TrainConfig, path: Path) -> None:
         host_bytes = offloaded_bytes(config, shape, count) + engine_weights(config, shape)
         gib = host_bytes * local / 2**30
         console.print(f"the learner's states and an engine's first weights take up to {gib:.0f} GiB of main memory")
-    if share:
-        console.print(share, style="yellow", soft_wrap=True)
+    if lacking:
+        console.print(lacking, style="yellow", soft_wrap=True)
     if max(sampling, learning) > (free := device_memory.available_gib(config)):
         lower = "rollout.gpu_memory_fraction" if num_gpus and sampling > learning else "learner.micro_batch_tokens"
         console.print(
@@ -110,6 +117,28 @@ def too_small_a_share(config: TrainConfig, shape: ModelShape) -> str:
         f"alone take {weights:.1f}: raise it (up to 0.85 with learner.offload_states=true), or let several ranks "
         "share an engine by rollout.tensor_parallel"
     )
+
+
+def too_much_memory(config: TrainConfig, shape: ModelShape, world_size: int, local: int) -> str:
+    """Returns a line that says what is asked and what is there if learner and sampler alone need more memory than this
+    machine has, or else "". `local` is the number of ranks on a machine."""
+    if gib := device_memory.device_gib(config):
+        kept = offloaded_bytes(config, shape, world_size) / 2**30
+        asked = (
+            f"the learner's weights, gradients and optimizer take {kept:,.1f} GiB of each GPU, which has {gib:,.1f}: "
+            "use more ranks with learner.zero_stage=3, learner.offload_optimizer=true, model.lora.rank, or a smaller "
+            "model"
+        )
+        return asked if kept > gib else ""
+    learner, sampler = certain_memory(config, shape, world_size, local)
+    there = device_memory.main_memory_gib()
+    asked = (
+        f"this run asks for {learner + sampler:,.1f} GiB of main memory (learner {learner:,.1f}, sampler "
+        f"{sampler:,.1f}), and this machine has {there:,.1f}: lower "
+        f"rollout.kv_cache_gib={config.rollout.kv_cache_gib:g} or the number of ranks or servers, or use a smaller "
+        "model"
+    )
+    return asked if learner + sampler > there else ""
 
 
 def _size(gib: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import string
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 Row = Mapping[str, Any]
@@ -48,9 +49,10 @@ def text_of(value: Any) -> str:
         return value.strip()
     if isinstance(value, bool):
         return str(value).lower()
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        return ""
-    return str(value)
+    if isinstance(value, Decimal):
+        return format(value, "f") if value.is_finite() else ""
+    finite = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+    return str(value) if finite else ""
 
 
 def conversation(value: Any) -> tuple[tuple[Mapping[str, str], ...], str]:
@@ -152,6 +154,7 @@ def likely(columns: Sequence[str], key: str) -> str:
     '; perhaps task.data.question_column=Question is meant'
     """
     usual = {"question_column": _QUESTIONS, "answer_column": _ANSWERS}.get(key, ())
-    by_name = {name.lower(): name for name in reversed(columns)}
+    by_name = {name.strip().lower(): name for name in reversed(columns)}
     near = next((by_name[name] for name in usual if name in by_name), "")
+    near = near if near == near.strip() else f'"{near}"'
     return f"; perhaps task.data.{key}={near} is meant" if near else ""

@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from grpo.config import TaskConfig
 from grpo.config.errors import require
-from grpo.tasks.files import size_of
+from grpo.tasks.files import require_file, size_of
 from grpo.tasks.own_rewards import NO_ROUND, BatchReward
 from grpo.tasks.remote import RemoteRewards
 from grpo.tasks.rewards import build_parts
 from grpo.tasks.sources import load_problems
 
+WORKERS_PER_CORE = 64
+"""More grading processes than this for each core of the machine would not help, but take its memory."""
 MOST_BYTES = 32 * 2**20
 """A file of problems larger than this is not read early, but only when the run begins."""
+
+
+def check_files(task: TaskConfig) -> None:
+    """Raises `UserError` for a file of problems that the configuration names and that does not exist."""
+    for name, of_set in task.all_sets.items():
+        key, data = f"task.sets.{name}.data" if name else "task.data", of_set.data
+        if data.source == "file":
+            require_file(data.path, f"{key}.path")
+        for path in data.selection.evaluation_sets:
+            require_file(path, f"{key}.selection.evaluation_sets")
 
 
 def check_early(task: TaskConfig, pipeline: str = "off") -> None:
     """Raises `UserError` for a reward part that is unknown, cannot be built or does not suit the pipeline, and for a
     file whose problems cannot be loaded."""
+    check_files(task)
+    cores = os.cpu_count() or 1
     for of_set in task.all_sets.values():
+        workers = of_set.reward.workers
+        require(
+            workers <= WORKERS_PER_CORE * cores,
+            f"task.reward.workers={workers} asks for as many processes, and this machine has {cores} processor cores: "
+            f"use at most {WORKERS_PER_CORE * cores}",
+        )
         rewards = [of_set.reward, *map(of_set.reward.of, of_set.reward.by_source)]
         for reward in rewards:
             parts = build_parts(reward, of_set.answer_name).values()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import re
+import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -15,6 +17,8 @@ from grpo.config.errors import require
 
 PACKED = ".gz"
 SEPARATORS = ",;\t"
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+"""A file that Git LFS has not fetched yet begins so."""
 SAVED, SAVED_SPLITS = "state.json", "dataset_dict.json"
 """The package datasets writes these files into a folder by `save_to_disk`: for one data set, and for several splits."""
 
@@ -31,11 +35,17 @@ def read_rows(path: Path, key: str) -> list[dict[str, Any]]:
     if _ending(path) not in READERS:
         raise UserError(f"{key} {str(path)!r} must end in one of {', '.join(READERS)}, or be a folder of such files.")
     if not path.is_file():
-        raise UserError(f"{key}: there is no file {str(path)!r}.")
+        missing = "no regular file" if path.exists() else "no file"
+        raise UserError(f"{key}: there is {missing} {str(path)!r}{_instead(str(path))}.")
+    with path.open("rb") as file:
+        pointer = file.read(len(LFS_POINTER)) == LFS_POINTER
+    require(not pointer, f"{path} is only Git LFS's pointer to the file: fetch it with `git lfs pull`.")
     try:
         rows = READERS[_ending(path)](path)
     except UnicodeDecodeError as error:
         raise UserError(f"cannot read {path}, which is not UTF-8 text ({error.reason}): save it as UTF-8.") from error
+    except RecursionError as error:
+        raise UserError(f"cannot read {path}, whose brackets are nested too deeply: correct the file.") from error
     except (ValueError, csv.Error, OSError, EOFError) as error:
         raise UserError(f"cannot read {path}: {str(error).splitlines()[0]}; correct the file.") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -45,9 +55,28 @@ def read_rows(path: Path, key: str) -> list[dict[str, Any]]:
     return rows
 
 
+def require_file(path: str, key: str) -> None:
+    """Raises `UserError` if there is neither a file nor a folder at `path`, which the setting `key` names."""
+    require(Path(path).exists(), f"{key}: there is no file {path!r}{_instead(path)}.")
+
+
+def _instead(path: str) -> str:
+    """Returns a hint at what to give instead of a path that is no file's, or "" where none is known.
+
+    >>> _instead("data/*.jsonl")
+    '; patterns are not expanded: give the folder, whose files are read in alphabetical order'
+    """
+    if "://" in path:
+        return "; files are read from disk only: download it first"
+    if set(path) & {*"*?["}:
+        return "; patterns are not expanded: give the folder, whose files are read in alphabetical order"
+    return "; a data set of the hub needs task.data.source=hub" if re.fullmatch(r"[\w-]+/[\w.-]+", path) else ""
+
+
 def size_of(path: Path) -> int:
-    """Returns the bytes of a file, or of all files in a folder."""
-    return sum(file.stat().st_size for file in path.rglob("*")) if path.is_dir() else path.stat().st_size
+    """Returns the bytes of a file, or of the files in a folder, as far as `read_rows` looks at them."""
+    files = [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files)
 
 
 def _ending(path: Path) -> str:
@@ -68,8 +97,12 @@ def _of_folder(folder: Path, key: str) -> list[dict[str, Any]]:
             return datasets.load_from_disk(str(folder)).to_list()
         except Exception as error:  # the package raises many kinds, all of which mean that the set cannot be loaded
             raise UserError(f"cannot read {folder}: {' '.join(str(error).split())}") from error
-    files = sorted(file for file in folder.iterdir() if file.is_file() and _ending(file) in READERS)
-    require(bool(files), f"{key}: the folder {folder} has no file that ends in one of {', '.join(READERS)}.")
+    # A name that begins with a dot is hidden, such as the ._x.csv that a Mac puts beside x.csv.
+    shown = sorted(place for place in folder.iterdir() if not place.name.startswith("."))
+    files = [file for file in shown if file.is_file() and _ending(file) in READERS]
+    inside = next((str(place) for place in shown if place.is_dir()), "")
+    hint = f"; folders inside it are not looked into: give one of them, such as {inside}" if inside else ""
+    require(bool(files), f"{key}: the folder {folder} has no file that ends in one of {', '.join(READERS)}{hint}.")
     return [row for file in files for row in read_rows(file, key)]
 
 
@@ -84,7 +117,7 @@ def _read_jsonl(path: Path) -> list[Any]:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 try:
-                    rows.append(json.loads(line))
+                    rows.append(json.loads(line, object_pairs_hook=_of_pairs))
                 except ValueError as error:
                     raise ValueError(f"line {number} is not JSON ({error})") from error
     return rows
@@ -95,29 +128,47 @@ def _read_json(path: Path) -> Any:
     with _opened(path) as file:
         text = file.read()
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_of_pairs)
     except json.JSONDecodeError as error:
         if not error.msg.startswith("Extra data"):
             raise
     return _read_jsonl(path)
 
 
+def _of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns a JSON object. Raises ValueError for a repeated name, of which Python would keep the last value."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        _refuse_repeated([name for name, _ in pairs])
+    return row
+
+
+def _refuse_repeated(names: Sequence[str]) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(f"the column {twice[0]!r} comes twice")
+
+
 def _read_table(path: Path) -> list[dict[str, Any]]:
-    """Reads a CSV or TSV file. The separator is the first of comma, semicolon and tab that the header contains.
+    """Reads a CSV or TSV file. The separator is the first of comma, semicolon and tab that the header contains. Empty
+    lines are passed over.
 
     Raises ValueError for a repeated column, and for a row with more cells than the header: an unquoted comma would move
     the end of a question into the answer's column.
     """
+    csv.field_size_limit(sys.maxsize)
     with _opened(path, newline="") as lines:
-        header = lines.readline()
+        start, header = 0, lines.readline()
+        while header and not header.strip():
+            start, header = lines.tell(), lines.readline()
         separator = next((mark for mark in SEPARATORS if mark in header), ",")
-        lines.seek(0)
+        lines.seek(start)
         reader = csv.DictReader(lines, delimiter=separator, strict=True)
         names = [name.strip() for name in reader.fieldnames or ()]
         reader.fieldnames = names
-        twice = [name for name, count in Counter(names).items() if count > 1]
-        if twice:
-            raise ValueError(f"the column {twice[0]!r} comes twice")
+        if any("\0" in name for name in names):
+            raise ValueError("its header has NUL characters, so it is perhaps UTF-16: save it as UTF-8")
+        _refuse_repeated([name for name in names if name])
         rows = []
         for row in reader:
             if None in row:
@@ -133,6 +184,7 @@ def _read_table(path: Path) -> list[dict[str, Any]]:
 def _read_parquet(path: Path) -> list[dict[str, Any]]:
     import pyarrow.parquet
 
+    _refuse_repeated(pyarrow.parquet.read_schema(path).names)
     return pyarrow.parquet.read_table(path).to_pylist()
 
 

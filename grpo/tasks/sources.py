@@ -148,7 +148,8 @@ def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -
     pattern = _answer_pattern(data.answer_pattern)
     problems, unusable, first = [], [], ""
     for index, row in enumerate(rows):
-        row_id = text_of(cell(row, data.id_column)) or f"{stem}-{index}"
+        # A column without a name, such as the index that pandas writes, is not the ids' when none is named.
+        row_id = (text_of(cell(row, data.id_column)) if data.id_column else "") or f"{stem}-{index}"
         messages, question = conversation(cell(row, data.question_column))
         match = pattern.search(text_of(cell(row, data.answer_column)))
         answer = (match.group(1) or "").strip() if match else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -123,6 +124,15 @@ class LoadedTask:
     config: TaskConfig
     problems: Mapping[str, Sequence[Problem]]
     longest: Mapping[str, int]
+
+    @property
+    def identity(self) -> str:
+        """Returns a text that differs between tasks whose questions or answers differ, or come in another order."""
+        told = hashlib.sha256()
+        for name, of_set in self.problems.items():
+            for problem in of_set:
+                told.update(repr((name, problem.question, problem.answer)).encode("utf-8", "surrogatepass"))
+        return told.hexdigest()
 
 
 def loaded_task(config: TaskConfig, tokenizer: Any) -> LoadedTask:

@@ -29,9 +29,10 @@ def trial(
     """Grades three made-up completions of each of the first `count` problems of each set: the right answer, a wrong
     one, and none.
 
-    The wrong answer is taken from the set's first problem with another answer. `max_tokens` is the limit of a
-    completion. `problems` are the problems of each set, if they are loaded already. Needs no model. Raises
-    `UserError` for data that cannot be loaded, and for a reward that cannot be built or always fails.
+    The wrong answer is taken from the set's first problem with another answer, or is made up where there is none.
+    `max_tokens` is the limit of a completion. `problems` are the problems of each set, if they are loaded already.
+    Needs no model. Raises `UserError` for data that cannot be loaded, and for a reward that cannot be built or always
+    fails.
     """
     of_sets = problems or {name: usable_problems(of_set, name) for name, of_set in config.all_sets.items()}
     gradings = build_gradings(config, {name: of_set[0] for name, of_set in of_sets.items()}, max_tokens)
@@ -58,4 +59,5 @@ def _group(problem: Problem, wrong: str, form: str) -> RolloutGroup:
 
 
 def _wrong(problem: Problem, problems: Sequence[Problem]) -> str:
-    return next((other.answer for other in problems if other.answer != problem.answer), f"not {problem.answer}")
+    made_up = "43" if "42" in problem.answer else "42"
+    return next((other.answer for other in problems if other.answer != problem.answer), made_up)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from grpo.config.errors import UserError
 from grpo.config.folder import END_FILE, METRICS_FILE
 from grpo.host import ranks
+from grpo.host.disk import FULL, room
 from grpo.telemetry.json_lines import read_metrics
 
 FINISHED, INTERRUPTED, FAILED = "finished", "interrupted", "failed"
@@ -48,7 +50,8 @@ def read_ending(folder: Path) -> Ending | None:
 def told_failure(folder: Path) -> Iterator[None]:
     """Writes, on the first rank, why the body of the `with` failed, unless the run's end is written already.
 
-    An error after that end concerns the report or a tracking service, and not the run.
+    An error after that end concerns the report or a tracking service, and not the run. Raises UserError when the body
+    failed because the folder's disk is full.
     """
     if ranks.rank():
         yield
@@ -58,7 +61,17 @@ def told_failure(folder: Path) -> Iterator[None]:
         yield
     except BaseException as error:
         if not read_ending(folder):
-            rows = read_metrics(folder / METRICS_FILE) if (folder / METRICS_FILE).exists() else []
+            rows = []
+            # Neither a damaged log nor a full disk may hide the error.
+            with suppress(OSError, UserError):
+                rows = read_metrics(folder / METRICS_FILE) if (folder / METRICS_FILE).exists() else []
             step = rows[-1]["step"] if rows else 0
-            write_ending(folder, Ending(FAILED, step, " ".join((str(error) or type(error).__name__).split())))
+            with suppress(OSError):
+                write_ending(folder, Ending(FAILED, step, " ".join((str(error) or type(error).__name__).split())))
+        # Writing to an open file does not name it.
+        if isinstance(error, OSError) and error.errno in FULL and not error.filename:
+            raise UserError(
+                f"a file could not be written to its end ({error.strerror}; {room(folder)} under {folder}): free some "
+                "space, then continue with checkpoint.resume=true, or start again if there is no checkpoint"
+            ) from error
         raise

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo.config import UserError
+from grpo.config.errors import require
 from grpo.config.folder import EVALUATIONS_FILE, METRICS_FILE, SAMPLES_FILE
 
 
@@ -31,7 +33,7 @@ class JsonLines:
         if resume_step is None or not path.exists():
             self._file = path.open("w", encoding="utf-8")
             return
-        kept = list(takewhile(lambda line: line.row["step"] <= resume_step, _lines(path)))
+        kept = list(takewhile(lambda line: line.row["step"] <= resume_step, _rows(path)))
         # The file is truncated, not rewritten, so that neither a full disk nor a kill loses the lines that are kept.
         os.truncate(path, sum(line.size for line in kept))
         self._file = path.open("a", encoding="utf-8")
@@ -75,19 +77,33 @@ class JsonlTracker:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """Reads the rows of a JSON Lines file in order, without a last line that a killed process left unfinished.
+    """Reads the rows of a run's file in order, without a last line that a killed process left unfinished.
 
-    Raises `UserError` when there is no such file, or when any other line is damaged.
+    Raises `UserError` when there is no such file, when any other line is damaged, and when a row has no step.
     """
-    return [line.row for line in _lines(Path(path))]
+    return [line.row for line in _rows(Path(path))]
+
+
+def read_json_lines(path: Path) -> list[Any]:
+    """Reads the values of any file of JSON lines, as `read_metrics` does."""
+    return [line.row for line in _lines(path)]
 
 
 class _Line(NamedTuple):
     """A line has a row and a size in bytes; `whole` tells whether it ends in a line feed."""
 
-    row: dict[str, Any]
+    row: Any
     size: int
     whole: bool
+
+
+def _rows(path: Path) -> list[_Line]:
+    lines = _lines(path)
+    for number, line in enumerate(lines, start=1):
+        step = line.row.get("step") if isinstance(line.row, dict) else None
+        known = isinstance(step, int | float) and math.isfinite(step)
+        require(known, f"line {number} of {path} is no JSON object with a step: delete that line")
+    return lines
 
 
 def _lines(path: Path) -> list[_Line]:
@@ -99,10 +115,12 @@ def _lines(path: Path) -> list[_Line]:
     with _uncollected():
         for number, line in enumerate(lines, start=1):
             try:
-                parsed.append(_Line(json.loads(line), len(line), line.endswith(b"\n")))
-            except ValueError:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
                 if number < len(lines):
                     raise UserError(f"line {number} of {path} is not JSON: delete that line") from None
+                continue
+            parsed.append(_Line(row, len(line), line.endswith(b"\n")))
     return parsed
 
 

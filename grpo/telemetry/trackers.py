@@ -6,8 +6,10 @@ import importlib
 import json
 import os
 import secrets
+import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -154,6 +156,7 @@ class MlflowTracker:
         # By default MLflow retries a server that does not answer for ten minutes.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         mlflow = _package("mlflow", 'tracking.mlflow=""')
+        _require_database(uri)
         identity = Path(directory, f"mlflow-{RUN_ID_FILE}")
         self._metric = mlflow.entities.Metric
         try:
@@ -197,6 +200,18 @@ class MlflowTracker:
 
     def close(self, failed: bool = False) -> None:
         self._client.set_terminated(self._id, "FAILED" if failed else "FINISHED")
+
+
+def _require_database(uri: str) -> None:
+    """Raises `UserError` for an SQLite file that cannot be opened, since MLflow would try again for two minutes."""
+    file = uri.removeprefix("sqlite:///")
+    if file == uri:
+        return
+    try:
+        with closing(sqlite3.connect(file)) as database:
+            database.execute("PRAGMA user_version")
+    except sqlite3.Error as error:
+        raise UserError(f'tracking.mlflow={uri}: {error}: correct the path, or set it to ""') from error
 
 
 class Trackers:

@@ -108,3 +108,10 @@ def test_a_start_that_is_none_is_named(tmp_path):
     for folder, said in (("nowhere", "there is no such folder"), (str(tmp_path), "no checkpoint and no adapter")):
         with pytest.raises(UserError, match=said):
             described(ModelConfig(start=folder))
+
+
+def test_a_checkpoint_whose_configuration_is_damaged_is_named(checkpoint):
+    folder = checkpoint()
+    (folder / "state.json").write_text('{"config": {"model": "x"}}')
+    with pytest.raises(UserError, match="state.json is damaged: in its configuration model takes keys and values"):
+        described(ModelConfig(path=str(folder)))

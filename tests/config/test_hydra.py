@@ -226,6 +226,8 @@ def test_the_dial_is_set_by_name_and_by_number():
         ),
         (["task.prompt.template=Solve."], "lacks {question}, where the problem is put"),
         (["task=null"], "a group takes the name of one of its choices, such as task=file"),
+        (["learner=[1]"], "a group takes the name of one of its choices, such as task=file"),
+        (["model=Qwen/Qwen3-0.6B"], "there is no model=Qwen/Qwen3-0.6B: a model of the hub or of a folder is given as"),
         (["seed=1,2"], "'seed=1,2' gives several values: put one text in quotes"),
         (["seed=99999999999999999999"], "must be at most 4294967295"),
         (["seed=null"], "it takes no null"),
@@ -543,3 +545,12 @@ def test_a_file_that_is_not_utf_8_is_one_line(tmp_path):
     (tmp_path / "my.yaml").write_text("defaults: [train, _self_]\n", encoding="utf-16")
     with pytest.raises(UserError, match="my.yaml cannot be read: 'utf-8' codec"):
         compose_config([str(tmp_path / "my.yaml")])
+
+
+@pytest.mark.parametrize(
+    ("written", "message"), [(b"- a\n", "a sweep has keys and values"), (bytes(range(256)), "can't decode byte 0x80")]
+)
+def test_a_sweep_of_ones_own_that_is_none_is_one_line(written, message, tmp_path):
+    (tmp_path / "mine.yaml").write_bytes(written)
+    with pytest.raises(UserError, match=f"mine.yaml: .*{message}"):
+        compose_sweep(f"{tmp_path}/mine.yaml", [])

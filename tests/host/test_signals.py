@@ -36,6 +36,33 @@ def test_with_a_message_the_first_is_answered_and_the_second_ends_the_process():
     assert printed == ["False 0", "True 1"]
 
 
+HUNG_UP = """
+import os, signal
+if {ignored}:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+from grpo.host.signals import StopRequest
+stop = StopRequest("stopping")
+own, terminal = os.openpty()
+kept = os.dup(1)
+os.dup2(terminal, 1)
+os.kill(os.getpid(), signal.SIGHUP)
+os.close(own)
+os.write(1, b"to a terminal that is closed")
+os.write(kept, str(stop.count).encode())
+"""
+
+
+@pytest.mark.parametrize(("ignored", "count"), [(False, "1"), (True, "0")])
+def test_a_closed_terminal_asks_to_stop_unless_that_is_ignored(ignored, count):
+    """Writing to the closed terminal is no error, since a run has still to save."""
+    code = HUNG_UP.format(ignored=ignored)
+    if ignored:
+        # Under nohup nothing has been redirected, so a closed terminal is one that nothing is written to.
+        code = code.replace('os.write(1, b"to a terminal that is closed")', "")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, count), done.stderr
+
+
 def test_signals_are_handled_as_before_once_a_run_from_python_is_over():
     before = [signal.getsignal(number) for number in SIGNALS]
     with pytest.raises(ValueError, match="the run failed"), handled_as_before():

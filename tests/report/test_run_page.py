@@ -10,6 +10,7 @@ from grpo.cli import main
 from grpo.config import UserError
 from grpo.config.run import TrainConfig
 from grpo.report.course import how_often, resumed_at, resumptions_table, standing
+from grpo.report.logs import run_config
 from grpo.report.run_page import about, run_tables, settings, shown_groups
 from grpo.report.verdict import judge
 from grpo.telemetry import (
@@ -228,3 +229,10 @@ def test_grpo_report_writes_the_page_of_an_interrupted_run(tmp_path, capsys):
     write_ending(folder, Ending(FAILED, 30, "the disk is full"))
     assert main(["report", str(folder)]) == 0
     assert "<p>The run failed at step 30 of 200.</p><p>The disk is full.</p>" in (folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize("text", ['{"a', "[]"])
+def test_a_damaged_configuration_of_a_run_is_named(text, tmp_path):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError, match="config.json is damaged"):
+        run_config(tmp_path)

@@ -11,7 +11,7 @@ from grpo.config.hydra import compose_config
 from grpo.host import device_memory
 from grpo.run import tables
 from grpo.run.shape import model_shape
-from grpo.run.tables import print_price, print_tables, too_small_a_share
+from grpo.run.tables import print_price, print_tables, too_much_memory, too_small_a_share
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
 LLAMA = {"hidden_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
@@ -91,3 +91,43 @@ def test_a_share_of_a_gpu_that_does_not_hold_the_samplers_weights_is_told(tmp_pa
     assert too_small_a_share(config, large) == ""
     config.rollout.tensor_parallel, config.rollout.engine = 1, "vllm_server"
     assert too_small_a_share(config, large) == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (["rollout.kv_cache_gib=1000"], "1,000"),
+        (["rollout=vllm_server", "rollout.servers.replicas=50", "rollout.kv_cache_gib=4"], "200"),
+        (["rollout=transformers", "rollout.kv_cache_gib=1000"], ""),
+        (["rollout=vllm_server", "rollout.servers.urls=['http://a:1']", "rollout.kv_cache_gib=1000"], ""),
+    ],
+)
+def test_a_run_on_cpus_that_asks_for_more_memory_than_there_is_says_both(words, asked, tmp_path, monkeypatch):
+    LlamaConfig(**LLAMA, num_attention_heads=4, num_key_value_heads=4).save_pretrained(tmp_path)
+    monkeypatch.setattr(device_memory, "main_memory_gib", lambda: 23.5)
+    tiny = ["experiment=tiny", "device=cpu", "dry_run=true", "task.prompt.max_tokens=24"]
+    config = compose_config([*tiny, *words])
+    shape = model_shape(tmp_path)
+    message = too_much_memory(config, shape, 1, 1)
+    assert bool(message) == bool(asked)
+    if asked:
+        assert f"sampler {asked}." in message and "and this machine has 23.5: lower rollout.kv_cache_gib" in message
+        with pytest.raises(UserError, match="this machine has 23.5"):
+            print_tables(config, tmp_path)
+
+
+def test_a_dry_run_for_gpus_elsewhere_takes_as_many_as_its_servers_need(tmp_path, monkeypatch, capsys):
+    LlamaConfig(**LLAMA, num_attention_heads=4, num_key_value_heads=4).save_pretrained(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    small = ["experiment=tiny", "device=cuda", "learner.precision=bfloat16", "rollout.precision=bfloat16"]
+    servers = ["rollout=vllm_server", "rollout.servers.first_gpu=1", "rollout.servers.replicas=50", "dry_run=true"]
+    print_tables(compose_config([*small, *servers]), tmp_path)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "no GPU here, so this is for another machine: the tables are those of one with 51 GPUs" in printed
+    # What a learner holds is more than a GPU has.
+    large = replace(model_shape(tmp_path), parameters=32_763_876_352)
+    config = compose_config([*small, "dry_run=true"])
+    assert "weights, gradients and optimizer take 549.2 GiB of each GPU, which has 80.0" in too_much_memory(
+        config, large, 1, 1
+    )

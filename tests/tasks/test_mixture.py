@@ -9,9 +9,10 @@ import pytest
 from grpo.config import DataConfig, PromptConfig, RewardConfig, RewardPartConfig, TaskConfig, UserError
 from grpo.config.hydra import compose_config
 from grpo.config.task import CurriculumConfig, SourceRewardConfig
-from grpo.config.validate import check_files, validate
+from grpo.config.validate import validate
 from grpo.tasks import Grouping, build_task, loaded_task
 from grpo.tasks.curriculum import uniform
+from grpo.tasks.early_checks import check_files
 from grpo.tasks.mixture import BLOCK, Mixture
 from grpo.types import Completion, RolloutGroup
 
@@ -180,7 +181,7 @@ def test_sets_that_do_not_go_together_are_refused(words, message):
 def test_a_set_of_a_missing_file_is_refused_by_its_key():
     config = compose_config([*TWO, "task.sets.b.data.source=file", "task.sets.b.data.path=no.jsonl"])
     with pytest.raises(UserError, match=r"task.sets.b.data.path: there is no file 'no.jsonl'"):
-        check_files(config)
+        check_files(config.task)
 
 
 def test_the_example_of_a_mixed_task_is_valid():

@@ -9,8 +9,8 @@ from grpo.config import (
     TaskConfig,
     UserError,
 )
-from grpo.tasks import Grouping, build_task, loaded_task
-from grpo.types import Completion, Prompt, RolloutGroup
+from grpo.tasks import Grouping, LoadedTask, build_task, loaded_task
+from grpo.types import Completion, Problem, Prompt, RolloutGroup
 
 
 def completion(text, num_tokens=3, truncated=False):
@@ -246,3 +246,13 @@ def test_a_prompt_with_two_right_answers_is_told(tokenizer, write_rows, caplog):
     loaded_task(task_config, tokenizer)
     told = [record.getMessage() for record in caplog.records]
     assert told == ["task task: 1 prompts come again with another answer (sums-1)"]
+
+
+def test_a_task_is_the_same_while_its_questions_answers_and_their_order_are():
+    def identity(*problems):
+        given = [Problem(str(index), question, answer, {}) for index, (question, answer) in enumerate(problems)]
+        return LoadedTask(TaskConfig(), {"": given}, {}).identity
+
+    assert identity(("1?", "1"), ("2?", "2")) == identity(("1?", "1"), ("2?", "2"))
+    others = [(("1?", "1"),), (("2?", "2"), ("1?", "1")), (("1?", "1"), ("2?", "3")), (("1?1", ""), ("2?", "2"))]
+    assert identity(("1?", "1"), ("2?", "2")) not in [identity(*other) for other in others]

@@ -1,7 +1,10 @@
 """These tests check how a run's end is written into its folder."""
 
+import errno
+
 import pytest
 
+from grpo.config import UserError
 from grpo.telemetry import FAILED, FINISHED, Ending, read_ending, told_failure, write_ending
 
 
@@ -14,3 +17,16 @@ def test_what_fails_after_a_run_has_finished_leaves_it_finished(tmp_path):
     with pytest.raises(RuntimeError), told_failure(tmp_path):
         raise RuntimeError("the\ndisk is full")
     assert read_ending(tmp_path) == Ending(FAILED, 0, "the disk is full")
+
+
+def test_a_disk_that_is_full_is_told_with_its_folder_though_the_end_cannot_be_written(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("grpo.telemetry.ending.write_ending", full)
+    said = rf"\(No space left on device; .* GiB are free under {tmp_path}\): free some"
+    with pytest.raises(UserError, match=said), told_failure(tmp_path):
+        full()
+    # Another error is not hidden by the end that cannot be written.
+    with pytest.raises(RuntimeError, match="no font"), told_failure(tmp_path):
+        raise RuntimeError("no font")

@@ -305,3 +305,21 @@ def test_a_run_says_which_code_it_ran(tmp_path):
     if "commit" in code:
         assert re.fullmatch("[0-9a-f]{40}", code["commit"])
         assert (tmp_path / "code.patch").exists() == code["changed"]
+
+
+def test_a_database_that_cannot_be_opened_is_told_at_once(tmp_path):
+    pytest.importorskip("mlflow")
+    (tmp_path / "text.db").write_text("no database, but text that is long enough for a header of one")
+    for file, why in (
+        (tmp_path / "none" / "x.db", "unable to open database file"),
+        (tmp_path / "text.db", "not a data"),
+    ):
+        with pytest.raises(UserError, match=f"tracking.mlflow=sqlite:///{file}: .*{why}"):
+            MlflowTracker({}, TrackingConfig(mlflow=f"sqlite:///{file}"), tmp_path)
+
+
+@pytest.mark.parametrize("line", ["[1]", "3", '{"loss": 1}', '{"step": NaN}', '{"step": "4"}'])
+def test_a_line_that_is_no_row_of_a_run_is_named(line, tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1}}\n{line}\n')
+    with pytest.raises(UserError, match="line 2 of .* is no JSON object with a step: delete that line"):
+        read_metrics(tmp_path / "metrics.jsonl")

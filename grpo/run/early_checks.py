@@ -1,0 +1,48 @@
+"""This module checks a configuration for a command in a second or two, before torch and the engines are imported."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from grpo import models
+from grpo.config import TrainConfig
+from grpo.config.errors import UserError
+from grpo.config.hydra import compose_suite
+from grpo.config.placement import server_ports, starts_servers
+from grpo.config.validate import validate, validate_evaluation, validate_serving
+from grpo.host import ranks
+from grpo.host.disk import require_writable
+from grpo.host.network import require_free
+from grpo.tasks.early_checks import check_early
+
+
+def check(command: str, config: TrainConfig) -> None:
+    """Raises UserError for a configuration that the command cannot use, before anything heavy is imported."""
+    ranks.check_environment()
+    suite = compose_suite(config) if command in ("train", "eval") else []
+    if command == "eval" and not suite and not config.evaluation.num_problems:
+        raise UserError("evaluation.num_problems=0 asks nothing: raise it, or name sets in evaluation.suite")
+    if command == "solve-rates":
+        # It reports pass rates only.
+        config = replace(config, evaluation=replace(config.evaluation, pass_at=[]))
+    if command == "train":
+        validate(config, ranks.counts(config)[0])
+    elif command != "launch" and not suite:
+        validate_evaluation(config)
+    for task in suite:
+        validate_evaluation(replace(config, task=task))
+    if command == "serve":
+        validate_serving(config)
+    if command in ("train", "serve", "eval", "solve-rates"):
+        # What is only measured may be named by its path alone.
+        named = command in ("eval", "solve-rates") and config.model.path
+        model = replace(config.model, source="huggingface") if named else config.model
+        models.check_early(model, needs_weights=not config.dry_run)
+        servers = config.rollout.servers
+        if not config.dry_run:
+            require_writable(Path(config.output_dir))
+        if not config.dry_run and ranks.rank() == 0 and (command == "serve" or starts_servers(config)):
+            require_free(servers.host, server_ports(servers), "rollout.servers")
+    if command == "train" or (command in ("eval", "solve-rates", "check-reward") and not suite):
+        check_early(config.task, config.pipeline)

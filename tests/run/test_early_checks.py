@@ -1,0 +1,132 @@
+"""Commands tell what is wrong with their words before torch is imported."""
+
+import errno
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from grpo.cli import main
+from grpo.config import ModelConfig, UserError
+from grpo.host.disk import require_writable
+from grpo.host.network import require_free
+from grpo.models import check_early
+from tests.tasks.test_early_checks import said
+
+SERVE = ["serve", "experiment=tiny", "model.max_length=64"]
+
+
+def test_importing_all_that_is_checked_early_imports_nothing_heavy():
+    code = "import sys, grpo.run.early_checks; print({'torch', 'transformers', 'vllm', 'deepspeed'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (SERVE, "grpo serve needs rollout.servers.port"),
+        (["serve", "rollout.servers.port=8000"], "so they need model.max_length"),
+        ([*SERVE, "rollout.servers.port=65535", "rollout.servers.replicas=3"], "need ports up to 65537"),
+        (
+            [*SERVE, "rollout.servers.port=8000", "rollout.servers.urls=['http://a:1']"],
+            "names running ones",
+        ),
+        ([*SERVE, "rollout.servers.port=8000", "rollout.servers.host=no.such"], "host=no.such is no address of"),
+        (
+            ["serve", "rollout.servers.port=1", "model.path=a/b", "model.max_length=900"],
+            "model.path=a/b is not read",
+        ),
+        (["eval", "model=huggingface"], "model.path is empty"),
+        (["eval", "model.path=no/such/folder"], "model.path=no/such/folder: there is no such directory"),
+        (["solve-rates", "model=huggingface"], "model.path is empty"),
+        (["train", "model=huggingface"], "model.path is empty"),
+    ],
+)
+def test_words_that_are_missing_or_wrong_are_told_without_torch(words, message, capsys, monkeypatch):
+    # `tests.tasks.test_early_checks` starts a process for such words. Here what would import torch is refused.
+    monkeypatch.setattr("grpo.cli.working", None)
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_hub_model_is_looked_for_early_only_without_a_network(monkeypatch, capsys):
+    resolving = sys.modules["grpo.models.resolve"]
+    monkeypatch.setattr(resolving, "is_offline_mode", lambda: True)
+    assert main(["eval", "model.path=me/mine", "task=tiny_arithmetic"]) == 2
+    assert "nor in the hub's cache, and the hub is not reachable (or HF_HUB_OFFLINE is set)" in capsys.readouterr().err
+    # With a network it may take long, so it is told of later.
+    monkeypatch.setattr(resolving, "is_offline_mode", lambda: False)
+    monkeypatch.setattr(resolving, "_download", None)
+    check_early(ModelConfig(path="me/mine"))
+
+
+def test_a_port_that_is_taken_is_named_before_a_server_starts():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"servers.port={port} cannot be used at 127.0.0.1 .*choose another"):
+            require_free("127.0.0.1", [port], "rollout.servers")
+    require_free("127.0.0.1", [port], "rollout.servers")
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(capsys):
+    assert main(["sweep", "sweep=seeds", "experiment=tiny", "seeds=1", "output_dir=/proc/none"]) == 2
+    assert capsys.readouterr().err == f"grpo: cannot use /proc/none: {os.strerror(errno.ENOENT)}\n"
+
+
+@pytest.mark.slow
+def test_a_command_without_its_words_speaks_from_a_process_without_torch():
+    assert "needs rollout.servers.port" in said("serve")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["output_dir=/dev/null/x"], "output_dir=/dev/null/x cannot be written to, since /dev/null is no folder"),
+        (["output_dir=/"], "output_dir=/ would mix the run's files with others"),
+        ([f"num_steps={'9' * 400}"], "num_steps=99999999999999999999… must be below 2^63"),
+        (["task.reward.workers=100000"], "task.reward.workers=100000 asks for as many processes, and this machine has"),
+    ],
+)
+def test_what_a_run_cannot_have_is_told_before_anything_is_made(words, message, monkeypatch, capsys):
+    monkeypatch.setattr("grpo.cli.working", None)
+    assert main(["train", "experiment=tiny", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_on_a_read_only_disk_is_told_before_anything_is_made(tmp_path, monkeypatch):
+    require_writable(tmp_path / "new" / "run")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(UserError, match=f"since {tmp_path} is read-only here: choose another"):
+        require_writable(tmp_path / "new" / "run")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"WORLD_SIZE": "two"}, "the environment variable WORLD_SIZE='two' is no whole number"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2"},
+            "RANK is set, but not MASTER_ADDR and MASTER_PORT: start",
+        ),
+    ],
+)
+def test_wrong_variables_of_a_launcher_are_told(variables, message, monkeypatch, capsys):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert main(["train", "experiment=tiny"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_dotted_key_of_a_file_is_told_how_to_be_nested(tmp_path, capsys):
+    (tmp_path / "mine.yaml").write_text("defaults: [train, _self_]\nlearner.learning_rate: 1e-5\n")
+    assert main(["train", f"{tmp_path}/mine.yaml"]) == 2
+    told = "unknown config key learner.learning_rate: a file nests keys, so write learner: {learning_rate: …}"
+    assert told in capsys.readouterr().err

@@ -1,0 +1,118 @@
+"""Files of problems that are odd are read as meant, or are refused in one line that says what to do."""
+
+from datetime import date
+from decimal import Decimal
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from grpo.config import DataConfig, UserError
+from grpo.tasks.files import read_rows, require_file, size_of
+from grpo.tasks.sources import load_problems
+
+SUMS = "problem,answer\n1 + 1 =,2\n"
+
+
+def refusal(path):
+    with pytest.raises(UserError) as caught:
+        read_rows(path, "task.data.path")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(SUMS, f"\ufeff{SUMS}", SUMS.replace("\n", "\r\n"), SUMS.replace("\n", "\r"), f"\n \n{SUMS}\n\n"),
+        *(SUMS.replace(",", ";"), SUMS.replace(",", " \t")),
+    ],
+    ids=["plain", "byte order mark", "Windows", "old Mac", "empty lines", "semicolons", "tabs"],
+)
+def test_tables_of_all_systems_are_read(text, tmp_path):
+    (tmp_path / "sums.csv").write_bytes(text.encode())
+    [row] = read_rows(tmp_path / "sums.csv", "task.data.path")
+    assert {name: cell.strip() for name, cell in row.items()} == {"problem": "1 + 1 =", "answer": "2"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b"[" * 100_000, "whose brackets are nested too deeply"),
+        ("a.json", b"[" * 100_000, "whose brackets are nested too deeply"),
+        ("a.jsonl", b'{"problem": "1", "problem": "2"}', "the column 'problem' comes twice"),
+        ("a.json", b'[{"problem": "1", "problem": "2"}]', "the column 'problem' comes twice"),
+        ("a.csv", SUMS.encode("utf-16-le"), "perhaps UTF-16: save it as UTF-8"),
+        ("a.csv", SUMS.encode("utf-16"), "not UTF-8 text"),
+        (
+            "a.parquet",
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:1",
+            "fetch it with `git lfs pull`",
+        ),
+        ("a.jsonl.gz", b"{}", "Not a gzipped file"),
+    ],
+)
+def test_a_file_that_cannot_be_read_says_why(name, content, message, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    assert message in refusal(tmp_path / name)
+
+
+def test_a_long_cell_of_a_table_is_read(tmp_path):
+    (tmp_path / "long.csv").write_text(f"problem,answer\n{'x' * 200_000},1\n")
+    [row] = read_rows(tmp_path / "long.csv", "task.data.path")
+    assert len(row["problem"]) == 200_000
+
+
+def test_a_repeated_column_of_a_parquet_file_is_refused(tmp_path):
+    names = ["problem", "answer", "answer"]
+    table = pyarrow.Table.from_arrays([pyarrow.array(["1"])] * 3, names=names)
+    pyarrow.parquet.write_table(table, tmp_path / "twice.parquet")
+    assert "the column 'answer' comes twice" in refusal(tmp_path / "twice.parquet")
+
+
+def test_a_folder_passes_over_hidden_files_and_names_a_folder_inside(tmp_path):
+    (tmp_path / "inside").mkdir()
+    assert f"give one of them, such as {tmp_path}/inside" in refusal(tmp_path)
+    (tmp_path / "sums.csv").write_text(SUMS)
+    (tmp_path / "._sums.csv").write_bytes(b"\0\xff")
+    assert len(read_rows(tmp_path, "task.data.path")) == 1
+    # What lies deeper is not read, so it does not count: a home folder would take minutes.
+    (tmp_path / "inside" / "more.csv").write_text(SUMS)
+    assert size_of(tmp_path) == len(SUMS) + 2
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("data/*.jsonl", "patterns are not expanded: give the folder"),
+        ("https://a.b/c.jsonl", "read from disk only: download it first"),
+        ("openai/gsm8k", "a data set of the hub needs task.data.source=hub"),
+    ],
+)
+def test_a_path_that_is_no_files_says_what_to_give_instead(path, hint):
+    with pytest.raises(UserError, match=hint):
+        require_file(path, "task.data.path")
+
+
+def test_answers_are_numbers_of_any_size_and_kind_but_not_dates(tmp_path, write_rows):
+    rows = [{"problem": "a", "answer": 10**400}, {"problem": "b", "answer": float("nan")}]
+    problems, report = load_problems(DataConfig(path=write_rows(rows)))
+    assert [problem.answer for problem in problems] == [f"1{'0' * 400}"] and report.unusable == ("sums-1",)
+    columns = {"problem": ["a", "b"], "answer": [Decimal("0.50"), Decimal("12")], "day": [date(2024, 1, 1)] * 2}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "decimals.parquet")
+    problems, _ = load_problems(DataConfig(path=f"{tmp_path}/decimals.parquet"))
+    assert [problem.answer for problem in problems] == ["0.50", "12.00"]
+    with pytest.raises(UserError, match="the answer datetime.date"):
+        load_problems(DataConfig(path=f"{tmp_path}/decimals.parquet", answer_column="day"))
+
+
+def test_a_column_without_a_name_is_not_the_ids(tmp_path):
+    (tmp_path / "index.csv").write_text(",problem,answer\n0,1 + 1 =,2\n0,2 + 2 =,4\n")
+    problems, _ = load_problems(DataConfig(path=f"{tmp_path}/index.csv"))
+    assert [problem.problem_id for problem in problems] == ["index-0", "index-1"]
+
+
+def test_a_name_with_blanks_is_hinted_at_in_quotes(write_rows):
+    path = write_rows([{" problem ": "1 + 1 =", "answer": "2"}])
+    with pytest.raises(UserError, match='perhaps task.data.question_column=" problem " is meant'):
+        load_problems(DataConfig(path=path))
