@@ -22,6 +22,7 @@ from transformers.integrations import HfDeepSpeedConfig
 
 from grpo.config import LearnerConfig
 from grpo.config.optimizer import chosen_optimizer
+from grpo.config.pass_through import passing_on
 from grpo.host import ranks
 from grpo.host.network import interface_of, own_address
 
@@ -114,7 +115,7 @@ def sharded_loading(learner: LearnerConfig, precision: str) -> Iterator[None]:
 
 def start_engine(policy: nn.Module, learner: LearnerConfig) -> deepspeed.DeepSpeedEngine:
     """Starts the training engine: ZeRO, with an optimizer on float32 master weights. The learner sets the learning rate
-    of every step."""
+    of every step. Raises UserError where DeepSpeed refuses settings that are passed on to it."""
     if learner.offload_optimizer and torch.cuda.is_available():
         # The optimizer then runs on the CPU, where torchrun leaves each rank one thread.
         torch.set_num_threads(ranks.own_cores())
@@ -122,7 +123,8 @@ def start_engine(policy: nn.Module, learner: LearnerConfig) -> deepspeed.DeepSpe
     kind = getattr(torch.optim, chosen_optimizer(learner).name)
     fused = {"fused": True} if "fused" in signature(kind).parameters else {}
     optimizer = kind(parameters, lr=learner.learning_rate, **optimizer_settings(learner), **fused)
-    return _initialized(model=policy, optimizer=optimizer, config=deepspeed_config(learner))
+    with passing_on("learner.deepspeed", learner.deepspeed):
+        return _initialized(model=policy, optimizer=optimizer, config=deepspeed_config(learner))
 
 
 def optimizer_settings(learner: LearnerConfig) -> dict[str, Any]:

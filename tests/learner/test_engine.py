@@ -8,7 +8,7 @@ import torch
 from deepspeed.runtime import base_optimizer
 from torch import nn
 
-from grpo.config import LearnerConfig
+from grpo.config import LearnerConfig, UserError
 from grpo.learner import engine
 
 
@@ -53,3 +53,15 @@ def test_only_the_warning_of_tensor_parallelism_is_passed_over():
     for message, concerns in ((text, False), ("a gradient overflowed", True)):
         record = logging.LogRecord("DeepSpeed", logging.WARNING, "", 1, message, None, None)
         assert engine.concerns_a_run(record) is concerns
+
+
+def test_a_passed_on_setting_that_an_engine_refuses_is_one_line(monkeypatch):
+    def refuses(**arguments):
+        raise AssertionError("supports ZeRO overlap_comm only\nwith ZeRO stage 2")
+
+    monkeypatch.setattr(engine, "_initialized", refuses)
+    passed = {"zero_optimization": {"overlap_comm": True}}
+    with pytest.raises(
+        UserError, match=r"'overlap_comm': True}} is refused: supports ZeRO overlap_comm only with ZeRO"
+    ):
+        engine.start_engine(nn.Linear(2, 2), LearnerConfig(zero_stage=1, deepspeed=passed))
