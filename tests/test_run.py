@@ -237,7 +237,8 @@ def test_a_run_that_is_stopped_then_killed_and_resumed_equals_one_that_never_was
     assert "changed since: tracking.samples_per_round: 4 → 1" in resumed.stdout
     first, second = rows(output / "resumptions.jsonl")
     assert (first["step"], first["reached"], first["ended"]) == (stopped_at, stopped_at, "interrupted")
-    assert (second["ended"], second["changed"]) == ("killed", [["tracking.samples_per_round", 4, 1]])
+    changed = [["checkpoint.every_rounds", 1, 2], ["tracking.samples_per_round", 4, 1]]
+    assert (second["ended"], second["changed"]) == ("killed", changed)
     assert second["checkpoint"] == f"step-{second['step']:08d}" < newest.name
     assert second["step"] < 8 <= second["reached"]
     assert f"The run was resumed 2 times, after steps {stopped_at} and {second['step']}." in resumed.stdout

@@ -9,11 +9,11 @@ How often a finding was wrong, by benchmarks/verdicts.py (simulated curves, runs
 
     on the plateau ("stop here")    1 of 41 claims, in 3,836 forecasts
     problems solved                 0 of 2 claims, in 509 runs
-    unstable                        1 of 19
-    setback                         0 of 12
-    underdamped                     0 of 8
-    nothing learned                 1 of 162
-    no gain lately                  1 of 6
+    unstable                        0 of 18
+    setback                         2 of 17
+    underdamped                     1 of 13
+    nothing learned                 1 of 151
+    no gain lately                  1 of 3
     prompts too hard or too easy    none in 400 healthy and still runs
 """
 

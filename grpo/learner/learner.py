@@ -240,7 +240,8 @@ class DeepSpeedLearner:
         return weight_buckets(self.policy, bucket_bytes, DTYPES[precision], form, self._merge_loss)
 
     def save(self, directory: str) -> None:
-        """Writes all that `load` reads into a folder. Only a rank that could not write its part raises."""
+        """Writes all that `load` reads into a folder, where every rank finds it afterwards. Only a rank that could not
+        write its part raises."""
         first = self.collective.rank == 0
         with to_the_end(self.engine) as attempt:
             self.engine.save_checkpoint(directory, tag=SHARDS, save_latest=False, exclude_frozen_parameters=True)
@@ -250,6 +251,8 @@ class DeepSpeedLearner:
                 state = self.reference.state()
                 if first:
                     attempt(save_file, state, Path(directory, REFERENCE_FILE))
+            # Otherwise another rank could read what the first one still writes.
+            self.collective.barrier()
 
     def rewind(self, directory: str) -> None:
         """Restores weights and optimizer state as `save` wrote them, while the count of steps goes on."""

@@ -25,6 +25,8 @@ UPDATE_ROUTE = "/update_weights"
 GRACE_SECONDS = 10.0
 HEALTH_SECONDS = 5.0
 POLL_SECONDS = 0.5
+# Stands for an HTTP status where no connection was made.
+CLOSED = 0
 # The number of lines of a server's log that are shown when it does not start.
 LAST_LINES = 15
 
@@ -153,12 +155,14 @@ class Replica:
 
     async def status(self) -> int | None:
         """Returns the HTTP status of the engine's answer, or None when no answer comes in time. The status is 500 when
-        the engine has died and its server has stayed."""
+        the engine has died and its server has stayed, and `CLOSED` when nothing listens at the server's port."""
         timeout = aiohttp.ClientTimeout(total=HEALTH_SECONDS)
         session = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
         try:
             async with session, session.get(f"{self.url}/is_paused") as answer:
                 return answer.status
+        except aiohttp.ClientConnectorError:
+            return CLOSED
         except (aiohttp.ClientError, TimeoutError, ConnectionError):
             return None
 

@@ -11,13 +11,13 @@ import time
 from collections.abc import Sequence
 
 from grpo.host.signals import StopRequest
-from grpo.rollout.replica import Replica, ServerProcess
+from grpo.rollout.replica import CLOSED, Replica, ServerProcess
 
 POLL_SECONDS = 1.0
 # A server whose engine does not answer for this long is restarted.
 UNRESPONSIVE_SECONDS = 30.0
-# A server whose engine has died answers with an error, and its process may never end. It is restarted after this
-# many such answers in a row.
+# A server whose engine has died answers with an error, or stops listening, and its process may never end. It is
+# restarted after this many such answers in a row.
 DEAD_ANSWERS = 3
 
 
@@ -40,18 +40,21 @@ class Watched:
         # For a restarted server this time lies in the future.
         self._answered = time.monotonic()
         self._dead_answers = 0
+        # A restarted server does not listen before it answers.
+        self._listens = True
 
     def judge(self, status: int | None) -> None:
-        """Takes the HTTP status of the server's answer now, or None if none came. Restarts the server if it ended,
-        hangs or has lost its engine."""
-        self._dead_answers = self._dead_answers + 1 if (status or 0) >= 500 else 0
+        """Takes what `Replica.status` returns now. Restarts the server if it ended, hangs or has lost its engine."""
+        dead = status is not None and (status >= 500 or (status == CLOSED and self._listens))
+        self._dead_answers = self._dead_answers + 1 if dead else 0
         silent = time.monotonic() > self._answered + UNRESPONSIVE_SECONDS
         if status == 200:
-            self._answered = time.monotonic()
+            self._answered, self._listens = time.monotonic(), True
         elif self._replica.process.ended or silent or self._dead_answers >= DEAD_ANSWERS:
             print(f"the server at {self._replica.url} does not answer: restarting it", flush=True)
             self._replica.process.restart()
-            self._answered, self._dead_answers = time.monotonic() + self._start_seconds, 0
+            self._answered = time.monotonic() + self._start_seconds
+            self._dead_answers, self._listens = 0, False
 
 
 def keep_alive(replicas: Sequence[Replica], stop: StopRequest, start_seconds: float) -> None:
@@ -63,5 +66,5 @@ def keep_alive(replicas: Sequence[Replica], stop: StopRequest, start_seconds: fl
 
 
 async def _statuses(replicas: Sequence[Replica]) -> list[int | None]:
-    """Returns the HTTP status of every server, asked at once. None stands for a server that does not answer."""
+    """Returns the `status` of every server, asked at once."""
     return await asyncio.gather(*(replica.status() for replica in replicas))

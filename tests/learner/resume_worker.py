@@ -24,6 +24,7 @@ from grpo.learner.engine import init_distributed
 from grpo.learner.export import Folder, export
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.learner.loading import load_policy
+from grpo.learner.shard_layout import Layout
 from grpo.learner.weights import weight_buckets
 from grpo.run.checkpoints import CheckpointStore
 from tests.learner.learner_worker import DEVICE, config_for, take_step, weights
@@ -137,6 +138,24 @@ def refused_facts(model, before, after, edit):
     return {"line": line, "early": early, "escaped": escaped, "left": left}
 
 
+def late_facts(model):
+    """Returns for each rank whether it finds the layout once it has saved, though the first rank writes it late."""
+    config, write = config_for(1), Layout.write
+
+    def late(layout, directory):
+        time.sleep(0.3)
+        write(layout, directory)
+
+    learner = DeepSpeedLearner(config, model, DEVICE)
+    folder = learner.collective.gather(tempfile.mkdtemp())[0]
+    Layout.write = late
+    learner.save(folder)
+    there = Path(folder, "layout.json").exists()
+    Layout.write = write
+    learner.engine.destroy()
+    return learner.collective.gather(there)
+
+
 def full_facts(model, stage, rank, limit):
     """Returns each rank's message, and the seconds until the last one, if files of `rank` may not grow beyond `limit`
     bytes. Also returns which checkpoints are left, and whether the learner goes on from the older one."""
@@ -222,6 +241,7 @@ def main(model, output):
         "refused": of_each(refused_facts, model, misfits),
         "crafted": of_each(refused_facts, model, crafted),
         "full": of_each(full_facts, model, LATER),
+        "late": late_facts(model),
     }
     if torch.distributed.get_rank() == 0:
         Path(output).write_text(json.dumps(facts))

@@ -37,6 +37,11 @@ def test_a_checkpoint_goes_on_as_it_was_under_other_settings(facts, index):
 
 
 @pytest.mark.slow
+def test_every_rank_finds_a_checkpoint_whole_once_it_has_saved_it(facts):
+    assert facts["late"] == [True, True]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("index", range(len(STARTS)), ids=lambda index: f"{STARTS[index]}")
 def test_a_new_run_starts_with_the_weights_of_a_checkpoint(facts, index):
     started = facts["starts"][index]

@@ -42,3 +42,8 @@ def assert_well_made(text):
     words = re.sub(r"(?s)<svg.*?</svg>|<script.*?</script>|<style.*?</style>", "", text)
     assert not re.search(r"\D-0\.0+\D", words), "no change has no sign"
     assert not re.search(r"\d %", words), "a percent sign would begin a line"
+
+
+def complaints(error):
+    """Returns the lines of stderr without signs of life, which come when a command takes longer than two seconds."""
+    return [line for line in error.splitlines() if not re.fullmatch(r"grpo: .* …( \d+ s)?", line)]

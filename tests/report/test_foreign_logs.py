@@ -17,6 +17,7 @@ from grpo.dynamics.diagnostics import diagnose
 from grpo.report.dynamics import advised
 from grpo.report.foreign_words import in_words_of
 from grpo.report.logs import read_log
+from tests.report.structure import complaints
 
 RISING = [0.2 + 0.01 * step for step in range(40)]
 
@@ -93,7 +94,7 @@ def test_a_file_that_is_no_log_is_refused_in_one_line(tmp_path, capsys):
         (tmp_path / name).write_text(text)
         assert main(["dynamics", "diagnose", str(tmp_path / name)]) == 2
         error = capsys.readouterr().err
-        assert message in error and error.count("\n") == 1
+        assert message in error and len(complaints(error)) == 1
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"has neither metrics.jsonl, trainer_state.json, steps.parquet nor"):
         read_log(tmp_path / "empty")

@@ -13,12 +13,16 @@ from grpo.rollout.restarts import UNRESPONSIVE_SECONDS, keep_alive
 
 # It notes that it has started, and gives its answers in order, the last one for ever.
 SERVER = """
-import http.server, sys
+import http.server, sys, time
 port, log, *answers = sys.argv[1:]
 open(log, "a").write("x")
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
+        if answers[0] == "closed":
+            # As vLLM: it listens no more, and waits for what its engine will never answer.
+            self.server.socket.close()
+            time.sleep(600)
         self.send_response(int(answers.pop(0) if len(answers) > 1 else answers[0]))
         self.end_headers()
 
@@ -30,7 +34,9 @@ http.server.HTTPServer(("127.0.0.1", int(port)), Handler).serve_forever()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("answers", "starts"), [(["200", "500"], 2), (["200", "500", "500", "200"], 1)])
+@pytest.mark.parametrize(
+    ("answers", "starts"), [(["200", "500"], 2), (["200", "closed"], 2), (["200", "500", "500", "200"], 1)]
+)
 def test_a_server_that_says_that_its_engine_has_died_is_started_again_long_before_one_that_is_silent(
     tmp_path, answers, starts
 ):
