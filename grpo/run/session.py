@@ -193,12 +193,16 @@ class Session:
     def _watch(self, files: RecordFiles | None) -> Watch:
         """Builds the observer that diagnoses the run's log."""
 
+        told: set[str] = set()
+
         def diagnosed() -> Sequence[Finding]:
             try:
                 return diagnose(read_log(self._output))
             except UserError as error:
                 # A log that somebody has removed or damaged does not end the run.
-                say(f"grpo: there is no diagnosis: {error}")
+                if str(error) not in told:
+                    say(f"grpo: there is no diagnosis: {error}")
+                told.add(str(error))
                 return ()
 
         def findings() -> Sequence[Finding]:
