@@ -38,8 +38,8 @@ FEWEST_ROUNDS = 30
 PRIORS = {
     # The relaxation time θ of the slope, in spans.
     "damping": ((0.06, 0.2, 0.5, 1.2), (0.1, 0.1, 0.2, 0.6)),
-    # The standard deviation of the level's own steps over one span, in logits.
-    "level_wander": ((1e-3, 0.2, 0.45, 0.8), (0.25, 0.55, 0.1, 0.1)),
+    # The standard deviation of the level's own steps over one span, in logits. The last one follows a collapse.
+    "level_wander": ((1e-3, 0.2, 0.45, 0.8, 2.5), (0.25, 0.55, 0.1, 0.09997, 0.00003)),
     # The standard deviation of the slope about 0 in the long run, in logits a span.
     "slope_wander": ((0.03, 0.6, 2.0), (0.15, 0.82, 0.03)),
     # The standard deviation of the first slope times θ, which is the rise that it leads to, in logits.
@@ -61,8 +61,8 @@ SURE = 2.0
 CANDIDATES = 4
 # The prior standard deviation of the first level about a pass rate of one half, in logits.
 FIRST_LEVEL = 2.0
-# A logit is linearized about the mean of `NEIGHBOURS` blocks, whose Bernoulli variance counts as at least
-# `LEAST_VARIANCE`.
+# A logit is linearized about the plain mean of `NEIGHBOURS` blocks, whose Bernoulli variance counts as at least
+# `LEAST_VARIANCE`. A mean weighted by information would follow the surest blocks, those at 0 and 1, in a collapse.
 NEIGHBOURS, LEAST_VARIANCE = 5, 0.02
 # A block's weight in the likelihood of the settings falls to 1/e over this many spans of age: a curve that rose fast
 # and then settled wanders as little as it did lately.
@@ -190,12 +190,15 @@ def _logits(values: Array, errors: Array) -> tuple[Array, Array]:
     A logit is not linear, so logits of noisy rates are biased towards 0. To first order about the mean m of the
     neighbouring rates, the logit of a rate p is logit m + (p − m)/(m(1 − m)), which averages without bias (the working
     response of McCullagh & Nelder, Generalized Linear Models, 1989). Half a success and half a failure are added to m,
-    so that m is never 0 or 1.
+    and m keeps at least its own standard error from 0 and from 1. Nearer to them the logit is so steep that a measured
+    0 or 1 would tell nothing.
     """
     window = np.ones(min(NEIGHBOURS, len(values)))
-    information = np.convolve(errors**-2.0, window, "same")
-    near = np.clip(np.convolve(values * errors**-2.0, window, "same") / information, 0, 1)
-    tried = np.maximum(near * (1 - near), LEAST_VARIANCE) * information
-    near = (near * tried + 0.5) / (tried + 1)
+    number = np.convolve(np.ones(len(values)), window, "same")
+    near = np.clip(np.convolve(values, window, "same") / number, 0, 1)
+    uncertain = np.sqrt(np.convolve(errors**2, window, "same")) / number
+    tried = np.maximum(near * (1 - near), LEAST_VARIANCE) / uncertain**2
+    least = np.minimum(uncertain, 0.5)
+    near = np.clip((near * tried + 0.5) / (tried + 1), least, 1 - least)
     slope = near * (1 - near)
     return logit(near) + (values - near) / slope, np.maximum((errors / slope) ** 2, 1e-5)

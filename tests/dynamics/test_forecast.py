@@ -24,6 +24,22 @@ def test_the_interval_for_the_present_holds_what_was_just_measured(kind):
         assert np.all((ahead.low <= ahead.value) & (ahead.value <= ahead.high))
 
 
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+def test_a_pass_rate_that_never_left_zero_or_one_is_known(rate):
+    ahead = forecast(history_of_values(np.arange(1, 41), np.full(40, rate)), 50)
+    assert np.all(np.abs(ahead.value - rate) < 0.01)
+    assert abs(ahead.low[0] - rate) < 0.01 and abs(ahead.high[0] - rate) < 0.01
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_collapse_to_zero_is_not_forecast_from_the_level_before(seed):
+    """A run at .7 fell to 0 within ten rounds, and stood there for ten. The present interval was [.25, .64] once, since
+    the rounds of the fall were taken for higher ones than before."""
+    curve = np.concatenate([np.full(50, 0.7), 0.7 * (1 - np.arange(1, 11) / 11), np.full(10, 0.005)])
+    ahead = forecast(measured(curve, prompts=16, seed=seed), 100)
+    assert ahead.low[0] < 0.005 and ahead.high[0] < 0.1
+
+
 @pytest.mark.slow
 def test_nine_of_ten_intervals_hold_what_came_on_curves_of_every_kind():
     rows = [row for kind in KINDS for seed in range(4) for row in backtest(simulated(kind, seed), by_trend)]
