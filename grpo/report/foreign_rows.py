@@ -52,6 +52,8 @@ def read_rows(path: Path, column: str | None = None) -> ForeignRows:
     """
     if not path.exists():
         raise UserError(f"there is no file or folder {path}")
+    if path.is_char_device() or path.is_block_device():
+        raise UserError(f"{path} is a device, which has no end: give a log, or send it to /dev/stdin by a pipe")
     file = _file_in(path) if path.is_dir() else path
     if file.is_dir() or "tfevents" in file.name:
         return _stepped(read_event_files(file))

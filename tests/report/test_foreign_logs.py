@@ -84,6 +84,11 @@ def test_a_history_of_weights_and_biases_is_read(tmp_path, form):
     assert read_log(path)["pass_rate"].steps.tolist() == list(range(40))
 
 
+def test_a_device_without_an_end_is_not_read():
+    with pytest.raises(UserError, match="/dev/zero is a device"):
+        read_log(Path("/dev/zero"))
+
+
 def test_a_file_that_is_no_log_is_refused_in_one_line(tmp_path, capsys):
     for name, text, message in (
         ("a.json", "{", "is not JSON: give JSON Lines a name that ends in .jsonl"),
