@@ -76,7 +76,7 @@ def policy_loss(
     if objective.entropy_coefficient:
         losses = losses - objective.entropy_coefficient * entropies
 
-    loss = (micro.weights * losses.masked_fill(left_out, 0.0)).sum()
+    loss = (micro.token_weights * losses.masked_fill(left_out, 0.0)).sum()
     gap = micro.sampler_logprobs - learner_old
     clipped_low, clipped_high = clipped(tokens, objective)
     sums = {

@@ -20,13 +20,13 @@ from grpo.types import Completion, MicroBatch, Tree
 class Branch:
     """A branch is one completion to learn from, with the values that its tokens need in the loss.
 
-    `weight` is the share of each token in the step's loss. `old_logprobs` and `reference_logprobs` are float32 tensors
-    [completion tokens], or None when the loss does not need them.
+    `token_weight` is the share of each token in the step's loss. `old_logprobs` and `reference_logprobs` are float32
+    tensors [completion tokens], or None when the loss does not need them.
     """
 
     completion: Completion
     advantage: float
-    weight: float
+    token_weight: float
     old_logprobs: torch.Tensor | None = None
     reference_logprobs: torch.Tensor | None = None
 
@@ -43,7 +43,7 @@ class LooseTree:
     `padded_length`, if it is set, is the length that every branch is padded to.
 
     >>> from grpo.types import Completion
-    >>> branch = Branch(Completion((1, 2, 3), (-1.0, -1.0, -1.0), "", False), advantage=0.5, weight=0.2)
+    >>> branch = Branch(Completion((1, 2, 3), (-1.0, -1.0, -1.0), "", False), advantage=0.5, token_weight=0.2)
     >>> tree = LooseTree((10, 11), (branch, branch))
     >>> tree.lengths, tree.length
     ((2, 2), 6)
@@ -190,7 +190,7 @@ def _micro_batch(
         targets=torch.tensor([token for branch in branches for token in branch.completion.token_ids], dtype=torch.long),
         sequence_index=torch.arange(len(branches)).repeat_interleave(lengths),
         advantages=spread([branch.advantage for branch in branches]),
-        weights=spread([branch.weight for branch in branches]),
+        token_weights=spread([branch.token_weight for branch in branches]),
         sampler_logprobs=torch.tensor(
             [value for branch in branches for value in branch.completion.sampler_logprobs], dtype=torch.float32
         ),

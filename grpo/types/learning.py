@@ -57,7 +57,7 @@ class MicroBatch:
     targets                   [targets] int64 completion tokens
     sequence_index            [targets] which completion of this micro-batch a target belongs to
     advantages                [targets] the completion's advantage, repeated for each of its tokens
-    weights                   [targets] share of each token in the loss of the whole optimizer step, as the
+    token_weights             [targets] share of each token in the loss of the whole optimizer step, as the
                               aggregation sets it
     sampler_logprobs          [targets] log-probabilities under the sampler that drew the tokens
     old_logprobs              [targets] the learner's at the start of the round; None when the current ones equal them,
@@ -85,7 +85,7 @@ class MicroBatch:
     targets: Tensor
     sequence_index: Tensor
     advantages: Tensor
-    weights: Tensor
+    token_weights: Tensor
     sampler_logprobs: Tensor
     old_logprobs: Tensor | None = None
     reference_logprobs: Tensor | None = None

@@ -35,7 +35,7 @@ def drawn(seed):
         reference_logprobs=reference,
         sampler_logprobs=new.detach() + 0.4 * (old - new.detach()),
         advantages=torch.tensor(ADVANTAGES, dtype=torch.float64)[index],
-        weights=(1 / (lengths * len(LENGTHS)))[index],
+        token_weights=(1 / (lengths * len(LENGTHS)))[index],
         sequence_index=index,
         selected=None,
         targets=torch.zeros(count),
@@ -185,7 +185,7 @@ def test_a_kl_by_the_ratio_is_that_of_trl():
     difference = micro.reference_logprobs - micro.new
     ratio = (micro.new - micro.old_logprobs).exp()
     losses = -ratio * micro.advantages + 0.3 * (difference.exp() - difference - 1) * ratio
-    expected = (micro.weights * losses).sum()
+    expected = (micro.token_weights * losses).sum()
     assert loss == pytest.approx(expected.item(), rel=1e-12)
     torch.testing.assert_close(gradient, torch.autograd.grad(expected, micro.new)[0])
 
@@ -193,7 +193,7 @@ def test_a_kl_by_the_ratio_is_that_of_trl():
 def test_luspo_is_gspo_times_the_length():
     """TRL 1.16 has loss_type=luspo as the mean over completions of |o| times the sequence loss."""
     micro = drawn(3)
-    micro.weights = torch.full_like(micro.new, 1 / len(LENGTHS)).detach()
+    micro.token_weights = torch.full_like(micro.new, 1 / len(LENGTHS)).detach()
     settings = objective(ratio="sequence", clip_low=0.1, clip_high=0.15)
 
     def luspo(new, old, advantage):

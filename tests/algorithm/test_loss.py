@@ -28,7 +28,7 @@ def micro_batch(level="token_mean", constant_length=0, on_policy=False):
         targets=empty,
         sequence_index=SEQUENCE_INDEX,
         advantages=torch.tensor(ADVANTAGES, dtype=torch.float64)[SEQUENCE_INDEX],
-        weights=torch.tensor(weights, dtype=torch.float64)[SEQUENCE_INDEX],
+        token_weights=torch.tensor(weights, dtype=torch.float64)[SEQUENCE_INDEX],
         sampler_logprobs=old - flat(OLD_MINUS_SAMPLER),
         old_logprobs=None if on_policy else old,
         reference_logprobs=flat(REFERENCE),
@@ -188,14 +188,14 @@ def test_on_policy_gradient_is_that_of_reinforce(name, ratio):
     logprobs = flat(NEW).requires_grad_()
     micro = micro_batch("sequence_mean", on_policy=True)
     policy_loss(logprobs, torch.zeros_like(logprobs), micro, objective(name=name, ratio=ratio))[0].backward()
-    torch.testing.assert_close(logprobs.grad, -micro.weights * micro.advantages)
+    torch.testing.assert_close(logprobs.grad, -micro.token_weights * micro.advantages)
 
 
 def test_old_logprobs_of_the_sampler_make_the_correction_part_of_the_ratio():
     settings = objective(name="unclipped", old_logprobs="sampler")
     micro = micro_batch()
     ratio = (flat(NEW) - micro.sampler_logprobs).exp()
-    expected = -(micro.weights * ratio * micro.advantages).sum().item()
+    expected = -(micro.token_weights * ratio * micro.advantages).sum().item()
     assert loss_of(settings) == pytest.approx(expected)
 
 

@@ -112,7 +112,7 @@ def test_a_loss_of_ones_own_is_the_loss():
     micro = micro_batch()
     distance = flat(NEW) - flat(OLD)
     expected = (-distance.square() / 0.5).exp() * distance.exp() * -micro.advantages
-    assert loss == pytest.approx((micro.weights * expected).sum().item(), rel=1e-12)
+    assert loss == pytest.approx((micro.token_weights * expected).sum().item(), rel=1e-12)
 
 
 def test_the_example_of_the_readme_is_what_it_says(tmp_path, monkeypatch):

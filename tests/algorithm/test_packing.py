@@ -113,7 +113,7 @@ def test_rows_of_their_own_are_within_the_budget_once_they_are_as_long_as_the_lo
 def test_a_rank_without_work_computes_one_token_that_nothing_learns_from():
     micro = pack([])
     assert micro.token_ids.tolist() == [0]
-    assert micro.targets.numel() == micro.weights.numel() == 0
+    assert micro.targets.numel() == micro.token_weights.numel() == 0
 
 
 def group(rewards, lengths, included=None, sampler_logprob=-1.0):
@@ -138,14 +138,14 @@ def test_token_weights_add_up_to_one_over_kept_and_skipped_groups():
     [micro] = batch.micro_batches
     # 14 tokens in the step; the silent group's 8 are counted and not computed.
     assert micro.targets.numel() == 6
-    torch.testing.assert_close(micro.weights, torch.full((6,), 1 / 14))
+    torch.testing.assert_close(micro.token_weights, torch.full((6,), 1 / 14))
     assert micro.advantages.tolist() == [1.0] * 4 + [-1.0] * 2
 
 
 def test_masked_completions_shape_the_baseline_and_are_not_learned_from():
     [micro] = make_batch([group([1, 0, 0], [4, 2, 3], [True, True, False])]).micro_batches
     assert micro.targets.numel() == 6
-    torch.testing.assert_close(micro.weights, torch.full((6,), 1 / 6))
+    torch.testing.assert_close(micro.token_weights, torch.full((6,), 1 / 6))
     torch.testing.assert_close(micro.advantages[0].item(), 2 / 3 / (2 / 9) ** 0.5)
 
 
@@ -187,7 +187,7 @@ def test_a_kl_in_the_reward_leaves_silent_groups_silent(exponent):
 def test_a_group_that_is_silent_but_for_rounding_is_counted_and_not_computed():
     [micro] = make_batch([group([1, 0], [4, 2]), group([0.3, 0.1 + 0.2], [3, 5])]).micro_batches
     assert micro.targets.numel() == 6
-    torch.testing.assert_close(micro.weights, torch.full((6,), 1 / 14))
+    torch.testing.assert_close(micro.token_weights, torch.full((6,), 1 / 14))
 
 
 def test_a_second_pass_learns_from_the_same_samples_and_compares_with_the_policy_that_wrote_them():
