@@ -13,7 +13,7 @@ from grpo.commands.words import count, span, truth, typed
 from grpo.config import UserError
 from grpo.config.errors import require
 from grpo.host.terminal import Terminal
-from grpo.telemetry import read_completions
+from grpo.telemetry import Row, read_completions
 
 USAGE = """usage: grpo samples RUN [step=N|A-B] [source=NAME] [prompt=TEXT] [problem=ID] [group=mixed|right|wrong]
                     [correct=true|false] [truncated=true|false] [outcome=NAME] [contains=TEXT] [limit=5]
@@ -37,7 +37,6 @@ limit is the number of groups shown; 0 shows all. The output can be piped: grpo 
 A run keeps whole groups of each round with tracking.samples_per_round completions or a few more. With
 tracking.completions=all it keeps every one."""
 
-Row = Mapping[str, Any]
 KINDS = ("mixed", "right", "wrong")
 OUTCOMES = ("graded", "timed_out", "failed", "unparsable")
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from grpo.host.folder_lock import is_held
 from grpo.host.terminal import clean
 from grpo.report.glossary import setting
-from grpo.telemetry import FAILED, FINISHED, INTERRUPTED, KILLED, Resumption, read_ending
-
-Row = Mapping[str, Any]
+from grpo.telemetry import FAILED, FINISHED, INTERRUPTED, KILLED, Resumption, Row, read_ending
 
 # How a run had ended before it was resumed.
 ENDED = {

@@ -24,8 +24,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo.dynamics.run_log import Series
-
-Row = Mapping[str, Any]
+from grpo.telemetry import Row
 
 TRL = {
     "reward": "reward/mean",

@@ -23,9 +23,7 @@ from grpo.report.glossary import meanings, setting
 from grpo.report.logs import run_config
 from grpo.report.summary import conditions, summary_rows
 from grpo.report.verdict import BAD, judge
-from grpo.telemetry import FAILED, read_completions, read_ending, read_resumptions
-
-Row = Mapping[str, Any]
+from grpo.telemetry import FAILED, Row, read_completions, read_ending, read_resumptions
 
 NOTHING_FOUND = "The checks found no problem."
 BEFORE_THE_END = "The checks found no problem in the rounds before the run failed."

@@ -16,9 +16,9 @@ from rich.text import Text
 from grpo.config import UserError
 from grpo.evaluation.pass_rates import FEWEST_PROBLEMS, Interval, paired_difference, pass_at_k, sign_test
 from grpo.report.glossary import signed
+from grpo.telemetry import Row
 
 Evaluation = Mapping[str, Any]
-Row = Mapping[str, Any]
 
 # A long completion is shown by this many characters of its head and tail, since the answer stands at the end.
 _HEAD, _TAIL = 240, 160

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,12 +13,11 @@ from grpo.dynamics.run_log import NOTHING, Series
 from grpo.evaluation.pass_rates import FEWEST_PROBLEMS, paired_difference, sign_test
 from grpo.report.glossary import duration, signed
 from grpo.report.summary import check_comparable, pairs_of
+from grpo.telemetry import Row
 from grpo.types import Interval
 
 GOOD, UNSURE, BAD = "good", "unsure", "bad"
 SURE = 0.05
-
-Row = Mapping[str, Any]
 
 
 class Number(NamedTuple):

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from grpo.config import DataConfig, UserError
 from grpo.tasks.arithmetic import arithmetic_problems
-from grpo.tasks.columns import cell, columns_of, conversation, foreign_format, letter_of, likely, other_parts, text_of
+from grpo.tasks.columns import (
+    Row,
+    cell,
+    columns_of,
+    conversation,
+    foreign_format,
+    letter_of,
+    likely,
+    other_parts,
+    text_of,
+)
 from grpo.tasks.files import read_rows
 from grpo.tasks.procedural import procedural_problems
 from grpo.types import Problem
-
-Row = Mapping[str, Any]
 
 NUM_LISTED = 5
 MAX_SOURCES = 64

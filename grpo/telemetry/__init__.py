@@ -30,7 +30,7 @@ from grpo.telemetry.ending import (
     write_ending,
 )
 from grpo.telemetry.hardware import peak_tflops
-from grpo.telemetry.json_lines import JsonLines, JsonlTracker, read_json_lines, read_metrics
+from grpo.telemetry.json_lines import JsonLines, JsonlTracker, Row, read_json_lines, read_metrics
 from grpo.telemetry.memory import peak_memory
 from grpo.telemetry.metrics import COUNTS, FIRST_COUNTS, REASON, WENT_BACK, flatten
 from grpo.telemetry.phases import Phases
@@ -55,6 +55,7 @@ __all__ = [
     "Phases",
     "ProfiledRounds",
     "Resumption",
+    "Row",
     "RunDisplay",
     "Trackers",
     "add_resumption",

@@ -19,6 +19,9 @@ from grpo.config import UserError
 from grpo.config.errors import require
 from grpo.config.folder import EVALUATIONS_FILE, METRICS_FILE, SAMPLES_FILE
 
+Row = Mapping[str, Any]
+"""A row is one line of a log: values by their names."""
+
 
 class JsonLines:
     """This file holds one JSON object per line, ``{"step": 12, ...}``.
