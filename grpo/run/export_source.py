@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from grpo import models
 from grpo.config import TrainConfig, UserError
 from grpo.config.folder import CHECKPOINTS, STATE_FILE, checkpoints_in
 from grpo.config.saved import read_config, read_state
@@ -13,8 +14,8 @@ def to_export(place: Path, directory: Path, adapter: bool) -> tuple[Path, TrainC
     """Returns the checkpoint at `place` and the configuration that it was trained with.
 
     `place` is a checkpoint, or the folder of a run, whose best checkpoint is taken (see `best_checkpoint`). Raises
-    UserError if there is no checkpoint, if `directory` is not empty, and if `adapter` is set for a run without
-    adapters.
+    UserError if there is no checkpoint, if `directory` is not empty, if `adapter` is set for a run without adapters,
+    and if the model that the run began with is gone.
     """
     place = place.resolve()
     checkpoint = place if (place / STATE_FILE).exists() else best_checkpoint(place)
@@ -23,6 +24,7 @@ def to_export(place: Path, directory: Path, adapter: bool) -> tuple[Path, TrainC
     config = read_config(checkpoint)
     if adapter and not config.model.lora.rank:
         raise UserError(f"{checkpoint} has no adapter (model.lora.rank=0): leave out adapter=true")
+    models.check_early(config.model)
     return checkpoint, config
 
 

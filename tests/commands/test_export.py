@@ -1,12 +1,15 @@
 """`grpo export` refuses what it cannot write before it loads anything."""
 
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from huggingface_hub.errors import HTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
 from grpo.cli import main
+from grpo.config import ModelConfig, TrainConfig
 
 
 @pytest.mark.parametrize(
@@ -32,6 +35,18 @@ def test_what_cannot_be_exported_is_one_line(words, message, tmp_path, monkeypat
     monkeypatch.setitem(sys.modules, "grpo.run.exporting", None)  # nothing heavy is imported before
     assert main(["export", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_model_that_is_gone_is_told_before_anything_heavy_is_imported(tmp_path, monkeypatch, capsys):
+    gone = tmp_path / "gone"
+    config = TrainConfig(model=ModelConfig(source="huggingface", path=str(gone)))
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    (checkpoint / "state.json").write_text(json.dumps({"config": asdict(config)}))
+    monkeypatch.setitem(sys.modules, "grpo.run.exporting", None)
+    assert main(["export", str(checkpoint), str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert str(gone) in said and said.count("\n") == 1
 
 
 class Hub:
