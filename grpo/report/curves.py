@@ -183,10 +183,13 @@ def draw_endings(axes: Axes, run: Curves) -> str:
         # A share that is always 0 would only be a line on the axis.
         if any(run.series(name)[1]) or name == "completions/truncated_fraction":
             _curve(axes, run, name, color, label)
-    axes.set_title("Completions that cannot be right")
+    axes.set_title("Completions without an end or an answer")
     share_from_zero(axes)
     _over_steps(axes, run, "share of completions")
-    return "A completion that is cut off or gives no answer counts as wrong, whatever the model knows."
+    return (
+        "A completion that is cut off may have given its answer before, and then counts as that answer does. One "
+        "without an answer is not right, unless a reward of your own says so."
+    )
 
 
 def draw_equal_groups(axes: Axes, run: Curves) -> str:

@@ -88,7 +88,10 @@ def verdict_lines(log: RunLog) -> tuple[list[str], str]:
 
 
 def _course(what: str, rounds: int, moved: Interval, now: float, mood: str) -> str:
-    """Says from which value to which a pass rate or reward went, with the 99 % interval of the change."""
+    """Says from which value to which a pass rate or reward went, with the 99 % interval of the change.
+
+    Both values are means of `window_length(rounds)` rounds.
+    """
     levels, moves = (now - moved.value, now), (moved.value, moved.low, moved.high)
     if what == "pass rate":
         was, is_now = (f"{level:.1%}" for level in levels)
@@ -100,7 +103,11 @@ def _course(what: str, rounds: int, moved: Interval, now: float, mood: str) -> s
     certain = f"with 99 % certainty between {low} and {high}"
     if what == "pass rate" and mood == UNSURE and moved.high - moved.low > TELLS_NOTHING:
         certain = "which may be luck: the rounds are too few, or differ too much, to say more"
-    return f"the {what} went from {was} to {is_now} over {rounds:,} rounds (a change of {gained}, {certain})"
+    window = window_length(rounds)
+    return (
+        f"the {what} went from {was} in the first {window:,} rounds to {is_now} in the last {window:,} of {rounds:,} "
+        f"(a change of {gained}, {certain})"
+    )
 
 
 def _judged(log: RunLog, moved: Interval, now: float) -> tuple[str, str]:

@@ -213,7 +213,7 @@ def test_a_log_of_evaluations_only_is_diagnosed_and_forecast(tmp_path, capsys):
     assert main(["dynamics", "diagnose", str(path)]) == 0
     told = capsys.readouterr().out
     assert told.startswith("the log has held-out scores only: eval/accuracy is taken for the pass rate")
-    assert "verdict: learning; the pass rate went from 2" in told
+    assert "learning; the pass rate went from 27.5% in the first 10 rounds to 62.5% in the last 10 of 31 (" in told
     assert main(["dynamics", "forecast", str(path)]) == 0
     assert "forecast for step 450: pass rate " in capsys.readouterr().out
 
