@@ -28,7 +28,7 @@ USAGE = """usage: grpo COMMAND [key=value ...]
                 grpo launch hardware=two_nodes hardware.hosts=[a,b] experiment=...
   serve         runs vLLM servers on this machine for a learner on another one
   eval          measures pass@1 and pass@k of a model
-                grpo eval model.path=runs/default/model task=arithmetic
+                grpo eval model.path=runs/a/model task=arithmetic
   solve-rates   measures how often a model solves each problem, as a column for training
                 grpo solve-rates model.path=DIR task=file task.data.path=FILE evaluation.samples_per_problem=16
   check-reward  shows the reward of a right, a wrong and an empty answer to some problems, without a model
@@ -148,7 +148,8 @@ def _run(command: str, words: list[str]) -> int:
     if command not in CONFIGURED:
         return _module(command).run(words)
     if ranks.rank() == 0 and command != "check-reward":
-        say(f"grpo {command}: the configuration is valid; loading torch and transformers takes some seconds")
+        into = "" if config.dry_run else f", and {config.output_dir} will hold what it writes"
+        say(f"grpo {command}: the configuration is valid{into}; loading torch and transformers takes some seconds")
     with working("still loading torch and transformers"):
         module = _module(command)
     return module.run(config)

@@ -26,6 +26,7 @@ from grpo.config.earlier_run import described
 from grpo.config.errors import require
 from grpo.config.folder import DATA_FILE, EVALUATIONS_FILE, METRICS_FILE, MODEL_FOLDER, SAMPLES_FILE
 from grpo.config.hydra import compose_config
+from grpo.config.runs_within import refuse_several
 from grpo.config.validate import validate
 from grpo.host import environment, ranks
 from grpo.host.signals import handled_as_before
@@ -76,6 +77,7 @@ class Result:
         from grpo.telemetry import read_metrics
 
         require(self.folder.is_dir(), f"there is no folder {self.folder}: give the output_dir of a run")
+        refuse_several(self.folder)
         path = self.folder / name
         frame = pandas.DataFrame(read_metrics(path) if path.exists() else [])
         return frame.set_index("step") if "step" in frame else frame
@@ -147,6 +149,7 @@ class Trainer:
             "train from a script",
         )
         if self._dataset is not None:
+            ranks.check_environment(self.config)
             path = str(Path(self.config.output_dir) / DATA_FILE)
             self.config.task.data = replace(self.config.task.data, source="file", path=path)
             # The data of a run that is in this folder already must not be replaced.

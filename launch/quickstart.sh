@@ -4,4 +4,4 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash launch/setup.sh
-exec "${GRPO_VENV:-.venv}/bin/grpo" train experiment=quickstart output_dir="runs/quickstart-$(date +%Y%m%d-%H%M%S)" "$@"
+exec "${GRPO_VENV:-.venv}/bin/grpo" train experiment=quickstart "$@"

@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from grpo.config import TrainConfig
-from grpo.config.folder import EVALUATION_FILE
+from grpo.config.folder import evaluation_name
 from grpo.config.validate import validate_evaluation
 from grpo.evaluation import held_out
 from grpo.host.alive import working
@@ -32,7 +32,7 @@ def run(config: TrainConfig) -> int:
     The model gets `evaluation.num_problems` held-out problems. Where nothing is held out
     (`task.data.held_out_fraction=0`), it gets the first problems of the set, and with `evaluation.suite` all problems
     of each set. Prints tables, and writes `evaluation.json` into `output_dir`, or one file for each set of the suite.
-    Returns the exit code.
+    Files that are there already are refused before (`grpo.run.early_checks`). Returns the exit code.
     """
     suite = load_suite(config)
     if not suite:
@@ -58,8 +58,9 @@ def run(config: TrainConfig) -> int:
     if model.collective.rank:
         return 0
     for name, result in results.items():
-        file = output / (f"{name}.json" if suite else EVALUATION_FILE)
+        file = output / evaluation_name(name if suite else "")
         file.write_text(json.dumps(result, indent=1, ensure_ascii=False), "utf-8", "backslashreplace")
+        print(f"written to {file}")
     for name, result in results.items():
         Terminal().print(result_table(name, result))
     for sets in (results, *(result["sources"] for result in results.values() if "sources" in result)):

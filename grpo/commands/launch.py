@@ -14,9 +14,11 @@ from pathlib import Path
 from rich.console import Console
 
 from grpo.config import TrainConfig, UserError
+from grpo.config.errors import require
 from grpo.config.folder import CHECKPOINTS, LAUNCHER_FILE, LOG_FOLDER, checkpoints_in
 from grpo.config.hydra import compose_config
 from grpo.config.placement import KEY_VARIABLE
+from grpo.config.start import START_VARIABLE, only_here, start
 from grpo.config.validate import validate
 from grpo.host.folder_lock import refuse_held
 from grpo.host.imports import safe_path
@@ -52,11 +54,13 @@ def run(words: Sequence[str]) -> int:
     Console().print(facts_table("Machines", ("machine", "what it does"), seat_table(config, seats)))
     if config.dry_run:
         return 0
+    print(f"{config.output_dir} will hold what the run writes", flush=True)
     refuse_held(Path(config.output_dir))
     logs = Path(config.output_dir) / LOG_FOLDER
     logs.mkdir(parents=True, exist_ok=True)
     (logs.parent / LAUNCHER_FILE).write_text(f"{os.getpid()} {socket.gethostname()}\n")
-    environment = safe_path() | {KEY_VARIABLE: os.environ.get(KEY_VARIABLE) or secrets.token_urlsafe(24)}
+    key = os.environ.get(KEY_VARIABLE) or secrets.token_urlsafe(24)
+    environment = safe_path() | {KEY_VARIABLE: key, START_VARIABLE: start()}
     stop, held = StopRequest(), []
     try:
         for seat in seats:
@@ -81,7 +85,16 @@ def at_this_moment(word: str) -> str:
 
 
 def _resumed(config: TrainConfig) -> list[str]:
-    """Returns the override that resumes a job which Slurm has put back into the queue, if it has a checkpoint."""
+    """Returns the override that resumes a job which Slurm has put back into the queue, if it has a checkpoint.
+
+    Raises `UserError` if the job's folder is named by its present start, since its checkpoints lie in another one.
+    """
     restarted = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
+    require(
+        not (restarted and only_here(config.output_dir)),
+        f"Slurm has started this job again, but output_dir={config.output_dir} is named by this start, so earlier "
+        f"checkpoints are not found: set {START_VARIABLE}=job-$SLURM_JOB_ID in the job's script as launch/slurm.sh "
+        "does, or name output_dir",
+    )
     checkpoints = checkpoints_in(Path(config.output_dir) / CHECKPOINTS)
     return ["checkpoint.resume=true"] if restarted and checkpoints else []

@@ -37,7 +37,8 @@ Measures whether what is installed here is right and fast, all parts or those th
 Models have random weights, and no network is needed. Other words are keys of a run, e.g. learner.zero_stage=3. Without
 a size it is tiny on a CPU and 1.5b on a GPU. Ends with a table, and 1 where something is wrong or slow. Parts that
 were measured before stay in output_dir/prove.json. Once learner, sync and sampler are there, it also prints the
-settings that this machine asks for; grpo dynamics plan takes the file as machine=."""
+settings that this machine asks for; grpo dynamics plan takes the file as machine=. The name of the folder holds no
+time, because the parts come together in it."""
 
 PARTS = ("attention", "learner", "round", "servers", "sync", "sampler")
 OWN_WORDS = ("part", "size", "output_dir")

@@ -6,6 +6,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from grpo.commands.words import seconds, typed
 from grpo.config import UserError
 from grpo.config.errors import require
 from grpo.config.folder import METRICS_FILE, MODEL_FOLDER
+from grpo.config.runs_within import refuse_several
+from grpo.config.start import named_by_start, run_name
 from grpo.host.alive import working
 from grpo.report.contrast import contrast
 from grpo.report.contrast_page import write_contrast
-from grpo.report.finished_runs import Run, load
+from grpo.report.finished_runs import Run, differing_keys, load
 from grpo.report.run_report import write_report
 from grpo.sweep.ledger import DONE, FAILED, SWEEP_FILE, open_ledger
 from grpo.telemetry import read_ending
@@ -51,7 +54,7 @@ def run(words: Sequence[str]) -> int:
     output.mkdir(parents=True, exist_ok=True)
     if not is_sweep:
         with working("comparing the runs"):
-            write_contrast(contrast([load(path, _variant(path)) for path in paths]), output)
+            write_contrast(contrast(_loaded(paths)), output)
         return 0
     while True:
         runs, notes, unfinished = of_sweep(paths[0])
@@ -68,6 +71,7 @@ def run(words: Sequence[str]) -> int:
 def _of_run(folder: Path, given: Mapping[str, Any]) -> int:
     """Writes the report of one run into its folder."""
     require(not given, f"a run's report is written into its own folder: leave out {', '.join(given)}=")
+    refuse_several(folder, f"; `grpo report {folder}/*` compares them")
     has_rounds = (folder / METRICS_FILE).exists()
     if not has_rounds and (ending := read_ending(folder)):
         raise UserError(f"the run in {folder} {ending.state} before its first round: {ending.why}")
@@ -93,6 +97,23 @@ def of_sweep(folder: Path) -> tuple[list[Run], list[str], int]:
     return [load(ledger.path(cell), cell.variant, cell.seed) for cell in done], notes, unfinished
 
 
+def _loaded(paths: Sequence[Path]) -> list[Run]:
+    """Loads several runs. Runs in folders that are named by their start are seeds of one variant, named as the folder
+    around them, if nothing but the seed differs. Otherwise each of them is a variant."""
+    runs = [load(path, _variant(path)) for path in paths]
+    names = {run.variant for run in runs if named_by_start(run.folder)}
+    apart = {name for name in names if not _are_seeds([run for run in runs if run.variant == name])}
+    return [replace(run, variant=run_name(run.folder)) if run.variant in apart else run for run in runs]
+
+
+def _are_seeds(runs: Sequence[Run]) -> bool:
+    """Says whether runs differ in their seeds only, and each has another seed."""
+    seeds = {run.seed for run in runs}
+    return len(seeds) == len(runs) and not differing_keys({str(run.folder): run.config for run in runs})
+
+
 def _variant(path: Path) -> str:
-    """Returns the name of a run's folder without its seed."""
-    return re.sub(r"-?(seed)?\d+$", "", path.resolve().name) or path.resolve().name
+    """Returns the name of a run's folder without its seed, or of the folder around it if its own is that of a start."""
+    path = path.resolve()
+    path = path.parent if named_by_start(path) else path
+    return re.sub(r"-?(seed)?\d+$", "", path.name) or path.name

@@ -43,8 +43,8 @@ def run(config: TrainConfig) -> int:
 
     It writes `solve_rates.jsonl` into `output_dir`: one row per problem in Big-Math's schema, with `solve_rate`, its
     counts and its 95 % interval. It also writes a page about what the rates mean for training. When the command is
-    started again, it continues where it was stopped. Raises `UserError` when the folder holds rates of another model or
-    of other settings.
+    started again with the same `output_dir`, it continues where it was stopped. Raises `UserError` when the folder
+    holds rates of another model or of other settings.
     """
     config = _asking_each_once(config)
     validate_evaluation(config)
@@ -52,6 +52,8 @@ def run(config: TrainConfig) -> int:
         raise UserError(f"grpo solve-rates measures one set at a time: choose one of {', '.join(config.task.sets)}")
     output = Path(config.output_dir)
     done = _begun(output, config)
+    if not ranks.rank():
+        print(f"if this is stopped, the same words with output_dir={output} continue it", flush=True)
     load_problems(config.task.data)  # errors in the data show before the engine starts
     model = candidate(config, [config.task])
     with model.load_task(model.tasks[0]) as task:

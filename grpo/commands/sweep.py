@@ -21,7 +21,8 @@ USAGE = """usage: grpo sweep sweep=NAME [seeds=N] [budget=steps|samples|tokens|s
                   [hydra/launcher=joblib ...] [trials=N [batch=N]] [command="srun python -m grpo.cli"] [key=value ...]
 
 Runs every variant of configs/sweep/NAME.yaml (or of a file of your own), with seeds 0 to N−1. key=value overrides a key
-of every run, and key=1,2 multiplies the variants. The same command again continues with the runs that are not done.
+of every run, and key=1,2 multiplies the variants. The same command again continues with the runs that are not done,
+so the name of its folder (runs/sweep by default) holds no time.
   grpo sweep sweep=normalization experiment=tiny seeds=5 output_dir=runs/dial
   grpo sweep sweep=seeds experiment=tiny learner.learning_rate=1e-4,3e-4 hydra/launcher=joblib
 With trials=N, Optuna searches those keys that have a range:

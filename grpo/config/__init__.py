@@ -8,6 +8,7 @@ The dataclasses:
 run, task, engines, loss, sweep   every key with its meaning
 choices, aliases   the values that a key may have; the words of other frameworks for our keys
 folder             the names of all files in a run's folder
+start, runs_within the name of a new run's folder; which runs a folder holds
 
 From words to a configuration:
 hydra, flags       composing; Hydra's own flags, and a configuration file of the user's

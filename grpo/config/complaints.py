@@ -28,6 +28,7 @@ UNRESOLVED = {
     r"Environment variable '(.*?)' not found": "the environment variable {0} is not set",
     r"Unsupported interpolation type (\w+)": "${{{0}:…}} is unknown",
     r"Recursive interpolation": "its ${{…}} leads back to itself",
+    r" start\(\) takes": "${{start:}} takes nothing after its colon; ${{now:%Y}} formats the time",
     r"HydraConfig was not set": "${{hydra:…}} is not known here",
     r"missing mandatory value": "??? stands for a value that has to be given",
 }

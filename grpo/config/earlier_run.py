@@ -11,6 +11,7 @@ from typing import Any
 from grpo.config.engines import LoraConfig, ModelConfig
 from grpo.config.errors import UserError, require
 from grpo.config.folder import CHECKPOINTS, METRICS_FILE, MODEL_FOLDER, STATE_FILE, checkpoints_in
+from grpo.config.runs_within import refuse_several
 from grpo.config.saved import read_config
 
 # These are peft's names for the files of an adapter's folder.
@@ -40,6 +41,7 @@ def described(model: ModelConfig) -> ModelConfig:
         return _of_checkpoint(model, place)
     if (place / ADAPTER_CONFIG).exists():
         return _of_adapter(model, place)
+    refuse_several(place)
     require(not model.start, f"model.start={model.start} is no checkpoint and no adapter: give it as model.path")
     return replace(model, source="huggingface")
 

@@ -104,6 +104,15 @@ def step_of(checkpoint: Path) -> int:
     return int(_STEP.fullmatch(checkpoint.name)[1])
 
 
+def evaluation_name(of_suite: str = "") -> str:
+    """Returns the name of the file with an evaluation, or with that of one set of a suite.
+
+    >>> evaluation_name(), evaluation_name("math500")
+    ('evaluation.json', 'math500.json')
+    """
+    return f"{of_suite}.json" if of_suite else EVALUATION_FILE
+
+
 def completions_in(folder: Path) -> list[tuple[Path, int]]:
     """Returns the files of completions in a run's `completions` folder, each with its step."""
     named = [(path, _COMPLETIONS.fullmatch(path.name)) for path in folder.glob("step-*.parquet")]

@@ -27,6 +27,7 @@ from grpo.config.credentials import refuse_credentials
 from grpo.config.errors import UserError, require
 from grpo.config.flags import Request, read_words
 from grpo.config.run import TrainConfig
+from grpo.config.start import start
 from grpo.config.sweep import SweepConfig
 from grpo.config.task import DataConfig, TaskConfig
 
@@ -43,8 +44,9 @@ def config_directory() -> Path:
 
 @cache
 def register() -> None:
-    """Registers `TrainConfig` as the schema that `configs/train.yaml` starts from."""
+    """Registers `TrainConfig` as the schema that `configs/train.yaml` starts from, and `${start:}`."""
     ConfigStore.instance().store(name="schema", node=TrainConfig)
+    OmegaConf.register_new_resolver("start", start, replace=True)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import ast
 import inspect
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -64,7 +64,9 @@ class Choice:
 
 def sections() -> list[Section]:
     """Returns all sections with their keys, in the order of the dataclasses."""
-    run, alone, sweep = TrainConfig(), compose_config([]), SweepConfig()
+    run, sweep = TrainConfig(), SweepConfig()
+    # The folder's default is shown as it is written, without the start of this command.
+    alone = replace(compose_config([]), output_dir=run.output_dir)
     return [*_sections(run, alone), Section(SWEEP, _docstring(SweepConfig), _keys(sweep, sweep, ""))]
 
 

@@ -118,7 +118,8 @@ class CheckpointConfig:
     keep_last: int = 2
     # The checkpoints of every so many rounds are kept for good, e.g. 200 with every_rounds=50; 0: none.
     keep_every: int = 0
-    # True continues the run in `output_dir` from its newest whole checkpoint. It is an error when there is none.
+    # True continues the run in `output_dir`, which has to be named then, from its newest whole checkpoint. It is an
+    # error when there is none.
     resume: bool = False
     # True writes the trained model as a Hugging Face directory at the end.
     export: bool = True
@@ -227,8 +228,10 @@ class TrainConfig:
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     # The seed decides the order of prompts, the samples and the first weights of adapters.
     seed: int = 0
-    # Everything that a run writes lies in this folder. The name may hold the time: 'runs/${now:%Y-%m-%d_%H-%M}'.
-    output_dir: str = "runs/default"
+    # Everything that a run writes lies in this folder. Its name may hold the start of the command: runs/mine/${start:}
+    # becomes runs/mine/2026-11-23_19-02-11-4711, and under launch/slurm.sh runs/mine/job-17. The folder of a run that
+    # is to be resumed has to be named.
+    output_dir: str = "runs/default/${start:}"
     # The run computes on this device. auto is cuda where there is a GPU, else cpu.
     device: str = "auto"
     # True checks data, prompt and reward, prints the batch table, the memory estimate, the price of the run, the first

@@ -26,5 +26,6 @@ class SweepConfig:
     # This command runs `grpo` for one run, e.g. "srun python -m grpo.cli". "" is this Python. `train` follows it, or
     # `launch` where a run has several ranks or named machines (hardware=node).
     command: str = ""
-    # Everything that a sweep writes lies in this folder.
+    # Everything that a sweep writes lies in this folder. Its name holds no time, because the same command given again
+    # continues the sweep that lies there.
     output_dir: str = "runs/sweep"

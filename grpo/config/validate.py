@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config.choices import CHOICES, IMPORTED, POSITIVE, value_at
+from grpo.config.errors import UserError
 from grpo.config.errors import require as _require
 from grpo.config.folder import CHECKPOINTS, checkpoints_in
 from grpo.config.pass_through import check_pass_through, check_training
 from grpo.config.placement import require_length
 from grpo.config.ranges import check_ranges
 from grpo.config.run import TrainConfig
+from grpo.config.runs_within import resumable
 from grpo.config.validate_loss import check_loss
 from grpo.config.validate_pipeline import check_pipeline
 from grpo.config.validate_task import check_task
@@ -217,12 +219,24 @@ def _check_run(config: TrainConfig) -> None:
     saved = bool(checkpoints_in(checkpoints))
     _require(
         config.checkpoint.resume or config.dry_run or not saved,
-        f"{config.output_dir} already holds a run: continue it with checkpoint.resume=true, or choose another "
-        "output_dir",
+        f"{config.output_dir} already holds a run: continue it with `checkpoint.resume=true "
+        f"output_dir={config.output_dir}`, or choose another output_dir",
     )
-    _require(
-        saved or not config.checkpoint.resume,
-        f"there is nothing to resume, since {checkpoints} holds no checkpoint: start without checkpoint.resume=true",
+    if config.checkpoint.resume and not saved:
+        raise UserError(_nothing_to_resume(Path(config.output_dir)))
+
+
+def _nothing_to_resume(output: Path) -> str:
+    """Returns what to tell about a run without a checkpoint that is to be resumed."""
+    near = resumable(output)
+    if near is None:
+        return (
+            f"there is nothing to resume, since {output / CHECKPOINTS} holds no checkpoint: start without "
+            "checkpoint.resume=true"
+        )
+    return (
+        f"there is nothing to resume in {output}: add output_dir={near}, the newest run nearby that has a checkpoint, "
+        "or name another one"
     )
 
 

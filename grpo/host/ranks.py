@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.errors import require
+from grpo.config.start import START_VARIABLE, only_here
 from grpo.host.network import LOOPBACK, free_port
 
 if TYPE_CHECKING:
@@ -21,8 +22,9 @@ def launched() -> bool:
     return "LOCAL_RANK" in os.environ
 
 
-def check_environment() -> None:
-    """Raises `UserError` where torchrun's variables are wrong, or only some of them are set."""
+def check_environment(config: TrainConfig) -> None:
+    """Raises `UserError` where torchrun's variables are wrong, or only some of them are set, and where ranks would each
+    name another `output_dir`."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         _number(name, 0)
     missing = [name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
@@ -30,6 +32,12 @@ def check_environment() -> None:
         "RANK" not in os.environ or not missing,
         f"the environment variable RANK is set, but not {' and '.join(missing)}: start ranks by `grpo launch` or "
         "torchrun, or unset RANK",
+    )
+    require(
+        world_size() == 1 or not only_here(config.output_dir),
+        f"each of the {world_size()} ranks would write into a folder of its own, since output_dir is named by the "
+        f"start of its process: name output_dir, set {START_VARIABLE} alike for all ranks, or start them by `grpo "
+        "launch`",
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from grpo.config.folder import COMPARISON_PLOT_FILE, PAGE_FILE, REPORT_FILE
+from grpo.config.start import run_name
 from grpo.evaluation.pass_rates import FEWEST_SEEDS
 from grpo.host.terminal import Terminal, clean
 from grpo.report import page
@@ -52,7 +53,7 @@ def write_contrast(shown: Contrast, folder: Path, notes: Sequence[str] = (), con
     page.write_page(
         "contrast.html",
         folder / PAGE_FILE,
-        name=folder.resolve().name,
+        name=run_name(folder),
         compared=_listed([variant.name for variant in shown.variants]),
         verdict=said[:1],
         mood=GOOD if not unlike_asked and any(_is_clear(variant) for variant in shown.variants) else UNSURE,
@@ -67,7 +68,7 @@ def write_contrast(shown: Contrast, folder: Path, notes: Sequence[str] = (), con
             *("silent group", "entropy", "law"),
         ),
     )
-    lines = [f"# {folder.resolve().name}", *said, f"![curves]({COMPARISON_PLOT_FILE})"]
+    lines = [f"# {run_name(folder)}", *said, f"![curves]({COMPARISON_PLOT_FILE})"]
     lines += ["\n".join([f"## {title}\n", f"{CAPTIONS[title]}\n", *_markdown(rows)]) for title, rows in tables.items()]
     (folder / REPORT_FILE).write_text("\n\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")
     header, *rows = ([row[index] for index in NARROW] for row in tables["Results"])
@@ -149,11 +150,11 @@ def courses(shown: Contrast) -> list[str]:
     """Says how many steps the variants took if not the same, which runs were resumed, and which have not finished."""
     runs = [run for variant in shown.variants for run in variant.runs]
     steps = [f"{max(run.evaluations[-1]['step'] for run in variant.runs):,}" for variant in shown.variants]
-    resumed = [f"{run.folder.name} {where(run.resumptions)}" for run in runs if run.resumptions]
+    resumed = [f"{run_name(run.folder)} {where(run.resumptions)}" for run in runs if run.resumptions]
     said = [f"The number of optimizer steps is {_of_each(shown, steps)}."] if len(set(steps)) > 1 else []
     said += [f"Of {len(runs)} runs {len(resumed)} had to be resumed: {_listed(resumed)}."] if resumed else []
     for run in runs:
-        said += unfinished(run.folder.name, standing(run.folder, run.rows, run.config))
+        said += unfinished(run_name(run.folder), standing(run.folder, run.rows, run.config))
     return said
 
 

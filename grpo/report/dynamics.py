@@ -10,6 +10,7 @@ from pathlib import Path
 from grpo.config import UserError
 from grpo.config.folder import DYNAMICS_PAGE_FILE, DYNAMICS_PLOT_FILE
 from grpo.config.saved import from_dict
+from grpo.config.start import run_name
 from grpo.config.validate import check_batch, check_values
 from grpo.dynamics.diagnostics import diagnose, unchecked
 from grpo.dynamics.findings import Finding
@@ -157,7 +158,7 @@ def write_page(shown: Dynamics, findings: Sequence[Finding], folder: Path, conso
     page.write_page(
         "dynamics.html",
         folder / DYNAMICS_PAGE_FILE,
-        name=folder.resolve().name,
+        name=run_name(folder),
         verdict=[*map(page.sentence, lines)],
         mood=mood,
         numbers=forecast_numbers(shown.identification, shown.ahead),

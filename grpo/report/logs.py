@@ -14,6 +14,7 @@ import numpy as np
 from grpo.config import UserError
 from grpo.config.errors import require
 from grpo.config.folder import CONFIG_FILE, EVALUATIONS_FILE, METRICS_FILE
+from grpo.config.runs_within import refuse_several
 from grpo.dynamics.history import history_of, lag
 from grpo.dynamics.run_log import NOTHING, RunLog, Series
 from grpo.dynamics.scheduler import CHANGING
@@ -34,6 +35,7 @@ def read_log(path: Path, column: str | None = None, scale: float = 1.0) -> RunLo
     if (path / METRICS_FILE).exists() or path.name == METRICS_FILE:
         require(column is None, f"{path} is a run of grpo, whose pass rates are known: leave out column=")
         return _read_ours(path if path.is_dir() else path.parent)
+    refuse_several(path)
     return read_foreign(path, column, scale)
 
 
@@ -41,6 +43,7 @@ def run_config(folder: Path) -> Mapping[str, Any]:
     """Reads the configuration that a run saved in its folder. Raises `UserError` when there is none."""
     path = folder / CONFIG_FILE
     if not path.exists():
+        refuse_several(folder)
         raise UserError(f"there is no file {path}: give the output_dir of a run")
     try:
         config = json.loads(path.read_text())

@@ -13,6 +13,7 @@ from typing import Any
 from grpo.config import TrainConfig
 from grpo.config.folder import CONFIG_FILE, PAGE_FILE, SAMPLES_FILE
 from grpo.config.saved import flat
+from grpo.config.start import run_name
 from grpo.dynamics.findings import Finding
 from grpo.dynamics.identify import FEWEST_POINTS
 from grpo.host.terminal import clean
@@ -61,7 +62,7 @@ def write_run_page(
     page.write_page(
         "run.html",
         path,
-        name=output.resolve().name,
+        name=run_name(output),
         verdict=said,
         mood=BAD if failed else verdict.mood,
         numbers=verdict.numbers,

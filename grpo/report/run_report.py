@@ -6,6 +6,7 @@ from pathlib import Path
 
 from grpo.config.errors import require
 from grpo.config.folder import CONFIG_FILE, CURVES_FILE, EVALUATIONS_FILE, METRICS_FILE, REPORT_FILE
+from grpo.config.start import run_name
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.identify import FEWEST_POINTS
 from grpo.host.terminal import Terminal
@@ -31,7 +32,7 @@ def write_report(output: Path, exported: Path | None, console: Terminal | None =
     evaluations_path = output / EVALUATIONS_FILE
     evaluations = read_metrics(evaluations_path) if evaluations_path.exists() else []
     config = run_config(output) if (output / CONFIG_FILE).exists() else {}
-    ended = f"{output.resolve().name}: {standing(output, metrics, config)}"
+    ended = f"{run_name(output)}: {standing(output, metrics, config)}"
     require(bool(metrics), f"{ended}; it has finished no round, so there is nothing to report on")
     console.print(ended, soft_wrap=True)
     for line in how_often(read_resumptions(output)):

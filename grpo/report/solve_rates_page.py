@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grpo.config.folder import RATES_PAGE_FILE
+from grpo.config.start import run_name
 from grpo.host.terminal import Terminal, clean
 from grpo.report import page
 from grpo.report.glossary import meanings
@@ -62,7 +63,7 @@ def write_solve_rates(
     page.write_page(
         "solve_rates.html",
         path.with_name(RATES_PAGE_FILE),
-        name=path.resolve().parent.name,
+        name=run_name(path.parent),
         verdict=[too_few or WORTH.format(analysis.within)],
         mood=GOOD if analysis.within > ENOUGH and not too_few else UNSURE,
         numbers=numbers(analysis),

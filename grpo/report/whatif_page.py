@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grpo.config.folder import WHATIF_PAGE_FILE, WHATIF_PLOT_FILE
+from grpo.config.start import run_name
 from grpo.dynamics.run_log import RunLog
 from grpo.dynamics.whatif import Course
 from grpo.report import page
@@ -30,7 +31,7 @@ def write_whatif_page(folder: Path, draw: Callable[[Axes], str], **said: Any) ->
     """
     sheet([draw], folder / WHATIF_PLOT_FILE, SHEET_INCHES, columns=1, first_wide=True)
     explained = meanings("pass rate", "group", "silent group", "optimizer step", "τ", "α, β")
-    values = {"name": folder.resolve().name, "pictures": page.wide_picture(draw), "meanings": explained}
+    values = {"name": run_name(folder), "pictures": page.wide_picture(draw), "meanings": explained}
     page.write_page("whatif.html", folder / WHATIF_PAGE_FILE, **values, **said)
     return [folder / WHATIF_PLOT_FILE, folder / WHATIF_PAGE_FILE]
 

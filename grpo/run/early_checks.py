@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from grpo import models
 from grpo.config import TrainConfig
-from grpo.config.errors import UserError
+from grpo.config.errors import UserError, require
+from grpo.config.folder import evaluation_name
 from grpo.config.hydra import compose_suite
 from grpo.config.placement import server_ports, starts_servers
 from grpo.config.validate import validate, validate_evaluation, validate_serving
@@ -19,7 +21,7 @@ from grpo.tasks.early_checks import check_early
 
 def check(command: str, config: TrainConfig) -> None:
     """Raises UserError for a configuration that the command cannot use, before anything heavy is imported."""
-    ranks.check_environment()
+    ranks.check_environment(config)
     suite = compose_suite(config) if command in ("train", "eval") else []
     if command == "eval" and not suite and not config.evaluation.num_problems:
         raise UserError("evaluation.num_problems=0 asks nothing: raise it, or name sets in evaluation.suite")
@@ -34,6 +36,8 @@ def check(command: str, config: TrainConfig) -> None:
         validate_evaluation(replace(config, task=task))
     if command == "serve":
         validate_serving(config)
+    if command == "eval":
+        _refuse_evaluated(Path(config.output_dir), [task.name for task in suite] or [""])
     if command in ("train", "serve", "eval", "solve-rates"):
         # What is only measured may be named by its path alone.
         named = command in ("eval", "solve-rates") and config.model.path
@@ -46,3 +50,9 @@ def check(command: str, config: TrainConfig) -> None:
             require_free(servers.host, server_ports(servers), "rollout.servers")
     if command == "train" or (command in ("eval", "solve-rates", "check-reward") and not suite):
         check_early(config.task, config.pipeline)
+
+
+def _refuse_evaluated(output: Path, sets: Sequence[str]) -> None:
+    """Raises UserError where an earlier `grpo eval` has written the file of one of the sets, "" without a suite."""
+    for file in (output / evaluation_name(name) for name in sets):
+        require(not file.exists(), f"{file} holds an evaluation already: choose another output_dir, or move it away")

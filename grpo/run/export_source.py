@@ -7,6 +7,7 @@ from pathlib import Path
 from grpo import models
 from grpo.config import TrainConfig, UserError
 from grpo.config.folder import CHECKPOINTS, STATE_FILE, checkpoints_in
+from grpo.config.runs_within import refuse_several
 from grpo.config.saved import read_config, read_state
 
 
@@ -17,6 +18,7 @@ def to_export(place: Path, directory: Path, adapter: bool) -> tuple[Path, TrainC
     UserError if there is no checkpoint, if `directory` is not empty, if `adapter` is set for a run without adapters,
     and if the model that the run began with is gone.
     """
+    refuse_several(place)
     place = place.resolve()
     checkpoint = place if (place / STATE_FILE).exists() else best_checkpoint(place)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):

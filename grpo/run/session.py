@@ -126,7 +126,7 @@ class Session:
             if self._first:
                 write_ending(self._output, Ending(INTERRUPTED, progress.step))
                 steps = f"step {progress.step} of {self._config.num_steps}"
-                print(f"stopped at {steps}; continue with checkpoint.resume=true")
+                print(f"stopped at {steps}; continue with checkpoint.resume=true output_dir={self._output}")
                 print(f"grpo report {self._output} shows how far it came")
             return EXIT_STOPPED
         self._leave(Ending(FINISHED, progress.step, reason))

@@ -11,6 +11,7 @@ from typing import Any
 
 from grpo.config import UserError
 from grpo.config.folder import COMPLETIONS_FOLDER, SAMPLES_FILE, completions_in, completions_name
+from grpo.config.runs_within import refuse_several
 from grpo.telemetry.json_lines import read_metrics
 from grpo.types import FinishedRound, ScoredGroup
 
@@ -110,6 +111,7 @@ def read_completions(output: Path) -> Iterator[dict[str, Any]]:
     for path, step in sorted(completions_in(output / COMPLETIONS_FOLDER)):
         files[step].append(path)
     if not files and not (output / SAMPLES_FILE).exists():
+        refuse_several(output)
         raise UserError(f"{output} has no {SAMPLES_FILE}: give the folder of a run that has finished a round")
     some: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for row in read_metrics(output / SAMPLES_FILE) if (output / SAMPLES_FILE).exists() else ():

@@ -17,6 +17,7 @@ from typing import Any
 from grpo.config import TrackingConfig, UserError
 from grpo.config.folder import CODE_FILE, PATCH_FILE, RUN_ID_FILE
 from grpo.config.saved import flat
+from grpo.config.start import run_name
 from grpo.interfaces import Tracker
 from grpo.telemetry.metrics import evaluation_numbers
 
@@ -69,7 +70,7 @@ class WandbTracker:
                 raise UserError("wandb has no API key: run `wandb login`, or set tracking.wandb=offline")
             self._run = wandb.init(
                 id=identity.read_text(),
-                name=Path(directory).resolve().name,
+                name=run_name(Path(directory)),
                 resume="allow" if mode == "online" else None,
                 config={**config, "code": _code(directory)},
                 mode=mode,
@@ -168,7 +169,7 @@ class MlflowTracker:
             experiment = self._client.get_experiment_by_name(project)
             self._id = self._client.create_run(
                 experiment.experiment_id if experiment else self._client.create_experiment(project),
-                run_name=Path(directory).resolve().name,
+                run_name=run_name(Path(directory)),
                 tags=dict.fromkeys(tracking.tags, "true"),
             ).info.run_id
             identity.write_text(self._id)

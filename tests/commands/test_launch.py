@@ -7,6 +7,8 @@ import time
 import psutil
 import pytest
 
+from grpo.commands.launch import run
+from grpo.config import UserError
 from tests import warm
 
 LAUNCHER = ("grpo.commands.launch",)
@@ -68,6 +70,26 @@ def test_when_the_learners_are_done_the_servers_end(tmp_path):
     assert "learner ranks" in printed and "round 1" in printed
     assert "round 1" in (tmp_path / "run" / "logs" / "learner-1.log").read_text()
     assert not (tmp_path / "run" / "launcher.pid").exists()
+
+
+def test_all_processes_name_one_folder_by_the_launchers_start(tmp_path):
+    tell = "import os; print('round 1 of', os.environ['GRPO_START'], flush=True)"
+    script = tmp_path / "launch.py"
+    script.write_text(LAUNCH % {"server": SERVE, "learner": tell, "other": tell})
+    process = warm.Process([script, f"{tmp_path}/runs/${{start:}}"], LAUNCHER, stdout=subprocess.PIPE)
+    printed, _ = process.communicate(timeout=60)
+    [run] = (tmp_path / "runs").iterdir()
+    assert f"{run} will hold what the run writes\n" in printed
+    assert run.name.endswith(f"-{process.pid}")
+    for index in (0, 1):
+        assert (run / "logs" / f"learner-{index}.log").read_text() == f"round 1 of {run.name}\n"
+
+
+def test_a_job_that_slurm_starts_again_is_refused_in_a_folder_that_is_named_by_its_start(monkeypatch):
+    monkeypatch.delenv("GRPO_START", raising=False)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    with pytest.raises(UserError, match=r"not found: set GRPO_START=job-\$SLURM_JOB_ID in the job's script"):
+        run(["experiment=tiny"])
 
 
 def test_what_failed_is_said_last_and_ends_the_others_at_once(tmp_path):

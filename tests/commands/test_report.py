@@ -5,7 +5,9 @@ import json
 import pytest
 
 from grpo.cli import main
+from grpo.config import UserError
 from grpo.telemetry import FAILED, Ending, write_ending
+from grpo.trainer import Result
 from tests.report.runs import write_run
 
 
@@ -39,6 +41,19 @@ def test_findings_of_a_run_are_printed_without_markup(tmp_path, capsys, monkeypa
 def test_what_is_no_run_is_told_in_one_line(words, message, tmp_path, capsys):
     assert main(["report", *(word.format(tmp_path) for word in words)]) == 2
     assert message.format(tmp_path) in capsys.readouterr().err
+
+
+def test_whatever_reads_a_run_names_those_in_the_folder_around_them(tmp_path, capsys):
+    write_run(tmp_path / "2026-11-23_19-02-11-4711", rounds=3)
+    commands = [["samples"], ["dynamics", "diagnose"], ["dynamics", "whatif"], ["dynamics", "replay"], ["report"]]
+    for words in (*([*command, str(tmp_path)] for command in commands), ["export", str(tmp_path), "x"]):
+        assert main(words) == 2
+        expected = (
+            f"{tmp_path} is no run, but holds 1: give one of them, the newest first {tmp_path}/2026-11-23_19-02-11"
+        )
+        assert expected in capsys.readouterr().err
+    with pytest.raises(UserError, match="is no run, but holds 1"):
+        _ = Result(tmp_path).metrics
 
 
 def test_a_run_that_failed_before_its_first_round_is_told_of_with_the_reason(tmp_path, capsys):

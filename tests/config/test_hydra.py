@@ -15,6 +15,7 @@ from grpo.config.complaints import paths
 from grpo.config.folder import checkpoints_in, step_of
 from grpo.config.hydra import compose_config, compose_sweep, config_directory
 from grpo.config.saved import from_dict
+from grpo.config.start import start
 from grpo.config.sweep_words import grid, plain
 from grpo.config.validate import validate, validate_evaluation
 
@@ -32,7 +33,7 @@ def composed(experiment):
 def test_every_experiment_composes_and_validates_for_one_and_eight_ranks(experiment, world_size):
     config = deepcopy(composed(experiment))
     validate(config, max(world_size, config.hardware.ranks))
-    assert config.output_dir == f"runs/{experiment}"
+    assert config.output_dir == f"runs/{experiment}/{start()}"
 
 
 @pytest.mark.parametrize(
@@ -184,6 +185,7 @@ def test_the_dial_is_set_by_name_and_by_number():
     ("overrides", "message"),
     [
         (["foo=1"], "unknown config key foo; `grpo config WORD` searches all keys"),
+        (["output_dir=${start:x}"], "output_dir: ${start:} takes nothing after its colon"),
         (["output_dir=${nowhere}"], "output_dir: there is no key nowhere"),
         (["output_dir=${oc.env:GRPO_NO}"], "output_dir: the environment variable GRPO_NO is not set"),
         (["num_steps=${oc.decode:abc}"], "num_steps: ${oc.decode:abc} is abc, and num_steps takes a whole number"),

@@ -272,6 +272,24 @@ def test_the_command_compares_folders_and_names_variants_by_them(runs, tmp_path,
     assert (tmp_path / "out" / "report.png").stat().st_size > 10_000
 
 
+def test_runs_in_folders_of_their_start_are_seeds_of_the_folder_around_them_or_variants(tmp_path, capsys):
+    folders = [
+        write_run(tmp_path / name / f"2026-11-23_19-02-1{seed}-4711", final, seed)
+        for name, final in (("base", 0.5), ("better", 0.8))
+        for seed in (0, 1)
+    ]
+    # This one has the same seed as another, so it is no further seed.
+    changed = [
+        write_run(tmp_path / "changed" / f"2026-11-23_19-02-1{index}-4711", 0.5, 0, exponent=index) for index in (0, 1)
+    ]
+    assert main(["report", *map(str, folders + changed), f"output={tmp_path}/out"]) == 0
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "| base | 2 |" in text and "| better | 2 |" in text
+    assert all(f"| changed/{folder.name} | 1 |" in text for folder in changed)
+    assert main(["report", str(tmp_path / "base")]) == 2
+    assert f"; `grpo report {tmp_path}/base/*` compares them" in capsys.readouterr().err
+
+
 def test_runs_that_were_resumed_or_have_not_finished_are_named(tmp_path):
     folders = [write_run(tmp_path / f"x-seed{seed}", 0.5, seed) for seed in range(3)]
     for folder, state in zip(folders, (FINISHED, INTERRUPTED, FINISHED), strict=True):

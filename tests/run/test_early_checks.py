@@ -114,6 +114,11 @@ def test_a_folder_on_a_read_only_disk_is_told_before_anything_is_made(tmp_path, 
             {"RANK": "0", "WORLD_SIZE": "2"},
             "RANK is set, but not MASTER_ADDR and MASTER_PORT: start",
         ),
+        (
+            {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
+            "each of the 2 ranks would write into a folder of its own, since output_dir is named by the start of its "
+            "process: name output_dir, set GRPO_START alike for all ranks, or start them by `grpo launch`",
+        ),
     ],
 )
 def test_wrong_variables_of_a_launcher_are_told(variables, message, monkeypatch, capsys):
@@ -123,6 +128,12 @@ def test_wrong_variables_of_a_launcher_are_told(variables, message, monkeypatch,
         monkeypatch.setenv(name, value)
     assert main(["train", "experiment=tiny"]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_an_evaluation_overwrites_no_other(tmp_path, capsys):
+    (tmp_path / "math500.json").write_text("{}")
+    assert main(["eval", "model.path=me/mine", "evaluation.suite=[math500]", f"output_dir={tmp_path}"]) == 2
+    assert f"{tmp_path}/math500.json holds an evaluation already: choose another output_dir" in capsys.readouterr().err
 
 
 def test_a_dotted_key_of_a_file_is_told_how_to_be_nested(tmp_path, capsys):

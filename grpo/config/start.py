@@ -1,0 +1,54 @@
+"""`${start:}` in a configuration stands for the start of a command, such as 2026-11-23_19-02-11-4711.
+
+These are the day, the time and the number of the process. Two runs therefore never share a folder by accident, even if
+they begin in the same second. Every rank of a run has to name the same folder, so `grpo launch` gives all its processes
+one name in the environment variable `GRPO_START`. launch/slurm.sh sets it to the number of the job, which stays the
+same when Slurm starts the job again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+
+START_VARIABLE = "GRPO_START"
+_NAME = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d-\d+|job-\d+")
+
+
+def start() -> str:
+    """Returns the name of this command's start, which is that of `GRPO_START` where it is set."""
+    return os.environ.get(START_VARIABLE) or _own_start()
+
+
+@cache
+def _own_start() -> str:
+    return f"{datetime.now():%Y-%m-%d_%H-%M-%S}-{os.getpid()}"
+
+
+def only_here(output_dir: str) -> bool:
+    """Says whether another process would name this folder differently, since its name holds this process's start."""
+    return not os.environ.get(START_VARIABLE) and _own_start() in output_dir
+
+
+def named_by_start(folder: Path) -> bool:
+    """Says whether a folder's own name is that of a start, as launch/slurm.sh or `${start:}` makes it.
+
+    >>> named_by_start(Path("runs/tiny/2026-11-23_19-02-11-4711")), named_by_start(Path("runs/tiny"))
+    (True, False)
+    """
+    return bool(_NAME.fullmatch(folder.name))
+
+
+def run_name(folder: Path) -> str:
+    """Returns a run's name for people: that of its folder, with its parent's before the name of a start.
+
+    >>> run_name(Path("/data/runs/tiny/2026-11-23_19-02-11-4711"))
+    'tiny/2026-11-23_19-02-11-4711'
+    >>> run_name(Path("/data/runs/mine"))
+    'mine'
+    """
+    folder = folder.resolve()
+    return f"{folder.parent.name}/{folder.name}" if named_by_start(folder) else folder.name

@@ -1,0 +1,56 @@
+"""launch/slurm.sh runs as Slurm would start it, and start it again, with stand-ins for Slurm and for the ranks."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# The launcher itself is real. In place of a learner, its seat prints what the launcher has given it.
+LAUNCH = """
+import sys
+import grpo.commands.launch as command
+from grpo.launch.machines import Machine
+from grpo.launch.seats import LEARNER, Seat
+
+def stand_in(config, words, machines):
+    told = "'resumed' if 'checkpoint.resume=true' in sys.argv else 'new', os.environ['GRPO_START']"
+    program = f"import os, sys; print({told})"
+    return [Seat(LEARNER, 0, Machine("127.0.0.1", "127.0.0.1"), (sys.executable, "-c", program, *words), 5.0)]
+
+command.seats_of = stand_in
+sys.exit(command.run(sys.argv[4:]))
+"""
+
+
+def job(folder, output, **variables):
+    """Runs the script for job 17, and returns what it printed last."""
+    environment = {**os.environ, "GRPO_VENV": str(folder), "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_ID": "17"}
+    words = ["bash", "launch/slurm.sh", "experiment=tiny", f"output_dir='{output}/${{start:}}'"]
+    environment |= {"GRPO_KIND": "cpu", "PYTHONPATH": str(ROOT)} | variables
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-2:]
+
+
+@pytest.mark.slow
+def test_a_job_that_slurm_starts_again_finds_its_folder_and_its_checkpoint(tmp_path):
+    files = ["launch/requirements-cpu.txt", "launch/setup.sh", "pyproject.toml"]
+    wanted = hashlib.sha256(b"".join((ROOT / file).read_bytes() for file in files))
+    (tmp_path / ".installed").write_text(wanted.hexdigest())
+    (tmp_path / "launch.py").write_text(LAUNCH)
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python"
+    python.write_text(f'#!/usr/bin/env bash\nexec {sys.executable} {tmp_path}/launch.py "$@"\n')
+    python.chmod(0o755)
+    runs = tmp_path / "runs"
+
+    assert job(tmp_path, runs) == [f"{runs}/job-17 will hold what the run writes", "new job-17"]
+    # Without a checkpoint it begins anew.
+    assert job(tmp_path, runs, SLURM_RESTART_COUNT="1")[-1] == "new job-17"
+    (runs / "job-17" / "checkpoints" / "step-00000002").mkdir(parents=True)
+    assert job(tmp_path, runs, SLURM_RESTART_COUNT="2")[-1] == "resumed job-17"
+    assert [path.name for path in runs.iterdir()] == ["job-17"]
