@@ -154,6 +154,12 @@ def test_a_column_with_a_value_for_each_row_is_no_source(tokenizer, write_rows):
 
 
 TWO = ["task=mixed", "+task@task.sets.a=tiny_arithmetic", "+task@task.sets.b=arithmetic"]
+BUFFER = ["task.sets.b.reward.overlong_buffer=8"]
+NEGATIVE = [
+    "task=arithmetic",
+    "task.data.source_column=kind",
+    "+task.reward.by_source={x: {parts: [{name: exact, weight: -1.0}]}}",
+]
 
 
 @pytest.mark.parametrize(
@@ -166,6 +172,12 @@ TWO = ["task=mixed", "+task@task.sets.a=tiny_arithmetic", "+task@task.sets.b=ari
         ([*TWO, "task.sets.a.data.seed=-1"], "task.sets.a: task.data.seed=-1 must not be negative"),
         ([*TWO, "task.sets.b.curriculum.name=online"], "task.sets.b: task.curriculum is that of all sets"),
         ([*TWO, "normalization=gdpo", "+task.sets.b.reward.parts=[{name: exact}]"], "all sets need the same parts"),
+        (
+            [*TWO, "normalization=maxrl", "task.sets.b.reward.signed=true"],
+            "divides by the mean reward, which has to be",
+        ),
+        ([*TWO, "normalization=maxrl", "task.sets.b.reward.overlong=soft", *BUFFER], "divides by the mean reward"),
+        (["normalization=maxrl", *NEGATIVE], "divides by the mean reward, which has to be positive"),
         (["+task.reward.by_source={x: {parts: [{name: exact}]}}"], "by_source needs task.data.source_column"),
         (["task.weight=5"], "task.weight=5 is read only where a task is one of several sets"),
         (["task=mixed"], r"task=mixed has no problems: add sets of problems with \+task@task.sets.NAME=TASK"),
