@@ -110,6 +110,19 @@ def test_every_set_has_its_own_prompt_and_reward(two_sets, tokenizer):
         assert [prompt.problem.source for prompt in task.held_out_prompts(4)] == ["plus", "minus"] * 2
 
 
+def test_without_held_out_problems_an_evaluation_asks_each_problem_once(two_sets, tokenizer):
+    two_sets.sets["plus"].data = DataConfig(source="arithmetic", size=5, held_out_fraction=0.0)
+    two_sets.sets["minus"].data.held_out_fraction = 0.0
+    two_sets.curriculum = CurriculumConfig(name="online")
+    with build(two_sets, tokenizer) as task:
+        names = [prompt.problem.problem_id for prompt in task.held_out_prompts(100_000)]
+        stream = task.next_prompts(task.num_problems)
+    assert len(names) == len({*names}) == task.num_problems
+    assert [name.partition("/")[0] for name in names[:12]] == ["plus", "minus"] * 5 + ["minus"] * 2
+    # The stream, which goes by weights, has some problems several times and others not at all.
+    assert len({prompt.problem.problem_id for prompt in stream}) < len(names)
+
+
 def test_a_mixed_stream_goes_on_where_it_stood(two_sets, tokenizer):
     two_sets.curriculum = CurriculumConfig(name="online")
     with build(two_sets, tokenizer) as task:
