@@ -120,6 +120,14 @@ def test_online_asks_different_problems_until_it_has_learned_of_them():
     assert sorted(stream.indices(0, 4).tolist() + stream.indices(4, 4).tolist()) == list(range(8))
 
 
+def test_a_look_at_the_first_prompts_changes_no_online_stream():
+    looked, untouched = online(), online()
+    looked.indices(0, 3)
+    # The run compares sampler and learner on the first prompts, and then sets the stream back.
+    assert looked.indices(0, 5).tolist() == untouched.indices(0, 5).tolist()
+    assert looked.indices(5, 5).tolist() == untouched.indices(5, 5).tolist()
+
+
 def test_online_follows_what_was_measured():
     stream = online(rates=[0.5] * 8, rest=1, rest_silent=1, half_life=10**9, prior_samples=1)
     stream.record_outcomes([(index, 4 if index == 2 else 8 * (index % 2), 8) for index in range(8)], 8)
