@@ -233,6 +233,8 @@ def build_order(problems: Sequence[Problem], config: CurriculumConfig, grouping:
     def near_target(position: int) -> Floats:
         share = min(1.0, position / config.anneal_prompts)
         target = config.easy + (config.hard - config.easy) * share
-        return np.exp(-((rates - target) ** 2) / (2 * config.width**2))
+        distance = (rates - target) ** 2
+        # The nearest problem has weight 1. Otherwise all weights would be 0 where no problem is near the target.
+        return np.exp((distance.min() - distance) / (2 * config.width**2))
 
     return weighted(near_target, config.block, seed)
