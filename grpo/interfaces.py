@@ -61,7 +61,8 @@ class Task(Protocol):
         `cursor` is where the stream stood after that round."""
 
     def held_out_prompts(self, count: int) -> list[Prompt]:
-        """Returns the first `count` held-out problems. They are never trained on and always the same."""
+        """Returns the first `count` held-out problems. They are never trained on and always the same. If nothing is
+        held out, they are training problems."""
 
     def answer_of(self, problem: Problem, text: str) -> str | None:
         """Returns the answer in a completion of a problem, in a normalized spelling, or None when there is none."""

@@ -29,10 +29,10 @@ Result = Mapping[str, Any]
 def run(config: TrainConfig) -> int:
     """Evaluates the model at `model.path`: a Hugging Face directory, a hub name, or a checkpoint folder of a run.
 
-    The model gets `evaluation.num_problems` held-out problems. Where nothing is held out
-    (`task.data.held_out_fraction=0`), it gets the first problems of the set, and with `evaluation.suite` all problems
-    of each set. Prints tables, and writes `evaluation.json` into `output_dir`, or one file for each set of the suite.
-    Files that are there already are refused before (`grpo.run.early_checks`). Returns the exit code.
+    The model gets `evaluation.num_problems` held-out problems, or all if there are fewer. Where nothing is held out
+    (`task.data.held_out_fraction=0`), it gets that many problems of the set, each once, and with `evaluation.suite` all
+    problems of each set. Prints tables, and writes `evaluation.json` into `output_dir`, or one file for each set of the
+    suite. Files that are there already are refused before (`grpo.run.early_checks`). Returns the exit code.
     """
     suite = load_suite(config)
     if not suite:

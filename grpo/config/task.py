@@ -288,6 +288,10 @@ class TaskConfig:
         return self.sets or {"": self}
 
     @property
+    def rewards(self) -> list[RewardConfig]:
+        return [of_set.reward for of_set in self.all_sets.values()]
+
+    @property
     def answer_name(self) -> str:
         """Returns the name of the answers' column, without the columns that it is nested in."""
         return self.data.answer_column.rpartition(".")[2]

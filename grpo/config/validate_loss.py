@@ -5,6 +5,7 @@ from __future__ import annotations
 from grpo.config.errors import require
 from grpo.config.loss import ObjectiveConfig
 from grpo.config.run import TrainConfig
+from grpo.config.task import RewardConfig
 
 
 def check_loss(config: TrainConfig) -> None:
@@ -111,14 +112,19 @@ def _check_normalization(config: TrainConfig) -> None:
         "normalization.parts=each learns from groups whose rewards are equal and whose parts differ, and "
         "rollout.refill.enabled=true replaces them: set it to false",
     )
-    reward = config.task.reward
-    negative = reward.signed or reward.overlong == "soft" or kl_in_reward or min(reward.weights.values(), default=0) < 0
+    negative = kl_in_reward or any(map(_may_be_negative, config.task.rewards))
     require(
         not settings.mean_exponent or not negative,
         f"normalization.mean_exponent={settings.mean_exponent} divides by the mean reward, which has to be positive: "
-        "set task.reward.signed=false, task.reward.overlong=keep or mask, weights that are not negative, and "
-        "objective.kl.place=loss",
+        "set task.reward.signed=false, task.reward.overlong=keep or mask, weights that are not negative (in every set "
+        "and source), and objective.kl.place=loss",
     )
+
+
+def _may_be_negative(reward: RewardConfig) -> bool:
+    """Says whether a reward may be negative, for some source, although the value of every part is in [0, 1]."""
+    parts = [*reward.parts, *(part for own in reward.by_source.values() for part in own.parts)]
+    return reward.signed or reward.overlong == "soft" or any(part.weight < 0 for part in parts)
 
 
 def _check_uses_of_the_dial(config: TrainConfig) -> None:

@@ -65,10 +65,9 @@ def _check_member(config: TrainConfig) -> None:
 
 def _check_together(config: TrainConfig) -> None:
     """Checks that all sets have the same reward parts and weights, where normalization.parts=each needs it."""
-    rewards = [of_set.reward for of_set in config.task.sets.values()]
-    first = rewards[0]
+    first, *others = config.task.rewards
     require(
-        config.normalization.parts == "sum" or all(reward.weights == first.weights for reward in rewards),
+        config.normalization.parts == "sum" or all(reward.weights == first.weights for reward in others),
         "normalization.parts=each normalizes each part of the reward, so all sets need the same parts and weights: "
         "set normalization.parts=sum, or the same reward.parts in every set",
     )

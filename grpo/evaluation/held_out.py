@@ -23,14 +23,13 @@ def evaluate(
 ) -> dict[str, Any]:
     """Evaluates the policy on the first `num_problems` held-out problems, with `samples_per_problem` completions each.
 
-    Without held-out problems, it uses the first training problems. Sampling follows `drawn_as`. All ranks call it
-    together.
+    Sampling follows `drawn_as`. All ranks call it together.
 
     Returns a JSON object with the sampling settings; `pass@1`, `pass@k`, `maj@k` and, if configured, `greedy` as
     {value, low, high} with 95 % intervals over problems; the mean length in tokens; the truncated fraction; and a row
     per problem with its first completion. For problems of several sources, `sources` holds these numbers by source.
     """
-    share = _share(task, evaluation.num_problems, collective)
+    share = task.held_out_prompts(evaluation.num_problems)[collective.rank :: collective.world_size]
     drawn = drawn_as(evaluation, sampling)
     mine = [_row(group, task.answer_of) for group in ask(share, evaluation.samples_per_problem, drawn)]
     if evaluation.greedy:
@@ -76,19 +75,6 @@ def evaluate_suite(
         with load(config) as task:
             results[config.name] = ask(task, task.num_problems)
     return results
-
-
-def _share(task: Task, count: int, collective: Collective) -> list[Prompt]:
-    """Returns this rank's shard of the first `count` held-out prompts, or of the training prompts if none are held out.
-
-    The cursor of the training prompts is restored afterwards, so that evaluation does not move training.
-    """
-    if held_out := task.held_out_prompts(count):
-        return held_out[collective.rank :: collective.world_size]
-    cursor, task.cursor = task.cursor, 0
-    share = task.next_prompts(count)
-    task.cursor = cursor
-    return share
 
 
 def summarize(rows: Sequence[Mapping[str, Any]], pass_at: Sequence[int]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from grpo.algorithm.batches import BatchMaker
-from grpo.config import TrainConfig
+from grpo.config import TaskConfig, TrainConfig
 from grpo.dynamics.scheduler import build_scheduler
 from grpo.interfaces import Sampler, Task
 from grpo.learner.learner import DeepSpeedLearner
@@ -30,9 +30,7 @@ def assemble(
     collector, sync = build_pipeline(config, task, sampler, collective, clocks)
     laid_out = replace(config.learner, layout=learner.layout)
     timed = learner_in_turn(config, clocks.learner(learner), sampler, sync, clocks)
-    # All sets have the same parts where parts count (see `grpo.config.validate_task`).
-    reward = next(iter(config.task.all_sets.values())).reward
-    parts = reward.weights | ({"overlong": 1.0} if reward.overlong == "soft" else {})
+    parts = part_weights(config.task)
     return LoopParts(
         task=task,
         sampler=sampler,
@@ -45,3 +43,13 @@ def assemble(
         collective=collective,
         clock=clocks.phases,
     )
+
+
+def part_weights(task: TaskConfig) -> dict[str, float]:
+    """Returns the weight of each part of the reward by its name, for normalization.parts=each.
+
+    All sets then have the same parts (see `grpo.config.validate_task`). The soft penalty of long completions is a part
+    too, also if only some sets have it.
+    """
+    penalized = any(reward.overlong == "soft" for reward in task.rewards)
+    return task.rewards[0].weights | ({"overlong": 1.0} if penalized else {})

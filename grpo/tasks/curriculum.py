@@ -117,16 +117,21 @@ class Online:
         self._seen = np.zeros_like(self._prior)  # [right or wrong, problem], as of `_asked_at`
         self._asked_at = np.zeros(len(rates))
         self._rests_until = np.zeros(len(rates))
-        self._out: set[int] = set()  # problems given out since the last `record_outcomes`
+        self._out: dict[int, int] = {}  # problems given out since the last `record_outcomes` → their positions
 
     def indices(self, start: int, count: int) -> Indices:
         import numpy as np
 
+        # A stream that was set back gives the same positions out again, for example after a look at the first prompts.
+        self._out = {index: position for index, position in self._out.items() if position < start}
         chosen: list[int] = []
         while len(chosen) < count:
-            drawn = self._draw(start + len(chosen), count - len(chosen))
+            first = start + len(chosen)
+            drawn = self._draw(first, count - len(chosen))
             chosen += drawn
-            self._out = set() if len(self._out) + len(drawn) >= self._prior.shape[1] else self._out | {*drawn}
+            self._out |= {index: position for position, index in enumerate(drawn, start=first)}
+            if len(self._out) == self._prior.shape[1]:
+                self._out = {}
         return np.array(chosen, int)
 
     def visit(self, position: int) -> int:
@@ -139,7 +144,7 @@ class Online:
             self._asked_at[index] = cursor
             silent = correct in (0, tried)
             self._rests_until[index] = cursor + (self._config.rest_silent if silent else self._config.rest)
-        self._out = set()
+        self._out = {}
 
     def weights(self, cursor: int) -> Floats:
         """Returns the expected gradient of each problem at the position `cursor`."""
@@ -228,6 +233,8 @@ def build_order(problems: Sequence[Problem], config: CurriculumConfig, grouping:
     def near_target(position: int) -> Floats:
         share = min(1.0, position / config.anneal_prompts)
         target = config.easy + (config.hard - config.easy) * share
-        return np.exp(-((rates - target) ** 2) / (2 * config.width**2))
+        distance = (rates - target) ** 2
+        # The nearest problem has weight 1. Otherwise all weights would be 0 where no problem is near the target.
+        return np.exp((distance.min() - distance) / (2 * config.width**2))
 
     return weighted(near_target, config.block, seed)

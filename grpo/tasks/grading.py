@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from grpo.config import RewardConfig, UserError
 from grpo.tasks.extraction import extract
 from grpo.tasks.grader_pool import GraderPool
-from grpo.tasks.grading_worker import RawGrade
+from grpo.tasks.grading_worker import UNPARSABLE, RawGrade
 from grpo.tasks.overlong import overlong_penalty
 from grpo.tasks.own_rewards import OF_EACH, facts_of
 from grpo.tasks.remote import RemoteRewards, joined
@@ -85,7 +85,7 @@ class Grading:
 
     def _tell_unparsable(self, scored: Sequence[ScoredGroup]) -> None:
         """Warns once of each problem whose own answer cannot be parsed, or raises `UserError` to refuse it."""
-        refused = [graded for graded in scored if graded.grades and graded.grades[0].outcome == "unparsable"]
+        refused = [graded for graded in scored if graded.grades and graded.grades[0].outcome == UNPARSABLE]
         problems = [graded.group.prompt.problem for graded in refused]
         new = {problem.problem_id: problem.answer for problem in problems if problem.problem_id not in self._told}
         if new and self._bad_rows == "refuse":
@@ -95,9 +95,14 @@ class Grading:
             logger.warning("%s; nothing is learned from them", unparsable(new))
 
     def _scored(self, group: RolloutGroup, raw_grades: Sequence[RawGrade]) -> ScoredGroup:
+        """Scores a group. If the problem's own answer cannot be parsed, all completions get the same reward and none is
+        learned from. Only those with an answer to compare have shown it; the others would win by giving none."""
+        at_fault = any(raw.outcome == UNPARSABLE for raw in raw_grades)
+        if at_fault:
+            raw_grades = [RawGrade(dict.fromkeys(raw.parts, 0.0), UNPARSABLE) for raw in raw_grades]
         grades = tuple(map(self._grade, group.completions, raw_grades))
         masked = self._reward.overlong == "mask"
-        included = tuple(not (masked and completion.truncated) for completion in group.completions)
+        included = tuple(not (at_fault or (masked and completion.truncated)) for completion in group.completions)
         return ScoredGroup(group, grades, included)
 
     def _grade(self, completion: Completion, raw: RawGrade) -> Grade:
@@ -110,7 +115,7 @@ class Grading:
         if config.signed:
             terms = [*(2.0 * term for term in terms), -1.0]
         parts = dict(raw.parts)
-        if config.overlong == "soft":
+        if config.overlong == "soft" and raw.outcome != UNPARSABLE:
             penalty = overlong_penalty(len(completion.token_ids), self._max_tokens, config.overlong_buffer)
             terms.append(penalty)
             parts["overlong"] = penalty

@@ -17,6 +17,8 @@ from grpo.tasks.rewards import build_parts
 from grpo.tasks.verification import UnparsableAnswer
 from grpo.types import Problem
 
+UNPARSABLE = "unparsable"
+"""This outcome says that the problem's own answer cannot be read."""
 MAX_MESSAGE = 200
 LARGEST = 1e6
 
@@ -85,7 +87,7 @@ def grade_one(completion: str, answer: str, metadata: Mapping[str, Any], facts: 
         except (MemoryError, RecursionError):
             raise
         except UnparsableAnswer:
-            return RawGrade(dict.fromkeys(_parts, 0.0), "unparsable")
+            return RawGrade(dict.fromkeys(_parts, 0.0), UNPARSABLE)
         # BaseException includes SystemExit, which would end the trainer if it were passed on.
         except BaseException as error:
             return _raised(name, error)

@@ -11,7 +11,7 @@ from itertools import chain, zip_longest
 from typing import Any
 
 from grpo.config import TaskConfig, UserError
-from grpo.tasks.curriculum import Grouping, build_order
+from grpo.tasks.curriculum import Grouping, build_order, uniform
 from grpo.tasks.grader_pool import GraderPool
 from grpo.tasks.grading import Grading, unparsable
 from grpo.tasks.mixture import Mixture
@@ -75,8 +75,11 @@ class VerifiableTask:
         self._stream.record_outcomes(outcomes, cursor)
 
     def held_out_prompts(self, count: int) -> list[Prompt]:
-        """Returns the first `count` held-out prompts in the order of their question's hash, or all if there are
-        fewer."""
+        """Returns the first `count` prompts for evaluations, or all if there are fewer. Each problem comes once.
+
+        They are held-out problems in the order of their question's hash. If nothing is held out, they are the training
+        problems in the order of a first epoch, whatever the curriculum.
+        """
         return [Prompt(problem, self._encode(problem)) for problem in self._held_out[:count]]
 
     def answer_of(self, problem: Problem, text: str) -> str | None:
@@ -177,8 +180,11 @@ def build_task(
         return encoders[problem.source if config.sets else ""](problem)
 
     stream = PromptStream([*chain(*train)], encode, order, rank=rank, world_size=world_size)
+    kept = [of_set for _, of_set in divided.values()]
+    if not any(kept):
+        kept = [[of_set[index] for index in uniform(len(of_set), seed).indices(0, len(of_set))] for of_set in train]
     # The first held-out problems are those of all sets in turn.
-    held_out = [problem for turn in zip_longest(*(kept for _, kept in divided.values())) for problem in turn if problem]
+    held_out = [problem for turn in zip_longest(*kept) for problem in turn if problem]
     examples = {name: problems[0] for name, (problems, _) in divided.items()}
     return VerifiableTask(stream, held_out, encode, build_gradings(config, examples, max_tokens))
 

@@ -108,8 +108,9 @@ class Grade:
 class ScoredGroup:
     """A scored group is a rollout group with one grade per completion, in the same order.
 
-    `included[i]` is False for a completion that is not learned from, such as an overlong one when the task masks those.
-    Such a completion still counts in its group's mean and standard deviation.
+    `included[i]` is False for a completion that is not learned from, such as an overlong one when the task masks those,
+    or one of a problem whose own answer cannot be parsed. Such a completion still counts in its group's mean and
+    standard deviation.
     """
 
     group: RolloutGroup

@@ -8,8 +8,6 @@ from grpo.commands.eval import result_table
 from grpo.config import EvaluationConfig, SamplingConfig
 from grpo.config.hydra import compose_config, compose_suite
 from grpo.evaluation.held_out import drawn_as, evaluate, majority, score, summarize, told
-from grpo.tasks.curriculum import uniform
-from grpo.tasks.prompt_stream import PromptStream
 from grpo.telemetry.metrics import evaluation_numbers
 from grpo.types import Problem, Prompt
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, answering
@@ -59,48 +57,32 @@ def test_a_local_copy_of_a_set_is_read_instead_of_the_hub(tmp_path):
     assert (second.data.source, second.data.path) == ("hub", "math-ai/aime25")
 
 
-class Streamed:
-    """This task has no held-out problems, only one rank's share of a stream of nine problems, which are all solved."""
+class NineProblems:
+    """This task has nine problems for evaluations, which are all solved."""
 
     grades_together = False
 
-    def __init__(self, rank, world_size):
-        problems = [Problem(f"p{index}", "q", "a") for index in range(9)]
-        self.stream = PromptStream(problems, lambda problem: (1,), uniform(9, 0), rank=rank, world_size=world_size)
-        self.next_prompts = self.stream.next_prompts
+    def __init__(self):
+        self.held_out = [Prompt(Problem(f"p{index}", "q", "a"), (1,)) for index in range(9)]
         self.grade = ScriptedTask([[1]] * 9).grade
 
-    @property
-    def cursor(self):
-        return self.stream.cursor
-
-    @cursor.setter
-    def cursor(self, value):
-        self.stream.cursor = value
-
     def held_out_prompts(self, count):
-        return []
+        return self.held_out[:count]
 
     def answer_of(self, problem, text):
         return text
 
 
-def asked(rank, world_size, cursor=4):
-    task, collective = Streamed(rank, world_size), SingleRank()
+def asked(rank, world_size):
+    task, collective = NineProblems(), SingleRank()
     collective.rank, collective.world_size = rank, world_size
-    task.cursor = cursor
-    result = evaluate(task, answering(task), EvaluationConfig(num_problems=6), SamplingConfig(), collective)
-    assert task.cursor == cursor, "the stream goes on where it stood"
+    result = evaluate(task, answering(task), EvaluationConfig(num_problems=5), SamplingConfig(), collective)
     return [row["problem_id"] for row in result["per_problem"]]
 
 
-def test_without_held_out_problems_the_ranks_share_the_first_of_the_stream():
-    whole = asked(0, 1)
-    shares = [asked(rank, 2) for rank in range(2)]
-    assert len(whole) == 6
-    assert [len(share) for share in shares] == [3, 3]
-    assert sorted(shares[0] + shares[1]) == whole
-    assert asked(0, 1, cursor=0) == whole, "the same problems whenever they are asked"
+def test_ranks_share_the_problems_of_an_evaluation():
+    assert asked(0, 1) == ["p0", "p1", "p2", "p3", "p4"]
+    assert [asked(rank, 2) for rank in range(2)] == [["p0", "p2", "p4"], ["p1", "p3"]]
 
 
 class Noting(ScriptedSampler):
@@ -116,16 +98,12 @@ class Noting(ScriptedSampler):
 
 
 def test_problems_of_several_sources_have_numbers_by_source():
-    class Sourced(Streamed):
+    class Sourced(NineProblems):
         def __init__(self):
-            super().__init__(0, 1)
             names = ["sums"] * 6 + ["words"] * 3
             problems = [Problem(f"p{index}", "q", "a", source=name) for index, name in enumerate(names)]
             self.held_out = [Prompt(problem, (1,)) for problem in problems]
             self.grade = ScriptedTask([[1]] * 6 + [[0]] * 3).grade
-
-        def held_out_prompts(self, count):
-            return self.held_out
 
     task = Sourced()
     evaluated = evaluate(task, answering(task), EvaluationConfig(num_problems=9), SamplingConfig(), SingleRank())
@@ -135,7 +113,7 @@ def test_problems_of_several_sources_have_numbers_by_source():
     assert (numbers["evaluation/source/sums/pass@1"], numbers["evaluation/source/words/pass@1"]) == (1.0, 0.0)
     assert told(evaluated)[1].startswith("pass@1 of sums 1.000 [")
     assert told(evaluated | {"greedy": {"value": 0.75}})[1] == "with greedy decoding 75.0% of them are solved"
-    plain = Streamed(0, 1)
+    plain = NineProblems()
     of_one = evaluate(plain, answering(plain), EvaluationConfig(num_problems=6), SamplingConfig(), SingleRank())
     assert "sources" not in of_one
 
@@ -144,7 +122,7 @@ def test_problems_of_several_sources_have_numbers_by_source():
 def test_greedy_is_one_more_completion_at_temperature_0(greedy):
     sampler = Noting()
     asked = EvaluationConfig(num_problems=4, samples_per_problem=1, temperature=0.7, greedy=greedy)
-    task = Streamed(0, 1)
+    task = NineProblems()
     result = evaluate(task, answering(task, sampler), asked, SamplingConfig(), SingleRank())
     assert sampler.drawn == [(0.7, 1.0, 0, 1), (0.0, 1.0, 0, 1)][: 1 + greedy]
     assert result.get("greedy", {"value": None})["value"] == (1.0 if greedy else None)
@@ -153,7 +131,7 @@ def test_greedy_is_one_more_completion_at_temperature_0(greedy):
 def test_completions_are_drawn_as_configured_at_the_evaluations_temperature_and_the_report_says_how():
     sampler, sampling = Noting(), SamplingConfig(temperature=1.0, top_p=0.8, top_k=20)
     asked = EvaluationConfig(num_problems=4, samples_per_problem=1, temperature=0.7)
-    task = Streamed(0, 1)
+    task = NineProblems()
     result = evaluate(task, answering(task, sampler), asked, sampling, SingleRank())
     assert sampler.drawn == [(0.7, 0.8, 20, 1)]
     assert [result[name] for name in ("temperature", "top_p", "top_k")] == [0.7, 0.8, 20]
@@ -167,7 +145,7 @@ def test_an_evaluation_has_its_own_way_of_drawing_where_it_says_so():
     own = drawn_as(EvaluationConfig(temperature=0.6, top_p=0.95, top_k=0, max_tokens=256), training)
     assert own == SamplingConfig(temperature=0.6, top_p=0.95, top_k=0, max_tokens=256, stop=["Question:"])
     assert drawn_as(EvaluationConfig(), training) == training
-    task = Streamed(0, 1)
+    task = NineProblems()
     result = evaluate(task, answering(task), EvaluationConfig(num_problems=4, max_tokens=9), training, SingleRank())
     assert result["max_tokens"] == 9
 

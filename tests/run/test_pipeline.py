@@ -3,6 +3,9 @@
 import pytest
 
 from grpo.config import NormalizationConfig, TrainConfig
+from grpo.config.hydra import compose_config
+from grpo.config.validate import validate
+from grpo.run.assembly import part_weights
 from grpo.run.clocks import Clocks
 from grpo.run.pipeline import PROBED_PROMPTS, PROBED_TOKENS, build_pipeline
 from grpo.telemetry import Phases
@@ -56,3 +59,12 @@ def test_refill_replaces_the_groups_that_the_normalization_makes_nothing_of(sett
     collector, _ = build_pipeline(config, task, ScriptedSampler(), Alone(), Clocks(config, Phases()))
     plan = RoundPlan(group_size=4, refresh_interval=1, prompts_per_step=3)
     assert ids(collector.collect(plan, 9).groups) == kept
+
+
+def test_a_penalty_of_any_set_is_a_part_of_the_reward():
+    alike = ["task=mixed", "+task@task.sets.a=arithmetic", "+task@task.sets.b=arithmetic", "normalization=gdpo"]
+    config = compose_config([*alike, "task.sets.b.reward.overlong=soft", "task.sets.b.reward.overlong_buffer=8"])
+    validate(config)
+    # With normalization.parts=each only the parts that are named here become advantages.
+    weights = part_weights(compose_config(alike).task)
+    assert "overlong" not in weights and part_weights(config.task) == weights | {"overlong": 1.0}

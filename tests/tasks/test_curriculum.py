@@ -103,6 +103,13 @@ def test_annealing_goes_from_easy_to_hard():
     assert rates[4000:4400].mean() == pytest.approx(rates[7600:].mean(), abs=0.02)
 
 
+def test_annealing_asks_the_nearest_problems_where_none_is_near():
+    rates = [0.1, 0.1005, 0.2, 0.2005]
+    asked = Counter(order("anneal", rates=rates, easy=0.9, block=400, width=0.01).indices(0, 400).tolist())
+    # exp(−(0.7² − 0.6995²)/(2·0.01²)) = exp(−3.4987): the second nearest comes 12 times of 400.
+    assert asked[3] == pytest.approx(388, abs=1) and asked[2] == pytest.approx(12, abs=1)
+
+
 @pytest.mark.parametrize("name", ["uniform", "weighted", "anneal"])
 def test_an_order_depends_on_seed_and_position_only(name):
     whole = order(name, block=50).indices(0, 300)
@@ -118,6 +125,14 @@ def online(**settings):
 def test_online_asks_different_problems_until_it_has_learned_of_them():
     stream = online()
     assert sorted(stream.indices(0, 4).tolist() + stream.indices(4, 4).tolist()) == list(range(8))
+
+
+def test_a_look_at_the_first_prompts_changes_no_online_stream():
+    looked, untouched = online(), online()
+    looked.indices(0, 3)
+    # The run compares sampler and learner on the first prompts, and then sets the stream back.
+    assert looked.indices(0, 5).tolist() == untouched.indices(0, 5).tolist()
+    assert looked.indices(5, 5).tolist() == untouched.indices(5, 5).tolist()
 
 
 def test_online_follows_what_was_measured():

@@ -110,6 +110,19 @@ def test_every_set_has_its_own_prompt_and_reward(two_sets, tokenizer):
         assert [prompt.problem.source for prompt in task.held_out_prompts(4)] == ["plus", "minus"] * 2
 
 
+def test_without_held_out_problems_an_evaluation_asks_each_problem_once(two_sets, tokenizer):
+    two_sets.sets["plus"].data = DataConfig(source="arithmetic", size=5, held_out_fraction=0.0)
+    two_sets.sets["minus"].data.held_out_fraction = 0.0
+    two_sets.curriculum = CurriculumConfig(name="online")
+    with build(two_sets, tokenizer) as task:
+        names = [prompt.problem.problem_id for prompt in task.held_out_prompts(100_000)]
+        stream = task.next_prompts(task.num_problems)
+    assert len(names) == len({*names}) == task.num_problems
+    assert [name.partition("/")[0] for name in names[:12]] == ["plus", "minus"] * 5 + ["minus"] * 2
+    # The stream, which goes by weights, has some problems several times and others not at all.
+    assert len({prompt.problem.problem_id for prompt in stream}) < len(names)
+
+
 def test_a_mixed_stream_goes_on_where_it_stood(two_sets, tokenizer):
     two_sets.curriculum = CurriculumConfig(name="online")
     with build(two_sets, tokenizer) as task:
@@ -154,6 +167,12 @@ def test_a_column_with_a_value_for_each_row_is_no_source(tokenizer, write_rows):
 
 
 TWO = ["task=mixed", "+task@task.sets.a=tiny_arithmetic", "+task@task.sets.b=arithmetic"]
+BUFFER = ["task.sets.b.reward.overlong_buffer=8"]
+NEGATIVE = [
+    "task=arithmetic",
+    "task.data.source_column=kind",
+    "+task.reward.by_source={x: {parts: [{name: exact, weight: -1.0}]}}",
+]
 
 
 @pytest.mark.parametrize(
@@ -166,6 +185,12 @@ TWO = ["task=mixed", "+task@task.sets.a=tiny_arithmetic", "+task@task.sets.b=ari
         ([*TWO, "task.sets.a.data.seed=-1"], "task.sets.a: task.data.seed=-1 must not be negative"),
         ([*TWO, "task.sets.b.curriculum.name=online"], "task.sets.b: task.curriculum is that of all sets"),
         ([*TWO, "normalization=gdpo", "+task.sets.b.reward.parts=[{name: exact}]"], "all sets need the same parts"),
+        (
+            [*TWO, "normalization=maxrl", "task.sets.b.reward.signed=true"],
+            "divides by the mean reward, which has to be",
+        ),
+        ([*TWO, "normalization=maxrl", "task.sets.b.reward.overlong=soft", *BUFFER], "divides by the mean reward"),
+        (["normalization=maxrl", *NEGATIVE], "divides by the mean reward, which has to be positive"),
         (["+task.reward.by_source={x: {parts: [{name: exact}]}}"], "by_source needs task.data.source_column"),
         (["task.weight=5"], "task.weight=5 is read only where a task is one of several sets"),
         (["task=mixed"], r"task=mixed has no problems: add sets of problems with \+task@task.sets.NAME=TASK"),

@@ -159,6 +159,26 @@ def test_latex_that_only_the_grader_can_judge_is_told_once_or_refused(tokenizer,
         task.grade([group(prompt, completion("1"))])
 
 
+def test_a_problem_without_a_readable_answer_rewards_nobody_for_giving_none(tokenizer, tmp_path, caplog):
+    parts = [RewardPartConfig(name="math"), RewardPartConfig(name="format", weight=0.1)]
+    task_config = config(
+        parts=parts, extract="boxed", format_pattern="think", signed=True, overlong="soft", overlong_buffer=8
+    )
+    task_config.data = rows_file(tmp_path / "rows.jsonl", "{{{")
+    texts = [completion("I think 3", 9), completion("I think \\boxed{4}", 16), completion("no")]
+    with build(tokenizer, task_config) as task:
+        (prompt,) = task.next_prompts(1)
+        # Only the second completion has an answer that is compared with the problem's own.
+        (scored,) = task.grade([group(prompt, *texts)])
+    assert scored.rewards == (-1.0, -1.0, -1.0) and scored.silent
+    assert scored.included == (False, False, False)
+    assert [grade.outcome for grade in scored.grades] == ["unparsable"] * 3
+    assert "nothing is learned from them" in caplog.text
+    task_config.data.bad_rows = "refuse"
+    with build(tokenizer, task_config) as task, pytest.raises(UserError, match="1 answers cannot be parsed"):
+        task.grade([group(prompt, *texts)])
+
+
 def test_training_never_asks_what_is_held_out(tokenizer):
     with build(tokenizer, config(), seed=0) as task, build(tokenizer, config(), seed=1) as other:
         held_out = task.held_out_prompts(1000)
