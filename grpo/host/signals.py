@@ -3,10 +3,13 @@ terminal that is closed."""
 
 from __future__ import annotations
 
+import ctypes
+import math
 import os
 import signal
 import stat
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,20 +20,26 @@ EXIT_STOPPED, EXIT_BROKEN_OFF, EXIT_UNREAD = 128 + signal.SIGTERM, 128 + signal.
 # A process that was asked to stop has one of these codes, as `subprocess` shows them, whether it saved or not.
 STOPPED_CODES = (-signal.SIGTERM, -signal.SIGINT, EXIT_STOPPED, EXIT_BROKEN_OFF)
 LOOK_SECONDS = 0.2
+# One request may come as several signals: systemd, Slurm and `kill` on a group signal every process of a run, and the
+# launcher and torchrun pass theirs on. Signals within this many seconds after the first count as one request.
+TOGETHER_SECONDS = 3.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class StopRequest:
-    """A stop request counts the SIGTERM, SIGHUP and Ctrl-C signals that this process gets from now on.
+    """A stop request counts how often this process is asked to stop from now on, by SIGTERM, SIGHUP or Ctrl-C.
 
-    These signals no longer end the process. A SIGHUP that is ignored, as under nohup, stays ignored. With a `message`,
-    the first signal prints it and a second one ends the process at once.
+    Signals within `TOGETHER_SECONDS` count as one request. They no longer end the process. A SIGHUP that is ignored, as
+    under nohup, stays ignored. With a `message`, the first request prints it and a second one ends the process at once.
     """
 
     def __init__(self, message: str = ""):
-        self.count = 0
+        self.count, self._answered = 0, -math.inf
         self._message = message
+        self._asked = threading.Event()
         self._handle(self._request)
+        if message:
+            threading.Thread(target=self._end_at_the_next, daemon=True).start()
 
     def __call__(self) -> bool:
         """Tells whether there was a signal."""
@@ -44,12 +53,28 @@ class StopRequest:
         return self()
 
     def _request(self, number: int, frame: object) -> None:
+        now = time.monotonic()
+        if now < self._answered + TOGETHER_SECONDS:
+            return
+        self._answered = now
         self.count += 1
         if number == signal.SIGHUP:
             _leave_terminal()
         if self._message:
             print(self._message, file=sys.stderr)
-            self._handle(signal.SIG_DFL)
+            self._asked.set()
+
+    def _end_at_the_next(self) -> None:
+        """Makes the next signal after the first request end the process.
+
+        The C library does this, because Python's handlers never run while the main thread hangs in native code, and
+        only the main thread may ask Python for it.
+        """
+        self._asked.wait()
+        time.sleep(TOGETHER_SECONDS)
+        for number in SIGNALS:
+            if signal.getsignal(number) == self._request:
+                ctypes.CDLL(None).signal(int(number), int(signal.SIG_DFL))
 
     @staticmethod
     def _handle(handler) -> None:

@@ -9,31 +9,38 @@ import pytest
 from grpo.host.signals import SIGNALS, StopRequest, handled_as_before
 
 COUNTING = """
-import os, signal
-from grpo.host.signals import StopRequest
-stop = StopRequest({message!r})
-print(stop(), stop.count, flush=True)
-os.kill(os.getpid(), signal.SIGTERM)
-print(stop(), stop.count, flush=True)
-os.kill(os.getpid(), signal.SIGTERM)
-print(stop(), stop.count, flush=True)
+import os, signal, time
+from grpo.host import signals
+signals.TOGETHER_SECONDS = {together}
+stop = signals.StopRequest({message!r})
+for seconds in {pauses}:
+    time.sleep(seconds)
+    os.kill(os.getpid(), signal.SIGTERM)
+    print(stop(), stop.count, flush=True)
 """
 
 
-def stopped(message):
-    code = COUNTING.format(message=message)
+def stopped(message, pauses, together=0.3):
+    """Returns how a process ended that was signalled after each of these `pauses`, what it printed, and its errors."""
+    code = COUNTING.format(message=message, pauses=pauses, together=together)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     return done.returncode, done.stdout.split("\n")[:-1], done.stderr
 
 
 def test_requests_are_counted_and_end_nothing():
-    assert stopped("") == (0, ["False 0", "True 1", "True 2"], "")
+    assert stopped("", [0, 0.5]) == (0, ["True 1", "True 2"], "")
 
 
 def test_with_a_message_the_first_is_answered_and_the_second_ends_the_process():
-    code, printed, said = stopped("stopping after this round")
-    assert (code, said) == (-signal.SIGTERM, "stopping after this round\n")
-    assert printed == ["False 0", "True 1"]
+    code, printed, said = stopped("stopping after this round", [0, *[0.2] * 100])
+    assert (code, printed[0]) == (-signal.SIGTERM, "True 1")
+    assert said.startswith("stopping after this round\n")
+
+
+def test_signals_that_come_together_are_one_request():
+    """Slurm and systemd signal every process of a run, and then the launcher and torchrun pass their signals on."""
+    assert stopped("", [0, 0, 0], together=60) == (0, ["True 1"] * 3, "")
+    assert stopped("stopping", [0, 0, 0], together=60) == (0, ["True 1"] * 3, "stopping\n")
 
 
 HUNG_UP = """
