@@ -116,7 +116,8 @@ class AskingAhead:
         self._plan = plan
         # `cursor` may run ahead from here on. `_taken_cursor` stays with the groups that were taken.
         self._taken_cursor = self.cursor
-        if self._under_way:
+        # All ranks look around, or none: what is under way may be the prompts of some ranks only.
+        if self._task.cursor > self.cursor:
             self._look_around(self.cursor + plan.prompts_per_round)
         rounds = min(self._rounds_ahead + 1, (self._max_staleness + 1) // plan.refresh_interval)
         self._ask_until(min(rounds * plan.refresh_interval, steps_left) * plan.prompts_per_step)

@@ -159,6 +159,26 @@ def test_the_prompts_taken_are_the_same_on_every_number_of_ranks():
             assert {len(share[number][2]) for share in by_rank} == {8 // ranks}
 
 
+def test_ranks_agree_on_how_far_ahead_they_ask_when_only_some_have_prompts_under_way():
+    """Refilling takes any number of prompts. With one left, a rank that has none must not go on alone."""
+    rewards = [(1, 0), (1, 1), (1, 0), *[(1, 0)] * 40]
+
+    def four_rounds(collective):
+        task, sampler = ScriptedTask(rewards, collective.rank, collective.world_size), SlowSampler()
+        source = AskingAhead(task, sampler, collective, 3, GradingThread(task))
+        collector = RefillingCollector(source, RefillConfig(enabled=True), collective)
+        under_way, cursors = [], []
+        for _ in range(4):
+            cursors.append(collector.collect(PLAN, 100).cursor)
+            under_way.append(len(source._under_way))
+            sampler.policy_version += 1
+        return cursors, under_way
+
+    first, second = on_ranks(2, four_rounds)
+    assert (first[0], first[1][0], second[1][0]) == ([3, 5, 7, 9], 0, 1)
+    assert second[0] == first[0]
+
+
 def test_what_became_too_old_is_asked_again_and_comes_in_its_place():
     run = Run(max_staleness=1)
     wide = replace(PLAN, prompts_per_step=4)
