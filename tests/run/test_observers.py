@@ -134,7 +134,10 @@ def test_what_a_resumed_run_reads_back_is_what_the_task_was_told():
         recorder.after_round(FinishedRound(statistics, collected, progress, Verdict()))
         told.record_outcomes(outcomes(collected, SingleRank()), collected.cursor)
     assert told.learned == [({"p0": (3, 4), "p1": (0, 4)}, 2), ({"p2": (4, 8)}, 4)]
-    relearn(read, noted.rows)
+    # A run that was killed after its second round, and resumed after its first, takes the second one again.
+    relearn(read, noted.rows, step=1)
+    assert read.learned == told.learned[:1]
+    relearn(read, noted.rows[1:], step=2)
     assert read.learned == told.learned
 
 
