@@ -293,6 +293,21 @@ def test_a_run_killed_in_the_middle_of_its_schedule_continues_it(tmp_path):
     assert "replayed: 3 of 3 plans are those that the run followed" in replayed.stdout
 
 
+def test_a_round_whose_completions_could_not_be_written_is_taken_again(tmp_path):
+    """Its checkpoint must not be there already: a resumed run would leave the round's completions out."""
+    overrides = [*SMALL, "rollout.engine=transformers", "num_steps=2", "evaluation.num_problems=0"]
+    overrides += ["checkpoint.every_rounds=1", "tracking.completions=all", f"output_dir={tmp_path}"]
+    in_the_way = tmp_path / "completions" / ".writing-step-00000002-rank-0.parquet"
+    in_the_way.mkdir(parents=True)
+    failed = grpo("train", *overrides)
+    assert failed.returncode and "Is a directory" in failed.stderr, failed.stderr[-3000:]
+    in_the_way.rmdir()
+    resumed = grpo("train", *overrides, "checkpoint.resume=true")
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    files = sorted(path.name for path in (tmp_path / "completions").iterdir())
+    assert files == ["step-00000001-rank-0.parquet", "step-00000002-rank-0.parquet"]
+
+
 def test_a_run_that_loses_what_it_knew_goes_back_and_slows_down(tmp_path):
     ruinous = ["learner.learning_rate=0.03", "dynamics.refresh_interval=2", "num_steps=8", "checkpoint.keep_last=1"]
     watched = [

@@ -57,7 +57,7 @@ from grpo.telemetry import (
 )
 from grpo.types import MachineConstants, Progress, Verdict
 
-STOPPING = "stopping after this round, with a checkpoint; again to stop at once"
+STOPPING = "stopping after this round, with a checkpoint; again after some seconds to stop at once"
 
 
 def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: MachineConstants | None = None) -> int:
@@ -149,7 +149,9 @@ class Session:
         recorder = Recorder(self._collective, files, config.tracking.samples_per_round, peak, parts.sampler.cache_usage)
         export_step = self._clocks.between("export", self._writer.between_rounds)
         exporter = Exporter(config.checkpoint.export_every, self._output, export_step, tell)
-        own_observers = [evaluator, checkpointer, exporter, self._watch(files), *self._completion_files(progress.step)]
+        # Completions are on disk before the checkpoint from which a resumed run goes on: it does not sample them again.
+        completions = self._completion_files(progress.step)
+        own_observers = [*completions, evaluator, checkpointer, exporter, self._watch(files)]
         loop = Loop(parts, progress, verdict, recorder, [*own_observers, *observers])
         try:
             if not config.checkpoint.resume:
