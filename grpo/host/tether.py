@@ -43,6 +43,8 @@ IDLE_SECONDS = 10.0
 # A process that is suspended at two checks in succession is reported; the checks are this far apart.
 LOOK_SECONDS = 10.0
 PRIVATE = "a private folder"
+# The path of a socket has at most 107 bytes. The folder's own name takes 14 of them, and a socket's name in it 37.
+LONGEST_PLACE = 107 - 14 - 37
 
 
 def main(arguments: list[str]) -> int:
@@ -51,7 +53,7 @@ def main(arguments: list[str]) -> int:
     # The pipe is unbuffered, because a thread that waits in a buffered read would keep this process from ending.
     orders = open(0, "rb", buffering=0)  # noqa: SIM115
     environment = json.loads(orders.readline() or b"{}")
-    folders = {name: tempfile.mkdtemp(prefix="grpo-") for name, value in environment.items() if value == PRIVATE}
+    folders = {name: _private_folder() for name, value in environment.items() if value == PRIVATE}
     # Orphaned processes below the command become children of this process, so that it can find and end them.
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     child = subprocess.Popen(
@@ -72,6 +74,13 @@ def main(arguments: list[str]) -> int:
     for folder in folders.values():
         shutil.rmtree(folder, ignore_errors=True)
     return code if code >= 0 else 128 - code
+
+
+def _private_folder() -> str:
+    """Makes a folder that only this user can open, in the usual place, or in /tmp where sockets would have too long a
+    path in it, as below a batch job's TMPDIR."""
+    usual = tempfile.gettempdir()
+    return tempfile.mkdtemp(prefix="grpo-", dir=usual if len(os.fsencode(usual)) <= LONGEST_PLACE else "/tmp")
 
 
 def end_with_parent(number: int) -> None:

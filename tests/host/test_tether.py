@@ -2,6 +2,7 @@
 gone."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -132,6 +133,19 @@ def test_a_private_folder_is_nobody_elses_and_is_removed(killed):
         process.wait(20)
     assert process.returncode == (128 + signal.SIGKILL if killed else 0)
     assert not Path(folder).exists()
+
+
+def test_sockets_fit_into_a_private_folder_wherever_temporary_files_are_kept(tmp_path):
+    """vLLM names a socket by 36 characters, and the path of a socket may have 107."""
+    far = tmp_path / ("far" * 30)
+    far.mkdir()
+    program = "import os, socket; socket.socket(socket.AF_UNIX).bind(os.environ['FOLDER'] + '/' + 36 * 'x')"
+    command = [sys.executable, "-m", "grpo.host.tether", "1", "0", sys.executable, "-c", program]
+    environment = os.environ | {"TMPDIR": str(far)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=environment) as process:
+        process.stdin.write(json.dumps({"FOLDER": PRIVATE}) + "\n")
+        process.stdin.flush()
+        assert process.wait(20) == 0
 
 
 def test_killed_itself_it_leaves_nothing():
