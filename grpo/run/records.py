@@ -22,6 +22,7 @@ from grpo.telemetry import (
     WENT_BACK,
     JsonLines,
     JsonlTracker,
+    Outlasting,
     RunDisplay,
     Trackers,
     add_resumption,
@@ -39,12 +40,16 @@ from grpo.types import FinishedRound, RoundPlan
 
 
 def open_services(config: TrainConfig, collective: Collective, saved: Saved | None) -> Trackers:
-    """Opens the configured tracking services on the first rank, and no tracker on the other ranks. Collective."""
+    """Opens the configured tracking services on the first rank, and no tracker on the other ranks. Collective.
+
+    A service that fails later on does not end the run.
+    """
     output, step = Path(config.output_dir), saved.progress.step if saved else None
 
     def opened() -> Sequence[Tracker]:
         write_code(output)
-        return service_trackers(config.tracking, asdict(config), output, step)
+        trackers = service_trackers(config.tracking, asdict(config), output, step)
+        return [Outlasting(tracker, tracker.service) for tracker in trackers]
 
     return Trackers(on_first(collective, opened) or ())
 

@@ -8,7 +8,7 @@ profiler              traces of chosen rounds
 
 Where they go:
 json_lines, completions     files of JSON lines; completions as rows
-trackers              Weights & Biases, TensorBoard, MLflow
+trackers, outage      Weights & Biases, TensorBoard, MLflow; a run goes on when one of them fails
 console               the line of each round on the terminal
 code_version          which code ran
 ending, resumptions   how a run ended; where it was resumed
@@ -33,6 +33,7 @@ from grpo.telemetry.hardware import peak_tflops
 from grpo.telemetry.json_lines import JsonLines, JsonlTracker, Row, read_json_lines, read_metrics
 from grpo.telemetry.memory import peak_memory
 from grpo.telemetry.metrics import COUNTS, FIRST_COUNTS, REASON, WENT_BACK, flatten
+from grpo.telemetry.outage import Outlasting
 from grpo.telemetry.phases import Phases
 from grpo.telemetry.profiler import ProfiledRounds
 from grpo.telemetry.resumptions import KILLED, Resumption, add_resumption, forget_resumptions, read_resumptions
@@ -52,6 +53,7 @@ __all__ = [
     "Ending",
     "JsonLines",
     "JsonlTracker",
+    "Outlasting",
     "Phases",
     "ProfiledRounds",
     "Resumption",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import secrets
 import sqlite3
 import time
@@ -27,14 +28,14 @@ LONGEST_PARAMETER = 500
 
 def service_trackers(
     tracking: TrackingConfig, config: Mapping[str, Any], directory: Path, resume_step: int | None
-) -> list[Tracker]:
+) -> list[WandbTracker | TensorBoardTracker | MlflowTracker]:
     """Opens the trackers that `tracking` asks for. They keep their files in `directory`, the run's folder.
 
     Each tracker shows `config` and the contents of `code.json` in `directory`. With a `resume_step`, it continues the
     run that `directory` belongs to.
     """
     resume = resume_step is not None
-    trackers: list[Tracker] = []
+    trackers: list[WandbTracker | TensorBoardTracker | MlflowTracker] = []
     if tracking.wandb != "off":
         trackers.append(WandbTracker(config, tracking, directory, resume))
     if tracking.tensorboard:
@@ -50,6 +51,8 @@ class WandbTracker:
     `resume` continues the run that `directory` belongs to: its id is kept in `directory`. A run that crashed is shown
     as such. Raises `UserError` when wandb cannot start.
     """
+
+    service = "Weights & Biases"
 
     def __init__(
         self, config: Mapping[str, Any], tracking: TrackingConfig, directory: str | Path, resume: bool = False
@@ -111,15 +114,18 @@ class WandbTracker:
 class TensorBoardTracker:
     """This tracker writes event files in `directory`/tensorboard, for `tensorboard --logdir`.
 
-    A resumed run hides the events after `resume_step` that were written before it was killed. Raises `UserError` when
-    the package is not installed.
+    A resumed run hides the events after `resume_step` that were written before it was killed, a new run all earlier
+    events. Raises `UserError` when the package is not installed.
     """
+
+    service = "TensorBoard"
 
     def __init__(self, config: Mapping[str, Any], directory: str | Path, resume_step: int | None = None) -> None:
         _package("tensorboard", "tracking.tensorboard=false")
         from torch.utils.tensorboard import SummaryWriter
 
-        purge = None if resume_step is None else resume_step + 1
+        # A new run hides what an earlier one, which left no checkpoint, has written into the same folder.
+        purge = 0 if resume_step is None else resume_step + 1
         self._writer = SummaryWriter(str(Path(directory, "tensorboard")), purge_step=purge)
         if resume_step is None:
             self._writer.add_text("config", _fenced(json.dumps(config, indent=1)), 0)
@@ -147,6 +153,8 @@ class MlflowTracker:
     `tracking.mlflow` is a server's address, sqlite:///FILE or file:FOLDER. `resume` continues the run that `directory`
     belongs to. Raises `UserError` when the package is not installed or the server does not answer.
     """
+
+    service = "MLflow"
 
     def __init__(
         self, config: Mapping[str, Any], tracking: TrackingConfig, directory: str | Path, resume: bool = False
@@ -186,10 +194,7 @@ class MlflowTracker:
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
         now = int(time.time() * 1000)
-        # MLflow does not allow @ in a metric's name.
-        metrics = [
-            self._metric(name.replace("@", "_at_"), value, now, step) for name, value in _numbers(values).items()
-        ]
+        metrics = [self._metric(allowed_name(name), value, now, step) for name, value in _numbers(values).items()]
         self._client.log_batch(self._id, metrics)
 
     def evaluation(self, result: Mapping[str, Any], step: int) -> None:
@@ -201,6 +206,17 @@ class MlflowTracker:
 
     def close(self, failed: bool = False) -> None:
         self._client.set_terminated(self._id, "FAILED" if failed else "FINISHED")
+
+
+def allowed_name(name: str) -> str:
+    """Returns a metric's name with what MLflow does not allow in it replaced. A source of problems may have any name.
+
+    >>> allowed_name("evaluation/pass@4"), allowed_name("source/new (2025)/reward"), allowed_name("source/../share")
+    ('evaluation/pass_at_4', 'source/new _2025_/reward', 'source/__/share')
+    """
+    parts = re.sub(r"[^\w.\-/ ]", "_", name.replace("@", "_at_")).split("/")
+    # MLflow reads the name as a path, which has neither empty parts nor dots alone.
+    return "/".join("_" * max(1, len(part)) if part.strip(".") == "" else part for part in parts)
 
 
 def _require_database(uri: str) -> None:

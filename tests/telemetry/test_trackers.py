@@ -11,7 +11,7 @@ import time
 import pytest
 
 from grpo.config import TrackingConfig, UserError
-from grpo.telemetry import JsonlTracker, Trackers, read_metrics, service_trackers, write_code
+from grpo.telemetry import JsonlTracker, Outlasting, Trackers, read_metrics, service_trackers, write_code
 from grpo.telemetry.trackers import MlflowTracker, TensorBoardTracker, WandbTracker
 
 INTERVAL = {"value": 0.5, "low": 0.25, "high": 0.75}
@@ -196,6 +196,41 @@ def test_tensorboard_shows_rounds_evaluations_and_a_resumed_run_as_one(tmp_path)
     assert "groups/counts" not in shown
 
 
+def test_tensorboard_shows_a_new_run_without_what_an_earlier_one_left_in_its_folder(tmp_path):
+    for rates in ((0.1, 0.2, 0.3), (0.5,)):
+        tracker = TensorBoardTracker({}, tmp_path)
+        for step, rate in enumerate(rates):
+            tracker.log({"pass_rate": rate}, step)
+        tracker.close()
+    assert scalars(tmp_path)["pass_rate"] == [(0, 0.5)]
+
+
+class Refusing:
+    """This tracker fails in all calls, and counts them."""
+
+    calls = 0
+
+    def log(self, *arguments):
+        self.calls += 1
+        raise ConnectionError("the server\nis gone")
+
+    evaluation = samples = close = log
+
+
+def test_a_service_that_fails_is_told_of_once_and_ends_no_run(capsys):
+    refusing = Refusing()
+    tracker = Outlasting(refusing, "MLflow")
+    tracker.log({"pass_rate": 0.5}, 7)
+    tracker.evaluation(EVALUATION, 8)
+    tracker.samples([], 8)
+    tracker.close()
+    assert refusing.calls == 4
+    assert capsys.readouterr().err == (
+        "grpo: MLflow failed at step 7 (the server is gone): the run goes on and tries it again; the run's own files "
+        "hold all numbers\n"
+    )
+
+
 @pytest.mark.slow
 def test_mlflow_keeps_parameters_metrics_samples_and_code_of_one_run(tmp_path):
     import mlflow
@@ -205,7 +240,7 @@ def test_mlflow_keeps_parameters_metrics_samples_and_code_of_one_run(tmp_path):
     for resume in (False, True):
         tracker = MlflowTracker({"num_steps": 3, "learner": {"rate": 0.1}}, sums(uri), tmp_path, resume)
         step = 2 if resume else 1
-        tracker.log({"pass_rate": step / 4}, step)
+        tracker.log({"pass_rate": step / 4, "source//a (b), c/share": 1.0}, step)
         tracker.evaluation(EVALUATION, step)
         tracker.samples([{"text": "t"}], step)
         tracker.close()
@@ -214,6 +249,7 @@ def test_mlflow_keeps_parameters_metrics_samples_and_code_of_one_run(tmp_path):
     assert run.data.tags["night"] == "true"
     assert run.data.params == {"num_steps": "3", "learner.rate": "0.1"}
     assert run.data.metrics["evaluation/pass_at_4_high"] == 0.75
+    assert run.data.metrics["source/_/a _b__ c/share"] == 1.0
     assert [metric.value for metric in client.get_metric_history(run.info.run_id, "pass_rate")] == [0.25, 0.5]
     assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["code.json", "samples"]
     assert run.info.status == "FINISHED"
