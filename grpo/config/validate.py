@@ -19,6 +19,9 @@ from grpo.config.validate_loss import check_loss
 from grpo.config.validate_pipeline import check_pipeline
 from grpo.config.validate_task import check_task
 
+MLFLOW_WORDS = ("mlruns", "databricks")
+"""These words are MLflow's own: its usual folder, which need not be there yet, and its service."""
+
 
 def validate(config: TrainConfig, world_size: int = 1) -> None:
     """Raises UserError for the first thing that keeps this configuration from being trained."""
@@ -209,6 +212,7 @@ def _check_run(config: TrainConfig) -> None:
         "evaluation.suite comes besides held-out problems in training: set evaluation.num_problems above 0",
     )
     _check_source(config)
+    _check_mlflow(config.tracking.mlflow)
     kept = config.checkpoint
     _require(
         not kept.keep_every or (kept.every_rounds and kept.keep_every % kept.every_rounds == 0),
@@ -224,6 +228,15 @@ def _check_run(config: TrainConfig) -> None:
     )
     if config.checkpoint.resume and not saved:
         raise UserError(_nothing_to_resume(Path(config.output_dir)))
+
+
+def _check_mlflow(uri: str) -> None:
+    """Raises UserError for a tracking URI that is one word. MLflow would make a folder of that name."""
+    a_word = uri and ":" not in uri and "/" not in uri and uri not in MLFLOW_WORDS
+    _require(
+        not a_word or Path(uri).is_dir(),
+        f"tracking.mlflow={uri} is no address and no folder: give http://HOST:PORT, sqlite:///FILE or file:FOLDER",
+    )
 
 
 def _nothing_to_resume(output: Path) -> str:

@@ -5,7 +5,9 @@ No other module reads or sets them. Once torch.distributed runs, the `Collective
 
 from __future__ import annotations
 
+import ctypes
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo.config import TrainConfig, UserError
@@ -15,6 +17,11 @@ from grpo.host.network import LOOPBACK, free_port
 
 if TYPE_CHECKING:
     import torch
+
+
+NO_GPU = (
+    "device=cuda, but torch sees no GPU here: run `grpo doctor` to find out why, or set device=cpu to run without one"
+)
 
 
 def launched() -> bool:
@@ -89,6 +96,20 @@ def rank() -> int:
     return _number("RANK", 0)
 
 
+def refuse_missing_driver(config: TrainConfig) -> None:
+    """Raises `UserError` for device=cuda where torch cannot see a GPU, without importing torch.
+
+    CUDA, also within containers and Windows, needs the driver's library, which torch loads by this name. AMD's GPUs are
+    reached through /dev/kfd. Where either is there, `device` finds out more.
+    """
+    if config.device != "cuda" or Path("/dev/kfd").exists():
+        return
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        raise UserError(NO_GPU) from None
+
+
 def on_gpu(config: TrainConfig) -> bool:
     """Tells whether a run uses GPUs: with device=cuda, or with device=auto if torch sees a GPU."""
     import torch
@@ -102,11 +123,7 @@ def device(config: TrainConfig) -> torch.device:
 
     if not on_gpu(config):
         return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise UserError(
-            "device=cuda, but torch sees no GPU here: run `grpo doctor` to find out why, or set device=cpu to run "
-            "without one"
-        )
+    require(torch.cuda.is_available(), NO_GPU)
     chosen = torch.device("cuda", _number("LOCAL_RANK", 0))
     torch.cuda.set_device(chosen)
     return chosen

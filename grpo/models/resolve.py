@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from huggingface_hub import is_offline_mode
+from huggingface_hub import constants, is_offline_mode
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
@@ -63,6 +63,20 @@ def check_early(model: ModelConfig, needs_weights: bool = True) -> None:
         _check_files(directory, model, needs_weights)
     elif is_offline_mode() or not _may_be_on_hub(model.path):
         _download(model.path, model.revision, needs_weights)
+    else:
+        require_hub_cache()
+
+
+def require_hub_cache() -> None:
+    """Raises `UserError` when the folder that keeps what the hub sends is missing and cannot be made."""
+    folder = Path(constants.HF_HUB_CACHE)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{folder}, which keeps what the hub sends, cannot be made ({error.strerror}): set HF_HOME to a folder "
+            "that can be written"
+        ) from error
 
 
 def _require_path(model: ModelConfig) -> None:

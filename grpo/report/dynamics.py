@@ -58,7 +58,7 @@ def write_fit(path: Path, last_step: int | None = None, column: str | None = Non
     shown = analysed(read_log(path, column, scale), path, last_step)
     findings = advised(shown.log)
     console.print(laws_table(shown.identification))
-    for line in summary_lines(shown.identification, shown.ahead):
+    for line in (*shown.log.notes, *summary_lines(shown.identification, shown.ahead)):
         console.print(line, soft_wrap=True)
     print_findings(findings, shown.log, console)
     write_page(shown, findings, path if path.is_dir() else path.parent, console)

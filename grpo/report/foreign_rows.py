@@ -13,13 +13,15 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from grpo.config import UserError
+from grpo.config.errors import require
 from grpo.config.folder import METRICS_FILE
 from grpo.report.foreign_names import Row, is_number, numbers_of, step_of
 from grpo.telemetry import read_json_lines
@@ -30,6 +32,8 @@ PROBE_STEPS = "steps.parquet"
 # In a chart exported from Weights & Biases, this stands between a run's name and a metric's name.
 OF_RUN = " - "
 BOUNDS = ("__MIN", "__MAX")
+# A log is looked for in this many folders below the given one. No run has so many.
+MOST_FOLDERS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +74,25 @@ def read_rows(path: Path, column: str | None = None) -> ForeignRows:
 
 def _file_in(folder: Path) -> Path:
     """Returns the log in a folder: a file, or the folder itself if it holds TensorBoard's event files."""
-    states = folder.glob(f"**/{TRL_STATE}")
-    newest = max(states, key=lambda file: file.stat().st_mtime, default=None)
-    if newest:
-        return newest
+    files = list(_files_below(folder))
+    states = [file for file in files if file.name == TRL_STATE]
+    if states:
+        return max(states, key=lambda file: file.stat().st_mtime)
     if (folder / PROBE_STEPS).exists():
         return folder / PROBE_STEPS
-    if next(folder.rglob(EVENT_FILES), None):
+    if any(file.match(EVENT_FILES) for file in files):
         return folder
     raise UserError(f"{folder} has neither {METRICS_FILE}, {TRL_STATE}, {PROBE_STEPS} nor TensorBoard's event files")
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Yields all files in a folder and in those below it. Raises `UserError` when they are more than one run's."""
+    for count, (place, _, names) in enumerate(os.walk(folder)):
+        require(
+            count < MOST_FOLDERS,
+            f"{folder} has more than {MOST_FOLDERS:,} folders below it: give the folder of one run",
+        )
+        yield from (Path(place, name) for name in names)
 
 
 def _stepped(rows: Iterable[Any], max_steps: int = 0) -> ForeignRows:

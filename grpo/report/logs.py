@@ -18,9 +18,10 @@ from grpo.config.runs_within import refuse_several
 from grpo.dynamics.history import history_of, lag
 from grpo.dynamics.run_log import NOTHING, RunLog, Series
 from grpo.dynamics.scheduler import CHANGING
+from grpo.report.course import how_often
 from grpo.report.foreign_logs import columns, read_foreign
 from grpo.report.foreign_names import Row
-from grpo.telemetry import COUNTS, FIRST_COUNTS, REASON, WENT_BACK, read_metrics
+from grpo.telemetry import COUNTS, FIRST_COUNTS, REASON, WENT_BACK, read_metrics, read_resumptions
 
 
 def read_log(path: Path, column: str | None = None, scale: float = 1.0) -> RunLog:
@@ -119,7 +120,8 @@ def _read_ours(folder: Path) -> RunLog:
     errors = [(row["pass@1"]["high"] - row["pass@1"]["low"]) / 3.92 for row in evaluations if "low" in row["pass@1"]]
     held_out = Series(*np.array(scores, float).T) if scores else NOTHING
     log = log_of(read_run(folder), run_config(folder), held_out)
-    return replace(log, held_out_error=float(np.mean(errors)) if errors else 0.0)
+    notes = how_often(read_resumptions(folder))
+    return replace(log, notes=notes, held_out_error=float(np.mean(errors)) if errors else 0.0)
 
 
 def _timing(row: Mapping[str, Any]) -> tuple[int, int]:

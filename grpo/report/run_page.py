@@ -41,11 +41,16 @@ BANDS = {"none": "none right", "some": "below half right", "most": "half or more
 
 
 def write_run_page(
-    output: Path, metrics: Sequence[Row], evaluations: Sequence[Row], findings: Sequence[Finding]
+    output: Path,
+    metrics: Sequence[Row],
+    evaluations: Sequence[Row],
+    findings: Sequence[Finding],
+    left_out: Sequence[str] = (),
 ) -> Path:
     """Writes the page of the run in `output`, and returns its path.
 
-    `metrics` and `evaluations` are the rows of metrics.jsonl and evaluations.jsonl.
+    `metrics` and `evaluations` are the rows of metrics.jsonl and evaluations.jsonl, and `left_out` says which of these
+    evaluations are missing, in sentences.
     """
     resumptions = read_resumptions(output)
     verdict, curves = judge(metrics, evaluations), Curves(metrics, evaluations, resumed_at(resumptions))
@@ -57,7 +62,7 @@ def write_run_page(
     said = [f"The run {beginning}.", page.sentence(reason), *verdict.lines] if failed else [*verdict.lines]
     if not failed:
         said += unfinished("The run", state)
-    said += how_often(resumptions)
+    said += [*how_often(resumptions), *left_out]
     first, *others = (partial(panel, run=curves) for panel in panels_of(curves))
     page.write_page(
         "run.html",

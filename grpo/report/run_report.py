@@ -15,7 +15,7 @@ from grpo.report.curves import plot_run
 from grpo.report.dynamics import analysed, print_findings, write_page
 from grpo.report.logs import read_log, run_config
 from grpo.report.run_page import write_run_page
-from grpo.report.summary import samples_table, summary_table, write_markdown
+from grpo.report.summary import comparable, samples_table, summary_table, write_markdown
 from grpo.report.verdict import judge
 from grpo.telemetry import read_metrics, read_resumptions
 
@@ -30,12 +30,12 @@ def write_report(output: Path, exported: Path | None, console: Terminal | None =
     console = console or Terminal()
     metrics = read_metrics(output / METRICS_FILE)
     evaluations_path = output / EVALUATIONS_FILE
-    evaluations = read_metrics(evaluations_path) if evaluations_path.exists() else []
+    evaluations, left_out = comparable(read_metrics(evaluations_path) if evaluations_path.exists() else [])
     config = run_config(output) if (output / CONFIG_FILE).exists() else {}
     ended = f"{run_name(output)}: {standing(output, metrics, config)}"
     require(bool(metrics), f"{ended}; it has finished no round, so there is nothing to report on")
     console.print(ended, soft_wrap=True)
-    for line in how_often(read_resumptions(output)):
+    for line in (*how_often(read_resumptions(output)), *left_out):
         console.print(line, soft_wrap=True)
     plot_run(metrics, evaluations, output / CURVES_FILE)
     written = []
@@ -55,7 +55,7 @@ def write_report(output: Path, exported: Path | None, console: Terminal | None =
     # The curve may be shorter than the run, since it begins anew after the run went back to an earlier policy.
     if len(log.history) >= FEWEST_POINTS:
         write_page(analysed(log, output), findings, output, console)
-    page = write_run_page(output, metrics, evaluations, findings)
+    page = write_run_page(output, metrics, evaluations, findings, left_out)
     written += [f"curves  {output / CURVES_FILE}", f"report  {page}  (opens in a browser)"]
     written += [f"model   {exported}  (loads in transformers and in vLLM)"] if exported else []
     console.print("\n".join(written), soft_wrap=True)

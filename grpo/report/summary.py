@@ -118,9 +118,40 @@ def check_comparable(before: Evaluation, after: Evaluation) -> None:
         raise UserError(
             f"the evaluations differ in {name} ({old} and {new}): evaluate both with the same evaluation settings"
         )
-    ids = [{row["problem_id"] for row in side["per_problem"]} for side in (before, after)]
-    if ids[0] != ids[1]:
+    if not _same_problems(before, after):
         raise UserError("the evaluations asked different problems: evaluate both with the same task.data")
+
+
+def _same_problems(before: Evaluation, after: Evaluation) -> bool:
+    """Tells whether two evaluations asked the same questions and took the same answers for right ones.
+
+    Evaluations by earlier versions lack questions and answers. Their problems are known by their ids alone.
+    """
+    old, new = ({row["problem_id"]: row for row in side["per_problem"]} for side in (before, after))
+    return old.keys() == new.keys() and all(
+        None in (texts := (old[name].get(text), new[name].get(text))) or texts[0] == texts[1]
+        for name in old
+        for text in ("question", "answer")
+    )
+
+
+def comparable(evaluations: Sequence[Evaluation]) -> tuple[list[Evaluation], list[str]]:
+    """Returns those evaluations of a run that can be compared with its last one, and a sentence on the others, if any.
+
+    Others come about when a run is resumed with other problems, or with other settings of the evaluation.
+    """
+    kept, reason = [], ""
+    for evaluation in evaluations:
+        try:
+            check_comparable(evaluation, evaluations[-1])
+            kept.append(evaluation)
+        except UserError as error:
+            reason = str(error).partition(":")[0]
+    left_out = len(evaluations) - len(kept)
+    if not left_out:
+        return kept, []
+    those = f"{left_out} earlier evaluations are" if left_out > 1 else "1 earlier evaluation is"
+    return kept, [f"{those} left out, since {reason}."]
 
 
 def unlike(evaluations: Sequence[Evaluation]) -> dict[str, list[Any]]:

@@ -43,8 +43,11 @@ def check(command: str, config: TrainConfig) -> None:
         named = command in ("eval", "solve-rates") and config.model.path
         model = replace(config.model, source="huggingface") if named else config.model
         models.check_early(model, needs_weights=not config.dry_run)
+        if any(of_set.data.source == "hub" for task in (config.task, *suite) for of_set in task.all_sets.values()):
+            models.require_hub_cache()
         servers = config.rollout.servers
         if not config.dry_run:
+            ranks.refuse_missing_driver(config)
             require_writable(Path(config.output_dir))
         if not config.dry_run and ranks.rank() == 0 and (command == "serve" or starts_servers(config)):
             require_free(servers.host, server_ports(servers), "rollout.servers")

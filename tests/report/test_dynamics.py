@@ -15,6 +15,7 @@ from grpo.report.dynamics_panels import draw_gradient_mass, draw_reward, panels
 from grpo.report.dynamics_tables import SHAPES, forecast_numbers
 from grpo.report.logs import read_log
 from grpo.tasks.solve_rates import read_solve_rates
+from grpo.telemetry import KILLED, Resumption, add_resumption
 from tests.report.runs import trl_log, verl_log, write_run
 from tests.report.structure import assert_well_made, complaints
 
@@ -22,12 +23,15 @@ from tests.report.structure import assert_well_made, complaints
 @pytest.mark.slow
 def test_a_run_is_fitted_told_drawn_and_made_a_page(tmp_path, capsys):
     write_run(tmp_path, 100)
+    add_resumption(tmp_path, Resumption(40, "step-00000040", 43, KILLED))
     assert main(["dynamics", "fit", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "exponential" in printed and "shape of the curve: " in printed
     assert "forecast for step 200: pass rate 0.8" in printed
     assert (tmp_path / "dynamics.png").stat().st_size > 10_000
     page = (tmp_path / "dynamics.html").read_text()
+    said = "The run was resumed after step 40: it had been killed"
+    assert said in printed and said in page
     # The first chart is there twice: over the whole width, and for a phone.
     assert page.count("<figure") == 7
     assert_well_made(page)

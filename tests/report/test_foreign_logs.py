@@ -56,6 +56,15 @@ def test_event_files_are_read_as_one_run(tmp_path):
     assert len(read_log(tmp_path / "runs" / "b")["pass_rate"]) == 3
 
 
+def test_a_folder_of_much_more_than_a_run_is_refused_before_all_of_it_is_searched(tmp_path, monkeypatch):
+    monkeypatch.setattr("grpo.report.foreign_rows.MOST_FOLDERS", 3)
+    (tmp_path / "a" / "b" / "c").mkdir(parents=True)
+    with pytest.raises(UserError, match=f"{tmp_path} has more than 3 folders below it: give the folder of one run"):
+        read_log(tmp_path)
+    with pytest.raises(UserError, match="has neither metrics.jsonl, trainer_state.json"):
+        read_log(tmp_path / "a")
+
+
 def test_a_chart_exported_from_weights_and_biases_is_one_run(tmp_path):
     path = tmp_path / "chart.csv"
     head = '"train/global_step","good - v2 - train/reward","good - v2 - train/reward__MIN","good - v2 - train/kl"'

@@ -12,6 +12,8 @@ from grpo.config.run import TrainConfig
 from grpo.report.course import how_often, resumed_at, resumptions_table, standing
 from grpo.report.logs import run_config
 from grpo.report.run_page import about, run_tables, settings, shown_groups
+from grpo.report.run_report import write_report
+from grpo.report.summary import comparable
 from grpo.report.verdict import judge
 from grpo.telemetry import (
     FAILED,
@@ -83,6 +85,31 @@ def test_evaluations_that_asked_something_else_are_not_compared():
         judge(metrics(0.2, 0.4), [before, after | {"temperature": 0.5}])
     with pytest.raises(UserError, match="the evaluations asked different problems"):
         judge(metrics(0.2, 0.4), [before, evaluation(2, [0.75] * 29) | {"problems": 30}])
+
+
+def test_of_a_run_resumed_with_other_problems_those_evaluations_are_compared_that_can_be(tmp_path, capsys):
+    def asked(step, sums):
+        result = evaluation(step, [0.5] * len(sums))
+        texts = [{"question": f"{a} + {a} =", "answer": str(2 * a), "completion": "2"} for a in sums]
+        rows = [row | text for row, text in zip(result["per_problem"], texts, strict=True)]
+        counts = {"truncated_fraction": 0.0, "mean_length": 3.0, "pass@k": {"1": result["pass@1"]}, "maj@k": None}
+        return result | counts | {"per_problem": rows}
+
+    write_run(tmp_path, rounds=9)
+    # The problems' ids are those of rows, which another order of the file gives to others.
+    rows = [asked(0, [1, 2, 3]), asked(3, [3, 2, 1]), asked(6, [3, 2, 1]), asked(9, [3, 2, 1])]
+    for row in rows:
+        del row["maj@k"]
+    (tmp_path / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_report(tmp_path, None)
+    said = "1 earlier evaluation is left out, since the evaluations asked different problems."
+    printed = capsys.readouterr().out
+    assert said in printed and "step 3" in printed
+    assert said in (tmp_path / "report.html").read_text()
+    assert comparable(rows[1:]) == (rows[1:], [])
+    kept, told = comparable([*rows, asked(9, [3, 2, 1]) | {"temperature": 0.5}])
+    assert [row["temperature"] for row in kept] == [0.5]
+    assert told == ["4 earlier evaluations are left out, since the evaluations differ in temperature (1.0 and 0.5)."]
 
 
 def test_a_run_whose_weights_never_changed_learned_nothing_whatever_chance_says():

@@ -63,6 +63,28 @@ def test_a_hub_model_is_looked_for_early_only_without_a_network(monkeypatch, cap
     check_early(ModelConfig(path="me/mine"))
 
 
+@pytest.mark.parametrize("words", [["eval", "model.path=me/mine"], ["train", "experiment=tiny", "task=gsm8k"]])
+def test_a_cache_of_the_hub_that_cannot_be_made_is_told_early(words, monkeypatch, capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    resolving = sys.modules["grpo.models.resolve"]
+    monkeypatch.setattr(resolving, "is_offline_mode", lambda: False)
+    monkeypatch.setattr(resolving.constants, "HF_HUB_CACHE", f"{tmp_path}/file/hub")
+    words = [*words, "task.prompt.max_tokens=8", "model.max_length=64", "rollout.sampling.max_tokens=8"]
+    monkeypatch.setattr("grpo.cli.working", None)
+    assert main(words) == 2
+    assert "/file/hub, which keeps what the hub sends, cannot be made (Not a directory)" in capsys.readouterr().err
+
+
+def test_a_missing_gpu_is_told_before_torch_is_imported(monkeypatch, capsys):
+    def missing(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr("grpo.host.ranks.ctypes.CDLL", missing)
+    monkeypatch.setattr("grpo.cli.working", None)
+    assert main(["train", "experiment=tiny", "device=cuda"]) == 2
+    assert "device=cuda, but torch sees no GPU here: run `grpo doctor`" in capsys.readouterr().err
+
+
 def test_a_port_that_is_taken_is_named_before_a_server_starts():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -87,6 +109,7 @@ def test_a_command_without_its_words_speaks_from_a_process_without_torch():
     ("words", "message"),
     [
         (["output_dir=/dev/null/x"], "output_dir=/dev/null/x cannot be written to, since /dev/null is no folder"),
+        (["tracking.mlflow=nonsense"], "tracking.mlflow=nonsense is no address and no folder: give http://HOST:PORT"),
         (["output_dir=/"], "output_dir=/ would mix the run's files with others"),
         ([f"num_steps={'9' * 400}"], "num_steps=99999999999999999999… must be below 2^63"),
         (["task.reward.workers=100000"], "task.reward.workers=100000 asks for as many processes, and this machine has"),
