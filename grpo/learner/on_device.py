@@ -16,10 +16,11 @@ def spoil_unless(fine: torch.Tensor, logprobs: torch.Tensor) -> None:
 
 
 def to_device(micro: MicroBatch, device: torch.device) -> MicroBatch:
-    """Returns the same micro-batch with every tensor on `device`."""
+    """Returns the same micro-batch with every tensor on `device` but the predictors, which the host still reads (see
+    `grpo.learner.policy`)."""
     tensors = {
         field.name: value.to(device, non_blocking=True)
         for field in dataclasses.fields(micro)
-        if isinstance(value := getattr(micro, field.name), torch.Tensor)
+        if isinstance(value := getattr(micro, field.name), torch.Tensor) and field.name != "predictors"
     }
     return dataclasses.replace(micro, **tensors)

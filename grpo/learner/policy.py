@@ -32,6 +32,8 @@ class LogprobHead(nn.Module):
         self._rule = rule
 
     def forward(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        # Some models add up their layers in float32 whatever the precision of their weights (Mamba 2).
+        hidden = hidden.to(self.weight.dtype)
         return token_logprobs(hidden, self.weight, targets, temperature, self._chunk, self.bias, self._rule)
 
 
@@ -69,7 +71,8 @@ class Policy(nn.Module):
             hidden = self._hidden(micro.token_ids, micro.position_ids, micro.trees)
         else:
             hidden = self._hidden_one_by_one(micro)
-        return self.head(hidden[micro.predictors], micro.targets, temperature)
+        predictors = micro.predictors.to(hidden.device, non_blocking=True)
+        return self.head(hidden[predictors], micro.targets, temperature)
 
     def _shared(self, micro: MicroBatch, temperature: float, together: SequenceGroup) -> tuple[Tensor, Tensor]:
         """Returns log-probabilities and entropies of all targets of a row that several ranks compute together. This
@@ -77,8 +80,11 @@ class Policy(nn.Module):
         token_ids, position_ids, trees = together.padded(micro)
         own = together.share(len(token_ids))
         hidden = self._hidden(token_ids[own], position_ids[own], trees)
+        # The predictors are in main memory. A device could say how many are this rank's only when it has come so far.
         place = ((micro.predictors >= own.start) & (micro.predictors < own.stop)).nonzero().squeeze(1)
-        own_values = self.head(hidden[micro.predictors[place] - own.start], micro.targets[place], temperature)
+        predictors = (micro.predictors[place] - own.start).to(hidden.device, non_blocking=True)
+        place = place.to(hidden.device, non_blocking=True)
+        own_values = self.head(hidden[predictors], micro.targets[place], temperature)
         logprobs, entropies = (together.whole(values, place, len(micro.targets)) for values in own_values)
         return logprobs, entropies
 
@@ -107,8 +113,10 @@ class Policy(nn.Module):
             place[row] = torch.arange(len(row)) + number * longest
         device = micro.token_ids.device
         decoder = base_model(self.language_model).get_decoder()
-        output = decoder(input_ids=micro.token_ids[index.to(device)], use_cache=False)
-        return output.last_hidden_state.flatten(0, 1)[place.to(device)]
+        # An index in main memory, or a copy that blocks, would make the host wait for the device.
+        index, place = (tensor.to(device, non_blocking=True) for tensor in (index, place))
+        output = decoder(input_ids=micro.token_ids[index], use_cache=False)
+        return output.last_hidden_state.flatten(0, 1)[place]
 
 
 def _frozen(policy: nn.Module) -> set[str]:

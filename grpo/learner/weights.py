@@ -31,16 +31,18 @@ class MergeLoss:
     Small changes vanish between two neighbouring numbers of bfloat16. 0 means that nothing is lost, 1 that all is.
     """
 
-    lost: float = 0.0
-    change: float = 0.0
+    # Sums stay on the device until somebody asks for the value.
+    lost: Tensor | float = 0.0
+    change: Tensor | float = 0.0
 
     def add(self, whole: Tensor, rounded: Tensor, delta: Tensor) -> None:
-        self.lost += float((whole - rounded).double().square().sum())
-        self.change += float(delta.double().square().sum())
+        self.lost = self.lost + (whole - rounded).double().square().sum()
+        self.change = self.change + delta.double().square().sum()
 
     @property
     def value(self) -> float:
-        return (self.lost / self.change) ** 0.5 if self.change else 0.0
+        lost, change = float(self.lost), float(self.change)
+        return (lost / change) ** 0.5 if change else 0.0
 
 
 def weight_buckets(

@@ -62,7 +62,9 @@ def both_sums(tensor: Tensor) -> tuple[int, int]:
     by_column = (_mixed(torch.arange(rows.shape[1], device=rows.device)) >> 40 & 0x7FFF) | 1
     by_row = _mixed(torch.arange(len(rows), device=rows.device) + 2**20)
     plain, weighed = _row_sums(rows, by_column)
-    return int(plain.sum()), int((weighed * by_row).sum())
+    # A device is waited for once.
+    whole, placed = torch.stack([plain.sum(), (weighed * by_row).sum()]).tolist()
+    return whole, placed
 
 
 def _row_sums(rows: Tensor, by_column: Tensor) -> tuple[Tensor, Tensor]:

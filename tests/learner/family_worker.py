@@ -35,6 +35,7 @@ SCALE, EPSILON = 1e4, 1e6
 # (layout, tokens per micro-batch): one row, two or three rows, four or more.
 CUTS = (("shared", 10_000), ("shared", 50), ("packed", 25))
 WEIGHTS = {"right": 1.0, "form": 0.5}
+CPU = torch.device("cpu")
 
 
 def selecting(choice, **settings):
@@ -115,10 +116,10 @@ def weights(learner):
     return {name: tensor.clone() for bucket in learner.weight_buckets() for name, tensor in bucket}
 
 
-def changes_of(model, together, precision, cuts):
+def changes_of(model, together, precision, cuts, device=CPU):
     """Returns the change of all weights by one step for each member of the family and each cut into rows."""
     config = config_for(together, precision)
-    learner = DeepSpeedLearner(config, model, torch.device("cpu"))
+    learner = DeepSpeedLearner(config, model, device)
     folder = learner.collective.gather(tempfile.mkdtemp())[0]
     learner.save(folder)
     before, changes = weights(learner), {}
