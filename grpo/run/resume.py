@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +98,13 @@ def _resumption(config: TrainConfig, old: TrainConfig, checkpoint: Path, step: i
     return Resumption(step, checkpoint.name, reached, *how, changed)
 
 
-def relearn(task: Task, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Passes the outcomes of all earlier rounds, read from `prompts.jsonl`, to the task.
+def relearn(task: Task, rows: Iterable[Mapping[str, Any]], step: int) -> None:
+    """Passes the outcomes of the rounds up to `step`, read from `prompts.jsonl`, to the task.
 
-    An online curriculum is then in the state in which the run was saved.
+    An online curriculum is then in the state in which the run was saved at that step. The file may hold later rounds,
+    which a killed run took after its last checkpoint and which come again.
     """
-    for row in rows:
+    for row in takewhile(lambda row: row["step"] <= step, rows):
         task.record_outcomes(by_problem(zip(row["prompt_ids"], row["correct"], strict=True)), row["cursor"])
 
 
@@ -123,5 +125,6 @@ def resumed(config: TrainConfig, saved: Saved, parts: LoopParts, store: Checkpoi
     if collective.rank == 0 and before != now:
         print(f"  prompts per step: {before} → {now} on {collective.world_size} ranks")
     # Every rank reads the rounds before from the log that the first one has.
-    relearn(parts.task, from_first(collective, lambda: read_metrics(Path(config.output_dir) / PROMPTS_FILE)))
+    rows = from_first(collective, lambda: read_metrics(Path(config.output_dir) / PROMPTS_FILE))
+    relearn(parts.task, rows, progress.step)
     return progress, parts.scheduler.judge(progress.step, progress.scheduler)

@@ -1,3 +1,4 @@
+import json
 import re
 from contextlib import suppress
 from dataclasses import replace
@@ -6,10 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from grpo.config import CheckpointConfig, EvaluationConfig, UserError
-from grpo.config.folder import checkpoints_in
+from grpo.config import CheckpointConfig, EvaluationConfig, TrainConfig, UserError
+from grpo.config.folder import PROMPTS_FILE, checkpoints_in
 from grpo.config.saved import read_state
 from grpo.dynamics.findings import Finding
+from grpo.dynamics.scheduler import build_scheduler
 from grpo.measure import outcomes
 from grpo.rollout.collect import PlainCollector
 from grpo.run.checkpoints import CheckpointStore
@@ -17,7 +19,7 @@ from grpo.run.exporting import Exporter
 from grpo.run.going_back import GoingBack
 from grpo.run.observers import Checkpointer, Evaluator, Watch
 from grpo.run.records import Recorder, RecordFiles
-from grpo.run.resume import relearn
+from grpo.run.resume import Saved, relearn, resumed
 from grpo.types import Collected, FinishedRound, Mean, Progress, RoundPlan, RoundStatistics, Verdict
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, asking
 
@@ -134,8 +136,27 @@ def test_what_a_resumed_run_reads_back_is_what_the_task_was_told():
         recorder.after_round(FinishedRound(statistics, collected, progress, Verdict()))
         told.record_outcomes(outcomes(collected, SingleRank()), collected.cursor)
     assert told.learned == [({"p0": (3, 4), "p1": (0, 4)}, 2), ({"p2": (4, 8)}, 4)]
-    relearn(read, noted.rows)
+    relearn(read, noted.rows, step=2)
     assert read.learned == told.learned
+
+
+def test_a_run_killed_after_its_checkpoint_learns_nothing_of_the_rounds_that_come_again(tmp_path):
+    config = TrainConfig(output_dir=str(tmp_path))
+    rows = [
+        {"step": step, "cursor": 2 * step, "prompt_ids": [f"p{step}@0"], "correct": [[1, 4]]} for step in range(1, 6)
+    ]
+    (tmp_path / PROMPTS_FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task, loaded, scheduler = Lessons(), [], build_scheduler(config, 1)
+    plan, _ = scheduler.init()
+    progress = Progress(3, 3, 6, plan, {"spent": {}, "inner": None})
+    parts = SimpleNamespace(
+        task=task, learner=SimpleNamespace(load=loaded.append), collective=SingleRank(), scheduler=scheduler
+    )
+    store = SimpleNamespace(restore_rng=loaded.append)
+    resumed(config, Saved(tmp_path, config, progress, None), parts, store)
+    # The checkpoint is that of step 3; the log goes on to step 5.
+    assert task.learned == [({f"p{step}": (1, 4)}, 2 * step) for step in (1, 2, 3)]
+    assert task.cursor == 6
 
 
 def test_the_last_checkpoint_has_the_score_of_its_policy(tmp_path):
