@@ -16,7 +16,7 @@ from grpo.config import BudgetConfig, RefillConfig
 from grpo.interfaces import Collective, Sampler, Task
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.rollout.group_source import Source
-from grpo.types import Collected, RoundPlan, ScoredGroup
+from grpo.types import Collected, RolloutGroup, RoundPlan, ScoredGroup
 
 Item = TypeVar("Item")
 
@@ -145,8 +145,8 @@ def dealt(places: Sequence[int], ranks: int) -> dict[int, int]:
 class BudgetedCollector:
     """Collects groups of unequal size, and gives more completions to prompts from which more can be learned.
 
-    Each prompt first gets a few completions (`pilot`). `spread` then allots the rest of the round's completions. A rank
-    never asks for more than prompts × G completions.
+    Each prompt first gets a few completions (`pilot`). `spread` then allots the rest of the round's completions. A
+    group that gets more is graded again as a whole. A rank never asks for more than prompts × G completions.
     """
 
     def __init__(
@@ -174,10 +174,18 @@ class BudgetedCollector:
         further = self._spread(everyone, mine, (plan.group_size - first) * len(prompts))
         again = [index for index, count in enumerate(further) if count]
         chosen, sizes = [prompts[index] for index in again], [further[index] for index in again]
-        second_groups = sampled_and_graded(self._sampler, self._grading, chosen, sizes, first_sample=first)
+        earlier = [looked[index].group for index in again]
+        larger = sampled_and_graded(
+            self._sampler,
+            self._grading,
+            chosen,
+            sizes,
+            first_sample=first,
+            whole=lambda place, group: _joined(earlier[place], group),
+        )
         self._sampler.sleep()
-        for index, group in zip(again, second_groups, strict=True):
-            looked[index] = _joined(looked[index], group)
+        for index, group in zip(again, larger, strict=True):
+            looked[index] = group
         steps = in_steps(looked, plan.num_batches)
         return Collected(steps, tuple(looked), plan, self._task.cursor, asked_first=first)
 
@@ -185,10 +193,11 @@ class BudgetedCollector:
         """Does nothing, because nothing is sampled ahead."""
 
 
-def _joined(first: ScoredGroup, second: ScoredGroup) -> ScoredGroup:
+def _joined(first: RolloutGroup, second: RolloutGroup) -> RolloutGroup:
     """Joins the completions of two groups of one prompt."""
-    completions = first.group.completions + second.group.completions
-    oldest = min(first.group.oldest_version, second.group.oldest_version)
-    newest = max(first.group.newest_version, second.group.newest_version)
-    group = replace(first.group, completions=completions, oldest_version=oldest, newest_version=newest)
-    return ScoredGroup(group, first.grades + second.grades, first.included + second.included)
+    return replace(
+        first,
+        completions=first.completions + second.completions,
+        oldest_version=min(first.oldest_version, second.oldest_version),
+        newest_version=max(first.newest_version, second.newest_version),
+    )

@@ -92,18 +92,22 @@ def sampled_and_graded(
     group_size: int | Sequence[int],
     sampling: SamplingConfig | None = None,
     first_sample: int = 0,
+    whole: Callable[[int, RolloutGroup], RolloutGroup] = lambda place, group: group,
 ) -> list[ScoredGroup]:
     """Samples as `Sampler.generate` does, and grades each group as soon as it is complete.
 
-    When a reward takes all groups at once, all are graded in one call after the last group is complete.
+    When a reward takes all groups at once, all are graded in one call after the last group is complete. `whole` takes
+    the place of a prompt and its sampled group, and returns the group to grade: one that was sampled in two turns has
+    the completions of the first turn too, since a reward may compare the completions of a group.
     """
     if grading.together:
-        groups = sampler.generate(prompts, group_size, sampling, first_sample)
+        sampled = sampler.generate(prompts, group_size, sampling, first_sample)
+        groups = [whole(place, group) for place, group in enumerate(sampled)]
         return grading.results(grading.grade_all(groups) if groups else [])
     begun: dict[int, Future[Graded]] = {}
 
     def begin(place: int, group: RolloutGroup) -> None:
-        begun[place] = grading.grade(group)
+        begun[place] = grading.grade(whole(place, group))
 
     groups = sampler.generate(prompts, group_size, sampling, first_sample, begin)
     return grading.results([begun[place] for place in range(len(groups))])

@@ -21,7 +21,7 @@ from grpo.rollout.collect import BudgetedCollector, PlainCollector, RefillingCol
 from grpo.rollout.grading_thread import GradingThread
 from grpo.rollout.group_source import Asking, AskingAhead, Source
 from grpo.run.clocks import Beside, Clocks, Timed
-from grpo.tasks.own_rewards import NO_ROUND
+from grpo.tasks.own_rewards import IN_TWO_TURNS, NO_ROUND
 from grpo.types import ScoredGroup
 from grpo.weight_sync.refresh import CheckedSync, Probe
 
@@ -80,6 +80,7 @@ def _build_collector(
     """Builds the collector that the config asks for: plain, with silent groups refilled, or with a rollout budget."""
     budget = config.rollout.budget
     if budget.enabled:
+        require(not task.grades_together, IN_TWO_TURNS)
         exponent, mean_exponent = config.normalization.dials
         spread = partial(further_tries, largest=budget.largest, exponent=exponent, mean_exponent=mean_exponent)
         return BudgetedCollector(task, sampler, grading, budget, collective, spread)

@@ -190,6 +190,12 @@ NO_ROUND = (
     "pipeline=off or pipeline=one_round, or write it as f(completion, answer, metadata) or f(completions, **columns)"
 )
 """This is the error where a batch reward cannot get all groups of a round."""
+IN_TWO_TURNS = (
+    "task.reward.parts: f(groups) takes all groups of a round, and rollout.budget.enabled=true asks for their "
+    "completions in two turns: set it to false, or write it as f(completion, answer, metadata) or "
+    "f(completions, **columns)"
+)
+"""This is the error where the groups of a round are not whole when some of them are graded."""
 
 Part = Function | CompletionReward | TogetherReward | GroupReward | BatchReward
 

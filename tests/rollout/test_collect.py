@@ -9,7 +9,7 @@ import pytest
 from grpo.config import BudgetConfig, RefillConfig
 from grpo.rollout.collect import BudgetedCollector, PlainCollector, RefillingCollector
 from grpo.rollout.grading_thread import GradingThread
-from grpo.types import RoundPlan
+from grpo.types import Grade, RoundPlan, ScoredGroup
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, asking, ids, on_ranks
 
 MIXED, RIGHT, WRONG = (1, 0), (1, 1), (0, 0)
@@ -133,6 +133,24 @@ def test_a_budget_asks_a_few_times_and_the_rest_where_it_is_spread():
         ["0", "1", "2"],
     ]
     assert [group.rewards for group in groups] == [(1, 1), (1, 0, 1, 0, 1), (0, 0, 1)]
+
+
+def test_a_group_that_is_asked_in_two_turns_is_graded_as_a_whole():
+    class Comparing(ScriptedTask):
+        """This task rewards the last completion of a group, as a reward does that compares completions."""
+
+        def _scored(self, group):
+            last = len(group.completions) - 1
+            grades = tuple(Grade(float(place == last), place == last, {}) for place in range(last + 1))
+            return ScoredGroup(group, grades, (True,) * len(grades))
+
+    for together in (False, True):
+        task = Comparing([()] * 3)
+        task.grades_together = together
+        arguments = task, ScriptedSampler(), GradingThread(task), BudgetConfig(enabled=True, pilot=2), SingleRank()
+        collector = BudgetedCollector(*arguments, lambda everyone, mine, budget: [0, 3, 1])
+        groups = collector.collect(RoundPlan(group_size=4, refresh_interval=1, prompts_per_step=3), 9).groups
+        assert [group.rewards for group in groups] == [(0, 1), (0, 0, 0, 0, 1), (0, 0, 1)]
 
 
 def test_a_budget_with_nothing_to_spread_is_a_plain_round():

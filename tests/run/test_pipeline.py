@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo.config import NormalizationConfig, TrainConfig
+from grpo.config import NormalizationConfig, TrainConfig, UserError
 from grpo.config.hydra import compose_config
 from grpo.config.validate import validate
 from grpo.run.assembly import part_weights
@@ -59,6 +59,15 @@ def test_refill_replaces_the_groups_that_the_normalization_makes_nothing_of(sett
     collector, _ = build_pipeline(config, task, ScriptedSampler(), Alone(), Clocks(config, Phases()))
     plan = RoundPlan(group_size=4, refresh_interval=1, prompts_per_step=3)
     assert ids(collector.collect(plan, 9).groups) == kept
+
+
+@pytest.mark.parametrize("settings", [{"pipeline": "continuous"}, {"budget": True}])
+def test_a_reward_of_all_groups_of_a_round_is_refused_where_they_are_not_graded_together(settings):
+    config, task = TrainConfig(pipeline=settings.get("pipeline", "off")), ScriptedTask([(1, 0)] * 4)
+    config.rollout.budget.enabled = settings.get("budget", False)
+    task.grades_together = True
+    with pytest.raises(UserError, match=r"f\(groups\) takes all groups of a round, and (pipeline|rollout\.budget)"):
+        build_pipeline(config, task, ScriptedSampler(), Alone(), Clocks(config, Phases()))
 
 
 def test_a_penalty_of_any_set_is_a_part_of_the_reward():
