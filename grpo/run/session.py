@@ -145,7 +145,8 @@ class Session:
             parts = replace(parts, clock=profiled)
         evaluator = self._evaluator(files)
         facts = {"config": asdict(config), "base": self._base, PROBLEMS: self._problems}
-        checkpointer = Checkpointer(config.checkpoint, self._store, parts.learner, facts, evaluator, tell)
+        resumed_at = progress.step if config.checkpoint.resume else -1
+        checkpointer = Checkpointer(config.checkpoint, self._store, parts.learner, facts, evaluator, tell, resumed_at)
         peak = peak_tflops(self._device)
         recorder = Recorder(self._collective, files, config.tracking.samples_per_round, peak, parts.sampler.cache_usage)
         export_step = self._clocks.between("export", self._writer.between_rounds)
