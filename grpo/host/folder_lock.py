@@ -42,13 +42,12 @@ def held(folder: Path, collective: Collective) -> Iterator[None]:
 
 
 def is_held(folder: Path) -> bool:
-    """Says whether a run of another process holds the folder's lock."""
-    if not (folder / LOCK_FILE).exists():
-        return False
-    try:
-        refuse_held(folder)
-    except UserError:
-        return True
+    """Says whether a run of another process holds the folder's lock. Needs no right to write there."""
+    with suppress(OSError), (folder / LOCK_FILE).open("rb") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            return True
     return False
 
 

@@ -115,16 +115,21 @@ class Checkpointer:
         facts: Mapping[str, Any],
         evaluator: Evaluator,
         tell: Callable[[str], None] = lambda text: None,
+        resumed_at: int = -1,
     ):
         """Takes `facts`, which every checkpoint holds besides the progress: the run's configuration, and the identities
-        of its problems and of the model under its adapters. `tell` shows a line about the first checkpoint's size."""
+        of its problems and of the model under its adapters. `tell` shows a line about the first checkpoint's size.
+
+        `resumed_at` is the step of the checkpoint that the run went on from, or −1. It is not written again: a kill
+        while it is replaced could leave a run that is often preempted without any.
+        """
         self._config = config
         self._store = store
         self._learner = learner
         self._facts = facts
         self._evaluator = evaluator
         self._tell = tell
-        self._saved_step = -1
+        self._saved_step, self._told = resumed_at, False
 
     def after_round(self, finished: FinishedRound) -> None:
         progress, verdict = finished.progress, finished.verdict
@@ -144,7 +149,8 @@ class Checkpointer:
         score = self._evaluator.score(progress.step)
         state = {"progress": asdict(progress), **self._facts}
         saved = self._store.save(progress.step, self._learner.save, state, score, verdict.good_step)
-        if self._saved_step < 0:
+        if not self._told:
+            self._told = True
             kept = f"the newest {self._config.keep_last} are kept, and the best one"
             self._tell(f"step {progress.step}: a checkpoint takes {size_of(saved)} in {saved.parent}; {kept}")
         self._saved_step = progress.step

@@ -39,7 +39,7 @@ from grpo.run.parts import build_sampler, load_task
 from grpo.run.preparing import Prepared, dry_run, prepared
 from grpo.run.records import Recorder, RecordFiles, open_files, open_services
 from grpo.run.resume import PROBLEMS, Saved, checkpoint_store, fresh, resumed, saved_run
-from grpo.run.starting import base_of, check_start, set_aside
+from grpo.run.starting import base_of, check_start, require_same_problems, set_aside
 from grpo.run.turns import sampler_in_turn
 from grpo.tasks import VerifiableTask
 from grpo.telemetry import (
@@ -74,6 +74,7 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
         device = ranks.device(config)
         init_distributed(device, config.learner.deadline_seconds)
         collective = TorchCollective(device)
+        require_same_problems(ready.task, collective)
         with held(Path(config.output_dir), collective):
             saved = saved_run(config, ready.path, ready.task, collective) if config.checkpoint.resume else None
             if not saved:
@@ -144,7 +145,8 @@ class Session:
             parts = replace(parts, clock=profiled)
         evaluator = self._evaluator(files)
         facts = {"config": asdict(config), "base": self._base, PROBLEMS: self._problems}
-        checkpointer = Checkpointer(config.checkpoint, self._store, parts.learner, facts, evaluator, tell)
+        resumed_at = progress.step if config.checkpoint.resume else -1
+        checkpointer = Checkpointer(config.checkpoint, self._store, parts.learner, facts, evaluator, tell, resumed_at)
         peak = peak_tflops(self._device)
         recorder = Recorder(self._collective, files, config.tracking.samples_per_round, peak, parts.sampler.cache_usage)
         export_step = self._clocks.between("export", self._writer.between_rounds)

@@ -1,5 +1,5 @@
-"""This module prepares a run's start: it keeps what an earlier run left in the folder, and checks a checkpoint to start
-from: its files, and the base of its adapters."""
+"""This module prepares a run's start. It keeps what an earlier run left in the folder, checks that all ranks have the
+same problems, and checks a checkpoint to start from: its files, and the base of its adapters."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 
 from grpo.config import TrainConfig
 from grpo.config.earlier_run import is_checkpoint
+from grpo.config.errors import require
 from grpo.config.folder import EARLIER, LEFT_BEHIND, METRICS_FILE
 from grpo.config.saved import read_state
 from grpo.interfaces import Collective
 from grpo.models import check_base, weights_identity
 from grpo.run.checkpoints import require_whole
 from grpo.run.first_rank import on_first
+from grpo.tasks import LoadedTask
 from grpo.telemetry import read_metrics
 
 
@@ -31,6 +33,25 @@ def set_aside(output: Path) -> Path | None:
         if (output / name).exists():
             (output / name).rename(kept / name)
     return kept
+
+
+def require_same_problems(task: LoadedTask, collective: Collective) -> None:
+    """Raises UserError when ranks have read different problems, or in another order. Collective.
+
+    Each rank takes its positions of one stream of prompts. Of different streams, some prompts would come twice and
+    others never.
+    """
+    identities = collective.gather(task.identity)
+    differing = [str(rank) for rank, identity in enumerate(identities) if identity != identities[0]]
+
+    def compare() -> None:
+        require(
+            not differing,
+            f"the problems of rank {', '.join(differing)} differ from those of rank 0, or come in another order: give "
+            "every machine the same data, in the same order",
+        )
+
+    on_first(collective, compare)
 
 
 def check_start(config: TrainConfig, path: Path, collective: Collective) -> None:

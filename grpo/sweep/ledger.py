@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from grpo.config import UserError
+from grpo.host.terminal import say
 from grpo.sweep.cells import Cell
 
 SWEEP_FILE, STATE_FILE, LOG_FILE, LOCK_FILE = "sweep.json", "state.json", "log.txt", ".lock"
@@ -55,11 +56,8 @@ class Ledger:
         return State(INTERRUPTED, seconds=state.seconds) if state.state == RUNNING and self._free(cell) else state
 
     def record(self, cell: Cell, state: State) -> None:
-        """Writes the cell's state. The file is replaced atomically, so that no reader sees half of it."""
-        file = self.path(cell) / STATE_FILE
-        new_file = file.with_suffix(".new")
-        new_file.write_text(json.dumps(asdict(state)))
-        new_file.replace(file)
+        """Writes the cell's state."""
+        _replace(self.path(cell) / STATE_FILE, json.dumps(asdict(state)))
 
     @contextmanager
     def lock(self, cell: Cell) -> Iterator[int]:
@@ -68,9 +66,8 @@ class Ledger:
         A child process that inherits the descriptor holds the lock too, until both processes have ended.
         Raises `BlockingIOError` when another process holds the lock.
         """
-        with (self.path(cell) / LOCK_FILE).open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield file.fileno()
+        with _locked(self.path(cell), fcntl.LOCK_EX | fcntl.LOCK_NB) as descriptor:
+            yield descriptor
 
     def pending(self) -> list[int]:
         """Returns the indices of the cells that are neither done nor running elsewhere."""
@@ -98,7 +95,15 @@ def begin_ledger(folder: Path, cells: Sequence[Cell], command: Sequence[str]) ->
     """Begins a sweep in `folder`, or continues the sweep that `folder` already holds.
 
     A continued sweep may get further cells. Raises `UserError` when a cell's overrides differ from its earlier ones.
+    Two sweeps that begin in one folder at once wait for each other, so that neither loses the other's cells.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder, fcntl.LOCK_EX, told=True):
+        return _begun(folder, cells, command)
+
+
+def _begun(folder: Path, cells: Sequence[Cell], command: Sequence[str]) -> Ledger:
+    """Does what `begin_ledger` does, with the folder's lock."""
     if (folder / SWEEP_FILE).exists():
         before = {cell.name: cell for cell in open_ledger(folder).cells}
         for cell in cells:
@@ -114,5 +119,28 @@ def begin_ledger(folder: Path, cells: Sequence[Cell], command: Sequence[str]) ->
     for cell in cells:
         ledger.path(cell).mkdir(parents=True, exist_ok=True)
     rows = {"command": list(command), "cells": [asdict(cell) for cell in cells]}
-    (folder / SWEEP_FILE).write_text(json.dumps(rows, indent=1))
+    _replace(folder / SWEEP_FILE, json.dumps(rows, indent=1))
     return ledger
+
+
+def _replace(file: Path, text: str) -> None:
+    """Writes a file anew. No reader sees half of it, and a kill leaves the old one."""
+    new_file = file.with_suffix(".new")
+    new_file.write_text(text)
+    new_file.replace(file)
+
+
+@contextmanager
+def _locked(folder: Path, operation: int, told: bool = False) -> Iterator[int]:
+    """Locks a folder, by `operation` of flock, and yields the lock's descriptor. Raises `BlockingIOError` when it is
+    locked and the operation does not wait. On a file system without locks nothing is locked; with `told` a line says
+    so."""
+    with (folder / LOCK_FILE).open("w") as file:
+        try:
+            fcntl.flock(file, operation)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            if told:
+                say(f"grpo: cannot lock {folder} ({error.strerror}), so do not start this sweep twice at once")
+        yield file.fileno()

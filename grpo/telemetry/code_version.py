@@ -40,8 +40,10 @@ def _version(name: str) -> str | None:
 def _git(*arguments: str) -> str | None:
     """Returns what a git command prints in the folder of the sources, or None without a checkout or without git."""
     try:
-        return subprocess.run(
-            ["git", "-C", str(SOURCES), *arguments], capture_output=True, text=True, check=True, timeout=10
+        printed = subprocess.run(
+            ["git", "-C", str(SOURCES), *arguments], capture_output=True, check=True, timeout=10
         ).stdout
+        # A changed file may be in any encoding, whatever that of the terminal is.
+        return printed.decode("utf-8", errors="replace")
     except (OSError, subprocess.SubprocessError):
         return None

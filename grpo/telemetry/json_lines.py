@@ -31,7 +31,7 @@ class JsonLines:
     Each line reaches the operating system at once, so a killed process loses at most the line it was writing.
     """
 
-    def __init__(self, path: Path, resume_step: int | None = None) -> None:
+    def __init__(self, path: Path, resume_step: float | None = None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if resume_step is None or not path.exists():
             self._file = path.open("w", encoding="utf-8")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo.config.folder import RESUMPTIONS_FILE
-from grpo.telemetry.json_lines import read_metrics
+from grpo.telemetry.json_lines import JsonLines, read_metrics
 
 KILLED = "killed"
 
@@ -32,9 +32,10 @@ class Resumption(NamedTuple):
 
 
 def add_resumption(folder: Path, resumption: Resumption) -> None:
-    """Adds a line to resumptions.jsonl."""
-    with (folder / RESUMPTIONS_FILE).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(resumption._asdict()) + "\n")
+    """Adds a line to resumptions.jsonl, and removes a last one that a killed process left unfinished."""
+    lines = JsonLines(folder / RESUMPTIONS_FILE, resume_step=math.inf)
+    lines.write(resumption._asdict(), resumption.step)
+    lines.close()
 
 
 def forget_resumptions(folder: Path) -> None:

@@ -5,13 +5,14 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from grpo.commands import launch
 from grpo.config import UserError
 from grpo.config.folder import LAUNCHER_FILE
-from grpo.host.folder_lock import held, refuse_held
+from grpo.host.folder_lock import held, is_held, refuse_held
 from tests.fakes import SingleRank, on_ranks
 
 # Holds a folder, and starts a child that outlives it.
@@ -51,6 +52,23 @@ def test_a_second_run_is_refused_on_every_rank_and_told_who_is_there(holder, tmp
         refuse_held(tmp_path)
     # Who only reads is not kept out.
     assert (tmp_path / "run.lock").read_text() == f"process {holder.pid} on {socket.gethostname()}\n"
+
+
+def test_who_may_only_read_a_folder_is_told_whether_its_run_goes_on(holder, tmp_path, monkeypatch):
+    lock = tmp_path / "run.lock"
+    content, opened = lock.read_text(), Path.open
+
+    def reading_only(path, mode="r", **options):
+        if set(mode) & set("wa+"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, mode, **options)
+
+    monkeypatch.setattr(Path, "open", reading_only)
+    assert is_held(tmp_path)
+    holder.kill()
+    holder.wait()
+    assert not is_held(tmp_path) and not is_held(tmp_path / "nowhere")
+    assert lock.read_text() == content
 
 
 def test_a_launcher_starts_nothing_there_and_leaves_the_pid_of_the_other(holder, tmp_path):

@@ -169,6 +169,9 @@ def test_a_page_says_where_its_run_was_resumed_and_how_it_had_ended_before(tmp_p
     add_resumption(tmp_path, Resumption(10, "step-00000010", 13, KILLED, changed=[RATE]))
     killed = "The run was resumed after step 10: it had been killed, or its machine was lost, at step 13."
     assert how_often(read_resumptions(tmp_path)) == [killed]
+    # A process that was killed, or had no more disk, while it wrote a line leaves a part of it.
+    with (tmp_path / "resumptions.jsonl").open("a") as file:
+        file.write('{"step": 20, "checkp')
     add_resumption(tmp_path, Resumption(1020, "step-00001020", 1020, FAILED, "the disk is full."))
     assert how_often(read_resumptions(tmp_path)) == ["The run was resumed 2 times, after steps 10 and 1,020."]
     [table] = resumptions_table(read_resumptions(tmp_path)).values()

@@ -159,6 +159,16 @@ def test_the_last_checkpoint_has_the_score_of_its_policy(tmp_path):
     assert len(told) == 1 and re.match(rf"step 2: a checkpoint takes \d+ KiB in {tmp_path};", told[0])
 
 
+def test_the_checkpoint_that_a_run_went_on_from_is_not_written_again(tmp_path):
+    store, written, told = CheckpointStore(tmp_path, 1, SingleRank()), [], []
+    config, learner = CheckpointConfig(every_rounds=1), SimpleNamespace(save=written.append)
+    evaluator = Evaluator(EvaluationConfig(num_problems=0), dict, lambda result: None)
+    checkpointer = Checkpointer(config, store, learner, {}, evaluator, told.append, resumed_at=4)
+    for step, writes in ((4, 0), (6, 1)):
+        checkpointer.save(Progress(step // 2, step, 0, RoundPlan(8, 2, 8), None), Verdict())
+        assert len(written) == len(told) == writes
+
+
 def test_a_model_is_written_every_so_many_rounds_and_a_full_disk_does_not_end_the_run(tmp_path):
     told, written = [], []
 

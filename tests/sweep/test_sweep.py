@@ -1,18 +1,22 @@
 """These tests check what a sweep runs, what it runs again, and what a kill leaves. The runs are stand-ins, except the
 last ones."""
 
+import errno
+import fcntl
 import json
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from benchmarks.runs import command
 from grpo.cli import main
-from grpo.sweep.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, open_ledger
+from grpo.sweep.cells import Cell
+from grpo.sweep.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, State, begin_ledger, open_ledger
 from tests import warm
 from tests.runs import grpo
 
@@ -133,6 +137,48 @@ def test_a_cell_that_another_sweep_is_at_is_left_to_it(words):
         assert ledger.state(ledger.cells[0]).state == RUNNING
         assert ledger.pending() == []
     assert ledger.pending() == [0]
+
+
+def test_sweeps_that_begin_in_one_folder_at_once_keep_each_others_cells(tmp_path):
+    def begin(name):
+        return begin_ledger(tmp_path, [Cell(f"{name}-seed{seed}", name, seed, ()) for seed in range(20)], ["grpo"])
+
+    names = [f"variant{number}" for number in range(8)]
+    with ThreadPoolExecutor(len(names)) as pool:
+        ledgers = list(pool.map(begin, names))
+    whole = open_ledger(tmp_path).cells
+    assert sorted({cell.variant for cell in whole}) == names and len(whole) == 160
+    # A run is started by its place in the ledger, which must not change.
+    assert all(ledger.cells == whole[: len(ledger.cells)] for ledger in ledgers)
+
+
+def test_a_killed_sweep_leaves_a_whole_ledger(tmp_path, monkeypatch):
+    first, second = (Cell(f"grpo-seed{seed}", "grpo", seed, ()) for seed in range(2))
+    begin_ledger(tmp_path, [first], ["grpo"])
+
+    def killed(path, text):
+        path.open("w").write(text[: len(text) // 2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", killed)
+    with pytest.raises(KeyboardInterrupt):
+        begin_ledger(tmp_path, [first, second], ["grpo"])
+    assert open_ledger(tmp_path).cells == (first,)
+
+
+def test_a_file_system_without_locks_is_told_and_no_obstacle(tmp_path, monkeypatch, capsys):
+    def missing(file, operation):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", missing)
+    cell = Cell("grpo-seed0", "grpo", 0, ())
+    ledger = begin_ledger(tmp_path, [cell], ["grpo"])
+    with ledger.lock(cell):
+        ledger.record(cell, State(RUNNING))
+    assert ledger.state(cell).state == INTERRUPTED
+    assert capsys.readouterr().err == (
+        f"grpo: cannot lock {tmp_path} (Function not implemented), so do not start this sweep twice at once\n"
+    )
 
 
 @pytest.mark.slow

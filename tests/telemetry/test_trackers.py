@@ -11,7 +11,7 @@ import time
 import pytest
 
 from grpo.config import TrackingConfig, UserError
-from grpo.telemetry import JsonlTracker, Outlasting, Trackers, read_metrics, service_trackers, write_code
+from grpo.telemetry import JsonlTracker, Outlasting, Trackers, code_version, read_metrics, service_trackers, write_code
 from grpo.telemetry.trackers import MlflowTracker, TensorBoardTracker, WandbTracker
 
 INTERVAL = {"value": 0.5, "low": 0.25, "high": 0.75}
@@ -341,6 +341,22 @@ def test_a_run_says_which_code_it_ran(tmp_path):
     if "commit" in code:
         assert re.fullmatch("[0-9a-f]{40}", code["commit"])
         assert (tmp_path / "code.patch").exists() == code["changed"]
+
+
+def test_a_change_in_any_encoding_is_kept(tmp_path, monkeypatch):
+    def git(*words):
+        author = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(["git", "-C", str(tmp_path), *author, *words], check=True, capture_output=True)
+
+    git("init")
+    (tmp_path / "mine.yaml").write_text("a: 1\n")
+    git("add", "mine.yaml")
+    git("commit", "-m", "first")
+    (tmp_path / "mine.yaml").write_bytes("a: größer τ\n".encode() + "b: größer\n".encode("latin-1"))
+    monkeypatch.setattr(code_version, "SOURCES", tmp_path)
+    write_code(tmp_path)
+    patch = (tmp_path / "code.patch").read_text(encoding="utf-8")
+    assert "+a: größer τ\n+b: gr" in patch
 
 
 def test_a_database_that_cannot_be_opened_is_told_at_once(tmp_path):
