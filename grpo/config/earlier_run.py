@@ -20,7 +20,11 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 UNTRAINED = (
     *("use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern", "target_parameters", "lora_bias"),
     *("layers_to_transform", "exclude_modules", "layer_replication", "trainable_token_indices", "fan_in_fan_out"),
+    *("alora_invocation_tokens", "use_qalora", "use_bdlora", "arrow_config", "kasa_config", "monteclora_config"),
 )
+
+# With any other of peft's ways to begin (PiSSA, OLoRA, LoftQ, …) the adapter belongs to a base with changed weights.
+BASE_UNCHANGED = (None, True, False, "gaussian", "orthogonal", "eva")
 
 
 def described(model: ModelConfig) -> ModelConfig:
@@ -83,6 +87,8 @@ def _of_adapter(model: ModelConfig, folder: Path) -> ModelConfig:
     require(kind == "LORA", f"{folder} is an adapter of the kind {kind}; only LORA is trained")
     unusual = [f"{name}={settings[name]}" for name in UNTRAINED if settings.get(name)]
     unusual += [f"bias={settings['bias']}"] if settings.get("bias", "none") != "none" else []
+    began = settings.get("init_lora_weights")
+    unusual += [f"init_lora_weights={began}"] if began not in BASE_UNCHANGED else []
     merge = "merge it into its base with peft's merge_and_unload, and give the merged model as model.path"
     require(not unusual, f"{folder} has {', '.join(unusual)}, which is not trained here: {merge}")
     require(

@@ -52,7 +52,7 @@ def check(command: str, config: TrainConfig) -> None:
         if not config.dry_run and ranks.rank() == 0 and (command == "serve" or starts_servers(config)):
             require_free(servers.host, server_ports(servers), "rollout.servers")
     if command == "train" or (command in ("eval", "solve-rates", "check-reward") and not suite):
-        check_early(config.task, config.pipeline)
+        check_early(config.task, config.pipeline, command == "train" and config.rollout.budget.enabled)
 
 
 def _refuse_evaluated(output: Path, sets: Sequence[str]) -> None:

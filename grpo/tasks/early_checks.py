@@ -8,7 +8,7 @@ from pathlib import Path
 from grpo.config import TaskConfig
 from grpo.config.errors import require
 from grpo.tasks.files import require_file, size_of
-from grpo.tasks.own_rewards import NO_ROUND, BatchReward
+from grpo.tasks.own_rewards import IN_TWO_TURNS, NO_ROUND, BatchReward
 from grpo.tasks.remote import RemoteRewards
 from grpo.tasks.rewards import build_parts
 from grpo.tasks.sources import load_problems
@@ -29,9 +29,9 @@ def check_files(task: TaskConfig) -> None:
             require_file(path, f"{key}.selection.evaluation_sets")
 
 
-def check_early(task: TaskConfig, pipeline: str = "off") -> None:
-    """Raises `UserError` for a reward part that is unknown, cannot be built or does not suit the pipeline, and for a
-    file whose problems cannot be loaded."""
+def check_early(task: TaskConfig, pipeline: str = "off", budgeted: bool = False) -> None:
+    """Raises `UserError` for a reward part that is unknown, cannot be built or does not suit the pipeline or a rollout
+    budget, and for a file whose problems cannot be loaded."""
     check_files(task)
     cores = os.cpu_count() or 1
     for of_set in task.all_sets.values():
@@ -44,7 +44,9 @@ def check_early(task: TaskConfig, pipeline: str = "off") -> None:
         rewards = [of_set.reward, *map(of_set.reward.of, of_set.reward.by_source)]
         for reward in rewards:
             parts = build_parts(reward, of_set.answer_name).values()
-            require(pipeline != "continuous" or not any(isinstance(part, BatchReward) for part in parts), NO_ROUND)
+            together = any(isinstance(part, BatchReward) for part in parts)
+            require(pipeline != "continuous" or not together, NO_ROUND)
+            require(not (budgeted and together), IN_TWO_TURNS)
             RemoteRewards(reward.parts)
         if of_set.data.source == "file" and size_of(Path(of_set.data.path)) <= MOST_BYTES:
             load_problems(of_set.data)

@@ -59,6 +59,11 @@ class PromptEncoder:
                 )
         self._tokenizer = tokenizer
         self._config = config
+        if not config.chat and self._ends_texts():
+            raise UserError(
+                f"this tokenizer ends every text with {tokenizer.eos_token}, so a prompt would end before its answer "
+                "begins: set add_eos_token to false in its tokenizer_config.json, or correct tokenizer.json."
+            )
         self._default_system = self._written_system() if config.chat and config.system == "" else ""
 
     def __call__(self, problem: Problem) -> tuple[int, ...]:
@@ -149,6 +154,12 @@ class PromptEncoder:
         special = not self._config.chat
         encoded = self._tokenizer([self.text(problem) for problem in problems], add_special_tokens=special)
         return zip(problems, map(len, encoded["input_ids"]), strict=True)
+
+    def _ends_texts(self) -> bool:
+        """Tells whether the tokenizer adds its end of sequence to every text."""
+        bare, whole = (self._tokenizer.encode("1", add_special_tokens=special) for special in (False, True))
+        end = [self._tokenizer.eos_token_id]
+        return whole[-1:] == end != bare[-1:]
 
     def _tokens(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=not self._config.chat))

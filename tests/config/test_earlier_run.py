@@ -90,7 +90,12 @@ def test_an_adapter_names_its_base_unless_another_is_given(adapter):
     [
         ({"peft_type": "IA3"}, "is an adapter of the kind IA3; only LORA is trained"),
         ({"use_dora": True}, "has use_dora=True, which is not trained here: merge it"),
+        (
+            {"init_lora_weights": "pissa_niter_4"},
+            "has init_lora_weights=pissa_niter_4, which is not trained here: merge",
+        ),
         ({"modules_to_save": ["lm_head"]}, "has modules_to_save"),
+        ({"alora_invocation_tokens": [1, 2]}, "has alora_invocation_tokens"),
         ({"bias": "all"}, "has bias=all"),
         ({"target_modules": ".*_proj"}, "names its target_modules by the pattern"),
         ({"base_model_name_or_path": None}, "names no base model: set model.path to it, and model.start="),

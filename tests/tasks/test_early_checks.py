@@ -65,6 +65,8 @@ def test_a_reward_of_a_whole_round_is_refused_where_each_group_is_graded_by_itse
     early_checks.check_early(task, "one_round")
     with pytest.raises(UserError, match="pipeline=continuous grades each by itself: use pipeline=off"):
         early_checks.check_early(task, "continuous")
+    with pytest.raises(UserError, match="rollout.budget.enabled=true asks for their completions in two turns"):
+        early_checks.check_early(task, budgeted=True)
 
 
 def test_a_large_file_is_read_once_only_when_the_run_begins(write_rows, monkeypatch):

@@ -1,4 +1,5 @@
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from grpo.config import PromptConfig, UserError
 from grpo.tasks.curriculum import uniform
@@ -32,6 +33,15 @@ NO_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no syst
 
 def decoded(tokenizer, **settings):
     return tokenizer.decode(PromptEncoder(tokenizer, PromptConfig(**settings))(PROBLEM))
+
+
+def test_a_tokenizer_that_ends_every_text_is_refused_where_it_would_end_the_prompt(tokenizer):
+    end = (tokenizer.eos_token, tokenizer.eos_token_id)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"$A {end[0]}", special_tokens=[end])
+    with pytest.raises(UserError, match=r"ends every text with <\|im_end\|>, so a prompt would end before its answer"):
+        decoded(tokenizer, chat=False)
+    # A chat template writes all special tokens itself.
+    assert decoded(tokenizer) == USER
 
 
 def test_the_chat_template_ends_where_the_answer_begins(tokenizer):
