@@ -21,7 +21,7 @@ replay                   the decisions of a scheduler on the rounds of a finishe
 
 What is wrong with a run:
 diagnostics, findings    the diagnosis, its findings and thresholds
-evidence                 levels and changes of noisy series
+evidence, windows        levels and changes of noisy series; means of correlated values
 progress, setbacks, swings, reward_parts, policy_signs, symptoms, no_reward, gross    the checks
 
 Simulations without a language model:

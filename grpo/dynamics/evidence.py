@@ -1,9 +1,9 @@
 """This module estimates levels and changes of a noisy series, with confidence intervals for autocorrelated rounds.
 
 A diagnosis compares the bounds of these intervals with its thresholds, never a single value, since one unlucky round is
-no finding. Successive rounds resemble each other, so n rounds count as n(1−r)/(1+r) independent ones. Here r is the
-lag-1 correlation of the residuals about a straight line, if it is positive (the large-sample variance of the mean of
-an AR(1) series).
+no finding. Successive rounds resemble each other, so n rounds count as fewer independent ones: about n(1−r)/(1+r) in an
+AR(1) series of correlation r. Few rounds say little about r. So the half-width of an interval is the mean over all r,
+weighted by their likelihood in the whole series (`windows`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from scipy import stats
 from grpo.dynamics.history import noise_factor
 from grpo.dynamics.laws import History
 from grpo.dynamics.run_log import Series
+from grpo.dynamics.windows import CONFIDENCE, Windows
 from grpo.types import Interval
 
 Array = NDArray[np.float64]
 
-# This is the confidence of every interval here.
-CONFIDENCE = 0.99
 # A window holds this share of a run's rounds, but at least `FEWEST_ROUNDS`.
 FEWEST_ROUNDS, WINDOW_SHARE = 10, 0.25
 # The mean of this many first rounds says where a run began (`since_beginning`).
@@ -42,14 +41,14 @@ def level(series: Series) -> Interval | None:
     """Returns the mean of the last window, or None if the series is shorter than `FEWEST_ROUNDS`."""
     if len(series) < FEWEST_ROUNDS:
         return None
-    return mean_interval(series.values[-window_length(len(series)) :])
+    return Windows(series.values, window_length(len(series))).last
 
 
 def start(series: Series) -> Interval | None:
     """Returns the mean of the first window, or None if the series is shorter than 2 × `FEWEST_ROUNDS`."""
     if len(series) < 2 * FEWEST_ROUNDS:
         return None
-    return mean_interval(series.values[: window_length(len(series))])
+    return Windows(series.values, window_length(len(series))).first
 
 
 def change(series: Series) -> Interval | None:
@@ -94,7 +93,7 @@ def since_beginning(history: History) -> Interval | None:
     """
     if len(history) < 2 * FEWEST_ROUNDS:
         return None
-    now = mean_interval(history.values[-window_length(len(history)) :])
+    now = Windows(history.values, window_length(len(history))).last
     first = float(history.values[:FIRST_ROUNDS].mean())
     own = float(np.linalg.norm(history.errors[:FIRST_ROUNDS])) / FIRST_ROUNDS
     error = max(own, window_error(history.values) * (FEWEST_ROUNDS / FIRST_ROUNDS) ** 0.5)
@@ -226,21 +225,7 @@ def difference_of_evaluations(values: Array, length: int, error: float) -> Inter
 
 def difference(values: Array, length: int) -> Interval:
     """Returns the mean of the last `length` values minus that of the first `length`, with Welch's interval."""
-    (before, error_before, freedom_before), (after, error_after, freedom_after) = (
-        _mean(values[:length]),
-        _mean(values[-length:]),
-    )
-    variance = error_before**2 + error_after**2
-    freedom = variance**2 / max(error_before**4 / freedom_before + error_after**4 / freedom_after, 1e-300)
-    half = _half_width(variance**0.5, max(freedom, 1.0))
-    return Interval(after - before, after - before - half, after - before + half)
-
-
-def mean_interval(values: Array) -> Interval:
-    """Returns the mean of `values` with its confidence interval."""
-    mean, error, freedom = _mean(values)
-    half = _half_width(error, freedom)
-    return Interval(mean, mean - half, mean + half)
+    return Windows(values, length).difference
 
 
 def paired(series: Series, steps: Array) -> Series:
@@ -255,15 +240,3 @@ def paired(series: Series, steps: Array) -> Series:
 
 def _half_width(error: float, freedom: float) -> float:
     return float(error * stats.t.ppf(0.5 + CONFIDENCE / 2, freedom))
-
-
-def _mean(values: Array) -> tuple[float, float, float]:
-    """Returns the mean of autocorrelated values, its standard error and its degrees of freedom."""
-    n = len(values)
-    residuals = values - np.polynomial.Polynomial.fit(np.arange(n), values, 1)(np.arange(n)) if n > 2 else values
-    spread = residuals @ residuals
-    correlation = float(residuals[1:] @ residuals[:-1] / spread) if spread > 0 else 0.0
-    # The correlation about a fitted line is too small in a short series; this corrects it (Kendall, Biometrika 1954).
-    correlation = min(max(correlation + (2 + 4 * correlation) / n, 0.0), 0.95)
-    effective = max(n * (1 - correlation) / (1 + correlation), 3.0)
-    return float(values.mean()), float(np.sqrt(spread / max(n - 2, 1) / effective)), effective - 1

@@ -67,8 +67,12 @@ NEIGHBOURS, LEAST_VARIANCE = 5, 0.02
 # A block's weight in the likelihood of the settings falls to 1/e over this many spans of age: a curve that rose fast
 # and then settled wanders as little as it did lately.
 MEMORY = 1.0
-# A wild block counts as at most this squared distance, in units of its variance.
-FARTHEST = 20.0
+# A wild block counts as at most this squared distance, in units of its variance. The `NEWEST` blocks count in full, so
+# that a collapse is followed as soon as it is seen.
+FARTHEST, NEWEST = 20.0, 2
+# A drawn curve that is farther than this from the last block, in standard errors, is left out (p = .0001). The nearest
+# candidates, a share of `NEAREST`, are always kept.
+CONTRADICTION, NEAREST = 3.89, 0.025
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,8 @@ class Trend:
     span        optimizer steps of one span
     error       median standard error of a round's pass rate, before the setting's factor on its variance
     pace        median number of optimizer steps from round to round
+    last        pass rate of the last block
+    last_error  its standard error, before the setting's factor on its variance
     """
 
     weights: Array
@@ -93,9 +99,11 @@ class Trend:
     span: float
     error: float
     pace: float
+    last: float
+    last_error: float
 
     def draws(self, steps: Array, number: int, seed: int = 0) -> tuple[Array, Array]:
-        """Draws curves at `steps`, which ascend and do not lie before `now`.
+        """Draws curves at `steps`, which ascend and do not lie before `now`. The last block contradicts none of them.
 
         Returns the pass rates [number, steps] and the standard error [number] of one measured round under each draw.
         """
@@ -118,6 +126,8 @@ class Trend:
             now = max(now, ahead)
             rates.append(expit(level))
         likely = fall_probability(lost + np.maximum(start - level, 0.0))
+        distance = np.abs(expit(start) - self.last) / (self.last_error * np.sqrt(noise))
+        likely = np.where(distance <= max(CONTRADICTION, np.quantile(distance, NEAREST)), likely, 0.0)
         chosen = generator.choice(size, size=number, p=likely / likely.sum())
         return np.array(rates).T[chosen], self.error * np.sqrt(noise[chosen])
 
@@ -136,18 +146,20 @@ def follow(history: History, span: float | None = None) -> Trend:
     score, held = LOG_PRIOR.copy(), np.full(len(LOG_PRIOR), -np.inf)
     gaps = np.diff(steps, prepend=steps[0]) / span
     recency = np.exp((steps - steps[-1]) / span / MEMORY)
-    for gap, level, variance, weight in zip(gaps, levels, variances, recency, strict=True):
+    farthest = np.where(np.arange(len(steps)) < len(steps) - NEWEST, FARTHEST, np.inf)
+    for gap, level, variance, weight, most in zip(gaps, levels, variances, recency, farthest, strict=True):
         mean, covariance = _moved(mean, covariance, gap)
         total = covariance[:, 0, 0] + variance * noise
         miss = level - mean[:, 0]
-        score -= 0.5 * weight * (np.log(total) + np.minimum(miss**2 / total, FARTHEST))
+        score -= 0.5 * weight * (np.log(total) + np.minimum(miss**2 / total, most))
         gain = covariance[:, :, 0] / total[:, None]
         mean = mean + gain * miss[:, None]
         covariance = covariance - gain[:, :, None] * covariance[:, None, 0, :]
         held = np.maximum(held, mean[:, 0] - SURE * np.sqrt(covariance[:, 0, 0]))
     weights = np.exp(score - score.max())
     error = float(np.median(errors))
-    return Trend(weights / weights.sum(), mean, covariance, held, float(steps[-1]), span, error, pace)
+    last = float(values[-1]), float(uncertain[-1])
+    return Trend(weights / weights.sum(), mean, covariance, held, float(steps[-1]), span, error, pace, *last)
 
 
 def fall_probability(falls: Array) -> Array:

@@ -7,9 +7,10 @@ signal-to-noise ratio (`step.progress_of_step`), times √ESS.
 The path is measured in distance, which is the number of steps at the highest learning rate that would get as far. So a
 curve that flattens because the learning rate falls does not count as a plateau, and another schedule may lead further.
 
-Three unknowns are drawn from priors: the variance of the prompts' own parts of the gradient, the power with which speed
-follows the ratio, and the luck of a seed. The curve itself is the run's own, smoothed, and continued by its trend
-(`trend`). benchmarks/README.md reports how often the intervals held on runs that were made afterwards.
+Four unknowns are drawn from priors: the variance of the prompts' own parts of the gradient, the power with which speed
+follows the ratio, what a step loses by having few prompts, and the luck of a seed. The curve itself is the run's own,
+smoothed, and continued by its trend (`trend`). benchmarks/README.md reports how often the intervals held on runs that
+were made afterwards.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ LONGEST, LONGEST_OF_CHEAP = 4.0, 64.0
 LEAST_PROMPT_NOISE, GREATEST_PROMPT_NOISE = 0.2, 5.0
 # The power with which speed follows the signal-to-noise ratio is drawn evenly from this range.
 LEAST_POWER, GREATEST_POWER = 0.7, 1.2
+# A step with B prompts is slower than the ratio says by exp(−b/B), and b is drawn evenly from 0 to this. On the tiny
+# model b was 1 to 3 from 16 prompts to 8 and 4, and 0 from 16 to 32 (benchmarks/README.md, "What if").
+GREATEST_LOSS = 4.0
 # Two runs that differ in their seed differ in speed by this standard deviation of its logarithm.
 SEED_SPREAD = 0.08
 # The smoothing bandwidth of the measured curve, as a share of its length.
@@ -243,6 +247,7 @@ def _log_speeds(stages: Sequence[Stage], setting: BatchSetting, generator: np.ra
     luck = SEED_SPREAD * generator.standard_normal(NUM_DRAWS)
     prompt_noise = _log_uniform(generator, LEAST_PROMPT_NOISE, GREATEST_PROMPT_NOISE)
     drift_at_two = _log_uniform(generator, LEAST_DRIFT, GREATEST_DRIFT)
+    loss = generator.uniform(0, GREATEST_LOSS, NUM_DRAWS)
     columns = []
     for stage in stages:
         here, there = (progress_of_step(batch, stage.difficulty, prompt_noise) for batch in (stage.setting, setting))
@@ -253,8 +258,10 @@ def _log_speeds(stages: Sequence[Stage], setting: BatchSetting, generator: np.ra
         # The shortfall grows as the square of the steps since the samples' policy, as in `refresh_interval`.
         further = shortfall * ((setting.refresh_interval - 0.5) / (at - 0.5)) ** 2
         then = np.maximum(1 - further, LEAST_ESS) if setting.refresh_interval > 1 else 1.0
-        columns.append(np.log(ratio) + 0.5 * np.log(then / max(stage.ess, LEAST_ESS)) + np.zeros(NUM_DRAWS))
-    return (power * np.array(columns) + luck).T
+        by_noise = np.log(ratio) + 0.5 * np.log(then / max(stage.ess, LEAST_ESS))
+        fewer = 1 / setting.prompts_per_step - 1 / stage.setting.prompts_per_step
+        columns.append(power * by_noise - loss * fewer)
+    return (np.array(columns) + luck).T
 
 
 def _log_uniform(generator: np.random.Generator, least: float, greatest: float) -> Array:

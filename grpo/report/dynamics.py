@@ -21,7 +21,7 @@ from grpo.dynamics.run_log import RunLog
 from grpo.dynamics.scheduler import SCHEDULERS
 from grpo.host.terminal import Terminal
 from grpo.report import page
-from grpo.report.dynamics_panels import Dynamics, panels
+from grpo.report.dynamics_panels import Dynamics, draw_damping, panels
 from grpo.report.dynamics_tables import (
     LAW_CAPTION,
     LAW_COLUMNS,
@@ -45,7 +45,8 @@ from grpo.telemetry import FIRST_COUNTS
 NEEDED_MEANS = ("prompts/length_mean", "completions/length_mean")
 # The width of the picture, and the height of each of its rows.
 SHEET_INCHES = (9.0, 3.1)
-LAW_WORDS = ("law", "τ", "μ", "κ", *LAW_COLUMNS[2:])
+# The words that only the panel on stability uses.
+STABILITY_WORDS = ("μ", "κ")
 
 
 def write_fit(path: Path, last_step: int | None = None, column: str | None = None, scale: float = 1.0) -> None:
@@ -152,7 +153,8 @@ def advised(log: RunLog) -> list[Finding]:
 
 def write_page(shown: Dynamics, findings: Sequence[Finding], folder: Path, console: Terminal) -> None:
     """Writes the picture and the page into `folder`, and prints their paths."""
-    drawn = [partial(panel, shown=shown) for panel in panels(shown)]
+    chosen = panels(shown)
+    drawn = [partial(panel, shown=shown) for panel in chosen]
     sheet(drawn, folder / DYNAMICS_PLOT_FILE, SHEET_INCHES, columns=2, first_wide=True)
     lines, mood = verdict_lines(shown.log)
     page.write_page(
@@ -179,7 +181,11 @@ def write_page(shown: Dynamics, findings: Sequence[Finding], folder: Path, conso
         law_columns=LAW_COLUMNS,
         law_caption=LAW_CAPTION,
         laws=law_rows(shown.identification),
-        meanings=meanings("pass rate", "percentage point", "round", "group", "silent group", *LAW_WORDS, "entropy"),
+        meanings=meanings(
+            *("pass rate", "percentage point", "round", "group", "silent group", "law", "τ"),
+            *(STABILITY_WORDS if draw_damping in chosen else ()),
+            *(*LAW_COLUMNS[2:], "entropy"),
+        ),
     )
     console.print(f"picture {folder / DYNAMICS_PLOT_FILE}\npage    {folder / DYNAMICS_PAGE_FILE}", soft_wrap=True)
 

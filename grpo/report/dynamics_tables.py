@@ -21,16 +21,10 @@ LAW_COLUMNS = ("law", "constants", "χ²/n", "R²", "misfit", "pattern", "weight
 """The columns of `laws_table`. Misfit is the p-value of χ², pattern the p-value of the residuals' correlation, and
 weight the Akaike weight."""
 LAW_CAPTION = "Each law is a curve with few constants, fitted to the rounds. The first one fits best."
-SHAPES = {
-    "constant": "a level without a trend",
-    "line": "a straight rise or fall",
-    "exponential": "a change that slows down steadily towards a plateau",
-    "mixture": "a change that slows down ever longer on its way to a plateau",
-    "gating": "a slow start, then a faster change, then a plateau",
-    "sigmoid": "a slow start, then a faster change, then a plateau",
-    "oscillator": "a change that may overshoot its plateau and swing back",
-}
-"""The shape of each law's curve, in words."""
+# A curve starts slowly, or levels off, if its first or last tenth is less than this share as steep as its steepest one.
+SLOW = 0.5
+# A curve swings if it goes back by more than this share of its range.
+SWING = 0.1
 # A law whose AICc exceeds the least by less than this has substantial support (Burnham & Anderson, 2002, section 2.6).
 TELLING_AICC = 2.0
 # A gain of pass rate for which it is worth training on.
@@ -81,21 +75,47 @@ def _shape_line(identification: Identification) -> str:
     """Says what shape the curve has, or why its law is not identified."""
     if not identification.identified:
         return f"shape of the curve: {identification.reason}"
-    shape = SHAPES[identification.fits[0].law.name]
+    _, shape = shape_of(identification.fits[0])
     return f"shape of the curve: {shape} ({identification.reason}); the forecast does not rely on it"
 
 
+def shape_of(fit: LawFit) -> tuple[str, str]:
+    """Describes the shape of a fitted curve over the measured rounds, in a word or two and in a phrase.
+
+    What counts is the curve, not its law: a law with a slow start may be fitted to a run that is past it.
+    """
+    history, places = fit.history, np.linspace(0, len(fit.history) - 1, 11)
+    curve = fit.predict(history.steps, history.intervals, history.lags)
+    tenths = np.diff(np.interp(places, np.arange(len(history)), curve))
+    range_ = float(np.ptp(curve))
+    if range_ == 0:
+        return "level", "a level without a trend"
+    change = "rise" if curve[-1] > curve[0] else "fall"
+    back = float(np.abs(np.diff(curve)).sum()) - abs(float(curve[-1] - curve[0]))
+    if back > SWING * range_:
+        return "swings", f"a {change} that overshoots and swings back"
+    steepest = np.abs(tenths).max()
+    slow_start, levels_off = np.abs(tenths[[0, -1]]) < SLOW * steepest
+    if slow_start:
+        return "slow start", f"a slow start, then a faster {change}" + ", then a plateau" * bool(levels_off)
+    if levels_off:
+        return "slows down", f"a {change} that slows down towards a plateau"
+    return "straight", f"a nearly straight {change}"
+
+
 def forecast_numbers(identification: Identification, ahead: Forecast) -> list[Number]:
-    """Returns the three numbers on top of the page: the forecast, the gain until then, and the law of the curve."""
+    """Returns the three numbers on top of the page: the forecast, the gain until then, and the shape of the curve."""
     gain, best = ahead.gain, identification.fits[0]
     plateau, as_well = identification.plateau, _as_well(identification)
-    shape = [SHAPES[best.law.name]] if best.law.name in SHAPES else []
-    shape.append(
+    word, phrase = shape_of(best)
+    notes = [
+        phrase,
         f"it levels off at {plateau.value:.0%} (95 % interval {plateau.low:.0%} to {plateau.high:.0%})"
         if identification.identified
-        else "where it levels off is not known yet"
-    )
-    shape += [f"{' and '.join(as_well)} fit{'s' * (len(as_well) == 1)} about as well"] if as_well else []
+        else "where it levels off is not known yet",
+    ]
+    others = f", {' and '.join(as_well)} about as well" if as_well else ""
+    notes.append(f"the {best.law.name} law fits best{others}")
     return [
         Number(
             f"forecast for step {ahead.steps[-1]:,.0f}",
@@ -108,7 +128,7 @@ def forecast_numbers(identification: Identification, ahead: Forecast) -> list[Nu
             f"90 % interval {signed(100 * gain.low)} to {signed(100 * gain.high)}; above {100 * WORTHWHILE:g} with "
             f"probability {ahead.chance(WORTHWHILE):.0%}",
         ),
-        Number("best law of the curve", best.law.name, "; ".join(shape)),
+        Number("shape of the curve", word, "; ".join(notes)),
     ]
 
 

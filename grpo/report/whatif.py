@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from grpo.dynamics.identify import FEWEST_POINTS
 from grpo.dynamics.run_log import RunLog
 from grpo.dynamics.scheduler import batch_setting
 from grpo.dynamics.step import BatchSetting
-from grpo.dynamics.whatif import LONGEST, Course, Stage, predict, stages_of, step_tokens
+from grpo.dynamics.whatif import GREATEST_LOSS, LONGEST, Course, Stage, predict, stages_of, step_tokens
 from grpo.host.terminal import Terminal
 from grpo.report import page
 from grpo.report.finished_runs import differing_keys
@@ -52,8 +52,8 @@ LARGEST_GROUP = 1024
 AGAIN = "the same again"
 # The number of iterations that fit the learning-rate schedule to the budget, see `course_within`.
 SCHEDULE_ROUNDS = 3
-# An alternative counts as better or worse from this probability on.
-SURE = 0.9
+# An alternative counts as better or worse from this probability on. A step's loss of speed is told from this share on.
+SURE, TOLD_LOSS = 0.9, 0.1
 SUMMARY = {
     GOOD: "Another setting would have done better than the run's own.",
     UNSURE: "None of these settings is sure to do better than the run's own.",
@@ -201,7 +201,7 @@ def answer(
     return Answer(name, float(np.mean(prices)), course.at(budget.unit, budget.amount), course.cost("tokens", level))
 
 
-def lines(log: RunLog, budget: Budget, settings: Iterable[BatchSetting]) -> list[str]:
+def lines(log: RunLog, budget: Budget, settings: Collection[BatchSetting]) -> list[str]:
     """Returns sentences on the budget that alternatives share, and on the assumptions of the prediction."""
     taken = [
         f"each alternative spends {budget.words}; intervals are of 90 %",
@@ -210,6 +210,10 @@ def lines(log: RunLog, budget: Budget, settings: Iterable[BatchSetting]) -> list
     ]
     if np.all(log.history.delays <= 1) and any(setting.refresh_interval > 1 for setting in settings):
         taken.append("this run had no refresh interval above 1, so what a longer one does is a wide guess")
+    numbers = [setting.prompts_per_step for setting in settings]
+    slower = 1 - np.exp(-GREATEST_LOSS * (1 / min(numbers) - 1 / max(numbers)))
+    if slower > TOLD_LOSS:
+        taken.append(f"a step with {min(numbers)} prompts may be up to {slower:.0%} slower than by its noise alone")
     return taken
 
 

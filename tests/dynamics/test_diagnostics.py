@@ -106,6 +106,7 @@ def test_a_finished_run_is_told_to_be_on_its_plateau_as_a_note():
 def test_of_a_run_that_was_lost_nothing_is_told_that_follows_from_its_loss():
     curves = healthy(2, rounds=100)
     curves["pass"], curves["spread"] = np.where(np.arange(100) < 15, 0.4, 0.02), 0.3
+    curves["held_out"] = curves["pass"]
     names = {finding.name for finding in diagnose(replace(logged(curves), num_steps=105))}
     assert "unstable" in names and not names & {"nothing learned", "on the plateau", "prompts too hard"}
 

@@ -40,6 +40,19 @@ def test_a_collapse_to_zero_is_not_forecast_from_the_level_before(seed):
     assert ahead.low[0] < 0.005 and ahead.high[0] < 0.1
 
 
+def test_the_last_block_of_rounds_contradicts_no_drawn_curve():
+    """A run at .7 falls to .02 within six rounds. After some rounds of the fall, up to four of five drawn curves began
+    where the run had been before it, once."""
+    curve = np.concatenate([np.full(50, 0.7), np.linspace(0.6, 0.02, 6), np.full(4, 0.02)])
+    history = measured(curve, prompts=16)
+    for rounds in range(50, 61):
+        trend = follow(history.until(history.steps[rounds - 1]))
+        rates, errors = trend.draws(np.array([trend.now]), 500)
+        assert np.all(np.abs(rates[:, 0] - trend.last) <= 3.9 * trend.last_error * errors / trend.error)
+    # Sixty rounds make thirty blocks.
+    assert trend.last == pytest.approx(np.average(history.values[-2:], weights=history.errors[-2:] ** -2.0))
+
+
 @pytest.mark.slow
 def test_nine_of_ten_intervals_hold_what_came_on_curves_of_every_kind():
     rows = [row for kind in KINDS for seed in range(4) for row in backtest(simulated(kind, seed), by_trend)]

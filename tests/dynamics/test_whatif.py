@@ -34,10 +34,12 @@ def run_log(interval=1, ess=1.0, **series):
 
 @pytest.fixture(autouse=True)
 def certain(monkeypatch):
-    """Sets the power of the signal-to-noise ratio to 1, and removes the differences between seeds."""
+    """Sets the power of the signal-to-noise ratio to 1, and removes the differences between seeds and the loss of few
+    prompts."""
     monkeypatch.setattr(whatif, "LEAST_POWER", 1.0)
     monkeypatch.setattr(whatif, "GREATEST_POWER", 1.0)
     monkeypatch.setattr(whatif, "SEED_SPREAD", 0.0)
+    monkeypatch.setattr(whatif, "GREATEST_LOSS", 0.0)
 
 
 def course(setting=SETTING, log=None):
@@ -91,6 +93,18 @@ def test_the_power_of_the_ratio_and_luck_widen_the_prediction(monkeypatch):
     low, high = np.quantile(course(replace(SETTING, prompts_per_step=128)).at("steps", 25)["rates"], [0.05, 0.95])
     # Between hardly a gain and twice the speed.
     assert rate_at(0.9 * 25) < low < rate_at(35) < rate_at(43) < high
+
+
+def test_a_step_with_few_prompts_may_be_slower_than_the_ratio_says(monkeypatch):
+    """With 4 prompts instead of 32 a step is 8^.5 times slower by the ratio, and by up to exp(4/4 − 4/32) = 2.4
+    beyond."""
+    monkeypatch.setattr(whatif, "GREATEST_LOSS", 4.0)
+    low, high = np.quantile(course(replace(SETTING, prompts_per_step=4)).at("steps", 226)["rates"], [0.05, 0.95])
+    assert rate_at(80 / 2.4) < low < rate_at(80 / 2.2) and rate_at(80 / 1.1) < high < rate_at(80)
+    same = course().at("steps", 80)["rates"]
+    assert np.median(same) == pytest.approx(rate_at(80), abs=0.01) and np.ptp(same) < 0.02, (
+        "its own batch loses nothing"
+    )
 
 
 def test_the_progress_of_a_step_by_hand():

@@ -4,15 +4,17 @@ import re
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from scipy.special import expit
 
 from grpo.cli import main
 from grpo.config import UserError
 from grpo.config.run import TrainConfig
 from grpo.dynamics.diagnostics import diagnose
-from grpo.dynamics.identify import laws
+from grpo.dynamics.identify import LawFit
+from grpo.dynamics.laws import History, Law
 from grpo.report.dynamics import analysed, write_fit
 from grpo.report.dynamics_panels import draw_gradient_mass, draw_reward, panels
-from grpo.report.dynamics_tables import SHAPES, forecast_numbers
+from grpo.report.dynamics_tables import forecast_numbers, shape_of
 from grpo.report.logs import read_log
 from grpo.tasks.solve_rates import read_solve_rates
 from grpo.telemetry import KILLED, Resumption, add_resumption
@@ -67,8 +69,8 @@ def test_laws_that_fit_as_well_are_named_beside_the_best(tmp_path):
     shown = analysed(read_log(tmp_path), tmp_path)
     best, *others = shown.identification.fits
     near = [fit.law.name for fit in others if fit.aicc < best.aicc + 2]
-    _, _, law = forecast_numbers(shown.identification, shown.ahead)
-    assert near and law.value == best.law.name and f"{' and '.join(near)} fit" in law.note
+    _, _, shape = forecast_numbers(shown.identification, shown.ahead)
+    assert near and f"the {best.law.name} law fits best, {' and '.join(near)} about as well" in shape.note
 
 
 def test_a_forecast_is_told_with_the_way_there(tmp_path, capsys):
@@ -353,5 +355,28 @@ def test_defaults_of_a_saved_config_fill_what_it_lacks():
     assert from_dict(old).dynamics == TrainConfig().dynamics
 
 
-def test_every_law_is_told_of_by_the_shape_of_its_curve():
-    assert {law.name for law in laws(0.9, 1.0)} == SHAPES.keys()
+@pytest.mark.parametrize(
+    "curve, word, phrase",
+    [
+        (lambda time: 0.4 + 0 * time, "level", "a level without a trend"),
+        (lambda time: 0.6 - 0.3 * time, "straight", "a nearly straight fall"),
+        (lambda time: 0.7 - 0.4 * np.exp(-5 * time), "slows down", "a rise that slows down towards a plateau"),
+        (
+            lambda time: 0.2 + 0.6 * expit(20 * (time - 0.5)),
+            "slow start",
+            "a slow start, then a faster rise, then a plateau",
+        ),
+        (lambda time: 0.2 + 0.3 * time**3, "slow start", "a slow start, then a faster rise"),
+        (
+            lambda time: 0.7 - 0.4 * np.exp(-3 * time) * np.cos(15 * time),
+            "swings",
+            "a rise that overshoots and swings back",
+        ),
+    ],
+)
+def test_a_curve_is_told_of_by_its_shape_whatever_its_law(curve, word, phrase):
+    steps = np.arange(60.0)
+    law = Law("any", (), lambda free, times, *_: curve(times / 59), lambda history: [[]], lambda free: free)
+    history = History(steps, curve(steps / 59), np.full(60, 0.01), np.ones(60), np.zeros(60))
+    fit = LawFit(law, history, np.zeros(0), np.zeros((0, 0)), 0.0, np.zeros(60))
+    assert shape_of(fit) == (word, phrase)

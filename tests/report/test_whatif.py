@@ -39,6 +39,11 @@ def test_alternatives_are_compared_at_equal_tokens(run, capsys, monkeypatch):
     assert "each alternative spends 1,000,000 tokens" in printed and "wide guess" not in printed
     longer = lines(read_log(run), Budget("tokens", 1e6), [BatchSetting(8, 16, refresh_interval=4)])
     assert longer[-1].endswith("so what a longer one does is a wide guess")
+    # exp(−4·(1/4 − 1/16)) = .47
+    few = lines(read_log(run), Budget("tokens", 1e6), [BatchSetting(8, 16), BatchSetting(8, 4)])
+    assert few[-1].startswith("a step with 4 prompts may be up to 53% slower")
+    many = lines(read_log(run), Budget("tokens", 1e6), [BatchSetting(8, 256), BatchSetting(8, 64)])
+    assert "slower" not in many[-1]
     # 20 + 8 × 100 tokens a group against 20 + 4 × 100 and 20 + 16 × 100.
     assert "0.51 ×" in printed and "1.98 ×" in printed and "1.00 ×" in printed
     assert "normalization=dr_grpo dynamics.group_size=16: " in printed and "with probability" in printed

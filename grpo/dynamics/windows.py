@@ -1,0 +1,98 @@
+"""This module estimates means of windows of a series whose successive values resemble each other.
+
+In each window, the values scatter about a straight line of the window's own. Their errors are an AR(1) series of an
+unknown correlation, which all windows of the series share, and of the window's own variance. Few values say little
+about the correlation. So the half-width of an interval is the mean over all correlations, weighted by their posterior.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from grpo.types import Interval
+
+Array = NDArray[np.float64]
+
+# This is the confidence of every interval of a diagnosis.
+CONFIDENCE = 0.99
+# The correlations of neighbouring values that are weighed. Their prior weights are 1 minus the correlation.
+CORRELATIONS: Array = np.linspace(0.0, 0.9, 10)
+
+
+class Windows:
+    """Windows of `length` values are cut from a series from its end on. They estimate the means of two of them."""
+
+    def __init__(self, values: Array, length: int) -> None:
+        self._values, self._length = values, length
+
+    @property
+    def last(self) -> Interval:
+        """The mean of the last window."""
+        return self._of(self._values[-self._length :])
+
+    @property
+    def first(self) -> Interval:
+        """The mean of the first `length` values."""
+        return self._of(self._values[: self._length])
+
+    @property
+    def difference(self) -> Interval:
+        """The mean of the last window minus that of the first `length` values."""
+        return self._of(self._values[-self._length :], self._values[: self._length])
+
+    def _of(self, later: Array, earlier: Array | None = None) -> Interval:
+        """Returns the mean of a window, or its difference from the mean of another window."""
+        mean, variances = float(later.mean()), self._variances(later)
+        freedom = np.full(len(CORRELATIONS), self._length - 2.0)
+        if earlier is not None:
+            own = self._variances(earlier)
+            mean -= float(earlier.mean())
+            freedom *= (variances + own) ** 2 / np.maximum(variances**2 + own**2, 1e-300)
+            variances = variances + own
+        half = float(self._weights @ (np.sqrt(variances) * stats.t.ppf(0.5 + CONFIDENCE / 2, np.maximum(freedom, 1))))
+        return Interval(mean, mean - half, mean + half)
+
+    @cached_property
+    def _weights(self) -> Array:
+        """The posterior weights of the correlations, [correlations].
+
+        The likelihood is the restricted one (Patterson & Thompson, Biometrika 1971), from which the windows' lines are
+        integrated out.
+        """
+        number, length = len(self._values) // self._length, self._length
+        windows = self._values[len(self._values) - number * length :].reshape(number, length)
+        # A window that does not scatter at all tells nothing of the correlation.
+        least = 1e-9 * float(np.var(self._values)) + 1e-300
+        score = np.log(1 - CORRELATIONS)
+        for window in windows:
+            scatter, information = _scatter(window)
+            score += 0.5 * np.log((1 - CORRELATIONS**2) / information)
+            score -= 0.5 * (length - 2) * np.log(np.maximum(scatter, least))
+        weights = np.exp(score - score.max())
+        return weights / weights.sum()
+
+    def _variances(self, window: Array) -> Array:
+        """Returns the variance of a window's mean [correlations]."""
+        scatter, _ = _scatter(window)
+        gaps = np.arange(1, len(window))
+        shared = 1 + 2 * ((1 - gaps / len(window)) * CORRELATIONS[:, None] ** gaps).sum(axis=1)
+        return scatter / max(len(window) - 2, 1) / (1 - CORRELATIONS**2) * shared / len(window)
+
+
+def _scatter(window: Array) -> tuple[Array, Array]:
+    """Fits a line to a window at each correlation. Returns the sum of squares of its AR(1) innovations, and the
+    determinant of the line's information, [correlations] each."""
+    time = np.linspace(-1, 1, len(window))
+    # The first value and the innovations of the others are independent and have one variance.
+    rows = np.stack([window, np.ones_like(time), time])[None] * np.ones((len(CORRELATIONS), 1, 1))
+    first = np.sqrt(1 - CORRELATIONS[:, None] ** 2) * rows[:, :, 0]
+    rows = np.concatenate([first[:, :, None], rows[:, :, 1:] - CORRELATIONS[:, None, None] * rows[:, :, :-1]], axis=2)
+    values, line = rows[:, 0], rows[:, 1:]
+    information = line @ line.transpose(0, 2, 1)
+    fitted = np.linalg.solve(information, line @ values[:, :, None])[:, :, 0]
+    residuals = values - np.einsum("ck,ckt->ct", fitted, line)
+    return np.sum(residuals**2, axis=1), np.linalg.det(information)
