@@ -109,7 +109,7 @@ def shown(ratio: Interval) -> str:
 def main(folder: str, experiment: str = "tiny", seeds: str = "8", at_once: str = "2") -> None:
     setup, root = SETUPS[experiment], Path(folder)
     names = arms(setup)
-    os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // int(at_once)))
+    os.environ["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // int(at_once)))
     jobs = [(root / f"{folder_name(name)}-{seed}", name, seed) for seed in range(int(seeds)) for name in names]
     with ThreadPoolExecutor(int(at_once)) as pool:
         list(pool.map(lambda job: train(job[0], names[job[1]], job[2]), jobs))
