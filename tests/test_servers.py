@@ -122,6 +122,7 @@ def test_sampling_ahead_is_one_round_stale_and_corrected_for(tmp_path, served):
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     measured = rows(output / "metrics.jsonl")
     assert [row["staleness/mean"] for row in measured] == [0.0] + [1.0] * 7
+    assert all(0 < row["rollout/cache_peak_fraction"] < 1 for row in measured)
     assert 0.5 < min(row.get("mismatch/ess_fraction", 1.0) for row in measured) <= 1.0
     # A round of silent groups has none.
     first, *later = [row["mismatch/mean_abs"] for row in measured if "mismatch/mean_abs" in row]

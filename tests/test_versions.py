@@ -143,7 +143,7 @@ def test_this_vllm_knows_every_flag_of_a_server():
         arguments = engine_arguments(TrainConfig(), "model", on_gpu) | server_arguments(TrainConfig(), on_gpu)
         read = parser.parse_args(command_line(arguments))
         assert read.worker_extension_cls == "grpo.weight_sync.vllm_receiver.WeightReceiver"
-        assert read.enable_scale_out and read.middleware == ["grpo.rollout.server_key.KeyMiddleware"]
+        assert read.enable_scale_out and read.middleware == ["grpo.rollout.server_use.ServerMiddleware"]
     assert read.gpu_memory_utilization == 0.9
 
 

@@ -17,6 +17,7 @@ restarts               when a server is restarted, in a run and under `grpo serv
 servers, replica       how servers are started; one server
 dispatch               hands requests out to the servers
 server_key             guards a server with the run's key
+server_use             says how full a server's cache was at its fullest moment
 
 A round:
 collect                prompts → scored groups, with dynamic sampling or a budget

@@ -1,10 +1,10 @@
 """This module measures how full an engine's KV cache gets, and how often completions are preempted for want of room.
 
-    rollout/cache_peak_fraction   largest share of the cache in use at once; only for an engine in this process
+    rollout/cache_peak_fraction   largest share of the cache in use at once
     rollout/preemptions           completions that were interrupted, and computed anew later, since the cache was full
     rollout/prefix_hit_fraction   share of the prompts' tokens that were in the cache already
 
-A server is asked for its counters (vLLM: `/metrics`) after each round.
+A server is asked for its counters (vLLM: `/metrics`) and its peak (`grpo.rollout.server_use`) after each round.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from typing import Any
 COUNTERS = ("vllm:num_preemptions_total", "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
 
 
+PEAK = "rollout/cache_peak_fraction"
+
+
 class EngineUse:
-    """This object replaces vLLM's own loggers (`LLMEngine.logger_manager`), which print.
+    """This object replaces vLLM's own loggers (`LLMEngine.logger_manager`), which print. In a server it joins them.
 
     vLLM calls `record` after each engine step, so the cache's true peak is seen, which polling would miss.
     """
@@ -41,6 +44,9 @@ class EngineUse:
     def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
         """Does nothing: the run itself puts the engine to sleep."""
 
+    def record_admission_rejection(self, reason: str) -> None:
+        """Does nothing: the run asks again."""
+
     def take(self) -> dict[str, float]:
         """Returns the cache's peak, preemptions and prefix hits since the last call, and resets them. Returns {} when
         the engine was idle."""
@@ -48,12 +54,15 @@ class EngineUse:
         EngineUse.__init__(self)
         if not asked and not peak:
             return {}
-        use = {"rollout/cache_peak_fraction": peak, "rollout/preemptions": float(preempted)}
+        use = {PEAK: peak, "rollout/preemptions": float(preempted)}
         return use | ({"rollout/prefix_hit_fraction": hit / asked} if asked else {})
 
 
 class ServerUse:
-    """This class turns servers' cumulative counters into preemptions and prefix hits since the last call."""
+    """This class turns servers' pages into the highest peak, and preemptions and prefix hits since the last call.
+
+    A page holds vLLM's cumulative counters, and a line with the peak unless an earlier version's server wrote it.
+    """
 
     def __init__(self) -> None:
         self._before: dict[str, Mapping[str, float]] = {}
@@ -66,7 +75,9 @@ class ServerUse:
         self._before |= {url: {counter: counted(page, counter) for counter in COUNTERS} for url, page in pages.items()}
         if not asked:
             return {}
-        return {"rollout/preemptions": preempted, "rollout/prefix_hit_fraction": hit / asked}
+        peaks = [counted(page, PEAK) for page in pages.values() if f"\n{PEAK} " in page]
+        use = {PEAK: max(peaks)} if peaks else {}
+        return use | {"rollout/preemptions": preempted, "rollout/prefix_hit_fraction": hit / asked}
 
     def _grown(self, url: str, counter: str, page: str) -> float:
         now, before = counted(page, counter), self._before.get(url, {}).get(counter, 0.0)

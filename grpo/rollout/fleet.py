@@ -110,7 +110,7 @@ class Fleet:
         return [member for member in self._members if member.replica.alive]
 
     def cache_usage(self) -> dict[str, float]:
-        """Returns the servers' preemptions and prefix hits since the last call, on the first rank; {} on others."""
+        """Returns the servers' highest peak, preemptions and prefix hits since the last call; {} on other ranks."""
         return self._use.since(asyncio.run(self._metrics())) if self._first else {}
 
     async def _metrics(self) -> dict[str, str]:

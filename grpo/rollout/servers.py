@@ -52,7 +52,7 @@ def server_arguments(config: TrainConfig, on_gpu: bool) -> dict[str, Any]:
         # This opens the route that takes and returns token ids, and says which weights wrote them.
         "enable_scale_out": True,
         "disable_uvicorn_access_log": True,
-        "middleware": "grpo.rollout.server_key.KeyMiddleware",
+        "middleware": "grpo.rollout.server_use.ServerMiddleware",
     }
 
 

@@ -1,8 +1,10 @@
 """These tests check what is reported of an engine's KV cache: how full it was, and how often it ran out of room."""
 
+import asyncio
 from types import SimpleNamespace
 
-from grpo.rollout.engine_use import EngineUse, ServerUse, use_of_all
+from grpo.rollout.engine_use import PEAK, EngineUse, ServerUse, use_of_all
+from grpo.rollout.server_use import TAKE, MeasuredMiddleware
 
 
 def scheduler(usage, queries=0, hits=0):
@@ -38,6 +40,41 @@ def test_counters_of_servers_become_the_use_since_the_last_look():
     # A server that was started anew counts from 0, and one without an answer not at all.
     assert use.since({"a": page(2.0, 10, 5)}) == {"rollout/preemptions": 2.0, "rollout/prefix_hit_fraction": 0.5}
     assert use.since({}) == {}
+    peaks = {"a": page(2.0, 20, 5) + f"\n{PEAK} 0.25", "b": page(1.0, 110, 50) + f"\n{PEAK} 0.75"}
+    assert use.since(peaks)[PEAK] == 0.75
+
+
+def test_a_server_tells_its_peak_to_the_run_and_to_nobody_else():
+    async def app(scope, receive, send):
+        if scope["path"] == "/generate":
+            for use in loggers:
+                use.record(scheduler(0.75, queries=8), None)
+                use.record(scheduler(0.25), None)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"page"})
+
+    loggers = []
+    manager = SimpleNamespace(stat_loggers=loggers)
+    vllm = SimpleNamespace(state=SimpleNamespace(engine_client=SimpleNamespace(logger_manager=manager)))
+    server = MeasuredMiddleware(app)
+
+    def answered(path, *headers):
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "path": path, "headers": headers, "app": vllm}
+        asyncio.run(server(scope, None, send))
+        return dict(sent[0]["headers"])
+
+    take = (TAKE.encode(), b"1")
+    for _ in range(2):
+        answered("/generate")
+    assert len(loggers) == 1
+    assert answered("/metrics") == answered("/generate", take) == {}
+    assert answered("/metrics", take) == {TAKE.encode(): b"0.75"}
+    assert answered("/metrics", take) == {TAKE.encode(): b"0.0"}
 
 
 def test_of_several_engines_the_fullest_counts_and_interruptions_add_up():
