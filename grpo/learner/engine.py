@@ -26,11 +26,14 @@ from grpo.config.pass_through import passing_on
 from grpo.host import ranks
 from grpo.host.network import interface_of, own_address
 
+# On another number of ranks every loaded checkpoint warns of missing tensor parallelism, which the learner never has.
+# The other warning is of optimizers besides Adam. Those that can be chosen are exact, see `grpo.config.optimizer`.
+PASSED_OVER = ("MPU is not provided", "**** You are using ZeRO with an untested optimizer")
+
 
 def concerns_a_run(record: logging.LogRecord) -> bool:
-    """Says whether a warning of DeepSpeed's means anything here. On another number of ranks every loaded checkpoint
-    warns of missing tensor parallelism (MPU), which the learner never has."""
-    return not record.getMessage().startswith("MPU is not provided")
+    """Says whether a warning of DeepSpeed's means anything here."""
+    return not record.getMessage().startswith(PASSED_OVER)
 
 
 def init_distributed(device: torch.device, deadline_seconds: float) -> None:

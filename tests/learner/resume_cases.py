@@ -3,6 +3,7 @@
 LORA = {"model__lora__rank": 4}
 BFLOAT16 = {"precision": "bfloat16"}
 RADAM, NADAM = ({"learner__deepspeed": {"optimizer": {"type": name}}} for name in ("RAdam", "NAdam"))
+OVERLAPPED = {"learner__deepspeed": {"optimizer": {"type": "NAdam"}, "zero_optimization": {"overlap_comm": True}}}
 TOGETHER, COPIES = {"learner__sequence_parallel": 2}, {"learner__hpz_partition_size": 2}
 
 # How a checkpoint was saved, how it is read, and whether it has a layout.json.
@@ -19,6 +20,8 @@ CHANGES = [
     ({"stage": 1, **LORA}, {"stage": 2, **LORA, **BFLOAT16}, True),
     ({"stage": 3, **LORA, **BFLOAT16}, {"stage": 3, **LORA}, True),
     ({"stage": 1, **RADAM}, {"stage": 2, **RADAM, **BFLOAT16}, True),
+    ({"stage": 1, **LORA, **RADAM}, {"stage": 2, **LORA, **RADAM, **BFLOAT16}, True),
+    ({"stage": 3, **LORA, **NADAM, **BFLOAT16}, {"stage": 3, **LORA, **OVERLAPPED, **BFLOAT16}, True),
     ({"stage": 1}, {"stage": 2}, False),
     ({"stage": 1}, {"stage": 1, **BFLOAT16}, False),
     ({"stage": 2, **BFLOAT16}, {"stage": 1}, False),

@@ -3,6 +3,7 @@
 import inspect
 import logging
 
+import deepspeed
 import pytest
 import torch
 from deepspeed.runtime import base_optimizer
@@ -47,10 +48,12 @@ def test_an_optimizer_in_main_memory_has_its_ranks_share_of_the_cores(offload, t
     assert chosen == threads
 
 
-def test_only_the_warning_of_tensor_parallelism_is_passed_over():
+def test_only_warnings_of_tensor_parallelism_and_of_other_optimizers_are_passed_over():
     text = "MPU is not provided, setting tp size to 1 in checkpoint loading."
+    untested = "**** You are using ZeRO with an untested optimizer, proceed with caution *****"
     assert text in inspect.getsource(base_optimizer), "DeepSpeed says it in these words"
-    for message, concerns in ((text, False), ("a gradient overflowed", True)):
+    assert untested in inspect.getsource(deepspeed.runtime.engine)
+    for message, concerns in ((text, False), (untested, False), ("a gradient overflowed", True)):
         record = logging.LogRecord("DeepSpeed", logging.WARNING, "", 1, message, None, None)
         assert engine.concerns_a_run(record) is concerns
 
