@@ -68,10 +68,9 @@ class Windows:
         # A window that does not scatter at all tells nothing of the correlation.
         least = 1e-9 * float(np.var(self._values)) + 1e-300
         score = np.log(1 - CORRELATIONS)
-        for window in windows:
-            scatter, information = _scatter(window)
-            score += 0.5 * np.log((1 - CORRELATIONS**2) / information)
-            score -= 0.5 * (length - 2) * np.log(np.maximum(scatter, least))
+        for scatter, information in map(_scatter, windows):
+            if scatter.min() > least:
+                score += 0.5 * np.log((1 - CORRELATIONS**2) / information) - 0.5 * (length - 2) * np.log(scatter)
         weights = np.exp(score - score.max())
         return weights / weights.sum()
 

@@ -37,3 +37,10 @@ def test_a_window_without_scatter_has_an_exact_mean():
     series = Series(np.arange(40), np.repeat([0.25, 0.75], 20))
     assert half_width(start(series)) == pytest.approx(0, abs=1e-6)
     assert change(series).value == pytest.approx(0.5) and half_width(change(series)) == pytest.approx(0, abs=1e-6)
+
+
+def test_windows_without_scatter_tell_nothing_of_the_correlation():
+    """One row of ten differs, after many that are all alike. Its window alone has a standard error of .1."""
+    alone = level(Series(np.arange(10), np.repeat([0.0, 1.0], [9, 1])))
+    after = level(Series(np.arange(30), np.repeat([0.0, 1.0], [29, 1])))
+    assert half_width(after) == pytest.approx(half_width(alone)) and half_width(after) < 0.8
