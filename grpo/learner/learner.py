@@ -247,7 +247,7 @@ class DeepSpeedLearner:
             self.engine.save_checkpoint(directory, tag=SHARDS, save_latest=False, exclude_frozen_parameters=True)
             if first:
                 attempt(self._layout(self.policy).write, directory)
-            if isinstance(self.reference, CopyReference) and self._config.objective.kl.refresh_every:
+            if isinstance(self.reference, CopyReference) and self.reference.differs:
                 state = self.reference.state()
                 if first:
                     attempt(save_file, state, Path(directory, REFERENCE_FILE))

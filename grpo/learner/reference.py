@@ -37,6 +37,7 @@ class CopyReference:
 
     def __init__(self, policy: Policy, learner: LearnerConfig, kl: KlConfig, device: torch.device):
         self._kl = kl
+        self._moved = False
         policy.requires_grad_(False).eval()
         self.policy = policy.to(device) if learner.zero_stage < 3 else policy
         self._forward = start_frozen_engine(policy, learner) if learner.zero_stage == 3 else policy
@@ -49,6 +50,12 @@ class CopyReference:
     def due(self, step: int) -> bool:
         """Says whether a refresh is due after optimizer step `step`."""
         return bool(self._kl.refresh_every) and step % self._kl.refresh_every == 0
+
+    @property
+    def differs(self) -> bool:
+        """Says whether the reference may differ from the model that the run began with, so that a checkpoint needs
+        it. One that has moved stays where it is when a resumed run moves it no further."""
+        return self._moved or bool(self._kl.refresh_every)
 
     @torch.no_grad()
     def refresh(self, buckets: Iterator[list[tuple[str, torch.Tensor]]]) -> None:
@@ -68,6 +75,7 @@ class CopyReference:
     @torch.no_grad()
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         """Restores the weights that `state` returned. Collective."""
+        self._moved = True
         own = dict(base_model(self.policy.language_model).named_parameters())
         with gathered(list(own.values()), modifier_rank=0):
             for name, tensor in state.items():

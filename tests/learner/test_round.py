@@ -82,6 +82,25 @@ def test_a_kl_in_the_reward_is_nothing_while_the_learner_is_its_reference(start)
         assert penalized_values == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_reference_that_moved_stays_where_it_is_in_runs_that_move_it_no_further(start, tmp_path):
+    moving, resting = config_of(), config_of()
+    moving.objective.kl = replace(moving.objective.kl, coefficient=0.1, refresh_every=1)
+    resting.objective.kl = replace(moving.objective.kl, refresh_every=0)
+    learner = start(moving)
+    before = learner.reference.state()
+    for batch in batches_of(learner, moving, scored()):
+        learner.step(batch)
+    moved = learner.reference.state()
+    learner.save(str(tmp_path / "first"))
+    # The run is resumed twice, each time without further moves.
+    for source, target in (("first", "second"), ("second", "third")):
+        resumed = start(resting)
+        resumed.load(str(tmp_path / source))
+        resumed.save(str(tmp_path / target))
+    assert not all(torch.equal(tensor, before[name]) for name, tensor in moved.items())
+    assert all(torch.equal(tensor, moved[name]) for name, tensor in resumed.reference.state().items())
+
+
 @pytest.mark.parametrize("old_logprobs", ["learner", "sampler"])
 def test_what_a_round_has_learned_is_no_mismatch_of_its_engines(start, old_logprobs):
     config = config_of(old_logprobs=old_logprobs)
