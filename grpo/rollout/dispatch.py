@@ -65,10 +65,12 @@ class _Server:
         self.tokens.clear()
         return groups
 
-    def forget(self, task: asyncio.Task) -> None:
-        group = self.tasks.pop(task)
-        for sample in group.requests:
+    def forget(self, task: asyncio.Task) -> bool:
+        """Forgets a task that ends. Returns False for one whose group was taken back and is another server's now."""
+        group = self.tasks.pop(task, None)
+        for sample in group.requests if group else ():
             self.tokens.pop((id(group), sample), None)
+        return group is not None
 
 
 class Dispatcher:
@@ -144,13 +146,14 @@ class Dispatcher:
                 for sample, request in requests.items():
                     asking.create_task(self._post(server, session, group, sample, request))
         except* ReplicaLost as lost:
-            self._lose(server, lost.exceptions[0])
+            if asyncio.current_task() in server.tasks:
+                self._lose(server, lost.exceptions[0])
         except* Exception as failed:
-            _settle(group.future, error=failed.exceptions[0])
-            server.forget(asyncio.current_task())
+            if server.forget(asyncio.current_task()):
+                _settle(group.future, error=failed.exceptions[0])
         else:
-            _settle(group.future, result=group.answers)
-            server.forget(asyncio.current_task())
+            if server.forget(asyncio.current_task()):
+                _settle(group.future, result=group.answers)
         self._hand_out()
 
     async def _post(

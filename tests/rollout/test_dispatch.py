@@ -4,7 +4,7 @@ is tested is which server is asked what, and how often."""
 import asyncio
 import threading
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 from aiohttp import web
@@ -12,7 +12,7 @@ from aiohttp import web
 from grpo.config import UserError
 from grpo.config.errors import SamplerLost
 from grpo.rollout.dispatch import Dispatcher
-from grpo.rollout.replica import Replica, Standing
+from grpo.rollout.replica import Replica, ReplicaLost, Standing
 
 
 @contextmanager
@@ -162,6 +162,56 @@ def test_what_two_servers_lose_at_the_same_moment_is_not_forgotten():
         servers = replicas(first, second, third)
         assert draw(REQUESTS, servers, at_once=99) == EXPECTED
     assert [replica.alive for replica in servers] == [False, False, True]
+
+
+class Scripted:
+    """This replica answers in memory, once it has `together` requests."""
+
+    url = "http://scripted"
+
+    def __init__(self, standing, answer, together=1):
+        self.standing, self._answer, self._together = standing, answer, together
+        self._came = 0
+
+    alive = Replica.alive
+
+    @asynccontextmanager
+    async def session(self):
+        yield self
+
+    async def post(self, session, route, request):
+        self._came += 1
+        while self._came < self._together:
+            await asyncio.sleep(0)
+        return self._answer(seed_of(request))
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_what_goes_to_another_server_is_settled_by_that_one_only(lost):
+    """A server is lost at the very moment at which it answers another prompt with nonsense."""
+
+    def fails(seed):
+        if seed == lost:
+            raise ReplicaLost("it is gone")
+        return {}
+
+    other = Scripted(Standing.JOINING, lambda seed: {"choices": [{"seed": seed}]})
+    dispatcher = Dispatcher([Scripted(Standing.READY, fails, together=2), other], at_once=8)
+    try:
+        answers = dispatcher.ask([{0: asked_for(seed, 8)} for seed in range(2)])
+        while dispatcher._servers[0].replica.alive:
+            threading.Event().wait(0.001)
+        other.standing = Standing.READY
+        dispatcher.look_again()
+        assert answers[lost].result(20) == {0: {"seed": lost}}
+        # The other prompt was settled before its server was lost, or is answered as well.
+        nonsense = answers[1 - lost].exception(20)
+        assert isinstance(nonsense, UserError) or answers[1 - lost].result() == {0: {"seed": 1 - lost}}
+        # Nothing is left over, and the next prompt is answered.
+        assert [answer.result(20) for answer in dispatcher.ask([{0: asked_for(7, 8)}])] == [{0: {"seed": 7}}]
+        assert not any(server.tasks for server in dispatcher._servers)
+    finally:
+        dispatcher.close()
 
 
 def test_the_server_with_the_fewest_tokens_to_write_is_asked():
