@@ -29,6 +29,15 @@ def free_port(host: str = LOOPBACK) -> int:
         return listener.getsockname()[1]
 
 
+def url_of(host: str, port: int) -> str:
+    """Returns the address of a server as a URL, in which an address of IPv6 stands in brackets.
+
+    >>> url_of("10.0.0.5", 8000), url_of("::1", 8000)
+    ('http://10.0.0.5:8000', 'http://[::1]:8000')
+    """
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def require_free(host: str, ports: Iterable[int], key: str) -> None:
     """Raises `UserError` when this machine has no interface with the address `host`, or something listens on a port.
 

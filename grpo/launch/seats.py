@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.placement import require_length
+from grpo.host.network import url_of
 from grpo.launch.machines import Machine
 
 LEARNER, SERVER = "learner", "servers"
@@ -52,7 +53,7 @@ def seats_of(config: TrainConfig, words: Sequence[str], machines: Sequence[Machi
     learning, serving = machines[: hardware.learner_nodes], machines[hardware.learner_nodes :]
     ports = [hardware.first_port + SERVER_PORTS + index * servers.replicas for index in range(hardware.server_nodes)]
     urls = [
-        f"http://{machine.address}:{port + replica}"
+        url_of(machine.address, port + replica)
         for machine, port in zip(serving, ports, strict=True)
         for replica in range(servers.replicas)
     ]

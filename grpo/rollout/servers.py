@@ -12,7 +12,7 @@ import torch
 from grpo.config import TrainConfig
 from grpo.config.folder import LOG_FOLDER, server_log_name
 from grpo.config.placement import KEY_VARIABLE, server_gpus, server_ports
-from grpo.host.network import free_port, require_free
+from grpo.host.network import free_port, require_free, url_of
 from grpo.host.tether import PRIVATE
 from grpo.rollout.engine_arguments import command_line, engine_arguments, for_cpu
 from grpo.rollout.replica import ServerProcess
@@ -35,7 +35,7 @@ def start_servers(config: TrainConfig, model_path: str, device: torch.device) ->
         log = Path(config.output_dir) / LOG_FOLDER / server_log_name(servers.host, port)
         process = ServerProcess(command_line(arguments | {"port": port}), environment, log)
         process.start()
-        started[f"http://{servers.host}:{port}"] = process
+        started[url_of(servers.host, port)] = process
     return started
 
 

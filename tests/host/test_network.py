@@ -1,8 +1,11 @@
 """These tests look up ports, addresses and interfaces of this machine."""
 
 import socket
+from urllib.parse import urlsplit
 
-from grpo.host.network import free_port, interface_of, listen, own_address, watchful
+import pytest
+
+from grpo.host.network import free_port, interface_of, listen, own_address, url_of, watchful
 
 
 def test_a_free_port_is_one_that_nothing_listens_on():
@@ -28,3 +31,10 @@ def test_towards_itself_a_machine_is_its_loopback():
     assert own_address("127.0.0.1") == "127.0.0.1"
     assert interface_of("127.0.0.1").startswith("lo")
     assert interface_of("192.0.2.1") == ""  # an address for documentation, of no machine
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "fe80::1"])
+def test_a_url_names_the_host_and_port_of_a_server(host):
+    """rollout.servers.host may be an address of IPv6, which has colons of its own."""
+    address = urlsplit(url_of(host, 8000))
+    assert (address.hostname, address.port) == (host, 8000)
