@@ -4,10 +4,12 @@ runs it, alone or on two ranks.
 Usage: pretended_worker.py MODEL_DIRECTORY OUTPUT_FILE PART... Rank 0 writes a JSON object of facts for each part.
 """
 
+import itertools
 import json
 import sys
 import tempfile
 from pathlib import Path
+from unittest.mock import patch
 
 from grpo.host import environment
 
@@ -26,10 +28,13 @@ from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.learner.on_device import to_device
 from grpo.learner.policy import Policy
+from grpo.learner.proof import example_row
+from grpo.prove import computation
 from grpo.rollout.transformers_sampler import TransformersSampler
 from grpo.types import Completion, Problem, Prompt
 from grpo.weight_sync import channel
 from grpo.weight_sync.refresh import CheckedSync, Probe
+from tests.gpu import test_kernels
 from tests.learner import family_worker
 from tests.learner.learner_worker import config_for, take_step
 from tests.learner.test_attention import HEADS, KINDS, TOKENS, TREES
@@ -154,6 +159,20 @@ def family(model):
         member: max(off(on_gpu[member, layout, budget][name], exact) for name, exact in changes.items())
         for (member, layout, budget), changes in on_cpu.items()
     }
+
+
+def proofs(model):
+    """What GPU tests and `grpo prove` compare with float64 on a GPU, so that their own code has run once."""
+    facts = {}
+    with pretend_gpu() as gpu, patch.object(torch.cuda, "set_sync_debug_mode", lambda mode: None):
+        for kind, dtype in itertools.product(test_kernels.KINDS, test_kernels.BOUNDS):
+            test_kernels.test_attention_and_its_gradients_are_those_of_float64(kind, dtype, 64)
+        test_kernels.test_the_host_never_waits_in_a_micro_batch(Path(model).parent / "of kernels")
+        test_kernels.test_float32_has_a_fused_kernel_too()
+        for dtype in computation.BOUNDS:
+            error = computation.attention_error(gpu, dtype, computation.WINDOW)
+            facts[str(dtype)] = [error, computation.gradient_error(gpu, dtype, *example_row())]
+    return facts
 
 
 CUTS = family_worker.CUTS[1:2]

@@ -10,6 +10,7 @@ from tests import warm
 from tests.learner.family_worker import MEMBERS
 from tests.learner.models import tiny_llama
 
+PARTS = ("family", "rounds", "proofs", "steps/2/float32", "steps/3/bfloat16")
 IMPORTS = (*warm.LEARNER, "grpo.rollout.transformers_sampler", "tests.learner.test_attention")
 
 
@@ -28,7 +29,7 @@ def quick(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    return facts_of(tmp_path_factory.mktemp("whole"), "family", "rounds", "steps/2/float32", "steps/3/bfloat16")
+    return facts_of(tmp_path_factory.mktemp("whole"), *PARTS)
 
 
 def test_operations_that_mix_devices_are_refused(quick):
@@ -94,6 +95,11 @@ def test_a_refresh_waits_once_for_each_weight_on_each_side(whole):
     [line] = Counter(whole["rounds"]["waits"])
     assert "weight_sync/checksum.py" in line
     assert len(whole["rounds"]["waits"]) == 2 * whole["rounds"]["tensors"]
+
+
+@pytest.mark.slow
+def test_what_is_run_on_a_gpu_to_compare_it_with_float64_has_run_here(whole):
+    assert max(whole["proofs"]["torch.float32"]) < 1e-5 and max(whole["proofs"]["torch.bfloat16"]) < 1e-2
 
 
 @pytest.mark.slow
