@@ -133,6 +133,7 @@ def sampling_means(collected: Collected) -> dict[str, Mean]:
         "completions/timed_out_fraction": _mean([grade.outcome == "timed_out" for grade in grades]),
         "completions/unparsable_answer_fraction": _mean([grade.outcome == "unparsable" for grade in grades]),
         "completions/failed_fraction": _mean([grade.outcome == "failed" for grade in grades]),
+        "completions/unanswered_fraction": _mean([grade.outcome == "unanswered" for grade in grades]),
         "policy/sampler_entropy": Mean(-logprobs, tokens),
     }
     if looked := [grade.answered for grade in grades if grade.answered is not None]:

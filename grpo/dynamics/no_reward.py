@@ -24,6 +24,11 @@ _CAUSES = (
         "mend the function; the warnings above show an example",
     ),
     (
+        "completions/unanswered_fraction",
+        "of the completions are in groups for which a reward server did not answer",
+        "look after the server; a longer server.seconds, or a smaller server.at_once, gives it more time",
+    ),
+    (
         "completions/unparsable_answer_fraction",
         "of the completions belong to problems whose own answer cannot be read",
         "choose another task.data.answer_column, or set task.data.answer_pattern or task.reward.parts=[{name: exact}]",

@@ -14,7 +14,7 @@ solve_rates    pass rates that a data set brings along
 From completions to rewards:
 grader_pool, grading_worker   a pool of processes, and what each of them runs
 rewards, overlong, own_rewards   built-in parts of a reward, and functions of the user's own
-remote         rewards from servers
+remote, judge   rewards from servers; a language model as the judge
 extraction, verification   the answer in a completion; whether it is right
 grading        grades → rewards
 

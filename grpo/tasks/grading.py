@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from grpo.config import RewardConfig, UserError
 from grpo.tasks.extraction import extract
 from grpo.tasks.grader_pool import GraderPool
-from grpo.tasks.grading_worker import UNPARSABLE, RawGrade
+from grpo.tasks.grading_worker import UNANSWERED, UNPARSABLE, RawGrade
 from grpo.tasks.overlong import overlong_penalty
 from grpo.tasks.own_rewards import OF_EACH, facts_of
 from grpo.tasks.remote import RemoteRewards, joined
@@ -19,6 +19,9 @@ from grpo.tasks.verification import bare
 from grpo.types import Completion, Grade, RolloutGroup, ScoredGroup
 
 logger = logging.getLogger(__name__)
+
+NOT_THEIR_FAULT = (UNPARSABLE, UNANSWERED)
+"""These outcomes say nothing about completions, so nothing is learned from their group."""
 
 
 class Grading:
@@ -95,14 +98,18 @@ class Grading:
             logger.warning("%s; nothing is learned from them", unparsable(new))
 
     def _scored(self, group: RolloutGroup, raw_grades: Sequence[RawGrade]) -> ScoredGroup:
-        """Scores a group. If the problem's own answer cannot be parsed, all completions get the same reward and none is
-        learned from. Only those with an answer to compare have shown it; the others would win by giving none."""
-        at_fault = any(raw.outcome == UNPARSABLE for raw in raw_grades)
-        if at_fault:
-            raw_grades = [RawGrade(dict.fromkeys(raw.parts, 0.0), UNPARSABLE) for raw in raw_grades]
+        """Scores a group. If the problem's own answer cannot be parsed, or a server did not answer, all completions get
+        the same reward and none is learned from.
+
+        Only completions with an answer to compare show that the problem's own cannot be parsed. The others would win by
+        giving none.
+        """
+        spoilt = next((raw.outcome for raw in raw_grades if raw.outcome in NOT_THEIR_FAULT), None)
+        if spoilt:
+            raw_grades = [RawGrade(dict.fromkeys(raw.parts, 0.0), spoilt) for raw in raw_grades]
         grades = tuple(map(self._grade, group.completions, raw_grades))
         masked = self._reward.overlong == "mask"
-        included = tuple(not (at_fault or (masked and completion.truncated)) for completion in group.completions)
+        included = tuple(not (spoilt or (masked and completion.truncated)) for completion in group.completions)
         return ScoredGroup(group, grades, included)
 
     def _grade(self, completion: Completion, raw: RawGrade) -> Grade:
@@ -115,7 +122,7 @@ class Grading:
         if config.signed:
             terms = [*(2.0 * term for term in terms), -1.0]
         parts = dict(raw.parts)
-        if config.overlong == "soft" and raw.outcome != UNPARSABLE:
+        if config.overlong == "soft" and raw.outcome not in NOT_THEIR_FAULT:
             penalty = overlong_penalty(len(completion.token_ids), self._max_tokens, config.overlong_buffer)
             terms.append(penalty)
             parts["overlong"] = penalty

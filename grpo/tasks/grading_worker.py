@@ -19,6 +19,8 @@ from grpo.types import Problem
 
 UNPARSABLE = "unparsable"
 """This outcome says that the problem's own answer cannot be read."""
+UNANSWERED = "unanswered"
+"""This outcome says that a server did not answer, which is not the completion's fault."""
 MAX_MESSAGE = 200
 LARGEST = 1e6
 
@@ -28,7 +30,8 @@ class RawGrade:
     """A raw grade holds the value of each reward part, before weights, and the further numbers that parts returned.
 
     All values are 0 unless `outcome` is ``"graded"``. The other outcomes are ``"timed_out"`` (worker killed),
-    ``"failed"`` (exception, or not enough memory) and ``"unparsable"`` (the problem's own answer cannot be read).
+    ``"failed"`` (exception, or not enough memory), ``"unparsable"`` (the problem's own answer cannot be read) and
+    ``"unanswered"`` (a server did not answer).
     """
 
     parts: Mapping[str, float]

@@ -9,7 +9,6 @@ import asyncio
 import json
 import logging
 import os
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,8 @@ from urllib.parse import quote
 from grpo.config import RewardPartConfig, RewardServerConfig, UserError
 from grpo.config.credentials import PLACE
 from grpo.config.task import remote_kind
-from grpo.tasks.grading_worker import RawGrade, numbers
+from grpo.tasks.grading_worker import UNANSWERED, RawGrade, numbers
+from grpo.tasks.judge import Judge, excerpt
 from grpo.tasks.own_rewards import FACTS, facts_of
 from grpo.types import RolloutGroup
 
@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 0.5
 """A request that failed is repeated after this pause, then after twice as long, and so on."""
-MAX_EXCERPT = 200
 MAX_CACHED = 100_000
 """At most this many answers of a server are cached; the oldest one is dropped first."""
 FRUITLESS = 32
@@ -39,6 +38,14 @@ RETRIED = (408, 409, 425, 429)
 
 class _Failed(Exception):
     """This error says that a server gave no reward. The message says which URL and what came back."""
+
+    outcome = "failed"
+
+
+class _Unanswered(_Failed):
+    """This error says that a server was out of reach, too slow or at fault, whatever it was asked."""
+
+    outcome = UNANSWERED
 
 
 class RemoteRewards:
@@ -87,7 +94,7 @@ class _RemotePart:
 
     def __init__(self, part: RewardPartConfig) -> None:
         self.name, self._server = part.name, part.server or RewardServerConfig()
-        self._judge = _Judge(part.name, self._server) if remote_kind(part.name) == "judge" else None
+        self._judge = Judge(part.name, self._server) if remote_kind(part.name) == "judge" else None
         self._base = self._server.url.rstrip("/")
         # Messages name the address with the place of its key, not the key.
         self._url = self._base + ("/chat/completions" if self._judge else "")
@@ -154,7 +161,7 @@ class _RemotePart:
         return message
 
     def _grade(self, answer: Mapping[str, float] | _Failed) -> RawGrade:
-        return RawGrade({self.name: 0.0}, "failed") if isinstance(answer, _Failed) else RawGrade(answer)
+        return RawGrade({self.name: 0.0}, answer.outcome) if isinstance(answer, _Failed) else RawGrade(answer)
 
     def _request(self, group: RolloutGroup, place: int) -> Mapping[str, Any]:
         """Returns the body of the request for one completion."""
@@ -193,7 +200,7 @@ class _RemotePart:
             return numbers(self.name, self._judge.score(answer) if self._judge else answer)
         except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
             raise _Failed(
-                self._named(f"{self._url} answered {_excerpt(answer)}, which holds no reward ({error})")
+                self._named(f"{self._url} answered {excerpt(answer)}, which holds no reward ({error})")
             ) from error
 
     async def _answer(self, session: Any, body: str) -> Any:
@@ -207,11 +214,11 @@ class _RemotePart:
                 try:
                     return json.loads(text)
                 except (ValueError, RecursionError):
-                    raise _Failed(self._named(f"{self._url} answered {_excerpt(text)}, which is not JSON")) from None
-            problem = f"{self._url} answered {status}: {_excerpt(text)}" if status else f"{self._url}: {text}"
+                    raise _Failed(self._named(f"{self._url} answered {excerpt(text)}, which is not JSON")) from None
+            problem = f"{self._url} answered {status}: {excerpt(text)}" if status else f"{self._url}: {text}"
             if status is not None and status < 500 and status not in RETRIED:
-                break
-        raise _Failed(self._named(problem))
+                raise _Failed(self._named(problem))
+        raise _Unanswered(self._named(problem))
 
     async def _post(self, session: Any, body: str) -> tuple[int | None, str]:
         """Posts once. Returns the response's status and text, or None and the reason when no response came."""
@@ -239,52 +246,10 @@ class _RemotePart:
             reason = self._named(f"{type(error).__name__}: {error}")
             raise UserError(f"reward part {self.name!r}: {url}: {reason}") from error
         except (ValueError, LookupError, TypeError) as error:
-            answer = self._named(_excerpt(text))
+            answer = self._named(excerpt(text))
             raise UserError(
                 f"reward part {self.name!r}: {url} answered {answer}, which names no model: set server.model"
             ) from error
-
-
-class _Judge:
-    """A judge is a language model that is asked to score a completion, over OpenAI's chat completions API."""
-
-    def __init__(self, name: str, server: RewardServerConfig) -> None:
-        """Takes the reward part's name, for messages, and its server. Raises `UserError` for an invalid pattern."""
-        self._server, self.model = server, server.model
-        pattern = f"task.reward.parts: {name!r}: server.pattern {server.pattern!r}"
-        try:
-            self._pattern = re.compile(server.pattern)
-        except re.error as error:
-            raise UserError(f"{pattern} is not a valid regular expression: {error}") from error
-        if self._pattern.groups != 1:
-            raise UserError(f"{pattern} has {self._pattern.groups} groups; it needs one")
-
-    def request(self, question: str, answer: str, completion: str) -> Mapping[str, Any]:
-        """Returns the request that asks for a score. Names in braces inside the inserted texts are not filled."""
-        texts = {"{question}": question, "{answer}": answer, "{completion}": completion}
-        text = re.sub("|".join(map(re.escape, texts)), lambda place: texts[place[0]], self._server.prompt)
-        message = {"role": "user", "content": text}
-        return {"model": self.model, "messages": [message], "temperature": 0.0, **self._server.options}
-
-    def score(self, answer: Mapping[str, Any]) -> float:
-        """Returns the last score in the judge's reply, divided by the scale.
-
-        Raises ValueError where there is none, or one beyond the scale: a completion may have talked the judge into it.
-        """
-        reply = answer["choices"][0]["message"]["content"] or ""
-        scores = self._pattern.findall(reply)
-        if not scores:
-            raise ValueError(f"no {self._server.pattern!r} in the reply {_excerpt(reply)}")
-        score = float(scores[-1]) / self._server.scale
-        if abs(score) > 1:
-            raise ValueError(f"the score {scores[-1]} in the reply {_excerpt(reply)} is beyond {self._server.scale:g}")
-        return score
-
-
-def _excerpt(answer: Any) -> str:
-    """Returns the beginning of what a server answered, on one line."""
-    text = " ".join(str(answer).split())
-    return repr(text if len(text) <= MAX_EXCERPT else f"{text[:MAX_EXCERPT]}…")
 
 
 def joined(grades: Sequence[RawGrade]) -> RawGrade:

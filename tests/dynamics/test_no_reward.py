@@ -20,6 +20,7 @@ NOTHING = {"reward/mean": 0.0, "reward/std": 0.0}
     [
         ("timed_out", "took longer to grade than task.reward.timeout_seconds", "raise task.reward.timeout_seconds"),
         ("failed", "made the reward function fail", "mend the function"),
+        ("unanswered", "a reward server did not answer", "look after the server"),
         ("unparsable_answer", "whose own answer cannot be read", "choose another task.data.answer_column"),
         ("truncated", "were cut off before they ended", "raise rollout.sampling.max_tokens"),
         ("no_answer", "hold no answer in the form that task.reward.extract", "set task.reward.extract=final"),

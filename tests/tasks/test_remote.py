@@ -140,7 +140,9 @@ def test_completions_of_one_group_that_are_the_same_are_asked_about_once_if_answ
     assert len(requests) == asked
 
 
-def test_a_request_that_fails_is_repeated_and_one_that_never_succeeds_costs_its_own_grade(monkeypatch, caplog):
+def test_a_request_that_fails_is_repeated_and_a_group_with_one_that_never_succeeds_is_not_learned_from(
+    monkeypatch, caplog
+):
     monkeypatch.setattr("grpo.tasks.remote.FIRST_PAUSE_SECONDS", 0.01)
     tries = {}
 
@@ -153,15 +155,14 @@ def test_a_request_that_fails_is_repeated_and_one_that_never_succeeds_costs_its_
         server = RewardServerConfig(url=url, retries=2)
         reward = RewardConfig(parts=[RewardPartConfig(name="http", server=server)])
         grading = Grading(GraderPool(reward), reward, 16)
-        [scored] = grading.grade([group("good", "later", "never")])
+        answered, spoilt = grading.grade([group("good", "later"), group("good", "never")])
         grading.close()
-    assert [(grade.reward, grade.outcome) for grade in scored.grades] == [
-        (1.0, "graded"),
-        (1.0, "graded"),
-        (0.0, "failed"),
-    ]
+    assert [(grade.reward, grade.outcome) for grade in answered.grades] == [(1.0, "graded")] * 2
+    assert answered.included == (True, True)
+    assert [(grade.reward, grade.outcome) for grade in spoilt.grades] == [(0.0, "unanswered")] * 2
+    assert spoilt.included == (False, False) and spoilt.silent
     assert tries == {"good": 1, "later": 3, "never": 3}
-    assert f"'http': {url} answered 503: 'too busy now'; 1 of 3 completions get no reward" in caplog.text
+    assert f"'http': {url} answered 503: 'too busy now'; 1 of 4 completions get no reward" in caplog.text
 
 
 def test_a_completion_that_got_no_reward_is_asked_about_again_when_it_comes_again():
