@@ -45,8 +45,7 @@ def test_signals_that_come_together_are_one_request():
 
 HUNG_UP = """
 import os, signal
-if {ignored}:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+signal.signal(signal.SIGHUP, signal.SIG_IGN if {ignored} else signal.SIG_DFL)
 from grpo.host.signals import StopRequest
 stop = StopRequest("stopping")
 own, terminal = os.openpty()
