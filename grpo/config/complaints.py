@@ -29,6 +29,7 @@ UNRESOLVED = {
     r"Unsupported interpolation type (\w+)": "${{{0}:…}} is unknown",
     r"Recursive interpolation": "its ${{…}} leads back to itself",
     r" start\(\) takes": "${{start:}} takes nothing after its colon; ${{now:%Y}} formats the time",
+    r"UserError raised while resolving interpolation: ([^\n]*)": "{0}",
     r"HydraConfig was not set": "${{hydra:…}} is not known here",
     r"missing mandatory value": "??? stands for a value that has to be given",
 }

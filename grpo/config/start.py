@@ -14,13 +14,25 @@ from datetime import datetime
 from functools import cache
 from pathlib import Path
 
+from grpo.config.errors import require
+
 START_VARIABLE = "GRPO_START"
 _NAME = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d-\d+|job-\d+")
+_PLAIN = re.compile(r"\w[\w.-]{0,99}")
 
 
 def start() -> str:
-    """Returns the name of this command's start, which is that of `GRPO_START` where it is set."""
-    return os.environ.get(START_VARIABLE) or _own_start()
+    """Returns the name of this command's start, which is that of `GRPO_START` where it is set.
+
+    Raises UserError for a `GRPO_START` that is no plain name of a folder.
+    """
+    given = os.environ.get(START_VARIABLE, "")
+    require(
+        not given or bool(_PLAIN.fullmatch(given)),
+        f"the environment variable {START_VARIABLE}={given[:60]!r} is no plain name: unset it, or give up to 100 "
+        "letters, digits, dots, hyphens and underscores, such as job-17",
+    )
+    return given or _own_start()
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from urllib.parse import urlsplit
 
@@ -41,8 +42,18 @@ def check_task(config: TrainConfig) -> None:
         try:
             _check_member(replace(config, task=of_set))
         except UserError as error:
-            raise UserError(f"task.sets.{name}: {error}") from error
+            raise UserError(_of_set(name, str(error))) from error
     _check_together(config)
+
+
+def _of_set(name: str, message: str) -> str:
+    """Returns a message about one task as a message about the set `name`, with the whole names of its keys.
+
+    >>> _of_set("words", "task.weight=0 must be above 0")
+    'task.sets.words.weight=0 must be above 0'
+    """
+    whole = re.sub(r"\btask\.(?=(weight|data|prompt|reward)\b)", lambda _: f"task.sets.{name}.", message)
+    return whole if whole != message else f"task.sets.{name}: {message}"
 
 
 def _check_member(config: TrainConfig) -> None:

@@ -10,8 +10,10 @@ import torch
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from grpo.config import TaskConfig, TrainConfig, UserError
+from grpo.config.earlier_run import is_checkpoint
 from grpo.config.errors import require
 from grpo.config.hydra import compose_suite
+from grpo.config.saved import read_config
 from grpo.config.validate import validate_evaluation
 from grpo.host.alive import working
 from grpo.host.imports import importing
@@ -28,6 +30,9 @@ from grpo.tasks import (
     usable_problems,
 )
 from grpo.tasks.prompt_encoding import filled
+
+ANY_EXAMPLE = ("1 + 1 =", "2")
+"""A tiny base whose weights are replaced learns this example, which takes a second."""
 
 
 def load_task(
@@ -66,8 +71,11 @@ def warm_start_examples(config: TrainConfig) -> list[tuple[str, str]]:
     """Returns pairs (prompt, answer) of the training problems, from which a tiny model learns its warm start.
 
     Pairs longer than `model.max_length`, at one token per character, are left out, since such problems are never asked.
-    Raises UserError if none is left.
+    Adapters of a checkpoint need the base of their own run, and so its problems. A checkpoint without adapters replaces
+    all weights, so that any base serves. Raises UserError if no pair is left.
     """
+    if is_checkpoint(config.model.start):
+        return warm_start_examples(read_config(Path(config.model.start))) if config.model.lora.rank else [ANY_EXAMPLE]
     examples, longest = [], config.model.max_length or math.inf
     for name, of_set in config.task.all_sets.items():
         train, _ = split(usable_problems(of_set, name), of_set.data.held_out_fraction)

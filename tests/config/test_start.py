@@ -10,7 +10,7 @@ import pytest
 from grpo.config import UserError
 from grpo.config.hydra import as_yaml, compose_config
 from grpo.config.runs_within import refuse_several, resumable, runs_within
-from grpo.config.start import only_here
+from grpo.config.start import only_here, start
 from grpo.config.validate import validate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,6 +54,16 @@ def test_a_launcher_names_the_start_of_all_its_processes(monkeypatch):
     assert not only_here(output_of())
     monkeypatch.setenv("GRPO_START", "")
     assert only_here(output_of())
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "/", "-x", "a b", "a\nb", "${seed}", "x" * 101])
+def test_a_start_that_is_no_plain_name_of_a_folder_is_refused(monkeypatch, name):
+    monkeypatch.setenv("GRPO_START", name)
+    with pytest.raises(UserError, match=r"^output_dir: the environment variable GRPO_START=.*is no plain name: unset"):
+        compose_config(["experiment=tiny"])
+    with pytest.raises(UserError, match="^the environment variable GRPO_START=.*is no plain name"):
+        start()
+    assert output_of("output_dir=runs/mine") == "runs/mine"
 
 
 def test_a_printed_configuration_names_the_next_start_again():

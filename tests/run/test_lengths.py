@@ -1,12 +1,14 @@
 """Lengths that are not given come from the data and the model."""
 
 import json
+from dataclasses import asdict, replace
 
 import pytest
 from transformers import AutoTokenizer
 
 from grpo import models
 from grpo.config import UserError
+from grpo.config.earlier_run import described
 from grpo.config.hydra import compose_config
 from grpo.run.lengths import fit_lengths
 from grpo.run.parts import warm_start_examples
@@ -70,3 +72,15 @@ def test_problems_longer_than_the_model_teach_a_tiny_one_nothing(tmp_path):
         match="=64, since the tiny model reads each character as a token: for such problems leave out experiment=tiny",
     ):
         warm_start_examples(config)
+
+
+@pytest.mark.parametrize(("rank", "examples"), [(0, [("1 + 1 =", "2")]), (4, [("1 =", "1")])])
+def test_the_tiny_base_of_a_checkpoint_is_not_made_from_the_problems_of_another_task(tmp_path, rank, examples):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"problem": "1 =", "answer": "1"}))
+    words = ["experiment=tiny", "task=file", f"task.data.path={file}", "task.prompt.template='{question}'"]
+    saved = compose_config([*words, "task.data.held_out_fraction=0", f"model.lora.rank={rank}"])
+    (tmp_path / "state.json").write_text(json.dumps({"config": asdict(saved)}))
+    config = compose_config(["experiment=tiny", f"model.path={tmp_path}"])
+    config = replace(config, model=described(config.model))
+    assert warm_start_examples(config) == examples

@@ -180,9 +180,9 @@ NEGATIVE = [
     [
         (["task=gsm8k", *TWO[1:]], "task.data is not read where task.sets has sets of problems: begin with task=mixed"),
         ([*TWO, "task.prompt.system=hello"], "task.prompt is not read where task.sets has"),
-        ([*TWO, "task.sets.b.weight=0"], "task.sets.b: task.weight=0 must be above 0"),
-        ([*TWO, "task.sets.b.reward.extract=xml"], "task.sets.b: task.reward.extract='xml' is unknown"),
-        ([*TWO, "task.sets.a.data.seed=-1"], "task.sets.a: task.data.seed=-1 must not be negative"),
+        ([*TWO, "task.sets.b.weight=0"], "task.sets.b.weight=0 must be above 0"),
+        ([*TWO, "task.sets.b.reward.extract=xml"], "task.sets.b.reward.extract='xml' is unknown"),
+        ([*TWO, "task.sets.a.data.seed=-1"], "task.sets.a.data.seed=-1 must not be negative"),
         ([*TWO, "task.sets.b.curriculum.name=online"], "task.sets.b: task.curriculum is that of all sets"),
         ([*TWO, "normalization=gdpo", "+task.sets.b.reward.parts=[{name: exact}]"], "all sets need the same parts"),
         (
