@@ -44,7 +44,7 @@ CHECKS: dict[str, tuple[Check, Sequence[str]]] = {
     "instability": (setbacks.collapse, ("pass_rate",)),
     "swings": (swings.swinging, ("pass_rate",)),
     "learning rate": (symptoms.learning_rate, ("learner/learning_rate",)),
-    "gradients": (symptoms.gradients, ("learner/gradient_norm",)),
+    "gradients": (symptoms.gradients, ("learner/gradient_norm|learner/skipped_steps",)),
     "signal": (symptoms.vanishing_signal, ("reward/std|advantages/std",)),
     "clipping": (symptoms.clipping, ("policy/clip_low_fraction|policy/clip_high_fraction",)),
     "stale sampler": (symptoms.stale_sampler, ("policy/ess_fraction",)),

@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from grpo.config.errors import require
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""An OSError has one of these numbers when a disk has no space left, for anyone or for this user."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""An OSError has one of these numbers when a disk has no space left, for anyone or for this user, when a file is larger
+than it may be (`ulimit -f`), or when the disk is broken. Writing to an open file then names no file."""
 
 
 def size_of(folder: Path) -> str:
@@ -44,3 +47,24 @@ def room(folder: Path) -> str:
     """Says how much space is free on the disk of a folder, which need not exist yet."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     return f"{shutil.disk_usage(existing).free / 2**30:.1f} GiB are free"
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """Yields another path to write a file to, which takes the place of `path` once it is whole.
+
+    If the body raises, as on a full disk, the file at `path` stays as it was. A kill leaves it too.
+    """
+    new = path.with_name(f".new-{path.name}")
+    try:
+        yield new
+        new.replace(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+
+
+def write_whole(path: Path, text: str, errors: str = "strict") -> None:
+    """Writes a text file anew in UTF-8, or leaves the old one (see `replaced`). `errors` are those of `open`."""
+    with replaced(path) as new:
+        new.write_text(text, encoding="utf-8", errors=errors)

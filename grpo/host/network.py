@@ -17,7 +17,7 @@ GONE_SECONDS = 60
 
 def listen(host: str = LOOPBACK) -> socket.socket:
     """Opens a socket that listens on a free port of `host`'s interface."""
-    listener = socket.socket(_family(host))
+    listener = socket.socket(family_of(host))
     listener.bind((host, 0))
     listener.listen()
     return listener
@@ -44,7 +44,7 @@ def require_free(host: str, ports: Iterable[int], key: str) -> None:
     `key` is the section of the configuration that holds `host` and `port`.
     """
     for port in ports:
-        with socket.socket(_family(host)) as probe:
+        with socket.socket(family_of(host)) as probe:
             # As servers do, so that a port that was left a moment ago counts as free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -74,7 +74,7 @@ def watchful(info: tuple[socket.AddressFamily, socket.SocketKind, int, str, tupl
 
 def own_address(towards: str) -> str:
     """Returns the address from which this machine reaches the machine `towards`. Raises `OSError` without a route."""
-    with socket.socket(_family(towards), socket.SOCK_DGRAM) as probe:
+    with socket.socket(family_of(towards), socket.SOCK_DGRAM) as probe:
         # Connecting a datagram socket chooses the interface but sends nothing. The port does not matter.
         probe.connect((towards, 9))
         return probe.getsockname()[0]
@@ -88,5 +88,6 @@ def interface_of(address: str) -> str:
     return next(owners, "")
 
 
-def _family(host: str) -> socket.AddressFamily:
+def family_of(host: str) -> socket.AddressFamily:
+    """Returns the family of an address: IPv6 or IPv4."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET

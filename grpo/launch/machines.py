@@ -57,14 +57,20 @@ def _allocation() -> list[str]:
 
 
 def _address(name: str) -> str:
-    """Returns the address of a name. Raises `UserError` when this machine cannot find one."""
+    """Returns the address of a name or an address, of IPv4 if there is one, else of IPv6.
+
+    Raises `UserError` when this machine cannot find one.
+    """
     try:
-        return socket.gethostbyname(name)
+        entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise UserError(
             f"hardware.hosts: this machine cannot find the address of {name!r} ({error.strerror}): write the address "
             "instead, or add the name to /etc/hosts"
         ) from error
+    # The ranks of DeepSpeed and torchrun meet over either, but other machines of a run may lack IPv6.
+    *_, address = min(entries, key=lambda entry: entry[0] != socket.AF_INET)
+    return str(address[0])
 
 
 def _own_address(towards: str) -> str:

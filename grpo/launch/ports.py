@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from grpo.config import TrainConfig, UserError
+from grpo.host.network import family_of
 from grpo.host.terminal import say
 from grpo.launch.machines import Machine
 from grpo.launch.seats import SERVER_PORTS
@@ -47,7 +48,7 @@ def _taken(config: TrainConfig, machines: Sequence[Machine], first: int) -> int 
 def _free(address: str, port: int) -> bool:
     """Tells whether a server can listen on this port."""
     try:
-        socket.create_server((address, port)).close()
+        socket.create_server((address, port), family=family_of(address)).close()
     except OSError:
         return False
     return True

@@ -12,6 +12,7 @@ from rich.table import Table
 from grpo.config.folder import COMPARISON_PLOT_FILE, PAGE_FILE, REPORT_FILE
 from grpo.config.start import run_name
 from grpo.evaluation.pass_rates import FEWEST_SEEDS
+from grpo.host.disk import write_whole
 from grpo.host.terminal import Terminal, clean
 from grpo.report import page
 from grpo.report.contrast import SURE, Contrast, Variant
@@ -70,7 +71,7 @@ def write_contrast(shown: Contrast, folder: Path, notes: Sequence[str] = (), con
     )
     lines = [f"# {run_name(folder)}", *said, f"![curves]({COMPARISON_PLOT_FILE})"]
     lines += ["\n".join([f"## {title}\n", f"{CAPTIONS[title]}\n", *_markdown(rows)]) for title, rows in tables.items()]
-    (folder / REPORT_FILE).write_text("\n\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")
+    write_whole(folder / REPORT_FILE, "\n\n".join(lines) + "\n", "backslashreplace")
     header, *rows = ([row[index] for index in NARROW] for row in tables["Results"])
     table = Table(*header)
     for row in rows:

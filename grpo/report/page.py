@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import grpo
+from grpo.host.disk import write_whole
 from grpo.report.style import STYLE, plain
 
 if TYPE_CHECKING:
@@ -186,4 +187,4 @@ def write_page(template: str, path: Path, **values: Any) -> None:
     text = environment.get_template(template).render(made=made, **values)
     # A line never ends between a number and its percent sign.
     text = re.sub(r"(?<=\d) %", "\u00a0%", text)
-    path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    write_whole(path, text, "backslashreplace")

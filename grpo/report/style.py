@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from grpo.host.disk import replaced
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -154,4 +156,5 @@ def sheet(panels: Sequence[Panel], path: Path, inches: tuple[float, float], colu
             axes = figure.add_subplot(cell)
             panel(axes)
             axes.set_title(axes.get_title(loc="left").partition(":")[0])
-        figure.savefig(path)
+        with replaced(Path(path)) as new:
+            figure.savefig(new)

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from grpo.config import UserError
 from grpo.evaluation.pass_rates import FEWEST_PROBLEMS, Interval, paired_difference, pass_at_k, sign_test
+from grpo.host.disk import write_whole
 from grpo.report.glossary import signed
 from grpo.telemetry import Row
 
@@ -79,7 +80,7 @@ def write_markdown(
         lines += [f"### {old['problem_id']}", "", *_quoted(f"{old['question']}\n→ {old['answer']}")]
         lines += ["", f"Before, {_score(old)}:", "", *_quoted(old["completion"])]
         lines += ["", f"After, {_score(new)}:", "", *_quoted(new["completion"]), ""]
-    Path(path).write_text("\n".join(lines), encoding="utf-8", errors="backslashreplace")
+    write_whole(Path(path), "\n".join(lines), "backslashreplace")
 
 
 def summary_rows(before: Evaluation, after: Evaluation) -> list[list[str]]:

@@ -1,6 +1,6 @@
-"""This module runs an action on the first rank only, and ends all ranks when it fails.
+"""This module runs an action on the first rank only, or on each rank, and ends all ranks when it fails on one.
 
-Otherwise the other ranks would wait for the failed first rank until a deadline.
+Otherwise the other ranks would wait for the failed one until a deadline.
 """
 
 from __future__ import annotations
@@ -31,6 +31,24 @@ def on_first(collective: Collective, action: Callable[[], Result]) -> Result | N
     if failed:
         raise EndedElsewhere("the first rank failed; its own message says why")
     return result
+
+
+def on_all(collective: Collective, action: Callable[[], object]) -> None:
+    """Calls `action` on every rank. Collective.
+
+    If `action` raises on some ranks, each of these raises its exception, and the others raise `EndedElsewhere`.
+    """
+    failure = None
+    try:
+        action()
+    except Exception as error:
+        failure = error
+    failures = collective.gather(failure and " ".join(str(failure).split()))
+    if failure is not None:
+        raise failure
+    for rank, reason in enumerate(failures):
+        if reason is not None:
+            raise EndedElsewhere(f"rank {rank} failed: {reason}")
 
 
 def from_first(collective: Collective, action: Callable[[], Result]) -> Result:

@@ -10,8 +10,10 @@ from grpo.config import CheckpointConfig, EvaluationConfig
 from grpo.dynamics.findings import Finding
 from grpo.evaluation.held_out import score
 from grpo.host.disk import size_of
-from grpo.interfaces import Learner
+from grpo.interfaces import Collective, Learner
+from grpo.loop import Observer
 from grpo.run.checkpoints import CheckpointStore
+from grpo.run.first_rank import on_all
 from grpo.types import FinishedRound, Progress, Verdict
 
 
@@ -99,6 +101,16 @@ class Watch:
                 self._told.add((finding.name, finding.severity))
                 line = f"{finding.severity}: {finding.name}: {finding.evidence} ⇒ {finding.remedy}"
                 self._tell(f"step {step}: {line}")
+
+
+class Together:
+    """This observer calls another on every rank. If that fails on some ranks, all of them end."""
+
+    def __init__(self, observer: Observer, collective: Collective):
+        self._observer, self._collective = observer, collective
+
+    def after_round(self, finished: FinishedRound) -> None:
+        on_all(self._collective, lambda: self._observer.after_round(finished))
 
 
 class Checkpointer:

@@ -11,6 +11,7 @@ from pathlib import Path
 from grpo.config import TrainConfig
 from grpo.config.folder import CONFIG_FILE, PROMPTS_FILE
 from grpo.dynamics import no_reward
+from grpo.host.disk import write_whole
 from grpo.interfaces import Collective, Tracker
 from grpo.rollout.engine_use import use_of_all
 from grpo.run.first_rank import on_first
@@ -63,7 +64,7 @@ def open_files(config: TrainConfig, services: Trackers, saved: Saved | None) -> 
         forget_resumptions(output)
     tracker = Trackers([JsonlTracker(output, from_step), services])
     prompts = JsonLines(output / PROMPTS_FILE, from_step)
-    (output / CONFIG_FILE).write_text(json.dumps(asdict(config), indent=1))
+    write_whole(output / CONFIG_FILE, json.dumps(asdict(config), indent=1))
     return RecordFiles(tracker, prompts, RunDisplay(config.num_steps, first_step=from_step or 0))
 
 

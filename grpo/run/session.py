@@ -34,7 +34,7 @@ from grpo.run.evaluating import PolicyEvaluation, record_evaluation
 from grpo.run.exporting import Exporter, ModelWriter
 from grpo.run.first_rank import from_first, on_first
 from grpo.run.full_memory import told_of_memory
-from grpo.run.observers import Checkpointer, Evaluator, Watch
+from grpo.run.observers import Checkpointer, Evaluator, Together, Watch
 from grpo.run.parts import build_sampler, load_task
 from grpo.run.preparing import Prepared, dry_run, prepared
 from grpo.run.records import Recorder, RecordFiles, open_files, open_services
@@ -187,12 +187,12 @@ class Session:
             with working("drawing the report"):
                 write_report(self._output, exported)
 
-    def _completion_files(self, step: int) -> list[CompletionFiles]:
+    def _completion_files(self, step: int) -> list[Observer]:
         """Builds the observer that writes every completion, if `tracking.completions` is "all"."""
         if self._config.tracking.completions != "all":
             return []
         resumed_at = step if self._config.checkpoint.resume else None
-        return [CompletionFiles(self._output, self._collective.rank, resumed_at)]
+        return [Together(CompletionFiles(self._output, self._collective.rank, resumed_at), self._collective)]
 
     def _watch(self, files: RecordFiles | None) -> Watch:
         """Builds the observer that diagnoses the run's log."""

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from grpo.config import UserError
+from grpo.host.disk import write_whole
 from grpo.host.terminal import say
 from grpo.sweep.cells import Cell
 
@@ -57,7 +58,7 @@ class Ledger:
 
     def record(self, cell: Cell, state: State) -> None:
         """Writes the cell's state."""
-        _replace(self.path(cell) / STATE_FILE, json.dumps(asdict(state)))
+        write_whole(self.path(cell) / STATE_FILE, json.dumps(asdict(state)))
 
     @contextmanager
     def lock(self, cell: Cell) -> Iterator[int]:
@@ -119,15 +120,8 @@ def _begun(folder: Path, cells: Sequence[Cell], command: Sequence[str]) -> Ledge
     for cell in cells:
         ledger.path(cell).mkdir(parents=True, exist_ok=True)
     rows = {"command": list(command), "cells": [asdict(cell) for cell in cells]}
-    _replace(folder / SWEEP_FILE, json.dumps(rows, indent=1))
+    write_whole(folder / SWEEP_FILE, json.dumps(rows, indent=1))
     return ledger
-
-
-def _replace(file: Path, text: str) -> None:
-    """Writes a file anew. No reader sees half of it, and a kill leaves the old one."""
-    new_file = file.with_suffix(".new")
-    new_file.write_text(text)
-    new_file.replace(file)
 
 
 @contextmanager

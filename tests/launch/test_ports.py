@@ -54,3 +54,8 @@ def test_what_others_listen_on_is_not_looked_at_here(config):
 def test_without_machines_no_port_is_taken_and_the_seats_tell_what_is_missing():
     config = compose_config(["hardware=two_nodes"])
     assert with_free_ports(config, []) == config
+
+
+def test_free_ports_are_found_at_an_address_of_ipv6(config):
+    here = Machine("a", "::1")
+    assert with_free_ports(config, [here, here]).hardware.first_port == 21000

@@ -132,7 +132,12 @@ def test_the_axes_of_a_logarithm_write_plain_numbers_under_the_pointer():
 def test_titles_and_labels_of_a_sheet_are_not_cut(tmp_path, monkeypatch):
     """Pictures of runs once cut labels longer than a row is high, and titles longer than a panel is wide."""
     drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_: drawn.append(figure))
+
+    def save(figure, path):
+        path.touch()
+        drawn.append(figure)
+
+    monkeypatch.setattr(Figure, "savefig", save)
     rounds = [
         {"step": step, "pass_rate": 0.5, "reward/mean": 0.7, "policy/entropy": 1.0, "groups/silent_fraction": 0.1}
         | {"completions/length_mean": 9.0, "completions/right/length_mean": 8.0, "completions/length_p10": 1.0}

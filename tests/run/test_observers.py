@@ -1,3 +1,4 @@
+import errno
 import re
 from contextlib import suppress
 from dataclasses import replace
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from grpo.config import CheckpointConfig, EvaluationConfig, UserError
+from grpo.config.errors import EndedElsewhere
 from grpo.config.folder import checkpoints_in
 from grpo.config.saved import read_state
 from grpo.dynamics.findings import Finding
@@ -15,11 +17,11 @@ from grpo.rollout.collect import PlainCollector
 from grpo.run.checkpoints import CheckpointStore
 from grpo.run.exporting import Exporter
 from grpo.run.going_back import GoingBack
-from grpo.run.observers import Checkpointer, Evaluator, Watch
+from grpo.run.observers import Checkpointer, Evaluator, Together, Watch
 from grpo.run.records import Recorder, RecordFiles
 from grpo.run.resume import relearn
 from grpo.types import Collected, FinishedRound, Mean, Progress, RoundPlan, RoundStatistics, Verdict
-from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, asking
+from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, asking, on_ranks
 
 
 def test_findings_are_looked_for_every_so_often_and_told_once():
@@ -238,3 +240,17 @@ def test_trackers_are_told_whether_a_run_crashed(crash):
     with suppress(ZeroDivisionError), RecordFiles(tracker, other, other):
         _ = 1 / (0 if crash else 1)
     assert told == [crash]
+
+
+def test_completions_that_one_rank_cannot_write_end_all_ranks(tmp_path):
+    def observe(collective):
+        class Full:
+            def after_round(self, finished):
+                if collective.rank == 1:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+
+        Together(Full(), collective).after_round(None)
+
+    first, second = on_ranks(2, observe)
+    assert isinstance(first, EndedElsewhere) and str(first) == "rank 1 failed: [Errno 28] No space left on device"
+    assert isinstance(second, OSError) and second.errno == errno.ENOSPC

@@ -156,7 +156,7 @@ def test_a_killed_sweep_leaves_a_whole_ledger(tmp_path, monkeypatch):
     first, second = (Cell(f"grpo-seed{seed}", "grpo", seed, ()) for seed in range(2))
     begin_ledger(tmp_path, [first], ["grpo"])
 
-    def killed(path, text):
+    def killed(path, text, **how):
         path.open("w").write(text[: len(text) // 2])
         raise KeyboardInterrupt
 

@@ -141,3 +141,8 @@ def test_without_parquet_files_the_samples_of_each_round_are_shown(tmp_path, cap
         samples.run([str(tmp_path), "correct=maybe"])
     with pytest.raises(UserError, match="limit='-1' is not valid: it must be a whole number of at least 0"):
         samples.run([str(tmp_path), "limit=-1"])
+
+
+def test_a_problem_with_half_a_character_is_kept_with_it_escaped(tmp_path):
+    CompletionFiles(tmp_path, 0, None).after_round(finished(2, ("7", "8 \ud800 \x00")))
+    assert [row["completion"] for row in read_completions(tmp_path)] == ["7", "8 \\ud800 \x00"]

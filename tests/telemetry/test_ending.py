@@ -30,3 +30,10 @@ def test_a_disk_that_is_full_is_told_with_its_folder_though_the_end_cannot_be_wr
     # Another error is not hidden by the end that cannot be written.
     with pytest.raises(RuntimeError, match="no font"), told_failure(tmp_path):
         raise RuntimeError("no font")
+
+
+def test_a_rank_whose_disk_is_full_says_so_and_leaves_the_end_to_the_first(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(UserError, match="free some space or mend the disk"), told_failure(tmp_path):
+        raise OSError(errno.EIO, "Input/output error")
+    assert list(tmp_path.iterdir()) == []
