@@ -81,7 +81,7 @@ def at_its_largest(config: TrainConfig) -> TrainConfig:
         group = min(dynamics.group_size, adaptive.smallest_group)
         prompts = dynamics.prompts_per_step * dynamics.group_size // group
     else:
-        group = max(dynamics.group_size, adaptive.largest_group)
+        group = max(dynamics.group_size, config.largest_group)
         prompts = max(dynamics.prompts_per_step, adaptive.most_prompts)
     return replace(config, dynamics=replace(dynamics, prompts_per_step=prompts, group_size=group))
 

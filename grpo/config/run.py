@@ -19,7 +19,7 @@ class AdaptiveConfig:
     decide_every: int = 5
     # The schedule takes no smaller group size than this; at least 2.
     smallest_group: int = 4
-    # The schedule takes no larger group size than this.
+    # The schedule takes no larger group size than this, nor than rollout.budget.largest where that is enabled.
     largest_group: int = 64
     # The schedule also halves the prompts per optimizer step, down to this many; 0: never below prompts_per_step. The
     # learning rate stays, so with a quarter of the prompts Adam's noise is that of a rate twice as large.
@@ -237,3 +237,9 @@ class TrainConfig:
     # True checks data, prompt and reward, prints the batch table, the memory estimate, the price of the run, the first
     # prompt and rewards of made-up answers, and stops. It needs neither a GPU nor the model's weights.
     dry_run: bool = False
+
+    @property
+    def largest_group(self) -> int:
+        """Returns the largest group size that `dynamics=adaptive` may choose: a rollout budget cannot spend more."""
+        largest, budget = self.dynamics.adaptive.largest_group, self.rollout.budget
+        return min(largest, budget.largest) if budget.enabled else largest

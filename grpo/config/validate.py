@@ -134,6 +134,11 @@ def _check_adaptive(config: TrainConfig) -> None:
         f"dynamics.adaptive.largest_group={rules.largest_group}: change one of the two",
     )
     _require(
+        config.dynamics.name != "adaptive" or rules.smallest_group <= config.largest_group,
+        f"dynamics.adaptive.smallest_group={rules.smallest_group} is above rollout.budget.largest="
+        f"{config.rollout.budget.largest}, the most completions of one prompt: change one of the two",
+    )
+    _require(
         rules.fewest_prompts <= prompts and (not rules.most_prompts or prompts <= rules.most_prompts),
         f"dynamics.prompts_per_step={prompts} must lie between dynamics.adaptive.fewest_prompts={rules.fewest_prompts} "
         f"and dynamics.adaptive.most_prompts={rules.most_prompts}; 0 sets no bound apart from it",

@@ -114,7 +114,7 @@ def adaptive(config: TrainConfig, world_size: int) -> AdaptiveScheduler:
         batch=batch_setting(config),
         batch_rule=BatchRule(
             smallest=rules.smallest_group,
-            largest=rules.largest_group,
+            largest=config.largest_group,
             fewest=-(-(rules.fewest_prompts or prompts) // world_size) * world_size,
             most=(rules.most_prompts or prompts) // world_size * world_size,
             samples=prompts * first.group_size if rules.hold == "samples" else 0,

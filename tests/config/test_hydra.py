@@ -397,6 +397,10 @@ def test_what_only_looks_like_a_checkpoint_is_none(tmp_path):
         ),
         (["dynamics.group_size=64"], "dynamics.group_size=64 <= rollout.budget.largest=32: change one of the three"),
         (["normalization=dapo"], "rollout.budget.enabled and rollout.refill.enabled are both true"),
+        (
+            ["dynamics=adaptive", "dynamics.adaptive.smallest_group=33"],
+            "dynamics.adaptive.smallest_group=33 is above rollout.budget.largest=32, the most completions",
+        ),
     ],
 )
 def test_a_budget_that_has_nothing_to_spread_or_a_rival_is_refused(overrides, message):

@@ -59,6 +59,8 @@ def test_a_schedule_is_estimated_at_its_largest_batch():
     value.dynamics.name, value.dynamics.adaptive.most_prompts = "adaptive", 32
     largest = at_its_largest(value).dynamics
     assert (largest.prompts_per_step, largest.group_size) == (32, 64)
+    value.rollout.budget.enabled = True
+    assert at_its_largest(value).dynamics.group_size == value.rollout.budget.largest == 32
     # 16 prompts × 8 completions are 32 prompts × 4.
     value.dynamics.adaptive.hold = "samples"
     largest = at_its_largest(value).dynamics

@@ -61,10 +61,13 @@ def test_the_time_of_a_round_is_its_own_clocks_whatever_its_phases_add_up_to():
     assert (past.seconds, past.fixed_seconds) == (7.0, 0.5)
 
 
-@pytest.mark.parametrize(("cost", "size"), [("tokens", 4), ("seconds", 8)])
-def test_where_a_step_costs_much_whatever_its_tokens_seconds_ask_for_larger_groups(cost, size):
-    """A round takes 30 s whatever it samples, and .1 s per token. Counted in tokens, the smallest G is cheapest."""
-    scheduler = SCHEDULERS["adaptive"](config(cost=cost, smallest_group=4, largest_group=16), 1)
+@pytest.mark.parametrize(("cost", "budget", "size"), [("tokens", 0, 4), ("seconds", 0, 8), ("seconds", 6, 6)])
+def test_where_a_step_costs_much_whatever_its_tokens_seconds_ask_for_larger_groups(cost, budget, size):
+    """A round takes 30 s whatever it samples, and .1 s per token. Counted in tokens, the smallest G is cheapest. A
+    rollout budget that gives no prompt more than 6 completions cannot spend the 8."""
+    made = config(cost=cost, smallest_group=4, largest_group=16)
+    made.rollout.budget = replace(made.rollout.budget, enabled=bool(budget), largest=budget)
+    scheduler = SCHEDULERS["adaptive"](made, 1)
     plan, state = scheduler.init()
     for group_size in (16, 4, 4):
         asked = replace(plan, group_size=group_size, prompts_per_step=10)
