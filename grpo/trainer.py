@@ -166,19 +166,13 @@ class Trainer:
 
     def _write_data(self) -> Path:
         """Writes the dataset into the run's folder. Every rank writes a whole file and renames it into place."""
-        rows = self._dataset.to_dict("records") if isinstance(self._dataset, pandas.DataFrame) else [*self._dataset]
-        for index, row in enumerate(rows):
-            require(
-                isinstance(row, Mapping),
-                f"dataset: row {index} is {row!r:.60}, not a mapping from columns to values: give a list of such rows, "
-                "a data frame, or one split of a data set",
-            )
+        lines = [_line(index, row) for index, row in enumerate(_rows(self._dataset))]
         folder = Path(self.config.output_dir)
         written = folder / f".{DATA_FILE}-{os.getpid()}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with written.open("w", encoding="utf-8") as file:
-                file.writelines(json.dumps(dict(row), ensure_ascii=False, default=_plain) + "\n" for row in rows)
+                file.writelines(lines)
             return written.replace(folder / DATA_FILE)
         except OSError as error:
             raise UserError(f"output_dir={folder} cannot be written to: {error}") from error
@@ -191,6 +185,38 @@ def _has_loop() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def _rows(dataset: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """Returns the rows of a dataset. Raises `UserError` for a data frame that has a column twice."""
+    require(
+        isinstance(dataset, Iterable), f"dataset: {dataset!r:.60} has no rows: give a list of them, or a data frame"
+    )
+    if not isinstance(dataset, pandas.DataFrame):
+        return [*dataset]
+    twice = dataset.columns[dataset.columns.duplicated()]
+    require(twice.empty, f"dataset: the data frame has the column {twice[0] if len(twice) else ''!r} twice: rename one")
+    return dataset.to_dict("records")
+
+
+def _line(index: int, row: Any) -> str:
+    """Returns a row as a line of JSON. Lone surrogates, which no file can hold, are escaped as in the rows' source."""
+    require(
+        isinstance(row, Mapping),
+        f"dataset: row {index} is {_short(row)}, not a mapping from columns to values: give a list of such rows, "
+        "a data frame, or one split of a data set, in Python's own format",
+    )
+    try:
+        return json.dumps(dict(row), default=_plain) + "\n"
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(
+            f"dataset: row {index}, {_short(row)}, cannot be written as JSON ({error}): columns need names that are "
+            "texts, and values numbers, texts, or lists and mappings of them"
+        ) from error
+
+
+def _short(value: Any) -> str:
+    return f"{' '.join(repr(value).split()):.60}"
 
 
 def _plain(value: Any) -> Any:

@@ -88,6 +88,31 @@ def test_rows_that_have_no_columns_are_refused_before_anything_is_written(rows, 
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (3, r"dataset: 3 has no rows"),
+        (
+            [{"problem": "1?", "answer": 1}, {("a", "problem"): "1?"}],
+            r"row 1, .* cannot be written as JSON \(keys must",
+        ),
+        (pandas.DataFrame({("a", "problem"): ["1?"]}), r"row 0, .* columns need names that are texts"),
+        (pandas.DataFrame([["1?", 1, 2]], columns=["problem", "answer", "answer"]), r"the column 'answer' twice"),
+        ([pandas.DataFrame({"problem": ["1?", "2?"]})], r"row 0 is problem 0 1\? 1 2\?, not a mapping"),
+    ],
+)
+def test_a_dataset_that_is_no_table_is_one_line(dataset, message, tmp_path):
+    with pytest.raises(UserError, match=message) as caught:
+        Trainer("experiment=tiny", f"output_dir={tmp_path}/run", dataset=dataset)._write_data()
+    assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+
+
+def test_half_a_character_is_written_and_read_again(tmp_path):
+    rows = [{"problem": "1 \ud800?", "answer": "ünï\x00"}]
+    path = Trainer("experiment=tiny", f"output_dir={tmp_path}/run", dataset=rows)._write_data()
+    assert json.loads(path.read_text()) == rows[0]
+
+
 @pytest.mark.usefixtures("fresh_process")
 def test_the_data_of_a_run_are_not_replaced_by_those_of_another(tmp_path):
     (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)

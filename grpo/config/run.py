@@ -132,7 +132,8 @@ class CheckpointConfig:
 class TrackingConfig:
     """Trackers show the numbers that metrics.jsonl, evaluations.jsonl and samples.jsonl always hold."""
 
-    # Weights & Biases gets them at once (online), later by `wandb sync` (offline), or never (off).
+    # Weights & Biases gets them at once (online), later by `wandb sync` (offline), or never (off). Online it takes no
+    # step twice: of steps that a resumed run takes again it keeps the first numbers, the run's own files the last.
     wandb: str = "off"
     # True writes TensorBoard's event files into output_dir/tensorboard.
     tensorboard: bool = False

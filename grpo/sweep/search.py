@@ -13,19 +13,21 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from rich.table import Table
 
 from grpo.config import UserError
+from grpo.config.errors import require
 from grpo.config.folder import EVALUATIONS_FILE
-from grpo.config.hydra import launch_all
+from grpo.config.hydra import compose_config, launch_all
 from grpo.config.sweep import SweepConfig
 from grpo.config.sweep_words import Range, plain, ranges
 from grpo.evaluation import held_out
 from grpo.host.terminal import Terminal
 from grpo.sweep.cell_process import run_cell
 from grpo.sweep.cells import cells_of
-from grpo.sweep.ledger import DONE, FAILED, Ledger, begin_ledger
+from grpo.sweep.ledger import DONE, FAILED, RUNNING, Ledger, begin_ledger
 from grpo.telemetry import read_metrics
 
 DIGITS = 4
 """The number of significant digits of the values of a trial."""
+STOPPED = "the search was stopped; the same command continues it"
 
 
 def search(config: SweepConfig, words: Sequence[str], hydra: Sequence[str], command: Sequence[str]) -> int:
@@ -45,11 +47,16 @@ def search(config: SweepConfig, words: Sequence[str], hydra: Sequence[str], comm
             "key=a,b,c"
         )
     fixed = plain([*words])
+    preset = next(iter(config.variants.values()), [])
+    require(
+        compose_config([*fixed, *preset]).evaluation.num_problems > 0,
+        "a search needs the score of each trial: set evaluation.num_problems above 0",
+    )
     optuna.logging.set_verbosity(logging.WARNING)
     study = optuna.create_study(
         direction="maximize", sampler=optuna.samplers.TPESampler(seed=0, constant_liar=config.batch > 1)
     )
-    folder, preset = Path(config.output_dir).absolute(), next(iter(config.variants.values()), [])
+    folder = Path(config.output_dir).absolute()
     print(f"{config.trials} trials of {config.seeds} runs over {', '.join(space)}, in {folder}", flush=True)
     scores: dict[str, float] = {}
     while len(scores) < config.trials:
@@ -57,12 +64,16 @@ def search(config: SweepConfig, words: Sequence[str], hydra: Sequence[str], comm
         variants = {_name(trial): [*preset, *_overrides(trial.params)] for trial in trials}
         ledger = begin_ledger(folder, cells_of(replace(config, variants=variants), fixed), command)
         pending = [index for index in ledger.pending() if ledger.cells[index].variant in variants]
-        if pending:
-            launch_all(run_cell, pending, folder, [*hydra])
+        try:
+            if pending:
+                launch_all(run_cell, pending, folder, [*hydra])
+        except KeyboardInterrupt:
+            print(STOPPED, flush=True)
+            return 1
         for trial, name in zip(trials, variants, strict=True):
             value = _score(ledger, name)
             if value is None:
-                print("the search was stopped; the same command continues it", flush=True)
+                print(STOPPED, flush=True)
                 return 1
             study.tell(trial, value)
             scores[name] = value
@@ -93,12 +104,20 @@ def _overrides(values: Mapping[str, Any]) -> list[str]:
 
 
 def _score(ledger: Ledger, variant: str) -> float | None:
-    """Returns the mean score of a variant's runs, or None when one of them is neither done nor failed."""
+    """Returns the mean score of a variant's runs, or None when one of them is neither done nor failed.
+
+    Raises `UserError` when another sweep is at one of them.
+    """
     scores = []
     for cell in ledger.cells:
         if cell.variant != variant:
             continue
         state = ledger.state(cell).state
+        require(
+            state != RUNNING,
+            f"another search is at {cell.name} in {ledger.folder}: continue when it has ended, or choose another "
+            "output_dir",
+        )
         if state not in (DONE, FAILED):
             return None
         scores.append(held_out.score(read_metrics(ledger.path(cell) / EVALUATIONS_FILE)[-1]) if state == DONE else 0.0)

@@ -10,7 +10,7 @@ import pytest
 from grpo.cli import main
 from grpo.config import UserError
 from grpo.config.sweep_words import Range, ranges
-from grpo.sweep.ledger import open_ledger
+from grpo.sweep.ledger import RUNNING, State, open_ledger
 
 STAND_IN = f"{sys.executable} {Path(__file__).with_name('stand_in.py')}"
 RATE = "learner.learning_rate=tag(log,interval(1e-6,1.0))"
@@ -69,6 +69,30 @@ def test_a_search_without_a_range_is_one_line(tmp_path, capsys):
     without = [word for word in words(tmp_path, 3) if word != RATE]
     assert main(without) == 2
     assert "a search needs a range: give key=interval(1e-6,1e-4)" in capsys.readouterr().err
+
+
+def test_a_search_without_a_score_is_one_line(tmp_path, capsys):
+    assert main(words(tmp_path, 3, "evaluation.num_problems=0")) == 2
+    assert "a search needs the score of each trial: set evaluation.num_problems" in capsys.readouterr().err
+
+
+def test_a_trial_that_another_search_is_at_is_left_to_it(tmp_path, capsys):
+    assert main(words(tmp_path, 1)) == 0
+    ledger = open_ledger(tmp_path)
+    ledger.record(ledger.cells[0], State(RUNNING))
+    with ledger.lock(ledger.cells[0]):
+        assert main(words(tmp_path, 1)) == 2
+    assert "another search is at trial000-learning_rate-0.001963-seed0 in" in capsys.readouterr().err
+    assert [times for _, times in runs(tmp_path).values()] == [1]
+
+
+def test_a_search_that_ctrl_c_stops_says_how_it_goes_on(tmp_path, capsys, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("grpo.sweep.search.launch_all", interrupted)
+    assert main(words(tmp_path, 2)) == 1
+    assert "the search was stopped; the same command continues it" in capsys.readouterr().out
 
 
 def test_a_word_that_hydra_cannot_read_is_named():
