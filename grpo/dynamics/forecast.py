@@ -6,7 +6,7 @@ measured curve. benchmarks/README.md reports how often the intervals held, on si
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ Array = NDArray[np.float64]
 NUM_DRAWS = 1000
 # A forecast predicts the mean pass rate measured over this share of the whole run's rounds.
 MEASURED_SHARE = 0.2
+# The interval for the present reaches within two standard errors of the means of so many last rounds.
+NEWEST_ROUNDS = (1, 3, 5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def forecast(history: History, last_step: float, coverage: float = 0.9, points: 
     trend = follow(history)
     end = max(last_step, float(history.steps[-1]) + 1)
     rounds = max(MEASURED_SHARE * (end - float(history.steps[0])) / trend.pace, 1.0)
-    return _forecast(trend, float(history.steps[-1]), end, rounds, coverage, points)
+    return _reaching(_forecast(trend, float(history.steps[-1]), end, rounds, coverage, points), history)
 
 
 def forecast_held_out(
@@ -67,6 +69,20 @@ def forecast_held_out(
     trend = follow(held_out, follow(training).span)
     end = max(last_step, float(held_out.steps[-1]) + 1)
     return _forecast(trend, float(held_out.steps[-1]), end, 1.0, coverage, points)
+
+
+def _reaching(ahead: Forecast, history: History) -> Forecast:
+    """Widens a forecast's interval, at all steps alike, until the newest rounds do not contradict it at the present.
+
+    A trend follows a jump in the last rounds only when more of them have come.
+    """
+    below = above = 0.0
+    for number in NEWEST_ROUNDS:
+        mean = float(history.values[-number:].mean())
+        reach = 2 * float(np.linalg.norm(history.errors[-number:])) / min(number, len(history))
+        below, above = max(below, ahead.low[0] - mean - reach), max(above, mean - reach - ahead.high[0])
+    low, high = np.maximum(ahead.low - below, 0.0), np.minimum(ahead.high + above, 1.0)
+    return replace(ahead, low=low, high=high)
 
 
 def _forecast(trend: Trend, now: float, end: float, rounds: float, coverage: float, points: int) -> Forecast:

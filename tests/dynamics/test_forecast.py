@@ -53,6 +53,18 @@ def test_the_last_block_of_rounds_contradicts_no_drawn_curve():
     assert trend.last == pytest.approx(np.average(history.values[-2:], weights=history.errors[-2:] ** -2.0))
 
 
+@pytest.mark.parametrize("after", [0.02, 0.95])
+def test_no_interval_for_the_present_is_contradicted_by_the_newest_rounds(after):
+    """After one to five rounds of a jump, the last, last three and last five rounds once lay outside it."""
+    history = measured(np.concatenate([np.full(50, 0.5), np.full(10, after)]), prompts=32)
+    for rounds in range(50, 61):
+        known = history.until(history.steps[rounds - 1])
+        ahead = forecast(known, 80)
+        for number in (1, 3, 5):
+            mean, error = known.values[-number:].mean(), np.linalg.norm(known.errors[-number:]) / number
+            assert ahead.low[0] - 2.001 * error <= mean <= ahead.high[0] + 2.001 * error
+
+
 @pytest.mark.slow
 def test_nine_of_ten_intervals_hold_what_came_on_curves_of_every_kind():
     rows = [row for kind in KINDS for seed in range(4) for row in backtest(simulated(kind, seed), by_trend)]
