@@ -126,9 +126,7 @@ class Session:
         if not self._is_over(progress, verdict):
             if self._first:
                 write_ending(self._output, Ending(INTERRUPTED, progress.step))
-                steps = f"step {progress.step} of {self._config.num_steps}"
-                print(f"stopped at {steps}; continue with checkpoint.resume=true output_dir={self._output}")
-                print(f"grpo report {self._output} shows how far it came")
+                print(way_on(self._output, progress.step, self._config.num_steps))
             return EXIT_STOPPED
         self._leave(Ending(FINISHED, progress.step, reason))
         return 0
@@ -226,3 +224,9 @@ class Session:
             record_evaluation(result, files, collective)
 
         return Evaluator(config.evaluation, evaluate, record, earlier, self._is_over)
+
+
+def way_on(output: Path, step: int, num_steps: int) -> str:
+    """Returns what a run says stopped at `step` of `num_steps`. Before the first there is no report to read."""
+    stopped = f"stopped at step {step} of {num_steps}; continue with checkpoint.resume=true output_dir={output}"
+    return f"{stopped}\ngrpo report {output} shows how far it came" if step else stopped

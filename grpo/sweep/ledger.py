@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from grpo.config import UserError
+from grpo.config.errors import require
+from grpo.config.runs_within import is_run
 from grpo.host.disk import write_whole
 from grpo.host.terminal import say
 from grpo.sweep.cells import Cell
@@ -95,9 +97,13 @@ def open_ledger(folder: Path) -> Ledger:
 def begin_ledger(folder: Path, cells: Sequence[Cell], command: Sequence[str]) -> Ledger:
     """Begins a sweep in `folder`, or continues the sweep that `folder` already holds.
 
-    A continued sweep may get further cells. Raises `UserError` when a cell's overrides differ from its earlier ones.
-    Two sweeps that begin in one folder at once wait for each other, so that neither loses the other's cells.
+    A continued sweep may get further cells. Raises `UserError` when a cell's overrides differ from its earlier ones,
+    and for the folder of a run, whose report the sweep's would replace. Two sweeps that begin in one folder at once
+    wait for each other, so that neither loses the other's cells.
     """
+    require(
+        (folder / SWEEP_FILE).exists() or not is_run(folder), f"{folder} already holds a run: choose another output_dir"
+    )
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder, fcntl.LOCK_EX, told=True):
         return _begun(folder, cells, command)

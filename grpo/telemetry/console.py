@@ -83,6 +83,7 @@ class RunDisplay:
         self._clock = clock
         self._start = clock()
         self._explained: set[str] = set()
+        self._left_out: set[str] = set()
         self._bar = Progress(
             BarColumn(bar_width=10),
             TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7)),
@@ -105,7 +106,8 @@ class RunDisplay:
         """Prints the line of a round that ended at optimizer step `step`. `metrics` have the names that `flatten`
         gives them."""
         width = len(str(self._total))
-        shown = [field for field in FIELDS if field.metric in metrics and abs(metrics[field.metric]) >= field.least]
+        known = [field for field in FIELDS if field.metric in metrics and abs(metrics[field.metric]) >= field.least]
+        shown = [field for field in known if field.label not in self._left_out]
         numbers = [f"step {step:>{width}}/{self._total}"]
         numbers += [f"{field.label} {field.form.format(metrics[field.metric])}" for field in shown]
         # The remaining time comes first, so that a narrow terminal cuts off something else.
@@ -113,6 +115,8 @@ class RunDisplay:
         if self._console.is_terminal:
             self._bar.update(self._task, completed=step, description="  ".join(costs))
             numbers, costs = _fitting(numbers, self._console.width), []
+            # A shorter line does not bring a field back, since columns that come and go are hard to read.
+            self._left_out |= {field.label for field in shown[len(numbers) - 1 :]}
         self._explain(shown[: len(numbers) - 1])
         self.note("  ".join(numbers + costs))
 

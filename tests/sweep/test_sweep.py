@@ -15,6 +15,7 @@ import pytest
 
 from benchmarks.runs import command
 from grpo.cli import main
+from grpo.config import UserError
 from grpo.sweep.cells import Cell
 from grpo.sweep.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, State, begin_ledger, open_ledger
 from tests import warm
@@ -164,6 +165,13 @@ def test_a_killed_sweep_leaves_a_whole_ledger(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         begin_ledger(tmp_path, [first, second], ["grpo"])
     assert open_ledger(tmp_path).cells == (first,)
+
+
+def test_the_folder_of_a_run_is_refused(tmp_path):
+    (tmp_path / "checkpoints" / "step-00000002").mkdir(parents=True)
+    with pytest.raises(UserError, match="already holds a run: choose another output_dir"):
+        begin_ledger(tmp_path, [Cell("a-seed0", "a", 0, ())], ["grpo"])
+    assert not (tmp_path / "sweep.json").exists()
 
 
 def test_a_file_system_without_locks_is_told_and_no_obstacle(tmp_path, monkeypatch, capsys):

@@ -83,6 +83,17 @@ def test_a_narrow_terminal_explains_only_the_numbers_that_it_shows():
     assert explained == ["reward", "right", "silent", "len"]
 
 
+def test_a_number_that_has_not_fitted_once_does_not_come_back():
+    output = io.StringIO()
+    display = RunDisplay(80, Console(file=output, force_terminal=True, width=60))
+    display.round(5, METRICS)
+    display.round(6, {name: METRICS[name] for name in ("reward/mean", "policy/entropy")})
+    display.close()
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue()).replace("\r", "\n")
+    assert "step  6/80  reward 0.31\n" in plain
+    assert "entropy" not in plain
+
+
 def test_ranks_that_wait_for_the_busiest_are_told_of():
     uneven = logged(lambda display: display.round(5, METRICS | {"throughput/imbalance": 1.312}))
     assert uneven.endswith("learn 5.0 s  busiest rank 1.31 × mean\n")
