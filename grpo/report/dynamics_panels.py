@@ -136,6 +136,8 @@ def draw_damping(axes: Axes, shown: Dynamics) -> str:
     c = κ(τ + lag)/(1−μ), with the stiffness κ measured from the reward curve, the last round's lag, and momentum μ.
     Only an identified curve has a meaningful κ, see `panels`.
     """
+    from matplotlib.ticker import LogFormatter
+
     log, stiffness = shown.log, shown.identification.stiffness
     intervals = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32])
     delay = int(log.history.delays[-1])
@@ -155,6 +157,8 @@ def draw_damping(axes: Axes, shown: Dynamics) -> str:
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: plain(value))
     axes.yaxis.set_major_formatter(lambda value, _: plain(value))
+    # The usual labels of minor ticks are formulas, which this project's style does not read.
+    axes.yaxis.set_minor_formatter(LogFormatter())
     axes.set_xlabel("refresh interval τ (optimizer steps)")
     axes.set_ylabel("gain c")
     axes.set_title("Stability: how long an interval is safe")

@@ -31,6 +31,8 @@ STYLE = {
     "axes.titlesize": 9,
     "axes.titlelocation": "left",
     "legend.frameon": False,
+    # A name may hold dollar signs, between which matplotlib would read a formula.
+    "text.parse_math": False,
 }
 DOTS_PER_INCH = 160
 # A longer series is thinned out: more points would overlap, and make a page of megabytes.

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 import grpo.report
 from grpo.report import page, plot_run
-from grpo.report.style import legend_below, plain, tell
+from grpo.report.style import legend_below, plain, sheet, tell
 from tests.report.structure import assert_well_made
 
 TEMPLATES = Path(grpo.report.__file__).parent / "templates"
@@ -152,3 +152,14 @@ def test_titles_and_labels_of_a_sheet_are_not_cut(tmp_path, monkeypatch):
             box = text.get_window_extent()
             inside = box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
             assert inside or not text.get_text(), text.get_text()
+
+
+def test_dollar_signs_in_a_name_begin_no_formula(tmp_path):
+    def draw(axes):
+        axes.plot([1, 2], [1, 2], label="lr $^{$ 3")
+        axes.set_title("a$^{$")
+        axes.legend()
+
+    assert "lr $^{$ 3" in page.picture(draw)["svg"]
+    sheet([draw], tmp_path / "sheet.png", (4, 3), 1, first_wide=False)
+    assert (tmp_path / "sheet.png").stat().st_size > 1000
