@@ -21,6 +21,9 @@ from grpo.algorithm.token_losses import Tokens, clipped
 if TYPE_CHECKING:
     from grpo.config import ObjectiveConfig
 
+# Values that differ by less count as equal, in nats, or as a share of values above 1. Float32 rounds by some 1e-6.
+ALIKE = 1e-5
+
 Total = Callable[[Sequence[float]], list[float]]
 """A function of this type sums each number over all ranks, so that each token of the step counts once."""
 
@@ -46,13 +49,14 @@ def clip_cov(tokens: Tokens, total: Total, settings: ObjectiveConfig) -> Tensor:
 def kl_cov(tokens: Tokens, total: Total, settings: ObjectiveConfig) -> Tensor:
     """Returns 1 for the `share` of all tokens with the largest covariance, else 0: KL-Cov (arXiv:2505.22617)."""
     covariance, count = _covariance(tokens, total)
-    return largest(covariance, _number(settings.selection.share, count), total).to(covariance.dtype)
+    return largest(covariance, _number(settings.selection.share, count), total, ALIKE).to(covariance.dtype)
 
 
 def top_entropy(tokens: Tokens, total: Total, settings: ObjectiveConfig) -> Tensor:
     """Returns 1 for the `share` of all tokens with the highest entropy, else 0 (arXiv:2506.01939, the 80/20 rule)."""
     [count] = total([tokens.entropies.numel()])
-    return largest(tokens.entropies, _number(settings.selection.share, count), total).to(tokens.entropies.dtype)
+    number = _number(settings.selection.share, count)
+    return largest(tokens.entropies, number, total, ALIKE).to(tokens.entropies.dtype)
 
 
 SELECTIONS: Mapping[str, Selection] = {"clip_cov": clip_cov, "kl_cov": kl_cov, "top_entropy": top_entropy}
@@ -82,9 +86,12 @@ def apply_selection(losses: Tensor, tokens: Tokens, chosen: Tensor, settings: Ob
     return losses * chosen
 
 
-def largest(values: Tensor, number: int, total: Total) -> Tensor:
+def largest(values: Tensor, number: int, total: Total, alike: float = 0.0) -> Tensor:
     """Returns [targets] bool: whether a value is among the `number` largest of all ranks. Values equal to the smallest
-    of these `number` count too.
+    of these `number` count too, also those that lie below it by at most `alike`, or by that share of a value above 1.
+
+    The completions of a prompt have equal values as long as they have the same tokens. Layouts and kernels round these
+    differently, and must not decide which of them is chosen.
 
     That smallest value is found by bisection over integer keys, made from the bits of float32 and ordered as the
     numbers are. The bisection takes 32 sums of one count over the ranks, whatever the number of tokens.
@@ -96,7 +103,8 @@ def largest(values: Tensor, number: int, total: Total) -> Tensor:
         middle = (low + high + 1) // 2
         [count] = total([float((keys >= middle).sum())])
         low, high = (middle, high) if count >= number else (low, middle - 1)
-    return keys >= low
+    smallest = torch.tensor(low if low >= 0 else -(2**31) - low, dtype=torch.int32).view(torch.float32).item()
+    return (keys >= low) | (values >= smallest - alike * max(1.0, abs(smallest)))
 
 
 def _number(share: float, count: float) -> int:

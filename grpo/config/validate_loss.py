@@ -64,6 +64,11 @@ def _check_objective(objective: ObjectiveConfig) -> None:
         "bound: set objective.name=clip",
     )
     require(
+        selection.name != "kl_cov" or objective.old_logprobs == "learner",
+        "objective.selection.name=kl_cov penalizes |log π − log π_old|, and with objective.old_logprobs=sampler "
+        "rounding alone decides its gradient where the two are equal: set objective.old_logprobs=learner",
+    )
+    require(
         selection.low < selection.high,
         f"objective.selection.low={selection.low} must be below objective.selection.high={selection.high}",
     )

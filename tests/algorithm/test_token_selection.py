@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from grpo.algorithm.loss import policy_loss, tokens_of
+from grpo.algorithm.token_losses import Tokens
 from grpo.algorithm.token_selection import largest, select
 from grpo.config import ObjectiveConfig, TokenSelectionConfig
 from tests.fakes import on_ranks
@@ -95,6 +96,15 @@ def test_the_largest_are_those_of_all_ranks(number, ranks):
         together[rank::ranks] = kept
     threshold = sorted(values)[-number]
     assert together == [value >= torch.tensor(threshold).item() or value >= threshold for value in values]
+
+
+def test_tokens_that_differ_by_rounding_are_chosen_together():
+    """The first tokens of three completions of a prompt have one entropy, which each layout rounds differently."""
+    entropies = torch.tensor([1.9, 2.4, 1.7, 1.7 - 1e-6, 1.7 + 1e-6, 1.69, 0.2])
+    zeros = torch.zeros(7)
+    tokens = Tokens(zeros, zeros, zeros + 1, zeros, entropies, zeros.long())
+    chosen = [select([tokens], list, settings("top_entropy", share=number / 7.0 + 0.01))[0] for number in (3, 4, 5)]
+    assert [choice.tolist() for choice in chosen] == [[1, 1, 1, 1, 1, 0, 0]] * 3
 
 
 def test_a_rank_without_tokens_takes_part():

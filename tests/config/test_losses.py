@@ -71,6 +71,10 @@ def test_the_sweep_of_objectives_runs_every_preset_at_equal_samples():
             {"objective__name": "cispo", "objective__selection__name": "clip_cov"},
             "cispo has another bound: set objective.name=clip",
         ),
+        (
+            {"objective__selection__name": "kl_cov", "objective__old_logprobs": "sampler"},
+            "rounding alone decides its gradient where the two are equal: set objective.old_logprobs=learner",
+        ),
         ({"objective__kl__by_ratio": True, "objective__kl__place": "reward"}, "set objective.kl.place=loss"),
         ({"objective__kl__by_ratio": True, "objective__ratio": "sequence"}, "objective.ratio=token, or by_ratio=false"),
         (
