@@ -14,7 +14,7 @@ from grpo.config.sweep_words import grid, plain
 ROOT = Path(__file__).resolve().parent.parent
 # Not those that pytest and runs leave in folders of their own.
 FOLDERS = ("grpo", "configs", "launch", "tests", "benchmarks")
-FILES = [ROOT / "README.md", *(file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("README.md")))]
+FILES = [ROOT / "README.md", *(file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.md")))]
 BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 OF_A_RUN = re.compile(
     r"(?:grpo (?:train|launch|serve|eval|solve-rates|check-reward)|bash launch/node\.sh|sbatch .*?launch/slurm\.sh) "

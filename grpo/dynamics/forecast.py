@@ -1,7 +1,7 @@
 """This module forecasts a run's reward curve: where it goes, when it gets there, and whether continuing is worth it.
 
 The forecast extends the curve's trend (`trend.follow`), and needs none of the laws of `identify`, which describe the
-measured curve. benchmarks/README.md reports how often the intervals held, on simulated, public and own runs.
+measured curve. benchmarks/results/dynamics.md reports how often the intervals held, on simulated, public and own runs.
 """
 
 from __future__ import annotations

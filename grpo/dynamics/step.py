@@ -14,7 +14,8 @@ from grpo.dynamics.difficulty import Array, Difficulty
 from grpo.dynamics.sigma import drift, silent_rate
 
 # The variance of a prompt's own part of the gradient, over the variance of one completion's score. With this value the
-# law gives the measured speeds of the tiny model at other group sizes and batches (benchmarks/README.md, "What if").
+# law gives the measured speeds of the tiny model at other group sizes and batches (benchmarks/results/dynamics.md,
+# "What if").
 PROMPT_NOISE = 1.0
 # Where silent groups are replaced, the share of groups that are not silent counts as at least this, so that the number
 # of sampled groups stays finite.

@@ -9,8 +9,8 @@ curve that flattens because the learning rate falls does not count as a plateau,
 
 Four unknowns are drawn from priors: the variance of the prompts' own parts of the gradient, the power with which speed
 follows the ratio, what a step loses by having few prompts, and the luck of a seed. The curve itself is the run's own,
-smoothed, and continued by its trend (`trend`). benchmarks/README.md reports how often the intervals held on runs that
-were made afterwards.
+smoothed, and continued by its trend (`trend`). benchmarks/results/dynamics.md reports how often the intervals held on
+runs that were made afterwards.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LEAST_PROMPT_NOISE, GREATEST_PROMPT_NOISE = 0.2, 5.0
 # The power with which speed follows the signal-to-noise ratio is drawn evenly from this range.
 LEAST_POWER, GREATEST_POWER = 0.7, 1.2
 # A step with B prompts is slower than the ratio says by exp(−b/B), and b is drawn evenly from 0 to this. On the tiny
-# model b was 1 to 3 from 16 prompts to 8 and 4, and 0 from 16 to 32 (benchmarks/README.md, "What if").
+# model b was 1 to 3 from 16 prompts to 8 and 4, and 0 from 16 to 32 (benchmarks/results/dynamics.md, "What if").
 GREATEST_LOSS = 4.0
 # Two runs that differ in their seed differ in speed by this standard deviation of its logarithm.
 SEED_SPREAD = 0.08
