@@ -280,7 +280,8 @@ def test_wrong_keys_and_values_are_one_line_that_names_them(overrides, message):
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(override, message, tmp_path):
-    config = compose_config([override, f"output_dir={tmp_path}"])
+    # Beside `tmp_path` there may be runs of other tests, which could be resumed.
+    config = compose_config([override, f"output_dir={tmp_path}/runs/new"])
     with pytest.raises(UserError, match=r".") as error:
         validate(config, world_size=8)
     assert message in str(error.value)
