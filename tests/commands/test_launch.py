@@ -161,6 +161,7 @@ def test_ranks_that_are_asked_to_stop_while_they_start_have_nothing_to_save(tmp_
     assert code_of_ranks(tmp_path, starting + SAVE.replace("143", "1")) == (1, 143)
 
 
+@pytest.mark.slow
 def test_asked_twice_it_does_not_wait_for_them(tmp_path):
     process = launch(tmp_path, DEAF)
     processes = started(process)

@@ -11,6 +11,7 @@ from tests.learner.family_worker import MEMBERS
 from tests.learner.models import tiny_llama
 
 PARTS = ("family", "rounds", "proofs", "steps/2/float32", "steps/3/bfloat16")
+pytestmark = pytest.mark.slow
 IMPORTS = (*warm.LEARNER, "grpo.rollout.transformers_sampler", "tests.learner.test_attention")
 
 
@@ -71,38 +72,32 @@ def test_no_micro_batch_waits(quick):
     assert quick["steps/1/bfloat16"]["norms"][0] == pytest.approx(2.8540, rel=1e-2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", ["2/float32", "3/bfloat16"])
 def test_no_micro_batch_waits_under_another_stage(whole, case):
     """With a selection of tokens and adapters, and with a sharded reference."""
     assert_no_micro_batch_waits(whole[f"steps/{case}"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("member", MEMBERS)
 def test_every_loss_moves_the_weights_as_on_the_cpu(whole, member):
     assert whole["family"][member] < 1e-5
 
 
-@pytest.mark.slow
 def test_a_round_goes_on_as_on_the_cpu_after_offloading_and_from_a_checkpoint(whole):
     ours, exact = whole["rounds"]["norms"]
     assert ours[0] == ours[1] == pytest.approx(exact[0], rel=1e-2) and exact[0] == exact[1]
 
 
-@pytest.mark.slow
 def test_a_refresh_waits_once_for_each_weight_on_each_side(whole):
     [line] = Counter(whole["rounds"]["waits"])
     assert "weight_sync/checksum.py" in line
     assert len(whole["rounds"]["waits"]) == 2 * whole["rounds"]["tensors"]
 
 
-@pytest.mark.slow
 def test_what_is_run_on_a_gpu_to_compare_it_with_float64_has_run_here(whole):
     assert max(whole["proofs"]["torch.float32"]) < 1e-5 and max(whole["proofs"]["torch.bfloat16"]) < 1e-2
 
 
-@pytest.mark.slow
 def test_ranks_that_compute_rows_together_wait_no_more_often_for_many_rows(tmp_path):
     """Each exchange of numbers between the ranks waits twice."""
     assert_no_micro_batch_waits(facts_of(tmp_path, "steps/1/bfloat16", ranks=2)["steps/1/bfloat16"], at_most=30)
