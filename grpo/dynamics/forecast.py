@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 NUM_DRAWS = 1000
 # A forecast predicts the mean pass rate measured over this share of the whole run's rounds.
 MEASURED_SHARE = 0.2
-# The interval for the present reaches within two standard errors of the means of so many last rounds.
+# The interval for the present reaches within two standard errors of the means of so many last rounds or evaluations.
 NEWEST_ROUNDS = (1, 3, 5)
 
 
@@ -68,13 +68,13 @@ def forecast_held_out(
     """
     trend = follow(held_out, follow(training).span)
     end = max(last_step, float(held_out.steps[-1]) + 1)
-    return _forecast(trend, float(held_out.steps[-1]), end, 1.0, coverage, points)
+    return _reaching(_forecast(trend, float(held_out.steps[-1]), end, 1.0, coverage, points), held_out)
 
 
 def _reaching(ahead: Forecast, history: History) -> Forecast:
-    """Widens a forecast's interval, at all steps alike, until the newest rounds do not contradict it at the present.
+    """Widens a forecast's interval, at all steps alike, until the newest values do not contradict it at the present.
 
-    A trend follows a jump in the last rounds only when more of them have come.
+    A trend follows a jump in the last rounds, or evaluations, only when more of them have come.
     """
     below = above = 0.0
     for number in NEWEST_ROUNDS:

@@ -31,17 +31,17 @@ class Windows:
 
     @property
     def last(self) -> Interval:
-        """The mean of the last window."""
+        """Returns the mean of the last window."""
         return self._of(self._values[-self._length :])
 
     @property
     def first(self) -> Interval:
-        """The mean of the first `length` values."""
+        """Returns the mean of the first `length` values."""
         return self._of(self._values[: self._length])
 
     @property
     def difference(self) -> Interval:
-        """The mean of the last window minus that of the first `length` values."""
+        """Returns the mean of the last window minus that of the first `length` values."""
         return self._of(self._values[-self._length :], self._values[: self._length])
 
     def _of(self, later: Array, earlier: Array | None = None) -> Interval:
@@ -58,7 +58,7 @@ class Windows:
 
     @cached_property
     def _weights(self) -> Array:
-        """The posterior weights of the correlations, [correlations].
+        """Returns the posterior weights of the correlations, [correlations].
 
         The likelihood is the restricted one (Patterson & Thompson, Biometrika 1971), from which the windows' lines are
         integrated out.

@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.forecasts import backtest, by_trend, scores
 from benchmarks.simulated_curves import KINDS, exponential, flat, power_law, sigmoid, simulated
-from grpo.dynamics.forecast import forecast
+from grpo.dynamics.forecast import forecast, forecast_held_out
 from grpo.dynamics.history import history_of_values
 from grpo.dynamics.stop_rule import StopRule
 from grpo.dynamics.trend import PRIORS, SETTINGS, fall_probability, follow
@@ -59,10 +59,10 @@ def test_no_interval_for_the_present_is_contradicted_by_the_newest_rounds(after)
     history = measured(np.concatenate([np.full(50, 0.5), np.full(10, after)]), prompts=32)
     for rounds in range(50, 61):
         known = history.until(history.steps[rounds - 1])
-        ahead = forecast(known, 80)
-        for number in (1, 3, 5):
-            mean, error = known.values[-number:].mean(), np.linalg.norm(known.errors[-number:]) / number
-            assert ahead.low[0] - 2.001 * error <= mean <= ahead.high[0] + 2.001 * error
+        for ahead in (forecast(known, 80), forecast_held_out(known, history, 80)):
+            for number in (1, 3, 5):
+                mean, error = known.values[-number:].mean(), np.linalg.norm(known.errors[-number:]) / number
+                assert ahead.low[0] - 2.001 * error <= mean <= ahead.high[0] + 2.001 * error
 
 
 @pytest.mark.slow
