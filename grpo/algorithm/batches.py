@@ -84,21 +84,21 @@ class BatchMaker:
         """
         if self._normalization.parts == "each":
             weighted = [
-                [weight * value for value in self._normalized([_part(group, part) for group in groups])]
+                [weight * value for value in self._normalized(groups, [_part(group, part) for group in groups])]
                 for part, weight in self._part_weights.items()
             ]
             total = [_summed(terms) for terms in zip(*weighted, strict=True)]
-            std = self._moments(total).std
+            std = self._moments(groups, total).std
             return [scaled(value, std, self._normalization) for value in total]
-        values = self._normalized([self._rewards(group) for group in groups])
+        values = self._normalized(groups, [self._rewards(group) for group in groups])
         if self._normalization.name not in GROUP_RELATIVE:
             return values
         # The task's rewards decide whether a group is silent. The noise of a KL term in the reward would otherwise give
         # such a group advantages.
         return [value * (not group.scored.silent) for value, group in zip(values, groups, strict=True)]
 
-    def _normalized(self, rewards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return advantages(rewards, self._normalization, self._moments(rewards))
+    def _normalized(self, groups: Sequence[GroupWithLogprobs], rewards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return advantages(rewards, self._normalization, self._moments(groups, rewards))
 
     def _rewards(self, group: GroupWithLogprobs) -> torch.Tensor:
         """Returns the group's rewards, [completions] float64.
@@ -129,13 +129,15 @@ class BatchMaker:
         )
         return Totals(max(tokens, 1), max(sequences, 1), max(filled, 1))
 
-    def _moments(self, rewards: Sequence[torch.Tensor]) -> Moments:
-        """Returns mean and σ over all rewards of the step on all ranks. Collective.
+    def _moments(self, groups: Sequence[GroupWithLogprobs], rewards: Sequence[torch.Tensor]) -> Moments:
+        """Returns mean and σ over all rewards of the step on all ranks. Rewards of spoilt groups are left out, since
+        they stand for none. Collective.
 
         The mean is computed first, and squared differences from it are summed. Summing the squares of the rewards
         themselves would lose the digits in which rewards differ.
         """
-        values = torch.cat([torch.zeros(0, dtype=torch.float64), *rewards])
+        real = [values for group, values in zip(groups, rewards, strict=True) if not group.scored.spoilt]
+        values = torch.cat([torch.zeros(0, dtype=torch.float64), *real])
         count, total = self._collective.sum([values.numel(), float(values.sum())])
         mean = total / max(count, 1)
         [squares] = self._collective.sum([float((values - mean).square().sum())])

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from grpo.config import RewardConfig, UserError
 from grpo.tasks.extraction import extract
 from grpo.tasks.grader_pool import GraderPool
-from grpo.tasks.grading_worker import UNANSWERED, UNPARSABLE, RawGrade
+from grpo.tasks.grading_worker import UNPARSABLE, RawGrade
 from grpo.tasks.overlong import overlong_penalty
 from grpo.tasks.own_rewards import OF_EACH, facts_of
 from grpo.tasks.remote import RemoteRewards, joined
@@ -17,11 +17,9 @@ from grpo.tasks.rewards import EXTRACTING
 from grpo.tasks.sources import listed
 from grpo.tasks.verification import bare
 from grpo.types import Completion, Grade, RolloutGroup, ScoredGroup
+from grpo.types.rollout import NOT_THEIR_FAULT
 
 logger = logging.getLogger(__name__)
-
-NOT_THEIR_FAULT = (UNPARSABLE, UNANSWERED)
-"""These outcomes say nothing about completions, so nothing is learned from their group."""
 
 
 class Grading:

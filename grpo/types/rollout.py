@@ -84,6 +84,10 @@ class RolloutGroup:
     newest_version: int
 
 
+NOT_THEIR_FAULT = ("unparsable", "unanswered")
+"""These outcomes of grading say nothing about completions, so nothing is learned from their group."""
+
+
 @dataclass(frozen=True, slots=True)
 class Grade:
     """A grade is the grader's result for one completion.
@@ -126,6 +130,12 @@ class ScoredGroup:
     def count(self) -> tuple[int, int]:
         """Returns the number of correct completions, and the number of all completions."""
         return sum(grade.correct for grade in self.grades), len(self.grades)
+
+    @property
+    def spoilt(self) -> bool:
+        """Says whether the rewards stand for none, because the completions could not be graded by no fault of theirs.
+        Nothing is learned from such a group, and its rewards count in no mean or σ of a whole step."""
+        return any(grade.outcome in NOT_THEIR_FAULT for grade in self.grades)
 
     @property
     def silent(self) -> bool:

@@ -3,6 +3,7 @@ frameworks."""
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -153,3 +154,15 @@ def test_reinforce_plus_plus_learns_from_silent_groups_on_any_number_of_ranks(ra
     std = 2**0.5 / 3
     expected = sorted([*[1 / 3 / std] * 4, *[-2 / 3 / std] * 2])
     assert advantages_of(groups, ranks=ranks, name="reinforce_plus_plus") == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"name": "reinforce_plus_plus"}, {"scope": "batch"}, {"parts": "each"}], ids=lambda s: str(*s.values())
+)
+def test_a_group_that_could_not_be_graded_changes_no_advantage_of_the_others(settings):
+    zeros = graded([(0, 0), (0, 0), (0, 0)])
+    unanswered = tuple(replace(grade, outcome="unanswered") for grade in zeros.scored.grades)
+    spoilt = replace(zeros, scored=replace(zeros.scored, grades=unanswered, included=(False,) * 3))
+    weights = {"a": 1.0, "b": 0.25}
+    assert advantages_of([*GROUPS, spoilt], weights, **settings) == advantages_of(GROUPS, weights, **settings)
+    assert advantages_of([*GROUPS, zeros], weights, **settings)[:6] != advantages_of(GROUPS, weights, **settings)
