@@ -101,10 +101,11 @@ def check_values(config: TrainConfig, room: str = "") -> None:
 def check_batch(config: TrainConfig, world_size: int) -> None:
     """Raises UserError for a batch, fixed or adaptive, that ranks cannot share evenly or that teaches nothing."""
     prompts = config.dynamics.prompts_per_step
+    fewer = prompts // world_size * world_size
     _require(
         prompts % world_size == 0,
-        f"dynamics.prompts_per_step={prompts} cannot be shared evenly by the {world_size} learner ranks: "
-        f"use {max(1, prompts // world_size) * world_size} or {(prompts // world_size + 1) * world_size}",
+        f"dynamics.prompts_per_step={prompts} cannot be shared evenly by the {world_size} learner ranks: use "
+        + " or ".join(str(even) for even in (fewer, fewer + world_size) if even),
     )
     _require(
         config.dynamics.group_size > 1,

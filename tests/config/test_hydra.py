@@ -287,6 +287,12 @@ def test_what_cannot_work_is_refused_before_anything_starts(override, message, t
     assert message in str(error.value)
 
 
+def test_fewer_prompts_than_ranks_are_answered_with_the_one_number_that_comes_next(tmp_path):
+    config = compose_config(["dynamics.prompts_per_step=4", f"output_dir={tmp_path}/new"])
+    with pytest.raises(UserError, match="by the 8 learner ranks: use 8$"):
+        validate(config, world_size=8)
+
+
 def test_a_completion_as_long_as_the_model_leaves_no_room_for_a_prompt_that_fits_itself():
     config = compose_config(["task.prompt.max_tokens=0", "rollout.sampling.max_tokens=60", "model.max_length=60"])
     with pytest.raises(UserError, match="=60 leaves no room for a prompt in model.max_length=60: lower the first"):
