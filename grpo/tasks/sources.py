@@ -159,10 +159,12 @@ def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -
         # A column without a name, such as the index that pandas writes, is not the ids' when none is named.
         row_id = (text_of(cell(row, data.id_column)) if data.id_column else "") or f"{stem}-{index}"
         messages, question = conversation(cell(row, data.question_column))
-        match = pattern.search(text_of(cell(row, data.answer_column)))
+        told = cell(row, data.answer_column)
+        match = pattern.search(text_of(told))
         answer = (match.group(1) or "").strip() if match else ""
         if data.choices_column:
-            answer = letter_of(answer, cell(row, data.choices_column))
+            whole = type(told) is int and not data.answer_pattern
+            answer = letter_of(told if whole else answer, cell(row, data.choices_column))
         if not question or not answer:
             unusable.append(row_id)
             first = first or _shown(row, data)

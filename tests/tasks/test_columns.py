@@ -114,3 +114,23 @@ def test_the_answer_of_a_multiple_choice_question_is_its_letter(write_rows):
     with pytest.raises(UserError, match=r"task.data.answer_column, and task.data.choices_column\.$"):
         load_problems(DataConfig(path=write_rows(rows[2:]), choices_column="choices"))
     assert letter_of("2", ["1", "2", "3"]) == "B"  # the text of a choice comes before its index
+    assert letter_of("AB", ["red", "blue"]) == letter_of("C", ["red", "blue"]) == letter_of("", ["", "blue"]) == ""
+    assert letter_of("27", [str(number) for number in range(30)]) == ""  # there is no letter for it
+
+
+def test_an_answer_is_looked_for_among_the_labels_of_choices_first(write_rows):
+    # Some of ARC's questions number their choices from 1.
+    numbered = {"text": ["red", "green", "blue", "4"], "label": ["1", "2", "3", "4"]}
+    rows = [{"problem": "sky?", "choices": numbered, "answer": answer} for answer in ("1", "3", "4", "green", "5")]
+    problems, report = load_problems(DataConfig(path=write_rows(rows), choices_column="choices"))
+    assert [problem.answer for problem in problems] == ["A", "C", "D", "B"]
+    assert report.unusable == ("sums-4",)
+    # Labels that say which choice is right are none.
+    assert letter_of("1", {"text": ["red", "green", "blue"], "label": [0, 0, 1]}) == "B"
+
+
+def test_a_whole_number_among_choices_of_text_is_an_index_and_among_numbers_a_choice(write_rows):
+    # MMLU's answers are whole numbers, and its choices may be such texts.
+    rows = [{"problem": "1 + 1?", "choices": choices, "answer": 1} for choices in (["1", "2"], [2, 1], ["a", "b"])]
+    problems, _ = load_problems(DataConfig(path=write_rows(rows), choices_column="choices"))
+    assert [problem.answer for problem in problems] == ["B"] * 3
