@@ -132,14 +132,16 @@ GROUP_RELATIVE = ("dial", "pass_at_k")
 """Under these normalizations a group of equal rewards has no advantages. Others may learn from such a group."""
 
 
-def silent(rewards: Tensor, settings: NormalizationConfig) -> bool:
-    """Says whether a group with these rewards has advantage 0 everywhere, whatever the step's other groups are.
+def silent(rewards: Tensor, included: Sequence[bool], settings: NormalizationConfig) -> bool:
+    """Says whether all `included` completions of a group with these rewards have advantage 0, whatever the step's other
+    groups are.
 
-    Such groups have equal rewards, or a σ that is not above σ_min, or under `pass_at_k` fewer than k completions below
-    the best. The answer holds for the normalizations in `GROUP_RELATIVE` only.
+    Such groups have no included completion, equal rewards, or a σ that is not above σ_min, or under `pass_at_k` fewer
+    than k completions below the best. The answer holds for the normalizations in `GROUP_RELATIVE` only.
     """
     # With scope "batch" the step's σ is the same for all groups, so any that is above σ_min tells.
-    return not NORMALIZATIONS[settings.name](rewards, Moments(0.0, settings.min_std + 1), settings).any()
+    values = NORMALIZATIONS[settings.name](rewards, Moments(0.0, settings.min_std + 1), settings)
+    return not values[torch.tensor(included, dtype=torch.bool)].any()
 
 
 def advantages(rewards: Sequence[Tensor], settings: NormalizationConfig, step: Moments) -> list[Tensor]:

@@ -77,7 +77,8 @@ class RefillConfig:
     """Dynamic sampling (DAPO) replaces silent groups by groups of other prompts.
 
     In a silent group all rewards are equal, or what the normalization makes of them is 0 (pass_at_k with fewer than k
-    wrong ones, a σ below normalization.min_std).
+    wrong ones, a σ below normalization.min_std). A group counts as silent, too, when none of its completions is learned
+    from, for example when all were cut at the limit and task.reward.overlong=mask.
     """
 
     # True turns on DAPO's dynamic sampling; normalization=dapo does so (verl: algorithm.filter_groups.enable).

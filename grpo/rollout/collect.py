@@ -60,7 +60,7 @@ class RefillingCollector:
         collective: Collective,
         is_silent: IsSilent = attrgetter("silent"),
     ):
-        """`is_silent` tells whether a group's rewards give no gradient under the normalization in use."""
+        """`is_silent` tells whether a group gives no gradient under the normalization in use."""
         self._source = source
         self._refill = refill
         self._collective = collective

@@ -97,6 +97,8 @@ def _filled(config: TrainConfig, source: Source, collective: Collective) -> Coll
 
 def _is_silent(normalization: NormalizationConfig, scored: ScoredGroup) -> bool:
     """Says whether nothing can be learned from a group. Under a normalization outside `GROUP_RELATIVE`, such as a
-    user's own, these are just the groups with equal rewards."""
-    known = normalization.name in GROUP_RELATIVE
-    return scored.silent or (known and silent(torch.tensor(scored.rewards, dtype=torch.float64), normalization))
+    user's own, these are just the groups with equal rewards, or with no completion that is learned from."""
+    if scored.silent or not any(scored.included):
+        return True
+    rewards = torch.tensor(scored.rewards, dtype=torch.float64)
+    return normalization.name in GROUP_RELATIVE and silent(rewards, scored.included, normalization)

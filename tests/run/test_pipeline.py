@@ -1,5 +1,7 @@
 """These tests check which parts of a run each value of `pipeline` puts together."""
 
+from dataclasses import replace
+
 import pytest
 
 from grpo.config import NormalizationConfig, TrainConfig, UserError
@@ -59,6 +61,41 @@ def test_refill_replaces_the_groups_that_the_normalization_makes_nothing_of(sett
     collector, _ = build_pipeline(config, task, ScriptedSampler(), Alone(), Clocks(config, Phases()))
     plan = RoundPlan(group_size=4, refresh_interval=1, prompts_per_step=3)
     assert ids(collector.collect(plan, 9).groups) == kept
+
+
+class CutTask(ScriptedTask):
+    """This task leaves out of the loss, in every group, the completions whose number is in `cut` of the prompt."""
+
+    def __init__(self, rewards, cut):
+        super().__init__(rewards)
+        self.cut = cut
+
+    def _scored(self, group):
+        cut = self.cut.get(group.prompt.problem.problem_id, ())
+        return replace(
+            super()._scored(group), included=tuple(number not in cut for number in range(len(group.completions)))
+        )
+
+
+@pytest.mark.parametrize(
+    ("normalization", "cut", "kept"),
+    [
+        # All completions of p1, and one of p2, were too long and are masked.
+        ("dial", {"p1": range(4), "p2": [0]}, ["p0", "p2", "p3"]),
+        ("own.py:normalize", {"p1": range(4), "p2": [0]}, ["p0", "p2", "p3"]),
+        # The completions of p0 that are left have the mean reward, so their advantage is 0.
+        ("dial", {"p0": [0, 1]}, ["p1", "p2", "p3"]),
+    ],
+)
+def test_refill_replaces_the_groups_of_which_no_completion_is_learned_from(normalization, cut, kept):
+    task = CutTask([(1, 0, 0.5, 0.5), *[(1, 1, 0, 0)] * 7], cut)
+    config = TrainConfig()
+    config.normalization = NormalizationConfig(name=normalization)
+    config.rollout.refill.enabled = True
+    collector, _ = build_pipeline(config, task, ScriptedSampler(), Alone(), Clocks(config, Phases()))
+    collected = collector.collect(RoundPlan(group_size=4, refresh_interval=1, prompts_per_step=3), 9)
+    assert ids(collected.groups) == kept
+    assert ids(collected.sampled) == ["p0", "p1", "p2", "p3"]
 
 
 @pytest.mark.parametrize("settings", [{"pipeline": "continuous"}, {"budget": True}])
