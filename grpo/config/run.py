@@ -240,6 +240,12 @@ class TrainConfig:
     dry_run: bool = False
 
     @property
+    def longest_wait_seconds(self) -> float:
+        """Returns how long ranks wait for one another at most: as long as every phase of a round may take together,
+        which a phase between two rounds may take too."""
+        return sum(part.deadline_seconds for part in (self.rollout, self.learner, self.weight_sync))
+
+    @property
     def largest_group(self) -> int:
         """Returns the largest group size that `dynamics=adaptive` may choose: a rollout budget cannot spend more."""
         largest, budget = self.dynamics.adaptive.largest_group, self.rollout.budget

@@ -37,7 +37,11 @@ def concerns_a_run(record: logging.LogRecord) -> bool:
 
 
 def init_distributed(device: torch.device, deadline_seconds: float) -> None:
-    """Joins the ranks that torchrun or the deepspeed launcher started. Without a launcher this rank is the only one."""
+    """Joins the ranks that torchrun or the deepspeed launcher started. Without a launcher this rank is the only one.
+
+    A rank that waits for the others for more than `deadline_seconds` fails. With NCCL its watchdog then ends the
+    process, whatever longer deadline a phase has.
+    """
     deepspeed_log = logging.getLogger("DeepSpeed")
     deepspeed_log.setLevel(logging.WARNING)
     deepspeed_log.addFilter(concerns_a_run)

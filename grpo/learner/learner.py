@@ -60,8 +60,8 @@ class DeepSpeedLearner:
         self._temperature = config.rollout.sampling.temperature
         learner = config.learner
         check_passed_on(learner)
-        together, deadline = learner.sequence_parallel, learner.deadline_seconds
-        self._together = SequenceGroup(together, deadline) if together > 1 else None
+        together = learner.sequence_parallel
+        self._together = SequenceGroup(together, config.longest_wait_seconds) if together > 1 else None
         self.collective = TorchCollective(device, together=self._together)
         # A learner that continues its own run loads its checkpoint, and not the weights that the run started with.
         model = dataclasses.replace(config.model, start="") if checkpoint else config.model

@@ -82,9 +82,7 @@ class Clocks:
     def between(self, phase: str, function: Callable) -> Callable:
         """Wraps a function that is called between two rounds, as the phase `phase` of
         `grpo.telemetry.phases.BETWEEN_ROUNDS`. Phases within it count as `phase` and keep their own deadlines."""
-        parts = (self._config.rollout, self._config.learner, self._config.weight_sync)
-        together = sum(part.deadline_seconds for part in parts)
-        return self._timed(phase, function, together, "learner.deadline_seconds")
+        return self._timed(phase, function, self._config.longest_wait_seconds, "learner.deadline_seconds")
 
     def offload(self, function: Callable) -> Callable:
         """Wraps a function that moves the learner's states to main memory or back."""

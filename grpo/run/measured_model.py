@@ -62,13 +62,13 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
         config, fitted = fit_lengths(config, [loaded_task(task, tokenizer) for task in tasks], path)
     loaded = {task.config.name: task for task in fitted}
     if ranks.world_size() > 1:
-        init_distributed(device, config.learner.deadline_seconds)
+        init_distributed(device, config.longest_wait_seconds)
     collective = TorchCollective(device)
     learner = None
     if model.start:
         check_start(config, path, collective)
         # The learner is built before the sampler, as in training, because vLLM changes the classes of some models.
-        init_distributed(device, config.learner.deadline_seconds)
+        init_distributed(device, config.longest_wait_seconds)
         learner = DeepSpeedLearner(config, path, device)
         # The steps are part of the samples' seeds.
         learner.num_steps = step_of(Path(model.start)) if is_checkpoint(model.start) else 0

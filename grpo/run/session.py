@@ -72,7 +72,7 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
     # Tasks are loaded first, so that errors in data or reward show before the engines start.
     with load_task(config, ready.tokenizer, ranks.rank(), ranks.world_size(), ready.task) as task:
         device = ranks.device(config)
-        init_distributed(device, config.learner.deadline_seconds)
+        init_distributed(device, config.longest_wait_seconds)
         collective = TorchCollective(device)
         require_same_problems(ready.task, collective)
         with held(Path(config.output_dir), collective):

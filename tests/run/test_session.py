@@ -1,7 +1,13 @@
-"""These tests check what a run that was stopped says."""
+"""These tests check how long a run's ranks wait for one another, and what a run that was stopped says."""
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+
+from grpo.config import TrainConfig
+from grpo.run import session
 from grpo.run.session import way_on
 
 
@@ -9,3 +15,25 @@ def test_a_stopped_run_points_at_its_report_only_after_it_has_finished_a_round()
     stopped = "stopped at step {} of 9; continue with checkpoint.resume=true output_dir=runs/x"
     assert way_on(Path("runs/x"), 0, 9) == stopped.format(0)
     assert way_on(Path("runs/x"), 3, 9) == stopped.format(3) + "\ngrpo report runs/x shows how far it came"
+
+
+class Joined(Exception):
+    """This error ends a run once its ranks have met."""
+
+
+def test_ranks_wait_for_one_another_as_long_as_any_phase_may_take(monkeypatch):
+    """Otherwise NCCL's watchdog would end a rank that has finished sampling, long before the others must have."""
+    asked = []
+
+    def join(device, deadline_seconds):
+        asked.append(deadline_seconds)
+        raise Joined
+
+    config = TrainConfig(device="cpu")
+    config.rollout.deadline_seconds, config.weight_sync.deadline_seconds = 7200.0, 300.0
+    monkeypatch.setattr(session, "prepared", lambda config: SimpleNamespace(config=config, tokenizer=None, task=None))
+    monkeypatch.setattr(session, "load_task", lambda *arguments: nullcontext())
+    monkeypatch.setattr(session, "init_distributed", join)
+    with pytest.raises(Joined):
+        session.train(config)
+    assert asked == [7200.0 + 1800.0 + 300.0]
