@@ -3,13 +3,13 @@ computes from weights beforehand, and in which order experts lie."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from grpo.interfaces import Bucket
-from grpo.weight_sync.checksum import both_sums
+from grpo.weight_sync.checksum import DECAY, both_sums
 
 # Bloom and Falcon give this name to the matrix of queries, keys and values, whose heads follow one another in their
 # files.
@@ -48,6 +48,19 @@ def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         vocabulary = getattr(module, "org_vocab_size", None)
         kept = whole if vocabulary is None else whole[:vocabulary]
         yield name, kept.t() if leaf in lying and kind == "weight" else kept
+
+
+def as_sent(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Yields the same weights, and those in `dtype` that vLLM keeps in float32. Learners send all weights in `dtype`.
+
+    vLLM widens the routers of some models (GLM-4.5, MiniMax-M2, Ernie 4.5). Where a single number does not fit `dtype`,
+    the weight is not what was sent, and is yielded as it is stored.
+    """
+    for name, weight in weights:
+        narrow = weight.to(dtype)
+        # Learners compute the decay of a state-space layer in float32 too, so it is compared in float32.
+        widened = not name.endswith(DECAY) and torch.equal(narrow.to(weight.dtype), weight)
+        yield name, narrow if widened else weight
 
 
 def _whole(shard: Tensor, module: nn.Module, kind: str, part: int = 0) -> Tensor:

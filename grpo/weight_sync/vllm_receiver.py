@@ -30,7 +30,7 @@ from vllm.platforms import current_platform
 from grpo.weight_sync.adapters import AdaptedWeights
 from grpo.weight_sync.channel import Channel, Manifest, open_end
 from grpo.weight_sync.checksum import checksums
-from grpo.weight_sync.engine_weights import ExpertOrder, OwnParameters, named_weights, prepare_attention
+from grpo.weight_sync.engine_weights import ExpertOrder, OwnParameters, as_sent, named_weights, prepare_attention
 from grpo.weight_sync.meeting import Meeting
 
 BACKEND = "grpo"
@@ -111,7 +111,7 @@ class WeightReceiver:
         transfer = self.weight_transfer_engine
         if transfer is not None and (self.parallel_config.tensor_parallel_size > 1 or transfer.adapted):
             return transfer.received
-        return checksums(named_weights(self.model_runner.model))
+        return checksums(as_sent(named_weights(self.model_runner.model), self.model_config.dtype))
 
 
 @dataclass

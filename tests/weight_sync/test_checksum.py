@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from grpo.weight_sync.checksum import bit_sum, checksums, differing, placed_sum
-from grpo.weight_sync.engine_weights import ExpertOrder, OwnParameters, named_weights, prepare_attention
+from grpo.weight_sync.engine_weights import ExpertOrder, OwnParameters, as_sent, named_weights, prepare_attention
 
 LAYER = "model.layers.1."
 
@@ -306,6 +306,24 @@ def test_a_bias_of_the_router_that_learners_do_not_send_is_no_difference():
     assert differing(checksums(others.items()), checksums(stored.items())) == [
         "layers.1.mlp.gate.e_score_correction_bias [2]"
     ]
+
+
+def test_a_router_that_vllm_widens_to_float32_is_compared_in_the_type_that_it_was_sent_in():
+    """vLLM keeps the routers of GLM-4.5 and MiniMax-M2 in float32, whatever the model computes in."""
+    name = LAYER + "mlp.gate.weight"
+    sent = {name: torch.randn(4, 8).bfloat16(), LAYER + "mixer.A_log": torch.tensor([0.0, 1.0]).bfloat16()}
+    # -exp(0) is a number of bfloat16, and is compared in float32 nevertheless.
+    decay = -sent[LAYER + "mixer.A_log"].float().exp()
+    stored = {name: sent[name].float(), LAYER + "mixer.A": decay}
+
+    def compared():
+        return differing(checksums(sent.items()), checksums(as_sent(stored.items(), torch.bfloat16)))
+
+    assert compared() == []
+    stored[name][1, 2] = stored[name][1, 2].nextafter(torch.tensor(9.0))
+    assert compared() == ["layers.1.mlp.gate.weight [4, 8]", "layer 1"]
+    stored[name] = sent[name].float().flip(0)
+    assert compared() == ["layers.1.mlp.gate.weight [4, 8]"]
 
 
 class Router(nn.Module):
