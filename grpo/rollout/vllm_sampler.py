@@ -68,7 +68,7 @@ class VllmSampler:
             # as taken.
             torch.cuda.empty_cache()
         with _own_settings(device), nullcontext() if self._on_gpu else _own_shared_memory(collective, spread):
-            with passing_on("rollout.engine_args", config.rollout.engine_args, VLLMError):
+            with passing_on("rollout.engine_args", config.rollout.engine_args, VLLMError), told_of_room(self._on_gpu):
                 self._llm = LLM(**arguments)
             self._llm.apply_model(classes.part)
         self._use = self._llm.llm_engine.logger_manager = EngineUse()
@@ -187,6 +187,27 @@ class VllmSampler:
         learner's last step is freed first, since it would leave no room."""
         torch.cuda.empty_cache()
         self._llm.wake_up([what])
+
+
+@contextmanager
+def told_of_room(on_gpu: bool) -> Iterator[None]:
+    """Turns vLLM's errors about memory that it lacks as it starts into a UserError that names the run's own keys."""
+    cache = "rollout.gpu_memory_fraction" if on_gpu else "rollout.kv_cache_gib"
+    helps = {
+        "less than desired GPU memory": (
+            "end other programs on the GPU, lower rollout.gpu_memory_fraction, or set learner.offload_states=true"
+        ),
+        "No available memory for the cache": f"raise {cache}",
+        "larger than the available KV cache memory": f"raise {cache}, or lower model.max_length",
+    }
+    try:
+        yield
+    except ValueError as error:
+        said = " ".join(str(error).split())
+        advice = next((advice for part, advice in helps.items() if part in said), None)
+        if advice is None:
+            raise
+        raise UserError(f"vLLM has too little memory to start: {advice}. It says: {said[:300]}") from error
 
 
 @contextmanager

@@ -132,6 +132,35 @@ def test_settings_that_vllm_refuses_are_one_line(passed, told, tmp_path, monkeyp
     assert "\n" not in str(refused.value)
 
 
+def test_an_engine_that_lacks_memory_names_the_keys_of_a_run():
+    """The errors are those of vLLM's own functions."""
+    from vllm.v1.core.kv_cache_utils import _check_enough_kv_cache_memory
+    from vllm.v1.worker.utils import request_memory
+
+    from grpo.rollout.vllm_sampler import told_of_room
+
+    gib = 2**30
+    taken = SimpleNamespace(total_memory=80 * gib, free_memory=20 * gib, device_="cuda:3")
+    share = SimpleNamespace(gpu_memory_utilization=0.4)
+
+    def cache(available):
+        _check_enough_kv_cache_memory(available, lambda: 9 * gib, 4096, lambda memory: 9)
+
+    failures = {
+        lambda: request_memory(taken, share): r"cuda:3 \(20.0/80.0 GiB\)",
+        lambda: cache(0): r"raise rollout.gpu_memory_fraction\.",
+        lambda: cache(gib): r"raise rollout.gpu_memory_fraction, or lower model.max_length\.",
+    }
+    for fail, told in failures.items():
+        with pytest.raises(UserError, match=told) as refused, told_of_room(on_gpu=True):
+            fail()
+        assert "too little memory" in str(refused.value) and "\n" not in str(refused.value)
+    with pytest.raises(UserError, match=r"raise rollout.kv_cache_gib\."), told_of_room(on_gpu=False):
+        cache(0)
+    with pytest.raises(ValueError, match="something else"), told_of_room(on_gpu=True):
+        raise ValueError("something else")
+
+
 @pytest.fixture
 def sampler():
     """Makes a sampler on a GPU whose engine is `Recorded`."""
