@@ -4,6 +4,7 @@ computes from weights beforehand, and in which order experts lie."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -123,6 +124,30 @@ class OwnParameters:
             known = self._sent | _computed_by_attention(self._model)
             unsent = {name: value.detach() for name, value in parameters if name not in known}
             self._kept = {name: value.to("cpu", copy=True) for name, value in unsent.items()}
+
+
+# Attributes of attention that are made anew: the cache after each sleep, FlashInfer's copy of sinks in each refresh.
+_MADE_ANEW = {"kv_cache", "sinks"}
+
+
+def lost_by_sleep(model: nn.Module) -> list[str]:
+    """Returns the names of tensors that no refresh brings back to an engine that has slept at level 2.
+
+    They are neither parameters, which are sent or kept, nor buffers, which vLLM saves. Examples are the slopes of ALiBi
+    (Bloom, MPT), which vLLM (0.32) keeps as an attribute of its attention.
+    """
+    known = {id(tensor) for tensor in chain(model.parameters(), model.buffers())}
+    device = next(model.parameters()).device
+    # A norm without a weight has a tensor of ones in its place, which nothing reads.
+    read = [(name, module) for name, module in model.named_modules() if getattr(module, "has_weight", True)]
+    return [
+        f"{name}.{attribute}"
+        for name, module in read
+        for owner in (module, getattr(module, "impl", None))
+        for attribute, value in getattr(owner, "__dict__", {}).items()
+        if isinstance(value, Tensor) and value.device == device and value.numel()
+        if id(value) not in known and attribute not in _MADE_ANEW
+    ]
 
 
 def prepare_attention(model: nn.Module, dtype: torch.dtype) -> None:

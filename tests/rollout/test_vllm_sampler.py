@@ -93,6 +93,25 @@ def test_an_engine_that_sleeps_keeps_the_weights_of_its_draft_model():
         assert "sleep_preserve_parameter_names" not in colocated_arguments(num_ranks=1, **others)
 
 
+@pytest.mark.parametrize(("lost", "level"), [([], 2), (["layers.0.attn.alibi_slopes"], 1)])
+def test_weights_wait_in_main_memory_where_sleep_would_lose_more_than_a_refresh_brings_back(
+    lost, level, tmp_path, monkeypatch
+):
+    from benchmarks.small_models import tiny_tokenizer
+    from grpo.rollout import vllm_sampler
+
+    engine = Recorded()
+    engine.collective_rpc = lambda name: [lost] if name == "lost_by_sleep" else [None]
+    for name in ("empty_cache", "set_device"):
+        monkeypatch.setattr(torch.cuda, name, lambda *arguments: None)
+    monkeypatch.setattr(vllm_sampler, "LLM", lambda **arguments: engine)
+    value = vllm_sampler.VllmSampler(TrainConfig(), tiny_llama(tmp_path), tiny_tokenizer(), torch.device("cuda", 0))
+    value.sleep()
+    value.finish_weights(1)
+    value.sleep()
+    assert [call for call in engine.calls if call[0] == "sleep"] == [("sleep", 1), ("sleep", level)]
+
+
 def test_an_engine_starts_once_what_loading_the_learner_took_is_free(tmp_path, monkeypatch):
     from benchmarks.small_models import tiny_tokenizer
     from grpo.rollout import vllm_sampler
@@ -169,7 +188,7 @@ def sampler():
     value = object.__new__(VllmSampler)
     value._llm, value._on_gpu, value._config = Recorded(), True, TrainConfig()
     value._file_form = SimpleNamespace(of=lambda bucket: bucket)
-    value._sleep_level = 1
+    value._sleep_level, value._deepest_level = 1, 2
     return value
 
 

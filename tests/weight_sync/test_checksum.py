@@ -9,7 +9,14 @@ import torch
 from torch import nn
 
 from grpo.weight_sync.checksum import bit_sum, checksums, differing, placed_sum
-from grpo.weight_sync.engine_weights import ExpertOrder, OwnParameters, as_sent, named_weights, prepare_attention
+from grpo.weight_sync.engine_weights import (
+    ExpertOrder,
+    OwnParameters,
+    as_sent,
+    lost_by_sleep,
+    named_weights,
+    prepare_attention,
+)
 
 LAYER = "model.layers.1."
 
@@ -350,6 +357,18 @@ def test_what_learners_do_not_send_survives_the_sleep_of_an_engine():
         # A sleep of level 2 leaves anything at all.
         for parameter in engine.parameters():
             parameter.data.fill_(torch.nan)
+
+
+def test_a_sleep_loses_what_is_neither_a_parameter_nor_a_buffer():
+    engine = nn.ModuleDict({"attention": nn.Linear(2, 2), "norm": nn.Module()})
+    attention, weight = engine["attention"], engine["attention"].weight
+    attention.register_buffer("positions", torch.ones(2))
+    # A cache is made anew after each sleep, and the engine's own sinks are a parameter here.
+    attention.kv_cache, attention.impl = torch.ones(2), SimpleNamespace(sinks=weight, width=3, empty=torch.zeros(0))
+    engine["norm"].has_weight, engine["norm"].weight = False, torch.ones(2)
+    assert lost_by_sleep(engine) == []
+    attention.impl.alibi_slopes = torch.tensor([0.5, 0.25])
+    assert lost_by_sleep(engine) == ["attention.alibi_slopes"]
 
 
 class Latent(nn.Module):
