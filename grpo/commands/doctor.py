@@ -6,9 +6,12 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
+import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 
 import psutil
 from rich.table import Table
@@ -114,12 +117,13 @@ def _vllm() -> Iterator[Check]:
 
 
 def _torch() -> Iterator[Check]:
-    """Checks the NVIDIA driver, the GPUs that torch sees, and how torch's CPU threads are set."""
+    """Checks the NVIDIA driver, what kernels are compiled with, the GPUs that torch sees, and torch's CPU threads."""
     import torch
 
     driver = _driver()
     if driver:
         yield Check("NVIDIA driver", driver, driver_remedy(driver, torch.version.cuda))
+        yield _compiler()
     if not torch.cuda.is_available():
         yield Check("GPUs", "none that torch sees", "see the driver above" if driver else "")
     for index in range(torch.cuda.device_count()):
@@ -142,6 +146,19 @@ def _driver() -> str:
         return ""
     version = output.split("\n")[0].strip()
     return version if version[:1].isdigit() else ""
+
+
+def _compiler() -> Check:
+    """Checks for what Triton compiles with on every machine, since most of vLLM's kernels on GPUs are Triton's: a C
+    compiler and Python's headers."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang") or ""
+    headers = Path(sysconfig.get_path("include"))
+    python = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    remedies = [] if compiler else ["install gcc"]
+    if not (headers / "Python.h").exists():
+        remedies.append(f"install {python}-dev (Python.h is not in {headers})")
+    wanted = f"vLLM's kernels need it: {' and '.join(remedies)}" if remedies else ""
+    return Check("compiler for Triton", compiler or "missing", wanted)
 
 
 def driver_remedy(driver: str, cuda: str | None) -> str:

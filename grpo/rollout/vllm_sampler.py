@@ -54,7 +54,7 @@ class VllmSampler:
         self._on_gpu = device.type == "cuda"
         self.policy_version = 0
         # This is vLLM's level of sleep. At level 2 weights are lost, at level 1 they wait in main memory.
-        self._sleep_level = 1
+        self._sleep_level, self._deepest_level = 1, 2
         self._file_form = FileForm(str(model_path), config.model.trust_remote_code)
         cpu_special = None if self._on_gpu else for_cpu(str(model_path), config.model.trust_remote_code)
         arguments = engine_arguments(config, str(model_path), self._on_gpu, cpu_special)
@@ -68,12 +68,14 @@ class VllmSampler:
             # as taken.
             torch.cuda.empty_cache()
         with _own_settings(device), nullcontext() if self._on_gpu else _own_shared_memory(collective, spread):
-            with passing_on("rollout.engine_args", config.rollout.engine_args, VLLMError):
+            with passing_on("rollout.engine_args", config.rollout.engine_args, VLLMError), told_of_room(self._on_gpu):
                 self._llm = LLM(**arguments)
             self._llm.apply_model(classes.part)
         self._use = self._llm.llm_engine.logger_manager = EngineUse()
         if not self._on_gpu:
             self._llm.collective_rpc("take_onednn")
+        elif any(self._llm.collective_rpc("lost_by_sleep")):
+            self._deepest_level = 1
 
     def generate(
         self,
@@ -159,7 +161,7 @@ class VllmSampler:
         if not self._llm.reset_prefix_cache():
             # vLLM only warns. Prompts that begin alike would then continue from activations of older weights.
             raise RuntimeError("vLLM did not empty its prefix cache after a refresh: some request still holds blocks")
-        self.policy_version, self._sleep_level = policy_version, 2
+        self.policy_version, self._sleep_level = policy_version, self._deepest_level
 
     def cache_usage(self) -> dict[str, float]:
         # If ranks share an engine, only the first of them reports.
@@ -172,7 +174,8 @@ class VllmSampler:
         """Frees the GPU memory of weights and cache.
 
         Until the first refresh, weights wait in main memory, since it is not known which ones no learner sends (see
-        `grpo.weight_sync.engine_weights`). Later they are dropped, since the next refresh sends them again.
+        `grpo.weight_sync.engine_weights`). Later they are dropped, since the next refresh sends them again. They always
+        wait where vLLM's model has tensors besides its weights that would be lost.
         """
         if self._on_gpu:
             self._llm.sleep(level=self._sleep_level)
@@ -187,6 +190,27 @@ class VllmSampler:
         learner's last step is freed first, since it would leave no room."""
         torch.cuda.empty_cache()
         self._llm.wake_up([what])
+
+
+@contextmanager
+def told_of_room(on_gpu: bool) -> Iterator[None]:
+    """Turns vLLM's errors about memory that it lacks as it starts into a UserError that names the run's own keys."""
+    cache = "rollout.gpu_memory_fraction" if on_gpu else "rollout.kv_cache_gib"
+    helps = {
+        "less than desired GPU memory": (
+            "end other programs on the GPU, lower rollout.gpu_memory_fraction, or set learner.offload_states=true"
+        ),
+        "No available memory for the cache": f"raise {cache}",
+        "larger than the available KV cache memory": f"raise {cache}, or lower model.max_length",
+    }
+    try:
+        yield
+    except ValueError as error:
+        said = " ".join(str(error).split())
+        advice = next((advice for part, advice in helps.items() if part in said), None)
+        if advice is None:
+            raise
+        raise UserError(f"vLLM has too little memory to start: {advice}. It says: {said[:300]}") from error
 
 
 @contextmanager

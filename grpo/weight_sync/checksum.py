@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 IN_ORDER = "in order: "
 """Begins the keys of checksums that are weighed by place; the others are sums over a tensor group."""
 
+DECAY = ".A"
+"""The end of the name by which vLLM calls the decay of a state-space layer, in float32 always."""
+
 # This bias steers which experts a token goes to. In transformers it is a buffer, which is not trained and so not sent.
 _NOT_SENT = "e_score_correction_bias"
 
@@ -129,7 +132,7 @@ def checksums(weights: Iterable[tuple[str, Tensor]]) -> Counter[str]:
 def _as_compared(weight: tuple[str, Tensor]) -> tuple[str, Tensor]:
     """Turns the decay of a state-space layer into the number that vLLM stores: A = −exp(A_log), in float32."""
     name, tensor = weight
-    if not name.endswith(".A_log"):
+    if not name.endswith(f"{DECAY}_log"):
         return weight
     return name.removesuffix("_log"), -tensor.detach().float().exp()
 

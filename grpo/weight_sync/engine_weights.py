@@ -3,13 +3,14 @@ computes from weights beforehand, and in which order experts lie."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
 from grpo.interfaces import Bucket
-from grpo.weight_sync.checksum import both_sums
+from grpo.weight_sync.checksum import DECAY, both_sums
 
 # Bloom and Falcon give this name to the matrix of queries, keys and values, whose heads follow one another in their
 # files.
@@ -48,6 +49,19 @@ def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         vocabulary = getattr(module, "org_vocab_size", None)
         kept = whole if vocabulary is None else whole[:vocabulary]
         yield name, kept.t() if leaf in lying and kind == "weight" else kept
+
+
+def as_sent(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Yields the same weights, and those in `dtype` that vLLM keeps in float32. Learners send all weights in `dtype`.
+
+    vLLM widens the routers of some models (GLM-4.5, MiniMax-M2, Ernie 4.5). Where a single number does not fit `dtype`,
+    the weight is not what was sent, and is yielded as it is stored.
+    """
+    for name, weight in weights:
+        narrow = weight.to(dtype)
+        # Learners compute the decay of a state-space layer in float32 too, so it is compared in float32.
+        widened = not name.endswith(DECAY) and torch.equal(narrow.to(weight.dtype), weight)
+        yield name, narrow if widened else weight
 
 
 def _whole(shard: Tensor, module: nn.Module, kind: str, part: int = 0) -> Tensor:
@@ -110,6 +124,30 @@ class OwnParameters:
             known = self._sent | _computed_by_attention(self._model)
             unsent = {name: value.detach() for name, value in parameters if name not in known}
             self._kept = {name: value.to("cpu", copy=True) for name, value in unsent.items()}
+
+
+# Attributes of attention that are made anew: the cache after each sleep, FlashInfer's copy of sinks in each refresh.
+_MADE_ANEW = {"kv_cache", "sinks"}
+
+
+def lost_by_sleep(model: nn.Module) -> list[str]:
+    """Returns the names of tensors that no refresh brings back to an engine that has slept at level 2.
+
+    They are neither parameters, which are sent or kept, nor buffers, which vLLM saves. Examples are the slopes of ALiBi
+    (Bloom, MPT), which vLLM (0.32) keeps as an attribute of its attention.
+    """
+    known = {id(tensor) for tensor in chain(model.parameters(), model.buffers())}
+    device = next(model.parameters()).device
+    # A norm without a weight has a tensor of ones in its place, which nothing reads.
+    read = [(name, module) for name, module in model.named_modules() if getattr(module, "has_weight", True)]
+    return [
+        f"{name}.{attribute}"
+        for name, module in read
+        for owner in (module, getattr(module, "impl", None))
+        for attribute, value in getattr(owner, "__dict__", {}).items()
+        if isinstance(value, Tensor) and value.device == device and value.numel()
+        if id(value) not in known and attribute not in _MADE_ANEW
+    ]
 
 
 def prepare_attention(model: nn.Module, dtype: torch.dtype) -> None:

@@ -30,7 +30,14 @@ from vllm.platforms import current_platform
 from grpo.weight_sync.adapters import AdaptedWeights
 from grpo.weight_sync.channel import Channel, Manifest, open_end
 from grpo.weight_sync.checksum import checksums
-from grpo.weight_sync.engine_weights import ExpertOrder, OwnParameters, named_weights, prepare_attention
+from grpo.weight_sync.engine_weights import (
+    ExpertOrder,
+    OwnParameters,
+    as_sent,
+    lost_by_sleep,
+    named_weights,
+    prepare_attention,
+)
 from grpo.weight_sync.meeting import Meeting
 
 BACKEND = "grpo"
@@ -85,6 +92,10 @@ class WeightReceiver:
         if getattr(self, "_weight_update_active", False):
             self.finish_weight_update()
 
+    def lost_by_sleep(self) -> list[str]:
+        """Returns the names of tensors that a sleep at level 2 would lose, see `grpo.weight_sync.engine_weights`."""
+        return lost_by_sleep(self.model_runner.model)
+
     def begin_refresh(self) -> None:
         """Prepares for new weights. Called before the first bucket, in the learner's process."""
         model = self.model_runner.model
@@ -111,7 +122,7 @@ class WeightReceiver:
         transfer = self.weight_transfer_engine
         if transfer is not None and (self.parallel_config.tensor_parallel_size > 1 or transfer.adapted):
             return transfer.received
-        return checksums(named_weights(self.model_runner.model))
+        return checksums(as_sent(named_weights(self.model_runner.model), self.model_config.dtype))
 
 
 @dataclass

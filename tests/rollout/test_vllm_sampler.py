@@ -93,6 +93,25 @@ def test_an_engine_that_sleeps_keeps_the_weights_of_its_draft_model():
         assert "sleep_preserve_parameter_names" not in colocated_arguments(num_ranks=1, **others)
 
 
+@pytest.mark.parametrize(("lost", "level"), [([], 2), (["layers.0.attn.alibi_slopes"], 1)])
+def test_weights_wait_in_main_memory_where_sleep_would_lose_more_than_a_refresh_brings_back(
+    lost, level, tmp_path, monkeypatch
+):
+    from benchmarks.small_models import tiny_tokenizer
+    from grpo.rollout import vllm_sampler
+
+    engine = Recorded()
+    engine.collective_rpc = lambda name: [lost] if name == "lost_by_sleep" else [None]
+    for name in ("empty_cache", "set_device"):
+        monkeypatch.setattr(torch.cuda, name, lambda *arguments: None)
+    monkeypatch.setattr(vllm_sampler, "LLM", lambda **arguments: engine)
+    value = vllm_sampler.VllmSampler(TrainConfig(), tiny_llama(tmp_path), tiny_tokenizer(), torch.device("cuda", 0))
+    value.sleep()
+    value.finish_weights(1)
+    value.sleep()
+    assert [call for call in engine.calls if call[0] == "sleep"] == [("sleep", 1), ("sleep", level)]
+
+
 def test_an_engine_starts_once_what_loading_the_learner_took_is_free(tmp_path, monkeypatch):
     from benchmarks.small_models import tiny_tokenizer
     from grpo.rollout import vllm_sampler
@@ -132,6 +151,35 @@ def test_settings_that_vllm_refuses_are_one_line(passed, told, tmp_path, monkeyp
     assert "\n" not in str(refused.value)
 
 
+def test_an_engine_that_lacks_memory_names_the_keys_of_a_run():
+    """The errors are those of vLLM's own functions."""
+    from vllm.v1.core.kv_cache_utils import _check_enough_kv_cache_memory
+    from vllm.v1.worker.utils import request_memory
+
+    from grpo.rollout.vllm_sampler import told_of_room
+
+    gib = 2**30
+    taken = SimpleNamespace(total_memory=80 * gib, free_memory=20 * gib, device_="cuda:3")
+    share = SimpleNamespace(gpu_memory_utilization=0.4)
+
+    def cache(available):
+        _check_enough_kv_cache_memory(available, lambda: 9 * gib, 4096, lambda memory: 9)
+
+    failures = {
+        lambda: request_memory(taken, share): r"cuda:3 \(20.0/80.0 GiB\)",
+        lambda: cache(0): r"raise rollout.gpu_memory_fraction\.",
+        lambda: cache(gib): r"raise rollout.gpu_memory_fraction, or lower model.max_length\.",
+    }
+    for fail, told in failures.items():
+        with pytest.raises(UserError, match=told) as refused, told_of_room(on_gpu=True):
+            fail()
+        assert "too little memory" in str(refused.value) and "\n" not in str(refused.value)
+    with pytest.raises(UserError, match=r"raise rollout.kv_cache_gib\."), told_of_room(on_gpu=False):
+        cache(0)
+    with pytest.raises(ValueError, match="something else"), told_of_room(on_gpu=True):
+        raise ValueError("something else")
+
+
 @pytest.fixture
 def sampler():
     """Makes a sampler on a GPU whose engine is `Recorded`."""
@@ -140,7 +188,7 @@ def sampler():
     value = object.__new__(VllmSampler)
     value._llm, value._on_gpu, value._config = Recorded(), True, TrainConfig()
     value._file_form = SimpleNamespace(of=lambda bucket: bucket)
-    value._sleep_level = 1
+    value._sleep_level, value._deepest_level = 1, 2
     return value
 
 

@@ -9,7 +9,14 @@ import torch
 from torch import nn
 
 from grpo.weight_sync.checksum import bit_sum, checksums, differing, placed_sum
-from grpo.weight_sync.engine_weights import ExpertOrder, OwnParameters, named_weights, prepare_attention
+from grpo.weight_sync.engine_weights import (
+    ExpertOrder,
+    OwnParameters,
+    as_sent,
+    lost_by_sleep,
+    named_weights,
+    prepare_attention,
+)
 
 LAYER = "model.layers.1."
 
@@ -308,6 +315,24 @@ def test_a_bias_of_the_router_that_learners_do_not_send_is_no_difference():
     ]
 
 
+def test_a_router_that_vllm_widens_to_float32_is_compared_in_the_type_that_it_was_sent_in():
+    """vLLM keeps the routers of GLM-4.5 and MiniMax-M2 in float32, whatever the model computes in."""
+    name = LAYER + "mlp.gate.weight"
+    sent = {name: torch.randn(4, 8).bfloat16(), LAYER + "mixer.A_log": torch.tensor([0.0, 1.0]).bfloat16()}
+    # -exp(0) is a number of bfloat16, and is compared in float32 nevertheless.
+    decay = -sent[LAYER + "mixer.A_log"].float().exp()
+    stored = {name: sent[name].float(), LAYER + "mixer.A": decay}
+
+    def compared():
+        return differing(checksums(sent.items()), checksums(as_sent(stored.items(), torch.bfloat16)))
+
+    assert compared() == []
+    stored[name][1, 2] = stored[name][1, 2].nextafter(torch.tensor(9.0))
+    assert compared() == ["layers.1.mlp.gate.weight [4, 8]", "layer 1"]
+    stored[name] = sent[name].float().flip(0)
+    assert compared() == ["layers.1.mlp.gate.weight [4, 8]"]
+
+
 class Router(nn.Module):
     """This is a router like vLLM's, whose `load_weights` tells which parameters it has loaded."""
 
@@ -332,6 +357,18 @@ def test_what_learners_do_not_send_survives_the_sleep_of_an_engine():
         # A sleep of level 2 leaves anything at all.
         for parameter in engine.parameters():
             parameter.data.fill_(torch.nan)
+
+
+def test_a_sleep_loses_what_is_neither_a_parameter_nor_a_buffer():
+    engine = nn.ModuleDict({"attention": nn.Linear(2, 2), "norm": nn.Module()})
+    attention, weight = engine["attention"], engine["attention"].weight
+    attention.register_buffer("positions", torch.ones(2))
+    # A cache is made anew after each sleep, and the engine's own sinks are a parameter here.
+    attention.kv_cache, attention.impl = torch.ones(2), SimpleNamespace(sinks=weight, width=3, empty=torch.zeros(0))
+    engine["norm"].has_weight, engine["norm"].weight = False, torch.ones(2)
+    assert lost_by_sleep(engine) == []
+    attention.impl.alibi_slopes = torch.tensor([0.5, 0.25])
+    assert lost_by_sleep(engine) == ["attention.alibi_slopes"]
 
 
 class Latent(nn.Module):
