@@ -36,13 +36,17 @@ def concerns_a_run(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith(PASSED_OVER)
 
 
-def init_distributed(device: torch.device, deadline_seconds: float) -> None:
-    """Joins the ranks that torchrun or the deepspeed launcher started. Without a launcher this rank is the only one."""
+def init_distributed(device: torch.device, deadline_seconds: float) -> bool:
+    """Joins the ranks that torchrun or the deepspeed launcher started. Without a launcher this rank is the only one.
+
+    Returns whether it is. `end_distributed` then undoes this, so that the process can train once more.
+    """
     deepspeed_log = logging.getLogger("DeepSpeed")
     deepspeed_log.setLevel(logging.WARNING)
     deepspeed_log.addFilter(concerns_a_run)
     # A rank that is alone meets nobody, so nothing has to listen: torch's usual store takes whoever reaches its port.
-    own: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if ranks.set_alone() else {}
+    alone = ranks.set_alone()
+    own: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if alone else {}
     # By default gloo listens at the address of this machine's own name. On Debian that is 127.0.1.1, which no other
     # machine reaches.
     with suppress(OSError):
@@ -55,6 +59,16 @@ def init_distributed(device: torch.device, deadline_seconds: float) -> None:
     if not dist.is_initialized():
         dist.init_process_group(backend, timeout=timedelta(seconds=deadline_seconds), **own)
     deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False)
+    return alone
+
+
+def end_distributed() -> None:
+    """Ends torch.distributed on a rank that is alone. Called when the sampler has ended, whose engine may have done so
+    already. DeepSpeed forgets its process groups, which it would otherwise use in the next run."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    groups._release_process_group_references(group=None)
+    ranks.unset_alone()
 
 
 def deepspeed_config(learner: LearnerConfig) -> dict[str, Any]:
