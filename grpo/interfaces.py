@@ -121,6 +121,9 @@ class Sampler(Protocol):
         """Takes the memory of the weights again. Called before `begin_refresh`. The sampler cannot generate before the
         next `finish_weights`."""
 
+    def close(self) -> None:
+        """Ends what this sampler has started: its engine, its servers, and requests under way. Called last."""
+
 
 class Pending(Protocol):
     """A pending group is one prompt's completions, which are still being sampled."""

@@ -118,8 +118,9 @@ class Trainer:
         """Trains, and returns the run's result. Raises `UserError` for mistakes that the user can mend.
 
         A run that was asked to stop (Ctrl-C, SIGTERM) returns the result so far, and exports no model.
-        A process can train only once, since engines and process groups stay in it: a second run needs another process,
-        and a notebook another kernel. `train` has to be called in the main thread, the one that gets Ctrl-C.
+        The engines and vLLM servers that the run started end with it, also if it fails, and the process may train
+        again. Only ranks that a launcher started train once. `train` has to be called in the main thread, the one that
+        gets Ctrl-C.
         """
         if multiprocessing.current_process().name != "MainProcess":
             # A grading process imports the script that started it, and would start a run of its own.
@@ -140,7 +141,8 @@ class Trainer:
             raise
         require(
             not torch.distributed.is_initialized(),
-            "this process has trained already: start another process for the next run, or restart a notebook's kernel",
+            "torch.distributed runs in this process already: ranks that a launcher started train once, so start other "
+            "processes for the next run",
         )
         require(threading.current_thread() is threading.main_thread(), "train() runs in a process's main thread only")
         require(

@@ -49,6 +49,43 @@ def test_the_example_of_the_readme_trains(tmp_path):
     assert f"reward/part/{tmp_path}/mine.py:close" in result.metrics
 
 
+TRAINING_AGAIN = """
+import sys
+import psutil
+from grpo import Trainer
+from tests.forked_servers import fork_servers
+
+def started():
+    return [child.cmdline() for child in psutil.Process().children()]
+
+def failing(step, numbers):
+    print("servers", sum("grpo.host.tether" in words for words in started()))
+    raise ValueError("the user's function fails")
+
+if __name__ == "__main__":
+    fork_servers(sys.argv[1])
+    words = "experiment=tiny", "num_steps=1", "seed=3", "evaluation.num_problems=0"
+    try:
+        Trainer(*words, "rollout=vllm_server", f"output_dir={sys.argv[2]}/failed", after_round=failing).train()
+    except ValueError:
+        print("left over", [words for words in map(str, started()) if "resource_tracker" not in words])
+    for run in ("first", "second"):
+        print(run, *Trainer(*words, "rollout=vllm", f"output_dir={sys.argv[2]}/{run}").train().metrics["reward/mean"])
+"""
+
+
+@pytest.mark.slow
+def test_engines_and_servers_end_with_their_run_and_the_process_trains_again(tmp_path):
+    (tmp_path / "again.py").write_text(TRAINING_AGAIN)
+    done = warm.run([tmp_path / "again.py", warm.interpreter(tmp_path, warm.SERVE), tmp_path], timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    words = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
+    said = {line[0]: line[1] for line in words if len(line) == 2}
+    assert said["servers"] == "1" and "\nleft over []\n" in done.stdout
+    # The second run of a process is that of a fresh one, and its engine has other weights than the first one's last.
+    assert said["first"] == said["second"]
+
+
 def test_a_trainer_has_the_configuration_of_its_words():
     trainer = Trainer("experiment=tiny", "seed=3", reward=[reward])
     assert (trainer.config.model.source, trainer.config.seed) == ("tiny", 3)
@@ -158,9 +195,9 @@ def test_an_import_that_was_interrupted_is_not_tried_again(monkeypatch):
         Trainer("experiment=tiny").train()
 
 
-def test_a_second_run_in_a_process_is_refused(monkeypatch):
+def test_a_rank_of_a_launcher_trains_once(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    with pytest.raises(UserError, match="start another process for the next run, or restart a notebook's kernel"):
+    with pytest.raises(UserError, match="start other processes for the next run"):
         Trainer("experiment=tiny").train()
 
 

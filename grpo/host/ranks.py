@@ -23,6 +23,9 @@ NO_GPU = (
     "device=cuda, but torch sees no GPU here: run `grpo doctor` to find out why, or set device=cpu to run without one"
 )
 
+ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": LOOPBACK}
+"""These variables, and a port, make a process the only rank."""
+
 
 def launched() -> bool:
     """Tells whether torchrun has started this process."""
@@ -62,8 +65,14 @@ def set_alone() -> bool:
     """
     if "RANK" in os.environ:
         return False
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR=LOOPBACK, MASTER_PORT=str(free_port()))
+    os.environ.update(ALONE, MASTER_PORT=str(free_port()))
     return True
+
+
+def unset_alone() -> None:
+    """Undoes `set_alone`. Called only where it returned True."""
+    for name in (*ALONE, "MASTER_PORT"):
+        os.environ.pop(name, None)
 
 
 def world_size() -> int:

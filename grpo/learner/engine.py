@@ -36,17 +36,19 @@ def concerns_a_run(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith(PASSED_OVER)
 
 
-def init_distributed(device: torch.device, deadline_seconds: float) -> None:
+def init_distributed(device: torch.device, deadline_seconds: float) -> bool:
     """Joins the ranks that torchrun or the deepspeed launcher started. Without a launcher this rank is the only one.
 
     A rank that waits for the others for more than `deadline_seconds` fails. With NCCL its watchdog then ends the
-    process, whatever longer deadline a phase has.
+    process, whatever longer deadline a phase has. Returns whether this rank is the only one: `end_distributed` then
+    undoes this, so that the process can train once more.
     """
     deepspeed_log = logging.getLogger("DeepSpeed")
     deepspeed_log.setLevel(logging.WARNING)
     deepspeed_log.addFilter(concerns_a_run)
     # A rank that is alone meets nobody, so nothing has to listen: torch's usual store takes whoever reaches its port.
-    own: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if ranks.set_alone() else {}
+    alone = ranks.set_alone()
+    own: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if alone else {}
     # By default gloo listens at the address of this machine's own name. On Debian that is 127.0.1.1, which no other
     # machine reaches.
     with suppress(OSError):
@@ -59,6 +61,16 @@ def init_distributed(device: torch.device, deadline_seconds: float) -> None:
     if not dist.is_initialized():
         dist.init_process_group(backend, timeout=timedelta(seconds=deadline_seconds), **own)
     deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False)
+    return alone
+
+
+def end_distributed() -> None:
+    """Ends torch.distributed on a rank that is alone. Called when the sampler has ended, whose engine may have done so
+    already. DeepSpeed forgets its process groups, which it would otherwise use in the next run."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    groups._release_process_group_references(group=None)
+    ranks.unset_alone()
 
 
 def deepspeed_config(learner: LearnerConfig) -> dict[str, Any]:

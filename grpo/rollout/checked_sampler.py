@@ -118,3 +118,6 @@ class CheckedSampler:
 
     def wake(self) -> None:
         self._sampler.wake()
+
+    def close(self) -> None:
+        self._sampler.close()

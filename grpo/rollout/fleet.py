@@ -96,7 +96,11 @@ class Fleet:
         # Requests that are under way at a refresh go on after it, their prefixes computed anew.
         self._pauses = config.pipeline == "continuous"
         self._use = ServerUse()
-        asyncio.run(self._wait_for_all(servers.start_seconds))
+        try:
+            asyncio.run(self._wait_for_all(servers.start_seconds))
+        except BaseException:
+            self.close()
+            raise
 
     async def _wait_for_all(self, seconds: float) -> None:
         await asyncio.gather(*(member.replica.wait(seconds) for member in self._members))
@@ -117,6 +121,14 @@ class Fleet:
         living = [member.replica for member in self._living()]
         pages = await asyncio.gather(*(replica.metrics() for replica in living))
         return {replica.url: page for replica, page in zip(living, pages, strict=True) if page}
+
+    def close(self) -> None:
+        """Ends the servers that this run started, all at once, and waits until they have ended."""
+        processes = [replica.process for replica in self.replicas if replica.process]
+        for process in processes:
+            process.ask_to_end()
+        for process in processes:
+            process.stop()
 
     # --- a refresh -----------------------------------------------------------------------------
 

@@ -180,3 +180,7 @@ class ServerSampler:
 
     def wake(self) -> None:
         """Does nothing, because servers never sleep."""
+
+    def close(self) -> None:
+        self._dispatcher.close()
+        self._fleet.close()

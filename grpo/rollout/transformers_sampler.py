@@ -157,3 +157,6 @@ class TransformersSampler:
 
     def wake(self) -> None:
         """Does nothing, see `sleep`."""
+
+    def close(self) -> None:
+        """Does nothing: no engine runs behind this sampler."""

@@ -185,6 +185,13 @@ class VllmSampler:
         if self._on_gpu:
             self._make_room("weights")
 
+    def close(self) -> None:
+        """Ends the engine, and with it torch.distributed, which vLLM ends too. Of several ranks, each keeps its engine
+        until its process ends, since an orderly end would wait for ranks that are lost."""
+        if ranks.world_size() == 1:
+            self._llm.llm_engine.engine_core.shutdown()
+            del self._llm
+
     def _make_room(self, what: str) -> None:
         """Takes back memory that `sleep` freed, of "weights" or "kv_cache". The memory that PyTorch caches after the
         learner's last step is freed first, since it would leave no room."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from grpo.host.folder_lock import held
 from grpo.host.signals import EXIT_STOPPED, StopRequest
 from grpo.host.terminal import say
 from grpo.learner.collective import TorchCollective
-from grpo.learner.engine import init_distributed
+from grpo.learner.engine import end_distributed, init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.loop import Loop, Observer
 from grpo.report.logs import read_log
@@ -63,16 +63,18 @@ STOPPING = "stopping after this round, with a checkpoint; again after some secon
 def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: MachineConstants | None = None) -> int:
     """Runs one training job and returns the process's exit code. Every rank calls it with the same config.
 
-    `observers` are called after each round, after the run's own. A dry run is priced by the speeds in `machine`.
+    `observers` are called after each round, after the run's own. A dry run is priced by the speeds in `machine`. The
+    engines and servers that the run started end with it, also if it fails.
     """
     ready = prepared(config)
     if ready.config.dry_run:
         return dry_run(ready, machine)
     config = ready.config
     # Tasks are loaded first, so that errors in data or reward show before the engines start.
-    with load_task(config, ready.tokenizer, ranks.rank(), ranks.world_size(), ready.task) as task:
+    with load_task(config, ready.tokenizer, ranks.rank(), ranks.world_size(), ready.task) as task, ExitStack() as ends:
         device = ranks.device(config)
-        init_distributed(device, config.longest_wait_seconds)
+        if init_distributed(device, config.longest_wait_seconds):
+            ends.callback(end_distributed)
         collective = TorchCollective(device)
         require_same_problems(ready.task, collective)
         with held(Path(config.output_dir), collective):
@@ -83,14 +85,15 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
                     print(f"an earlier run left no checkpoint in {config.output_dir}; what it logged is now in {kept}")
             # Services are opened before the engines: if one does not answer, no time is lost.
             with told_failure(Path(config.output_dir)), open_services(config, collective, saved) as services:
-                return Session(ready, task, saved, services).run(observers)
+                return Session(ready, task, saved, services, ends).run(observers)
 
 
 class Session:
     """A session takes one run from its first evaluation to its report."""
 
-    def __init__(self, ready: Prepared, task: VerifiableTask, saved: Saved | None, services: Trackers):
-        """Builds the engines. `saved` is the checkpoint from which a resumed run continues, or None."""
+    def __init__(self, ready: Prepared, task: VerifiableTask, saved: Saved | None, services: Trackers, ends: ExitStack):
+        """Builds the engines. `saved` is the checkpoint from which a resumed run continues, or None. `ends` ends the
+        sampler."""
         config, path = ready.config, ready.path
         device = ranks.device(config)
         self._config, self._output, self._saved, self._services = config, Path(config.output_dir), saved, services
@@ -106,6 +109,7 @@ class Session:
         build = partial(build_sampler, config, path, ready.tokenizer, device, self._collective)
         with told_of_memory("starting the sampler"):
             sampler = sampler_in_turn(config, learner, build, self._clocks)
+        ends.callback(sampler.close)
         self._store = checkpoint_store(config, self._collective)
         self._parts = assemble(config, task, sampler, learner, self._store, self._clocks)
         self._writer = ModelWriter(config, learner.policy, ready.tokenizer, self._parts)

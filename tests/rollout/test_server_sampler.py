@@ -11,6 +11,7 @@ from aiohttp import web
 from benchmarks.small_models import tiny_tokenizer
 from grpo.config import TrainConfig, UserError
 from grpo.host.network import free_port
+from grpo.rollout import fleet
 from grpo.rollout.server_sampler import ServerSampler
 from grpo.weight_sync.channel import Manifest, open_end
 from grpo.weight_sync.meeting import Meeting
@@ -134,7 +135,7 @@ def test_a_server_lost_in_a_refresh_is_given_up_and_the_other_has_its_weights(ro
         assert sampler.policy_version == 2
         lost = [line for line in capsys.readouterr().err.splitlines() if "was lost" in line]
         assert len(lost) == (0 if harmless else 1) and all(first in line for line in lost)
-        sampler._dispatcher.close()
+        sampler.close()
 
 
 @pytest.mark.slow
@@ -149,16 +150,16 @@ def test_weights_that_no_server_could_ever_load_are_a_models_matter_and_not_a_lo
         alone = sampler_of(first, second)
         with pytest.raises(UserError, match=r"no vLLM server could load this model's .*EngineDead.*=transformers"):
             refresh(alone, 1)
-        alone._dispatcher.close()
+        alone.close()
         # With one that can, the other is merely lost.
         together = sampler_of(first, good)
         assert refresh(together, 1) == [{"all": 2}]
-        together._dispatcher.close()
+        together.close()
     with serving(StandIn("/update_weights", error)) as later:
         sampler = sampler_of(later)
         refresh(sampler, 1)
         assert refresh(sampler, 2) == []
-        sampler._dispatcher.close()
+        sampler.close()
 
 
 class Started:
@@ -169,6 +170,26 @@ class Started:
 
     def restart(self):
         self.ended, self.restarts = False, self.restarts + 1
+
+    def check(self):
+        """Does nothing, since the process lives."""
+
+    def ask_to_end(self):
+        """Does nothing: `stop` ends it."""
+
+    def stop(self):
+        self.ended = True
+
+
+def test_servers_that_do_not_answer_as_they_start_are_ended(model, monkeypatch):
+    process = Started()
+    url = f"http://127.0.0.1:{free_port()}"
+    monkeypatch.setattr(fleet, "start_servers", lambda *arguments: {url: process})
+    config = TrainConfig()
+    config.rollout.servers.start_seconds = 0.1
+    with pytest.raises(UserError, match="did not answer within rollout.servers.start_seconds"):
+        ServerSampler(config, model, tiny_tokenizer(), torch.device("cpu"), Alone())
+    assert process.ended
 
 
 @pytest.mark.slow
@@ -190,4 +211,4 @@ def test_a_server_that_ends_while_it_is_started_again_is_started_once_more(model
         process.ended = True
         refresh(sampler, 4)
         assert process.restarts == 2
-        sampler._dispatcher.close()
+        sampler.close()
