@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from grpo.host.output import unread
 from grpo.host.signals import EXIT_STOPPED, StopRequest
 from grpo.host.why_ended import last_word
 from grpo.launch.seats import LEARNER
@@ -26,8 +27,9 @@ def wait(held: Sequence[Held], stop: StopRequest) -> int:
     asked, last_server = 0, None
     while True:
         codes = {part: part.process.poll() for part in held}
-        if stop.count > asked:
-            asked = stop.count
+        # A launcher whose output nobody reads any more stops as `grpo train` does.
+        if (requests := max(stop.count, int(unread()))) > asked:
+            asked = requests
             for learner in learners:
                 learner.ask_to_stop() if asked == 1 else learner.kill()
         for server in [server for server in servers if codes[server] is not None]:

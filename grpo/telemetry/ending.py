@@ -66,7 +66,9 @@ def told_failure(folder: Path) -> Iterator[None]:
                 rows = read_metrics(folder / METRICS_FILE) if (folder / METRICS_FILE).exists() else []
             step = rows[-1]["step"] if rows else 0
             with suppress(OSError):
-                write_ending(folder, Ending(FAILED, step, " ".join((str(error) or type(error).__name__).split())))
+                why = " ".join((str(error) or type(error).__name__).split())
+                broken_off = isinstance(error, KeyboardInterrupt)
+                write_ending(folder, Ending(INTERRUPTED, step) if broken_off else Ending(FAILED, step, why))
         # Writing to an open file does not name it.
         if isinstance(error, OSError) and error.errno in FULL and not error.filename:
             raise UserError(

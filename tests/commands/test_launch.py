@@ -120,6 +120,16 @@ def test_asked_to_stop_it_lets_the_learners_save(tmp_path):
     assert gone(processes)
 
 
+def test_it_lets_the_learners_save_when_nobody_reads_its_output_any_more(tmp_path):
+    process = launch(tmp_path, SAVE)
+    processes = started(process)
+    process.stdout.close()
+    with (tmp_path / "run" / "logs" / "learner-0.log").open("a") as log:
+        log.write("another round\n")
+    assert (process.wait(timeout=60), process.stderr.read()) == (143, "")
+    assert gone(processes)
+
+
 def test_asked_to_stop_it_tells_of_a_learner_that_could_not_save(tmp_path):
     process = launch(tmp_path, SAVE, FULL)
     started(process)

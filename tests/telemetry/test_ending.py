@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from grpo.config import UserError
-from grpo.telemetry import FAILED, FINISHED, Ending, read_ending, told_failure, write_ending
+from grpo.telemetry import FAILED, FINISHED, INTERRUPTED, Ending, read_ending, told_failure, write_ending
 
 
 def test_what_fails_after_a_run_has_finished_leaves_it_finished(tmp_path):
@@ -17,6 +17,12 @@ def test_what_fails_after_a_run_has_finished_leaves_it_finished(tmp_path):
     with pytest.raises(RuntimeError), told_failure(tmp_path):
         raise RuntimeError("the\ndisk is full")
     assert read_ending(tmp_path) == Ending(FAILED, 0, "the disk is full")
+
+
+def test_a_run_that_ctrl_c_ends_while_it_loads_has_not_failed(tmp_path):
+    with pytest.raises(KeyboardInterrupt), told_failure(tmp_path):
+        raise KeyboardInterrupt
+    assert read_ending(tmp_path) == Ending(INTERRUPTED, 0)
 
 
 def test_a_disk_that_is_full_is_told_with_its_folder_though_the_end_cannot_be_written(tmp_path, monkeypatch):
