@@ -19,7 +19,8 @@ def wait(held: Sequence[Held], stop: StopRequest) -> int:
     """Waits until all learners have ended. Returns the exit code of the run.
 
     When a learner fails, the others are killed, since they would wait for it. When the last server ends, all learners
-    are asked to stop, since they would wait for a server. A first request to `stop` is passed on to the learners; a
+    are asked to stop, since they would wait for a server. So are the others when one learner has stopped and saved,
+    because someone asked one of its processes. A first request to `stop` is passed on to the learners; a
     second one kills them. At the end a message repeats what ended the run, or which learner could not save.
     """
     learners = [part for part in held if part.seat.role == LEARNER]
@@ -39,6 +40,10 @@ def wait(held: Sequence[Held], stop: StopRequest) -> int:
                 last_server = server
                 for learner in learners:
                     learner.ask_to_stop()
+        if not asked and EXIT_STOPPED in [codes[learner] for learner in learners]:
+            asked = 1
+            for learner in learners:
+                learner.ask_to_stop()
         failed = [learner for learner in learners if codes[learner]]
         if failed and not asked and not last_server:
             _tell(failed[0])
