@@ -17,6 +17,7 @@ from grpo.host import environment, ranks
 from grpo.host.alive import working
 from grpo.host.disk import FULL
 from grpo.host.imports import importing, look_here_last
+from grpo.host.output import open_closed
 from grpo.host.signals import EXIT_BROKEN_OFF, EXIT_UNREAD
 from grpo.host.terminal import protect, reader_left, say, wrapped, wrapped_usage
 
@@ -68,6 +69,7 @@ COMMANDS = (*CONFIGURED, "launch", *WORDED, "config", "completion", "doctor", "p
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code. Ends without a word when its output is read no more, as by `head`."""
+    open_closed()
     try:
         code = _main(arguments)
         sys.stdout.flush()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import runs as by_hand
-from benchmarks.runs import SMALL, facts, rows, stream, wait_for_step
+from benchmarks.runs import QUIET, SMALL, facts, rows, stream, wait_for_step
 from tests import warm
 from tests.runs import grpo, start
 
@@ -214,9 +214,9 @@ def test_a_run_that_is_stopped_then_killed_and_resumed_equals_one_that_never_was
     assert second.stderr.count("grpo:") == 1 and "Traceback" not in second.stderr
     process.send_signal(signal.SIGCONT)
     process.send_signal(signal.SIGTERM)
-    printed, _ = process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGTERM
-    assert "continue with checkpoint.resume=true" in printed
+    # Ctrl-C in `grpo train 2>&1 | tee log` ends `tee` too, and then nobody reads what the run prints.
+    process.stdout.close()
+    assert process.wait(timeout=120) == 128 + signal.SIGTERM
     stopped_at = rows(output / "metrics.jsonl")[-1]["step"]
     assert stopped_at < 8
     assert [path.name for path in (output / "checkpoints").iterdir()] == [f"step-{stopped_at:08d}"]
@@ -306,6 +306,21 @@ def test_a_round_whose_completions_could_not_be_written_is_taken_again(tmp_path)
     assert resumed.returncode == 0, resumed.stderr[-3000:]
     files = sorted(path.name for path in (tmp_path / "completions").iterdir())
     assert files == ["step-00000001-rank-0.parquet", "step-00000002-rank-0.parquet"]
+
+
+def test_the_round_before_a_reward_fails_is_saved(tmp_path):
+    calls = tmp_path / "calls"
+    (tmp_path / "rewards.py").write_text(
+        f"def failing(completion, answer, metadata):\n    with open({str(calls)!r}, 'ab') as calls:\n"
+        "        calls.write(b'x')\n        if calls.tell() > 2 * 16:\n"
+        "            raise ValueError('it has had enough')\n    return len(completion) % 2\n"
+    )
+    reward = f'task.reward.parts=[{{name: "{tmp_path}/rewards.py:failing"}}]'
+    overrides = [*SMALL, *QUIET, reward, "rollout.engine=transformers"]
+    failed = grpo("train", *overrides, f"output_dir={tmp_path / 'run'}")
+    assert failed.returncode == 2 and "it has had enough" in failed.stderr and "Traceback" not in failed.stderr
+    learned = [row["step"] for row in rows(tmp_path / "run" / "metrics.jsonl")]
+    assert [folder.name for folder in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-{learned[-1]:08d}"]
 
 
 def test_a_run_that_loses_what_it_knew_goes_back_and_slows_down(tmp_path):

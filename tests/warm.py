@@ -274,6 +274,7 @@ def _run(request: dict) -> None:
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", closefd=False), write_through=unbuffered)
     sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb", closefd=False), errors="backslashreplace", line_buffering=True)
+    sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
     # A crash in a library's own code says where it was.
     faulthandler.enable(2)
     kind, *words = request["command"]

@@ -22,6 +22,7 @@ from grpo.config.start import START_VARIABLE, only_here, start
 from grpo.config.validate import validate
 from grpo.host.folder_lock import refuse_held
 from grpo.host.imports import safe_path
+from grpo.host.output import outlasting
 from grpo.host.signals import StopRequest
 from grpo.host.terminal import facts_table
 from grpo.launch.machines import machines_of
@@ -62,17 +63,18 @@ def run(words: Sequence[str]) -> int:
     key = os.environ.get(KEY_VARIABLE) or secrets.token_urlsafe(24)
     environment = safe_path() | {KEY_VARIABLE: key, START_VARIABLE: start()}
     stop, held = StopRequest(), []
-    try:
-        for seat in seats:
-            shown = seat.role == LEARNER and seat.index == 0
-            held.append(Held(seat, hardware.shell, environment, logs / f"{seat.name}.log", shown))
-        return wait(held, stop)
-    finally:
-        for process in held:
-            process.close()
-        for process in held:
-            process.wait()
-        (logs.parent / LAUNCHER_FILE).unlink(missing_ok=True)
+    with outlasting():
+        try:
+            for seat in seats:
+                shown = seat.role == LEARNER and seat.index == 0
+                held.append(Held(seat, hardware.shell, environment, logs / f"{seat.name}.log", shown))
+            return wait(held, stop)
+        finally:
+            for process in held:
+                process.close()
+            for process in held:
+                process.wait()
+            (logs.parent / LAUNCHER_FILE).unlink(missing_ok=True)
 
 
 def at_this_moment(word: str) -> str:

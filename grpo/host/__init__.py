@@ -6,6 +6,7 @@ device_memory how much memory the device has, and how much is free
 network       free ports, addresses and interfaces
 imports       where modules are found, and heavy imports without garbage collection
 terminal      text that cannot steer a terminal
+output        printing that cannot end a run
 alive         lines that say a long command is still working
 disk          how much space a folder takes, and how much is left
 signals       requests to stop: Ctrl-C and SIGTERM

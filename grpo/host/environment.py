@@ -55,8 +55,9 @@ def prepare() -> None:
         # Otherwise DeepSpeed warns on every start that it found no GPU.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
         _keep_memory()
-    # Other packages' sources cause SyntaxWarnings when Python first compiles them, here or in a worker process.
-    os.environ.setdefault("PYTHONWARNINGS", "ignore::SyntaxWarning")
+    # Other packages' sources cause SyntaxWarnings when Python first compiles them, here or in a worker process. And the
+    # process that cleans up after multiprocessing warns when a signal has ended this one.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::SyntaxWarning,ignore:resource_tracker:UserWarning")
     for category in (FutureWarning, SyntaxWarning):
         warnings.filterwarnings("ignore", category=category)
     logging.getLogger("torch._library.triton").setLevel(logging.ERROR)

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 # A process that was asked to stop, and that saved so that it can be resumed, has the first of these exit codes. A shell
 # gives the second to a program that Ctrl-C ended, and the third to one whose output nobody reads any more.
@@ -61,7 +61,9 @@ class StopRequest:
         if number == signal.SIGHUP:
             _leave_terminal()
         if self._message:
-            print(self._message, file=sys.stderr)
+            # Whoever reads stderr may have got the signal too and be gone, and the run may be printing right now.
+            with suppress(OSError, RuntimeError):
+                print(self._message, file=sys.stderr)
             self._asked.set()
 
     def _end_at_the_next(self) -> None:

@@ -125,6 +125,10 @@ class Terminal(Console):
     def print(self, *objects: Any, soft_wrap: bool | None = None, **settings: Any) -> None:
         super().print(*objects, soft_wrap=soft_wrap and not self.is_terminal, **settings)
 
+    def on_broken_pipe(self) -> None:
+        # rich would end the process with 1; `grpo.cli.main` ends it without a word.
+        raise BrokenPipeError
+
     def render_str(self, text: str, **settings: Any) -> Text:
         # Cleaning happens before a table measures its cells.
         return super().render_str(clean(text), **settings)

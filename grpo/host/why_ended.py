@@ -8,10 +8,17 @@ from pathlib import Path
 from grpo.host.terminal import clean
 
 LONGEST = 200
+# Lines of `grpo.host.alive` say what a process was doing, and not why it ended.
+SIGN_OF_LIFE = re.compile(r"grpo: .* …( \d+ s)?")
 
 
 def last_word(log: Path) -> str:
-    """Returns the last line of a log that begins with "grpo: ", or simply the last line if there is none."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    messages = [line for line in lines if line.startswith("grpo: ")]
+    """Returns the last line of a log that begins with "grpo: ", or simply the last line if there is none. Signs of life
+    do not count."""
+    try:
+        text = log.read_text(errors="replace")
+    except OSError:
+        return f"its log {log} is gone"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    messages = [line for line in lines if line.startswith("grpo: ") and not SIGN_OF_LIFE.fullmatch(line)]
     return clean(re.sub(r"^grpo: ", "", (messages or lines or ["it printed nothing"])[-1]))[:LONGEST]

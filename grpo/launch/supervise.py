@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from grpo.host.output import unread
 from grpo.host.signals import EXIT_STOPPED, StopRequest
 from grpo.host.why_ended import last_word
 from grpo.launch.seats import LEARNER
@@ -18,7 +19,8 @@ def wait(held: Sequence[Held], stop: StopRequest) -> int:
     """Waits until all learners have ended. Returns the exit code of the run.
 
     When a learner fails, the others are killed, since they would wait for it. When the last server ends, all learners
-    are asked to stop, since they would wait for a server. A first request to `stop` is passed on to the learners; a
+    are asked to stop, since they would wait for a server. So are the others when one learner has stopped and saved,
+    because someone asked one of its processes. A first request to `stop` is passed on to the learners; a
     second one kills them. At the end a message repeats what ended the run, or which learner could not save.
     """
     learners = [part for part in held if part.seat.role == LEARNER]
@@ -26,8 +28,9 @@ def wait(held: Sequence[Held], stop: StopRequest) -> int:
     asked, last_server = 0, None
     while True:
         codes = {part: part.process.poll() for part in held}
-        if stop.count > asked:
-            asked = stop.count
+        # A launcher whose output nobody reads any more stops as `grpo train` does.
+        if (requests := max(stop.count, int(unread()))) > asked:
+            asked = requests
             for learner in learners:
                 learner.ask_to_stop() if asked == 1 else learner.kill()
         for server in [server for server in servers if codes[server] is not None]:
@@ -37,6 +40,10 @@ def wait(held: Sequence[Held], stop: StopRequest) -> int:
                 last_server = server
                 for learner in learners:
                     learner.ask_to_stop()
+        if not asked and EXIT_STOPPED in [codes[learner] for learner in learners]:
+            asked = 1
+            for learner in learners:
+                learner.ask_to_stop()
         failed = [learner for learner in learners if codes[learner]]
         if failed and not asked and not last_server:
             _tell(failed[0])

@@ -3,6 +3,7 @@
 python -m grpo.launch.torchrun ARGUMENTS OF torchrun
 """
 
+import signal
 import subprocess
 import sys
 
@@ -26,13 +27,28 @@ class Rank(subprocess.Popen):
 
 
 def stopped_with(number: int) -> int:
-    """Returns the exit code after the signal `number`: that of a rank that could not save, or else the signal's own."""
+    """Returns the exit code after the signal `number`: that of a rank that could not save, or else that of the ranks
+    that saved, or else the signal's own."""
     codes = {rank.poll() or 0 for rank in STARTED}
     # A rank that was ended by the signal itself was still starting. It took the others with it, and there was nothing
     # to save.
     if -number in codes:
         return 128 + number
-    return min({_positive(code) for code in codes} - {0, EXIT_STOPPED}, default=128 + number)
+    otherwise = EXIT_STOPPED if EXIT_STOPPED in codes else 128 + number
+    return min({_positive(code) for code in codes} - {0, EXIT_STOPPED}, default=otherwise)
+
+
+def why_failed(rank: int, code: int) -> str:
+    """Returns why the first rank that failed has done so, or "" for a rank that has printed its own message.
+
+    >>> why_failed(0, 2), why_failed(3, -11)
+    ('', 'rank 3 was ended by SIGSEGV; continue with checkpoint.resume=true')
+    """
+    if code >= 0:
+        return f"rank {rank} has failed, and its traceback in this log says where" if code == 1 else ""
+    signal_name = signal.Signals(-code).name
+    perhaps = ", perhaps since the machine had no memory left" if -code == signal.SIGKILL else ""
+    return f"rank {rank} was ended by {signal_name}{perhaps}; continue with checkpoint.resume=true"
 
 
 def _positive(code: int) -> int:
@@ -47,5 +63,7 @@ if __name__ == "__main__":
     except SignalException as stopped:
         sys.exit(stopped_with(stopped.sigval))
     except ChildFailedError as failed:
-        _, first = failed.get_first_failure()
+        rank, first = failed.get_first_failure()
+        if why := why_failed(rank, first.exitcode):
+            print(f"grpo: {why}", file=sys.stderr)
         sys.exit(_positive(first.exitcode))

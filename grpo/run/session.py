@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from grpo.dynamics.scheduler import may_go_back
 from grpo.host import ranks
 from grpo.host.alive import working
 from grpo.host.folder_lock import held
+from grpo.host.output import outlasting, unread
 from grpo.host.signals import EXIT_STOPPED, StopRequest
 from grpo.host.terminal import say
 from grpo.learner.collective import TorchCollective
@@ -85,7 +86,9 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
                     print(f"an earlier run left no checkpoint in {config.output_dir}; what it logged is now in {kept}")
             # Services are opened before the engines: if one does not answer, no time is lost.
             with told_failure(Path(config.output_dir)), open_services(config, collective, saved) as services:
-                return Session(ready, task, saved, services, ends).run(observers)
+                session = Session(ready, task, saved, services, ends)
+                with outlasting():
+                    return session.run(observers)
 
 
 class Session:
@@ -130,7 +133,11 @@ class Session:
         if not self._is_over(progress, verdict):
             if self._first:
                 write_ending(self._output, Ending(INTERRUPTED, progress.step))
-                print(way_on(self._output, progress.step, self._config.num_steps))
+                told = way_on(self._output, progress.step, self._config.num_steps)
+                if unread():
+                    say(f"grpo: nobody reads the run's output any more, so it {told}")
+                else:
+                    print(told)
             return EXIT_STOPPED
         self._leave(Ending(FINISHED, progress.step, reason))
         return 0
@@ -164,14 +171,18 @@ class Session:
                     checkpointer.save(progress, verdict)
             if files:
                 files.display.begin()
-            loop.run(config.num_steps, self._stop)
+            loop.run(config.num_steps, lambda: self._stop() or unread())
             if self._is_over(loop.progress, loop.verdict):
                 evaluator.at(loop.progress.step)
             checkpointer.save(loop.progress, loop.verdict)
-        except SamplerLost:
+        except UserError as error:
+            # All ranks lose the sampler together. Another error, such as of a reward, may be one rank's alone.
+            together = isinstance(error, SamplerLost) or self._collective.world_size == 1
             # A learner in the middle of a round is not saved: a resumed run samples that round again.
-            if loop.progress.step > progress.step and parts.learner.num_steps == loop.progress.step:
-                checkpointer.save(loop.progress, loop.verdict)
+            whole = loop.progress.step > progress.step and parts.learner.num_steps == loop.progress.step
+            if together and whole:
+                with suppress(UserError):
+                    checkpointer.save(loop.progress, loop.verdict)
             raise
         return loop.progress, loop.verdict
 

@@ -8,13 +8,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from grpo.config.errors import UserError
-from grpo.config.folder import END_FILE, METRICS_FILE
+from grpo.config.errors import EndedElsewhere, UserError
+from grpo.config.folder import END_FILE, LOCK_FILE, METRICS_FILE
 from grpo.host import ranks
 from grpo.host.disk import FULL, room, write_whole
 from grpo.telemetry.json_lines import read_metrics
 
 FINISHED, INTERRUPTED, FAILED = "finished", "interrupted", "failed"
+# The errors of torch's connections between ranks on CPUs hold this part of a path.
+GLOO = "gloo/transport"
 # A reason is kept up to this many characters.
 LONGEST = 500
 
@@ -51,26 +53,46 @@ def told_failure(folder: Path) -> Iterator[None]:
     """Writes, on the first rank, why the body of the `with` failed, unless the run's end is written already.
 
     An error after that end concerns the report or a tracking service, and not the run. Raises UserError when the body
-    failed because the folder's disk is full.
+    failed because the folder's disk is full, or because the folder was moved or removed, and EndedElsewhere when the
+    connection to another rank has broken, since that rank or the launcher says more.
     """
-    first = ranks.rank() == 0
+    first, locked = ranks.rank() == 0, (folder / LOCK_FILE).exists()
     if first:
         forget_ending(folder)
     try:
         yield
     except BaseException as error:
-        if first and not read_ending(folder):
+        gone = locked and not (folder / LOCK_FILE).exists()
+        mendable = _in_words(error, folder, gone) if isinstance(error, Exception) else None
+        if first and not gone and not read_ending(folder):
             rows = []
             # Neither a damaged log nor a full disk may hide the error.
             with suppress(OSError, UserError):
                 rows = read_metrics(folder / METRICS_FILE) if (folder / METRICS_FILE).exists() else []
             step = rows[-1]["step"] if rows else 0
             with suppress(OSError):
-                write_ending(folder, Ending(FAILED, step, " ".join((str(error) or type(error).__name__).split())))
-        # Writing to an open file does not name it.
-        if isinstance(error, OSError) and error.errno in FULL and not error.filename:
-            raise UserError(
-                f"a file could not be written to its end ({error.strerror}; {room(folder)} under {folder}): free some "
-                "space or mend the disk, then continue with checkpoint.resume=true, or start again without a checkpoint"
-            ) from error
+                why = " ".join((str(mendable or error) or type(error).__name__).split())
+                broken_off = isinstance(error, KeyboardInterrupt)
+                write_ending(folder, Ending(INTERRUPTED, step) if broken_off else Ending(FAILED, step, why))
+        if mendable:
+            raise mendable from error
         raise
+
+
+def _in_words(error: Exception, folder: Path, gone: bool) -> UserError | None:
+    """Returns what a person can do about an error that does not say so itself, or None. `gone` tells whether the run's
+    folder is no longer there."""
+    if gone:
+        return UserError(
+            f"{folder} was moved or removed while the run wrote into it: move it back if it can be, then continue with "
+            "checkpoint.resume=true"
+        )
+    if isinstance(error, RuntimeError) and GLOO in str(error):
+        return EndedElsewhere("the connection to another rank has broken: that rank has failed")
+    # Writing to an open file does not name it.
+    if isinstance(error, OSError) and error.errno in FULL and not error.filename:
+        return UserError(
+            f"a file could not be written to its end ({error.strerror}; {room(folder)} under {folder}): free some "
+            "space or mend the disk, then continue with checkpoint.resume=true, or start again without a checkpoint"
+        )
+    return None

@@ -120,6 +120,31 @@ def test_asked_to_stop_it_lets_the_learners_save(tmp_path):
     assert gone(processes)
 
 
+def test_it_lets_the_learners_save_when_nobody_reads_its_output_any_more(tmp_path):
+    process = launch(tmp_path, SAVE)
+    processes = started(process)
+    process.stdout.close()
+    with (tmp_path / "run" / "logs" / "learner-0.log").open("a") as log:
+        log.write("another round\n")
+    assert (process.wait(timeout=60), process.stderr.read()) == (143, "")
+    assert gone(processes)
+
+
+@pytest.mark.slow
+def test_when_someone_stops_one_learner_the_others_save_too(tmp_path):
+    process = launch(tmp_path, SAVE, SAVE.replace("print('saved'", "time.sleep(1), print('saved'"))
+    processes = started(process)
+    log, deadline = tmp_path / "run" / "logs" / "learner-1.log", time.monotonic() + 30
+    while "round 1" not in log.read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    [learner] = [process for process in processes if process.cmdline()[1:] == ["-c", SAVE]]
+    learner.terminate()
+    printed, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (143, "")
+    assert "saved" in printed and "saved" in log.read_text()
+    assert gone(processes)
+
+
 def test_asked_to_stop_it_tells_of_a_learner_that_could_not_save(tmp_path):
     process = launch(tmp_path, SAVE, FULL)
     started(process)
@@ -134,7 +159,7 @@ def test_asked_to_stop_it_tells_of_a_learner_that_could_not_save(tmp_path):
     assert said.splitlines()[-1] == "grpo: learner-1 on 127.0.0.1 ended with 2: step 7 could not be written"
 
 
-def code_of_ranks(folder, program):
+def code_of_ranks(folder, program, number=signal.SIGTERM):
     """Asks torchrun to stop once both of its ranks are under way. Returns how many ranks have saved, and torchrun's
     exit code."""
     (folder / "rank.py").write_text("import os, time\n" + program)
@@ -144,7 +169,7 @@ def code_of_ranks(folder, program):
     under_way = 0
     while under_way < 2:
         under_way += process.stdout.readline().count("round 1")
-    process.terminate()
+    process.send_signal(number)
     return process.communicate(timeout=60)[0].count("saved"), process.returncode
 
 
@@ -153,6 +178,11 @@ def code_of_ranks(folder, program):
 def test_ranks_that_are_asked_to_stop_end_with_the_code_of_one_that_could_not_save(code, tmp_path):
     program = SAVE.replace("143", f"{code} if os.environ['RANK'] == '1' else 143")
     assert code_of_ranks(tmp_path, program) == (2, code)
+
+
+@pytest.mark.slow
+def test_ranks_that_saved_after_ctrl_c_end_as_after_any_other_request(tmp_path):
+    assert code_of_ranks(tmp_path, SAVE.replace("(15,", "(2,"), signal.SIGINT) == (2, 143)
 
 
 @pytest.mark.slow

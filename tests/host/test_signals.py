@@ -76,3 +76,21 @@ def test_signals_are_handled_as_before_once_a_run_from_python_is_over():
         assert [signal.getsignal(number) for number in SIGNALS] != before
         raise ValueError("the run failed")
     assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+ANSWERED_TO_NOBODY = """
+import os, signal
+from grpo.host.signals import StopRequest
+stop = StopRequest("stopping")
+reader, writer = os.pipe()
+os.close(reader)
+os.dup2(writer, 2)
+os.kill(os.getpid(), signal.SIGINT)
+print(stop.count)
+"""
+
+
+def test_a_request_counts_where_whoever_read_the_output_has_ended_too():
+    """Ctrl-C in `grpo train 2>&1 | tee log` ends `tee` at once."""
+    done = subprocess.run([sys.executable, "-c", ANSWERED_TO_NOBODY], stdout=subprocess.PIPE, text=True, timeout=60)
+    assert done.stdout == "1\n"

@@ -94,6 +94,15 @@ def test_the_last_word_of_a_log_is_cleaned(tmp_path):
     assert last_word(tmp_path / "log") == r"no such id: \x1b[2Jp1"
 
 
+def test_the_last_word_of_a_log_is_no_sign_of_life_and_a_log_may_be_gone(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("grpo: the disk is full\ngrpo: starting vLLM … 20 s\ngrpo: still loading torch …\nnoise\n")
+    assert last_word(log) == "the disk is full"
+    log.write_text("grpo: still loading torch …\nMemoryError\n")
+    assert last_word(log) == "MemoryError"
+    assert last_word(tmp_path / "none") == f"its log {tmp_path / 'none'} is gone"
+
+
 def test_a_lone_surrogate_does_not_make_a_page_fail(tmp_path):
     samples = [{"question": "\ud800", "answer": "1", "completions": []}]
     values = {"name": "x", "verdict": ["\ud800 said"], "mood": "good", "numbers": [], "notes": [], "tables": {}}

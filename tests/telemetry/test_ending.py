@@ -5,7 +5,9 @@ import errno
 import pytest
 
 from grpo.config import UserError
-from grpo.telemetry import FAILED, FINISHED, Ending, read_ending, told_failure, write_ending
+from grpo.config.errors import EndedElsewhere
+from grpo.config.folder import LOCK_FILE
+from grpo.telemetry import FAILED, FINISHED, INTERRUPTED, Ending, read_ending, told_failure, write_ending
 
 
 def test_what_fails_after_a_run_has_finished_leaves_it_finished(tmp_path):
@@ -17,6 +19,26 @@ def test_what_fails_after_a_run_has_finished_leaves_it_finished(tmp_path):
     with pytest.raises(RuntimeError), told_failure(tmp_path):
         raise RuntimeError("the\ndisk is full")
     assert read_ending(tmp_path) == Ending(FAILED, 0, "the disk is full")
+
+
+def test_a_run_that_ctrl_c_ends_while_it_loads_has_not_failed(tmp_path):
+    with pytest.raises(KeyboardInterrupt), told_failure(tmp_path):
+        raise KeyboardInterrupt
+    assert read_ending(tmp_path) == Ending(INTERRUPTED, 0)
+
+
+def test_a_folder_that_was_moved_and_a_rank_that_was_lost_are_told(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / LOCK_FILE).touch()
+    lost = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:51340"
+    with pytest.raises(EndedElsewhere), told_failure(run):
+        raise RuntimeError(lost)
+    assert read_ending(run) == Ending(FAILED, 0, "the connection to another rank has broken: that rank has failed")
+    with pytest.raises(UserError, match=f"{run} was moved or removed while the run"), told_failure(run):
+        run.rename(tmp_path / "moved")
+        raise FileNotFoundError("Failed to open local file")
+    assert not run.exists()
 
 
 def test_a_disk_that_is_full_is_told_with_its_folder_though_the_end_cannot_be_written(tmp_path, monkeypatch):
