@@ -88,7 +88,7 @@ class DataConfig:
     # This column holds the answer, e.g. reward_model.ground_truth for verl's files.
     answer_column: str = "answer"
     # This column lists the choices of a multiple-choice question; {COLUMN} in the template shows them with letters. An
-    # answer that is a choice's index or text becomes its letter. "": there are none.
+    # answer that is a choice's label, text or index becomes its letter. "": there are none.
     choices_column: str = ""
     # This column holds each problem's identity. "" makes one of the source's name and the row's number.
     id_column: str = ""

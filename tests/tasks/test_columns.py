@@ -114,3 +114,32 @@ def test_the_answer_of_a_multiple_choice_question_is_its_letter(write_rows):
     with pytest.raises(UserError, match=r"task.data.answer_column, and task.data.choices_column\.$"):
         load_problems(DataConfig(path=write_rows(rows[2:]), choices_column="choices"))
     assert letter_of("2", ["1", "2", "3"]) == "B"  # the text of a choice comes before its index
+    assert letter_of("AB", ["red", "blue"]) == letter_of("C", ["red", "blue"]) == letter_of("", ["", "blue"]) == ""
+    assert letter_of("27", [str(number) for number in range(30)]) == ""  # there is no letter for it
+
+
+def test_an_answer_is_looked_for_among_the_labels_of_choices_first(write_rows):
+    # Some of ARC's questions number their choices from 1.
+    numbered = {"text": ["red", "green", "blue", "4"], "label": ["1", "2", "3", "4"]}
+    rows = [{"problem": "sky?", "choices": numbered, "answer": answer} for answer in ("1", "3", "4", "green", "5")]
+    problems, report = load_problems(DataConfig(path=write_rows(rows), choices_column="choices"))
+    assert [problem.answer for problem in problems] == ["A", "C", "D", "B"]
+    assert report.unusable == ("sums-4",)
+    # Labels that say which choice is right are none.
+    assert letter_of("1", {"text": ["red", "green", "blue"], "label": [0, 0, 1]}) == "B"
+
+
+@pytest.mark.parametrize(
+    ("rows", "letters"),
+    [
+        # MMLU's answers are indices, and its choices may be such texts.
+        ([(["0", "3", "1", "2"], 1), (["a", "b"], 0), (["a", "b"], None)], "BA"),
+        # Not all of these are indices, or the choices are numbers too.
+        ([(["0", "3", "1", "2"], 1), (["5", "7"], 7)], "CB"),
+        ([([0, 3, 1, 2], 1)], "C"),
+    ],
+)
+def test_answers_that_are_all_indices_of_texts_are_no_texts(write_rows, rows, letters):
+    rows = [{"problem": "which?", "choices": choices, "answer": answer} for choices, answer in rows]
+    problems, _ = load_problems(DataConfig(path=write_rows(rows), choices_column="choices"))
+    assert [problem.answer for problem in problems] == [*letters]
