@@ -113,28 +113,35 @@ LETTERS = string.ascii_uppercase
 """The choices of a question have these letters, in this order."""
 
 
-def letter_of(answer: str | int, choices: Any) -> str:
+def letter_of(answer: str, choices: Any, by_index: bool = False) -> str:
     """Returns the letter of the right choice. The answer is the choice's label (ARC), its text, its letter or its
-    index, and is looked for in this order. But a whole number among choices of text is their index (MMLU).
+    index, and is looked for in this order. With `by_index` the index comes before the text.
 
     Returns "" for any other answer.
 
     >>> letter_of("1", ["red", "blue"]), letter_of("red", ["red", "blue"]), letter_of("b", ["red", "blue"])
     ('B', 'A', 'B')
-    >>> letter_of("1", {"text": ["red", "blue"], "label": ["1", "2"]}), letter_of(1, ["1", "0"])
+    >>> letter_of("1", {"text": ["red", "blue"], "label": ["1", "2"]}), letter_of("1", ["1", "0"], by_index=True)
     ('A', 'B')
     """
-    options, text = _options(choices), text_of(answer)
+    options = _options(choices)
     texts, numbers = [text_of(option) for option in options], [str(index) for index in range(len(options))]
-    is_index = isinstance(answer, int) and not any(isinstance(option, int) for option in options)
-    named = (
-        (_labels(choices), text),
-        (numbers if is_index else texts, text),
-        ([*LETTERS], text.upper()),
-        (numbers, text),
-    )
+    text_or_index = [(numbers, answer), (texts, answer)] if by_index else [(texts, answer)]
+    named = [(_labels(choices), answer), *text_or_index, ([*LETTERS], answer.upper()), (numbers, answer)]
     places = [names.index(name) for names, name in named if name and name in names]
     return LETTERS[places[0]] if places and places[0] < min(len(options), len(LETTERS)) else ""
+
+
+def are_indices(answers: Iterable[tuple[Any, Any]]) -> bool:
+    """Says whether all answers, of pairs (answer, choices), are whole numbers that are indices of choices of text, as
+    MMLU's are. Rows without an answer do not count."""
+    return all(
+        type(answer) is int
+        and answer < len(_options(choices))
+        and all(isinstance(option, str) for option in _options(choices))
+        for answer, choices in answers
+        if answer is not None
+    )
 
 
 def _labels(choices: Any) -> Sequence[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config import SelectionConfig, UserError
+from grpo.tasks.columns import cell, conversation
 from grpo.types import Problem
 
 _NUMBER = r"[-+\u2212]?(?:\d{1,3}(?:,\d{3})+|\d+)"
@@ -220,8 +221,10 @@ def _overlap(config: SelectionConfig) -> Callable[[str], str | None]:
         if column is None:
             raise UserError(f"{path}: none of the columns {', '.join(QUESTION_COLUMNS)} holds its questions.")
         for number, row in enumerate(rows):
-            text = normalized(str(row[column]))
-            whole.setdefault(text, f"{path.name}, row {number}")
+            _, question = conversation(cell(row, column))
+            text = normalized(question)
+            if text:
+                whole.setdefault(text, f"{path.name}, row {number}")
             for gram in _grams(text, config.ngram):
                 grams.setdefault(gram, f"{path.name}, row {number}")
 

@@ -12,6 +12,7 @@ from grpo.config import DataConfig, UserError
 from grpo.tasks.arithmetic import arithmetic_problems
 from grpo.tasks.columns import (
     Row,
+    are_indices,
     cell,
     columns_of,
     conversation,
@@ -154,17 +155,17 @@ def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -
             f"task.data.question_column and answer_column both name {data.answer_column!r}: name two columns."
         )
     pattern = _answer_pattern(data.answer_pattern)
+    answers = ((cell(row, data.answer_column), cell(row, data.choices_column)) for row in rows)
+    by_index = data.choices_column != "" and are_indices(answers)
     problems, unusable, first = [], [], ""
     for index, row in enumerate(rows):
         # A column without a name, such as the index that pandas writes, is not the ids' when none is named.
         row_id = (text_of(cell(row, data.id_column)) if data.id_column else "") or f"{stem}-{index}"
         messages, question = conversation(cell(row, data.question_column))
-        told = cell(row, data.answer_column)
-        match = pattern.search(text_of(told))
+        match = pattern.search(text_of(cell(row, data.answer_column)))
         answer = (match.group(1) or "").strip() if match else ""
         if data.choices_column:
-            whole = type(told) is int and not data.answer_pattern
-            answer = letter_of(told if whole else answer, cell(row, data.choices_column))
+            answer = letter_of(answer, cell(row, data.choices_column), by_index)
         if not question or not answer:
             unusable.append(row_id)
             first = first or _shown(row, data)

@@ -58,10 +58,10 @@ def as_sent(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Iterat
     the weight is not what was sent, and is yielded as it is stored.
     """
     for name, weight in weights:
-        narrow = weight.to(dtype)
         # Learners compute the decay of a state-space layer in float32 too, so it is compared in float32.
-        widened = not name.endswith(DECAY) and torch.equal(narrow.to(weight.dtype), weight)
-        yield name, narrow if widened else weight
+        may_be_widened = weight.dtype != dtype and not name.endswith(DECAY)
+        narrow = weight.to(dtype) if may_be_widened else weight
+        yield name, narrow if may_be_widened and torch.equal(narrow.to(weight.dtype), weight) else weight
 
 
 def _whole(shard: Tensor, module: nn.Module, kind: str, part: int = 0) -> Tensor:

@@ -129,8 +129,17 @@ def test_an_answer_is_looked_for_among_the_labels_of_choices_first(write_rows):
     assert letter_of("1", {"text": ["red", "green", "blue"], "label": [0, 0, 1]}) == "B"
 
 
-def test_a_whole_number_among_choices_of_text_is_an_index_and_among_numbers_a_choice(write_rows):
-    # MMLU's answers are whole numbers, and its choices may be such texts.
-    rows = [{"problem": "1 + 1?", "choices": choices, "answer": 1} for choices in (["1", "2"], [2, 1], ["a", "b"])]
+@pytest.mark.parametrize(
+    ("rows", "letters"),
+    [
+        # MMLU's answers are indices, and its choices may be such texts.
+        ([(["0", "3", "1", "2"], 1), (["a", "b"], 0), (["a", "b"], None)], "BA"),
+        # Not all of these are indices, or the choices are numbers too.
+        ([(["0", "3", "1", "2"], 1), (["5", "7"], 7)], "CB"),
+        ([([0, 3, 1, 2], 1)], "C"),
+    ],
+)
+def test_answers_that_are_all_indices_of_texts_are_no_texts(write_rows, rows, letters):
+    rows = [{"problem": "which?", "choices": choices, "answer": answer} for choices, answer in rows]
     problems, _ = load_problems(DataConfig(path=write_rows(rows), choices_column="choices"))
-    assert [problem.answer for problem in problems] == ["B"] * 3
+    assert [problem.answer for problem in problems] == [*letters]

@@ -104,6 +104,18 @@ def test_what_an_evaluation_asks_is_left_out_and_told(tmp_path):
     assert taken(problems, evaluation_sets=[str(path)], ngram=0)[0] == ["p-0", "p-1", "p-3"]
 
 
+def test_an_evaluation_set_of_conversations_is_compared_by_their_last_questions(tmp_path):
+    asked = "A robe takes 2 bolts of blue fiber\nand half that much white fiber. How many in total?"
+    system = {"role": "system", "content": "Be brief."}
+    rows = [{"prompt": [system, {"role": "user", "content": text}]} for text in ("Find\nx.", asked)]
+    path = tmp_path / "test.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in [*rows, {"question": "of another column"}]))
+    problems = [problem(0, "find X"), problem(1, f"Once more: {asked}"), problem(2, "Be brief."), problem(3, "?!")]
+    kept, left_out = taken(problems, evaluation_sets=[str(path)])
+    assert kept == ["p-2", "p-3"]
+    assert left_out.overlaps == {"p-0": "test.jsonl, row 0", "p-1": "test.jsonl, row 1"}
+
+
 def test_checks_work_one_after_another_and_count_each_problem_once():
     problems = [
         problem(0, "same", llama8b_solve_rate=0.0),
