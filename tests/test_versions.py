@@ -91,8 +91,10 @@ def test_this_vllm_knows_every_argument_of_an_engine_in_process():
 
     from grpo.config import SamplingConfig, TrainConfig
     from grpo.rollout.engine_arguments import colocated_arguments, engine_arguments, sampling_arguments
+    from grpo.rollout.known_arguments import known_arguments
 
     known = {field.name for field in dataclasses.fields(EngineArgs)}
+    assert known_arguments(servers=False) >= known
     for on_gpu in (False, True):
         arguments = engine_arguments(TrainConfig(), "model", on_gpu) | colocated_arguments(on_gpu, 8)
         # Of `LLM` itself.
@@ -136,6 +138,7 @@ def test_this_vllm_knows_every_flag_of_a_server():
 
     from grpo.config import TrainConfig
     from grpo.rollout.engine_arguments import command_line, engine_arguments
+    from grpo.rollout.known_arguments import known_arguments
     from grpo.rollout.servers import server_arguments
 
     parser = make_arg_parser(FlexibleArgumentParser())
@@ -143,6 +146,7 @@ def test_this_vllm_knows_every_flag_of_a_server():
         arguments = engine_arguments(TrainConfig(), "model", on_gpu) | server_arguments(TrainConfig(), on_gpu)
         read = parser.parse_args(command_line(arguments))
         assert read.worker_extension_cls == "grpo.weight_sync.vllm_receiver.WeightReceiver"
+        assert known_arguments(servers=True) >= vars(read).keys() - {"model_tag"}
         assert read.enable_scale_out and read.middleware == ["grpo.rollout.server_use.ServerMiddleware"]
     assert read.gpu_memory_utilization == 0.9
 

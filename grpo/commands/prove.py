@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import groupby
@@ -21,6 +22,8 @@ from grpo.prove.sizes import SIZES, check_size, words_of
 
 if TYPE_CHECKING:
     from grpo.prove.bench import Bench
+
+    Measure = Callable[[Bench], Report | Iterable[Report]]
 
 USAGE = """usage: grpo prove [part=attention,learner] [size=tiny|1.5b|7b] [output_dir=runs/prove] [key=value ...]
 
@@ -77,7 +80,7 @@ def run(words: Sequence[str] = ()) -> int:
     # What runs in processes of its own comes before engines take this one's memory.
     parts = {
         "attention": [computation.attention],
-        "learner": [computation.gradients, learning.learner],
+        "learner": [computation.gradients, computation.whole_step, learning.learner],
         "round": [exchange.whole_round],
         "servers": [lost_server.servers],
         "sync": [link.channel],
@@ -93,8 +96,8 @@ def run(words: Sequence[str] = ()) -> int:
     if added := bench.overrides[1 + len(overrides) :]:
         say(f"grpo: {' '.join(added)}, for which this GPU has memory")
     there = [name for name in chosen if name not in NEED_VLLM or find_spec("vllm")]
-    measures = [measure for name in parts if name in there for measure in parts[name]]
-    measures += [engines[name] for name in engines if name in there]
+    measures = [(name, measure) for name in parts if name in there for measure in parts[name]]
+    measures += [(name, engines[name]) for name in engines if name in there]
     reports: list[Report] = []
     for report in _measured(measures, bench):
         reports.append(report)
@@ -108,15 +111,28 @@ def run(words: Sequence[str] = ()) -> int:
     return int(any(fact.verdict in ("wrong", "slow") for fact in facts))
 
 
-def _measured(measures: Sequence[Callable[[Bench], Report | Iterable[Report]]], bench: Bench) -> Iterator[Report]:
-    """Yields the reports of `measures` as they come, and prints the facts of each."""
-    for measure in measures:
-        say(f"grpo: measuring {measure.__name__.replace('_', ' ')}")
-        measured = measure(bench)
-        for report in [measured] if isinstance(measured, Report) else measured:
+def _measured(measures: Sequence[tuple[str, Measure]], bench: Bench) -> Iterator[Report]:
+    """Yields the reports of `measures`, each with its part's name, as they come, and prints the facts of each."""
+    for part, measure in measures:
+        name = measure.__name__.replace("_", " ")
+        say(f"grpo: measuring {name}")
+        for report in _to_the_end(part, name, measure, bench):
             for fact in report.facts:
                 say("grpo:   " + "  ".join(filter(None, fact.row())))
             yield report
+
+
+def _to_the_end(part: str, name: str, measure: Measure, bench: Bench) -> Iterator[Report]:
+    """Yields what `measure` reports. If it fails, the failure is a fact, so that the other parts are measured too."""
+    try:
+        measured = measure(bench)
+        yield from [measured] if isinstance(measured, Report) else measured
+    except Exception as error:  # whatever a library or a kernel raises on a machine that was never tried
+        if not isinstance(error, UserError):
+            traceback.print_exc()
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        line = (str(error).strip().splitlines() or ["no text"])[0]
+        yield Report([Fact(part, name, None, error=kind + line)])
 
 
 def _print(title: str, facts: Sequence[Fact], settings: Sequence[Mapping[str, str]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import os
@@ -10,19 +11,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from grpo.config.errors import require
 from grpo.models.cache import cache_root
 
 CONFIG = "config.json"
+# Settings of positions by the names of older models, which transformers still reads.
+OLDER = {"rope_theta", "rope_scaling", "partial_rotary_factor"}
 
 
 def with_config(directory: Path, changes: Mapping[str, Any]) -> Path:
     """Returns a folder with the model in `directory`, but with `changes` made to its config.json.
 
     Nested settings are changed one by one. The folder lies in the cache and is the same for the same changes, so that
-    learner and sampler read the same model.
+    learner and sampler read the same model. Raises UserError for a setting that this kind of model does not have.
     """
     if not changes:
         return directory
+    _check_names(json.loads((directory / CONFIG).read_text()), changes)
     text = json.dumps(_changed(json.loads((directory / CONFIG).read_text()), changes), indent=2, sort_keys=True)
     # The list of files is part of the name, because a folder made before the weights came is another one.
     files = sorted(file.name for file in directory.iterdir())
@@ -43,6 +48,21 @@ def with_config(directory: Path, changes: Mapping[str, Any]) -> Path:
         if not folder.is_dir():
             raise
     return folder
+
+
+def _check_names(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
+    from transformers import CONFIG_MAPPING
+
+    kind = settings.get("model_type")
+    # Of a model with code of its own only the file is known.
+    if kind not in CONFIG_MAPPING:
+        return
+    usual = CONFIG_MAPPING[kind]()
+    known = OLDER | settings.keys() | usual.to_dict().keys()
+    for name in changes:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ": leave it out, or correct its name"
+        require(name in known or hasattr(usual, name), f"model.config.{name} is no setting of {kind} models{hint}")
 
 
 def _changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -147,15 +147,19 @@ class Bench:
             groups.append(RolloutGroup(prompt, completions, 0, 0))
         return groups
 
+    @property
+    def grades(self) -> tuple[Grade, ...]:
+        """Returns the grades of a group: every other completion is right."""
+        return tuple(Grade(float(index % 2), index % 2 == 1, {}) for index in range(self.size.group_size))
+
     def batch(self, groups: list[RolloutGroup], row_tokens: int | None = None) -> Batch:
-        """Makes the batch of one optimizer step from this rank's share of the groups; every other completion is right.
+        """Makes the batch of one optimizer step from this rank's share of the groups, with `grades`.
 
         `row_tokens`, if given, replaces learner.micro_batch_tokens. Collective.
         """
         config, collective = self.config, self.learner.collective
-        grades = tuple(Grade(float(index % 2), index % 2 == 1, {}) for index in range(self.size.group_size))
         own = groups[collective.rank :: collective.world_size]
-        scored = [ScoredGroup(group, grades, (True,) * self.size.group_size) for group in own]
+        scored = [ScoredGroup(group, self.grades, (True,) * self.size.group_size) for group in own]
         settings = replace(config.learner, micro_batch_tokens=row_tokens or config.learner.micro_batch_tokens)
         make = BatchMaker(config.normalization, config.objective, settings, collective)
         plan = RoundPlan(self.size.group_size, 1, self.size.prompts)

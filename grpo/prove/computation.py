@@ -15,12 +15,22 @@ from grpo.learner.policy import Policy
 from grpo.learner.proof import difference, example_row, own_results, packed_results
 from grpo.prove.bench import Bench
 from grpo.prove.facts import Fact, Report
+from grpo.prove.learning import NORM_BOUNDS
+from grpo.prove.own_process import measured_apart
 from grpo.types import MicroBatch, Tree
 
 # This is the largest allowed relative error of outputs and gradients. Results are rounded, and sums are taken in
 # float32.
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
-TREES = (Tree(0, 37, (50, 0, 21)), Tree(108, 5, (64,)), Tree(177, 90, (1, 120, 33), shared=20))
+# A loss that is the sum of the advantages times the log-probabilities, over the number of tokens.
+PLAIN_LOSS = ("objective=clip", "objective.correction.level=none", "normalization=dr_grpo")
+# The last tree is longer than what is computed under a mask.
+TREES = (
+    Tree(0, 37, (50, 0, 21)),
+    Tree(108, 5, (64,)),
+    Tree(177, 90, (1, 120, 33), shared=20),
+    Tree(401, 600, (250, 1, 200), shared=20),
+)
 HEADS, SHARED, WIDTH, WINDOW = 8, 2, 64, 40
 
 
@@ -88,6 +98,39 @@ def gradients(bench: Bench) -> Report:
         name = str(dtype).removeprefix("torch.")
         facts.append(Fact("learner", f"gradients, {name}: off float64 by", error, high=20 * bound))
     return Report(facts)
+
+
+def whole_step(bench: Bench) -> Report:
+    """Runs `step` on all GPUs, or on two ranks of a CPU, with a small model and without overrides of the loss."""
+    num_ranks = torch.cuda.device_count() if bench.device.type == "cuda" else 2
+    kept = [word for word in bench.overrides if word.startswith(("device=", "learner.precision="))]
+    return measured_apart(Bench("tiny", bench.folder, kept), "step", "learner", "", PLAIN_LOSS, num_ranks)
+
+
+def step(bench: Bench) -> Report:
+    """Compares the gradient norm of an optimizer step of all ranks with that of the loss's definition. Collective."""
+    norm, expected = bench.learner.step(bench.batch(bench.made_up())).gradient_norm, expected_norm(bench)
+    name = f"gradient of a step on {bench.learner.collective.world_size} ranks: off float64 by"
+    bound = NORM_BOUNDS[bench.config.learner.precision]
+    return Report([Fact("learner", name, abs(norm / expected - 1), high=bound)])
+
+
+def expected_norm(bench: Bench) -> float:
+    """Returns the norm of the gradient of −Σ Â log π / tokens in float64, with each completion computed alone."""
+    dtype = getattr(torch, bench.config.learner.precision)
+    own = AutoModelForCausalLM.from_pretrained(bench.path, dtype=dtype, attn_implementation="eager").double()
+    groups = bench.made_up()
+    sequences = [
+        (list(group.prompt.token_ids), list(completion.token_ids))
+        for group in groups
+        for completion in group.completions
+    ]
+    advantages = torch.tensor([grade.reward for grade in bench.grades], dtype=torch.float64)
+    advantages = (advantages - advantages.mean()).repeat(len(groups))
+    lengths = torch.tensor([len(completion) for _, completion in sequences])
+    coefficients = -advantages.repeat_interleave(lengths) / lengths.sum()
+    _, gradients = own_results(own, sequences, coefficients)
+    return float(sum(gradient.square().sum() for gradient in gradients.values()) ** 0.5)
 
 
 def gradient_error(

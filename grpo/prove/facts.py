@@ -14,7 +14,7 @@ class Fact:
     """A fact is a number that `part` measured, expected from `low` to `high`; without either, nothing is expected.
 
     `failing` is the verdict on a number outside of these bounds: WRONG or SLOW. If this machine cannot measure the
-    number, `measured` is None and `needs` says what is missing.
+    number, `measured` is None and `needs` says what is missing. If measuring it failed, `error` says why.
     """
 
     part: str
@@ -25,6 +25,7 @@ class Fact:
     high: float | None = None
     failing: str = WRONG
     needs: str = ""
+    error: str = ""
 
     @property
     def verdict(self) -> str:
@@ -36,9 +37,11 @@ class Fact:
         'wrong'
         >>> Fact("sync", "channel by NCCL", None, needs="needs two GPUs").verdict
         'skipped'
+        >>> Fact("sync", "refresh", None, error="WeightSyncError: other weights").verdict
+        'wrong'
         """
         if self.measured is None:
-            return MISSING
+            return WRONG if self.error else MISSING
         if self.low is None and self.high is None:
             return UNKNOWN
         above = self.low is None or self.measured >= self.low
@@ -47,7 +50,7 @@ class Fact:
     @property
     def expected(self) -> str:
         if self.measured is None:
-            return self.needs
+            return self.error or self.needs
         if self.low is not None and self.high is not None:
             return f"{self.low:.3g}" if self.low == self.high else f"{self.low:.3g} … {self.high:.3g}"
         bounds = [f"≥ {self.low:.3g}"] if self.low is not None else []

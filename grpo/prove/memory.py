@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from grpo.telemetry import peak_memory
 
@@ -32,3 +35,20 @@ def held_gib(device: torch.device) -> float:
     """Returns the memory that is held now in GiB, and resets the peak."""
     reset_peak(device)
     return peak_gib(device)
+
+
+def peak_of_tensors_gib(action: Callable[[], Any], device: torch.device) -> float:
+    """Returns the peak memory of the tensors that `action` makes on the device, in GiB."""
+    if device.type == "cuda":
+        before = held_gib(device)
+        action()
+        return peak_gib(device) - before
+    # A process takes more memory than its tensors, so their allocations are counted. Memory from before may be freed.
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        action()
+    now = peak = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+    return peak / GIB

@@ -13,6 +13,7 @@ from grpo.prove.facts import SLOW, Fact, Report
 from grpo.prove.memory import GIB
 from grpo.prove.own_process import measured_apart
 from grpo.types import Completion
+from grpo.weight_sync.refresh import CheckedSync
 
 # Decoding on a GPU must use at least this share of the memory's bandwidth.
 LEAST_ROOFLINE = 0.6
@@ -60,7 +61,8 @@ def sampler(bench: Bench) -> Report:
         "sampler_weights_gib": shape.parameters * number / GIB,
         "cache_gib": 2 * shape.layers * shape.key_value_width * number * longest * len(completions) / GIB,
     }
-    return Report(facts + (_sleep(bench) if on_gpu else []), {"sampling_tokens_per_second": speeds}, basis)
+    freed = _sleep(bench) if on_gpu else [Fact("sampler", "memory that sleep frees", None, needs="needs a GPU")]
+    return Report(facts + freed, {"sampling_tokens_per_second": speeds}, basis)
 
 
 def _sampled(bench: Bench, num_prompts: int) -> tuple[float, list[Completion]]:
@@ -80,6 +82,8 @@ def _sampled(bench: Bench, num_prompts: int) -> tuple[float, list[Completion]]:
 
 
 def _sleep(bench: Bench) -> list[Fact]:
+    # Weights that no refresh has sent are copied to main memory by the first sleep, as no later one does.
+    CheckedSync.of(bench.config).refresh(bench.learner, bench.sampler)
     before, total = torch.cuda.mem_get_info(bench.device)
     begun = time.perf_counter()
     bench.sampler.sleep()

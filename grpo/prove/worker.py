@@ -18,11 +18,12 @@ if __name__ == "__main__":
 
 from grpo.config import UserError
 from grpo.host import ranks
-from grpo.prove import learning, lost_server, sampling
+from grpo.prove import computation, learning, lost_server, sampling
 from grpo.prove.bench import Bench
 from grpo.prove.facts import Report
 
 MEASURES = {
+    "step": computation.step,
     "learning": learning.learning,
     "rows": learning.rows,
     "sampler": sampling.sampler,

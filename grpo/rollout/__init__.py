@@ -2,6 +2,7 @@
 
 Engines in this process:
 vllm_sampler, engine_arguments   vLLM's engine, and its settings (servers take them too)
+known_arguments        names of vLLM's arguments, checked before anything starts
 pooling                prompts of ranks that share an engine
 model_classes          protects transformers' classes from vLLM's changes
 weight_names           weights under the names that vLLM's loader knows

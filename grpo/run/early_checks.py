@@ -16,6 +16,7 @@ from grpo.config.validate import validate, validate_evaluation, validate_serving
 from grpo.host import ranks
 from grpo.host.disk import require_writable
 from grpo.host.network import require_free
+from grpo.rollout.known_arguments import check_engine_arguments
 from grpo.tasks.early_checks import check_early
 
 
@@ -43,6 +44,7 @@ def check(command: str, config: TrainConfig) -> None:
         named = command in ("eval", "solve-rates") and config.model.path
         model = replace(config.model, source="huggingface") if named else config.model
         models.check_early(model, needs_weights=not config.dry_run)
+        check_engine_arguments(config.rollout)
         if any(of_set.data.source == "hub" for task in (config.task, *suite) for of_set in task.all_sets.values()):
             models.require_hub_cache()
         servers = config.rollout.servers

@@ -30,6 +30,15 @@ def check_own_functions(config: TrainConfig) -> None:
         raise UserError(" ".join(str(error).split())) from error
 
 
+def check_deepspeed(config: TrainConfig) -> None:
+    """Raises UserError for settings that are passed on to DeepSpeed and that it refuses or does not know."""
+    if config.learner.deepspeed:
+        # DeepSpeed takes seconds to import.
+        from grpo.learner.passed_on import check_passed_on
+
+        check_passed_on(config.learner)
+
+
 def check_vllm(config: TrainConfig) -> None:
     """Raises UserError where vLLM is missing on this machine, or too old for the servers that the run starts."""
     rollout = config.rollout

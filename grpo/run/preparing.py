@@ -60,6 +60,7 @@ def prepared(config: TrainConfig) -> Prepared:
         ranks.device(config)  # a GPU that is missing is told at once
         preflight.check_vllm(config)
     config = with_precision(config)
+    preflight.check_deepspeed(config)
     with working("looking for the model and preparing it"):
         path = models.resolve(config.model, lambda: warm_start_examples(config), needs_weights=not config.dry_run)
         preflight.check_spread(config, path)

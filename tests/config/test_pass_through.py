@@ -10,6 +10,7 @@ from grpo.config.pass_through import ENGINE_ARGS, SAMPLING, check_pass_through, 
 from grpo.learner.engine import deepspeed_config
 from grpo.models.changed import with_config
 from grpo.rollout.engine_arguments import colocated_arguments, command_line, engine_arguments, sampling_arguments
+from grpo.rollout.known_arguments import check_engine_arguments
 from grpo.rollout.servers import server_arguments
 
 
@@ -111,3 +112,28 @@ def test_a_model_with_another_config_is_a_folder_of_its_own(tmp_path, monkeypatc
     }
     assert json.loads((model / "config.json").read_text()) == settings
     assert with_config(model, {"vocab_size": 96}) != changed
+
+
+def test_a_setting_that_a_model_does_not_have_is_refused_with_the_one_that_is_meant(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRPO_CACHE", str(tmp_path / "cache"))
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"model_type": "qwen2", "own_switch": 1}))
+    for name in ("max_position_embeddings", "rope_scaling", "rope_theta", "rope_parameters", "own_switch"):
+        assert with_config(model, {name: {}}) != model
+    with pytest.raises(UserError, match="no setting of qwen2 models; did you mean max_position_embeddings?"):
+        with_config(model, {"max_position_embedings": 512})
+    # A class of the model's own may read anything.
+    (model / "config.json").write_text(json.dumps({"model_type": "of_its_own"}))
+    assert with_config(model, {"max_position_embedings": 512}) != model
+
+
+def test_an_argument_that_vllm_does_not_know_is_refused_with_the_one_that_is_meant():
+    check_engine_arguments(config("+rollout.engine_args={kv_cache_dtype: fp8}").rollout)
+    with pytest.raises(UserError, match="engine_args.kv_cache_dtyp is no argument .*; did you mean kv_cache_dtype?"):
+        check_engine_arguments(config("+rollout.engine_args={kv_cache_dtyp: fp8}").rollout)
+    # Of servers alone.
+    word = "+rollout.engine_args={max-log-len: 9}"
+    check_engine_arguments(config("rollout=vllm_server", word).rollout)
+    with pytest.raises(UserError, match="max-log-len is no argument of the installed vLLM"):
+        check_engine_arguments(config(word).rollout)

@@ -1,10 +1,12 @@
-"""This program prints the verdicts of `grpo.prove.exchange.sync` and `grpo.prove.link`: unchanged, over a slow link,
-with a comparison that sees nothing, and with a flipped bit.
+"""This program prints the verdicts of `grpo.prove.exchange.sync`, `grpo.prove.link` and `grpo.prove.computation.step`:
+unchanged, over a slow link, with a comparison that sees nothing, with a flipped bit, with log-probabilities that are
+off by 0.02, and with gradients that are too large by a twentieth.
 
 It is a process of its own, because DeepSpeed keeps its process groups for good. Usage: python -m
 tests.prove.sync_worker FOLDER
 """
 
+import dataclasses
 import json
 import sys
 import time
@@ -15,14 +17,14 @@ from grpo.host import environment
 
 environment.prepare()
 
-from grpo.prove import exchange, link
+from grpo.prove import computation, exchange, link
 from grpo.prove.bench import Bench
 from grpo.weight_sync import refresh
 from grpo.weight_sync.channel import Channel
 
 
 def main(folder: str) -> None:
-    bench = Bench("tiny", Path(folder), [], device="cpu")
+    bench = Bench("tiny", Path(folder), list(computation.PLAIN_LOSS), device="cpu")
     sampler = type(bench.sampler)
     load = sampler.load_weights
 
@@ -35,6 +37,23 @@ def main(folder: str) -> None:
         verdicts_of["slow link"] = verdicts(bench)
     with mock.patch.object(refresh, "differing", lambda ours, theirs: []):
         verdicts_of["blind comparison"] = verdicts(bench)
+    completed = sampler._completion
+
+    def off(self, output):
+        completion = completed(self, output)
+        return dataclasses.replace(completion, sampler_logprobs=tuple(x - 0.02 for x in completion.sampler_logprobs))
+
+    with mock.patch.object(sampler, "_completion", off):
+        verdicts_of["off by 0.02"] = verdicts(bench)
+    verdicts_of["step"] = verdicts(bench, computation.step)
+    engine = type(bench.learner.engine)
+    backward = engine.backward
+
+    def too_large(self, loss, **options):
+        return backward(self, 1.05 * loss, **options)
+
+    with mock.patch.object(engine, "backward", too_large):
+        verdicts_of["large gradients"] = verdicts(bench, computation.step)
     verdicts_of["channel"] = verdicts(bench, link.channel)
     send = Channel.send
 

@@ -3,14 +3,15 @@
 import json
 import os
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from grpo.commands import prove
-from grpo.config import UserError
+from grpo.config import TrainConfig, UserError
 from grpo.learner import attention as tree_attention
-from grpo.prove import computation, learning, own_process
+from grpo.prove import computation, learning, own_process, sampling
 from grpo.prove.bench import Bench
 from grpo.prove.facts import Fact, Report
 from grpo.prove.record import read_constants
@@ -60,14 +61,31 @@ def test_a_refresh_is_right_here_and_what_goes_wrong_on_the_way_is_found(tmp_pat
     done = warm.run(["-m", "tests.prove.sync_worker", str(tmp_path)])
     assert done.returncode == 0, done.stderr[-3000:]
     verdicts_of = json.loads(done.stdout.splitlines()[-1])
-    fine = dict.fromkeys(("refresh of 1 MiB, checked", "flipped bit noticed", "mismatch of log-probabilities"), "fine")
+    agreeing = ("flipped bit noticed", "mismatch of log-probabilities", "… of their mean")
+    fine = dict.fromkeys(("refresh of 1 MiB, checked", *agreeing), "fine")
     assert verdicts_of[""] == fine
     assert verdicts_of["slow link"] == fine | {"refresh of 1 MiB, checked": "slow"}
     assert verdicts_of["blind comparison"] == fine | {"flipped bit noticed": "wrong"}
+    assert verdicts_of["off by 0.02"] == fine | {"… of their mean": "wrong"}
     speed, content = "channel by gloo", "channel by gloo: buckets as sent"
     assert verdicts_of["channel"] == {"channel by NCCL": "skipped", speed: "fine", content: "fine"}
     assert verdicts_of["slow channel"] == verdicts_of["channel"] | {speed: "slow"}
     assert verdicts_of["flipped bit"] == verdicts_of["channel"] | {content: "wrong"}
+    gradient = "gradient of a step on 1 ranks: off float64 by"
+    assert (verdicts_of["step"], verdicts_of["large gradients"]) == ({gradient: "fine"}, {gradient: "wrong"})
+
+
+@pytest.mark.parametrize(("freed", "verdict"), [(0.0, "wrong"), (50.0, "fine")])
+def test_a_sleep_that_frees_nothing_is_found(freed, verdict, monkeypatch):
+    order, free = [], iter([10.0, 10.0 + freed])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (next(free) * 2**30, 100 * 2**30))
+    monkeypatch.setattr(sampling.CheckedSync, "refresh", lambda *engines: order.append("refresh"))
+    config = TrainConfig()
+    config.rollout.gpu_memory_fraction = 0.6
+    engine = SimpleNamespace(sleep=lambda: order.append("sleep"))
+    [memory, _] = sampling._sleep(SimpleNamespace(config=config, device=None, learner=None, sampler=engine))
+    assert (memory.measured, memory.low, memory.verdict) == (freed, pytest.approx(42.0), verdict)
+    assert order == ["refresh", "sleep"]
 
 
 @pytest.mark.slow
@@ -95,6 +113,10 @@ def test_the_command_measures_parts_and_writes_them_down(tmp_path):
     assert measured["rounds finished"] == 6 and 0 < measured["neither sampling nor learning"] < 1
     for way in ("ZeRO-2", "ZeRO-3", "checkpointing", "offload"):
         assert measured[f"{way}: packed tokens"] > 0 and measured[f"{way}: norm off by"] < 0.02
+    assert measured["gradient of a step on 2 ranks: off float64 by"] < 0.02
+    memory = [fact for fact in record["facts"] if "peak memory" in fact["what"] and fact["high"]]
+    # An estimate of half the memory would be found.
+    assert len(memory) == 4 and all(fact["measured"] > fact["high"] / 2 for fact in memory)
     constants = read_constants(tmp_path / "prove.json")
     assert [at_once for at_once, _ in constants.sampling_tokens_per_second] == [4, 16]
     assert constants.sampling_speed(16) == pytest.approx(measured["16 completions at once"]) and constants.device
@@ -130,9 +152,31 @@ def test_ways_that_do_not_fit_and_ways_that_learn_something_else_are_told(bench,
 
     monkeypatch.setattr(learning, "measured_apart", measured)
     report = Report.joined(learning.learner(bench))
-    assert [fact.verdict for fact in report.facts] == ["–", "fine", "wrong", "fine", "skipped"]
+    assert [fact.verdict for fact in report.facts] == ["skipped", "–", "fine", "wrong", "fine", "skipped"]
     # Of the learner as it is configured.
     assert report.constants == {"learning_tokens_per_second": 6.0}
+
+
+def test_a_measurement_that_fails_is_a_fact_and_the_others_are_made(tmp_path, monkeypatch, capsys):
+    def refused(bench):
+        raise UserError("learner and sampler hold different weights")
+
+    def crashed(bench):
+        yield Report([Fact("learner", "packed tokens", 500.0, "tokens/s")])
+        raise RuntimeError("CUDA error: no kernel image is available\nCompile with more")
+
+    monkeypatch.setattr(computation, "attention", refused)
+    monkeypatch.setattr(computation, "gradients", crashed)
+    monkeypatch.setattr(computation, "whole_step", lambda bench: Report([]))
+    monkeypatch.setattr(learning, "learner", lambda bench: Report([Fact("learner", "norm off by", 0.0, high=1.0)]))
+    assert prove.run(["part=attention,learner", "size=tiny", "device=cpu", f"output_dir={tmp_path}"]) == 1
+    printed = capsys.readouterr()
+    assert "grpo:   refused  learner and sampler hold different weights  wrong\n" in printed.err
+    assert "grpo:   crashed  RuntimeError: CUDA error: no kernel image is available  wrong\n" in printed.err
+    # The place is told where it is no answer to the user.
+    assert printed.err.count("Traceback") == 1
+    facts = json.loads((tmp_path / "prove.json").read_text())["facts"]
+    assert [fact["verdict"] for fact in facts] == ["wrong", "–", "wrong", "fine"]
 
 
 def test_a_proof_that_is_ended_before_its_time_leaves_what_it_has_measured(tmp_path, monkeypatch, capsys):

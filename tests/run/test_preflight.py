@@ -7,7 +7,7 @@ from transformers import LlamaConfig, Mamba2Config
 
 from benchmarks.small_models import config_of
 from grpo.config import TrainConfig, UserError
-from grpo.run.preflight import check_cpu_heads, check_spread, check_vllm
+from grpo.run.preflight import check_cpu_heads, check_deepspeed, check_spread, check_vllm
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
 LLAMA = {"hidden_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
@@ -27,6 +27,16 @@ def test_heads_that_vllms_cpu_build_does_not_compute_are_refused_before_anything
     for config in (LlamaConfig(**SMALL, head_dim=32), Mamba2Config(num_heads=8, head_dim=16, hidden_size=64)):
         config.save_pretrained(tmp_path)
         check_cpu_heads(settings, tmp_path)
+
+
+def test_a_setting_that_deepspeed_does_not_know_is_refused_before_anything_starts():
+    config = TrainConfig()
+    check_deepspeed(config)
+    config.learner.deepspeed = {"wall_clock_breakdown": True}
+    check_deepspeed(config)
+    config.learner.deepspeed = {"wall_clock_brekdown": True}
+    with pytest.raises(UserError, match="learner.deepspeed.wall_clock_brekdown is no setting of DeepSpeed"):
+        check_deepspeed(config)
 
 
 @pytest.mark.parametrize(
