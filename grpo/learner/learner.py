@@ -143,7 +143,7 @@ class DeepSpeedLearner:
 
     def _current(self, micro: MicroBatch) -> torch.Tensor:
         with torch.no_grad():
-            return self.engine(micro, self._temperature)[0]
+            return self.engine(micro, self._temperature, entropies=False)[0]
 
     def _from_reference(self, micro: MicroBatch) -> torch.Tensor:
         return reference_logprobs(self.reference, micro, self._temperature)

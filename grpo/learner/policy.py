@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from grpo.algorithm.logprobs import PLAIN, LogitRule, token_logprobs
+from grpo.algorithm.logprobs import PLAIN, LogitRule, logprobs_alone, token_logprobs
 from grpo.learner.attention import TreeRow
 from grpo.learner.sequence_parallel import SequenceGroup
 from grpo.types import MicroBatch, Tree
@@ -31,10 +31,15 @@ class LogprobHead(nn.Module):
         self._chunk = chunk
         self._rule = rule
 
-    def forward(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, hidden: Tensor, targets: Tensor, temperature: float, entropies: bool = True
+    ) -> tuple[Tensor, ...]:
+        """Returns log π and entropy of each target, [targets] each; without `entropies` log π alone, without a
+        gradient."""
         # Some models add up their layers in float32 whatever the precision of their weights (Mamba 2).
         hidden = hidden.to(self.weight.dtype)
-        return token_logprobs(hidden, self.weight, targets, temperature, self._chunk, self.bias, self._rule)
+        given = hidden, self.weight, targets, temperature, self._chunk, self.bias, self._rule
+        return token_logprobs(*given) if entropies else (logprobs_alone(*given),)
 
 
 class Policy(nn.Module):
@@ -63,20 +68,23 @@ class Policy(nn.Module):
         self.register_state_dict_post_hook(_without_frozen)
         self.register_load_state_dict_post_hook(_frozen_may_miss)
 
-    def forward(self, micro: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
-        """Returns log π and entropy [targets], float32, of the micro-batch's targets at `temperature`."""
+    def forward(self, micro: MicroBatch, temperature: float, entropies: bool = True) -> tuple[Tensor, ...]:
+        """Returns log π and entropy [targets], float32, of the micro-batch's targets at `temperature`. Without
+        `entropies` it returns log π alone, without a gradient: reading all logits for entropies takes longer."""
         if self._together is not None:
-            return self._shared(micro, temperature, self._together)
+            return self._shared(micro, temperature, entropies, self._together)
         if self.in_trees:
             hidden = self._hidden(micro.token_ids, micro.position_ids, micro.trees)
         else:
             hidden = self._hidden_one_by_one(micro)
         predictors = micro.predictors.to(hidden.device, non_blocking=True)
-        return self.head(hidden[predictors], micro.targets, temperature)
+        return self.head(hidden[predictors], micro.targets, temperature, entropies)
 
-    def _shared(self, micro: MicroBatch, temperature: float, together: SequenceGroup) -> tuple[Tensor, Tensor]:
-        """Returns log-probabilities and entropies of all targets of a row that several ranks compute together. This
-        rank computes only those that its own tokens predict, and gathers the others."""
+    def _shared(
+        self, micro: MicroBatch, temperature: float, entropies: bool, together: SequenceGroup
+    ) -> tuple[Tensor, ...]:
+        """Returns what `forward` does for all targets of a row that several ranks compute together. This rank computes
+        only those that its own tokens predict, and gathers the others."""
         token_ids, position_ids, trees = together.padded(micro)
         own = together.share(len(token_ids))
         hidden = self._hidden(token_ids[own], position_ids[own], trees)
@@ -84,9 +92,8 @@ class Policy(nn.Module):
         place = ((micro.predictors >= own.start) & (micro.predictors < own.stop)).nonzero().squeeze(1)
         predictors = (micro.predictors[place] - own.start).to(hidden.device, non_blocking=True)
         place = place.to(hidden.device, non_blocking=True)
-        own_values = self.head(hidden[predictors], micro.targets[place], temperature)
-        logprobs, entropies = (together.whole(values, place, len(micro.targets)) for values in own_values)
-        return logprobs, entropies
+        own_values = self.head(hidden[predictors], micro.targets[place], temperature, entropies)
+        return tuple(together.whole(values, place, len(micro.targets)) for values in own_values)
 
     def _hidden(self, token_ids: Tensor, position_ids: Tensor, trees: tuple[Tree, ...]) -> Tensor:
         """Returns hidden states [tokens, width] of a row that `trees` fill."""
