@@ -11,6 +11,8 @@ from transformers import PreTrainedModel
 
 from grpo.algorithm.logprobs import PLAIN, LogitRule, logprobs_alone, token_logprobs
 from grpo.learner.attention import TreeRow
+from grpo.learner.norms import fuse_norms
+from grpo.learner.on_device import sent
 from grpo.learner.sequence_parallel import SequenceGroup
 from grpo.types import MicroBatch, Tree
 
@@ -60,6 +62,7 @@ class Policy(nn.Module):
     ):
         """`together` are the ranks that compute each row with this one (sequence parallelism), or None."""
         super().__init__()
+        fuse_norms(language_model)
         self.language_model = language_model
         self.in_trees = in_trees
         self._together = together
@@ -77,7 +80,7 @@ class Policy(nn.Module):
             hidden = self._hidden(micro.token_ids, micro.position_ids, micro.trees)
         else:
             hidden = self._hidden_one_by_one(micro)
-        predictors = micro.predictors.to(hidden.device, non_blocking=True)
+        predictors = sent(micro.predictors, hidden.device)
         return self.head(hidden[predictors], micro.targets, temperature, entropies)
 
     def _shared(
@@ -90,8 +93,8 @@ class Policy(nn.Module):
         hidden = self._hidden(token_ids[own], position_ids[own], trees)
         # The predictors are in main memory. A device could say how many are this rank's only when it has come so far.
         place = ((micro.predictors >= own.start) & (micro.predictors < own.stop)).nonzero().squeeze(1)
-        predictors = (micro.predictors[place] - own.start).to(hidden.device, non_blocking=True)
-        place = place.to(hidden.device, non_blocking=True)
+        predictors = sent(micro.predictors[place] - own.start, hidden.device)
+        place = sent(place, hidden.device)
         own_values = self.head(hidden[predictors], micro.targets[place], temperature, entropies)
         return tuple(together.whole(values, place, len(micro.targets)) for values in own_values)
 
@@ -104,7 +107,7 @@ class Policy(nn.Module):
             tree_row=TreeRow(trees, self.head.weight.dtype, token_ids.device),
             together=self._together,
         )
-        return output.last_hidden_state[0]
+        return output.last_hidden_state.squeeze(0)
 
     def _hidden_one_by_one(self, micro: MicroBatch) -> Tensor:
         """Returns hidden states [tokens, width] as `_hidden` does, but computes each completion in a row of its own.
@@ -120,8 +123,8 @@ class Policy(nn.Module):
             place[row] = torch.arange(len(row)) + number * longest
         device = micro.token_ids.device
         decoder = base_model(self.language_model).get_decoder()
-        # An index in main memory, or a copy that blocks, would make the host wait for the device.
-        index, place = (tensor.to(device, non_blocking=True) for tensor in (index, place))
+        # An index in main memory would make the host wait for the device.
+        index, place = sent(index, device), sent(place, device)
         output = decoder(input_ids=micro.token_ids[index], use_cache=False)
         return output.last_hidden_state.flatten(0, 1)[place]
 
