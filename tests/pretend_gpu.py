@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
-from tests.pretend_kernels import STAND_INS, WHOLE
+from tests.pretend_kernels import FUSED, STAND_INS, WHOLE
 
 
 class _Backend(_DummyBackendModule):
@@ -36,6 +36,10 @@ class _Backend(_DummyBackendModule):
 
 
 _setup_privateuseone_for_python_backend("pretend", _Backend())
+# Where a device has these kernels, torch calls them, and else other operations. OnGpu computes them below.
+FUSED_KERNELS = torch.library.Library("aten", "IMPL")
+for fused in FUSED:
+    FUSED_KERNELS.impl(fused, lambda *arguments: None, "PrivateUse1")
 # Python sees the first, torch's own code the second.
 GPU, BEHIND = torch.device("cuda", 0), torch.device("pretend", 0)
 CPU = torch.device("cpu")
@@ -97,6 +101,13 @@ def waits() -> Iterator[list[str]]:
     within += WAITS[first:]
 
 
+def _pinned(tensor: Tensor) -> Tensor:
+    """Returns a copy in main memory that counts as pinned, for which a real one would need a GPU's driver."""
+    copy = tensor.clone()
+    copy.on_pinned_pages = True
+    return copy
+
+
 # These take tensors of both devices, and the host waits: copies, and indices in main memory of a tensor on the GPU.
 _COPIES = (aten.copy_.default, aten._to_copy.default)
 _INDEXED = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
@@ -122,8 +133,9 @@ def _waits_for(operation: Any, arguments: Sequence[Any], named: Mapping[str, Any
     """Says whether the host waits for the device in an operation. `to_gpu` is the direction of a copy."""
     if operation in _COPIES:
         asked = named.get("non_blocking") or (operation is aten.copy_.default and arguments[2:3] == (True,))
-        # Only pinned memory is filled while the host goes on, and nothing here is pinned.
-        return to_gpu is not None and not (to_gpu and asked)
+        # From pinned memory a GPU takes while the host goes on. Nothing here is pinned to be filled by it.
+        pinned = to_gpu and getattr(arguments[operation is aten.copy_.default], "on_pinned_pages", False)
+        return to_gpu is not None and not (pinned and asked)
     if operation in _INDEXED:
         indices = [index for index in arguments[1] if index is not None]
         return any(index.dtype in (torch.bool, torch.uint8) or not isinstance(index, OnGpu) for index in indices)
@@ -188,10 +200,12 @@ def _indexed(value: Any) -> Any:
 
 
 class _FromNumbers(TorchFunctionMode):
-    """Makes tensors of Python's numbers on the CPU, and copies them, as torch does."""
+    """Makes tensors of Python's numbers on the CPU, and copies them, as torch does. Pins main memory."""
 
     def __torch_function__(self, function, types, arguments=(), named=None):
         named = named or {}
+        if function is Tensor.pin_memory:
+            return _pinned(*arguments)
         if function is Tensor.to:
             # Torch would ask its CUDA which device is the current one.
             arguments = (arguments[0], *map(_indexed, arguments[1:]))

@@ -71,6 +71,23 @@ def _flash_backward(
     return tuple(by.to(query.dtype) for by in (by_query, *shared))
 
 
+def _norm(hidden, shape, weight, epsilon):
+    """Computes what `aten::_fused_rms_norm` does without a weight."""
+    assert list(shape) == [hidden.shape[-1]] and weight is None
+    inverse = hidden.float().square().mean(-1, keepdim=True).add(epsilon).rsqrt()
+    return (hidden.float() * inverse).to(hidden.dtype), inverse
+
+
+def _norm_backward(gradient, hidden, shape, inverse, weight, wanted):
+    """Computes what `aten::_fused_rms_norm_backward` does without a weight."""
+    assert weight is None and list(wanted) == [True, False]
+    upstream, scaled = gradient.float(), hidden.float() * inverse
+    return (inverse * (upstream - scaled * (scaled * upstream).mean(-1, keepdim=True))).to(hidden.dtype), None
+
+
+FUSED = "_fused_rms_norm", "_fused_rms_norm_backward"
+"""A device has these kernels, or torch computes norms step by step."""
+
 # Torch's own functions around the kernels run as they are, and of attention's kernels the one of plain operations.
 WHOLE: Mapping[Any, Callable[..., Any]] = {
     torch.ops.torch_attn._varlen_attn.default: _varlen_attn._init_fn,
@@ -80,6 +97,8 @@ WHOLE: Mapping[Any, Callable[..., Any]] = {
 STAND_INS: Mapping[Any, Callable[..., Any]] = {
     aten.mm.dtype: _product,
     aten.histc.default: lambda values, *bins: torch.histc(values.float(), *bins).to(values.dtype),
+    aten._fused_rms_norm.default: _norm,
+    aten._fused_rms_norm_backward.default: _norm_backward,
     aten._flash_attention_forward.default: _flash,
     aten._flash_attention_backward.default: _flash_backward,
 }

@@ -79,6 +79,24 @@ def token_logprobs(
     return _TokenLogprobs.apply(hidden, weight, bias, targets, (temperature, chunk, rule))
 
 
+@torch.no_grad()
+def logprobs_alone(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    temperature: float,
+    chunk: int,
+    bias: Tensor | None = None,
+    rule: LogitRule = PLAIN,
+) -> Tensor:
+    """Returns log π(target) as `token_logprobs` does, without a gradient. It leaves out the passes over all logits that
+    entropies take."""
+    logprobs = []
+    for states, token_ids in zip(hidden.split(chunk), targets.split(chunk), strict=True):
+        logprobs.append(_of_targets(_log_softmax(rule.logits(states, weight, bias), temperature), token_ids))
+    return torch.cat(logprobs)
+
+
 class _TokenLogprobs(torch.autograd.Function):
     """This function computes `token_logprobs` chunk by chunk, with a backward pass that computes the logits again.
 
@@ -101,13 +119,14 @@ class _TokenLogprobs(torch.autograd.Function):
         kept = None
         for states, token_ids in zip(hidden.split(chunk), targets.split(chunk), strict=True):
             logs = _log_softmax(rule.logits(states, weight, bias), temperature)
-            logprobs.append(logs.gather(-1, token_ids[:, None]).squeeze(-1))
+            logprobs.append(_of_targets(logs, token_ids))
             probabilities = logs.exp()
-            entropies.append(-torch.linalg.vecdot(probabilities, logs))
+            entropies.append(-logs.mul_(probabilities).sum(-1))
+            del logs
             if len(states) == len(hidden) and rule.softcap is None:
                 kept = _less_one(probabilities, token_ids).to(weight.dtype)
             # The next chunk's tensors reuse this memory.
-            del logs, probabilities
+            del probabilities
         ctx.save_for_backward(hidden, weight, bias, targets, torch.cat(entropies), kept)
         ctx.temperature, ctx.chunk, ctx.rule = temperature, chunk, rule
         # A result that the loss does not use gets no gradient. With zeros instead, the host would have to wait for the
@@ -136,16 +155,18 @@ class _TokenLogprobs(torch.autograd.Function):
             else:
                 logits = ctx.rule.logits(states, weight, bias)
                 slope = None if ctx.rule.softcap is None else ctx.rule.slope(logits).div_(ctx.rule.scale)
-                logs = _log_softmax(logits, ctx.temperature)
-                del logits
                 if uses_entropy:
+                    logs = _log_softmax(logits, ctx.temperature)
+                    del logits
                     # ∂H/∂z_j = −p_j (log p_j + H)
                     wide = logs.exp()
                     wide *= logs.add_(entropy[:, None]).mul_(upstream_entropy[:, None]).add_(upstream[:, None])
+                    del logs
                     wide.scatter_add_(-1, token_ids[:, None], -upstream[:, None])
                     factor = torch.full_like(upstream, -ctx.rule.scale / ctx.temperature)
                 else:
-                    wide = _less_one(logs.exp_(), token_ids)
+                    wide = _less_one(torch.softmax(_cooled(logits, ctx.temperature), -1), token_ids)
+                    del logits
                 wide = (wide if slope is None else wide.mul_(slope)).to(weight.dtype)
             hidden_gradients.append(((wide @ weight) * factor[:, None]).to(hidden.dtype))
             if wants_weight:
@@ -153,6 +174,8 @@ class _TokenLogprobs(torch.autograd.Function):
                 weight_gradient = _added(weight_gradient, product, entropies.dtype)
             if wants_bias:
                 bias_gradient = _added(bias_gradient, wide.T @ factor.to(wide.dtype), entropies.dtype)
+            # The next chunk's matrix reuses this memory too.
+            del wide
         weight_gradient = None if weight_gradient is None else weight_gradient.to(weight.dtype)
         bias_gradient = None if bias_gradient is None else bias_gradient.to(bias.dtype)
         return torch.cat(hidden_gradients), weight_gradient, bias_gradient, None, None
@@ -160,7 +183,17 @@ class _TokenLogprobs(torch.autograd.Function):
 
 def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
     """Returns log π [targets, vocabulary]. May overwrite `logits`."""
-    return torch.log_softmax(logits if temperature == 1 else logits.div_(temperature), -1)
+    return torch.log_softmax(_cooled(logits, temperature), -1)
+
+
+def _cooled(logits: Tensor, temperature: float) -> Tensor:
+    """Returns logits / temperature. May overwrite `logits`."""
+    return logits if temperature == 1 else logits.div_(temperature)
+
+
+def _of_targets(logs: Tensor, token_ids: Tensor) -> Tensor:
+    """Returns each target's own entry of log π [targets, vocabulary]."""
+    return logs.gather(-1, token_ids[:, None]).squeeze(-1)
 
 
 def _less_one(probabilities: Tensor, token_ids: Tensor) -> Tensor:

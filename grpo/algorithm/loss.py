@@ -119,4 +119,4 @@ def _reference_kl(tokens: Tokens, micro: MicroBatch, kl: KlConfig) -> Tensor:
 
 
 def _summed(values: Mapping[str, Tensor]) -> Tensor:
-    return torch.stack([values[name].detach().double().sum() for name in METRICS])
+    return torch.stack([values[name].detach() for name in METRICS]).sum(1, dtype=torch.float64)

@@ -11,6 +11,7 @@ engine              DeepSpeed's configuration and start
 learner             one optimizer step; old and reference log-probabilities
 on_device           micro-batches on the device, without the host waiting for it
 attention, varlen   attention over trees; all trees of a row in one call of torch's flash kernel
+norms               norms by torch's fused kernel, where it is bit by bit the model's own norm
 sequence_parallel   several ranks compute one row together
 selected_tokens     tokens that are chosen among all tokens of a step
 group_logprobs      log-probabilities of groups, evenly over ranks

@@ -16,6 +16,7 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.utils import groups
 from torch import nn
 from transformers.integrations import HfDeepSpeedConfig
@@ -144,6 +145,15 @@ def start_engine(policy: nn.Module, learner: LearnerConfig) -> deepspeed.DeepSpe
     optimizer = kind(parameters, lr=learner.learning_rate, **optimizer_settings(learner), **fused)
     with passing_on("learner.deepspeed", learner.deepspeed):
         return _initialized(model=policy, optimizer=optimizer, config=deepspeed_config(learner))
+
+
+def backward(engine: deepspeed.DeepSpeedEngine, loss: torch.Tensor) -> None:
+    """Adds the gradients of `loss`, unscaled, to those of the step."""
+    engine.backward(loss, scale_wrt_gas=False)
+    if isinstance(engine.optimizer, BF16_Optimizer):
+        # It has added these gradients to its own, in float32. It would fill them with zeros before the next backward
+        # pass, which would add to them instead of writing them.
+        engine.optimizer.clear_lp_grads(set_to_none=True)
 
 
 def optimizer_settings(learner: LearnerConfig) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from grpo.config.learning_rate import learning_rate_factor
 from grpo.config.optimizer import chosen_optimizer
 from grpo.interfaces import Bucket
 from grpo.learner.collective import TorchCollective
-from grpo.learner.engine import optimizer_settings, quiet, sharded_loading, start_engine
+from grpo.learner.engine import backward, optimizer_settings, quiet, sharded_loading, start_engine
 from grpo.learner.flops import flop_count
 from grpo.learner.group_logprobs import Scoring
 from grpo.learner.loading import fitting_layout, load_policy
@@ -143,7 +143,7 @@ class DeepSpeedLearner:
 
     def _current(self, micro: MicroBatch) -> torch.Tensor:
         with torch.no_grad():
-            return self.engine(micro, self._temperature)[0]
+            return self.engine(micro, self._temperature, entropies=False)[0]
 
     def _from_reference(self, micro: MicroBatch) -> torch.Tensor:
         return reference_logprobs(self.reference, micro, self._temperature)
@@ -171,7 +171,7 @@ class DeepSpeedLearner:
             logprobs, entropies = self.engine(placed, self._temperature)
             loss, metrics = policy_loss(logprobs, entropies, placed, objective)
             spoil_unless(loss.isfinite(), logprobs)
-            self.engine.backward(loss * self.collective.world_size, scale_wrt_gas=False)
+            backward(self.engine, loss * self.collective.world_size)
             sums += metrics
             whole_loss += loss.detach()
         tokens = sum(micro.targets.numel() for micro in batch.micro_batches)

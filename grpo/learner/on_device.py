@@ -15,11 +15,18 @@ def spoil_unless(fine: torch.Tensor, logprobs: torch.Tensor) -> None:
     logprobs.register_hook(lambda gradient: gradient.where(fine, torch.nan))
 
 
+def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Returns the tensor on `device`. A GPU is sent it from pinned memory: with a copy from other memory the host may
+    wait until the GPU has done all work before it (CUDA's API synchronization behavior)."""
+    on_host = tensor.pin_memory() if device.type == "cuda" and tensor.is_cpu else tensor
+    return on_host.to(device, non_blocking=True)
+
+
 def to_device(micro: MicroBatch, device: torch.device) -> MicroBatch:
     """Returns the same micro-batch with every tensor on `device` but the predictors, which the host still reads (see
     `grpo.learner.policy`)."""
     tensors = {
-        field.name: value.to(device, non_blocking=True)
+        field.name: sent(value, device)
         for field in dataclasses.fields(micro)
         if isinstance(value := getattr(micro, field.name), torch.Tensor) and field.name != "predictors"
     }

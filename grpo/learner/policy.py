@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from grpo.algorithm.logprobs import PLAIN, LogitRule, token_logprobs
+from grpo.algorithm.logprobs import PLAIN, LogitRule, logprobs_alone, token_logprobs
 from grpo.learner.attention import TreeRow
+from grpo.learner.norms import fuse_norms
+from grpo.learner.on_device import sent
 from grpo.learner.sequence_parallel import SequenceGroup
 from grpo.types import MicroBatch, Tree
 
@@ -31,10 +33,15 @@ class LogprobHead(nn.Module):
         self._chunk = chunk
         self._rule = rule
 
-    def forward(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, hidden: Tensor, targets: Tensor, temperature: float, entropies: bool = True
+    ) -> tuple[Tensor, ...]:
+        """Returns log π and entropy of each target, [targets] each; without `entropies` log π alone, without a
+        gradient."""
         # Some models add up their layers in float32 whatever the precision of their weights (Mamba 2).
         hidden = hidden.to(self.weight.dtype)
-        return token_logprobs(hidden, self.weight, targets, temperature, self._chunk, self.bias, self._rule)
+        given = hidden, self.weight, targets, temperature, self._chunk, self.bias, self._rule
+        return token_logprobs(*given) if entropies else (logprobs_alone(*given),)
 
 
 class Policy(nn.Module):
@@ -55,6 +62,7 @@ class Policy(nn.Module):
     ):
         """`together` are the ranks that compute each row with this one (sequence parallelism), or None."""
         super().__init__()
+        fuse_norms(language_model)
         self.language_model = language_model
         self.in_trees = in_trees
         self._together = together
@@ -63,30 +71,32 @@ class Policy(nn.Module):
         self.register_state_dict_post_hook(_without_frozen)
         self.register_load_state_dict_post_hook(_frozen_may_miss)
 
-    def forward(self, micro: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
-        """Returns log π and entropy [targets], float32, of the micro-batch's targets at `temperature`."""
+    def forward(self, micro: MicroBatch, temperature: float, entropies: bool = True) -> tuple[Tensor, ...]:
+        """Returns log π and entropy [targets], float32, of the micro-batch's targets at `temperature`. Without
+        `entropies` it returns log π alone, without a gradient: reading all logits for entropies takes longer."""
         if self._together is not None:
-            return self._shared(micro, temperature, self._together)
+            return self._shared(micro, temperature, entropies, self._together)
         if self.in_trees:
             hidden = self._hidden(micro.token_ids, micro.position_ids, micro.trees)
         else:
             hidden = self._hidden_one_by_one(micro)
-        predictors = micro.predictors.to(hidden.device, non_blocking=True)
-        return self.head(hidden[predictors], micro.targets, temperature)
+        predictors = sent(micro.predictors, hidden.device)
+        return self.head(hidden[predictors], micro.targets, temperature, entropies)
 
-    def _shared(self, micro: MicroBatch, temperature: float, together: SequenceGroup) -> tuple[Tensor, Tensor]:
-        """Returns log-probabilities and entropies of all targets of a row that several ranks compute together. This
-        rank computes only those that its own tokens predict, and gathers the others."""
+    def _shared(
+        self, micro: MicroBatch, temperature: float, entropies: bool, together: SequenceGroup
+    ) -> tuple[Tensor, ...]:
+        """Returns what `forward` does for all targets of a row that several ranks compute together. This rank computes
+        only those that its own tokens predict, and gathers the others."""
         token_ids, position_ids, trees = together.padded(micro)
         own = together.share(len(token_ids))
         hidden = self._hidden(token_ids[own], position_ids[own], trees)
         # The predictors are in main memory. A device could say how many are this rank's only when it has come so far.
         place = ((micro.predictors >= own.start) & (micro.predictors < own.stop)).nonzero().squeeze(1)
-        predictors = (micro.predictors[place] - own.start).to(hidden.device, non_blocking=True)
-        place = place.to(hidden.device, non_blocking=True)
-        own_values = self.head(hidden[predictors], micro.targets[place], temperature)
-        logprobs, entropies = (together.whole(values, place, len(micro.targets)) for values in own_values)
-        return logprobs, entropies
+        predictors = sent(micro.predictors[place] - own.start, hidden.device)
+        place = sent(place, hidden.device)
+        own_values = self.head(hidden[predictors], micro.targets[place], temperature, entropies)
+        return tuple(together.whole(values, place, len(micro.targets)) for values in own_values)
 
     def _hidden(self, token_ids: Tensor, position_ids: Tensor, trees: tuple[Tree, ...]) -> Tensor:
         """Returns hidden states [tokens, width] of a row that `trees` fill."""
@@ -97,7 +107,7 @@ class Policy(nn.Module):
             tree_row=TreeRow(trees, self.head.weight.dtype, token_ids.device),
             together=self._together,
         )
-        return output.last_hidden_state[0]
+        return output.last_hidden_state.squeeze(0)
 
     def _hidden_one_by_one(self, micro: MicroBatch) -> Tensor:
         """Returns hidden states [tokens, width] as `_hidden` does, but computes each completion in a row of its own.
@@ -113,8 +123,8 @@ class Policy(nn.Module):
             place[row] = torch.arange(len(row)) + number * longest
         device = micro.token_ids.device
         decoder = base_model(self.language_model).get_decoder()
-        # An index in main memory, or a copy that blocks, would make the host wait for the device.
-        index, place = (tensor.to(device, non_blocking=True) for tensor in (index, place))
+        # An index in main memory would make the host wait for the device.
+        index, place = sent(index, device), sent(place, device)
         output = decoder(input_ids=micro.token_ids[index], use_cache=False)
         return output.last_hidden_state.flatten(0, 1)[place]
 

@@ -85,4 +85,4 @@ class CopyReference:
 def reference_logprobs(reference: AdapterReference | CopyReference, micro: MicroBatch, temperature: float):
     """Returns log π_ref [targets] of a micro-batch."""
     with torch.no_grad(), reference.active() as policy:
-        return policy(micro, temperature)[0]
+        return policy(micro, temperature, entropies=False)[0]

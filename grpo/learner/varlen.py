@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
+from grpo.learner.on_device import sent
+
 # torch 2.11 takes fewer heads of keys than of queries without being told.
 GROUPED = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 # Widest heads that the kernel computes gradients of: on data-centre GPUs, and on others.
@@ -66,12 +68,12 @@ def spans_of(trees: Sequence[Sequence[int]], shared: Sequence[int], device: torc
     places = None
     if sum(keys) > sum(queries):
         pieces = [torch.arange(part.start, part.stop) for run in runs for part in run]
-        places = torch.cat(pieces).to(device, non_blocking=True)
+        places = sent(torch.cat(pieces), device)
     return Spans(places, _ends(queries, device), _ends(keys, device), (max(queries), max(keys)))
 
 
 def _ends(lengths: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(device, non_blocking=True)
+    return sent(torch.tensor([0, *accumulate(lengths)], dtype=torch.int32), device)
 
 
 def takes(query: Tensor, value: Tensor) -> bool:
@@ -98,7 +100,8 @@ def _widest(device: torch.device) -> int:
 def attend(query: Tensor, key: Tensor, value: Tensor, spans: Spans, scale: float | None, window: int | None) -> Tensor:
     """Computes the causal attention of a whole row, with the shape of `query`, [1, heads, tokens, width]. `scale` and
     `window` mean the same as in `grpo.learner.attention`."""
-    queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    # The backward pass of `tensor[0]` would copy the gradient into zeros.
+    queries, keys, values = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
     if spans.keys is not None:
         keys, values = _Gathered.apply(keys, spans.keys), _Gathered.apply(values, spans.keys)
     longest_queries, longest_keys = spans.longest

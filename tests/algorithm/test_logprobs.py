@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from grpo.algorithm.logprobs import PLAIN, LogitRule, token_logprobs
+from grpo.algorithm.logprobs import PLAIN, LogitRule, logprobs_alone, token_logprobs
 
 RULES = {
     "plain": PLAIN,
@@ -80,11 +80,51 @@ class Alive(TorchDispatchMode):
         return made
 
 
-@pytest.mark.parametrize(("uses_entropy", "most"), [(False, 3), (True, 4)])
-def test_few_matrices_as_wide_as_the_vocabulary_are_there_at_once(uses_entropy, most):
+@pytest.mark.parametrize("uses_entropy", [False, True])
+def test_two_matrices_as_wide_as_the_vocabulary_are_there_at_once(uses_entropy):
     hidden, weight = torch.randn(8, 3, requires_grad=True), torch.randn(500, 3, requires_grad=True)
-    logprobs, entropies = token_logprobs(hidden, weight, torch.arange(8), 0.7, 4)
+    with Alive(4 * 500) as alive_before:
+        logprobs, entropies = token_logprobs(hidden, weight, torch.arange(8), 0.7, 4)
     loss = logprobs.sum() + entropies.sum() if uses_entropy else logprobs.sum()
     with Alive(4 * 500) as alive:
         loss.backward()
-    assert alive.most == most
+    assert alive_before.most == alive.most == 2
+
+
+@pytest.mark.parametrize("chunk", [4, 100])
+@pytest.mark.parametrize("rule", RULES)
+def test_alone_log_probabilities_are_the_same_bit_by_bit(chunk, rule):
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(9, 6, generator=generator), torch.randn(13, 6, generator=generator)
+    given = hidden, weight.requires_grad_(), torch.arange(9), 0.7, chunk, None, RULES[rule]
+    alone = logprobs_alone(*given)
+    assert torch.equal(alone, token_logprobs(*given)[0]) and not alone.requires_grad
+    assert len(logprobs_alone(hidden[:0], weight, torch.arange(0), 1.0, chunk)) == 0
+
+
+class Passes(TorchDispatchMode):
+    """Counts the operations that read or write matrices of `size` numbers, without views of them."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size, self.count = size, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        tensors = [value for value in (*args, made) if isinstance(value, torch.Tensor)]
+        self.count += not function.is_view and any(tensor.numel() == self.size for tensor in tensors)
+        return made
+
+
+def test_few_passes_over_all_logits_are_made():
+    """Each of them reads or writes gigabytes: product, log-softmax, gathering, and for entropies exp, product, sum. The
+    backward pass computes the product, a softmax and its entry at each target again, and two products of them."""
+    hidden, weight = torch.randn(8, 3, requires_grad=True), torch.randn(500, 3, requires_grad=True)
+    with Passes(4 * 500) as forward:
+        logprobs, _ = token_logprobs(hidden, weight, torch.arange(8), 1.0, 4)
+    with Passes(4 * 500) as backward:
+        logprobs.sum().backward()
+    with Passes(4 * 500) as alone:
+        logprobs_alone(hidden, weight, torch.arange(8), 1.0, 4)
+    # There are two chunks.
+    assert (forward.count, backward.count, alone.count) == (2 * 6, 2 * 5, 2 * 3)

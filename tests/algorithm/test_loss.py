@@ -3,6 +3,7 @@ relations."""
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from grpo.algorithm.aggregation import AGGREGATIONS, Totals
 from grpo.algorithm.loss import METRICS, policy_loss
@@ -219,3 +220,13 @@ def test_a_rank_without_work_adds_nothing_to_a_loss_with_a_kl_term():
     nothing = torch.zeros(0, requires_grad=True)
     loss, _ = policy_loss(nothing, torch.zeros(0), pack([]), objective)
     assert loss.item() == 0 and loss.requires_grad
+
+
+def test_all_metrics_of_a_micro_batch_are_summed_by_one_operation():
+    """A GPU would start one kernel for each further operation."""
+    logprobs = flat(NEW)
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        policy_loss(logprobs, torch.zeros_like(logprobs), micro_batch(), objective())
+    sums = [event.count for event in recorded.key_averages() if event.key == "aten::sum"]
+    # The other sum is the loss.
+    assert sums == [2]

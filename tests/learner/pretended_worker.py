@@ -8,6 +8,7 @@ import itertools
 import json
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 from unittest.mock import patch
 
@@ -38,6 +39,7 @@ from tests.gpu import test_kernels
 from tests.learner import family_worker
 from tests.learner.learner_worker import config_for, take_step
 from tests.learner.test_attention import HEADS, KINDS, TOKENS, TREES
+from tests.learner.test_varlen import Operations
 from tests.pretend_gpu import CPU, pretend_gpu, waits
 
 
@@ -89,7 +91,9 @@ def errors(model):
             "places": lambda: there.nonzero(),
             "from numbers": lambda: torch.tensor([1, 2], device=gpu),
             "from the CPU": lambda: here.to(gpu),
-            "without waiting": lambda: here.to(gpu, non_blocking=True),
+            "from pages that move": lambda: here.to(gpu, non_blocking=True),
+            "from pinned pages": lambda: here.pin_memory().to(gpu),
+            "without waiting": lambda: here.pin_memory().to(gpu, non_blocking=True),
             "index there": lambda: there[torch.arange(2, device=gpu)],
             "where": lambda: there.where(there > 3, torch.nan).isfinite().all(),
         }
@@ -185,21 +189,23 @@ STEPS = {
 
 
 def steps(model, case):
-    """Norms of gradients, and the waits of a step in many rows and of one in one row."""
+    """Norms of gradients, and the waits and operations of a step in many rows and of one in one row."""
     stage, precision, changes = STEPS[case]
     together = torch.distributed.get_world_size()
     config = config_for(stage, precision, **changes, learner__sequence_parallel=together)
-    norms, waited = [], []
+    norms, waited, operations = [], [], []
     with pretend_gpu() as gpu:
         learner = DeepSpeedLearner(config, model, gpu)
         # DeepSpeed watches the first passes under ZeRO-3, to know what to gather when.
         for tokens in (*(40, 40)[: stage - 1], 40, 10_000):
             config.learner.micro_batch_tokens = tokens
-            with waits() as of_step:
+            with waits() as of_step, Operations() as asked:
                 norms.append(take_step(learner, config).gradient_norm)
             waited.append(of_step)
+            operations.append(Counter(asked.names))
         learner.engine.destroy()
-    return {"norms": norms, "many rows": waited[-2], "one row": waited[-1]}
+    each = {"operations in many rows": operations[-2], "operations in one row": operations[-1]}
+    return {"norms": norms, "many rows": waited[-2], "one row": waited[-1], **each}
 
 
 def rounds(model):

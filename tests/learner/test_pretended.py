@@ -42,6 +42,7 @@ def test_operations_that_mix_devices_are_refused(quick):
 def test_every_wait_of_the_host_is_seen(quick):
     waiting = ("item", "compared", "by numbers", "to the CPU", "written to the CPU", "index on the CPU", "mask")
     assert [quick["errors"][name] for name in (*waiting, "places", "from numbers", "from the CPU")] == [1] * 10
+    assert [quick["errors"][name] for name in ("from pages that move", "from pinned pages")] == [1] * 2
     assert [quick["errors"][name] for name in ("without waiting", "index there", "where")] == [0] * 3
 
 
@@ -70,6 +71,18 @@ def test_no_micro_batch_waits(quick):
     assert_no_micro_batch_waits(quick["steps/1/bfloat16"])
     # The first step's norm on a CPU.
     assert quick["steps/1/bfloat16"]["norms"][0] == pytest.approx(2.8540, rel=1e-2)
+
+
+def test_norms_of_a_micro_batch_are_one_kernel_each(quick):
+    """Two layers have two norms each, and one comes last."""
+    operations = quick["steps/1/bfloat16"]["operations in one row"]
+    assert operations["_fused_rms_norm"] == operations["_fused_rms_norm_backward"] == 5
+    assert "rsqrt" not in operations
+
+
+def test_gradients_of_a_micro_batch_are_written_and_not_added_to_zeros(quick):
+    step = quick["steps/1/bfloat16"]
+    assert "_foreach_zero_" not in {*step["operations in many rows"], *step["operations in one row"]}
 
 
 @pytest.mark.parametrize("case", ["2/float32", "3/bfloat16"])
