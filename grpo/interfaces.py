@@ -23,6 +23,7 @@ from grpo.types import (
     RoundPlan,
     RoundStatistics,
     ScoredGroup,
+    State,
     StepReport,
     Verdict,
 )
@@ -207,26 +208,26 @@ class WeightSync(Protocol):
         """Checks the log-probabilities of the first step after a refresh. Raises when sampler and learner disagree."""
 
 
-class Scheduler(Protocol):
+class Scheduler(Protocol[State]):
     """A scheduler chooses each round's plan from measurements and decides whether the run continues.
 
     Its methods are pure, so that every rank computes the same decision. Its state is a frozen dataclass of plain
     values, or None.
     """
 
-    def init(self) -> tuple[RoundPlan, Any]:
+    def init(self) -> tuple[RoundPlan, State]:
         """Returns the first round's plan and the scheduler's first state."""
 
-    def next(self, plan: RoundPlan, statistics: RoundStatistics, state: Any) -> Decision:
+    def next(self, plan: RoundPlan, statistics: RoundStatistics, state: State) -> Decision[State]:
         """Decides after a round. `plan` and `state` are those before the round, `statistics` were measured in it."""
 
-    def judge(self, step: int, state: Any) -> Verdict:
+    def judge(self, step: int, state: State) -> Verdict:
         """Returns the verdict on a run that is resumed after optimizer step `step`.
 
         The verdict is not saved but made again under the present settings, since the user may have raised a limit.
         """
 
-    def restore(self, values: Mapping[str, Any]) -> Any:
+    def restore(self, values: Mapping[str, Any]) -> State:
         """Rebuilds a state from `values`, which `dataclasses.asdict` made and JSON stored.
 
         Without any values it returns the first state.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 from grpo.interfaces import Clock, Collective, Collector, Learner, Sampler, Scheduler, Task, WeightSync
@@ -26,7 +27,8 @@ MakeBatches = Callable[[Sequence[Sequence[GroupWithLogprobs]], RoundPlan], list[
 class LoopParts:
     """These are all parts that the loop calls. `grpo.run.assembly` puts them together.
 
-    `go_back(step)` returns learner and sampler to the newest checkpoint that is not later than `step`.
+    `checkpoint_up_to(step)` returns the newest undamaged checkpoint that is not later than `step`, or None.
+    `go_back(checkpoint)` returns learner and sampler to it.
     """
 
     task: Task
@@ -36,7 +38,8 @@ class LoopParts:
     make_batches: MakeBatches
     weight_sync: WeightSync
     scheduler: Scheduler
-    go_back: Callable[[int], None]
+    checkpoint_up_to: Callable[[int], Path | None]
+    go_back: Callable[[Path], None]
     collective: Collective
     clock: Clock
 
@@ -74,16 +77,26 @@ class Loop:
         parts.task.record_outcomes(outcomes(collected, parts.collective), collected.cursor)
         # The scheduler goes on from the plan that it chose, also where the run's end has cut the round short.
         decision = parts.scheduler.next(before.plan, statistics, before.scheduler)
-        self.verdict = decision.verdict
+        self.verdict, checkpoint = self._with_way_back(decision.verdict)
         self.progress = Progress(
             before.round_index + 1, statistics.step, collected.cursor, decision.plan, decision.state
         )
         finished = FinishedRound(statistics, collected, self.progress, self.verdict)
         self._record.after_round(finished)
-        if self.verdict.go_back:
-            parts.go_back(self.verdict.good_step)
+        if checkpoint:
+            parts.go_back(checkpoint)
         for observer in self._observers:
             observer.after_round(finished)
+
+    def _with_way_back(self, verdict: Verdict) -> tuple[Verdict, Path | None]:
+        """Returns the verdict, and the checkpoint to which it goes back. Without such a checkpoint the verdict says so
+        and keeps the present policy. Collective."""
+        checkpoint = self._parts.checkpoint_up_to(verdict.good_step) if verdict.go_back else None
+        if verdict.go_back and checkpoint is None:
+            # This happens only if the run was resumed and had kept no such checkpoint, or if all are damaged.
+            kept = f"{verdict.reason}: there is no checkpoint up to step {verdict.good_step}, so the policy stays"
+            return replace(verdict, go_back=False, reason=kept), None
+        return verdict, checkpoint
 
 
 def one_round(

@@ -29,6 +29,7 @@ from grpo.config.hydra import compose_config
 from grpo.config.runs_within import refuse_several
 from grpo.config.validate import validate
 from grpo.host import environment, ranks
+from grpo.host.disk import require_writable
 from grpo.host.signals import handled_as_before
 from grpo.run.early_checks import check
 from grpo.types import FinishedRound
@@ -131,6 +132,8 @@ class Trainer:
         )
         if self._dataset is None:
             self._check()
+        else:
+            require_writable(Path(self.config.output_dir))
         try:
             import torch.distributed
 

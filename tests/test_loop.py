@@ -1,5 +1,6 @@
 """These tests check in which order a round's parts are called, and where the run stands when one of them fails."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +19,7 @@ class Parts:
 
     def __init__(self, *verdicts):
         self.called, self.verdicts = [], list(verdicts)
-        self.num_steps = 0
+        self.num_steps, self.checkpoint = 0, Path("step-1")
         self.scripted, self.sampler = ScriptedTask([(1, 0)] * 99), ScriptedSampler()
 
     def parts(self):
@@ -30,6 +31,7 @@ class Parts:
             make_batches=lambda steps, plan: self.note("make_batches") or list(steps),
             weight_sync=self,
             scheduler=self,
+            checkpoint_up_to=lambda step: self.checkpoint,
             go_back=self.go_back,
             collective=SingleRank(),
             clock=SimpleNamespace(begin_round=lambda: None, end_round=lambda: {}),
@@ -66,8 +68,8 @@ class Parts:
         self.note("next")
         return Decision(plan, self.verdicts.pop(0), state)
 
-    def go_back(self, good_step):
-        self.note(f"go back to {good_step}")
+    def go_back(self, checkpoint):
+        self.note(f"go back to {checkpoint}")
 
     def observer(self, name):
         return SimpleNamespace(after_round=lambda finished: self.note(f"{name} at {finished.progress.step}"))
@@ -82,8 +84,20 @@ def test_a_round_is_recorded_before_the_run_goes_back_and_saved_after_it():
     parts.loop().run(2, lambda: False)
     assert parts.called == [
         *("collect", "add_logprobs", "make_batches", "step", "step", "check step 1", "refresh"),
-        *("learn {'p0': (1, 2), 'p1': (1, 2)}", "next", "record at 2", "go back to 1", "save at 2"),
+        *("learn {'p0': (1, 2), 'p1': (1, 2)}", "next", "record at 2", "go back to step-1", "save at 2"),
     ]
+
+
+def test_where_no_checkpoint_is_left_the_record_says_that_the_run_has_not_gone_back():
+    parts = Parts(Verdict(stop=True, go_back=True, good_step=1, reason="damping lost"))
+    parts.checkpoint = None
+    recorded = []
+    loop = parts.loop()
+    loop._record = SimpleNamespace(after_round=recorded.append)
+    loop.run(2, lambda: False)
+    kept = "damping lost: there is no checkpoint up to step 1, so the policy stays"
+    assert [finished.verdict for finished in recorded] == [Verdict(stop=True, good_step=1, reason=kept)]
+    assert "go back to None" not in parts.called
 
 
 def test_a_verdict_to_stop_ends_the_run_with_its_reason():
@@ -113,7 +127,7 @@ def test_where_a_part_fails_the_progress_is_that_of_the_last_finished_round():
     parts = Parts(Verdict(), Verdict(go_back=True))
     loop = parts.loop()
 
-    def lost(good_step):
+    def lost(checkpoint):
         raise SamplerLost("all are gone")
 
     parts.go_back = lost

@@ -250,5 +250,7 @@ def test_a_trainer_refuses_in_the_words_of_the_command_line(words, message, caps
 @pytest.mark.usefixtures("fresh_process")
 def test_a_dataset_that_cannot_be_written_names_the_folder():
     trainer = Trainer("experiment=tiny", "output_dir=/proc/none", dataset=[{"problem": "1?", "answer": 1}])
-    with pytest.raises(UserError, match="output_dir=/proc/none cannot be written to: "):
+    with pytest.raises(
+        UserError, match="output_dir=/proc/none cannot be written to, since /proc is no place for a new folder"
+    ):
         trainer.train()

@@ -8,13 +8,15 @@ from pathlib import Path
 
 from grpo.commands.words import count, natural, positive, typed
 from grpo.config import UserError
+from grpo.config.errors import require
+from grpo.config.runs_within import is_run, refuse_several
 from grpo.dynamics.planning import PlanRequest
 from grpo.host.alive import working
 from grpo.prove.record import read_constants
 from grpo.report.dynamics import write_diagnosis, write_fit, write_forecast, write_replay
 from grpo.report.plan import write_plan
 from grpo.report.whatif import UNITS, Budget, write_whatif
-from grpo.tasks.solve_rates import read_solve_rates
+from grpo.tasks.solve_rates import PassRates, read_solve_rates
 
 USAGE = """usage: grpo dynamics WHAT PATH [key=value ...]
 
@@ -84,9 +86,20 @@ def _plan(path: Path, settings: list[str]) -> None:
     kinds |= dict.fromkeys(("prompts_per_step", "smallest", "largest"), natural)
     options = typed(settings, column=str, tried=natural, machine=str, output=Path, **kinds)
     machine = read_constants(options.pop("machine")) if "machine" in options else None
-    known = read_solve_rates(path, options.pop("column", ""))
+    known = _pass_rates(path, options.pop("column", ""))
     tried, output = options.pop("tried", known.tried), options.pop("output", path.parent)
     write_plan(known.rates, known.missing, tried, PlanRequest(**known.tokens | options), machine, output)
+
+
+def _pass_rates(path: Path, column: str) -> PassRates:
+    """Reads the pass rates for a plan. Raises `UserError` for a run, or a folder of runs, with what reads them."""
+    mend = "plan takes a file of pass rates, which `grpo solve-rates` writes"
+    require(not is_run(path), f"{path} is a run, and {mend}: `grpo dynamics whatif {path}` predicts it otherwise set")
+    try:
+        return read_solve_rates(path, column)
+    except UserError:
+        refuse_several(path, f"; `grpo dynamics whatif` reads a run, and {mend}")
+        raise
 
 
 COMMANDS: dict[str, Callable[[Path, list[str]], None]] = {

@@ -70,7 +70,7 @@ class AdaptiveScheduler:
     def restore(self, values: Mapping[str, Any]) -> AdaptiveState:
         return state_of(values) if values else self.init()[1]
 
-    def next(self, plan: RoundPlan, statistics: RoundStatistics, state: AdaptiveState) -> Decision:
+    def next(self, plan: RoundPlan, statistics: RoundStatistics, state: AdaptiveState) -> Decision[AdaptiveState]:
         """Asks the guard first. If it does not act, the model of the run decides, every `decide_every` rounds."""
         state = remember(state, statistics)
         rate, error = pass_rate(statistics.unbiased_counts)
@@ -93,7 +93,7 @@ class AdaptiveScheduler:
             return Decision(plan, Verdict(good_step=watched.best_step, reason="as before"), state)
         return self._decide(plan, statistics, state)
 
-    def _recovered(self, plan: RoundPlan, action: guard.GuardAction, state: AdaptiveState) -> Decision:
+    def _recovered(self, plan: RoundPlan, action: guard.GuardAction, state: AdaptiveState) -> Decision[AdaptiveState]:
         """Applies the guard's action. An interval at which the run became unstable is not tried again. If fewer prompts
         than configured were chosen, the configured number returns, and fewer are not chosen again."""
         first, before = self._setting.first.prompts_per_step, plan.prompts_per_step
@@ -138,7 +138,7 @@ class AdaptiveScheduler:
         )
         return replace(verdict, stop=True, reason=reason)
 
-    def _decide(self, plan: RoundPlan, statistics: RoundStatistics, state: AdaptiveState) -> Decision:
+    def _decide(self, plan: RoundPlan, statistics: RoundStatistics, state: AdaptiveState) -> Decision[AdaptiveState]:
         """Decides by the model of the run: whether to stop, and if not, the next batch and refresh interval."""
         setting, verdict = self._setting, Verdict(good_step=state.guard.best_step)
         model, ahead = self._look_ahead(state)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
-from grpo.types import Decision, RoundPlan, RoundStatistics, Verdict
+from grpo.types import Decision, RoundPlan, RoundStatistics, State, Verdict
 
 if TYPE_CHECKING:
     from grpo.interfaces import Scheduler
@@ -20,21 +20,21 @@ LARGEST = 1.0
 """The coefficient never grows above this."""
 
 
-class EntropyControl:
+class EntropyControl(Generic[State]):
     """This scheduler wraps another scheduler, and adapts the entropy bonus in the plans of that scheduler.
 
     It has no state of its own, since the coefficient is part of the plan. After a round that learned from no token the
     bonus is unchanged.
     """
 
-    def __init__(self, scheduler: Scheduler, target: float, step: float):
+    def __init__(self, scheduler: Scheduler[State], target: float, step: float):
         """`target` is in nats per token. The coefficient moves by `step` after each round."""
         self._scheduler, self._target, self._step = scheduler, target, step
 
-    def init(self) -> tuple[RoundPlan, Any]:
+    def init(self) -> tuple[RoundPlan, State]:
         return self._scheduler.init()
 
-    def next(self, plan: RoundPlan, statistics: RoundStatistics, state: Any) -> Decision:
+    def next(self, plan: RoundPlan, statistics: RoundStatistics, state: State) -> Decision[State]:
         decision = self._scheduler.next(plan, statistics, state)
         entropy = statistics.means.get("policy/entropy")
         if entropy is None or not entropy.count:
@@ -47,8 +47,8 @@ class EntropyControl:
         moved = (plan.entropy_coefficient or 0.0) + (self._step if low else -self._step)
         return replace(plan, entropy_coefficient=min(max(moved, 0.0), LARGEST), entropy_bonus=low)
 
-    def judge(self, step: int, state: Any) -> Verdict:
+    def judge(self, step: int, state: State) -> Verdict:
         return self._scheduler.judge(step, state)
 
-    def restore(self, values: Mapping[str, Any]) -> Any:
+    def restore(self, values: Mapping[str, Any]) -> State:
         return self._scheduler.restore(values)

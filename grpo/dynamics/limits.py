@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
-from grpo.types import Decision, RoundPlan, RoundStatistics, Verdict
+from grpo.types import Decision, RoundPlan, RoundStatistics, State, Verdict
 from grpo.types.rounds import ROUND
 
 if TYPE_CHECKING:
@@ -14,37 +14,39 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class LimitedState:
+class LimitedState(Generic[State]):
     """The limited state holds the amounts that the run has spent, by unit, and the state of the wrapped scheduler."""
 
     spent: Mapping[str, float]
-    inner: Any
+    inner: State
 
 
-class LimitedScheduler:
+class LimitedScheduler(Generic[State]):
     """This scheduler decides as `scheduler` does until one of `limits` is reached, and then stops the run.
 
     `limits` maps a unit (samples, tokens, seconds) to the amount that the run may spend. Units without a limit are
     counted too, so that a limit set on resume includes what was spent before. Seconds are wall-clock seconds of rounds.
     """
 
-    def __init__(self, scheduler: Scheduler, limits: Mapping[str, float]):
+    def __init__(self, scheduler: Scheduler[State], limits: Mapping[str, float]):
         self._scheduler = scheduler
         self._limits = limits
 
-    def init(self) -> tuple[RoundPlan, LimitedState]:
+    def init(self) -> tuple[RoundPlan, LimitedState[State]]:
         plan, inner = self._scheduler.init()
         return plan, LimitedState({}, inner)
 
-    def next(self, plan: RoundPlan, statistics: RoundStatistics, state: LimitedState) -> Decision:
+    def next(
+        self, plan: RoundPlan, statistics: RoundStatistics, state: LimitedState[State]
+    ) -> Decision[LimitedState[State]]:
         decision = self._scheduler.next(plan, statistics, state.inner)
         spent = {unit: state.spent.get(unit, 0.0) + amount for unit, amount in _spent_in(statistics).items()}
         return Decision(decision.plan, self._within(decision.verdict, spent), LimitedState(spent, decision.state))
 
-    def judge(self, step: int, state: LimitedState) -> Verdict:
+    def judge(self, step: int, state: LimitedState[State]) -> Verdict:
         return self._within(self._scheduler.judge(step, state.inner), state.spent)
 
-    def restore(self, values: Mapping[str, Any]) -> LimitedState:
+    def restore(self, values: Mapping[str, Any]) -> LimitedState[State]:
         # In checkpoints of older versions the fields of the inner state stand beside `spent`.
         inner = values.get("inner", {name: value for name, value in values.items() if name != "spent"})
         return LimitedState(values.get("spent", {}), self._scheduler.restore(inner or {}))

@@ -14,7 +14,7 @@ from grpo.dynamics.limits import LimitedScheduler
 from grpo.dynamics.refresh_interval import RefreshRule
 from grpo.dynamics.step import BatchSetting
 from grpo.dynamics.stop_rule import StopRule
-from grpo.types import Decision, Progress, RoundPlan, RoundStatistics, Verdict
+from grpo.types import Decision, Progress, RoundPlan, RoundStatistics, State, Verdict
 
 if TYPE_CHECKING:
     from grpo.config import TrainConfig
@@ -34,7 +34,7 @@ class FixedScheduler:
     def init(self) -> tuple[RoundPlan, None]:
         return self._plan, None
 
-    def next(self, plan: RoundPlan, statistics: RoundStatistics, state: None) -> Decision:
+    def next(self, plan: RoundPlan, statistics: RoundStatistics, state: None) -> Decision[None]:
         return Decision(plan, Verdict(), None)
 
     def judge(self, step: int, state: None) -> Verdict:
@@ -55,8 +55,12 @@ def first_plan(config: TrainConfig) -> RoundPlan:
 
 
 def replanned(
-    progress: Progress, old: TrainConfig, new: TrainConfig, scheduler: Scheduler, world_size: int = 1
-) -> Progress:
+    progress: Progress[Mapping[str, Any]],
+    old: TrainConfig,
+    new: TrainConfig,
+    scheduler: Scheduler[State],
+    world_size: int = 1,
+) -> Progress[State]:
     """Returns the progress from which a run with the config `old` continues when it is resumed with `new`.
 
     `progress` holds the scheduler's state as it was saved. The plan is kept unless the new config has another first
@@ -68,7 +72,8 @@ def replanned(
         saved = {"spent": saved.get("spent", {}), "inner": {}}
     if (old.dynamics.name, first_plan(old)) != (new.dynamics.name, first_plan(new)):
         plan = first_plan(new)
-    return replace(progress, plan=divisible(plan, world_size), scheduler=scheduler.restore(saved))
+    state = scheduler.restore(saved)
+    return Progress(progress.round_index, progress.step, progress.cursor, divisible(plan, world_size), state)
 
 
 def divisible(plan: RoundPlan, world_size: int) -> RoundPlan:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from grpo.config.errors import require
+from grpo.config.errors import UserError, require
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """An OSError has one of these numbers when a disk has no space left, for anyone or for this user, when a file is larger
@@ -33,7 +34,8 @@ def in_words(num_bytes: int) -> str:
 
 
 def require_writable(output_dir: Path) -> None:
-    """Raises `UserError` when a run's folder plainly cannot be made or written, without making it."""
+    """Raises `UserError` when a run's folder cannot be made or written. Makes a folder where it would be, and removes
+    it: for the superuser permissions say nothing, and /proc takes no new folder from anyone."""
     existing = output_dir.absolute()
     while not os.path.lexists(existing):
         existing = existing.parent
@@ -41,6 +43,10 @@ def require_writable(output_dir: Path) -> None:
     require(existing.is_dir(), f"{said} no folder: choose another")
     writable = os.access(existing, os.W_OK | os.X_OK) and not os.statvfs(existing).f_flag & os.ST_RDONLY
     require(writable, f"{said} read-only here: choose another")
+    try:
+        Path(tempfile.mkdtemp(prefix=".writable-", dir=existing)).rmdir()
+    except OSError as error:
+        raise UserError(f"{said} no place for a new folder ({error.strerror}): choose another") from error
 
 
 def room(folder: Path) -> str:

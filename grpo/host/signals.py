@@ -56,6 +56,10 @@ class StopRequest:
         now = time.monotonic()
         if now < self._answered + TOGETHER_SECONDS:
             return
+        if self.count and self._message:
+            # The thread that leaves this to the C library is late, or frozen because the process is ending.
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
         self._answered = now
         self.count += 1
         if number == signal.SIGHUP:

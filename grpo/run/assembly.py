@@ -39,7 +39,8 @@ def assemble(
         make_batches=BatchMaker(config.normalization, config.objective, laid_out, collective, parts, learner.cost),
         weight_sync=sync,
         scheduler=build_scheduler(config, collective.world_size),
-        go_back=clocks.between("load", GoingBack(store, collector, timed, sampler, sync)),
+        checkpoint_up_to=clocks.between("load", store.whole),
+        go_back=clocks.between("load", GoingBack(collector, timed, sampler, sync)),
         collective=collective,
         clock=clocks.phases,
     )

@@ -187,7 +187,7 @@ def require_whole(checkpoint: Path, collective: Collective) -> None:
         raise UserError(f"{checkpoint / damaged} is damaged: it differs from what was saved")
 
 
-def read_progress(values: Mapping[str, Any]) -> Progress:
+def read_progress(values: Mapping[str, Any]) -> Progress[Mapping[str, Any]]:
     """Rebuilds a run's progress from the `progress` in `state.json`, as this or an older version wrote it.
 
     The scheduler's state is left as it was saved; `Scheduler.restore` reads it.

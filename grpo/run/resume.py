@@ -38,7 +38,7 @@ class Saved:
 
     checkpoint: Path
     config: TrainConfig
-    progress: Progress
+    progress: Progress[Mapping[str, Any]]
     resumption: Resumption | None
 
 

@@ -20,7 +20,16 @@ An axis has one meaning in every shape of the project:
 from grpo.types.learning import Batch, MicroBatch, StepReport, Tree
 from grpo.types.machine import MachineConstants
 from grpo.types.rollout import Completion, Grade, GroupWithLogprobs, Problem, Prompt, RolloutGroup, ScoredGroup
-from grpo.types.rounds import Collected, Decision, FinishedRound, Progress, RoundPlan, RoundStatistics, Verdict
+from grpo.types.rounds import (
+    Collected,
+    Decision,
+    FinishedRound,
+    Progress,
+    RoundPlan,
+    RoundStatistics,
+    State,
+    Verdict,
+)
 from grpo.types.values import Interval, Mean, alike
 
 __all__ = [
@@ -42,6 +51,7 @@ __all__ = [
     "RoundPlan",
     "RoundStatistics",
     "ScoredGroup",
+    "State",
     "StepReport",
     "Tree",
     "Verdict",

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Generic, TypeVar
 
 from grpo.types.learning import StepReport
 from grpo.types.rollout import ScoredGroup
 from grpo.types.values import Mean
+
+State = TypeVar("State")
+"""This is the type of a scheduler's state: a frozen dataclass of plain values, or None for a scheduler without one. In
+what a checkpoint has stored, it is a mapping of these values."""
 
 ROUND = "round"
 """This key of `seconds` holds the wall-clock seconds of a whole round, beside the keys of its phases."""
@@ -67,12 +71,12 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Generic[State]):
     """A decision is what the scheduler returns after a round: the next plan, a verdict, and the scheduler's state."""
 
     plan: RoundPlan
     verdict: Verdict
-    state: Any
+    state: State
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +134,7 @@ class RoundStatistics:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Generic[State]):
     """Progress says where a run stands between two rounds. A checkpoint holds it beside the learner's tensors.
 
     `cursor` is the number of prompts given out so far. `plan` is the next round's. `scheduler` is the scheduler's
@@ -141,7 +145,7 @@ class Progress:
     step: int
     cursor: int
     plan: RoundPlan
-    scheduler: Any
+    scheduler: State
 
 
 @dataclass(frozen=True, slots=True)

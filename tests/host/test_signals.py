@@ -12,6 +12,8 @@ COUNTING = """
 import os, signal, time
 from grpo.host import signals
 signals.TOGETHER_SECONDS = {together}
+if {frozen}:
+    signals.StopRequest._end_at_the_next = lambda self: None
 stop = signals.StopRequest({message!r})
 for seconds in {pauses}:
     time.sleep(seconds)
@@ -20,9 +22,12 @@ for seconds in {pauses}:
 """
 
 
-def stopped(message, pauses, together=0.3):
-    """Returns how a process ended that was signalled after each of these `pauses`, what it printed, and its errors."""
-    code = COUNTING.format(message=message, pauses=pauses, together=together)
+def stopped(message, pauses, together=0.3, frozen=False):
+    """Returns how a process ended that was signalled after each of these `pauses`, what it printed, and its errors.
+
+    `frozen` keeps the thread that prepares for the second request from running, as in a process that is ending.
+    """
+    code = COUNTING.format(message=message, pauses=pauses, together=together, frozen=frozen)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     return done.returncode, done.stdout.split("\n")[:-1], done.stderr
 
@@ -31,10 +36,11 @@ def test_requests_are_counted_and_end_nothing():
     assert stopped("", [0, 0.5]) == (0, ["True 1", "True 2"], "")
 
 
-def test_with_a_message_the_first_is_answered_and_the_second_ends_the_process():
-    code, printed, said = stopped("stopping after this round", [0, *[0.2] * 100])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_with_a_message_the_first_is_answered_and_the_second_ends_the_process(frozen):
+    code, printed, said = stopped("stopping after this round", [0, *[0.2] * 100], frozen=frozen)
     assert (code, printed[0]) == (-signal.SIGTERM, "True 1")
-    assert said.startswith("stopping after this round\n")
+    assert said == "stopping after this round\n"
 
 
 def test_signals_that_come_together_are_one_request():

@@ -158,6 +158,7 @@ def trained(request):
         make_batches=lambda steps, plan: [Batch(())],
         weight_sync=sync,
         scheduler=scheduler,
+        checkpoint_up_to=None,
         go_back=None,
         collective=Apart(),
         clock=clocks.phases,

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -121,8 +122,18 @@ def test_what_a_run_cannot_have_is_told_before_anything_is_made(words, message, 
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("folder", ["/proc/none", "/proc/none/deeper", "/dev/null/run"])
+def test_a_folder_that_nobody_can_make_is_told_before_anything_heavy_is_imported(folder, monkeypatch, capsys):
+    monkeypatch.setattr("grpo.cli.working", None)
+    assert main(["train", "experiment=tiny", f"output_dir={folder}"]) == 2
+    assert re.match(
+        rf"grpo: output_dir={folder} cannot be written to, since /\w+(/null)? is no", capsys.readouterr().err
+    )
+
+
 def test_a_folder_on_a_read_only_disk_is_told_before_anything_is_made(tmp_path, monkeypatch):
     require_writable(tmp_path / "new" / "run")
+    assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(UserError, match=f"since {tmp_path} is read-only here: choose another"):
         require_writable(tmp_path / "new" / "run")
