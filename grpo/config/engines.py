@@ -65,7 +65,8 @@ class SamplingConfig:
     top_k: int = 0
     # A completion has at most this many tokens (TRL: max_completion_length; verl: data.max_response_length).
     max_tokens: int = 512
-    # These strings end a completion, e.g. ["Question:"]. The end-of-sequence token always does; [] adds no string.
+    # These strings end a completion, e.g. ["Question:"]. The end-of-sequence token always does; [] adds no string. The
+    # completion keeps the string at its end, since it is learned from, and so do the texts that rewards see.
     stop: list[str] = field(default_factory=list)
     # vLLM gets these besides (vLLM: SamplingParams), e.g. {min_p: 0.05}; on the command line
     # +rollout.sampling.extra.NAME=VALUE. Training refuses all that may change probabilities, as it refuses top_p.
