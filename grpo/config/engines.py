@@ -233,7 +233,7 @@ class LearnerConfig:
     # Logits of at most this many tokens exist at once. Their memory is this number × vocabulary × 4 bytes.
     logit_chunk_tokens: int = 4096
     # Groups with equal rewards have zero gradient. True counts them and does not compute them, unless the loss has KL
-    # or entropy terms.
+    # or entropy terms or selects tokens. `policy/…` and `mismatch/…` are means over the tokens that are computed.
     skip_silent_groups: bool = True
     # A step whose gradients are NaN or Inf is skipped; the run ends after this many such steps in a row.
     max_skipped_steps: int = 5
