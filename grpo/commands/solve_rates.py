@@ -97,28 +97,34 @@ def _measure(task: VerifiableTask, sampler: Sampler, collective: Collective, con
             rows = [row for one_of_each_rank in in_turn for row in one_of_each_rank if row is not None]
             if first:
                 with Path(config.output_dir, RATES_FILE).open("a", encoding="utf-8", errors="backslashreplace") as file:
-                    file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+                    file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
             progress.update(bar, completed=task.cursor)
 
 
 def _row(scored: ScoredGroup) -> dict[str, Any]:
-    """Makes the row of one problem, with its solve rate."""
-    prompt, (correct, tried) = scored.group.prompt, scored.count
-    interval = stats.binomtest(correct, tried).proportion_ci(method="wilson")
-    lengths = [len(completion.token_ids) for completion in scored.group.completions]
-    return {
-        "problem_id": prompt.problem.problem_id,
-        "problem": prompt.problem.question,
-        "answer": prompt.problem.answer,
-        **prompt.problem.metadata,
-        MEASURED_COLUMN: correct / tried,
-        f"{MEASURED_COLUMN}_correct": correct,
-        MEASURED_COLUMN + SAMPLES_ENDING: tried,
-        f"{MEASURED_COLUMN}_low": round(interval.low, 4),
-        f"{MEASURED_COLUMN}_high": round(interval.high, 4),
-        "prompt_tokens": len(prompt.token_ids),
-        "completion_tokens": sum(lengths) / tried,
+    """Makes the row of one problem, with its solve rate. The problem's own columns come after those of the schema, and
+    do not replace them. A group that could not be graded gives no rate."""
+    problem, completions = scored.group.prompt.problem, scored.group.completions
+    correct, tried = (0, 0) if scored.spoilt else scored.count
+    interval = stats.binomtest(correct, tried).proportion_ci(method="wilson") if tried else None
+    asked = {
+        "problem_id": problem.problem_id,
+        "problem": [*map(dict, problem.messages)] if len(problem.messages) > 1 else problem.question,
+        "answer": problem.answer,
     }
+    return (
+        asked
+        | {name: value for name, value in problem.metadata.items() if name not in asked}
+        | {
+            MEASURED_COLUMN: correct / tried if tried else None,
+            f"{MEASURED_COLUMN}_correct": correct,
+            MEASURED_COLUMN + SAMPLES_ENDING: tried,
+            f"{MEASURED_COLUMN}_low": round(interval.low, 4) if interval else None,
+            f"{MEASURED_COLUMN}_high": round(interval.high, 4) if interval else None,
+            "prompt_tokens": len(scored.group.prompt.token_ids),
+            "completion_tokens": sum(len(completion.token_ids) for completion in completions) / len(completions),
+        }
+    )
 
 
 def _begun(output: Path, config: TrainConfig) -> int:

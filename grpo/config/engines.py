@@ -65,7 +65,8 @@ class SamplingConfig:
     top_k: int = 0
     # A completion has at most this many tokens (TRL: max_completion_length; verl: data.max_response_length).
     max_tokens: int = 512
-    # These strings end a completion, e.g. ["Question:"]. The end-of-sequence token always does; [] adds no string.
+    # These strings end a completion, e.g. ["Question:"]. The end-of-sequence token always does; [] adds no string. The
+    # completion keeps the string at its end, since it is learned from, and so do the texts that rewards see.
     stop: list[str] = field(default_factory=list)
     # vLLM gets these besides (vLLM: SamplingParams), e.g. {min_p: 0.05}; on the command line
     # +rollout.sampling.extra.NAME=VALUE. Training refuses all that may change probabilities, as it refuses top_p.
@@ -232,7 +233,7 @@ class LearnerConfig:
     # Logits of at most this many tokens exist at once. Their memory is this number × vocabulary × 4 bytes.
     logit_chunk_tokens: int = 4096
     # Groups with equal rewards have zero gradient. True counts them and does not compute them, unless the loss has KL
-    # or entropy terms.
+    # or entropy terms or selects tokens. `policy/…` and `mismatch/…` are means over the tokens that are computed.
     skip_silent_groups: bool = True
     # A step whose gradients are NaN or Inf is skipped; the run ends after this many such steps in a row.
     max_skipped_steps: int = 5

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from grpo.config.errors import require
 from grpo.config.folder import RATES_PAGE_FILE
 from grpo.config.start import run_name
 from grpo.host.terminal import Terminal, clean
@@ -50,9 +51,11 @@ def write_solve_rates(
     """Writes a page beside the file of solve rates at `path`, and prints a summary.
 
     `rows` are the rows of that file, and `column` is the column of solve rates. `exponent` and `mean_exponent` are the
-    configured dials α and β of the advantage's normalization.
+    configured dials α and β of the advantage's normalization. Raises `UserError` when no row has a rate.
     """
-    pairs = [(row[f"{column}_correct"], row[f"{column}_samples"]) for row in rows]
+    rated = [row for row in rows if row[f"{column}_samples"]]
+    require(bool(rated), f"no problem of {path} has a rate, since none could be graded: look at the messages above")
+    pairs = [(row[f"{column}_correct"], row[f"{column}_samples"]) for row in rated]
     analysis = analysed(pairs, exponent, mean_exponent)
     console, too_few = Terminal(), few_samples(analysis)
     # Rates from too few samples recommend nothing, so only their histogram is shown.
@@ -71,7 +74,7 @@ def write_solve_rates(
         reasons=reasons(analysis),
         meanings=meanings("solve rate", "pass rate", "group", "silent group", "α, β"),
         pictures=[*map(page.picture, charts)],
-        examples=_examples(rows, column),
+        examples=_examples(rated, column),
     )
     console.print(f"rates   {path}\npage    {path.with_name(RATES_PAGE_FILE)}", soft_wrap=True)
 
@@ -154,5 +157,11 @@ def _examples(rows: Sequence[Mapping[str, Any]], column: str) -> list[tuple[str,
     """Returns a table of three problems that were sometimes solved: the hardest, the median and the easiest one."""
     mixed = sorted((row for row in rows if 0 < row[column] < 1), key=lambda row: row[column])
     chosen = [mixed[index] for index in (0, len(mixed) // 2, -1)] if mixed else []
-    shown = [(f"{row[column]:.0%}", clean(str(row["problem"])), clean(str(row["answer"]))) for row in chosen]
+    shown = [(f"{row[column]:.0%}", clean(_question(row)), clean(str(row["answer"]))) for row in chosen]
     return [("solve rate", "problem", "answer"), *shown]
+
+
+def _question(row: Mapping[str, Any]) -> str:
+    """Returns the question of a row, which is the last message where the problem is a conversation."""
+    asked = row["problem"]
+    return asked[-1]["content"] if isinstance(asked, list) else str(asked)

@@ -113,35 +113,44 @@ LETTERS = string.ascii_uppercase
 """The choices of a question have these letters, in this order."""
 
 
-def letter_of(answer: str, choices: Any, by_index: bool = False) -> str:
+def letter_of(answer: str, choices: Any, kind: str = "") -> str:
     """Returns the letter of the right choice. The answer is the choice's label (ARC), its text, its letter or its
-    index, and is looked for in this order. With `by_index` the index comes before the text.
+    index, and is looked for in this order. `kind` ("letter" or "index") says what comes before the text.
 
     Returns "" for any other answer.
 
     >>> letter_of("1", ["red", "blue"]), letter_of("red", ["red", "blue"]), letter_of("b", ["red", "blue"])
     ('B', 'A', 'B')
-    >>> letter_of("1", {"text": ["red", "blue"], "label": ["1", "2"]}), letter_of("1", ["1", "0"], by_index=True)
+    >>> letter_of("1", {"text": ["red", "blue"], "label": ["1", "2"]}), letter_of("1", ["1", "0"], kind="index")
     ('A', 'B')
     """
     options = _options(choices)
-    texts, numbers = [text_of(option) for option in options], [str(index) for index in range(len(options))]
-    text_or_index = [(numbers, answer), (texts, answer)] if by_index else [(texts, answer)]
-    named = [(_labels(choices), answer), *text_or_index, ([*LETTERS], answer.upper()), (numbers, answer)]
+    ways = {
+        "text": ([text_of(option) for option in options], answer),
+        "letter": ([*LETTERS], answer.upper()),
+        "index": ([str(index) for index in range(len(options))], answer),
+    }
+    named = [(_labels(choices), answer), *([ways[kind]] if kind else []), *ways.values()]
     places = [names.index(name) for names, name in named if name and name in names]
     return LETTERS[places[0]] if places and places[0] < min(len(options), len(LETTERS)) else ""
 
 
-def are_indices(answers: Iterable[tuple[Any, Any]]) -> bool:
-    """Says whether all answers, of pairs (answer, choices), are whole numbers that are indices of choices of text, as
-    MMLU's are. Rows without an answer do not count."""
-    return all(
-        type(answer) is int
-        and answer < len(_options(choices))
-        and all(isinstance(option, str) for option in _options(choices))
-        for answer, choices in answers
-        if answer is not None
-    )
+def kind_of(answers: Iterable[tuple[Any, Any]]) -> str:
+    """Returns what all answers, of pairs (answer, choices), are. They are "letter" as in MMLU-Pro, or "index" as in
+    MMLU, which are whole numbers among choices of text. "" is anything else. Rows without an answer do not count.
+
+    >>> kind_of([("B", ["O", "A", "B"])]), kind_of([(1, ["3", "1"])]), kind_of([("B", ["A", "B"]), ("AB", ["A", "AB"])])
+    ('letter', 'index', '')
+    """
+    kinds = {"letter", "index"}
+    for answer, choices in answers:
+        options = _options(choices)
+        if isinstance(answer, str) and answer.strip():
+            kinds &= {"letter"} if answer.strip().upper() in [*LETTERS[: len(options)]] else set()
+        elif answer is not None:
+            known = type(answer) is int and answer < len(options) and all(isinstance(option, str) for option in options)
+            kinds &= {"index"} if known else set()
+    return kinds.pop() if len(kinds) == 1 else ""
 
 
 def _labels(choices: Any) -> Sequence[str]:

@@ -12,11 +12,11 @@ from grpo.config import DataConfig, UserError
 from grpo.tasks.arithmetic import arithmetic_problems
 from grpo.tasks.columns import (
     Row,
-    are_indices,
     cell,
     columns_of,
     conversation,
     foreign_format,
+    kind_of,
     letter_of,
     likely,
     other_parts,
@@ -155,8 +155,8 @@ def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -
             f"task.data.question_column and answer_column both name {data.answer_column!r}: name two columns."
         )
     pattern = _answer_pattern(data.answer_pattern)
-    answers = ((cell(row, data.answer_column), cell(row, data.choices_column)) for row in rows)
-    by_index = data.choices_column != "" and are_indices(answers)
+    answered = ((cell(row, data.answer_column), cell(row, data.choices_column)) for row in rows)
+    kind = kind_of(answered) if data.choices_column and not data.answer_pattern else ""
     problems, unusable, first = [], [], ""
     for index, row in enumerate(rows):
         # A column without a name, such as the index that pandas writes, is not the ids' when none is named.
@@ -165,7 +165,7 @@ def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -
         match = pattern.search(text_of(cell(row, data.answer_column)))
         answer = (match.group(1) or "").strip() if match else ""
         if data.choices_column:
-            answer = letter_of(answer, cell(row, data.choices_column), by_index)
+            answer = letter_of(answer, cell(row, data.choices_column), kind)
         if not question or not answer:
             unusable.append(row_id)
             first = first or _shown(row, data)

@@ -2,19 +2,24 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
+from datetime import date
 
 import numpy as np
 import pytest
 
 from benchmarks.runs import rows
 from grpo.commands.solve_rates import _measure
-from grpo.config import TrainConfig, UserError
+from grpo.config import DataConfig, TrainConfig, UserError
 from grpo.dynamics.difficulty import Difficulty
 from grpo.dynamics.planning import balanced_exponent, speaking_band
 from grpo.report.solve_rates import analysed, mass, silent_share
 from grpo.report.solve_rates_page import write_solve_rates
+from grpo.tasks.solve_rates import read_solve_rates
+from grpo.tasks.sources import load_problems
+from grpo.types import Grade, Problem, ScoredGroup
 from tests import warm
-from tests.fakes import ScriptedSampler, ScriptedTask, on_ranks
+from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, on_ranks
 from tests.report.structure import assert_well_made
 from tests.runs import grpo
 
@@ -34,6 +39,53 @@ def test_rows_are_in_the_streams_order_wherever_three_ranks_begin(tmp_path, done
 
     on_ranks(3, measure)
     assert [row["problem_id"] for row in rows(tmp_path / "solve_rates.jsonl")] == [f"p{i}" for i in range(done, 9)]
+
+
+class AskedOnce(ScriptedTask):
+    """This task asks `problems` in order. The last one's group cannot be graded."""
+
+    def __init__(self, problems):
+        super().__init__([(1, 0)] * len(problems))
+        self.problems, self.num_problems = problems, len(problems)
+
+    def next_prompts(self, count):
+        return [
+            replace(prompt, problem=self.problems[place]) for place, prompt in enumerate(super().next_prompts(count))
+        ]
+
+    def grade(self, groups):
+        places = [self.problems.index(group.prompt.problem) for group in groups]
+        grades = [
+            tuple(
+                Grade(0.0, place == 0 and sample == 0, {}, "unanswered" if place == 2 else "graded")
+                for sample in (0, 1)
+            )
+            for place in places
+        ]
+        return [ScoredGroup(group, own, (True, True)) for group, own in zip(groups, grades, strict=True)]
+
+
+def test_the_file_of_rates_asks_the_same_problems_and_has_no_rate_of_what_could_not_be_graded(tmp_path):
+    config = TrainConfig(output_dir=str(tmp_path))
+    config.evaluation.samples_per_problem = 2
+    talk = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"})
+    problems = [
+        # The data's answers stand in another column, and so does a day, which JSON does not know.
+        Problem("a", "1 + 1?", "2", {"answer": "1 + 1 is 2", "problem": "sums", "day": date(2026, 11, 23)}),
+        Problem("b", "2 + 2?", "4", {}, talk),
+        Problem("c", "3 + 3?", "6"),
+    ]
+    _measure(AskedOnce(problems), ScriptedSampler(), SingleRank(), config, done=0)
+    path = tmp_path / "solve_rates.jsonl"
+    assert [row["solve_rate"] for row in rows(path)] == [0.5, 0.0, None]
+    read, _ = load_problems(DataConfig(path=str(path), id_column="problem_id"))
+    asked = [(problem.problem_id, problem.question, problem.answer, problem.messages) for problem in problems]
+    assert [(problem.problem_id, problem.question, problem.answer, problem.messages) for problem in read] == asked
+    assert read_solve_rates(path)[:3] == ([0.5, 0.0], 1, 2)
+    write_solve_rates([*rows(path), rows(path)[1] | {"solve_rate": 0.5}], path, "solve_rate", 1.0)
+    assert "2 + 2?" in (tmp_path / "solve_rates.html").read_text()
+    with pytest.raises(UserError, match="no problem of .* has a rate, since none could be graded"):
+        write_solve_rates(rows(path)[2:], path, "solve_rate", 1.0)
 
 
 @pytest.mark.slow

@@ -137,9 +137,12 @@ def test_an_answer_is_looked_for_among_the_labels_of_choices_first(write_rows):
         # Not all of these are indices, or the choices are numbers too.
         ([(["0", "3", "1", "2"], 1), (["5", "7"], 7)], "CB"),
         ([([0, 3, 1, 2], 1)], "C"),
+        # MMLU-Pro's answers are letters, and its choices may be such texts.
+        ([(["O", "A", "B", "AB"], "B"), (["red", "blue"], "a")], "BA"),
+        ([(["O", "A", "B", "AB"], "B"), (["O", "A", "B", "AB"], "AB")], "CD"),
     ],
 )
-def test_answers_that_are_all_indices_of_texts_are_no_texts(write_rows, rows, letters):
+def test_answers_that_are_all_letters_or_indices_of_texts_are_no_texts(write_rows, rows, letters):
     rows = [{"problem": "which?", "choices": choices, "answer": answer} for choices, answer in rows]
     problems, _ = load_problems(DataConfig(path=write_rows(rows), choices_column="choices"))
     assert [problem.answer for problem in problems] == [*letters]
