@@ -127,12 +127,18 @@ def on_gpu(config: TrainConfig) -> bool:
 
 
 def device(config: TrainConfig) -> torch.device:
-    """Returns this rank's device. Raises `UserError` when the config asks for a GPU and there is none."""
+    """Returns this rank's device. Raises `UserError` when the config asks for a GPU and there is none for this rank."""
     import torch
 
     if not on_gpu(config):
         return torch.device("cpu")
     require(torch.cuda.is_available(), NO_GPU)
-    chosen = torch.device("cuda", _number("LOCAL_RANK", 0))
+    local, count = _number("LOCAL_RANK", 0), torch.cuda.device_count()
+    require(
+        local < count,
+        f"there is no GPU for learner rank {local} of this machine (counted from 0), since torch sees {count}: set "
+        f"hardware.ranks_per_node={count}, or show all GPUs to every rank (CUDA_VISIBLE_DEVICES)",
+    )
+    chosen = torch.device("cuda", local)
     torch.cuda.set_device(chosen)
     return chosen

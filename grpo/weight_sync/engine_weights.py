@@ -136,7 +136,7 @@ def lost_by_sleep(model: nn.Module) -> list[str]:
     They are neither parameters, which are sent or kept, nor buffers, which vLLM saves. Examples are the slopes of ALiBi
     (Bloom, MPT), which vLLM (0.32) keeps as an attribute of its attention.
     """
-    known = {id(tensor) for tensor in chain(model.parameters(), model.buffers())}
+    known = {tensor.untyped_storage().data_ptr() for tensor in chain(model.parameters(), model.buffers())}
     device = next(model.parameters()).device
     # A norm without a weight has a tensor of ones in its place, which nothing reads.
     read = [(name, module) for name, module in model.named_modules() if getattr(module, "has_weight", True)]
@@ -146,7 +146,7 @@ def lost_by_sleep(model: nn.Module) -> list[str]:
         for owner in (module, getattr(module, "impl", None))
         for attribute, value in getattr(owner, "__dict__", {}).items()
         if isinstance(value, Tensor) and value.device == device and value.numel()
-        if id(value) not in known and attribute not in _MADE_ANEW
+        if value.untyped_storage().data_ptr() not in known and attribute not in _MADE_ANEW
     ]
 
 

@@ -365,6 +365,7 @@ def test_a_sleep_loses_what_is_neither_a_parameter_nor_a_buffer():
     attention.register_buffer("positions", torch.ones(2))
     # A cache is made anew after each sleep, and the engine's own sinks are a parameter here.
     attention.kv_cache, attention.impl = torch.ones(2), SimpleNamespace(sinks=weight, width=3, empty=torch.zeros(0))
+    attention.part_of_the_weight = weight.detach()[:1]
     engine["norm"].has_weight, engine["norm"].weight = False, torch.ones(2)
     assert lost_by_sleep(engine) == []
     attention.impl.alibi_slopes = torch.tensor([0.5, 0.25])
