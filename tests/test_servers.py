@@ -1,5 +1,6 @@
 """These tests run grpo with vLLM servers beside the learner: the same samples, lost servers, no orphans."""
 
+import asyncio
 import os
 import subprocess
 import urllib.error
@@ -9,7 +10,10 @@ import psutil
 import pytest
 
 from benchmarks.runs import QUIET, SMALL, command, facts, free_ports, rows, stream, wait_for_step
+from grpo.config import UserError
 from grpo.config.placement import KEY_VARIABLE
+from grpo.rollout.claims import claim
+from grpo.rollout.replica import Replica
 from tests import warm
 from tests.runs import grpo
 
@@ -145,6 +149,9 @@ def test_when_the_last_server_is_killed_the_last_round_is_saved(tmp_path, served
     words = [*SMALL, *QUIET, *served, "num_steps=4000", f"output_dir={output}"]
     process = warm.Process(["-m", "grpo.cli", "train", *words], env=ONE_THREAD, stderr=subprocess.PIPE)
     wait_for_step(output, 3, process)
+    other = Replica(served[-1].partition("=[")[2].strip("]"), ONE_THREAD[KEY_VARIABLE], 5.0, run="/another/run")
+    with pytest.raises(UserError, match=f"is in use: it serves the run in {output} "):
+        asyncio.run(claim(other, {}))
     port = served[-1].rpartition(":")[2].strip("/]")
     for running in psutil.process_iter(["cmdline"]):
         if {"--port", port} <= {*(running.info["cmdline"] or [])} and "grpo.host.tether" not in running.info["cmdline"]:

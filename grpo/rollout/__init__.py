@@ -17,6 +17,7 @@ fleet                  all servers of a run: sends them weights, gives up lost o
 restarts               when a server is restarted, in a run and under `grpo serve`
 servers, replica       how servers are started; one server
 dispatch               hands requests out to the servers
+server_claim, claims   lets one run at a time use a server; what a run says and asks to claim one
 server_key             guards a server with the run's key
 server_use             says how full a server's cache was at its fullest moment
 

@@ -20,6 +20,7 @@ from grpo.config import TrainConfig, UserError
 from grpo.config.placement import KEY_VARIABLE
 from grpo.host.terminal import say
 from grpo.interfaces import Bucket, Collective
+from grpo.rollout.claims import Claims, claim, claim_first, name_of, served
 from grpo.rollout.engine_use import ServerUse
 from grpo.rollout.replica import LoadFailed, Replica, Standing
 from grpo.rollout.restarts import restart_lost
@@ -41,12 +42,14 @@ class Member:
     linked: bool = False
     has_base: bool = False
 
-    async def begin_refresh(self, post: Post, pauses: bool, on_cpu: bool) -> None:
+    async def begin_refresh(self, post: Post, serves: Mapping[str, Any], pauses: bool, on_cpu: bool) -> None:
         """Opens the link if it is closed, pauses the server's requests if `pauses`, and begins a refresh.
 
-        On a CPU the server is first told to multiply by oneDNN, which is quicker there.
+        A server that was restarted is claimed anew, if it runs what it should (`serves`). On a CPU it is first told to
+        multiply by oneDNN, which is quicker there.
         """
         if not self.linked:
+            await claim(self.replica, serves)
             if on_cpu:
                 await post("/collective_rpc", {"method": "take_onednn"})
             await post("/collective_rpc", {"method": "end_broken_transfer"})
@@ -81,12 +84,12 @@ class Fleet:
         self._first = collective.rank == 0
         processes = start_servers(config, str(model_path), device) if self._first and not servers.urls else {}
         key = os.environ.get(KEY_VARIABLE, "")
-        urls, key = collective.gather((list(processes) or list(servers.urls), key))[0]
+        urls, key, run = collective.gather((list(processes) or list(servers.urls), key, name_of(config)))[0]
         # A server that hangs while it is given weights is given up before the others, paused, or the run time out.
         self._update_seconds = min(config.weight_sync.deadline_seconds, servers.request_seconds) / 4
         self._members = [
             Member(
-                Replica(url, key, servers.request_seconds, processes.get(url)),
+                Replica(url, key, servers.request_seconds, processes.get(url), run),
                 ServerLink(servers.tensor_parallel, device, self._update_seconds, servers.host),
             )
             for url in urls
@@ -96,14 +99,33 @@ class Fleet:
         # Requests that are under way at a refresh go on after it, their prefixes computed anew.
         self._pauses = config.pipeline == "continuous"
         self._use = ServerUse()
+        self._serves = served(config, model_path)
+        self._claims: Claims | None = None
         try:
             asyncio.run(self._wait_for_all(servers.start_seconds))
+            self._claim_all()
         except BaseException:
             self.close()
             raise
 
     async def _wait_for_all(self, seconds: float) -> None:
         await asyncio.gather(*(member.replica.wait(seconds) for member in self._members))
+
+    def _claim_all(self) -> None:
+        """Claims all servers for this run. Raises UserError on every rank when one cannot be used."""
+
+        async def claimed() -> None:
+            await asyncio.gather(*(claim_first(replica, self._serves) for replica in self.replicas))
+
+        refusal = ""
+        if self._first:
+            try:
+                asyncio.run(claimed())
+                self._claims = Claims(self.replicas)
+            except UserError as error:
+                refusal = str(error)
+        if refusal := self._collective.gather(refusal)[0]:
+            raise UserError(refusal)
 
     @property
     def replicas(self) -> Sequence[Replica]:
@@ -123,7 +145,9 @@ class Fleet:
         return {replica.url: page for replica, page in zip(living, pages, strict=True) if page}
 
     def close(self) -> None:
-        """Ends the servers that this run started, all at once, and waits until they have ended."""
+        """Releases the servers. Ends those that this run started, all at once, and waits until they have ended."""
+        if self._claims:
+            self._claims.close()
         processes = [replica.process for replica in self.replicas if replica.process]
         for process in processes:
             process.ask_to_end()
@@ -150,7 +174,8 @@ class Fleet:
             if standing is Standing.JOINING:
                 replica.standing = standing
         if self._first:
-            self._on_all(partial(Member.begin_refresh, pauses=self._pauses, on_cpu=self._device.type == "cpu"))
+            on_cpu = self._device.type == "cpu"
+            self._on_all(partial(Member.begin_refresh, serves=self._serves, pauses=self._pauses, on_cpu=on_cpu))
 
     def lacks_base(self) -> bool:
         """Returns whether some living server lacks the frozen weights below the adapters, as the first rank knows.

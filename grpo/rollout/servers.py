@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from pathlib import Path
@@ -14,8 +15,10 @@ from grpo.config.folder import LOG_FOLDER, server_log_name
 from grpo.config.placement import KEY_VARIABLE, server_gpus, server_ports
 from grpo.host.network import free_port, require_free, url_of
 from grpo.host.tether import PRIVATE
+from grpo.rollout.claims import served
 from grpo.rollout.engine_arguments import command_line, engine_arguments, for_cpu
 from grpo.rollout.replica import ServerProcess
+from grpo.rollout.server_claim import SERVED_VARIABLE
 
 # Every server knows the policy by this name.
 MODEL = "policy"
@@ -28,10 +31,11 @@ def start_servers(config: TrainConfig, model_path: str, device: torch.device) ->
     os.environ.setdefault(KEY_VARIABLE, secrets.token_urlsafe(24))
     cpu_special = None if on_gpu else for_cpu(model_path, config.model.trust_remote_code)
     arguments = engine_arguments(config, model_path, on_gpu, cpu_special) | server_arguments(config, on_gpu)
+    serves = {SERVED_VARIABLE: json.dumps(served(config, model_path))}
     started = {}
     for index in range(servers.replicas):
         port = servers.port + index if servers.port else free_port(servers.host)
-        environment = server_environment(config, index, on_gpu)
+        environment = server_environment(config, index, on_gpu) | serves
         log = Path(config.output_dir) / LOG_FOLDER / server_log_name(servers.host, port)
         process = ServerProcess(command_line(arguments | {"port": port}), environment, log)
         process.start()

@@ -45,7 +45,8 @@ class Clocks:
 
     def grading(self, grading: GradingThread, phase: str = "grade") -> GradingThread:
         """Wraps a grading thread so that waiting for its results after the last sample is timed."""
-        return Timed(grading, results=self._of_rollout(phase, grading.results))
+        results = grading.results if phase == EVALUATION else slow("grading completions", grading.results)
+        return Timed(grading, results=self._of_rollout(phase, results))
 
     def sampler(self, sampler: Sampler, phase: str = "sample") -> Sampler:
         """Wraps a sampler so that `generate` is timed."""

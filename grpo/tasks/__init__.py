@@ -13,6 +13,7 @@ solve_rates    pass rates that a data set brings along
 
 From completions to rewards:
 grader_pool, grading_worker   a pool of processes, and what each of them runs
+worker_groups  ends what a reward started and left behind
 rewards, overlong, own_rewards   built-in parts of a reward, and functions of the user's own
 remote, judge   rewards from servers; a language model as the judge
 extraction, verification   the answer in a completion; whether it is right

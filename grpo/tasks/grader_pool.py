@@ -8,7 +8,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
@@ -16,6 +16,7 @@ from grpo.config import RewardConfig, UserError
 from grpo.tasks.grading_worker import Failure, RawGrade, grade_batch, grade_group, grade_one, start_worker
 from grpo.tasks.own_rewards import TOGETHER, WANTED, BatchReward, Facts, GroupReward
 from grpo.tasks.rewards import REWARDS, build_parts
+from grpo.tasks.worker_groups import WorkerGroups
 from grpo.types import Problem
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class GraderPool:
         self._reward, self._answer_name = reward, answer_name
         self._own = [name for name in parts if name not in REWARDS]
         self._warned: set[str] = set()
-        self._fruitless = 0
+        self._fruitless, self._ever_graded = 0, False
         self._start()
 
     @property
@@ -131,6 +132,7 @@ class GraderPool:
         results = self._results(function, items, seconds)
         failures = [(item, result) for item, result in zip(items, results, strict=True) if isinstance(result, Failure)]
         if failures:
+            self._groups_of_workers.end_left_behind()
             self._judge(failures, len(items))
         if len(failures) < len(items):
             self._fruitless = 0
@@ -146,7 +148,7 @@ class GraderPool:
                 for index, item in enumerate(items)
                 if index not in results
             }
-            self._wait(list(futures.values()), seconds + MARGIN_SECONDS)
+            self._wait(futures, items, seconds + MARGIN_SECONDS)
             done = {index: self._result(future) for index, future in futures.items() if future.done()}
             last_try = breaks == MAX_BREAKS
             results |= {index: result for index, result in done.items() if result is not _BROKEN or last_try}
@@ -178,18 +180,29 @@ class GraderPool:
             self._reward.timeout_seconds + MARGIN_SECONDS,
         )
 
-    def _wait(self, futures: Sequence[Future[Any]], seconds: float) -> None:
-        """Waits until all futures are done, or none ended for `seconds`, which is longer than one item can take."""
-        waiting = set(futures)
+    def _wait(self, futures: Mapping[int, Future[Any]], items: Sequence[tuple], seconds: float) -> None:
+        """Waits until all futures are done, or none ended for `seconds`, which is longer than one item can take.
+
+        Raises `UserError` as soon as `FRUITLESS` answers have cost a worker and none was ever graded: a reward that
+        hangs would otherwise hang for each answer of the first round.
+        """
+        waiting = set(futures.values())
         while waiting:
-            done, waiting = wait(waiting, timeout=seconds)
+            done, waiting = wait(waiting, timeout=seconds, return_when=FIRST_EXCEPTION)
             if not done:
                 return
+            self._ever_graded |= any(future.exception() is None for future in done)
+            if not self._ever_graded and len(futures) - len(waiting) >= FRUITLESS:
+                tried = {index: self._result(future) for index, future in futures.items() if future.done()}
+                costly = [(items[index], result) for index, result in tried.items() if result is not _BROKEN]
+                if len(costly) >= FRUITLESS:
+                    raise self._none_graded(len(costly), *costly[0])
 
     def close(self) -> None:
         """Stops the workers and waits until they have ended."""
         self._pool.stop()
         self._pool.join()
+        self._groups_of_workers.end_left_behind()
 
     def _restart(self) -> None:
         self.close()
@@ -204,11 +217,13 @@ class GraderPool:
     def _start(self) -> None:
         from pebble import ProcessPool
 
+        context = multiprocessing.get_context("spawn")
+        self._groups_of_workers = WorkerGroups(context)
         self._pool = ProcessPool(
             max_workers=self._reward.workers,
             initializer=start_worker,
-            initargs=(self._reward, self._answer_name, os.getpid()),
-            context=multiprocessing.get_context("spawn"),
+            initargs=(self._reward, self._answer_name, os.getpid(), self._groups_of_workers.born),
+            context=context,
         )
         try:
             self._pool.schedule(os.getpid).result(timeout=START_SECONDS)
@@ -246,10 +261,16 @@ class GraderPool:
             )
         self._fruitless += len(failures)
         if len(failures) == num_items and self._fruitless >= FRUITLESS:
-            raise UserError(
-                f"none of the last {self._fruitless} answers could be graded; {first.what}, for example "
-                f"{_example(item, first)}; correct {' or '.join(self._own) or 'task.reward'}."
-            )
+            raise self._none_graded(self._fruitless, item, first)
+        self._warn(failures)
+
+    def _none_graded(self, number: int, item: tuple, first: Failure) -> UserError:
+        return UserError(
+            f"none of the last {number} answers could be graded; {first.what}, for example {_example(item, first)}; "
+            f"correct {' or '.join(self._own) or 'task.reward'}."
+        )
+
+    def _warn(self, failures: Sequence[tuple[tuple, Failure]]) -> None:
         counts = Counter(failure.what for _, failure in failures)
         for item, failure in failures:
             if failure.what not in self._warned:

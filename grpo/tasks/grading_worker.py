@@ -9,12 +9,14 @@ import resource
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.queues import SimpleQueue
 from typing import Any
 
 from grpo.config import RewardConfig
 from grpo.tasks.own_rewards import NOTHING, TOGETHER, BatchReward, CompletionReward, Facts, Part
 from grpo.tasks.rewards import build_parts
 from grpo.tasks.verification import UnparsableAnswer
+from grpo.tasks.worker_groups import lead_group
 from grpo.types import Problem
 
 UNPARSABLE = "unparsable"
@@ -57,8 +59,12 @@ _parts: dict[str, Part] = {}
 """The reward's parts, in a worker process only. `start_worker` sets them."""
 
 
-def start_worker(reward: RewardConfig, answer_name: str, parent: int) -> None:
-    """Runs first in each worker: limits its memory, ties its life to the trainer's and builds the reward's parts."""
+def start_worker(reward: RewardConfig, answer_name: str, parent: int, born: SimpleQueue[int]) -> None:
+    """Runs first in each worker: limits its memory, ties its life to the trainer's and builds the reward's parts.
+
+    Puts the number of its process group into `born`.
+    """
+    born.put(lead_group())
     # pebble's own SIGTERM handler needs the interpreter, which a long computation in C may never give back.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _die_with(parent)

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from contextlib import contextmanager
+from typing import ClassVar
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from benchmarks.small_models import tiny_tokenizer
 from grpo.config import TrainConfig, UserError
 from grpo.host.network import free_port
 from grpo.rollout import fleet
+from grpo.rollout.claims import served
+from grpo.rollout.server_claim import CLAIM_ROUTE
 from grpo.rollout.server_sampler import ServerSampler
 from grpo.weight_sync.channel import Manifest, open_end
 from grpo.weight_sync.meeting import Meeting
@@ -29,7 +32,9 @@ class Alone(SingleRank):
 
 class StandIn:
     """This stands in for a vLLM server that is given weights. From refresh number `since` on, it answers requests to
-    `route` with `failure`."""
+    `route` with `failure`. What it says that it runs is what `model` needs."""
+
+    serves: ClassVar = {}
 
     def __init__(self, route=None, failure=None, since=2):
         self._route, self._failure, self.received, self._refreshes, self._since = route, failure, [], 0, since
@@ -37,6 +42,8 @@ class StandIn:
     async def answer(self, request):
         payload = await request.json()
         self._refreshes += request.path == "/start_weight_update"
+        if request.path == CLAIM_ROUTE:
+            return web.json_response(self.serves)
         if request.path == self._route and self._refreshes >= self._since:
             return await self._failure(request)
         if request.path == "/init_weight_transfer_engine":
@@ -104,6 +111,7 @@ async def hang(request):
 def model(tmp_path_factory):
     directory = tiny_llama(tmp_path_factory.mktemp("model"), tied=True)
     tiny_tokenizer().save_pretrained(directory)
+    StandIn.serves = served(TrainConfig(), directory)
     return directory
 
 

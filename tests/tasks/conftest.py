@@ -50,7 +50,7 @@ def custom_rewards(tmp_path_factory):
     inherit sys.path."""
     folder = tmp_path_factory.mktemp("rewards")
     (folder / "misbehaving_rewards.py").write_text(
-        "import os, signal, sys, time\n"
+        "import os, signal, subprocess, sys, time\n"
         "def obey(completion, answer, metadata):\n"
         "    if completion == 'sleep': time.sleep(600)\n"
         "    if completion == 'spin': sum(range(10**12))\n"
@@ -61,6 +61,8 @@ def custom_rewards(tmp_path_factory):
         "    if completion == 'exit': sys.exit('enough')\n"
         "    if completion == 'crash': os.kill(os.getpid(), signal.SIGSEGV)\n"
         "    if completion == 'slow': time.sleep(0.5)\n"
+        "    if completion.startswith('start '): subprocess.Popen(completion.split()[1:])\n"
+        "    if completion.endswith(' 600'): time.sleep(600)\n"
         "    if completion == 'nan': return float('nan')\n"
         "    return float(completion == answer) + metadata.get('bonus', 0.0)\n"
         "def obey_again(): return obey_again()\n"

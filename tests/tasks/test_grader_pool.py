@@ -91,6 +91,42 @@ def test_when_no_answer_of_many_gets_a_grade_the_run_ends(custom_rewards, monkey
 
 
 @pytest.mark.slow
+def test_a_reward_that_hangs_is_found_out_before_it_has_hung_for_each_answer(custom_rewards, monkeypatch):
+    monkeypatch.setattr(grader_pool, "FRUITLESS", 2)
+    reward = RewardConfig(parts=[RewardPartConfig(name=f"{custom_rewards}:obey")], timeout_seconds=0.5)
+    late = [("5", "5", {}), *[("sleep", "5", {})] * 3, ("5", "5", {})]
+    with GraderPool(reward) as pool, pytest.raises(UserError, match="none of the last 2 answers .*longer than"):
+        pool.grade([("sleep", "5", {})] * 1000)
+    with GraderPool(reward) as pool:
+        assert outcomes(pool.grade(late)) == ["graded", *["timed_out"] * 3, "graded"]
+
+
+@pytest.mark.slow
+def test_what_a_reward_has_started_ends_with_the_worker_that_started_it(custom_rewards):
+    reward = RewardConfig(parts=[RewardPartConfig(name=f"{custom_rewards}:obey")], timeout_seconds=1.0)
+
+    def running(seconds):
+        return [
+            process for process in psutil.process_iter(["cmdline"]) if ["sleep", seconds] == process.info["cmdline"]
+        ]
+
+    with GraderPool(reward) as pool:
+        # The first outlasts its answer, as a server that a reward keeps; the second's worker is killed.
+        pool.grade([("start sleep 601.25", "5", {})])
+        [kept] = running("601.25")
+        pool.grade([("start sleep 600", "5", {})])
+        deadline = time.monotonic() + 20
+        while running("600") and time.monotonic() < deadline:
+            # Whenever an answer fails, the pool looks.
+            pool.grade([("raise", "5", {})])
+        assert not running("600")
+        assert not psutil.wait_procs([kept], timeout=10)[1]
+        pool.grade([("start sleep 602.25", "5", {})])
+        [other] = running("602.25")
+    assert not psutil.wait_procs([other], timeout=10)[1]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("texts", [["5"], ["slow", "slow", "slow", "5"]], ids=["idle", "busy"])
 def test_workers_that_are_stopped_are_replaced_and_their_answers_graded(texts, custom_rewards, monkeypatch, caplog):
     monkeypatch.setattr(grader_pool, "MARGIN_SECONDS", 2.0)

@@ -1,0 +1,169 @@
+"""These tests check that one run at a time uses a server, and only one that runs what the run needs."""
+
+import asyncio
+import json
+import threading
+from contextlib import asynccontextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from grpo.config import TrainConfig, UserError
+from grpo.host.network import free_port
+from grpo.rollout import claims
+from grpo.rollout.claims import Claims, claim, claim_first, require_same, served
+from grpo.rollout.replica import Replica, RequestRefused
+from grpo.rollout.server_claim import LEASE_SECONDS, SERVED_VARIABLE, ClaimMiddleware
+
+
+class Server:
+    """This stands for a server that two runs reach, and for their clock. `run` of a request may be ""."""
+
+    def __init__(self):
+        self.now = 0.0
+        self._guard = ClaimMiddleware(self._application, lambda: self.now)
+
+    async def _application(self, scope, receive, send):
+        await send({"status": "reached"})
+
+    def ask(self, run, path, method="POST"):
+        """Returns the status and the text of the answer, or "reached" where vLLM itself would answer."""
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+
+        headers = [(b"x-grpo-run", run.encode())] if run else []
+        asyncio.run(self._guard({"type": "http", "path": path, "method": method, "headers": headers}, None, send))
+        status, *body = sent
+        return (status["status"], body[0]["body"].decode()) if body else status["status"]
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv(SERVED_VARIABLE, '{"model.max_length": 64}')
+    return Server()
+
+
+TAKEN = (409, "it serves the run in /runs/a b")
+
+
+def test_one_run_at_a_time_uses_a_server_until_it_is_released(server):
+    assert server.ask("/runs/c", "/update_weights")[0] == 409, "a run that has claimed nothing"
+    assert server.ask("/runs/a%20b", "/claim") == (200, '{"model.max_length": 64}')
+    for path in ("/claim", "/init_weight_transfer_engine", "/update_weights", "/inference/v1/generate"):
+        assert server.ask("/runs/c", path) == TAKEN
+        assert server.ask("/runs/a%20b", "/update_weights") == "reached"
+    assert server.ask("/runs/c", "/is_paused", "GET") == server.ask("", "/pause") == "reached"
+    server.ask("/runs/c", "/release")
+    assert server.ask("/runs/c", "/claim") == TAKEN, "another run's release"
+    server.ask("/runs/a%20b", "/release")
+    assert server.ask("/runs/c", "/claim")[0] == 200
+    assert server.ask("/runs/a%20b", "/update_weights") == (409, "it serves the run in /runs/c")
+
+
+def test_a_claim_ends_some_time_after_the_runs_last_request(server):
+    server.ask("/runs/a%20b", "/claim")
+    for _ in range(3):
+        server.now += LEASE_SECONDS - 1
+        assert server.ask("/runs/c", "/claim") == TAKEN
+        server.ask("/runs/a%20b", "/is_paused", "GET")
+    server.now += LEASE_SECONDS
+    assert server.ask("/runs/a%20b", "/update_weights") == "reached", "nobody else has come"
+    server.now += LEASE_SECONDS
+    assert server.ask("/runs/c", "/claim")[0] == 200
+    server.now += 2 * LEASE_SECONDS
+    assert server.ask("/runs/a%20b", "/inference/v1/generate")[0] == 409, "the weights are another run's by now"
+
+
+@pytest.fixture
+def described(tmp_path):
+    def describe(**words):
+        (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 64, "_name_or_path": "x"} | words))
+        return served(TrainConfig(), tmp_path)
+
+    return describe
+
+
+def test_a_server_of_another_model_version_or_precision_is_refused_in_one_line(described):
+    ours = described()
+    require_same("http://a:1", ours | {"model.max_length": ours["model.max_length"] + 1}, ours)
+    require_same("http://a:1", described(_name_or_path="y", dtype="float32"), ours)
+    for theirs, said in (
+        (described(hidden_size=128), "hidden_size of the model is 128 there and 64 here"),
+        (described(head_dim=16), "head_dim of the model is 16 there and None here"),
+        (ours | {"the version of grpo": "0.0.1"}, "the version of grpo is '0.0.1' there and '"),
+        (ours | {"rollout.precision": "float16"}, "rollout.precision is 'float16' there and 'auto' here"),
+        (ours | {"rollout.servers.tensor_parallel": 2}, "rollout.servers.tensor_parallel is 2 there and 1 here"),
+        ({}, "the version of grpo is None there"),
+    ):
+        with pytest.raises(UserError) as refused:
+            require_same("http://a:1", theirs, ours)
+        assert said in str(refused.value)
+        assert "start `grpo serve` there with the words of this run" in str(refused.value)
+    with pytest.raises(UserError, match=r"model\.max_length is -1 there"):
+        require_same("http://a:1", ours | {"model.max_length": -1}, ours)
+
+
+class Claiming:
+    """This stands for a replica whose server answers a claim by the next of `answers`."""
+
+    url = "http://a:1"
+
+    def __init__(self, *answers):
+        self._answers = iter(answers)
+
+    @asynccontextmanager
+    async def session(self, seconds):
+        yield None
+
+    async def post(self, session, route, payload):
+        answer = next(self._answers)
+        if isinstance(answer, int):
+            raise RequestRefused("", answer, "it serves the run in /runs/b (process 7 on host)")
+        return answer
+
+
+def test_a_run_waits_for_the_claim_of_a_killed_one_and_no_longer(described, monkeypatch, capsys):
+    monkeypatch.setattr(claims, "WAIT_SECONDS", 0.0)
+    ours = described()
+    asyncio.run(claim_first(Claiming(409, 409, ours), ours))
+    assert capsys.readouterr().err.count("is another run's") == 1
+    monkeypatch.setattr(claims, "LEASE_SECONDS", -claims.BEAT_SECONDS)
+    with pytest.raises(
+        UserError, match=r"a:1 is in use: it serves the run in /runs/b \(process 7 on host\); wait until"
+    ):
+        asyncio.run(claim_first(Claiming(409, 409), ours))
+
+
+def test_a_server_that_knows_no_claims_was_started_otherwise(described):
+    with pytest.raises(UserError, match=r"knows no claims \(404\): start it by the `grpo serve`"):
+        asyncio.run(claim(Claiming(404), described()))
+
+
+def test_claims_are_kept_alive_and_released_at_the_end(monkeypatch):
+    asked, beaten = [], threading.Event()
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append((self.command, self.path, self.headers["x-grpo-run"]))
+            beaten.set()
+            self.send_response(409)
+            self.end_headers()
+
+        do_POST = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    monkeypatch.setattr(claims, "BEAT_SECONDS", 0.01)
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever).start()
+        gone = f"http://127.0.0.1:{free_port()}"
+        kept = Claims(
+            [Replica(gone, "", 5.0), Replica(f"http://127.0.0.1:{server.server_port}", "", 5.0, run="/runs/a b")]
+        )
+        assert beaten.wait(10)
+        kept.close()
+        server.shutdown()
+    assert asked[0] == ("GET", "/is_paused", "/runs/a%20b") and asked[-1] == ("POST", "/release", "/runs/a%20b")
