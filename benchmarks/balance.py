@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.ranks_in_threads import on_ranks
-from grpo.algorithm.balance import shared
+from grpo.algorithm.balance import balanced
 from grpo.algorithm.packing import Branch, LooseTree, rows_of, trees_of
 from grpo.algorithm.row_assignment import imbalance, lay_out
 from grpo.learner.flops import FlopCount
@@ -66,7 +66,7 @@ def learning(seed: int, ranks: int, prompts: int, silent: float, row_tokens: int
             trees[place % ranks] += trees_of(prompt, branches, "shared", row_tokens)
 
     def action(collective):
-        share = shared(trees[collective.rank], collective, COST).trees
+        share = balanced(trees[collective.rank], collective, COST).trees
         return rows_of(share, row_tokens), lay_out(share, collective, "shared", row_tokens, COST)[0]
 
     moved, even = zip(*on_ranks(ranks, action), strict=True)

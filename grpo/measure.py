@@ -38,8 +38,8 @@ def measure_round(
     by_rank = collective.gather({**seconds, **collected.seconds})
     means["throughput/sample_imbalance"] = _imbalance([rank_seconds.get("sample", 0.0) for rank_seconds in by_rank])
     counts, first_counts = (
-        sum(collective.gather(mine), Counter())
-        for mine in (correct_counts(collected.sampled), first_correct_counts(collected))
+        sum(collective.gather(own_counts), Counter())
+        for own_counts in (correct_counts(collected.sampled), first_correct_counts(collected))
     )
     return RoundStatistics(
         round_index=round_index,
@@ -136,8 +136,8 @@ def sampling_means(collected: Collected) -> dict[str, Mean]:
         "completions/unanswered_fraction": _mean([grade.outcome == "unanswered" for grade in grades]),
         "policy/sampler_entropy": Mean(-logprobs, tokens),
     }
-    if looked := [grade.answered for grade in grades if grade.answered is not None]:
-        means["completions/no_answer_fraction"] = _mean([not answered for answered in looked])
+    if flags := [grade.answered for grade in grades if grade.answered is not None]:
+        means["completions/no_answer_fraction"] = _mean([not answered for answered in flags])
     for part in sorted({part for grade in grades for part in grade.parts}):
         means[f"reward/part/{part}"] = _mean([grade.parts[part] for grade in grades if part in grade.parts])
     return means | _by_source(groups)

@@ -5,7 +5,7 @@ from functools import partial
 from benchmarks.ranks_in_threads import SingleRank as SingleRank
 from benchmarks.ranks_in_threads import on_ranks as on_ranks
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
-from grpo.rollout.group_source import Asking
+from grpo.rollout.group_source import OnDemandSource
 from grpo.rollout.seeds import sample_numbers
 from grpo.types import Completion, Grade, Problem, Prompt, RolloutGroup, ScoredGroup
 
@@ -64,7 +64,7 @@ class ScriptedSampler:
 
 def asking(task, sampler):
     """Returns a source of groups that samples a prompt when its group is taken, and grades in a thread of its own."""
-    return Asking(task, sampler, GradingThread(task))
+    return OnDemandSource(task, sampler, GradingThread(task))
 
 
 def answering(task, sampler=None):

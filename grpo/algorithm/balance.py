@@ -50,7 +50,7 @@ class Share:
     imbalance: float
 
 
-def shared(trees: Sequence[LooseTree], collective: Collective, cost: Cost) -> Share:
+def balanced(trees: Sequence[LooseTree], collective: Collective, cost: Cost) -> Share:
     """Returns this rank's share of the trees of all ranks. Collective."""
     costs = collective.gather([costs_of(tree, cost) for tree in trees])
     shares = assign(costs)
@@ -64,13 +64,13 @@ def shared(trees: Sequence[LooseTree], collective: Collective, cost: Cost) -> Sh
         if piece.home == here != rank
     }
     arriving: dict[tuple[int, Piece], LooseTree] = {}
-    for sent in collective.gather(leaving):
-        arriving |= sent
+    for shared_pieces in collective.gather(leaving):
+        arriving |= shared_pieces
     own = [cut(trees[piece.tree], piece) if piece.home == here else arriving[here, piece] for piece in shares[here]]
     return Share(shares[here], own, imbalance)
 
 
-def at_home(
+def send_back(
     trees: Sequence[LooseTree], share: Share, values: Sequence[tuple[Value, ...]], collective: Collective
 ) -> list[tuple[Value, ...]]:
     """Returns one value for each branch of this rank's own `trees`, wherever it was computed. Collective.
@@ -80,8 +80,8 @@ def at_home(
     here = collective.rank
     computed = dict(zip(share.pieces, values, strict=True))
     by_branch: dict[tuple[int, int], Value] = {}
-    for sent in collective.gather({piece: value for piece, value in computed.items() if piece.home != here}):
-        computed |= sent
+    for returned_values in collective.gather({piece: value for piece, value in computed.items() if piece.home != here}):
+        computed |= returned_values
     for piece, of_branches in computed.items():
         if piece.home == here:
             by_branch |= {(piece.tree, index): value for index, value in zip(piece.branches, of_branches, strict=True)}
@@ -116,16 +116,16 @@ def assign(costs: Sequence[Sequence[TreeCosts]]) -> list[list[Piece]]:
             break
         room = (loads[busiest] - loads[idlest]) / 2
         offers = [(piece, _fitting(piece, costs[piece.home][piece.tree], room)) for piece in shares[busiest]]
-        piece, given = max(offers, key=lambda offer: weight(offer[1]) if offer[1].branches else 0.0)
-        if not given.branches:
+        piece, part = max(offers, key=lambda offer: weight(offer[1]) if offer[1].branches else 0.0)
+        if not part.branches:
             giving.remove(busiest)
             continue
-        left = replace(piece, branches=tuple(index for index in piece.branches if index not in given.branches))
+        rest = replace(piece, branches=tuple(index for index in piece.branches if index not in part.branches))
         place = shares[busiest].index(piece)
-        shares[busiest][place : place + 1] = [left] if left.branches else []
-        shares[idlest].append(given)
-        loads[busiest] += (weight(left) if left.branches else 0.0) - weight(piece)
-        loads[idlest] += weight(given)
+        shares[busiest][place : place + 1] = [rest] if rest.branches else []
+        shares[idlest].append(part)
+        loads[busiest] += (weight(rest) if rest.branches else 0.0) - weight(piece)
+        loads[idlest] += weight(part)
     return shares
 
 
@@ -137,12 +137,12 @@ def _weight(piece: Piece, costs: Sequence[Sequence[TreeCosts]]) -> float:
 def _fitting(piece: Piece, costs: TreeCosts, room: float) -> Piece:
     """Returns the branches of a piece that, together with the prompt, cost at most `room`, chosen largest first."""
     prompt, branches = costs
-    chosen, total = [], prompt
+    indices, total = [], prompt
     for index in sorted(piece.branches, key=lambda index: (-branches[index], index)):
         if total + branches[index] <= room:
-            chosen.append(index)
+            indices.append(index)
             total += branches[index]
-    return replace(piece, branches=tuple(sorted(chosen)))
+    return replace(piece, branches=tuple(sorted(indices)))
 
 
 def costs_of(tree: LooseTree, cost: Cost) -> TreeCosts:

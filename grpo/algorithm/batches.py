@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from grpo.algorithm.aggregation import AGGREGATIONS, Totals
-from grpo.algorithm.balance import Cost, shared
+from grpo.algorithm.balance import Cost, balanced
 from grpo.algorithm.kl import ESTIMATORS
 from grpo.algorithm.lookup import member
 from grpo.algorithm.normalization import GROUP_RELATIVE, Moments, advantages, scaled
@@ -57,23 +57,25 @@ class BatchMaker:
         return [self._batch(groups, plan, first=index == 0) for index, groups in enumerate(passes)]
 
     def _batch(self, groups: Sequence[GroupWithLogprobs], plan: RoundPlan, first: bool) -> Batch:
-        advantage = self._advantages(groups)
+        group_advantages = self._advantages(groups)
         if first:
             # In the round's first step the old log-probabilities are the current ones. Those of an earlier forward
             # pass could differ in the last bits, and the ratio would not be exactly 1.
             groups = [replace(group, old_logprobs=()) for group in groups]
         totals = self._step_totals(groups)
         trees = [
-            tree for group, values in zip(groups, advantage, strict=True) for tree in self._trees(group, values, totals)
+            tree
+            for group, values in zip(groups, group_advantages, strict=True)
+            for tree in self._trees(group, values, totals)
         ]
-        trees = shared(trees, self._collective, self._cost).trees
+        trees = balanced(trees, self._collective, self._cost).trees
         learner = self._learner
         rows, _ = lay_out(trees, self._collective, learner.layout, learner.micro_batch_tokens, self._cost)
         old_known = first or self._objective.old_logprobs == "learner" or self._objective.kl.in_reward
         # A step with nothing to learn from is still taken. Its batch is one empty row.
         packed = tuple(pack(row, learner.layout) for row in rows or [[]])
-        adapted = plan.entropy_coefficient
-        entropy = None if adapted is None else adapted * plan.entropy_bonus
+        coefficient = plan.entropy_coefficient
+        entropy = None if coefficient is None else coefficient * plan.entropy_bonus
         return Batch(packed, plan.learning_rate_factor, old_known, entropy)
 
     def _advantages(self, groups: Sequence[GroupWithLogprobs]) -> list[torch.Tensor]:
@@ -120,14 +122,14 @@ class BatchMaker:
         No count is below 1, since the tokens' weights divide by them.
         """
         lengths = [_included_lengths(group) for group in groups]
-        tokens, sequences, filled = self._collective.sum(
+        tokens, sequences, num_groups = self._collective.sum(
             [
                 sum(map(sum, lengths)),
                 sum(sum(length > 0 for length in group) for group in lengths),
                 sum(any(group) for group in lengths),
             ]
         )
-        return Totals(max(tokens, 1), max(sequences, 1), max(filled, 1))
+        return Totals(max(tokens, 1), max(sequences, 1), max(num_groups, 1))
 
     def _moments(self, groups: Sequence[GroupWithLogprobs], rewards: Sequence[torch.Tensor]) -> Moments:
         """Returns mean and σ over all rewards of the step on all ranks. Rewards of spoilt groups are left out, since

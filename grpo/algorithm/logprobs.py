@@ -116,7 +116,7 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         temperature, chunk, rule = settings
         logprobs, entropies = [], []
-        kept = None
+        saved_probabilities = None
         for states, token_ids in zip(hidden.split(chunk), targets.split(chunk), strict=True):
             logs = _log_softmax(rule.logits(states, weight, bias), temperature)
             logprobs.append(_of_targets(logs, token_ids))
@@ -124,10 +124,10 @@ class _TokenLogprobs(torch.autograd.Function):
             entropies.append(-logs.mul_(probabilities).sum(-1))
             del logs
             if len(states) == len(hidden) and rule.softcap is None:
-                kept = _less_one(probabilities, token_ids).to(weight.dtype)
+                saved_probabilities = _less_one(probabilities, token_ids).to(weight.dtype)
             # The next chunk's tensors reuse this memory.
             del probabilities
-        ctx.save_for_backward(hidden, weight, bias, targets, torch.cat(entropies), kept)
+        ctx.save_for_backward(hidden, weight, bias, targets, torch.cat(entropies), saved_probabilities)
         ctx.temperature, ctx.chunk, ctx.rule = temperature, chunk, rule
         # A result that the loss does not use gets no gradient. With zeros instead, the host would have to wait for the
         # device to see that they are zero.
@@ -136,7 +136,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, entropies, kept = ctx.saved_tensors
+        hidden, weight, bias, targets, entropies, saved_probabilities = ctx.saved_tensors
         uses_entropy = gradients[1] is not None
         logprob_gradient, entropy_gradient = (
             torch.zeros_like(entropies) if gradient is None else gradient for gradient in gradients
@@ -150,8 +150,8 @@ class _TokenLogprobs(torch.autograd.Function):
         ):
             # This factor multiplies each target's row of `wide`, [targets, vocabulary].
             factor = upstream * (-ctx.rule.scale / ctx.temperature)
-            if kept is not None and not uses_entropy:
-                wide = kept
+            if saved_probabilities is not None and not uses_entropy:
+                wide = saved_probabilities
             else:
                 logits = ctx.rule.logits(states, weight, bias)
                 slope = None if ctx.rule.softcap is None else ctx.rule.slope(logits).div_(ctx.rule.scale)

@@ -63,11 +63,11 @@ def policy_loss(
 
     correction = objective.correction
     importance = importance_weights(learner_old, micro.sampler_logprobs, correction.level, micro.sequence_index)
-    left_out = torch.zeros_like(importance, dtype=torch.bool)
-    above = below = left_out
+    vetoed_tokens = torch.zeros_like(importance, dtype=torch.bool)
+    above = below = vetoed_tokens
     if correction.level != "none" and objective.old_logprobs == "learner":
         losses = losses * corrected(importance, correction)
-        left_out = vetoed(learner_old, micro.sampler_logprobs, correction.veto, micro.sequence_index)
+        vetoed_tokens = vetoed(learner_old, micro.sampler_logprobs, correction.veto, micro.sequence_index)
         above, below = importance > correction.cap, importance < correction.floor
 
     kl = _reference_kl(tokens, micro, objective.kl)
@@ -76,7 +76,7 @@ def policy_loss(
     if objective.entropy_coefficient:
         losses = losses - objective.entropy_coefficient * entropies
 
-    loss = (micro.token_weights * losses.masked_fill(left_out, 0.0)).sum()
+    loss = (micro.token_weights * losses.masked_fill(vetoed_tokens, 0.0)).sum()
     gap = micro.sampler_logprobs - learner_old
     clipped_low, clipped_high = clipped(tokens, objective)
     sums = {
@@ -93,7 +93,7 @@ def policy_loss(
         "mismatch/weight_squared": importance.square(),
         "correction/above_cap_fraction": above,
         "correction/below_floor_fraction": below,
-        "correction/vetoed_fraction": left_out,
+        "correction/vetoed_fraction": vetoed_tokens,
     }
     return loss, _summed(sums)
 

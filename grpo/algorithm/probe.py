@@ -92,25 +92,25 @@ def check_normalization(
         raise ValueError("the advantage of a completion depends on where it stands in its group")
 
 
-def _tokens(which: Sequence[int], settings: ObjectiveConfig | None) -> Tokens:
-    """Makes the tokens of the completions `which`, in float64. Ratios lie on both sides of every usual bound."""
+def _tokens(indices: Sequence[int], settings: ObjectiveConfig | None) -> Tokens:
+    """Makes the tokens of the completions `indices`, in float64. Ratios lie on both sides of every usual bound."""
     generator = torch.Generator().manual_seed(0)
     pieces = [torch.rand(4, length, dtype=torch.float64, generator=generator) for length in LENGTHS]
-    logprobs, change, entropies, _ = torch.cat([pieces[one] for one in which], dim=1)
+    logprobs, change, entropies, _ = torch.cat([pieces[one] for one in indices], dim=1)
     logprobs = (-0.1 - 2 * logprobs).requires_grad_()
     old = logprobs.detach() - 2 * (change - 0.5)
-    lengths = torch.tensor([LENGTHS[one] for one in which])
-    index = torch.arange(len(which)).repeat_interleave(lengths)
-    advantages = torch.tensor([(1.5, -0.5, 0.0, -2.0)[one] for one in which], dtype=torch.float64)[index]
+    lengths = torch.tensor([LENGTHS[one] for one in indices])
+    index = torch.arange(len(indices)).repeat_interleave(lengths)
+    advantages = torch.tensor([(1.5, -0.5, 0.0, -2.0)[one] for one in indices], dtype=torch.float64)[index]
     ratio = log_ratio(logprobs, old, settings.ratio if settings else "token", index).exp()
     return Tokens(logprobs, old, ratio, advantages, entropies.requires_grad_(), index)
 
 
 def _losses(
-    loss: Callable[[Tokens], Tensor], which: Sequence[int], settings: ObjectiveConfig | None = None
+    loss: Callable[[Tokens], Tensor], indices: Sequence[int], settings: ObjectiveConfig | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Returns the losses of the tokens of the completions `which`, and the gradient of their sum by `logprobs`."""
-    tokens = _tokens(which, settings)
+    """Returns the losses of the tokens of the completions `indices`, and the gradient of their sum by `logprobs`."""
+    tokens = _tokens(indices, settings)
     losses = loss(tokens)
     _require_tensor(losses, len(tokens.logprobs), "token")
     if not losses.requires_grad:

@@ -44,8 +44,8 @@ def _fewest(
 ) -> list[list[LooseTree]]:
     """Returns the trees in as few rows of equal work as possible, or `rows` if that takes more rows than `rows` has."""
     least = -(-sum(tree.length for tree in trees) // row_tokens)
-    tries = (even_rows(trees, count, row_tokens, cost) for count in range(max(1, least), len(rows) + 1))
-    return next((tried for tried in tries if tried is not None), rows)
+    candidates = (even_rows(trees, count, row_tokens, cost) for count in range(max(1, least), len(rows) + 1))
+    return next((even for even in candidates if even is not None), rows)
 
 
 def even_rows(trees: Sequence[LooseTree], count: int, row_tokens: int, cost: Cost) -> list[list[LooseTree]] | None:

@@ -90,9 +90,9 @@ def dppo(tokens: Tokens, settings: ObjectiveConfig) -> Tensor:
     up for Â > 0, more than `clip_low` down for Â < 0. The distance |π − π_old| is the total variation between "this
     token" and "any other", so rare tokens are not cut for a large ratio alone.
     """
-    moved = _probability_change(tokens)
-    kept = torch.where(tokens.advantages > 0, moved <= settings.clip_high, moved >= -settings.clip_low)
-    return -tokens.ratio * tokens.advantages * kept
+    change = _probability_change(tokens)
+    mask = torch.where(tokens.advantages > 0, change <= settings.clip_high, change >= -settings.clip_low)
+    return -tokens.ratio * tokens.advantages * mask
 
 
 def gmpo(tokens: Tokens, settings: ObjectiveConfig) -> Tensor:
@@ -149,5 +149,5 @@ def clipped(tokens: Tokens, settings: ObjectiveConfig) -> tuple[Tensor, Tensor]:
     if settings.name not in BOUNDED:
         none = torch.zeros_like(tokens.advantages, dtype=torch.bool)
         return none, none
-    moved, advantages = BOUNDED[settings.name](tokens), tokens.advantages
-    return (moved < -settings.clip_low) & (advantages < 0), (moved > settings.clip_high) & (advantages > 0)
+    distance, advantages = BOUNDED[settings.name](tokens), tokens.advantages
+    return (distance < -settings.clip_low) & (advantages < 0), (distance > settings.clip_high) & (advantages > 0)

@@ -71,19 +71,19 @@ def select(micro_batches: Sequence[Tokens], total: Total, settings: ObjectiveCon
             for name in ("logprobs", "old_logprobs", "ratio", "advantages", "entropies", "sequence_index")
         )
     )
-    chosen = SELECTIONS[settings.selection.name](joined, total, settings)
-    return list(chosen.split([tokens.logprobs.numel() for tokens in micro_batches]))
+    weights = SELECTIONS[settings.selection.name](joined, total, settings)
+    return list(weights.split([tokens.logprobs.numel() for tokens in micro_batches]))
 
 
-def apply_selection(losses: Tensor, tokens: Tokens, chosen: Tensor, settings: ObjectiveConfig) -> Tensor:
+def apply_selection(losses: Tensor, tokens: Tokens, weights: Tensor, settings: ObjectiveConfig) -> Tensor:
     """Applies a choice that `select` made to the losses [targets], and returns them.
 
     KL-Cov adds penalty·|log π − log π_old| to the loss of the chosen tokens. The other selections multiply each
     token's loss by the share that it keeps.
     """
     if settings.selection.name == "kl_cov":
-        return losses + settings.selection.penalty * chosen * (tokens.logprobs - tokens.old_logprobs).abs()
-    return losses * chosen
+        return losses + settings.selection.penalty * weights * (tokens.logprobs - tokens.old_logprobs).abs()
+    return losses * weights
 
 
 def largest(values: Tensor, number: int, total: Total, alike: float = 0.0) -> Tensor:

@@ -7,7 +7,7 @@ from itertools import chain
 
 import torch
 
-from grpo.algorithm.balance import Cost, at_home, shared
+from grpo.algorithm.balance import Cost, balanced, send_back
 from grpo.algorithm.packing import Branch, pack, trees_of
 from grpo.algorithm.row_assignment import lay_out
 from grpo.interfaces import Collective
@@ -36,7 +36,7 @@ class Scoring:
             for group, own in zip(groups, branches, strict=True)
             for tree in trees_of(group.prompt.token_ids, own, self._layout, self._row_tokens)
         ]
-        share = shared(trees, self._collective, self._cost)
+        share = balanced(trees, self._collective, self._cost)
         self._imbalance += Mean(share.imbalance, 1)
         rows, laid_out = lay_out(share.trees, self._collective, self._layout, self._row_tokens, self._cost)
         by_branch: dict[int, torch.Tensor] = {}
@@ -47,7 +47,7 @@ class Scoring:
             # Each piece is copied, because a view would travel to other ranks with its whole row.
             by_branch |= {id(branch): piece.clone() for branch, piece in zip(inside, pieces, strict=True)}
         scored = [tuple(by_branch[id(branch)] for branch in tree.branches) for tree in laid_out]
-        in_order = chain.from_iterable(at_home(trees, share, scored, self._collective))
+        in_order = chain.from_iterable(send_back(trees, share, scored, self._collective))
         return [tuple(next(in_order) for _ in own) for own in branches]
 
     def take_imbalance(self) -> Mean:

@@ -31,17 +31,17 @@ class AheadCollector:
         self._taken_cursor = collected.cursor
         # A lowered learning rate holds from this round on, although its samples were asked before. An entropy bonus
         # does too.
-        learned = replace(
+        learning_plan = replace(
             collected.plan,
             learning_rate_factor=plan.learning_rate_factor,
             entropy_coefficient=plan.entropy_coefficient,
             entropy_bonus=plan.entropy_bonus,
         )
-        left = steps_left - collected.plan.refresh_interval
+        steps_after = steps_left - collected.plan.refresh_interval
         # The next plan is not known yet, so this one is used, cut at the end of the run.
-        following = replace(plan, refresh_interval=min(plan.refresh_interval, left))
-        self._ahead = self._start(following, left) if left > 0 else None
-        return replace(collected, plan=learned)
+        following = replace(plan, refresh_interval=min(plan.refresh_interval, steps_after))
+        self._ahead = self._start(following, steps_after) if steps_after > 0 else None
+        return replace(collected, plan=learning_plan)
 
     def forget(self) -> None:
         if self._ahead is not None:

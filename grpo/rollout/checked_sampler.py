@@ -81,8 +81,8 @@ class CheckedSampler:
             check_groups([prompts[place]], [group], self._vocabulary)
             on_group(place, group)
 
-        told = checked if on_group else None
-        groups = self._sampler.generate(prompts, group_size, sampling, first_sample, told)
+        checked_on_group = checked if on_group else None
+        groups = self._sampler.generate(prompts, group_size, sampling, first_sample, checked_on_group)
         check_groups(prompts, groups, self._vocabulary)
         return groups
 

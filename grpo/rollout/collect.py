@@ -89,17 +89,17 @@ class RefillingCollector:
     def _wave(self, num_prompts: int) -> dict[int, ScoredGroup]:
         """Samples the next prompts of all ranks, and returns this rank's groups by position in the stream."""
         first, ranks = self._source.cursor, self._collective.world_size
-        mine = [place for place in range(first, first + num_prompts) if place % ranks == self._collective.rank]
-        return dict(zip(mine, self._source.take(num_prompts), strict=True))
+        places = [place for place in range(first, first + num_prompts) if place % ranks == self._collective.rank]
+        return dict(zip(places, self._source.take(num_prompts), strict=True))
 
-    def _kept(self, silent: Mapping[int, bool], wanted: int) -> list[int]:
+    def _kept(self, silent: Mapping[int, bool], num_groups: int) -> list[int]:
         """Returns the stream positions of the groups to learn from, in the order of the optimizer steps."""
-        telling = [place for place in sorted(silent) if not silent[place]]
+        mixed = [place for place in sorted(silent) if not silent[place]]
         if self._refill.fallback == "short":
-            return telling
-        filling = iter([place for place in sorted(silent) if silent[place]])
-        slots = {turn * wanted // len(telling): place for turn, place in enumerate(telling)}
-        return [slots[slot] if slot in slots else next(filling) for slot in range(wanted)]
+            return mixed
+        silent_places = iter([place for place in sorted(silent) if silent[place]])
+        slots = {turn * num_groups // len(mixed): place for turn, place in enumerate(mixed)}
+        return [slots[slot] if slot in slots else next(silent_places) for slot in range(num_groups)]
 
     def _shared_out(
         self, steps: Sequence[Sequence[int]], sampled: Mapping[int, ScoredGroup]
@@ -108,10 +108,10 @@ class RefillingCollector:
         ranks, rank = self._collective.world_size, self._collective.rank
         learners = {place: learner for step in steps for place, learner in dealt(step, ranks).items()}
         leaving = {place: scored for place, scored in sampled.items() if learners.get(place, rank) != rank}
-        at_hand = dict(sampled)
+        available = dict(sampled)
         for share in self._collective.gather(leaving):
-            at_hand |= share
-        return tuple(tuple(at_hand[place] for place in step if learners[place] == rank) for step in steps)
+            available |= share
+        return tuple(tuple(available[place] for place in step if learners[place] == rank) for step in steps)
 
 
 def in_steps(groups: Sequence[Item], num_steps: int) -> tuple[tuple[Item, ...], ...]:
@@ -168,26 +168,26 @@ class BudgetedCollector:
     def collect(self, plan: RoundPlan, steps_left: int) -> Collected:
         prompts = self._task.next_prompts(plan.prompts_per_round)
         first = min(self._budget.pilot, plan.group_size)
-        looked = sampled_and_graded(self._sampler, self._grading, prompts, first)
-        mine = [group.count for group in looked]
-        everyone = sum((Counter(counts) for counts in self._collective.gather(mine)), Counter())
-        further = self._spread(everyone, mine, (plan.group_size - first) * len(prompts))
-        again = [index for index, count in enumerate(further) if count]
-        chosen, sizes = [prompts[index] for index in again], [further[index] for index in again]
-        earlier = [looked[index].group for index in again]
+        scored = sampled_and_graded(self._sampler, self._grading, prompts, first)
+        own_counts = [group.count for group in scored]
+        all_counts = sum((Counter(counts) for counts in self._collective.gather(own_counts)), Counter())
+        further = self._spread(all_counts, own_counts, (plan.group_size - first) * len(prompts))
+        indices = [index for index, count in enumerate(further) if count]
+        further_prompts, sizes = [prompts[index] for index in indices], [further[index] for index in indices]
+        earlier = [scored[index].group for index in indices]
         larger = sampled_and_graded(
             self._sampler,
             self._grading,
-            chosen,
+            further_prompts,
             sizes,
             first_sample=first,
             whole=lambda place, group: _joined(earlier[place], group),
         )
         self._sampler.sleep()
-        for index, group in zip(again, larger, strict=True):
-            looked[index] = group
-        steps = in_steps(looked, plan.num_batches)
-        return Collected(steps, tuple(looked), plan, self._task.cursor, asked_first=first)
+        for index, group in zip(indices, larger, strict=True):
+            scored[index] = group
+        steps = in_steps(scored, plan.num_batches)
+        return Collected(steps, tuple(scored), plan, self._task.cursor, asked_first=first)
 
     def forget(self) -> None:
         """Does nothing, because nothing is sampled ahead."""

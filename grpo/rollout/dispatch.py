@@ -175,8 +175,8 @@ class Dispatcher:
         if replica.alive:
             replica.standing = Standing.LOST
             self._why_lost = str(error) if isinstance(error, RequestRefused) else NOBODY_LEFT
-            left = len(server.tokens)
-            say(f"grpo: the vLLM server at {replica.url} was lost ({error}): {left} completions go to others")
+            num_samples = len(server.tokens)
+            say(f"grpo: the vLLM server at {replica.url} was lost ({error}): {num_samples} completions go to others")
 
     def _fail_all(self, error: Exception) -> None:
         while self._waiting:

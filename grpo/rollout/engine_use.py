@@ -50,12 +50,12 @@ class EngineUse:
     def take(self) -> dict[str, float]:
         """Returns the cache's peak, preemptions and prefix hits since the last call, and resets them. Returns {} when
         the engine was idle."""
-        peak, preempted, asked, hit = self._peak, self._preempted, self._asked, self._hit
+        peak, preemptions, queries, hits = self._peak, self._preempted, self._asked, self._hit
         EngineUse.__init__(self)
-        if not asked and not peak:
+        if not queries and not peak:
             return {}
-        use = {PEAK: peak, "rollout/preemptions": float(preempted)}
-        return use | ({"rollout/prefix_hit_fraction": hit / asked} if asked else {})
+        use = {PEAK: peak, "rollout/preemptions": float(preemptions)}
+        return use | ({"rollout/prefix_hit_fraction": hits / queries} if queries else {})
 
 
 class ServerUse:
@@ -69,15 +69,15 @@ class ServerUse:
 
     def since(self, pages: Mapping[str, str]) -> dict[str, float]:
         """Returns the metrics since the last call, from the servers' pages by URL. A restarted server counts from 0."""
-        preempted, asked, hit = (
+        preemptions, queries, hits = (
             sum(self._grown(url, counter, page) for url, page in pages.items()) for counter in COUNTERS
         )
         self._before |= {url: {counter: counted(page, counter) for counter in COUNTERS} for url, page in pages.items()}
-        if not asked:
+        if not queries:
             return {}
         peaks = [counted(page, PEAK) for page in pages.values() if f"\n{PEAK} " in page]
         use = {PEAK: max(peaks)} if peaks else {}
-        return use | {"rollout/preemptions": preempted, "rollout/prefix_hit_fraction": hit / asked}
+        return use | {"rollout/preemptions": preemptions, "rollout/prefix_hit_fraction": hits / queries}
 
     def _grown(self, url: str, counter: str, page: str) -> float:
         now, before = counted(page, counter), self._before.get(url, {}).get(counter, 0.0)

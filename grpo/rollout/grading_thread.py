@@ -65,8 +65,8 @@ class GradingThread:
         return [group.result().scored for group in graded]
 
     def _run(self) -> None:
-        while None not in (come := self._waiting()):
-            waiting = [pair for pairs in come for pair in pairs]
+        while None not in (queued := self._waiting()):
+            waiting = [pair for pairs in queued for pair in pairs]
             try:
                 scored = self._task.grade([group for group, _ in waiting])
             except BaseException as error:
@@ -104,10 +104,10 @@ def sampled_and_graded(
         sampled = sampler.generate(prompts, group_size, sampling, first_sample)
         groups = [whole(place, group) for place, group in enumerate(sampled)]
         return grading.results(grading.grade_all(groups) if groups else [])
-    begun: dict[int, Future[Graded]] = {}
+    graded: dict[int, Future[Graded]] = {}
 
     def begin(place: int, group: RolloutGroup) -> None:
-        begun[place] = grading.grade(whole(place, group))
+        graded[place] = grading.grade(whole(place, group))
 
     groups = sampler.generate(prompts, group_size, sampling, first_sample, begin)
-    return grading.results([begun[place] for place in range(len(groups))])
+    return grading.results([graded[place] for place in range(len(groups))])

@@ -38,7 +38,7 @@ class Source(Protocol):
         """Drops the groups that were asked ahead. Their prompts come again, in the same order."""
 
 
-class Asking:
+class OnDemandSource:
     """This source samples prompts when their groups are taken."""
 
     def __init__(self, task: Task, sampler: Sampler, grading: GradingThread):
@@ -63,8 +63,8 @@ class Asking:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """An asked prompt is one whose group is not taken yet. `cursor` is the stream's position after the prompt;
+class _Request:
+    """A request is a prompt whose group is not taken yet. `cursor` is the stream's position after the prompt;
     `seconds` are the seconds of sampling and grading by phase."""
 
     prompt: Prompt
@@ -74,7 +74,7 @@ class _Asked:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-class AskingAhead:
+class AheadSource:
     """Samples prompts before their groups are needed (`pipeline=continuous`).
 
     Sampling goes on while the learner works and while the sampler's weights are replaced. Groups are still taken in the
@@ -100,7 +100,7 @@ class AskingAhead:
         """`thread_seconds` gives the calling thread's seconds by phase since the last call."""
         self._task, self._sampler, self._collective = task, sampler, collective
         self._max_staleness = max_staleness
-        self._under_way: deque[_Asked] = deque()
+        self._under_way: deque[_Request] = deque()
         self._rounds_ahead = 1
         self._taken_cursor: int | None = None
         self._thread_seconds, self._seconds = thread_seconds, Counter()
@@ -125,20 +125,20 @@ class AskingAhead:
     def take(self, num_prompts: int) -> list[ScoredGroup]:
         self._ask_until(num_prompts)
         end = self.cursor + num_prompts
-        mine = []
+        requests = []
         while self._under_way and self._under_way[0].cursor <= end:
-            mine.append(self._under_way.popleft())
-        for index, asked in enumerate(mine):
-            group = _scored(asked)
+            requests.append(self._under_way.popleft())
+        for index, request in enumerate(requests):
+            group = _scored(request)
             if group and self._staleness(group) > self._max_staleness:
-                mine[index] = self._ask([asked.prompt], [asked.cursor])[0]
-        groups = [_scored(asked) for asked in mine]
+                requests[index] = self._ask([request.prompt], [request.cursor])[0]
+        groups = [_scored(request) for request in requests]
         # All ranks give up together, or none.
         if self._collective.maximum(None in groups):
             raise SamplerLost(NOBODY_LEFT)
         self._taken_cursor = end
-        for asked in mine:
-            self._seconds.update(asked.seconds)
+        for request in requests:
+            self._seconds.update(request.seconds)
         return groups
 
     def take_seconds(self) -> dict[str, float]:
@@ -158,8 +158,8 @@ class AskingAhead:
         The number grows when a rank lacks groups of this round, which ends at position `end`. It shrinks when no rank
         lacks any group that was asked.
         """
-        missing = [asked.cursor for asked in self._under_way if not asked.scored.done()]
-        late, early = any(cursor <= end for cursor in missing), not missing
+        missing_cursors = [request.cursor for request in self._under_way if not request.scored.done()]
+        late, early = any(cursor <= end for cursor in missing_cursors), not missing_cursors
         if self._collective.maximum(late):
             steps = (self._rounds_ahead + 1) * self._plan.refresh_interval
             self._rounds_ahead += steps <= self._max_staleness
@@ -175,26 +175,26 @@ class AskingAhead:
             positions = [position for position in range(first, end) if position % ranks == rank]
             self._under_way.extend(self._ask(prompts, [position + 1 for position in positions]))
 
-    def _ask(self, prompts: Sequence[Prompt], cursors: Sequence[int]) -> list[_Asked]:
+    def _ask(self, prompts: Sequence[Prompt], cursors: Sequence[int]) -> list[_Request]:
         pending = self._sampler.ask(prompts, self._plan.group_size)
-        under_way = [_Asked(*prompt) for prompt in zip(prompts, cursors, pending, strict=True)]
-        for asked in under_way:
-            self._sampled.put(asked)
-        return under_way
+        requests = [_Request(*prompt) for prompt in zip(prompts, cursors, pending, strict=True)]
+        for request in requests:
+            self._sampled.put(request)
+        return requests
 
     def _wait(self) -> None:
         """Waits for the groups in the order in which they were asked, and hands them on to be graded."""
         while True:
-            asked = self._sampled.get()
-            if not asked.scored.set_running_or_notify_cancel():
+            request = self._sampled.get()
+            if not request.scored.set_running_or_notify_cancel():
                 continue
             try:
-                group = asked.pending.result()
+                group = request.pending.result()
             except BaseException as error:
-                asked.scored.set_exception(error)
+                request.scored.set_exception(error)
                 continue
-            asked.seconds.update(self._thread_seconds())
-            self._grading.grade(group).add_done_callback(partial(_pass_on, asked))
+            request.seconds.update(self._thread_seconds())
+            self._grading.grade(group).add_done_callback(partial(_pass_on, request))
 
     def _staleness(self, group: ScoredGroup) -> int:
         """Returns how many optimizer steps old the group's oldest token is if the round's last step learns from it.
@@ -204,25 +204,25 @@ class AskingAhead:
         return self._sampler.policy_version + self._plan.refresh_interval - 1 - group.group.oldest_version
 
     def forget(self) -> None:
-        for asked in self._under_way:
-            asked.pending.cancel()
-            asked.scored.cancel()
+        for request in self._under_way:
+            request.pending.cancel()
+            request.scored.cancel()
         self._under_way.clear()
         self._task.cursor = self.cursor
 
 
-def _pass_on(asked: _Asked, graded: Future[Graded]) -> None:
-    """Gives an asked prompt its graded group and the seconds of grading, or the error that grading raised."""
+def _pass_on(request: _Request, graded: Future[Graded]) -> None:
+    """Gives a request its graded group and the seconds of grading, or the error that grading raised."""
     if error := graded.exception():
-        asked.scored.set_exception(error)
+        request.scored.set_exception(error)
     else:
-        asked.seconds.update(graded.result().seconds)
-        asked.scored.set_result(graded.result().scored)
+        request.seconds.update(graded.result().seconds)
+        request.scored.set_result(graded.result().scored)
 
 
-def _scored(asked: _Asked) -> ScoredGroup | None:
+def _scored(request: _Request) -> ScoredGroup | None:
     """Waits for the graded group and returns it, or None when no server is left that could answer."""
     try:
-        return asked.scored.result()
+        return request.scored.result()
     except SamplerLost:
         return None

@@ -158,8 +158,8 @@ class Replica:
         if response.status < 500:
             message = f"{self.url}{route} refused a request with {response.status}: {text}"
             raise RequestRefused(message, response.status, text)
-        lost = LoadFailed if route == UPDATE_ROUTE else ReplicaLost
-        raise lost(f"{response.status} at {route}: {text}")
+        error_type = LoadFailed if route == UPDATE_ROUTE else ReplicaLost
+        raise error_type(f"{response.status} at {route}: {text}")
 
     async def healthy(self) -> bool:
         """Returns whether the server's engine answers now. /health would answer even if the engine hangs."""

@@ -31,7 +31,7 @@ from grpo.types.weights import ADAPTERS, BASE, MERGED
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PendingGroup:
     """Implements `interfaces.Pending`: one prompt's completions, which a server is still sampling."""
 
     prompt: Prompt
@@ -48,18 +48,20 @@ class Asked:
         self.answers.cancel()
 
 
-def wait_for(asked: Sequence[Asked], on_group: OnGroup | None = None) -> tuple[list[RolloutGroup], SamplerLost | None]:
+def wait_for(
+    pending_groups: Sequence[PendingGroup], on_group: OnGroup | None = None
+) -> tuple[list[RolloutGroup], SamplerLost | None]:
     """Waits for all groups. Returns the groups that came, and the error if some did not because no server is left.
 
     `on_group` is called with each group's place and the group, as soon as the group is complete.
     """
-    places = {pending.answers: place for place, pending in enumerate(asked)}
+    places = {pending.answers: place for place, pending in enumerate(pending_groups)}
     groups: dict[int, RolloutGroup] = {}
     lost = None
     for answers in as_completed(places):
         place = places[answers]
         try:
-            groups[place] = asked[place].result()
+            groups[place] = pending_groups[place].result()
         except SamplerLost as error:
             lost = error
             continue
@@ -106,11 +108,11 @@ class ServerSampler:
         first_sample: int = 0,
         on_group: OnGroup | None = None,
     ) -> list[RolloutGroup]:
-        asked = self.ask(prompts, group_size, sampling, first_sample)
-        groups, lost = wait_for(asked, on_group)
+        pending_groups = self.ask(prompts, group_size, sampling, first_sample)
+        groups, error = wait_for(pending_groups, on_group)
         # All ranks give up together, or none.
-        if self._drawing.maximum(lost is not None):
-            raise lost or SamplerLost(NOBODY_LEFT)
+        if self._drawing.maximum(error is not None):
+            raise error or SamplerLost(NOBODY_LEFT)
         self._fleet.restart_lost()
         return groups
 
@@ -120,16 +122,16 @@ class ServerSampler:
         group_size: int | Sequence[int],
         sampling: SamplingConfig | None = None,
         first_sample: int = 0,
-    ) -> list[Asked]:
+    ) -> list[PendingGroup]:
         """Starts what `generate` does, without waiting. Not collective."""
         sampling = sampling or self._config.rollout.sampling
-        drawn = sample_numbers(group_size, first_sample, len(prompts))
+        sample_ranges = sample_numbers(group_size, first_sample, len(prompts))
         requests = [
             {sample: self._request(prompt, sample, sampling) for sample in samples}
-            for prompt, samples in zip(prompts, drawn, strict=True)
+            for prompt, samples in zip(prompts, sample_ranges, strict=True)
         ]
         answers = self._dispatcher.ask(requests)
-        return [Asked(prompt, answer, self._completion) for prompt, answer in zip(prompts, answers, strict=True)]
+        return [PendingGroup(prompt, answer, self._completion) for prompt, answer in zip(prompts, answers, strict=True)]
 
     def _request(self, prompt: Prompt, sample: int, sampling: SamplingConfig) -> dict[str, Any]:
         seed = sample_seed(self._config.seed, prompt.prompt_id, sample, self.policy_version)

@@ -24,7 +24,7 @@ def _of_config(model_path: str | Path) -> int | list[int] | None:
     """Returns what config.json says, and not the default of the model's class, which may be any word of another
     tokenizer."""
     try:
-        written, _ = PretrainedConfig.get_config_dict(model_path)
+        config, _ = PretrainedConfig.get_config_dict(model_path)
     except OSError:
         return None
-    return written.get("eos_token_id", written.get("text_config", {}).get("eos_token_id"))
+    return config.get("eos_token_id", config.get("text_config", {}).get("eos_token_id"))

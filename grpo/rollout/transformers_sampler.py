@@ -131,17 +131,17 @@ class TransformersSampler:
     def _completion(self, tokens: list[int], logprobs: list[float]) -> Completion:
         ends = [position for position, token in enumerate(tokens) if token in self._stop]
         length = ends[0] + 1 if ends else len(tokens)
-        kept = tuple(tokens[:length])
-        text = self._tokenizer.decode(kept, skip_special_tokens=True)
-        return Completion(kept, tuple(logprobs[:length]), text, not ends, ((self.policy_version, length),))
+        token_ids = tuple(tokens[:length])
+        text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        return Completion(token_ids, tuple(logprobs[:length]), text, not ends, ((self.policy_version, length),))
 
     def begin_refresh(self) -> str:
         return MERGED
 
     def load_weights(self, bucket: Bucket) -> None:
-        own = dict(self._model.named_parameters())
+        parameters = dict(self._model.named_parameters())
         for name, tensor in bucket:
-            own[name].copy_(tensor)
+            parameters[name].copy_(tensor)
 
     def finish_weights(self, policy_version: int) -> None:
         self.policy_version = policy_version

@@ -19,7 +19,7 @@ from grpo.interfaces import Collective, Collector, Learner, Sampler, Task, Weigh
 from grpo.rollout.ahead import AheadCollector
 from grpo.rollout.collect import BudgetedCollector, PlainCollector, RefillingCollector
 from grpo.rollout.grading_thread import GradingThread
-from grpo.rollout.group_source import Asking, AskingAhead, Source
+from grpo.rollout.group_source import AheadSource, OnDemandSource, Source
 from grpo.run.clocks import Beside, Clocks, Timed
 from grpo.tasks.own_rewards import IN_TWO_TURNS, NO_ROUND
 from grpo.types import ScoredGroup
@@ -48,7 +48,7 @@ def build_pipeline(
         require(not task.grades_together, NO_ROUND)
         grading = GradingThread(clocks.task(task), thread_seconds)
         staleness = config.rollout.max_staleness
-        ahead = AskingAhead(task, clocks.asked(sampler), collective, staleness, grading, thread_seconds)
+        ahead = AheadSource(task, clocks.asked(sampler), collective, staleness, grading, thread_seconds)
         collector = Beside(_filled(config, ahead, collective), ahead.take_seconds)
     return Timed(collector, collect=clocks.waited(collector.collect)), sync
 
@@ -84,7 +84,7 @@ def _build_collector(
         exponent, mean_exponent = config.normalization.dials
         spread = partial(further_tries, largest=budget.largest, exponent=exponent, mean_exponent=mean_exponent)
         return BudgetedCollector(task, sampler, grading, budget, collective, spread)
-    return _filled(config, Asking(task, sampler, grading), collective)
+    return _filled(config, OnDemandSource(task, sampler, grading), collective)
 
 
 def _filled(config: TrainConfig, source: Source, collective: Collective) -> Collector:

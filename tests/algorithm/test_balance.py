@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from grpo.algorithm.balance import Piece, assign, at_home, shared
+from grpo.algorithm.balance import Piece, assign, balanced, send_back
 from grpo.algorithm.batches import BatchMaker
 from grpo.algorithm.packing import Branch, LooseTree
 from grpo.config import TrainConfig
@@ -83,7 +83,7 @@ def test_what_moves_arrives_whole_with_all_that_its_loss_needs():
 
     def action(collective):
         own = trees if collective.rank == 0 else []
-        return shared(own, collective, lambda before, tokens: tokens).trees
+        return balanced(own, collective, lambda before, tokens: tokens).trees
 
     first, second = on_ranks(2, action)
     assert [tree.prompt for tree in first + second] == [(1, 2, 3), (1, 2, 3)]
@@ -104,12 +104,12 @@ def test_what_was_computed_elsewhere_comes_home_in_its_place():
 
     def action(collective):
         own = trees[collective.rank]
-        share = shared(own, collective, lambda before, tokens: before + tokens)
+        share = balanced(own, collective, lambda before, tokens: before + tokens)
         values = [
             tuple((tree.prompt, own_branch.completion.token_ids) for own_branch in tree.branches)
             for tree in share.trees
         ]
-        return share, at_home(own, share, values, collective)
+        return share, send_back(own, share, values, collective)
 
     results = on_ranks(3, action)
     for own, (_, values) in zip(trees, results, strict=True):

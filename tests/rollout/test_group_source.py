@@ -10,7 +10,7 @@ from grpo.config import RefillConfig
 from grpo.config.errors import SamplerLost
 from grpo.rollout.collect import PlainCollector, RefillingCollector
 from grpo.rollout.grading_thread import GradingThread
-from grpo.rollout.group_source import AskingAhead
+from grpo.rollout.group_source import AheadSource
 from grpo.types import RoundPlan
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, ids, on_ranks
 
@@ -48,7 +48,7 @@ class Run:
 
     def __init__(self, max_staleness, rewards=((1, 0, 1, 0),) * 60, refill=None):
         self.task, self.sampler = ScriptedTask(rewards), SlowSampler()
-        self.source = AskingAhead(self.task, self.sampler, SingleRank(), max_staleness, GradingThread(self.task))
+        self.source = AheadSource(self.task, self.sampler, SingleRank(), max_staleness, GradingThread(self.task))
         self.collector = (
             RefillingCollector(self.source, refill, SingleRank()) if refill else PlainCollector(self.source)
         )
@@ -137,7 +137,7 @@ def test_the_prompts_taken_are_the_same_on_every_number_of_ranks():
 
     def three_rounds(collective):
         task, sampler = ScriptedTask(rewards, collective.rank, collective.world_size), SlowSampler()
-        source = AskingAhead(task, sampler, collective, 3, GradingThread(task))
+        source = AheadSource(task, sampler, collective, 3, GradingThread(task))
         collector = RefillingCollector(source, RefillConfig(enabled=True), collective)
         taken = []
         for _ in range(3):
@@ -165,7 +165,7 @@ def test_ranks_agree_on_how_far_ahead_they_ask_when_only_some_have_prompts_under
 
     def four_rounds(collective):
         task, sampler = ScriptedTask(rewards, collective.rank, collective.world_size), SlowSampler()
-        source = AskingAhead(task, sampler, collective, 3, GradingThread(task))
+        source = AheadSource(task, sampler, collective, 3, GradingThread(task))
         collector = RefillingCollector(source, RefillConfig(enabled=True), collective)
         under_way, cursors = [], []
         for _ in range(4):
