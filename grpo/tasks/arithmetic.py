@@ -47,12 +47,12 @@ def arithmetic_problems(options: dict[str, Any], size: int, seed: int) -> list[P
 
     Raises `UserError` for unknown options, and when `size` exceeds the number of distinct questions.
     """
-    known = [field.name for field in fields(ArithmeticOptions)]
-    unknown = sorted(set(options) - set(known))
+    names = [field.name for field in fields(ArithmeticOptions)]
+    unknown = sorted(set(options) - set(names))
     if unknown:
-        raise UserError(f"task.data.options: unknown {', '.join(unknown)}; known are {', '.join(known)}.")
-    chosen = ArithmeticOptions(**{**options, "operators": tuple(options.get("operators", ("+",)))})
-    available = chosen.num_questions
+        raise UserError(f"task.data.options: unknown {', '.join(unknown)}; known are {', '.join(names)}.")
+    arithmetic = ArithmeticOptions(**{**options, "operators": tuple(options.get("operators", ("+",)))})
+    available = arithmetic.num_questions
     if size > available:
         raise UserError(
             f"task.data.size is {size}, but task.data.options allow {available} distinct questions; lower it, or set "
@@ -63,7 +63,7 @@ def arithmetic_problems(options: dict[str, Any], size: int, seed: int) -> list[P
             f"task.data.options allow {available} distinct questions, too many to take all; set task.data.size."
         )
     indices = random.Random(seed).sample(range(available), size) if size else range(available)
-    return [_problem(index, chosen) for index in indices]
+    return [_problem(index, arithmetic) for index in indices]
 
 
 def _problem(index: int, options: ArithmeticOptions) -> Problem:

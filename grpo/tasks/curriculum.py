@@ -124,23 +124,23 @@ class Online:
 
         # A stream that was set back gives the same positions out again, for example after a look at the first prompts.
         self._out = {index: position for index, position in self._out.items() if position < start}
-        chosen: list[int] = []
-        while len(chosen) < count:
-            first = start + len(chosen)
-            drawn = self._draw(first, count - len(chosen))
-            chosen += drawn
+        indices: list[int] = []
+        while len(indices) < count:
+            first = start + len(indices)
+            drawn = self._draw(first, count - len(indices))
+            indices += drawn
             self._out |= {index: position for position, index in enumerate(drawn, start=first)}
             if len(self._out) == self._prior.shape[1]:
                 self._out = {}
-        return np.array(chosen, int)
+        return np.array(indices, int)
 
     def visit(self, position: int) -> int:
         return position
 
     def record_outcomes(self, outcomes: Sequence[tuple[int, int, int]], cursor: int) -> None:
-        faded = self._faded(cursor)
+        counts = self._faded(cursor)
         for index, correct, tried in outcomes:
-            self._seen[:, index] = faded[:, index] + (correct, tried - correct)
+            self._seen[:, index] = counts[:, index] + (correct, tried - correct)
             self._asked_at[index] = cursor
             silent = correct in (0, tried)
             self._rests_until[index] = cursor + (self._config.rest_silent if silent else self._config.rest)
@@ -226,8 +226,8 @@ def build_order(problems: Sequence[Problem], config: CurriculumConfig, grouping:
     if config.name == "online":
         return Online(rates, config, grouping, seed)
     if config.name == "weighted":
-        counted = np.stack([rates, 1 - rates]) * config.prior_samples + JEFFREYS
-        gradient = expected_gradient(*counted, grouping)
+        prior = np.stack([rates, 1 - rates]) * config.prior_samples + JEFFREYS
+        gradient = expected_gradient(*prior, grouping)
         return weighted(lambda position: gradient, config.block, seed)
 
     def near_target(position: int) -> Floats:

@@ -91,9 +91,9 @@ class GraderPool:
         """
         if not self._alone:
             return [RawGrade({})] * len(items)
-        nothing = dict.fromkeys(self._alone, 0.0)
+        zeros = dict.fromkeys(self._alone, 0.0)
         results = self._checked(grade_one, items, self._reward.timeout_seconds)
-        return [RawGrade(nothing, result.outcome) if isinstance(result, Failure) else result for result in results]
+        return [RawGrade(zeros, result.outcome) if isinstance(result, Failure) else result for result in results]
 
     def grade_groups(self, groups: Sequence[GroupItem]) -> list[list[RawGrade]]:
         """Returns one grade per completion of each group, by the parts that see whole groups.
@@ -103,11 +103,11 @@ class GraderPool:
         """
         if not self._groups:
             return [[RawGrade({})] * len(texts) for texts, *_ in groups]
-        nothing = dict.fromkeys(self._groups, 0.0)
+        zeros = dict.fromkeys(self._groups, 0.0)
         largest = max((len(texts) for texts, *_ in groups), default=1)
         results = self._checked(grade_group, groups, self._reward.timeout_seconds * largest)
         return [
-            [RawGrade(nothing, result.outcome)] * len(texts) if isinstance(result, Failure) else result
+            [RawGrade(zeros, result.outcome)] * len(texts) if isinstance(result, Failure) else result
             for (texts, *_), result in zip(groups, results, strict=True)
         ]
 
@@ -118,11 +118,11 @@ class GraderPool:
         """
         if not self._batches or not groups:
             return [[RawGrade({})] * len(texts) for texts, *_ in groups]
-        nothing = dict.fromkeys(self._batches, 0.0)
+        zeros = dict.fromkeys(self._batches, 0.0)
         seconds = self._reward.timeout_seconds * sum(len(texts) for texts, *_ in groups)
         [result] = self._checked(grade_batch, [tuple(groups)], seconds)
         if isinstance(result, Failure):
-            return [[RawGrade(nothing, result.outcome)] * len(texts) for texts, *_ in groups]
+            return [[RawGrade(zeros, result.outcome)] * len(texts) for texts, *_ in groups]
         return result
 
     def _checked(self, function: Callable[..., Any], items: Sequence[tuple], seconds: float) -> list[Any]:

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from grpo.config import RewardConfig, UserError
 from grpo.tasks.extraction import extract
 from grpo.tasks.grader_pool import GraderPool
-from grpo.tasks.grading_worker import UNPARSABLE, RawGrade
+from grpo.tasks.grading_worker import UNPARSABLE, RawGrade, merged
 from grpo.tasks.overlong import overlong_penalty
-from grpo.tasks.own_rewards import OF_EACH, facts_of
-from grpo.tasks.remote import RemoteRewards, joined
+from grpo.tasks.own_rewards import facts_of, facts_of_one
+from grpo.tasks.remote import RemoteRewards
 from grpo.tasks.rewards import EXTRACTING
 from grpo.tasks.sources import listed
 from grpo.tasks.verification import bare
@@ -35,7 +35,7 @@ class Grading:
         self._reward = reward
         self._max_tokens = max_tokens
         self._bad_rows = bad_rows
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._extracts = bool(EXTRACTING & {*reward.weights})
 
     @property
@@ -58,7 +58,7 @@ class Grading:
         remote = self._remote.ask(groups) if self._remote.names else None
         raw_grades = [*self._graded_here(groups), *([remote.result()] if remote else [])]
         scored = [
-            self._scored(group, [*map(joined, zip(*of_group, strict=True))])
+            self._scored(group, [*map(merged, zip(*of_group, strict=True))])
             for group, *of_group in zip(groups, *raw_grades, strict=True)
         ]
         self._tell_unparsable(scored)
@@ -78,21 +78,20 @@ class Grading:
             texts = tuple(completion.text for completion in group.completions)
             group_items.append((texts, problem, facts))
             for place, text in enumerate(texts):
-                own = {name: value[place] if name in OF_EACH else value for name, value in facts.items()}
-                items.append((text, problem.answer, problem.metadata, own))
+                items.append((text, problem.answer, problem.metadata, facts_of_one(facts, place)))
         alone = iter(self._pool.grade(items))
         one_by_one = [[next(alone) for _ in group.completions] for group in groups]
         return [one_by_one, self._pool.grade_groups(group_items), self._pool.grade_batch(group_items)]
 
     def _tell_unparsable(self, scored: Sequence[ScoredGroup]) -> None:
         """Warns once of each problem whose own answer cannot be parsed, or raises `UserError` to refuse it."""
-        refused = [graded for graded in scored if graded.grades and graded.grades[0].outcome == UNPARSABLE]
-        problems = [graded.group.prompt.problem for graded in refused]
-        new = {problem.problem_id: problem.answer for problem in problems if problem.problem_id not in self._told}
+        unparsable_groups = [graded for graded in scored if graded.grades and graded.grades[0].outcome == UNPARSABLE]
+        problems = [graded.group.prompt.problem for graded in unparsable_groups]
+        new = {problem.problem_id: problem.answer for problem in problems if problem.problem_id not in self._warned}
         if new and self._bad_rows == "refuse":
             raise UserError(f"{unparsable(new)}; correct them or set task.data.bad_rows=skip.")
         if new:
-            self._told |= new.keys()
+            self._warned |= new.keys()
             logger.warning("%s; nothing is learned from them", unparsable(new))
 
     def _scored(self, group: RolloutGroup, raw_grades: Sequence[RawGrade]) -> ScoredGroup:
@@ -102,12 +101,12 @@ class Grading:
         Only completions with an answer to compare show that the problem's own cannot be parsed. The others would win by
         giving none.
         """
-        spoilt = next((raw.outcome for raw in raw_grades if raw.outcome in NOT_THEIR_FAULT), None)
-        if spoilt:
-            raw_grades = [RawGrade(dict.fromkeys(raw.parts, 0.0), spoilt) for raw in raw_grades]
+        ungradable = next((raw.outcome for raw in raw_grades if raw.outcome in NOT_THEIR_FAULT), None)
+        if ungradable:
+            raw_grades = [RawGrade(dict.fromkeys(raw.parts, 0.0), ungradable) for raw in raw_grades]
         grades = tuple(map(self._grade, group.completions, raw_grades))
         masked = self._reward.overlong == "mask"
-        included = tuple(not (spoilt or (masked and completion.truncated)) for completion in group.completions)
+        included = tuple(not (ungradable or (masked and completion.truncated)) for completion in group.completions)
         return ScoredGroup(group, grades, included)
 
     def _grade(self, completion: Completion, raw: RawGrade) -> Grade:

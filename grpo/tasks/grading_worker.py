@@ -155,6 +155,13 @@ def numbers(name: str, returned: Any) -> dict[str, float]:
     return {name: value, **logged}
 
 
+def merged(grades: Sequence[RawGrade]) -> RawGrade:
+    """Merges the grades that several parts gave one completion. If one part failed, all values are 0."""
+    outcome = next((grade.outcome for grade in grades if grade.outcome != "graded"), "graded")
+    parts = {name: value for grade in grades for name, value in grade.parts.items()}
+    return RawGrade(parts if outcome == "graded" else dict.fromkeys(parts, 0.0), outcome)
+
+
 def _raised(name: str, error: BaseException) -> Failure:
     message = " ".join(str(error).split())[:MAX_MESSAGE]
     return Failure(f"reward part {name!r} raised {type(error).__name__}", message, by_reward=True)

@@ -41,12 +41,12 @@ class Mixture:
         import numpy as np
 
         sets = np.array([self._set_at(position) for position in range(start, start + count)], int)
-        chosen = np.empty(count, int)
+        indices = np.empty(count, int)
         for number, order in enumerate(self._orders):
-            mine = np.flatnonzero(sets == number)
-            if len(mine):
-                chosen[mine] = self._first[number] + order.indices(self._before(start)[number], len(mine))
-        return chosen
+            places = np.flatnonzero(sets == number)
+            if len(places):
+                indices[places] = self._first[number] + order.indices(self._before(start)[number], len(places))
+        return indices
 
     def visit(self, position: int) -> int:
         number = self._set_at(position)
@@ -55,8 +55,8 @@ class Mixture:
     def record_outcomes(self, outcomes: Sequence[tuple[int, int, int]], cursor: int) -> None:
         for number, order in enumerate(self._orders):
             first, end = self._first[number], self._first[number + 1]
-            mine = [(index - first, *counts) for index, *counts in outcomes if first <= index < end]
-            order.record_outcomes(mine, int(self._before(cursor)[number]))
+            own_outcomes = [(index - first, *counts) for index, *counts in outcomes if first <= index < end]
+            order.record_outcomes(own_outcomes, int(self._before(cursor)[number]))
 
     def _set_at(self, position: int) -> int:
         block, place = divmod(position, BLOCK)

@@ -89,15 +89,15 @@ class TogetherReward:
         return self.part.wanted
 
     def __call__(self, completions: Sequence[str], problem: Problem, facts: Facts) -> Sequence[Any]:
-        async def asked() -> list[Any]:
+        async def rewards() -> list[Any]:
             return await asyncio.gather(
                 *(
-                    self.part(text, problem.answer, problem.metadata, _of_one(facts, index))
+                    self.part(text, problem.answer, problem.metadata, facts_of_one(facts, index))
                     for index, text in enumerate(completions)
                 )
             )
 
-        return asyncio.run(asked())
+        return asyncio.run(rewards())
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +123,12 @@ class GroupReward:
         completions.
         """
         chat = bool(problem.messages)
-        written = [[{"role": "assistant", "content": text}] if chat else text for text in completions]
+        contents = [[{"role": "assistant", "content": text}] if chat else text for text in completions]
         prompt = [dict(message) for message in problem.messages] if chat else problem.question
         columns = {**problem.metadata, self.answer_name: problem.answer, "prompts": prompt}
         # A column of the data has its name before a fact.
         arguments = dict(facts) | {name: facts[fact] for name, fact in _TRL_NAMES.items() if fact in facts}
-        arguments |= {name: [value] * len(completions) for name, value in columns.items()} | {GROUP: written}
+        arguments |= {name: [value] * len(completions) for name, value in columns.items()} | {GROUP: contents}
         accepted = {name: value for name, value in arguments.items() if self.names is None or name in self.names}
         return _as_many(self.function(**accepted), len(completions), "completions")
 
@@ -180,8 +180,8 @@ def _as_many(rewards: Any, count: int, what: str) -> Sequence[Any]:
     return [0.0 if reward is None else reward for reward in rewards]
 
 
-def _of_one(facts: Facts, index: int) -> Facts:
-    """Returns the facts of one completion of a group."""
+def facts_of_one(facts: Facts, index: int) -> Facts:
+    """Returns the facts of one completion of a group, given those of the group and the completion's index."""
     return {name: value[index] if name in OF_EACH else value for name, value in facts.items()}
 
 
@@ -216,14 +216,14 @@ def own_reward(path: str, answer_name: str) -> Part:
     needed = frozenset(name for name, parameter in plain.items() if parameter.default is inspect.Parameter.empty)
     if GROUP in plain:
         wanted = frozenset(plain) & {*FACTS} | {fact for name, fact in _TRL_NAMES.items() if name in plain}
-        return GroupReward(_finished(function), answer_name, None if any_name else frozenset(plain), needed, wanted)
+        return GroupReward(_synchronous(function), answer_name, None if any_name else frozenset(plain), needed, wanted)
     if needed == {BATCH}:
-        return BatchReward(_finished(function))
+        return BatchReward(_synchronous(function))
     if plain.keys() >= VERL:
-        return _verl(_finished(function), None if any_name else frozenset(plain))
-    known = frozenset(name for name in plain if name in (*_OURS, *FACTS))
-    if "completion" in known and needed <= known:
-        part = CompletionReward(function, known)
+        return _verl(_synchronous(function), None if any_name else frozenset(plain))
+    known_names = frozenset(name for name in plain if name in (*_OURS, *FACTS))
+    if "completion" in known_names and needed <= known_names:
+        part = CompletionReward(function, known_names)
         return TogetherReward(part) if inspect.iscoroutinefunction(function) else part
     try:
         inspect.signature(function).bind("completion", "answer", {})
@@ -232,7 +232,7 @@ def own_reward(path: str, answer_name: str) -> Part:
         ours = False
     if not ours:
         raise UserError(f"task.reward.parts: {path!r} takes ({', '.join(parameters)}); write it as {WANTED}.")
-    return _finished(function)
+    return _synchronous(function)
 
 
 _STARRED = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
@@ -249,11 +249,11 @@ def _verl(function: Function, names: frozenset[str] | None) -> Function:
     return part
 
 
-def _finished(function: Function) -> Function:
+def _synchronous(function: Function) -> Function:
     """Returns a synchronous form of a function that may be async."""
     if not inspect.iscoroutinefunction(function):
         return function
-    return lambda *given, **named: asyncio.run(function(*given, **named))
+    return lambda *arguments, **options: asyncio.run(function(*arguments, **options))
 
 
 def _imported(path: str) -> Function:

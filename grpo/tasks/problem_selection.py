@@ -121,7 +121,7 @@ def _checks(
     low, high = config.solve_rate
     column = config.solve_rate_column
     if (low, high) != (0.0, 1.0) or config.without_solve_rate == "drop":
-        _there(problems, column, "solve_rate_column")
+        _require_column(problems, column, "solve_rate_column")
         if config.without_solve_rate == "drop":
             yield "without a pass rate", lambda problem: solve_rate(problem, column) is not None
         yield (
@@ -129,14 +129,14 @@ def _checks(
             lambda problem: (rate := solve_rate(problem, column)) is None or low <= rate <= high,
         )
     if config.sources:
-        _there(problems, "source", "sources")
-        _known(config.sources, (problem.metadata.get("source") for problem in problems), "sources")
+        _require_column(problems, "source", "sources")
+        _require_available(config.sources, (problem.metadata.get("source") for problem in problems), "sources")
         yield "from other sources", lambda problem: problem.metadata.get("source") in config.sources
     if config.domains:
-        _there(problems, "domain", "domains")
+        _require_column(problems, "domain", "domains")
         yield "from other domains", lambda problem: any(map(_within(config.domains), _domains(problem)))
     if config.answer_types:
-        _known(config.answer_types, ANSWER_TYPES, "answer_types")
+        _require_available(config.answer_types, ANSWER_TYPES, "answer_types")
         yield "with other kinds of answers", lambda problem: answer_type(problem.answer) in config.answer_types
     if config.max_characters:
         yield (
@@ -144,13 +144,13 @@ def _checks(
             lambda problem: len(problem.question) <= config.max_characters,
         )
     if config.deduplicate:
-        yield "with a repeated question", _first_time()
+        yield "with a repeated question", _without_repeats()
     if config.evaluation_sets:
         find = _overlap(config)
-        yield "with a question of an evaluation set", lambda problem: _clean(problem, find, overlaps)
+        yield "with a question of an evaluation set", lambda problem: _has_no_overlap(problem, find, overlaps)
 
 
-def _first_time() -> Callable[[Problem], bool]:
+def _without_repeats() -> Callable[[Problem], bool]:
     """Returns a check that lets each question pass once: it remembers the questions it has seen."""
     seen: set[str] = set()
 
@@ -164,18 +164,18 @@ def _first_time() -> Callable[[Problem], bool]:
     return new
 
 
-def _there(problems: Sequence[Problem], column: str, key: str) -> None:
+def _require_column(problems: Sequence[Problem], column: str, key: str) -> None:
     """Raises `UserError` unless some problem has `column`, which the setting `key` needs."""
     if problems and not any(column in problem.metadata for problem in problems):
         has = ", ".join(problems[0].metadata) or "no further column"
         raise UserError(f"task.data.selection.{key} needs a column {column!r}; the data set has {has}.")
 
 
-def _known(wanted: Iterable[str], available: Iterable[Any], key: str) -> None:
+def _require_available(values: Iterable[str], available: Iterable[Any], key: str) -> None:
     """Raises `UserError` when the setting `key` wants a value that is not available."""
-    known = set(available)
-    if unknown := [value for value in wanted if value not in known]:
-        listed = ", ".join(sorted(map(str, known)))
+    choices = set(available)
+    if unknown := [value for value in values if value not in choices]:
+        listed = ", ".join(sorted(map(str, choices)))
         raise UserError(f"task.data.selection.{key}: {unknown[0]!r} is unknown; choose from {listed}.")
 
 
@@ -184,20 +184,20 @@ def _domains(problem: Problem) -> list[str]:
     return [domain] if isinstance(domain, str) else list(domain)
 
 
-def _within(wanted: Sequence[str]) -> Callable[[str], bool]:
+def _within(names: Sequence[str]) -> Callable[[str], bool]:
     """Returns a check of a domain's path, such as "Mathematics -> Algebra -> Prealgebra".
 
-    A path passes when one of the `wanted` names is a part of it, or the beginning of it.
+    A path passes when one of the `names` names is a part of it, or the beginning of it.
     """
 
     def part_of(domain: str) -> bool:
         parts = [part.strip().casefold() for part in domain.split("->")]
-        return any(name.casefold() in parts or domain.casefold().startswith(name.casefold()) for name in wanted)
+        return any(name.casefold() in parts or domain.casefold().startswith(name.casefold()) for name in names)
 
     return part_of
 
 
-def _clean(problem: Problem, find: Callable[[str], str | None], overlaps: dict[str, str]) -> bool:
+def _has_no_overlap(problem: Problem, find: Callable[[str], str | None], overlaps: dict[str, str]) -> bool:
     """Returns whether no evaluation set contains the problem's question. Adds an overlap to `overlaps`."""
     where = find(normalized(problem.question))
     if where is not None:

@@ -111,18 +111,18 @@ class PromptEncoder:
         """
         config = self._config
         question = filled(config.template, problem)
-        solved = [(filled(config.template, Problem("", asked, "")), answer) for asked, answer in config.examples]
+        examples = [(filled(config.template, Problem("", asked, "")), answer) for asked, answer in config.examples]
         if not config.chat:
             if len(problem.messages) > 1:
                 raise UserError(
                     f"{problem.problem_id} is a conversation of several messages, which task.prompt.chat=false cannot "
                     "write; name a column of text with task.data.question_column."
                 )
-            return "".join(f"{asked}{answer}\n\n" for asked, answer in solved) + question
+            return "".join(f"{asked}{answer}\n\n" for asked, answer in examples) + question
         earlier = problem.messages[:-1]
         first = [message for message in earlier if message["role"] == "system"]
         messages = first if config.system is None else [_message("system", config.system)] if config.system else []
-        for asked, answer in solved:
+        for asked, answer in examples:
             messages = [*messages, _message("user", asked), _message("assistant", answer)]
         messages += [message for message in earlier if message["role"] != "system"]
         rendered = self._render([*messages, _message("user", question)])
@@ -134,8 +134,8 @@ class PromptEncoder:
         A token of ASCII text spells at least one character. The bound is infinite for other texts, for conversations,
         and for templates that hold other columns.
         """
-        known = problem.question.isascii() and len(problem.messages) <= 1
-        return len(problem.question) + self._frame if known else math.inf
+        countable = problem.question.isascii() and len(problem.messages) <= 1
+        return len(problem.question) + self._frame if countable else math.inf
 
     @functools.cached_property
     def _frame(self) -> float:
@@ -184,10 +184,10 @@ class PromptEncoder:
         The text is found by comparing a prompt without a system message to one with a known system text.
         Raises `UserError` when the template writes one that cannot be cut out.
         """
-        asked = [_message("user", "question")]
-        plain = self._render(asked)
+        messages = [_message("user", "question")]
+        plain = self._render(messages)
         try:
-            marked = self._render([_message("system", _MARK), *asked])
+            marked = self._render([_message("system", _MARK), *messages])
         except UserError:
             return ""  # a template that accepts no system message writes none
         before, mark, after = marked.partition(_MARK)

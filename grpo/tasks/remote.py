@@ -19,7 +19,7 @@ from urllib.parse import quote
 from grpo.config import RewardPartConfig, RewardServerConfig, UserError
 from grpo.config.credentials import PLACE
 from grpo.config.task import remote_kind
-from grpo.tasks.grading_worker import UNANSWERED, RawGrade, numbers
+from grpo.tasks.grading_worker import UNANSWERED, RawGrade, merged, numbers
 from grpo.tasks.judge import Judge, excerpt
 from grpo.tasks.own_rewards import FACTS, facts_of
 from grpo.types import RolloutGroup
@@ -84,7 +84,7 @@ class RemoteRewards:
     async def _graded(self, groups: Sequence[RolloutGroup]) -> list[list[RawGrade]]:
         by_part = [await part.grade(groups) for part in self._parts]
         return [
-            [joined([of_part[index][place] for of_part in by_part]) for place in range(len(group.completions))]
+            [merged([of_part[index][place] for of_part in by_part]) for place in range(len(group.completions))]
             for index, group in enumerate(groups)
         ]
 
@@ -156,8 +156,8 @@ class _RemotePart:
     def _named(self, text: Any) -> str:
         """Returns a text, such as a server's answer, with the place holder in place of the key, for a message."""
         message = str(text)
-        for spelled in {self._key, quote(self._key, safe="")} - {""}:
-            message = message.replace(spelled, PLACE)
+        for form in {self._key, quote(self._key, safe="")} - {""}:
+            message = message.replace(form, PLACE)
         return message
 
     def _grade(self, answer: Mapping[str, float] | _Failed) -> RawGrade:
@@ -183,16 +183,16 @@ class _RemotePart:
             return self._cache[request]
         try:
             async with turn:
-                read = self._read(await self._answer(session, request))
+                numbers_of_answer = self._read(await self._answer(session, request))
         except _Failed as failed:
             self._in_vain += 1
             return failed
         self._answered, self._in_vain = True, 0
         if self._server.cache:
-            self._cache[request] = read
+            self._cache[request] = numbers_of_answer
             if len(self._cache) > MAX_CACHED:
                 self._cache.popitem(last=False)
-        return read
+        return numbers_of_answer
 
     def _read(self, answer: Any) -> Mapping[str, float]:
         """Returns the numbers of a server's answer. Raises `_Failed` where it holds no reward."""
@@ -250,10 +250,3 @@ class _RemotePart:
             raise UserError(
                 f"reward part {self.name!r}: {url} answered {answer}, which names no model: set server.model"
             ) from error
-
-
-def joined(grades: Sequence[RawGrade]) -> RawGrade:
-    """Merges the grades that several parts gave one completion. If one part failed, all values are 0."""
-    outcome = next((grade.outcome for grade in grades if grade.outcome != "graded"), "graded")
-    parts = {name: value for grade in grades for name, value in grade.parts.items()}
-    return RawGrade(parts if outcome == "graded" else dict.fromkeys(parts, 0.0), outcome)

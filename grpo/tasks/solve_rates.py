@@ -39,9 +39,9 @@ def read_solve_rates(path: Path, column: str = "") -> PassRates:
         column = MEASURED_COLUMN if any(MEASURED_COLUMN in row for row in rows) else LLAMA_COLUMN
     rates = [row[column] for row in rows if row.get(column) is not None]
     if not rates:
-        there = ", ".join(sorted({name for row in rows[:100] for name in row}))
+        columns = ", ".join(sorted({name for row in rows[:100] for name in row}))
         raise UserError(
-            f"no row of {path} has a pass rate in the column {column!r}; its columns are: {there}. "
+            f"no row of {path} has a pass rate in the column {column!r}; its columns are: {columns}. "
             "Choose one with column=NAME"
         )
     for rate in rates:

@@ -71,11 +71,11 @@ def load_problems(data: DataConfig) -> tuple[list[Problem], SourceReport]:
         )
     if report.unusable and data.bad_rows == "refuse":
         raise UserError(f"{data.path}: {report}; correct them or set task.data.bad_rows=skip.")
-    seen = set()
+    ids = set()
     for problem in problems:
-        if problem.problem_id in seen:
+        if problem.problem_id in ids:
             raise UserError(f"{data.path}: the id {problem.problem_id!r} occurs twice; ids must be unique.")
-        seen.add(problem.problem_id)
+        ids.add(problem.problem_id)
     return problems, report
 
 

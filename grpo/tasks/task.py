@@ -131,11 +131,11 @@ class LoadedTask:
     @property
     def identity(self) -> str:
         """Returns a text that differs between tasks whose questions or answers differ, or come in another order."""
-        told = hashlib.sha256()
+        digest = hashlib.sha256()
         for name, of_set in self.problems.items():
             for problem in of_set:
-                told.update(repr((name, problem.question, problem.answer)).encode("utf-8", "surrogatepass"))
-        return told.hexdigest()
+                digest.update(repr((name, problem.question, problem.answer)).encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()
 
 
 def loaded_task(config: TaskConfig, tokenizer: Any) -> LoadedTask:
@@ -169,9 +169,9 @@ def build_task(
     """
     config = loaded.config
     encoders = {name: PromptEncoder(tokenizer, of_set.prompt) for name, of_set in config.all_sets.items()}
-    divided = {name: split(_fitting(loaded, name, encoders[name]), of_set.data.held_out_fraction)
+    splits = {name: split(_fitting(loaded, name, encoders[name]), of_set.data.held_out_fraction)
                for name, of_set in config.all_sets.items()}  # fmt: skip
-    train = [problems for problems, _ in divided.values()]
+    train = [problems for problems, _ in splits.values()]
     orders = [build_order(problems, config.curriculum, grouping, seed) for problems in train]
     weights = [of_set.weight for of_set in config.all_sets.values()]
     order = Mixture(orders, [*map(len, train)], weights, seed) if config.sets else orders[0]
@@ -180,12 +180,14 @@ def build_task(
         return encoders[problem.source if config.sets else ""](problem)
 
     stream = PromptStream([*chain(*train)], encode, order, rank=rank, world_size=world_size)
-    kept = [of_set for _, of_set in divided.values()]
-    if not any(kept):
-        kept = [[of_set[index] for index in uniform(len(of_set), seed).indices(0, len(of_set))] for of_set in train]
+    held_out_by_set = [of_set for _, of_set in splits.values()]
+    if not any(held_out_by_set):
+        held_out_by_set = [
+            [of_set[index] for index in uniform(len(of_set), seed).indices(0, len(of_set))] for of_set in train
+        ]
     # The first held-out problems are those of all sets in turn.
-    held_out = [problem for turn in zip_longest(*kept) for problem in turn if problem]
-    examples = {name: problems[0] for name, (problems, _) in divided.items()}
+    held_out = [problem for turn in zip_longest(*held_out_by_set) for problem in turn if problem]
+    examples = {name: problems[0] for name, (problems, _) in splits.items()}
     return VerifiableTask(stream, held_out, encode, build_gradings(config, examples, max_tokens))
 
 

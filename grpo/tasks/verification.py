@@ -36,10 +36,10 @@ def number(extracted: str, answer: str) -> float:
     "1,000", "$1000.0" and "1e3" are equal, and so are "1 1/2" and "1.5"; 50% counts as 50. Returns 0.0 when
     `extracted` is not one plain number. Raises `UnparsableAnswer` when `answer` is not one.
     """
-    wanted = value(answer)
-    if wanted is None:
+    expected = value(answer)
+    if expected is None:
         raise UnparsableAnswer(answer)
-    return float(wanted == value(extracted))
+    return float(expected == value(extracted))
 
 
 def value(text: str) -> Fraction | None:
@@ -117,24 +117,24 @@ def mathematics(prose: bool = False) -> Callable[[str, str], float]:
     gold = functools.lru_cache(maxsize=1024)(formula)
 
     def same(extracted: str, answer: str) -> float:
-        wanted = bare(answer)
+        right = bare(answer)
         # math_verify returns what it cannot read as plain text, and it cannot read the word "true".
-        known = value(wanted) is not None or _WORDS.fullmatch(wanted)
-        if not known and all(isinstance(reading, str) for reading in gold(wanted)):
+        readable = value(right) is not None or _WORDS.fullmatch(right)
+        if not readable and all(isinstance(reading, str) for reading in gold(right)):
             raise UnparsableAnswer(answer)
         if exact(extracted, answer):
             return 1.0
         if prose:
-            return float(verify(gold(wanted), parse(extracted, parsing_timeout=None), timeout_seconds=None))
+            return float(verify(gold(right), parse(extracted, parsing_timeout=None), timeout_seconds=None))
         if len(extracted) > LONGEST_FORMULA or _CLOSED_AT_INFINITY.search(extracted):
             return 0.0
-        given = bare(extracted)
-        words = _WORDS.fullmatch(wanted), _WORDS.fullmatch(given)
+        attempt = bare(extracted)
+        words = _WORDS.fullmatch(right), _WORDS.fullmatch(attempt)
         if words[0] and words[1] and words[0][1].casefold() == words[1][1].casefold():
             return 1.0
-        numbers = value(wanted), value(given)
+        numbers = value(right), value(attempt)
         if None not in numbers:
             return float(numbers[0] == numbers[1])
-        return float(verify(gold(wanted), formula(given), allow_set_relation_comp=True, timeout_seconds=None))
+        return float(verify(gold(right), formula(attempt), allow_set_relation_comp=True, timeout_seconds=None))
 
     return same
