@@ -36,6 +36,7 @@ from grpo.host import ranks
 from grpo.models import tiny
 from grpo.prove.bench import config_of
 from grpo.prove.memory_plan import ROWS, Room, fitting_rows, lacking
+from grpo.prove.sampling import step_bytes
 from grpo.telemetry import peak_tflops, write_code
 
 WARM_UP = 2
@@ -138,8 +139,7 @@ def main(folder, name="small", *overrides):
     size = {"bfloat16": 2, "float32": 4}[config.rollout.precision]
     at_once, speed = group_size * prompts, bandwidth(device)
     length = middle("prompts/length_mean") + middle("completions/length_mean") / 2
-    cache = 2 * known.layers * known.key_value_width * size * length
-    roofline = at_once * speed / (known.parameters * size + at_once * cache)
+    roofline = at_once * speed / step_bytes(known, size, at_once, length, tied=shape[-1])
     sampled = middle("throughput/sample_tokens_per_second")
     useful = [row["time/sample_seconds"] + row["time/learn_seconds"] for row in measured]
     busy = [seconds / wall for seconds, wall in zip(useful, walls, strict=True)]

@@ -8,6 +8,7 @@ from itertools import count
 
 import torch
 
+from grpo.config.memory_estimate import ModelShape
 from grpo.prove.bench import Bench
 from grpo.prove.facts import SLOW, Fact, Report
 from grpo.prove.memory import GIB
@@ -46,9 +47,8 @@ def sampler(bench: Bench) -> Report:
     shape = bench.shape
     number = {"bfloat16": 2, "float32": 4}[bench.config.rollout.precision]
     length = size.prompt_tokens + tokens / len(completions) / 2
-    cache = 2 * shape.layers * shape.key_value_width * number * length * len(completions)
     steps = max(len(completion.token_ids) for completion in completions)
-    least = steps * (shape.parameters * number + cache) / bench.bandwidth
+    least = steps * step_bytes(shape, number, len(completions), length) / bench.bandwidth
     on_gpu = bench.device.type == "cuda"
     longest = size.prompt_tokens + size.completion_tokens
     facts += [
@@ -63,6 +63,19 @@ def sampler(bench: Bench) -> Report:
     }
     freed = _sleep(bench) if on_gpu else [Fact("sampler", "memory that sleep frees", None, needs="needs a GPU")]
     return Report(facts + freed, {"sampling_tokens_per_second": speeds}, basis)
+
+
+def step_bytes(shape: ModelShape, number: int, completions: int, length: float, tied: bool = False) -> float:
+    """Returns the bytes that a step of decoding reads: all weights, and the cache of completions of `length` tokens. A
+    number takes `number` bytes. Of an input embedding that is not `tied` to the output layer only some rows are read.
+
+    >>> shape = ModelShape(1000, 2, 8, 16, 50, 8, 4)
+    >>> step_bytes(shape, 2, 3, 10.0) == 2 * (1000 - 50 * 8) + 3 * 10 * (2 * 2 * 4 * 2)
+    True
+    """
+    looked_up = 0 if tied else shape.vocabulary * shape.width
+    cache = 2 * shape.layers * shape.key_value_width * length * completions
+    return number * (shape.parameters - looked_up + cache)
 
 
 def _sampled(bench: Bench, num_prompts: int) -> tuple[float, list[Completion]]:
