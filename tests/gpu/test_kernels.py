@@ -3,12 +3,14 @@
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from grpo.algorithm.loss import policy_loss
 from grpo.algorithm.packing import Branch, LooseTree, attention_mask, pack
 from grpo.config import ModelConfig, ObjectiveConfig
 from grpo.learner import attention, varlen
 from grpo.learner.loading import load_policy
+from grpo.learner.norms import fuse_norms, normalized
 from grpo.learner.on_device import to_device
 from grpo.types import Completion, Tree
 from tests.learner.models import tiny_llama
@@ -64,6 +66,26 @@ def test_attention_and_its_gradients_are_those_of_float64(kind, dtype, width):
     errors = [off(output.detach(), expected.detach())]
     errors += [off(ours.grad, theirs.grad) for ours, theirs in zip(on_gpu, inputs, strict=True)]
     assert max(errors) < BOUNDS[dtype], errors
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_a_norm_and_its_gradients_are_those_of_float64(dtype):
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.randn(2, 300, 1536, generator=generator).to(dtype).double()
+    hidden, upstream = numbers[0].clone().requires_grad_(), numbers[1]
+    weight = torch.randn(1536, generator=generator).to(dtype).double().requires_grad_()
+    expected = weight * hidden * (hidden.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+    expected.backward(upstream)
+    norm = LlamaRMSNorm(1536, eps=1e-6).to(dtype)
+    norm.weight.data.copy_(weight.detach())
+    norm.to(GPU)
+    fuse_norms(norm)
+    assert norm.forward.__func__ is normalized
+    ours = hidden.detach().to(GPU, dtype).requires_grad_()
+    output = norm(ours)
+    output.backward(upstream.to(GPU, dtype))
+    pairs = (output.detach(), expected.detach()), (ours.grad, hidden.grad), (norm.weight.grad, weight.grad)
+    assert max(off(*pair) for pair in pairs) < BOUNDS[dtype]
 
 
 def test_float32_has_a_fused_kernel_too():

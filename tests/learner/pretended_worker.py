@@ -173,6 +173,8 @@ def proofs(model):
             test_kernels.test_attention_and_its_gradients_are_those_of_float64(kind, dtype, 64)
         test_kernels.test_the_host_never_waits_in_a_micro_batch(Path(model).parent / "of kernels")
         test_kernels.test_float32_has_a_fused_kernel_too()
+        for dtype in test_kernels.BOUNDS:
+            test_kernels.test_a_norm_and_its_gradients_are_those_of_float64(dtype)
         for dtype in computation.BOUNDS:
             error = computation.attention_error(gpu, dtype, computation.WINDOW)
             facts[str(dtype)] = [error, computation.gradient_error(gpu, dtype, *example_row())]
