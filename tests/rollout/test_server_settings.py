@@ -1,12 +1,16 @@
 """These tests check with which settings servers are started on GPUs."""
 
+import re
+
 import pytest
+import torch
 
 from grpo.config import TrainConfig
 from grpo.config.hydra import compose_config
 from grpo.config.placement import KEY_VARIABLE
 from grpo.rollout.engine_arguments import engine_arguments
-from grpo.rollout.servers import server_arguments, server_environment
+from grpo.rollout.replica import ServerProcess
+from grpo.rollout.servers import server_arguments, server_environment, start_servers
 
 
 @pytest.mark.parametrize(
@@ -34,3 +38,12 @@ def test_servers_have_their_gpus_memory_to_themselves(hardware):
     assert colocated["gpu_memory_utilization"] < 0.7
     assert (colocated | server_arguments(config, on_gpu=True))["gpu_memory_utilization"] == 0.9
     assert "gpu_memory_utilization" not in server_arguments(config, on_gpu=False)
+
+
+def test_a_server_at_an_address_of_ipv6_is_asked_there(monkeypatch):
+    monkeypatch.setattr(ServerProcess, "start", lambda self: None)
+    monkeypatch.setenv(KEY_VARIABLE, "secret")
+    config = TrainConfig()
+    config.rollout.servers.host = "::1"
+    [url] = start_servers(config, "model", torch.device("cuda", 0))
+    assert re.fullmatch(r"http://\[::1\]:\d+", url)

@@ -1,6 +1,8 @@
 """These tests search with Optuna, whose trials are cells of a ledger. The runs are stand-ins whose score is best at a
 rate of 1e-3."""
 
+import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 from grpo.cli import main
 from grpo.config import UserError
 from grpo.config.sweep_words import Range, ranges
-from grpo.sweep.ledger import RUNNING, State, open_ledger
+from grpo.sweep.ledger import DONE, RUNNING, State, open_ledger
 
 STAND_IN = f"{sys.executable} {Path(__file__).with_name('stand_in.py')}"
 RATE = "learner.learning_rate=tag(log,interval(1e-6,1.0))"
@@ -39,13 +41,36 @@ def test_ranges_are_read_in_hydras_grammar():
 
 
 @pytest.mark.slow
-def test_a_search_comes_closer_to_the_best_value_and_names_it(tmp_path, capsys):
+def test_the_trials_of_a_search_are_runs_and_the_best_is_named(tmp_path, capsys):
     assert main(words(tmp_path, 8)) == 0
     rates = [rate for rate, _ in runs(tmp_path).values()]
     assert len(rates) == len(set(rates)) == 8
     printed = capsys.readouterr().out
     best, score = re.search(r"best: learner.learning_rate=(\S+) \(score (\S+), trial", printed).groups()
     assert 1e-4 < float(best) < 1e-2 and float(score) > 0.5
+
+
+@pytest.mark.slow
+def test_what_a_search_tries_after_ten_random_trials_depends_on_their_scores(tmp_path, monkeypatch):
+    def tried(best):
+        """Returns the rates of thirteen trials whose score is best at the rate `best`."""
+        rates = []
+
+        def score_at_once(run_cell, pending, folder, hydra):
+            ledger = open_ledger(folder)
+            for cell in (ledger.cells[index] for index in pending):
+                rates.append(float(next(word for word in cell.overrides if word.startswith("learner.")).split("=")[1]))
+                row = {"step": 1, "pass@1": {"value": 1 / (1 + abs(math.log10(rates[-1] / best)))}}
+                (ledger.path(cell) / "evaluations.jsonl").write_text(json.dumps(row) + "\n")
+                ledger.record(cell, State(DONE))
+
+        monkeypatch.setattr("grpo.sweep.search.launch_all", score_at_once)
+        assert main(words(tmp_path / str(best), 13, "batch=10")) == 0
+        return rates
+
+    low, high = tried(1e-6), tried(1.0)
+    assert low[:10] == high[:10]
+    assert low[10:] != high[10:]
 
 
 @pytest.mark.slow
