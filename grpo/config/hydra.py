@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -209,15 +209,19 @@ def _added(config: DictConfig, prefix: str = "") -> Iterator[str]:
 def compose_suite(config: TrainConfig) -> list[TaskConfig]:
     """Returns the tasks of `evaluation.suite`, with no problems held out.
 
-    A task's problems come from its file in `evaluation.suite_folder`, where that folder has one.
+    A task's problems come from its file in `evaluation.suite_folder`, where that folder has one. Its prompts are put
+    to the model as those of the run are, with or without a chat template and with the same options of the template.
     """
     tasks = []
+    own = [of_set.prompt for of_set in config.task.all_sets.values()]
+    alike = [key for key in ("chat", "chat_template_kwargs") if all(vars(p)[key] == vars(own[0])[key] for p in own)]
     for name in config.evaluation.suite:
         task = compose_config([f"task={name}"]).task
         local = Path(config.evaluation.suite_folder) / f"{name}.jsonl"
         if config.evaluation.suite_folder and local.is_file():
             task.data = DataConfig(path=str(local))
         task.data.held_out_fraction = 0.0
+        task.prompt = replace(task.prompt, **{key: getattr(own[0], key) for key in alike})
         tasks.append(task)
     return tasks
 

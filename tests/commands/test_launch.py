@@ -7,6 +7,7 @@ import time
 import psutil
 import pytest
 
+from benchmarks.runs import free_ports
 from grpo.commands.launch import run
 from grpo.config import UserError
 from grpo.host.signals import TOGETHER_SECONDS
@@ -27,7 +28,7 @@ def stand_ins(config, words, machines):
     ]
 
 command.seats_of = stand_ins
-sys.exit(command.run(["experiment=tiny", "output_dir=" + sys.argv[1]]))
+sys.exit(command.run(["experiment=tiny", "output_dir=" + sys.argv[1], *sys.argv[2:]]))
 """
 SERVE = "import time; time.sleep(600)"
 SAVE = (
@@ -43,7 +44,8 @@ FAIL = "import time; time.sleep(1); print('grpo: the disk is full'); print('nois
 def launch(folder, learner, other=None, server=SERVE):
     script = folder / "launch.py"
     script.write_text(LAUNCH % {"server": server, "learner": learner, "other": other or learner})
-    words = [script, folder / "run"]
+    # Learners meet at the first of these ports, and servers listen from 100 ports higher on.
+    words = [script, folder / "run", f"hardware.first_port={free_ports(110)}"]
     return warm.Process(words, LAUNCHER, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 

@@ -57,6 +57,19 @@ def test_a_local_copy_of_a_set_is_read_instead_of_the_hub(tmp_path):
     assert (second.data.source, second.data.path) == ("hub", "math-ai/aime25")
 
 
+def test_a_suite_is_put_to_the_model_as_the_runs_own_prompts_are():
+    spoken = ["task.prompt.chat=false", "+task.prompt.chat_template_kwargs.enable_thinking=false"]
+    words = ["evaluation.suite=[math500]", *spoken, "task.prompt.system=null"]
+    [asked] = compose_suite(compose_config(words))
+    assert (asked.prompt.chat, asked.prompt.chat_template_kwargs) == (False, {"enable_thinking": False})
+    assert "boxed" in asked.prompt.template
+    # Of several sets it has what is the same in all of them.
+    sets = ["task=mixed", "+task@task.sets.a=arithmetic", "+task@task.sets.b=arithmetic"]
+    both = [word.replace("task.", f"task.sets.{name}.", 1) for name in "ab" for word in spoken]
+    [asked] = compose_suite(compose_config([words[0], *sets, *both, "task.sets.b.prompt.chat=true"]))
+    assert (asked.prompt.chat, asked.prompt.chat_template_kwargs) == (True, {"enable_thinking": False})
+
+
 class NineProblems:
     """This task has nine problems for evaluations, which are all solved."""
 
