@@ -120,7 +120,8 @@ class Trainer:
 
         A run that was asked to stop (Ctrl-C, SIGTERM) returns the result so far, and exports no model.
         The engines and vLLM servers that the run started end with it, also if it fails, and the process may train
-        again. Only ranks that a launcher started train once. `train` has to be called in the main thread, the one that
+        again. Two kinds of processes train once: ranks that a launcher started, and those with vLLM's engine on a GPU
+        (rollout=vllm). `train` has to be called in the main thread, the one that
         gets Ctrl-C.
         """
         if multiprocessing.current_process().name != "MainProcess":
@@ -144,8 +145,8 @@ class Trainer:
             raise
         require(
             not torch.distributed.is_initialized(),
-            "torch.distributed runs in this process already: ranks that a launcher started train once, so start other "
-            "processes for the next run",
+            "torch.distributed runs in this process already: ranks that a launcher started, and processes with vLLM's "
+            "engine on a GPU, train once, so start other processes for the next run, or restart a notebook's kernel",
         )
         require(threading.current_thread() is threading.main_thread(), "train() runs in a process's main thread only")
         require(

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.utils import groups
 from torch import nn
+from torch.distributed import distributed_c10d
 from transformers.integrations import HfDeepSpeedConfig
 
 from grpo.config import LearnerConfig
@@ -40,9 +41,9 @@ def concerns_a_run(record: logging.LogRecord) -> bool:
 def init_distributed(device: torch.device, deadline_seconds: float) -> bool:
     """Joins the ranks that torchrun or the deepspeed launcher started. Without a launcher this rank is the only one.
 
-    A rank that waits for the others for more than `deadline_seconds` fails. With NCCL its watchdog then ends the
-    process, whatever longer deadline a phase has. Returns whether this rank is the only one: `end_distributed` then
-    undoes this, so that the process can train once more.
+    A rank that waits for the others for more than `deadline_seconds` fails, in collectives of DeepSpeed and vLLM too.
+    With NCCL its watchdog then ends the process, whatever longer deadline a phase has. Returns whether this rank is the
+    only one: `end_distributed` then undoes this, so that the process can train once more.
     """
     deepspeed_log = logging.getLogger("DeepSpeed")
     deepspeed_log.setLevel(logging.WARNING)
@@ -59,8 +60,11 @@ def init_distributed(device: torch.device, deadline_seconds: float) -> bool:
         # for it. gloo does the same work.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     backend = "gloo" if device.type == "cpu" else "nccl"
+    deadline = timedelta(seconds=deadline_seconds)
+    # Groups that DeepSpeed and vLLM make get torch's default, which is ten minutes with NCCL.
+    distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = deadline
     if not dist.is_initialized():
-        dist.init_process_group(backend, timeout=timedelta(seconds=deadline_seconds), **own)
+        dist.init_process_group(backend, timeout=deadline, **own)
     deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False)
     return alone
 

@@ -187,8 +187,12 @@ class VllmSampler:
 
     def close(self) -> None:
         """Ends the engine, and with it torch.distributed, which vLLM ends too. Of several ranks, each keeps its engine
-        until its process ends, since an orderly end would wait for ranks that are lost."""
-        if ranks.world_size() == 1:
+        until its process ends, since an orderly end would wait for ranks that are lost.
+
+        On a GPU an engine is kept too. vLLM (0.32, csrc/cumem_allocator.cpp) unmaps all of its memory as it ends, also
+        what an engine that sleeps has unmapped before. It remembers that error, and gives no later engine any memory.
+        """
+        if ranks.world_size() == 1 and not self._on_gpu:
             self._llm.llm_engine.engine_core.shutdown()
             del self._llm
 

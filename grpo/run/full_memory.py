@@ -20,6 +20,8 @@ LEARNING = (
 )
 SAMPLING = "lower rollout.gpu_memory_fraction or rollout.max_concurrent"
 REFRESHING = "lower weight_sync.bucket_mib or rollout.gpu_memory_fraction"
+# vLLM's own allocator raises a RuntimeError of this text where an engine wakes and the GPU has no room for it.
+OF_VLLM = "CUDA Error: out of memory"
 # The advice for each phase; phases that are not named here get `LEARNING`.
 HELPS = dict.fromkeys(("starting the sampler", "sample", "wait", "evaluation", "sleep"), SAMPLING) | {
     "sync": REFRESHING
@@ -28,10 +30,13 @@ HELPS = dict.fromkeys(("starting the sampler", "sample", "wait", "evaluation", "
 
 @contextmanager
 def told_of_memory(phase: str) -> Iterator[None]:
-    """Turns torch's OutOfMemoryError into a UserError that names the phase and the keys that lower memory use."""
+    """Turns torch's OutOfMemoryError, and what vLLM raises instead, into a UserError that names the phase and the keys
+    that lower memory use."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and OF_VLLM not in str(error):
+            raise
         message = " ".join(str(error).split()).partition(" Including")[0][:300]
         helps = HELPS.get(phase, LEARNING)
         raise UserError(f"the GPU has no memory left ({phase}): {helps}. {message}") from error

@@ -74,7 +74,8 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
     # Tasks are loaded first, so that errors in data or reward show before the engines start.
     with load_task(config, ready.tokenizer, ranks.rank(), ranks.world_size(), ready.task) as task, ExitStack() as ends:
         device = ranks.device(config)
-        if init_distributed(device, config.longest_wait_seconds):
+        alone = init_distributed(device, config.longest_wait_seconds)
+        if alone and not keeps_engine(config, device):
             ends.callback(end_distributed)
         collective = TorchCollective(device)
         require_same_problems(ready.task, collective)
@@ -89,6 +90,12 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
                 session = Session(ready, task, saved, services, ends)
                 with outlasting():
                     return session.run(observers)
+
+
+def keeps_engine(config: TrainConfig, device: torch.device) -> bool:
+    """Tells whether the sampler's engine, and torch.distributed with it, stays until the process ends, see
+    `grpo.rollout.vllm_sampler.VllmSampler.close`."""
+    return config.rollout.engine == "vllm" and device.type == "cuda"
 
 
 class Session:

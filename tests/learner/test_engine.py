@@ -2,12 +2,14 @@
 
 import inspect
 import logging
+from datetime import timedelta
 
 import deepspeed
 import pytest
 import torch
 from deepspeed.runtime import base_optimizer
 from torch import nn
+from torch.distributed import distributed_c10d
 
 from grpo.config import LearnerConfig, UserError
 from grpo.learner import engine
@@ -46,6 +48,20 @@ def test_an_optimizer_in_main_memory_has_its_ranks_share_of_the_cores(offload, t
     monkeypatch.setattr(engine, "_initialized", lambda **arguments: arguments)
     engine.start_engine(nn.Linear(2, 2), LearnerConfig(offload_optimizer=offload))
     assert chosen == threads
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_groups_that_deepspeed_and_vllm_make_have_the_deadline_of_the_run(backend, monkeypatch):
+    """ZeRO exchanges in a group that DeepSpeed makes without a deadline. With NCCL torch gives it ten minutes."""
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        monkeypatch.setattr(distributed_c10d, name, timedelta(minutes=10))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(deepspeed, "init_distributed", lambda *arguments, **named: None)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    engine.init_distributed(torch.device("cpu"), 7200)
+    assert distributed_c10d._get_default_timeout(backend) == timedelta(hours=2)
 
 
 def test_only_warnings_of_tensor_parallelism_and_of_other_optimizers_are_passed_over():

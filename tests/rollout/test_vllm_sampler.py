@@ -213,6 +213,13 @@ def test_a_model_of_vllm_that_takes_no_such_weights_is_one_line(sampler):
         sampler.load_weights([])
 
 
+def test_an_engine_on_a_gpu_stays_until_its_process_ends(sampler, monkeypatch):
+    """One that sleeps would end with an error that vLLM remembers, and no later engine would get memory."""
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    sampler.close()
+    assert sampler._llm.calls == []
+
+
 def test_a_cache_that_keeps_what_older_weights_have_computed_ends_the_run(sampler, monkeypatch):
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
     sampler._llm.reset_prefix_cache = lambda: False

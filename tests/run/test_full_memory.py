@@ -46,6 +46,22 @@ def test_each_phase_names_the_keys_that_need_less_memory(call, phase, key):
     assert "\n" not in line
 
 
+@pytest.mark.parametrize(("method", "phase"), [("wake", "sleep"), ("refresh", "sync")])
+def test_an_engine_that_finds_no_room_when_it_wakes_is_told_of_too(method, phase):
+    """vLLM (0.32, csrc/cumem_allocator.cpp) maps memory by itself, and raises no error of torch's."""
+
+    class Waking:
+        def __getattr__(self, name):
+            def out_of_memory(*arguments):
+                raise RuntimeError("CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:139")
+
+            return out_of_memory
+
+    part = clocks().resting(Waking()) if method == "wake" else clocks().weight_sync(Waking())
+    with pytest.raises(UserError, match=rf"^the GPU has no memory left \({phase}\): .*rollout.gpu_memory_fraction"):
+        getattr(part, method)(*(() if method == "wake" else (None, None)))
+
+
 def test_other_errors_stay_what_they_are():
     class Broken:
         def __getattr__(self, name):
