@@ -119,9 +119,10 @@ class Fleet:
 
         refusal = ""
         if self._first:
+            # A server that is claimed and then refused, for its model say, is released by `close`.
+            self._claims = Claims(self.replicas)
             try:
                 asyncio.run(claimed())
-                self._claims = Claims(self.replicas)
             except UserError as error:
                 refusal = str(error)
         if refusal := self._collective.gather(refusal)[0]:

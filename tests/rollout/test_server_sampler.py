@@ -14,7 +14,7 @@ from grpo.config import TrainConfig, UserError
 from grpo.host.network import free_port
 from grpo.rollout import fleet
 from grpo.rollout.claims import served
-from grpo.rollout.server_claim import CLAIM_ROUTE
+from grpo.rollout.server_claim import CLAIM_ROUTE, RELEASE_ROUTE
 from grpo.rollout.server_sampler import ServerSampler
 from grpo.weight_sync.channel import Manifest, open_end
 from grpo.weight_sync.meeting import Meeting
@@ -38,8 +38,12 @@ class StandIn:
 
     def __init__(self, route=None, failure=None, since=2):
         self._route, self._failure, self.received, self._refreshes, self._since = route, failure, [], 0, since
+        self.released = 0
 
     async def answer(self, request):
+        if request.path == RELEASE_ROUTE:
+            self.released += 1
+            return web.Response()
         payload = await request.json()
         self._refreshes += request.path == "/start_weight_update"
         if request.path == CLAIM_ROUTE:
@@ -121,6 +125,17 @@ def refresh(sampler, version):
         sampler.load_weights(bucket)
     sampler.finish_weights(version)
     return sampler.checksums()
+
+
+def test_a_server_of_another_model_is_refused_on_all_ranks_and_released(model):
+    stranger = StandIn()
+    stranger.serves = StandIn.serves | {"hidden_size of the model": 1}
+    with serving(stranger) as url:
+        config = TrainConfig()
+        config.rollout.servers.urls = [url]
+        with pytest.raises(UserError, match="hidden_size of the model is 1 there"):
+            ServerSampler(config, model, tiny_tokenizer(), torch.device("cpu"), Alone())
+    assert stranger.released == 1
 
 
 @pytest.mark.slow
