@@ -74,7 +74,7 @@ def outcome(model_type: str, dtype: torch.dtype) -> tuple[str, str]:
     receiver = WeightReceiver()
     receiver.model_runner, receiver.model_config = SimpleNamespace(model=engine), config
     receiver.weight_transfer_engine = None
-    lost = [name for name in receiver.lost_by_sleep() if not name.endswith(ON_HOST)]
+    lost = receiver.lost_by_sleep()
     for asleep in (False, True):
         if asleep:
             _spoil(engine)

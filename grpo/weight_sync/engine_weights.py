@@ -126,8 +126,8 @@ class OwnParameters:
             self._kept = {name: value.to("cpu", copy=True) for name, value in unsent.items()}
 
 
-# Attributes of attention that are made anew: the cache after each sleep, FlashInfer's copy of sinks in each refresh.
-_MADE_ANEW = {"kv_cache", "sinks"}
+# Attributes of attention that are made anew: the cache after each sleep, the others in each refresh.
+_MADE_ANEW = {"kv_cache", "sinks", "_k_scale_cpu", "_v_scale_cpu"}
 
 
 def lost_by_sleep(model: nn.Module) -> list[str]:
