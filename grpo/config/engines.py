@@ -196,7 +196,8 @@ class LearnerConfig:
     # it.
     offload_states: bool = False
     # The learner computes in this precision. bfloat16 has float32 master weights. auto is bfloat16 where the hardware
-    # multiplies it (GPUs, CPUs with AMX or AVX512-BF16), else float32: older CPUs are several times slower in bfloat16.
+    # multiplies it (GPUs from compute capability 8.0, CPUs with AMX or AVX512-BF16), else float32: older hardware is
+    # several times slower in bfloat16.
     precision: str = "auto"
     # True computes activations again in the backward pass, which saves memory and costs time.
     gradient_checkpointing: bool = False
