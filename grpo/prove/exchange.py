@@ -15,7 +15,7 @@ from grpo.prove.bench import Bench
 from grpo.prove.facts import SLOW, Fact, Report
 from grpo.prove.own_process import exit_code
 from grpo.telemetry import read_metrics
-from grpo.weight_sync.refresh import CheckedSync, WeightSyncError
+from grpo.weight_sync.refresh import CheckedSync, WeightSyncError, in_float32
 
 ROUNDS, WARM_UP = 4, 2
 LARGEST_REST = 0.1
@@ -68,8 +68,7 @@ def sync(bench: Bench) -> Report:
         for sampled, own in zip(completion.sampler_logprobs, learned.tolist(), strict=True)
     ]
     checked.refresh(learner, sampler)
-    float32 = config.learner.precision == config.rollout.precision == "float32"
-    rounding = "float32" if float32 else "bfloat16"
+    rounding = "float32" if in_float32(config) else "bfloat16"
     apart, shift = fmean(map(abs, gaps)), abs(fmean(gaps))
     # A refresh may take one second, and ten times as long as reading and writing all weights.
     slowest = 1.0 + 20 * size / bench.bandwidth

@@ -36,8 +36,9 @@ def _wrong(completion: Completion, vocabulary: int) -> str | None:
     if not all(map(math.isfinite, logprobs)):
         odd = next(logprob for logprob in logprobs if not math.isfinite(logprob))
         return (
-            f"the log-probability {odd}: its weights have diverged, or rollout.precision is too low for them; "
-            "lower learner.learning_rate, or set rollout.precision=float32"
+            f"the log-probability {odd}: its weights have diverged, rollout.precision is too low for them, or the "
+            "engine cannot do here what rollout.engine_args asks; lower learner.learning_rate, set "
+            "rollout.precision=float32, or leave out rollout.engine_args"
         )
     return None
 

@@ -24,10 +24,16 @@ IN_FLOAT32 = (
     "model is another, or set weight_sync.max_mismatch to what may be learned from nevertheless"
 )
 WITH_ROUNDING = (
-    "compare rollout.precision with learner.precision, and try model.head_precision=float32 or "
-    "rollout.engine=transformers to see whether it is vLLM's version of this model; weight_sync.max_mismatch sets the "
-    "limit"
+    "compare rollout.precision with learner.precision, leave out a kv_cache_dtype in rollout.engine_args, and try "
+    "model.head_precision=float32 or rollout.engine=transformers to see whether it is vLLM's version of this model; "
+    "weight_sync.max_mismatch sets the limit"
 )
+
+
+def in_float32(config: TrainConfig) -> bool:
+    """Says whether learner and sampler both compute in float32, the sampler's cache included."""
+    cache = config.rollout.engine_args.get("kv_cache_dtype", "auto")
+    return config.learner.precision == config.rollout.precision == "float32" and cache in ("auto", "float32")
 
 
 class WeightSyncError(UserError):
@@ -78,7 +84,7 @@ class CheckedSync:
     def of(cls, config: TrainConfig, probe: Probe | None = None) -> CheckedSync:
         """Builds a weight sync as configured. A `max_mismatch` of 0 means the default for the precisions. Rounds that
         are sampled ahead need a probe after each refresh, since their samples are of older weights."""
-        float32 = config.learner.precision == config.rollout.precision == "float32"
+        float32 = in_float32(config)
         allowed = FLOAT32_MISMATCH if float32 else ROUNDED_MISMATCH
         return cls(config.weight_sync.max_mismatch or allowed, probe, float32, config.pipeline != "off")
 

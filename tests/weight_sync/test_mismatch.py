@@ -7,8 +7,9 @@ from grpo.types import Mean, StepReport
 from grpo.weight_sync.refresh import CheckedSync, WeightSyncError
 
 
-def configured(learner, rollout, limit=0.0):
+def configured(learner, rollout, limit=0.0, **engine_args):
     config = TrainConfig()
+    config.rollout.engine_args = engine_args
     config.learner.precision, config.rollout.precision = learner, rollout
     config.weight_sync.max_mismatch = limit
     return CheckedSync.of(config)
@@ -33,6 +34,14 @@ def test_where_one_of_them_rounds_half_a_nat_is(precisions):
     sync.check(differing_by(0.49))
     with pytest.raises(WeightSyncError, match=r"by 0.51 nats .*limit 0.5\).*compare rollout.precision with learner"):
         sync.check(differing_by(0.51))
+
+
+def test_an_engine_whose_cache_is_rounded_does_not_compute_in_float32():
+    configured("float32", "float32", kv_cache_dtype="fp8").check(differing_by(0.03))
+    with pytest.raises(WeightSyncError, match="leave out a kv_cache_dtype"):
+        configured("float32", "float32", kv_cache_dtype="fp8").check(differing_by(0.51))
+    with pytest.raises(WeightSyncError, match="rounding is not why"):
+        configured("float32", "float32", kv_cache_dtype="auto").check(differing_by(0.03))
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
