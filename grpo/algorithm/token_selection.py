@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from grpo.config import ObjectiveConfig
 
 # Values that differ by less count as equal, in nats, or as a share of values above 1. Float32 rounds by some 1e-6.
+# Bfloat16 moves an entropy by up to .2 nats. No width makes up for that, since the tokens at its own edge then differ
+# (benchmarks/results/exactness.md).
 ALIKE = 1e-5
 
 Total = Callable[[Sequence[float]], list[float]]

@@ -136,7 +136,8 @@ class TokenSelectionConfig:
 
     # clip_cov removes gradient of tokens whose log-probability and advantage vary together. kl_cov penalizes the change
     # of those that do so most (arXiv:2505.22617). top_entropy learns from the tokens with the highest entropy only
-    # (arXiv:2506.01939; TRL: top_entropy_quantile).
+    # (arXiv:2506.01939; TRL: top_entropy_quantile). With learner.precision=bfloat16, rounding decides on tokens near
+    # the limit, and another packing may choose others.
     name: str = "none"
     # This share of the step's tokens is chosen: 0.2 for top_entropy, 2e-4 for clip_cov and kl_cov.
     share: float = 0.2
