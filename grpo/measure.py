@@ -68,8 +68,9 @@ def staleness(collected: Collected, reports: Sequence[StepReport]) -> list[int]:
 
 
 def outcomes(collected: Collected, collective: Collective) -> dict[str, tuple[int, int]]:
-    """Counts the completions (correct, tried) of each problem of the round, over all ranks. Collective."""
-    counts = [(scored.group.prompt.prompt_id, scored.count) for scored in collected.sampled]
+    """Counts the completions (correct, tried) of each problem of the round, over all ranks. Those that could not be
+    graded do not count. Collective."""
+    counts = [(scored.group.prompt.prompt_id, scored.outcome) for scored in collected.sampled]
     return by_problem(chain(*collective.gather(counts)))
 
 

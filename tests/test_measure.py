@@ -7,7 +7,7 @@ import pytest
 
 from grpo.config import BudgetConfig
 from grpo.dynamics.history import pass_rate
-from grpo.measure import mean_seconds, measure_round, sampling_means
+from grpo.measure import mean_seconds, measure_round, outcomes, sampling_means
 from grpo.rollout.collect import BudgetedCollector, PlainCollector
 from grpo.rollout.grading_thread import GradingThread
 from grpo.telemetry import flatten
@@ -48,6 +48,12 @@ def test_whichever_rank_has_the_groups_all_ranks_have_the_same_facts(busy):
 
     alone = measure_round(3, collected, reports, {}, SingleRank())
     assert [statistics.means for statistics in on_ranks(2, measured)] == [alone.means] * 2
+
+
+def test_a_group_that_could_not_be_graded_says_nothing_about_its_problem():
+    first, second = PlainCollector(asking(ScriptedTask([(1, 0)] * 4), ScriptedSampler())).collect(PLAN, 9).sampled[:2]
+    spoilt = replace(second, grades=tuple(replace(grade, outcome="unanswered") for grade in second.grades))
+    assert outcomes(Collected((), (first, spoilt), PLAN, 2), SingleRank()) == {"p0": (1, 2), "p1": (0, 0)}
 
 
 def test_the_share_without_an_answer_is_among_the_completions_in_which_one_was_looked_for():

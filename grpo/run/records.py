@@ -114,7 +114,8 @@ class Recorder:
     def after_round(self, finished: FinishedRound) -> None:
         sampled = finished.collected.sampled
         ids = [scored.group.prompt.prompt_id for scored in sampled]
-        correct = [scored.count for scored in sampled]
+        # A resumed run learns from these what `grpo.measure.outcomes` told the curriculum.
+        correct = [scored.outcome for scored in sampled]
         versions = [(scored.group.oldest_version, scored.group.newest_version) for scored in sampled]
         facts = list(chain.from_iterable(map(facts_of, sampled)))
         samples = whole_groups(sampled, self._samples_per_round)

@@ -142,7 +142,7 @@ class Online:
         for index, correct, tried in outcomes:
             self._seen[:, index] = counts[:, index] + (correct, tried - correct)
             self._asked_at[index] = cursor
-            silent = correct in (0, tried)
+            silent = tried and correct in (0, tried)
             self._rests_until[index] = cursor + (self._config.rest_silent if silent else self._config.rest)
         self._out = {}
 

@@ -138,6 +138,11 @@ class ScoredGroup:
         return any(grade.outcome in NOT_THEIR_FAULT for grade in self.grades)
 
     @property
+    def outcome(self) -> tuple[int, int]:
+        """Returns what the group says about its problem: `count`, or (0, 0) for a spoilt group."""
+        return (0, 0) if self.spoilt else self.count
+
+    @property
     def silent(self) -> bool:
         """Says whether all rewards are equal up to rounding. Every advantage is then zero, unless the normalization
         looks at parts of the reward or beyond the group."""

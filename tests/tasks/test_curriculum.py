@@ -156,6 +156,13 @@ def test_silent_prompts_rest_longer_and_are_tried_again():
     assert sorted(stream.indices(60, 8).tolist()) == list(range(8))
 
 
+def test_a_prompt_that_could_not_be_graded_keeps_its_weight_and_is_asked_again_as_soon_as_others():
+    stream, untouched = online(), online()
+    stream.record_outcomes([(index, 0, 8 if index < 4 else 0) for index in range(8)], 8)
+    assert stream.weights(8)[4:].tolist() == untouched.weights(8)[4:].tolist()
+    assert sorted(stream.indices(20, 4).tolist()) == [4, 5, 6, 7], "the others were silent, and rest longer"
+
+
 def test_what_was_measured_fades():
     stream = online(rates=[0.5] * 8, half_life=100)
     fresh = stream.weights(8)[0]
