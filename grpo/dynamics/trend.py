@@ -1,12 +1,15 @@
 """This module follows a reward curve with a damped local linear trend, which needs no law of the curve.
 
-    level(t + d) = level(t) + θ(1 − φ)·slope(t) + noise        slope(t + d) = φ·slope(t) + noise,    φ = exp(−d/θ)
+    level(t + d) = level(t) + θ(1 − φ)·rise(t) + Θ(1 − Φ)·slope(t) + noise
+    rise(t + d) = φ·rise(t)         slope(t + d) = Φ·slope(t) + noise         φ = exp(−d/θ), Φ = exp(−d/Θ)
 
-The level is the logit of the pass rate. Level and slope wander at random, by amounts estimated from the curve. Time is
-counted in spans: one span is the measured part of the curve, or `FEWEST_ROUNDS` rounds where that is longer. So a
-forecast one span ahead is about as uncertain for a short run as for a long one.
+The level is the logit of the pass rate. It is moved by a first rise, which only fades, and by a slope that begins at 0.
+Level and slope wander at random, by amounts estimated from the curve. Were rise and slope one, a run that rose fast at
+first could not be seen to decline slowly later, since its slope would have to fade as fast as its rise. Time is counted
+in spans: one span is the measured part of the curve, or `FEWEST_ROUNDS` rounds where that is longer. So a forecast one
+span ahead is about as uncertain for a short run as for a long one.
 
-Five settings are unknown: θ, the two amounts of wander, the size of the first slope, and a factor on the measured
+Five settings are unknown: θ, the two amounts of wander, the size of the first rise, and a factor on the measured
 errors. Forecasts average over a grid of settings, weighted by their posterior probabilities, so nothing is optimized,
 and nothing is drawn that the measurements contradict. See Gardner & McKenzie (Management Science 31, 1985) for the
 damped trend, Harvey (Forecasting, Structural Time Series Models and the Kalman Filter, 1989) for the filter.
@@ -36,13 +39,13 @@ FEWEST_ROUNDS = 30
 # Setting → its grid and the prior weights. The weights are rounded from those that gave 65 simulated curves and 49
 # public logs the best interval score (benchmarks/forecasts.py measures it on other simulated curves).
 PRIORS = {
-    # The relaxation time θ of the slope, in spans.
+    # The relaxation time θ of the first rise, in spans.
     "damping": ((0.06, 0.2, 0.5, 1.2), (0.1, 0.1, 0.2, 0.6)),
     # The standard deviation of the level's own steps over one span, in logits. The last one follows a collapse.
     "level_wander": ((1e-3, 0.2, 0.45, 0.8, 2.5), (0.25, 0.55, 0.1, 0.09997, 0.00003)),
     # The standard deviation of the slope about 0 in the long run, in logits a span.
-    "slope_wander": ((0.03, 0.6, 2.0), (0.15, 0.82, 0.03)),
-    # The standard deviation of the first slope times θ, which is the rise that it leads to, in logits.
+    "slope_wander": ((0.03, 0.55, 2.0), (0.15, 0.81, 0.04)),
+    # The standard deviation of the first rise's slope times θ, which is how far it leads, in logits.
     "first_rise": ((0.1, 1.5, 4.0), (0.1, 0.8, 0.1)),
     # The factor on the variance of the measured errors.
     "noise": ((0.5, 1.0, 1.8, 4.0), (0.65, 0.05, 0.15, 0.15)),
@@ -50,7 +53,9 @@ PRIORS = {
 # Every combination, [5, settings], and the logarithm of its prior weight, [settings].
 SETTINGS: Array = np.array(list(product(*(grid for grid, _ in PRIORS.values())))).T
 LOG_PRIOR: Array = np.log(list(product(*(weights for _, weights in PRIORS.values())))).sum(axis=1)
-# Training raises pass rates more often than it lowers them: the first slope's mean, in its standard deviations.
+# The relaxation time Θ of the slope that wanders, in spans.
+PERSISTENCE = 1.2
+# Training raises pass rates more often than it lowers them: the first rise's mean, in its standard deviations.
 LEAN = 1.0
 # Runs that keep what they have learned still fall a little, by exponentially distributed logits with mean `MEAN_FALL`.
 # The other runs, a share of `LOSING`, fall as easily as they rise.
@@ -80,8 +85,8 @@ class Trend:
     """A trend holds where a curve stands, for each setting of the grid.
 
     weights     [settings] posterior probabilities of the settings
-    mean        [settings, 2] level and slope at the last block
-    covariance  [settings, 2, 2] of level and slope
+    mean        [settings, 3] level, slope of the first rise, and slope that wanders, at the last block
+    covariance  [settings, 3, 3] of these
     held        [settings] highest level that the curve surely held (see `SURE`)
     now         step of the last block
     span        optimizer steps of one span
@@ -110,22 +115,24 @@ class Trend:
         generator = np.random.default_rng(seed)
         size = CANDIDATES * number
         picked = generator.choice(len(self.weights), size=size, p=self.weights)
-        root = np.linalg.cholesky(self.covariance[picked] + 1e-12 * np.eye(2))
-        level, slope = (self.mean[picked] + np.einsum("nij,nj->ni", root, generator.standard_normal((size, 2)))).T
+        root = np.linalg.cholesky(self.covariance[picked] + 1e-12 * np.eye(3))
+        drawn = self.mean[picked] + np.einsum("nij,nj->ni", root, generator.standard_normal((size, 3)))
+        start, rise, slope = drawn.T
         damping, level_wander, slope_wander, _, noise = SETTINGS[:, picked]
-        start, lost = level, np.maximum(self.held[picked] - level, 0.0)
+        level, lost = start, np.maximum(self.held[picked] - start, 0.0)
         now, rates = 0.0, []
         for ahead in (np.asarray(steps, float) - self.now) / self.span:
             pieces = int(np.ceil(max(ahead - now, 0.0) * BLOCKS))
             for _ in range(pieces):
                 gap = (ahead - now) / pieces
-                kept = np.exp(-gap / damping)
-                level = level + damping * (1 - kept) * slope
+                kept = np.exp(-gap / PERSISTENCE)
+                level = level + PERSISTENCE * (1 - kept) * slope
                 level = level + level_wander * np.sqrt(gap) * generator.standard_normal(size)
                 slope = kept * slope + slope_wander * np.sqrt(1 - kept**2) * generator.standard_normal(size)
             now = max(now, ahead)
-            rates.append(expit(level))
-        likely = fall_probability(lost + np.maximum(start - level, 0.0))
+            end = level + damping * (1 - np.exp(-now / damping)) * rise
+            rates.append(expit(end))
+        likely = fall_probability(lost + np.maximum(start - end, 0.0))
         distance = np.abs(expit(start) - self.last) / (self.last_error * np.sqrt(noise))
         likely = np.where(distance <= max(CONTRADICTION, np.quantile(distance, NEAREST)), likely, 0.0)
         chosen = generator.choice(size, size=number, p=likely / likely.sum())
@@ -140,8 +147,8 @@ def follow(history: History, span: float | None = None) -> Trend:
     steps, values, uncertain = _blocks(history.steps, history.values, errors)
     levels, variances = _logits(values, uncertain)
     first_slope, noise = SETTINGS[3] / SETTINGS[0], SETTINGS[4]
-    mean = np.stack([np.zeros_like(first_slope), LEAN * first_slope], axis=1)
-    covariance = np.zeros((len(first_slope), 2, 2))
+    mean = np.stack([np.zeros_like(first_slope), LEAN * first_slope, np.zeros_like(first_slope)], axis=1)
+    covariance = np.zeros((len(first_slope), 3, 3))
     covariance[:, 0, 0], covariance[:, 1, 1] = FIRST_LEVEL**2, first_slope**2
     score, held = LOG_PRIOR.copy(), np.full(len(LOG_PRIOR), -np.inf)
     gaps = np.diff(steps, prepend=steps[0]) / span
@@ -175,16 +182,22 @@ def fall_probability(falls: Array) -> Array:
 
 
 def _moved(mean: Array, covariance: Array, gap: float) -> tuple[Array, Array]:
-    """Predicts level and slope one gap (in spans) ahead. The slope's wander moves the level too."""
+    """Predicts level, rise and slope one gap (in spans) ahead. The slope's wander moves the level too."""
     damping, level_wander, slope_wander, _, _ = SETTINGS
-    kept = np.exp(-gap / damping)
-    carried, fresh = damping * (1 - kept), slope_wander**2 * (1 - kept**2)
-    level, both, slope = covariance[:, 0, 0], covariance[:, 0, 1], covariance[:, 1, 1]
+    faded, kept = np.exp(-gap / damping), float(np.exp(-gap / PERSISTENCE))
+    risen, carried, fresh = damping * (1 - faded), PERSISTENCE * (1 - kept), slope_wander**2 * (1 - kept**2)
+    # Each row of the covariance after the level has moved, and before the slopes have faded.
+    with_level = covariance[:, 0] + risen[:, None] * covariance[:, 1] + carried * covariance[:, 2]
     wider = np.empty_like(covariance)
-    wider[:, 0, 0] = level + 2 * carried * both + carried**2 * slope + level_wander**2 * gap + fresh * gap**2 / 3
-    wider[:, 0, 1] = wider[:, 1, 0] = kept * (both + carried * slope) + fresh * gap / 2
-    wider[:, 1, 1] = kept**2 * slope + fresh
-    return np.stack([mean[:, 0] + carried * mean[:, 1], kept * mean[:, 1]], axis=1), wider
+    moved = with_level[:, 0] + risen * with_level[:, 1] + carried * with_level[:, 2]
+    wider[:, 0, 0] = moved + level_wander**2 * gap + fresh * gap**2 / 3
+    wider[:, 0, 1] = wider[:, 1, 0] = faded * with_level[:, 1]
+    wider[:, 0, 2] = wider[:, 2, 0] = kept * with_level[:, 2] + fresh * gap / 2
+    wider[:, 1, 1] = faded**2 * covariance[:, 1, 1]
+    wider[:, 1, 2] = wider[:, 2, 1] = faded * kept * covariance[:, 1, 2]
+    wider[:, 2, 2] = kept**2 * covariance[:, 2, 2] + fresh
+    level = mean[:, 0] + risen * mean[:, 1] + carried * mean[:, 2]
+    return np.stack([level, faded * mean[:, 1], kept * mean[:, 2]], axis=1), wider
 
 
 def _blocks(steps: Array, values: Array, errors: Array) -> tuple[Array, Array, Array]:

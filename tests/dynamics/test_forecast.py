@@ -115,6 +115,18 @@ def test_a_run_that_has_lost_what_it_learned_is_expected_to_go_on_falling():
     assert ahead.gain.value < -0.02
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_slow_decline_after_a_fast_rise_is_expected_to_go_on(seed):
+    """The run rose from .3 to .8 within twenty rounds, and loses .2 in a hundred. A slope that had to fade as fast as
+    that rise could not follow the decline: a gain was expected, and the end lay below the interval."""
+    rounds = np.arange(100)
+    curve = 0.8 - 0.5 * np.exp(-rounds / 5) - 0.002 * np.maximum(rounds - 25, 0)
+    history = measured(curve, prompts=32, seed=seed)
+    ahead = forecast(history.until(history.steps[69]), history.steps[-1])
+    assert ahead.gain.value < 0
+    assert ahead.low[-1] < curve[-1] < ahead.value[-1] < curve.max()
+
+
 def test_a_fall_counts_by_its_size_and_a_great_one_by_no_more():
     none, usual, great, greater = fall_probability(np.array([0.0, 0.4, 4.0, 8.0]))
     assert none == 1 and usual == pytest.approx(0.1 + 0.9 * np.exp(-1))
