@@ -44,8 +44,8 @@ class Saved:
 
 def checkpoint_store(config: TrainConfig, collective: Collective) -> CheckpointStore:
     """Opens the store of the run's checkpoints."""
-    kept = config.checkpoint
-    return CheckpointStore(Path(config.output_dir) / CHECKPOINTS, kept.keep_last, collective, kept.keep_every)
+    retention = config.checkpoint
+    return CheckpointStore(Path(config.output_dir) / CHECKPOINTS, retention.keep_last, collective, retention.keep_every)
 
 
 def saved_run(config: TrainConfig, path: Path, task: LoadedTask, collective: Collective) -> Saved:
@@ -78,8 +78,8 @@ def saved_run(config: TrainConfig, path: Path, task: LoadedTask, collective: Col
         raise UserError(f"{checkpoint / STATE_FILE} is damaged: its progress lacks {error}") from error
     if collective.rank == 0 and progress.step >= config.num_steps:
         print(f"  it has taken {progress.step} of num_steps={config.num_steps} steps, so none is left: raise num_steps")
-    told = _resumption(config, old, checkpoint, progress.step) if collective.rank == 0 else None
-    return Saved(checkpoint, old, progress, told)
+    resumption = _resumption(config, old, checkpoint, progress.step) if collective.rank == 0 else None
+    return Saved(checkpoint, old, progress, resumption)
 
 
 def _resumption(config: TrainConfig, old: TrainConfig, checkpoint: Path, step: int) -> Resumption:
