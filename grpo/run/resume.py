@@ -52,8 +52,8 @@ def saved_run(config: TrainConfig, path: Path, task: LoadedTask, collective: Col
     """Finds the newest undamaged checkpoint of the run in `output_dir`. Collective.
 
     `path` is the folder of the run's model, which has to be the one that a checkpoint's adapters were trained on.
-    Prints the checkpoint's name, and the config keys that have changed since, and whether the problems of `task` have,
-    such as by another file of the same name. Raises UserError when there is no such
+    Prints the checkpoint's name and the config keys that have changed since. Also prints whether the problems of `task`
+    have changed, for example because the file of that name holds others now. Raises UserError when there is no such
     checkpoint, or when the run cannot continue with the present config.
     """
     checkpoint = checkpoint_store(config, collective).whole()
