@@ -40,10 +40,12 @@ def test_servers_have_their_gpus_memory_to_themselves(hardware):
     assert "gpu_memory_utilization" not in server_arguments(config, on_gpu=False)
 
 
-def test_a_server_at_an_address_of_ipv6_is_asked_there(monkeypatch):
+def test_a_server_at_an_address_of_ipv6_is_asked_there(tmp_path, monkeypatch):
     monkeypatch.setattr(ServerProcess, "start", lambda self: None)
     monkeypatch.setenv(KEY_VARIABLE, "secret")
     config = TrainConfig()
     config.rollout.servers.host = "::1"
-    [url] = start_servers(config, "model", torch.device("cuda", 0))
+    # A server keeps what its model's config says, so that only a run with the same model claims it.
+    (tmp_path / "config.json").write_text("{}")
+    [url] = start_servers(config, str(tmp_path), torch.device("cuda", 0))
     assert re.fullmatch(r"http://\[::1\]:\d+", url)
