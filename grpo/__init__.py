@@ -10,7 +10,7 @@ models              where a model's weights come from: the hub, a folder, or emb
 tasks               data sets, prompts and graders
 rollout             samplers (vLLM, transformers) and dynamic sampling
 algorithm           pure torch: the dial, ratio, objective, aggregation, KL, correction, packing
-dynamics            pure Python: the scheduler of group size and refresh interval
+dynamics            pure numpy and scipy: fits, forecasts and diagnoses a run, and chooses G and τ
 learner             training with DeepSpeed and transformers
 weight_sync         the only bridge from learner to sampler
 evaluation          pass rates on held-out problems

@@ -123,8 +123,8 @@ def _run(command: str, words: list[str]) -> int:
     if command not in (*CONFIGURED, "launch"):
         with working(f"loading what grpo {command} needs"):
             module = _module(command)
-        asked = words[:1] == ["help"] or {"-h", "--help"} & {*words}
-        if asked or (not words and command in WORDED):
+        wants_help = words[:1] == ["help"] or {"-h", "--help"} & {*words}
+        if wants_help or (not words and command in WORDED):
             print(wrapped_usage(module.USAGE))
             return 0
         return module.run(words, COMMANDS) if command == "completion" else module.run(words)

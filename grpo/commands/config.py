@@ -68,10 +68,10 @@ def key_table(keys: Iterable[Key]) -> Table:
     return table
 
 
-def choice_table(chosen: Iterable[Choice]) -> Table:
+def choice_table(choices_shown: Iterable[Choice]) -> Table:
     """Makes a table of two columns: a group's choice, and what it sets."""
     table = Table("choice of a group", "what it sets")
-    for choice in chosen:
+    for choice in choices_shown:
         table.add_row(Text.assemble((choice.name, "bold"), ("\ndefault" * choice.usual, "dim")), choice.meaning)
     return table
 

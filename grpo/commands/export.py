@@ -35,25 +35,25 @@ def run(words: Sequence[str]) -> int:
     if len(places) != 2:
         raise UserError("grpo export needs a checkpoint or a run's folder, and a folder to write (grpo export help)")
     settings = [word for word in words if "=" in word]
-    given = typed(settings, dtype=_dtype, adapter=truth, upload=str, public=truth)
+    options = typed(settings, dtype=_dtype, adapter=truth, upload=str, public=truth)
     require(
-        not (given.get("adapter") and "dtype" in given),
+        not (options.get("adapter") and "dtype" in options),
         "adapter=true writes the adapter as it was trained: leave out dtype=",
     )
-    name = given.get("upload", "")
-    require(bool(name) or "public" not in given, "public= says who may see what upload=USER/NAME sends: give both")
+    name = options.get("upload", "")
+    require(bool(name) or "public" not in options, "public= says who may see what upload=USER/NAME sends: give both")
     if name:
         models.check_upload(name)
-    (place, directory), adapter = places, given.get("adapter", False)
+    (place, directory), adapter = places, options.get("adapter", False)
     to_export(place, directory, adapter)
     with working("writing the model"):
         # Its imports take seconds, so what is wrong with the words or the folders is told before.
         from grpo.run.exporting import export_checkpoint
 
-        checkpoint = export_checkpoint(place, directory, given.get("dtype", ""), adapter)
+        checkpoint = export_checkpoint(place, directory, options.get("dtype", ""), adapter)
     print(f"{checkpoint} is exported to {directory} ({size_of(directory)})")
     if name:
-        print(f"it is uploaded to {models.upload(directory, name, given.get('public', False))}")
+        print(f"it is uploaded to {models.upload(directory, name, options.get('public', False))}")
     return 0
 
 

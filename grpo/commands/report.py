@@ -44,13 +44,13 @@ def run(words: Sequence[str]) -> int:
         raise UserError("grpo report needs the folder of a sweep, or of one or more runs (grpo report help)")
     for path in paths:
         require(path.is_dir(), f"there is no folder {path}")
-    given = typed([word for word in words if "=" in word], output=Path, watch=seconds)
+    settings = typed([word for word in words if "=" in word], output=Path, watch=seconds)
     twice = [path for index, path in enumerate(paths) if path.resolve() in map(Path.resolve, paths[:index])]
     require(not twice, f"{', '.join(map(str, twice))} is given twice: name each run once")
     is_sweep = len(paths) == 1 and (paths[0] / SWEEP_FILE).exists()
     if not is_sweep and len(paths) < 2:
-        return _of_run(paths[0], given)
-    output = given.get("output", paths[0] if is_sweep else Path("."))
+        return _of_run(paths[0], settings)
+    output = settings.get("output", paths[0] if is_sweep else Path("."))
     output.mkdir(parents=True, exist_ok=True)
     if not is_sweep:
         with working("comparing the runs"):
@@ -61,16 +61,16 @@ def run(words: Sequence[str]) -> int:
         if runs:
             with working("comparing the runs"):
                 write_contrast(contrast(runs), output, notes)
-        elif "watch" not in given:
+        elif "watch" not in settings:
             raise UserError(f"{paths[0]}: no run is done yet; {' '.join(notes)}")
-        if "watch" not in given or not unfinished:
+        if "watch" not in settings or not unfinished:
             return 0
-        time.sleep(given["watch"])
+        time.sleep(settings["watch"])
 
 
-def _of_run(folder: Path, given: Mapping[str, Any]) -> int:
+def _of_run(folder: Path, settings: Mapping[str, Any]) -> int:
     """Writes the report of one run into its folder."""
-    require(not given, f"a run's report is written into its own folder: leave out {', '.join(given)}=")
+    require(not settings, f"a run's report is written into its own folder: leave out {', '.join(settings)}=")
     refuse_several(folder, f"; `grpo report {folder}/*` compares them")
     has_rounds = (folder / METRICS_FILE).exists()
     if not has_rounds and (ending := read_ending(folder)):

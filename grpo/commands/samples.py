@@ -46,18 +46,18 @@ def run(words: Sequence[str]) -> int:
     folders = [word for word in words if "=" not in word]
     if len(folders) != 1:
         raise UserError("grpo samples needs the folder of one run (grpo samples help)")
-    given = typed(
+    settings = typed(
         [word for word in words if "=" in word],
         **{"step": span, "source": str, "prompt": str, "problem": str, "group": str, "contains": str, "limit": count},
         **{"correct": truth, "truncated": truth, "outcome": str},
     )
-    limit, kind = given.pop("limit", 5), given.get("group")
+    limit, kind = settings.pop("limit", 5), settings.get("group")
     require(kind in (None, *KINDS), f"group={kind!r} is none of {' | '.join(KINDS)}")
-    outcome = given.get("outcome")
+    outcome = settings.get("outcome")
     require(outcome in (None, *OUTCOMES), f"outcome={outcome!r} is none of {' | '.join(OUTCOMES)}")
     console, shown = Terminal(), 0
-    for group, chosen in islice(chosen_groups(read_completions(Path(folders[0])), given), limit or None):
-        _show(console, group, chosen)
+    for group, matching in islice(chosen_groups(read_completions(Path(folders[0])), settings), limit or None):
+        _show(console, group, matching)
         shown += 1
     if not shown:
         console.print("no completion fits; without words the last round's are shown")
@@ -95,14 +95,14 @@ def _fits(group: Sequence[Row], words: Mapping[str, Any]) -> bool:
     )
 
 
-def _show(console: Terminal, group: Sequence[Row], chosen: Sequence[Row]) -> None:
+def _show(console: Terminal, group: Sequence[Row], matching: Sequence[Row]) -> None:
     """Prints a headline, the problem and the chosen completions of a group."""
     first, correct = group[0], sum(row["correct"] for row in group)
     facts = [f"step {first['step']}", first["prompt_id"], f"{correct} of {len(group)} right"]
     facts += [first["source"]] if first.get("source") else []
     console.rule(Text(" · ".join(facts), style="bold"), align="left")
     console.print(Text(f"{first['question']}\nexpected answer: {first['answer']}", style="dim"), soft_wrap=True)
-    for row in chosen:
+    for row in matching:
         verdict, style = ("✓ right", "green") if row["correct"] else ("✗ wrong", "red")
         facts = [verdict, f"reward {row['reward']:g}", f"{row['tokens']} tokens"]
         facts += [row["outcome"]] if row["outcome"] != "graded" else []

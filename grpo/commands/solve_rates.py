@@ -51,13 +51,13 @@ def run(config: TrainConfig) -> int:
     if config.task.sets:
         raise UserError(f"grpo solve-rates measures one set at a time: choose one of {', '.join(config.task.sets)}")
     output = Path(config.output_dir)
-    done = _begun(output, config)
+    finished_rows = _begun(output, config)
     if not ranks.rank():
         print(f"if this is stopped, the same words with output_dir={output} continue it", flush=True)
     load_problems(config.task.data)  # errors in the data show before the engine starts
     model = candidate(config, [config.task])
     with model.load_task(model.tasks[0]) as task:
-        _measure(task, model.sampler, model.collective, config, done)
+        _measure(task, model.sampler, model.collective, config, finished_rows)
     if model.collective.rank:
         return 0
     rows = read_rows(output / RATES_FILE, "the file of solve rates")

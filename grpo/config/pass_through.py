@@ -120,20 +120,20 @@ def check_training(config: TrainConfig) -> None:
 
 
 @contextmanager
-def passing_on(key: str, given: Mapping[str, Any], *own: type[Exception]) -> Iterator[None]:
-    """Turns the error of a library that refuses the settings `given`, which `key` passes on to it, into a UserError of
+def passing_on(key: str, settings: Mapping[str, Any], *own: type[Exception]) -> Iterator[None]:
+    """Turns the error of a library that refuses `settings`, which `key` passes on to it, into a UserError of
     one line. `own` are the library's own kinds of errors. Where nothing is passed on, errors are left alone."""
     try:
         yield
     except (TypeError, ValueError, AssertionError, *own) as error:
-        if not given or isinstance(error, UserError):
+        if not settings or isinstance(error, UserError):
             raise
-        said = " ".join(str(error).partition("For further information")[0].split())
-        raise UserError(f"{key}={dict(given)} is refused: {said[:400]}") from error
+        message = " ".join(str(error).partition("For further information")[0].split())
+        raise UserError(f"{key}={dict(settings)} is refused: {message[:400]}") from error
 
 
-def _check(path: str, given: Mapping[str, Any], owned: Mapping[str, str]) -> None:
-    for name in _names(given):
+def _check(path: str, settings: Mapping[str, Any], owned: Mapping[str, str]) -> None:
+    for name in _names(settings):
         instead = owned.get(name)
         require(
             instead is None,
@@ -141,10 +141,10 @@ def _check(path: str, given: Mapping[str, Any], owned: Mapping[str, str]) -> Non
         )
 
 
-def _names(given: Mapping[str, Any], prefix: str = "") -> list[str]:
+def _names(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Returns the dotted names of a nested mapping, those of its inner mappings too."""
     names = []
-    for name, value in given.items():
+    for name, value in settings.items():
         names.append(f"{prefix}{name}")
         if isinstance(value, Mapping):
             names += _names(value, f"{prefix}{name}.")

@@ -26,11 +26,11 @@ def from_dict(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Train
     ignored. A `${…}` within a value stays plain text. Raises UserError for an override that does not fit.
     """
 
-    def build(template: Any, given: Mapping[str, Any]) -> Any:
+    def build(template: Any, mapping: Mapping[str, Any]) -> Any:
         arguments = {}
         for field in fields(template):
-            if field.name in given:
-                default, value = getattr(template, field.name), given[field.name]
+            if field.name in mapping:
+                default, value = getattr(template, field.name), mapping[field.name]
                 nested = is_dataclass(default) and isinstance(value, Mapping)
                 arguments[field.name] = build(default, value) if nested else value
         return type(template)(**arguments)

@@ -83,14 +83,14 @@ class AdaptiveScheduler:
             interval=plan.refresh_interval,
             rate_factor=plan.learning_rate_factor,
         )
-        action, watched = guard.watch(self._setting.guard, state.guard, facts)
-        state = replace(state, guard=watched)
+        action, guard_state = guard.watch(self._setting.guard, state.guard, facts)
+        state = replace(state, guard=guard_state)
         if action:
             return self._recovered(plan, action, state)
         # Before there is a curve to fit, every round decides: a decision is cheap then, and too large groups are not.
         rounds = len(state.rounds)
         if rounds >= FEWEST_POINTS and rounds % self._setting.decide_every:
-            return Decision(plan, Verdict(good_step=watched.best_step, reason="as before"), state)
+            return Decision(plan, Verdict(good_step=guard_state.best_step, reason="as before"), state)
         return self._decide(plan, statistics, state)
 
     def _recovered(self, plan: RoundPlan, action: guard.GuardAction, state: AdaptiveState) -> Decision[AdaptiveState]:
@@ -167,9 +167,9 @@ class AdaptiveScheduler:
         calm = calm_completions(rule, now, process_variance(model), ahead.gain.high if ahead else None)
         choice = choose_batch(difficulty, rule, now, self._cost(plan, statistics, state), calm)
         early = len(state.rounds) < FEWEST_POINTS
-        wanted = choice.chosen
-        size, wish = agreed(plan.group_size, wanted.group_size, state.wish, early)
-        prompts, wish_prompts = agreed(plan.prompts_per_step, wanted.prompts_per_step, state.wish_prompts, early)
+        batch = choice.chosen
+        size, wish = agreed(plan.group_size, batch.group_size, state.wish, early)
+        prompts, wish_prompts = agreed(plan.prompts_per_step, batch.prompts_per_step, state.wish_prompts, early)
         if rule.samples:
             [prompts] = rule.prompts(plan.prompts_per_step, size)
         changed = replace(plan, group_size=size, prompts_per_step=prompts)
@@ -180,7 +180,7 @@ class AdaptiveScheduler:
 
     def _cost(self, plan: RoundPlan, statistics: RoundStatistics, state: AdaptiveState) -> StepCost:
         """Returns the costs of a prompt, a completion and a step, in tokens or in seconds."""
-        prompt, completion = (statistics.means[f"{what}/length_mean"].value for what in ("prompts", "completions"))
+        prompt, completion = (statistics.means[f"{kind}/length_mean"].value for kind in ("prompts", "completions"))
         recent = [past for past in state.rounds[-RECENT:] if past.tokens]
         if not self._setting.by_seconds or not recent:
             return StepCost(prompt, completion)
@@ -271,9 +271,9 @@ def off_policyness(statistics: RoundStatistics) -> OffPolicyness:
     The result holds the ESS of the ratios between the two policies and the clipped share of tokens, over the steps that
     were applied.
     """
-    means, nothing = statistics.means, Mean(0.0, 0.0)
-    squares = means.get("policy/ratio_squared", nothing)
+    means, no_tokens = statistics.means, Mean(0.0, 0.0)
+    squares = means.get("policy/ratio_squared", no_tokens)
     ess = means["policy/ratio"].effective_fraction(squares) if squares.total else 1.0
-    by_side = [means.get(f"policy/clip_{side}_fraction", nothing) for side in ("low", "high")]
-    clipped = sum(fraction.value for fraction in by_side if fraction.count)
-    return OffPolicyness(statistics.plan.refresh_interval, min(ess, 1.0), clipped, lag_of(statistics))
+    by_side = [means.get(f"policy/clip_{side}_fraction", no_tokens) for side in ("low", "high")]
+    clip_fraction = sum(fraction.value for fraction in by_side if fraction.count)
+    return OffPolicyness(statistics.plan.refresh_interval, min(ess, 1.0), clip_fraction, lag_of(statistics))

@@ -111,13 +111,13 @@ def remember(state: AdaptiveState, statistics: RoundStatistics) -> AdaptiveState
         fixed_seconds=statistics.seconds.get("sync", 0.0),
         tokens=sampled_tokens(statistics),
     )
-    kept = tuple((*pair, number) for pair, number in sorted(counts.items()) if number > SMALLEST_COUNT)
-    return replace(state, counts=kept, rounds=(*state.rounds, past))
+    new_counts = tuple((*pair, number) for pair, number in sorted(counts.items()) if number > SMALLEST_COUNT)
+    return replace(state, counts=new_counts, rounds=(*state.rounds, past))
 
 
 def sampled_tokens(statistics: RoundStatistics) -> float:
     """Returns the prompt and completion tokens of a round. A prompt counts once for its whole group."""
-    prompt, completion = (statistics.means[f"{what}/length_mean"].value for what in ("prompts", "completions"))
+    prompt, completion = (statistics.means[f"{kind}/length_mean"].value for kind in ("prompts", "completions"))
     groups = sum(statistics.reward_counts.values())
     return groups * prompt + num_tried(statistics.reward_counts) * completion
 

@@ -70,9 +70,9 @@ def weighted(clip: float, penalty_in_loss: bool) -> Gradient:
         # These are the advantages of the right and of the wrong arm under the old policy.
         advantages = np.array([(1 - p_old) * reward_gap, -p_old * reward_gap])
         ratios = np.array([p_now / p_old, (1 - p_now) / (1 - p_old)])
-        kept = np.where(advantages > 0, ratios < 1 + clip, ratios > 1 - clip)
+        mask = np.where(advantages > 0, ratios < 1 + clip, ratios > 1 - clip)
         scores = np.array([1 - p_now, -p_now])
-        of_reward = float(np.sum(np.array([p_old, 1 - p_old]) * ratios * advantages * scores * kept))
+        of_reward = float(np.sum(np.array([p_old, 1 - p_old]) * ratios * advantages * scores * mask))
         return of_reward - (PENALTY * p_now * (1 - p_now) * now if penalty_in_loss else 0.0)
 
     return gradient
@@ -135,8 +135,8 @@ def measured_stiffness(momentum: float, step_size: float) -> float:
     """
     steps = int(20 * (1 - momentum) / (curvature() * step_size))
     distance = train(constant_lag, fixed_point() - 0.05, momentum, step_size, 0, steps) - fixed_point()
-    kept = np.abs(distance) > 1e-4 * abs(distance[0])
-    window = np.flatnonzero(kept)[len(np.flatnonzero(kept)) // 4 :]
+    inside = np.abs(distance) > 1e-4 * abs(distance[0])
+    window = np.flatnonzero(inside)[len(np.flatnonzero(inside)) // 4 :]
     slope = np.polyfit(window, np.log(np.abs(distance[window])), 1)[0]
     # z = e^slope is the slow eigenvalue, a root of z² − (1+μ−κ)z + μ = 0.
     z = np.exp(slope)

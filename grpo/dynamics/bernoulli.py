@@ -74,13 +74,13 @@ def refilled(rates: Array, group_size: int, generator: np.random.Generator) -> t
     A step then moves as many groups as there are prompts. A prompt that was drawn twice moves twice.
     """
     first = sigma(rates, group_size, generator)
-    gains, kept, tries = first.copy(), int((first > 0).sum()), len(rates) * group_size
-    while kept < len(rates):
-        asked = generator.integers(len(rates), size=len(rates) - kept)
-        drawn = sigma(rates[asked], group_size, generator)
-        np.add.at(gains, asked, drawn)
-        kept += int((drawn > 0).sum())
-        tries += len(asked) * group_size
+    gains, num_groups, tries = first.copy(), int((first > 0).sum()), len(rates) * group_size
+    while num_groups < len(rates):
+        prompts = generator.integers(len(rates), size=len(rates) - num_groups)
+        sigmas = sigma(rates[prompts], group_size, generator)
+        np.add.at(gains, prompts, sigmas)
+        num_groups += int((sigmas > 0).sum())
+        tries += len(prompts) * group_size
         # Without a bound this would never end once every prompt is always or never solved.
         if tries > 20 * len(rates) * group_size:
             break
@@ -118,8 +118,8 @@ def big_math_like(prompts: int, seed: int = 0) -> Array:
     generator = np.random.default_rng(seed)
     inner = np.empty(0)
     while len(inner) < prompts:
-        drawn = generator.binomial(64, generator.beta(0.274, 0.274, 2 * prompts))
-        inner = np.concatenate([inner, drawn[(drawn > 0) & (drawn < 64)]])
+        counts = generator.binomial(64, generator.beta(0.274, 0.274, 2 * prompts))
+        inner = np.concatenate([inner, counts[(counts > 0) & (counts < 64)]])
     kind = generator.random(prompts)
     return np.select([kind < 0.04, kind < 0.112], [0.0, 1.0], inner[:prompts] / 64)
 

@@ -28,8 +28,8 @@ LEAST_RISE = 1e-5
 
 
 def further_tries(
-    everyone: Counts,
-    mine: Sequence[tuple[int, int]],
+    all_counts: Counts,
+    own_counts: Sequence[tuple[int, int]],
     budget: int,
     largest: int,
     exponent: float,
@@ -37,35 +37,35 @@ def further_tries(
 ) -> list[int]:
     """Returns the number of further completions of each prompt: `budget` in total, or fewer if more would gain nothing.
 
-    everyone   (correct, tried) → number of prompts in the whole round, from which the prior is fitted
-    mine       (correct, tried) of each prompt that may get completions from the budget
+    all_counts (correct, tried) → number of prompts in the whole round, from which the prior is fitted
+    own_counts (correct, tried) of each prompt that may get completions from the budget
     largest    largest number of completions of one prompt, the first tries included
     exponent, mean_exponent   the dials' α and β
     """
-    prior = fit_difficulty(everyone)
-    worth = {counts: expected_gradient(prior, *counts, largest, exponent, mean_exponent) for counts in set(mine)}
-    more = [0] * len(mine)
-    left = budget
+    prior = fit_difficulty(all_counts)
+    worth = {counts: expected_gradient(prior, *counts, largest, exponent, mean_exponent) for counts in set(own_counts)}
+    more = [0] * len(own_counts)
+    remaining = budget
 
     def steepest(index: int) -> tuple[float, int, int] | None:
         """Returns (−rise per completion, prompt, completions) of a prompt's best chunk within the budget left.
 
         Chunks may have several completions, since a single one may be expected to add nothing.
         """
-        curve = worth[mine[index]][more[index] :]
-        rises = (curve[1 : left + 1] - curve[0]) / np.arange(1, len(curve[: left + 1]))
+        curve = worth[own_counts[index]][more[index] :]
+        rises = (curve[1 : remaining + 1] - curve[0]) / np.arange(1, len(curve[: remaining + 1]))
         if not len(rises) or rises.max() < LEAST_RISE:
             return None
         best = int(np.argmax(rises))
         return -float(rises[best]), index, best + 1
 
-    chunks = [chunk for index in range(len(mine)) if (chunk := steepest(index))]
+    chunks = [chunk for index in range(len(own_counts)) if (chunk := steepest(index))]
     heapify(chunks)
-    while chunks and left:
+    while chunks and remaining:
         _, index, count = heappop(chunks)
-        if count <= left:
+        if count <= remaining:
             more[index] += count
-            left -= count
+            remaining -= count
         # A chunk that no longer fits is looked for again, since a smaller one may fit.
         if chunk := steepest(index):
             heappush(chunks, chunk)

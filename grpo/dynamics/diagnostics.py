@@ -76,23 +76,23 @@ def diagnose(log: RunLog, rule: DiagnosisRule | None = None) -> list[Finding]:
     runs, findings that are among the `CONSEQUENCES` of another finding are left out.
     """
     rule = rule or DiagnosisRule()
-    if nothing := no_reward(log):
-        return [nothing]
+    if without_reward := no_reward(log):
+        return [without_reward]
     log = progress.with_known_prompts(log, rule)
-    told = [finding for check, _ in CHECKS.values() if (finding := check(log, rule))]
+    findings = [finding for check, _ in CHECKS.values() if (finding := check(log, rule))]
     curve = log.identification
     if curve and curve.identified and (finding := setbacks.oscillation(curve, rule)):
-        told = [other for other in told if other.name != finding.name] + [finding]
-    following = {name for finding in told for name in CONSEQUENCES.get(finding.name, ())}
-    told = [finding for finding in told if finding.name not in following]
-    return sorted(told, key=lambda finding: -SEVERITIES.index(finding.severity))
+        findings = [other for other in findings if other.name != finding.name] + [finding]
+    consequences = {name for finding in findings for name in CONSEQUENCES.get(finding.name, ())}
+    findings = [finding for finding in findings if finding.name not in consequences]
+    return sorted(findings, key=lambda finding: -SEVERITIES.index(finding.severity))
 
 
 def unchecked(log: RunLog) -> dict[str, str]:
     """Returns the checks that could not be made: name → the metric that the log lacks."""
 
-    def there(name: str) -> bool:
+    def is_logged(name: str) -> bool:
         return bool(len(log.held_out)) if name == "held out" else any(len(log[metric]) for metric in name.split("|"))
 
-    missing = {name: next((need for need in needs if not there(need)), None) for name, (_, needs) in CHECKS.items()}
+    missing = {name: next((need for need in needs if not is_logged(need)), None) for name, (_, needs) in CHECKS.items()}
     return {name: need.replace("|", " or ") for name, need in missing.items() if need}

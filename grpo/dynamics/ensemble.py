@@ -64,5 +64,5 @@ def _gradient(policy: Policy, rates: Array, theta: Array, generator: np.random.G
     size = policy.group_size
     correct = generator.binomial(size, rates[:, None], (len(rates), policy.prompts))
     sigma = np.sqrt(correct * (size - correct)) / size
-    moved = np.where(sigma > 0, sigma ** (2 - policy.exponent), 0.0).mean(axis=1)
-    return moved - policy.penalty * rates * (1 - rates) * theta
+    drift = np.where(sigma > 0, sigma ** (2 - policy.exponent), 0.0).mean(axis=1)
+    return drift - policy.penalty * rates * (1 - rates) * theta

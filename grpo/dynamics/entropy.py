@@ -44,8 +44,8 @@ class EntropyControl(Generic[State]):
     def adapted(self, plan: RoundPlan, entropy: float) -> RoundPlan:
         """Returns the plan with its entropy bonus adapted to a round's entropy, in nats per token."""
         low = entropy <= self._target
-        moved = (plan.entropy_coefficient or 0.0) + (self._step if low else -self._step)
-        return replace(plan, entropy_coefficient=min(max(moved, 0.0), LARGEST), entropy_bonus=low)
+        coefficient = (plan.entropy_coefficient or 0.0) + (self._step if low else -self._step)
+        return replace(plan, entropy_coefficient=min(max(coefficient, 0.0), LARGEST), entropy_bonus=low)
 
     def judge(self, step: int, state: State) -> Verdict:
         return self._scheduler.judge(step, state)

@@ -234,8 +234,8 @@ def paired(series: Series, steps: Array) -> Series:
     Steps to which no round is nearest are left out.
     """
     nearest = np.abs(series.steps[:, None] - steps).argmin(axis=1)
-    kept = np.unique(nearest)
-    return Series(steps[kept], np.array([series.values[nearest == index].mean() for index in kept]))
+    indices = np.unique(nearest)
+    return Series(steps[indices], np.array([series.values[nearest == index].mean() for index in indices]))
 
 
 def _half_width(error: float, freedom: float) -> float:

@@ -47,8 +47,8 @@ def unanswered(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 def _right_beyond(log: RunLog, share: float, rule: DiagnosisRule) -> bool:
     """Tells whether the pass rate of the last rounds is above both 2 × `share` and the rule's `hopeless`."""
-    passed = log["pass_rate"].values[-FEWEST_ROUNDS:]
-    return len(passed) > 0 and float(passed.mean()) > max(2 * share, rule.hopeless)
+    pass_rates = log["pass_rate"].values[-FEWEST_ROUNDS:]
+    return len(pass_rates) > 0 and float(pass_rates.mean()) > max(2 * share, rule.hopeless)
 
 
 def silence(log: RunLog, rule: DiagnosisRule) -> Finding | None:
@@ -63,8 +63,8 @@ def silence(log: RunLog, rule: DiagnosisRule) -> Finding | None:
         evidence = f"{failed:.0%} of groups hold no right answer in the {rounds} rounds so far"
         return difficulty(evidence, False, None, rule, silent=False)
     easy = len(right) > 0 and right.mean() > wrong.mean()
-    passed = float(log["pass_rate"].values.mean()) if len(log["pass_rate"]) else None
-    return difficulty(f"{silent:.0%} of groups are silent in the {rounds} rounds so far", easy, passed, rule)
+    pass_rate = float(log["pass_rate"].values.mean()) if len(log["pass_rate"]) else None
+    return difficulty(f"{silent:.0%} of groups are silent in the {rounds} rounds so far", easy, pass_rate, rule)
 
 
 def difficulty(evidence: str, easy: bool, passed: float | None, rule: DiagnosisRule, silent: bool = True) -> Finding:

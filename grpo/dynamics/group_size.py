@@ -108,8 +108,8 @@ def choose_batch(
     by_cost = min(costs, key=lambda setting: costs[setting])
     if by_fluctuation is None or rule.samples:
         return BatchChoice(by_cost, by_cost, None)
-    wanted = min(by_fluctuation, max(map(completions, costs)))
-    calm = [setting for setting in costs if completions(setting) >= wanted]
+    least_completions = min(by_fluctuation, max(map(completions, costs)))
+    calm = [setting for setting in costs if completions(setting) >= least_completions]
     return BatchChoice(min(calm, key=lambda setting: costs[setting]), by_cost, by_fluctuation)
 
 

@@ -133,12 +133,12 @@ def watch(rule: GuardRule, state: GuardState, facts: RoundFacts) -> tuple[GuardA
     # The counts start anew after an action, while the best pass rate stays the reference.
     go_back = rule.may_go_back and fallen
     after = replace(after, bad=0, smooth=None, since=None, returned=True) if go_back else replace(after, bad=0, since=0)
-    lost, back = f"damping lost ({'; '.join(causes)})", f", back to step {best_step}" if go_back else ""
+    cause, back = f"damping lost ({'; '.join(causes)})", f", back to step {best_step}" if go_back else ""
     interval, factor = facts.interval, facts.rate_factor
     if interval > 1:
         shorter = interval // 2
-        return GuardAction(shorter, factor, False, go_back, f"{lost}: τ {interval}→{shorter}{back}"), after
+        return GuardAction(shorter, factor, False, go_back, f"{cause}: τ {interval}→{shorter}{back}"), after
     if state.cuts < rule.rate_cuts:
-        action = GuardAction(1, factor / 2, False, go_back, f"{lost}: learning rate halved{back}")
+        action = GuardAction(1, factor / 2, False, go_back, f"{cause}: learning rate halved{back}")
         return action, replace(after, cuts=state.cuts + 1)
-    return GuardAction(1, factor, True, go_back, f"{lost} at τ 1 and {factor:g} of the rate: stop{back}"), after
+    return GuardAction(1, factor, True, go_back, f"{cause} at τ 1 and {factor:g} of the rate: stop{back}"), after

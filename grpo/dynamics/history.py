@@ -38,9 +38,9 @@ def pass_rate(counts: Counts) -> tuple[float, float]:
     rates, number = correct / sizes, groups.sum()
     rate = groups @ rates / number
     between = groups @ (rates - rate) ** 2 / number / max(number - 1, 1)
-    tried = groups @ sizes
-    shrunk = (rate * tried + 1) / (tried + 2)
-    return float(rate), float(np.sqrt(max(between, shrunk * (1 - shrunk) / tried)))
+    completions = groups @ sizes
+    shrunk = (rate * completions + 1) / (completions + 2)
+    return float(rate), float(np.sqrt(max(between, shrunk * (1 - shrunk) / completions)))
 
 
 def pooled_errors(values: ArrayLike, errors: ArrayLike, tried: ArrayLike) -> NDArray[np.float64]:

@@ -158,9 +158,9 @@ def fit_law(law: Law, history: History) -> LawFit:
 
     def jacobian(free: Array) -> Array:
         # Forward differences as SciPy takes them, of all parameters at once: a curve alone costs as much as ten.
-        moved = free + np.diag(LEAST_MOVE * np.where(free >= 0, 1.0, -1.0) * np.maximum(1.0, np.abs(free)))
-        rows = residuals(np.vstack([free, moved]))
-        return ((rows[1:] - rows[0]) / (moved.diagonal() - free)[:, None]).T
+        points = free + np.diag(LEAST_MOVE * np.where(free >= 0, 1.0, -1.0) * np.maximum(1.0, np.abs(free)))
+        rows = residuals(np.vstack([free, points]))
+        return ((rows[1:] - rows[0]) / (points.diagonal() - free)[:, None]).T
 
     guesses = np.asarray(law.guesses(history), float)
     starts = guesses[np.argsort((residuals(guesses) ** 2).sum(axis=1), kind="stable")][:MOST_STARTS]

@@ -55,9 +55,9 @@ class History:
 
     def until(self, step: float) -> History:
         """Returns the points at or before `step`."""
-        kept = self.steps <= step
+        mask = self.steps <= step
         columns = self.steps, self.values, self.errors, self.intervals, self.lags
-        return History(*(column[kept] for column in columns))
+        return History(*(column[mask] for column in columns))
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,20 +70,20 @@ def shares(metrics: Mapping[str, float]) -> str:
 
 def warnings(metrics: Mapping[str, float]) -> dict[str, str]:
     """Returns warnings, by topic, about problems so gross that the metrics of one round show them."""
-    told = {}
-    nothing = metrics.get("reward/mean") == 0.0 and metrics.get("reward/std", 0.0) == 0.0
-    if nothing:
+    lines = {}
+    all_zero = metrics.get("reward/mean") == 0.0 and metrics.get("reward/std", 0.0) == 0.0
+    if all_zero:
         evidence, remedy = why(metrics)
-        told["no reward"] = f"every reward is 0, so nothing was learned: {evidence} ⇒ {remedy}"
+        lines["no reward"] = f"every reward is 0, so nothing was learned: {evidence} ⇒ {remedy}"
     for name, meaning, remedy in _CAUSES:
-        if not nothing and metrics.get(name) == 1.0:
-            told[name] = f"100% {meaning} ⇒ {remedy}"
+        if not all_zero and metrics.get(name) == 1.0:
+            lines[name] = f"100% {meaning} ⇒ {remedy}"
     if metrics.get("completions/length_mean", 2.0) <= 1.0:
-        told["empty"] = (
+        lines["empty"] = (
             "every completion is a single token, so the model stops before it answers: read samples.jsonl, and check "
             "task.prompt.chat and task.prompt.template"
         )
-    return told
+    return lines
 
 
 def why(metrics: Mapping[str, float]) -> tuple[str, str]:

@@ -97,10 +97,10 @@ def propagate(
     with np.errstate(over="ignore"):
         envelope = np.exp(-decay * near)
         lead = velocity + decay * position
-        joined = envelope * (position * c + lead * s)
-        joined_velocity = -decay * joined + envelope * (position * square * s + lead * c)
+        position_near = envelope * (position * c + lead * s)
+        velocity_near = -decay * position_near + envelope * (position * square * s + lead * c)
     if not apart.any():
-        return joined, joined_velocity
+        return position_near, velocity_near
     # Where they are not apart, what is computed here has no meaning and is left out.
     with np.errstate(all="ignore"):
         root = np.sqrt(square)
@@ -109,8 +109,8 @@ def propagate(
         slow_part = (fast * position + velocity) / (fast - slow) * np.exp(-slow * time)
         fast_part = -(slow * position + velocity) / (fast - slow) * np.exp(-fast * time)
         return (
-            np.where(apart, slow_part + fast_part, joined),
-            np.where(apart, -slow * slow_part - fast * fast_part, joined_velocity),
+            np.where(apart, slow_part + fast_part, position_near),
+            np.where(apart, -slow * slow_part - fast * fast_part, velocity_near),
         )
 
 

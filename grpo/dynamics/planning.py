@@ -103,12 +103,12 @@ def size_options(
     sizes = sizes_between(request.smallest, request.largest)
     tokens = {size: step_tokens(request, size) for size in sizes}
     seconds = {size: step_seconds(request, machine, size) for size in sizes} if machine else {}
-    gained = {
+    progress = {
         size: float(signal_to_noise(difficulty, size, request.exponent, request.mean_exponent))
         / seconds.get(size, tokens[size])
         for size in sizes
     }
-    best = max(gained.values()) or 1.0
+    best = max(progress.values()) or 1.0
     return tuple(
         SizeOption(
             size=size,
@@ -116,7 +116,7 @@ def size_options(
             fidelity=mean_fidelity(rates, shares, size, request.exponent, request.ddof, request.mean_exponent),
             steps=int(request.budget_tokens // tokens[size]),
             seconds=seconds.get(size),
-            progress=gained[size] / best,
+            progress=progress[size] / best,
         )
         for size in sizes
     )

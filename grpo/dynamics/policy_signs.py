@@ -26,10 +26,10 @@ def entropy_collapse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     The finding is critical when the KL to the reference rises as well.
     """
     entropy = entropy_of(log)
-    first, now, passed = start(entropy), level(entropy), level(log["pass_rate"])
-    if first is None or now is None or passed is None or first.value <= 0:
+    first, now, pass_rate = start(entropy), level(entropy), level(log["pass_rate"])
+    if first is None or now is None or pass_rate is None or first.value <= 0:
         return None
-    if now.high > rule.entropy_kept * first.value or passed.high > rule.solved:
+    if now.high > rule.entropy_kept * first.value or pass_rate.high > rule.solved:
         return None
     # Where the reward stands still, a pass rate that still rises is no reason to wait.
     rises = [rise for name in ("pass_rate", "reward/mean") if (rise := late_change(log[name])) is not None]
@@ -37,7 +37,7 @@ def entropy_collapse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
         return None
     distance = change(log["policy/reference_kl"])
     away = distance is not None and distance.low > 0
-    evidence = f"entropy {first.value:.2f} → {now.value:.3f} nats at pass rate {passed.value:.2f}"
+    evidence = f"entropy {first.value:.2f} → {now.value:.3f} nats at pass rate {pass_rate.value:.2f}"
     if away:
         evidence += f"; KL to the reference rose by {distance.value:.3f}"
     remedy = "objective.clip_high=0.28, objective.entropy_coefficient=0.001, or a smaller learner.learning_rate"
@@ -47,12 +47,12 @@ def entropy_collapse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 def entropy_runs_off(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds a policy that becomes random: its entropy has multiplied, and answers do not get better lately."""
     entropy = entropy_of(log)
-    first, risen, lately = start(entropy), change(entropy), late_change(log["pass_rate"])
-    if first is None or risen is None or lately is None or lately.low > 0:
+    first, rise, lately = start(entropy), change(entropy), late_change(log["pass_rate"])
+    if first is None or rise is None or lately is None or lately.low > 0:
         return None
-    if risen.low < max((rule.entropy_grown - 1) * first.value, rule.more_entropy):
+    if rise.low < max((rule.entropy_grown - 1) * first.value, rule.more_entropy):
         return None
-    now = first.value + risen.value
+    now = first.value + rise.value
     evidence = f"entropy {first.value:.2f} → {now:.2f} nats; the pass rate changed by {lately.value:+.2f} lately"
     remedy = "a smaller objective.entropy_coefficient, objective.clip_high or learner.learning_rate"
     return Finding("entropy runs off", WARNING, evidence, remedy)

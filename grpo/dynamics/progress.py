@@ -71,10 +71,10 @@ def harder_prompts(log: RunLog, rule: DiagnosisRule) -> bool:
 
     That is so if the fall is sure and held-out problems are solved about as well as before.
     """
-    fallen, moved = change(log["pass_rate"]), halves(log)
-    if fallen is None or moved is None or fallen.high > 0 or moved.training.value > -rule.moved:
+    fall, changes = change(log["pass_rate"]), halves(log)
+    if fall is None or changes is None or fall.high > 0 or changes.training.value > -rule.moved:
         return False
-    return moved.held_out > rule.coupling * moved.training.value
+    return changes.held_out > rule.coupling * changes.training.value
 
 
 def with_known_prompts(log: RunLog, rule: DiagnosisRule) -> RunLog:
@@ -86,15 +86,15 @@ def with_known_prompts(log: RunLog, rule: DiagnosisRule) -> RunLog:
 def reward_hacking(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds reward hacking: held-out progress per training progress (the coupling ratio) goes to 0, and the two drift
     apart."""
-    moved = halves(log)
-    if moved is None or moved.gap.low < 0 or moved.training.low < rule.moved:
+    changes = halves(log)
+    if changes is None or changes.gap.low < 0 or changes.training.low < rule.moved:
         return None
-    if moved.held_out > rule.coupling * moved.training.value:
+    if changes.held_out > rule.coupling * changes.training.value:
         return None
     evidence = (
-        f"from the first half of the run to the second, the training pass rate rose by {moved.training.value:.2f}, the "
-        f"held-out pass rate by {round(moved.held_out, 2) + 0.0:+.2f}, and their gap by {moved.gap.value:.2f} "
-        f"[{moved.gap.low:.2f}, {moved.gap.high:.2f}]"
+        f"from the first half of the run to the second, the training pass rate rose by {changes.training.value:.2f}, "
+        f"the held-out pass rate by {round(changes.held_out, 2) + 0.0:+.2f}, and their gap by {changes.gap.value:.2f} "
+        f"[{changes.gap.low:.2f}, {changes.gap.high:.2f}]"
     )
     remedy = "read samples.jsonl; objective.kl.coefficient=0.01, more problems, or a stricter reward"
     return Finding("reward hacking or overfitting", CRITICAL, evidence, remedy)
@@ -105,8 +105,8 @@ def constant_reward(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
     Returns None where every answer has been right: the problems are solved then, which `silent_groups` finds.
     """
-    passed = log["pass_rate"].values
-    if len(passed) and passed.min() == 1:
+    pass_rates = log["pass_rate"].values
+    if len(pass_rates) and pass_rates.min() == 1:
         return None
     for name in ("reward/mean", "pass_rate"):
         values = log[name].values
@@ -128,20 +128,20 @@ def no_progress(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     series = log[name]
     if len(series) < FEWEST_WITHOUT_PROGRESS or log.changing_prompts:
         return None
-    moved, now = change(series), level(series)
+    gain, now = change(series), level(series)
     scatter = float(np.std(np.diff(series.values))) / 2**0.5
-    if moved is None or now is None or scatter == 0:
+    if gain is None or now is None or scatter == 0:
         return None
     passing = name == "pass_rate"
-    if moved.high > (rule.flat if passing else scatter / 2) or (passing and now.value > rule.solved):
+    if gain.high > (rule.flat if passing else scatter / 2) or (passing and now.value > rule.solved):
         return None
-    before = now.value - moved.value
+    before = now.value - gain.value
     what, rounds = "pass rate" if passing else "mean reward", window_length(len(series))
     evidence = (
         f"{what} {before:.3g} in the first {rounds} of {len(series)} rounds, {now.value:.3g} in the last {rounds}; it "
-        f"rose by {moved.high:.3g} at most"
+        f"rose by {gain.high:.3g} at most"
     )
-    rate = "half of" if moved.high < 0 else "a larger"
+    rate = "half of" if gain.high < 0 else "a larger"
     remedy = f"look at the other findings; then {rate} learner.learning_rate, or problems of medium difficulty"
     return Finding("nothing learned", WARNING, evidence, remedy)
 
@@ -152,28 +152,28 @@ def silent_groups(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     A pass rate near 0 or 1 is a finding too, however few groups are silent. Where the run also learns from groups of
     equal rewards, only the pass rate is checked.
     """
-    silent, passed = level(log["groups/silent_fraction"]), level(log["pass_rate"])
+    silent, pass_rate = level(log["groups/silent_fraction"]), level(log["pass_rate"])
     if log.learns_from_equal:
         return extreme_rate(log, rule)
     if silent is None:
         return silence(log, rule) or extreme_rate(log, rule)
-    if not (silent.low > rule.silent or _risen_silence(log, silent, passed, rule)):
+    if not (silent.low > rule.silent or _risen_silence(log, silent, pass_rate, rule)):
         return extreme_rate(log, rule)
     right, wrong = level(log["groups/all_correct_fraction"]), level(log["groups/all_wrong_fraction"])
     if right is not None and wrong is not None:
         easy = right.value / max(right.value + wrong.value, 1e-9) > rule.easy
         evidence = f"{silent.value:.0%} of groups are silent: {right.value:.0%} all right, {wrong.value:.0%} all wrong"
     else:
-        easy = passed is not None and passed.value > rule.easy
+        easy = pass_rate is not None and pass_rate.value > rule.easy
         evidence = f"{silent.value:.0%} of groups are silent"
-    return difficulty(evidence, easy, passed.value if passed else None, rule)
+    return difficulty(evidence, easy, pass_rate.value if pass_rate else None, rule)
 
 
-def _risen_silence(log: RunLog, silent: Interval, passed: Interval | None, rule: DiagnosisRule) -> bool:
+def _risen_silence(log: RunLog, silent: Interval, pass_rate: Interval | None, rule: DiagnosisRule) -> bool:
     """Tells whether the share of silent groups has risen far, without a high pass rate that would explain the rise."""
-    risen = change(log["groups/silent_fraction"])
-    succeeding = passed is not None and passed.high > rule.mastered
-    return risen is not None and silent.low > rule.much_silence and risen.low > rule.more_silence and not succeeding
+    rise = change(log["groups/silent_fraction"])
+    succeeding = pass_rate is not None and pass_rate.high > rule.mastered
+    return rise is not None and silent.low > rule.much_silence and rise.low > rule.more_silence and not succeeding
 
 
 def stalled(log: RunLog, rule: DiagnosisRule) -> Finding | None:
@@ -196,26 +196,26 @@ def stalled(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 def extreme_rate(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds a pass rate that leaves nothing to learn from: problems that are solved, or far too hard."""
-    passed, silent = level(log["pass_rate"]), level(log["groups/silent_fraction"])
-    if passed is None:
+    pass_rate, silent = level(log["pass_rate"]), level(log["groups/silent_fraction"])
+    if pass_rate is None:
         return None
-    if not (passed.low > rule.finished or passed.high < rule.hopeless):
+    if not (pass_rate.low > rule.finished or pass_rate.high < rule.hopeless):
         return None
-    evidence = f"pass rate {passed.value:.3g} over the last {window_length(len(log['pass_rate']))} rounds"
+    evidence = f"pass rate {pass_rate.value:.3g} over the last {window_length(len(log['pass_rate']))} rounds"
     # Groups of equal rewards that are learned from need no replacing.
     many = not log.learns_from_equal and silent is not None and silent.value > rule.much_silence
-    return difficulty(evidence, passed.low > rule.finished, passed.value, rule, silent=many)
+    return difficulty(evidence, pass_rate.low > rule.finished, pass_rate.value, rule, silent=many)
 
 
 def length_growth(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds completions that grow while answers do not improve."""
-    length, passed = log["completions/length_mean"], change(log["pass_rate"])
-    first, grown = start(length), change(length)
-    if first is None or grown is None or passed is None:
+    length, gain = log["completions/length_mean"], change(log["pass_rate"])
+    first, growth = start(length), change(length)
+    if first is None or growth is None or gain is None:
         return None
-    if grown.low < rule.longer * first.value or improving(passed, rule):
+    if growth.low < rule.longer * first.value or improving(gain, rule):
         return None
-    evidence = f"length {first.value:.0f} → {first.value + grown.value:.0f} tokens, pass rate {passed.value:+.2f}"
+    evidence = f"length {first.value:.0f} → {first.value + growth.value:.0f} tokens, pass rate {gain.value:+.2f}"
     remedy = "objective=dr_grpo, or task.reward.overlong=soft task.reward.overlong_buffer=64"
     return Finding("length without reward", WARNING, evidence, remedy)
 
@@ -235,12 +235,12 @@ def plateau(log: RunLog, rule: DiagnosisRule) -> Finding | None:
         f"a gain of more than {rule.gain_left:g} until step {log.horizon:.0f} has probability {chance:.0%}; expected: "
         f"{gain.value:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]"
     )
-    passed = level(log["pass_rate"])
-    harder = "harder" if passed is None or passed.value > rule.easy else "easier"
+    pass_rate = level(log["pass_rate"])
+    harder = "harder" if pass_rate is None or pass_rate.value > rule.easy else "easier"
     remedy = f"stop here (dynamics=adaptive dynamics.adaptive.stop_gain=0.02), or continue with {harder} problems"
     return Finding("on the plateau", NOTE, evidence, remedy)
 
 
-def improving(passed: Interval, rule: DiagnosisRule) -> bool:
+def improving(gain: Interval, rule: DiagnosisRule) -> bool:
     """Tells whether a change of pass rate is surely an improvement, or may be one larger than `flat`."""
-    return passed.low > 0 or passed.high > rule.flat
+    return gain.low > 0 or gain.high > rule.flat

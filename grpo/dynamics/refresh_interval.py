@@ -137,8 +137,10 @@ def choose_refresh_interval(
         return RefreshChoice(1, f"ESS {measured.ess:.2f}, clipped {measured.clipped:.1%}: off-policy")
     below = [interval for interval in allowed if interval <= current]
     if stiffness is None:
-        kept = max(below) if below else allowed[0]
-        return RefreshChoice(kept, f"ESS {measured.ess:.2f}, clipped {measured.clipped:.1%}; stiffness not identified")
+        interval_kept = max(below) if below else allowed[0]
+        return RefreshChoice(
+            interval_kept, f"ESS {measured.ess:.2f}, clipped {measured.clipped:.1%}; stiffness not identified"
+        )
     above = [interval for interval in ladder if interval > current][:1]
     # At one step a round the ratios are 1 by construction, so that there is nothing to extrapolate.
     reachable = below + [interval for interval in above if interval in allowed or measured.interval == 1]
@@ -150,9 +152,9 @@ def choose_refresh_interval(
         return RefreshChoice(current, f"τ {best} would save less than {rule.least_saving:.0%} of a step")
     ratio = held_oscillator(momentum, stiffness, best, measured.lag_at(best)).damping_ratio
     drift = f"ESS {measured.ess:.2f} and {measured.clipped:.1%} clipped at τ {measured.interval}"
-    saved = f"{1 - time.seconds(best) / time.seconds(current):.0%} of a step saved"
+    saving = f"{1 - time.seconds(best) / time.seconds(current):.0%} of a step saved"
     if best > current:
-        return RefreshChoice(best, f"{saved}, ζ = {ratio:.2g} of at least {rule.least_damping:g}, {drift}")
+        return RefreshChoice(best, f"{saving}, ζ = {ratio:.2g} of at least {rule.least_damping:g}, {drift}")
     unstable = bool(below) and max(below) not in safe
     why = f"ζ would fall below {rule.least_damping:g}" if unstable else drift
     return RefreshChoice(best, why)

@@ -77,13 +77,13 @@ def part_gaming(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     answers has. The whole reward is checked too where it lies in [0, 1] as the pass rate does, or where there is no
     paid part.
     """
-    weights, known = weights_of(log)
-    unpaid = {name for name, weight in weights.items() if known and weight < UNPAID}
+    weights, explained = weights_of(log)
+    unpaid = {name for name, weight in weights.items() if explained and weight < UNPAID}
     names = [name for name in log.series if name.startswith(PART) and name not in unpaid]
     if not names or _within_0_and_1(log[REWARD]):
         names.append(REWARD)
     rises = {name: rise for name in names if (rise := unearned_rise(log, name, rule))}
-    if known and (graded := _graded(weights, log)):
+    if explained and (graded := _graded(weights, log)):
         earned = {name: weights[graded] * rise.gained.value for name, rise in rises.items()}
         paid = {name: weights.get(name, np.inf) * rise.risen.value for name, rise in rises.items()}
         if REWARD in rises:
@@ -160,9 +160,9 @@ def _graded(weights: dict[str, float], log: RunLog) -> str | None:
     return next((name for name in weights if _is_the_pass_rate(log[name], log["pass_rate"])), None)
 
 
-def _is_the_pass_rate(part: Series, passed: Series) -> bool:
+def _is_the_pass_rate(part: Series, pass_rate: Series) -> bool:
     """Tells whether a part of the reward is the pass rate itself, up to a factor."""
     rewards = np.maximum(part.values, 0)
-    if len(part) != len(passed) or len(part) < FEWEST_ROUNDS or min(np.ptp(rewards), np.ptp(passed.values)) == 0:
+    if len(part) != len(pass_rate) or len(part) < FEWEST_ROUNDS or min(np.ptp(rewards), np.ptp(pass_rate.values)) == 0:
         return False
-    return bool(np.corrcoef(rewards, passed.values)[0, 1] > SAME)
+    return bool(np.corrcoef(rewards, pass_rate.values)[0, 1] > SAME)

@@ -28,8 +28,8 @@ class Series:
 
     def between(self, first: float, last: float) -> Series:
         """Returns the points with first ≤ step ≤ last."""
-        kept = (self.steps >= first) & (self.steps <= last)
-        return Series(self.steps[kept], self.values[kept])
+        mask = (self.steps >= first) & (self.steps <= last)
+        return Series(self.steps[mask], self.values[mask])
 
 
 # A held-out curve needs at least this many evaluations.

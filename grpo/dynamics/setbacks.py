@@ -50,21 +50,21 @@ def lost(log: RunLog, rule: DiagnosisRule) -> str:
     Where the training pass rate has risen, worse evaluations are another problem (`reward_hacking`). Where prompts
     change in difficulty, only evaluations can show a loss.
     """
-    fallen, beginning, moved = fall(log["pass_rate"]), since_beginning(log.history), change(log["pass_rate"])
+    from_best, beginning, gain = fall(log["pass_rate"]), since_beginning(log.history), change(log["pass_rate"])
     if not log.changing_prompts:
-        if fallen is not None and _is_loss(fallen, rule):
-            return f"pass rate {-fallen.value:.2f} below its best [{fallen.low:+.2f}, {fallen.high:+.2f}]"
+        if from_best is not None and _is_loss(from_best, rule):
+            return f"pass rate {-from_best.value:.2f} below its best [{from_best.low:+.2f}, {from_best.high:+.2f}]"
         if beginning is not None and _is_loss(beginning, rule):
             return f"pass rate {-beginning.value:.2f} below that of the first {FIRST_ROUNDS} rounds"
     evaluations = log.held_out_history()
     held_out = since_best(evaluations) if evaluations else None
-    if held_out is not None and _is_loss(held_out, rule) and (moved is None or moved.low <= 0):
+    if held_out is not None and _is_loss(held_out, rule) and (gain is None or gain.low <= 0):
         return f"held-out pass rate {-held_out.value:.2f} below its best evaluation"
     return ""
 
 
-def _is_loss(fallen: Interval, rule: DiagnosisRule) -> bool:
-    return fallen.high <= -rule.collapse / 2 and fallen.value <= -rule.collapse
+def _is_loss(change: Interval, rule: DiagnosisRule) -> bool:
+    return change.high <= -rule.collapse / 2 and change.value <= -rule.collapse
 
 
 def shorter_and_worse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
@@ -74,8 +74,8 @@ def shorter_and_worse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     compared between just before a third of that fall and just after two thirds of it, so that what the run learns
     meanwhile hardly hides a loss.
     """
-    length, passed = log["completions/length_mean"], log["pass_rate"]
-    if len(length) < 2 * FEWEST_ROUNDS or len(length) != len(passed) or log.changing_prompts:
+    length, pass_rate = log["completions/length_mean"], log["pass_rate"]
+    if len(length) < 2 * FEWEST_ROUNDS or len(length) != len(pass_rate) or log.changing_prompts:
         return None
     means = np.convolve(length.values, np.full(FEWEST_ROUNDS, 1 / FEWEST_ROUNDS), "valid")
     at = int((means[:-FEWEST_ROUNDS] - means[FEWEST_ROUNDS:]).argmax()) + FEWEST_ROUNDS
@@ -86,13 +86,13 @@ def shorter_and_worse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     if after > (1 - rule.shorter) * before:
         return None
     smooth = np.convolve(near, np.full(SMOOTHED_ROUNDS, 1 / SMOOTHED_ROUNDS), "same")
-    fallen = (before - smooth) / (before - after)
-    begun = int(np.flatnonzero(fallen[:window] <= 1 / 3).max(initial=-1)) + 1
-    ended = window + int(np.argmax(fallen[window:] >= 2 / 3))
-    lost = step_at(passed.values, at - window + begun, at - window + ended)
-    if lost is None or lost.high >= 0 or lost.value > -rule.moved:
+    progress = (before - smooth) / (before - after)
+    begun = int(np.flatnonzero(progress[:window] <= 1 / 3).max(initial=-1)) + 1
+    ended = window + int(np.argmax(progress[window:] >= 2 / 3))
+    loss = step_at(pass_rate.values, at - window + begun, at - window + ended)
+    if loss is None or loss.high >= 0 or loss.value > -rule.moved:
         return None
-    evidence = f"length {before:.0f} → {after:.0f} tokens about step {length.steps[at]:g}, pass rate {lost.value:+.2f}"
+    evidence = f"length {before:.0f} → {after:.0f} tokens about step {length.steps[at]:g}, pass rate {loss.value:+.2f}"
     remedy = "read samples.jsonl; a weaker penalty of length, or task.reward.overlong=keep"
     return Finding("shorter and worse", WARNING, evidence, remedy)
 

@@ -71,8 +71,8 @@ def mean_fidelity(
     """
     shares = np.asarray(weights, float)
     limit = shares @ asymptotic_drift(pass_rates, exponent, mean_exponent)
-    moved = shares @ drift(pass_rates, group_size, exponent, ddof, mean_exponent)
-    return float(moved / limit) if limit else float("nan")
+    expected = shares @ drift(pass_rates, group_size, exponent, ddof, mean_exponent)
+    return float(expected / limit) if limit else float("nan")
 
 
 def smallest_group_size(

@@ -60,8 +60,8 @@ def silent_share(setting: BatchSetting, difficulty: Difficulty) -> float:
 
 def asked_groups(setting: BatchSetting, difficulty: Difficulty) -> float:
     """Returns the number of groups that a step samples, which is above B where silent groups are replaced."""
-    speaking = 1 - silent_share(setting, difficulty) if setting.refilled else 1.0
-    return setting.prompts_per_step / max(speaking, LEAST_SPEAKING)
+    informative = 1 - silent_share(setting, difficulty) if setting.refilled else 1.0
+    return setting.prompts_per_step / max(informative, LEAST_SPEAKING)
 
 
 def progress_of_step(

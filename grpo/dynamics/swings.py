@@ -43,23 +43,23 @@ class Swings(NamedTuple):
 
 def swinging(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds a pass rate that swings twice in a row, by more than the rounds before the swings scattered."""
-    passed = log["pass_rate"]
-    if log.changing_prompts or len(passed) < 4 * SHORTEST:
+    pass_rate = log["pass_rate"]
+    if log.changing_prompts or len(pass_rate) < 4 * SHORTEST:
         return None
     scale = expected_scatter(log)
-    lengths = _lengths(len(passed) // 4)
+    lengths = _lengths(len(pass_rate) // 4)
     # Swings that begin less than half a swing apart count as one.
-    number = sum(2 * len(passed) / length for length in lengths)
-    told = [
+    number = sum(2 * len(pass_rate) / length for length in lengths)
+    significant = [
         swings
         for length in lengths
-        for swings in [_largest(passed.values, scale, length, number, least_noise=1.0 if log.counts else 0.0)]
+        for swings in [_largest(pass_rate.values, scale, length, number, least_noise=1.0 if log.counts else 0.0)]
         if swings.size.low >= rule.collapse / 2 and swings.size.value >= rule.collapse
     ]
-    if not told:
+    if not significant:
         return None
-    surest = max(told, key=lambda swings: swings.size.low)
-    steps = passed.steps[surest.first], passed.steps[surest.first + 4 * surest.length - 1]
+    surest = max(significant, key=lambda swings: swings.size.low)
+    steps = pass_rate.steps[surest.first], pass_rate.steps[surest.first + 4 * surest.length - 1]
     evidence = (
         f"between steps {steps[0]:g} and {steps[1]:g} the pass rate was twice higher for {surest.length} rounds and "
         f"then lower for as many, by {surest.size.value:.2f} [{surest.size.low:.2f}, {surest.size.high:.2f}]"

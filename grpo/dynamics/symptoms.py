@@ -28,12 +28,12 @@ def gradients(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     positive = norm.values > 0
     values = norm.values[positive]
     # Norms vary by factors, so their logarithms are compared.
-    grown = change(Series(norm.steps[positive], np.log(values)))
+    growth = change(Series(norm.steps[positive], np.log(values)))
     late = norm.values[-window_length(len(norm)) :]
     if len(norm) >= 2 * FEWEST_ROUNDS and float((late == 0).mean()) > rule.zeros:
         evidence = f"{(late == 0).mean():.0%} of the last {len(late)} gradient norms are exactly 0"
         return Finding("no gradient", CRITICAL, evidence, "look at groups/silent_fraction and at learner/learning_rate")
-    if grown is None:
+    if growth is None:
         return None
     around = median_filter(values, size=11, mode="nearest")
     spikes = float((values > rule.spike * around).mean())
@@ -45,9 +45,9 @@ def gradients(log: RunLog, rule: DiagnosisRule) -> Finding | None:
         )
         remedy = "learner.max_gradient_norm=0.5, or a smaller learner.learning_rate"
         return Finding("gradient spikes", WARNING, evidence, remedy)
-    if grown.low < np.log(rule.growth):
+    if growth.low < np.log(rule.growth):
         return None
-    evidence = f"the gradient norm has grown {np.exp(grown.value):.3g}-fold"
+    evidence = f"the gradient norm has grown {np.exp(growth.value):.3g}-fold"
     return Finding("growing gradients", WARNING, evidence, "half of learner.learning_rate")
 
 
@@ -114,22 +114,22 @@ def truncation(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     if cut_off := mostly_cut_off(log, rule):
         return cut_off
     shares = log["completions/truncated_fraction"]
-    cut, moving, risen = level(shares), late_change(shares), change(shares)
-    if cut is None or moving is None or risen is None:
+    share, moving, rise = level(shares), late_change(shares), change(shares)
+    if share is None or moving is None or rise is None:
         return None
-    much = cut.low > rule.truncated and moving.high > 0
-    if not much and risen.low < rule.more_truncated:
+    much = share.low > rule.truncated and moving.high > 0
+    if not much and rise.low < rule.more_truncated:
         return None
-    evidence = f"{cut.value:.0%} of completions are cut off, {cut.value - risen.value:.0%} in the first rounds"
+    evidence = f"{share.value:.0%} of completions are cut off, {share.value - rise.value:.0%} in the first rounds"
     # Where most completions are cut off, hardly any would be left to learn from.
-    remedy = "a larger rollout.sampling.max_tokens" + (", or task.reward.overlong=mask" if cut.value < 0.5 else "")
+    remedy = "a larger rollout.sampling.max_tokens" + (", or task.reward.overlong=mask" if share.value < 0.5 else "")
     return Finding("truncated", WARNING, evidence, remedy)
 
 
 def vanishing_signal(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds rewards or advantages that hardly differ any more, so that nothing is learned from them."""
-    passed = level(log["pass_rate"])
-    if passed is not None and passed.value > rule.solved:
+    pass_rate = level(log["pass_rate"])
+    if pass_rate is not None and pass_rate.value > rule.solved:
         return None
     for name, what in (("advantages/std", "advantages"), ("reward/std", "rewards")):
         first, now = start(log[name]), level(log[name])
@@ -142,12 +142,10 @@ def vanishing_signal(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 def repetition(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds that more and more completions repeat themselves."""
-    share, risen = level(log["completions/repetition_fraction"]), change(log["completions/repetition_fraction"])
-    if share is None or risen is None or share.low < rule.repeated or risen.low <= 0:
+    share, rise = level(log["completions/repetition_fraction"]), change(log["completions/repetition_fraction"])
+    if share is None or rise is None or share.low < rule.repeated or rise.low <= 0:
         return None
-    evidence = (
-        f"{share.value:.0%} of completions repeat themselves, {share.value - risen.value:.0%} in the first rounds"
-    )
+    evidence = f"{share.value:.0%} of completions repeat themselves, {share.value - rise.value:.0%} in the first rounds"
     return Finding("repetition", WARNING, evidence, "half of learner.learning_rate, or objective.kl.coefficient=0.01")
 
 

@@ -37,9 +37,9 @@ def evaluate(
         mine = [row | {"greedy": group.grades[0].correct} for row, group in zip(mine, likeliest, strict=True)]
     rows = [row for part in collective.gather(mine) for row in part]
     rows.sort(key=lambda row: row["problem_id"])
-    asked = {name: getattr(drawn, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
+    sampling_settings = {name: getattr(drawn, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
     result = summarize(rows, evaluation.pass_at) | _by_source(rows, evaluation)
-    return asked | result
+    return sampling_settings | result
 
 
 def _by_source(rows: Sequence[Mapping[str, Any]], evaluation: EvaluationConfig) -> dict[str, Any]:

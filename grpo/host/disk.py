@@ -39,14 +39,14 @@ def require_writable(output_dir: Path) -> None:
     existing = output_dir.absolute()
     while not os.path.lexists(existing):
         existing = existing.parent
-    said = f"output_dir={output_dir} cannot be written to, since {existing} is"
-    require(existing.is_dir(), f"{said} no folder: choose another")
+    problem = f"output_dir={output_dir} cannot be written to, since {existing} is"
+    require(existing.is_dir(), f"{problem} no folder: choose another")
     writable = os.access(existing, os.W_OK | os.X_OK) and not os.statvfs(existing).f_flag & os.ST_RDONLY
-    require(writable, f"{said} read-only here: choose another")
+    require(writable, f"{problem} read-only here: choose another")
     try:
         Path(tempfile.mkdtemp(prefix=".writable-", dir=existing)).rmdir()
     except OSError as error:
-        raise UserError(f"{said} no place for a new folder ({error.strerror}): choose another") from error
+        raise UserError(f"{problem} no place for a new folder ({error.strerror}): choose another") from error
 
 
 def room(folder: Path) -> str:

@@ -139,6 +139,6 @@ def device(config: TrainConfig) -> torch.device:
         f"there is no GPU for learner rank {local} of this machine (counted from 0), since torch sees {count}: set "
         f"hardware.ranks_per_node={count}, or show all GPUs to every rank (CUDA_VISIBLE_DEVICES)",
     )
-    chosen = torch.device("cuda", local)
-    torch.cuda.set_device(chosen)
-    return chosen
+    device_of_rank = torch.device("cuda", local)
+    torch.cuda.set_device(device_of_rank)
+    return device_of_rank

@@ -112,15 +112,15 @@ class _Kind:
     def causal(self, query: Tensor, key: Tensor, value: Tensor, row: TreeRow) -> Tensor:
         """Computes causal attention. The queries stand at the last of the positions that `key` and `value` have."""
         queries, keys = query.shape[2], key.shape[2]
-        seen = keys if self.window is None else min(self.window, keys)
-        if self.has_kernel and seen == keys:
+        reach = keys if self.window is None else min(self.window, keys)
+        if self.has_kernel and reach == keys:
             square = queries == keys
             options = {"is_causal": True} if square else {"attn_mask": causal_lower_right(queries, keys)}
             return _fused(query, key, value, self.scale, **options)
         outputs = []
         for first in range(keys - queries, keys, BLOCK_TOKENS):
             last = min(first + BLOCK_TOKENS, keys)
-            visible = slice(max(0, first - seen + 1), last)
+            visible = slice(max(0, first - reach + 1), last)
             block = query[:, :, first - (keys - queries) : last - (keys - queries)]
             mask = row.causal_mask(last - first, last - visible.start, self.window)
             pieces = block, key[:, :, visible], value[:, :, visible], mask
@@ -212,8 +212,8 @@ def _branches(query: Tensor, key: Tensor, value: Tensor, parts: Sequence[int], k
     for own, own_key, own_value in zip(queries[1:], keys[1:], values[1:], strict=True):
         # A completion of one token has no inputs.
         if own.shape[2]:
-            seen = torch.cat([keys[0], own_key], dim=2), torch.cat([values[0], own_value], dim=2)
-            outputs.append(kind.causal(own, *seen, row))
+            visible = torch.cat([keys[0], own_key], dim=2), torch.cat([values[0], own_value], dim=2)
+            outputs.append(kind.causal(own, *visible, row))
     return torch.cat(outputs, dim=2)
 
 

@@ -37,8 +37,8 @@ class Folder:
         """Fills the folder: `write` saves the model, then tokenizer and card follow. Raises OSError or
         SafetensorError."""
         writing, before = (self.path.with_name(f".{name}-{self.path.name}") for name in ("writing", "removing"))
-        for left in (writing, before):
-            shutil.rmtree(left, ignore_errors=True)
+        for folder in (writing, before):
+            shutil.rmtree(folder, ignore_errors=True)
         try:
             writing.mkdir(parents=True)
             write(writing)

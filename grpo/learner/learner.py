@@ -128,8 +128,8 @@ class DeepSpeedLearner:
             old = self._logprobs(groups, self._current)
         elif self._config.objective.old_logprobs == "learner" and (len(steps) > 1 or passes > 1):
             # A second pass over the samples needs the old log-probabilities of the first step too.
-            known = num_first if passes == 1 else 0
-            old[known:] = self._logprobs(groups[known:], self._current)
+            num_without = num_first if passes == 1 else 0
+            old[num_without:] = self._logprobs(groups[num_without:], self._current)
         reference = [() for _ in groups]
         if self.reference is not None:
             reference = self._logprobs(groups, self._from_reference)

@@ -108,11 +108,13 @@ def builder(trust: bool) -> Build:
     def build(config: PretrainedConfig, implementation: str | None) -> PreTrainedModel:
         # The grouped product of experts supports float32 only. Computing one expert after another gives the same
         # result.
-        named = {"experts_implementation": "eager"}
+        implementations = {"experts_implementation": "eager"}
         if implementation:
-            named["attn_implementation"] = implementation
+            implementations["attn_implementation"] = implementation
         # The config is copied, because transformers writes into it how the model was built.
-        return AutoModelForCausalLM.from_config(deepcopy(config), dtype=torch.float64, trust_remote_code=trust, **named)
+        return AutoModelForCausalLM.from_config(
+            deepcopy(config), dtype=torch.float64, trust_remote_code=trust, **implementations
+        )
 
     return build
 
@@ -168,18 +170,18 @@ def _limits(path: str | Path, config: PretrainedConfig) -> Iterator[tuple[int, s
     else:
         tables = {"": tables}
     longest = getattr(text, "max_position_embeddings", None)
-    if chosen := getattr(text, "index_topk", None):
+    if sparse_tokens := getattr(text, "index_topk", None):
         yield (
-            chosen,
-            f"{path}: above {chosen} tokens every token chooses those that it attends, and others when it is computed "
-            "another way",
+            sparse_tokens,
+            f"{path}: above {sparse_tokens} tokens every token chooses those that it attends, and others when it is "
+            "computed another way",
         )
     for table in tables.values():
         if table.get("rope_type") in LENGTH_DEPENDENT:
-            known = table.get("original_max_position_embeddings") or longest
+            original = table.get("original_max_position_embeddings") or longest
             yield (
-                known,
-                f"{path}: above {known} tokens its rotary positions ({table['rope_type']}) depend on the length of "
+                original,
+                f"{path}: above {original} tokens its rotary positions ({table['rope_type']}) depend on the length of "
                 "what is computed together, so sampler and learner would differ",
             )
     if longest and not any(tables.values()):

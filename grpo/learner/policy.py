@@ -131,8 +131,8 @@ class Policy(nn.Module):
 
 def _frozen(policy: nn.Module) -> set[str]:
     """Returns the names of all weights that are not trained. A tied weight has several names."""
-    named = policy.named_parameters(remove_duplicate=False)
-    return {name for name, parameter in named if not parameter.requires_grad}
+    parameters = policy.named_parameters(remove_duplicate=False)
+    return {name for name, parameter in parameters if not parameter.requires_grad}
 
 
 def _without_frozen(policy: nn.Module, state: dict[str, Tensor], prefix: str, metadata: object) -> None:

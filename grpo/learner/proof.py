@@ -128,10 +128,10 @@ def _own_model(path: str, config: PretrainedConfig, build: Build) -> tuple[PreTr
             return own, small
         except Exception as error:  # whatever a config or a model's own code says of such numbers
             reasons.append(_first_line(error))
-    told = "; ".join(dict.fromkeys((reasons[0], reasons[-1])))
+    explanation = "; ".join(dict.fromkeys((reasons[0], reasons[-1])))
     raise UserError(
         f"{path}: no small copy of a {config.model_type} model can be made to check how it is computed, so it is not "
-        f"trained ({told})"
+        f"trained ({explanation})"
     )
 
 

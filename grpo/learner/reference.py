@@ -82,7 +82,9 @@ class CopyReference:
                 own[name].copy_(tensor)
 
 
-def reference_logprobs(reference: AdapterReference | CopyReference, micro: MicroBatch, temperature: float):
-    """Returns log π_ref [targets] of a micro-batch."""
+def reference_logprobs(
+    reference: AdapterReference | CopyReference, micro: MicroBatch, temperature: float
+) -> torch.Tensor:
+    """Returns log π_ref of a micro-batch's targets at `temperature`, [targets] float32, without a gradient."""
     with torch.no_grad(), reference.active() as policy:
         return policy(micro, temperature, entropies=False)[0]

@@ -30,5 +30,5 @@ def with_selection(
     def total(counts: Sequence[float]) -> list[float]:
         return [count / together for count in collective.sum(counts)]
 
-    chosen = select([tokens_of(micro) for micro in micro_batches], total, objective)
-    return [replace(micro, selected=own) for micro, own in zip(micro_batches, chosen, strict=True)]
+    weights = select([tokens_of(micro) for micro in micro_batches], total, objective)
+    return [replace(micro, selected=own) for micro, own in zip(micro_batches, weights, strict=True)]

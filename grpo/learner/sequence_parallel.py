@@ -47,10 +47,10 @@ class SequenceGroup:
         """Returns a row's token ids, positions and trees, padded so that all ranks hold equally many tokens. The
         padding is a tree of its own, which no other token attends."""
         length = len(micro.token_ids)
-        missing = -length % self.size
+        num_padding = -length % self.size
         pad = torch.nn.functional.pad
-        trees = (*micro.trees, Tree(length, missing, ())) if missing else micro.trees
-        return pad(micro.token_ids, (0, missing)), pad(micro.position_ids, (0, missing)), trees
+        trees = (*micro.trees, Tree(length, num_padding, ())) if num_padding else micro.trees
+        return pad(micro.token_ids, (0, num_padding)), pad(micro.position_ids, (0, num_padding)), trees
 
     def share(self, length: int) -> slice:
         """Returns the slice of this rank's tokens in a padded row of `length` tokens."""
@@ -65,8 +65,8 @@ class SequenceGroup:
         _, heads, tokens, width = tensor.shape
         # The first axis is the receiving rank before the exchange and the sending rank after it. Ranks hold consecutive
         # tokens.
-        arrived = self._exchange(tensor.reshape(self.size, heads // self.size, tokens, width))
-        return arrived.transpose(0, 1).reshape(1, heads // self.size, self.size * tokens, width)
+        exchanged = self._exchange(tensor.reshape(self.size, heads // self.size, tokens, width))
+        return exchanged.transpose(0, 1).reshape(1, heads // self.size, self.size * tokens, width)
 
     def heads_to_tokens(self, tensor: Tensor) -> Tensor:
         """Turns [1, heads/size, tokens, width] into [1, heads, tokens/size, width]."""
@@ -84,8 +84,8 @@ class SequenceGroup:
         return _Sum.apply(values.new_zeros(length).index_put((place,), values), self._group)
 
     def _exchange(self, by_receiver: Tensor) -> Tensor:
-        sent = by_receiver.contiguous()
-        return all_to_all_single(torch.empty_like(sent), sent, group=self._group)
+        contiguous = by_receiver.contiguous()
+        return all_to_all_single(torch.empty_like(contiguous), contiguous, group=self._group)
 
 
 class _Sum(torch.autograd.Function):

@@ -106,9 +106,9 @@ def _standard_widths(names: Mapping[str, str]) -> set[str]:
 def _divisor(own: Mapping[str, Any], names: Mapping[str, str], heads: int) -> int:
     """Returns the divisor of all widths that leaves `heads` key heads, or `heads` query heads if the model has one key
     head."""
-    there = [value for name, value in own.items() if "heads" in name and _is_width(name, value, names)]
-    named = (own.get(names[standard]) or 0 for standard in ("num_key_value_heads", "num_attention_heads"))
-    count = next((value for value in named if value > 1), max(there, default=1))
+    all_counts = [value for name, value in own.items() if "heads" in name and _is_width(name, value, names)]
+    head_counts = (own.get(names[standard]) or 0 for standard in ("num_key_value_heads", "num_attention_heads"))
+    count = next((value for value in head_counts if value > 1), max(all_counts, default=1))
     return max(1, count // heads)
 
 
@@ -130,9 +130,9 @@ def _narrow(text: PretrainedConfig, own: Mapping[str, Any], names: Mapping[str, 
 
 def _limited(own: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, int]:
     """Returns a config's widths of feed-forward layers and numbers of experts, cut down for a small copy."""
-    groups, chosen = (max(own.get(name) or 1 for name in kind) for kind in (_GROUPS, _PER_TOKEN))
+    groups, per_token = (max(own.get(name) or 1 for name in kind) for kind in (_GROUPS, _PER_TOKEN))
     limits = dict.fromkeys({*_INNER, names["intermediate_size"]}, 64)
-    limits |= dict.fromkeys(EXPERTS, max(4, 2 * groups, chosen + 1))
+    limits |= dict.fromkeys(EXPERTS, max(4, 2 * groups, per_token + 1))
     return {name: min(own[name], limit) for name, limit in limits.items() if isinstance(own.get(name), int)}
 
 

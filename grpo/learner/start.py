@@ -52,19 +52,19 @@ def _take_checkpoint(policy: Policy, checkpoint: Path) -> None:
     trained = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
     try:
         with only_plain_data(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            saved = _saved_weights(checkpoint)
+            weights = _saved_weights(checkpoint)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise UserError(f"{checkpoint} is no checkpoint that this version can start from ({reason})") from error
     for name, parameter in trained.items():
         shape = getattr(parameter, "ds_shape", parameter.shape)
         require(
-            name in saved and saved[name].shape == shape,
+            name in weights and weights[name].shape == shape,
             f"{checkpoint} is of another model, which has no {name} of {tuple(shape)}: leave out model.path",
         )
     for name, parameter in trained.items():
         with gathered([parameter], modifier_rank=0):
-            parameter.copy_(saved[name].contiguous())
+            parameter.copy_(weights[name].contiguous())
 
 
 def _saved_weights(checkpoint: Path) -> Mapping[str, Any]:

@@ -105,9 +105,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, spans: Spans, scale: float
     if spans.keys is not None:
         keys, values = _Gathered.apply(keys, spans.keys), _Gathered.apply(values, spans.keys)
     longest_queries, longest_keys = spans.longest
-    left = -1 if window is None or window >= longest_keys else window - 1
+    left_window = -1 if window is None or window >= longest_keys else window - 1
     ends = spans.query_ends, spans.key_ends, longest_queries, longest_keys
-    output = varlen_attn(queries, keys, values, *ends, scale=scale, window_size=(left, 0), **GROUPED)
+    output = varlen_attn(queries, keys, values, *ends, scale=scale, window_size=(left_window, 0), **GROUPED)
     return output.transpose(0, 1)[None]
 
 

@@ -100,20 +100,20 @@ def conclusion(shown: Contrast) -> list[str]:
             f"Held-out pass@1 of {base.name} went from {base.first:.1%} to {percent(base.last)}. There is no other "
             "variant to compare it with."
         ]
-    said = [_winner(shown)] if len(others) > 1 else []
+    sentences = [_winner(shown)] if len(others) > 1 else []
     for word, better in (("higher", 1), ("lower", -1)):
         clear = [
             variant for variant in others if variant.against.clear and variant.against.difference.value * better > 0
         ]
         if clear:
             named = ", ".join(_surely(variant) for variant in clear)
-            said.append(f"These variants end clearly {word} than {base.name}: {named}.")
+            sentences.append(f"These variants end clearly {word} than {base.name}: {named}.")
     unclear = [variant for variant in others if variant.against.telling and not variant.against.clear]
     if unclear:
-        said.append(f"No clear difference from {base.name} (in points): {_differences(unclear)}.")
+        sentences.append(f"No clear difference from {base.name} (in points): {_differences(unclear)}.")
     too_few = [variant for variant in others if not variant.against.telling]
     if too_few:
-        said.append(_open(too_few, base))
+        sentences.append(_open(too_few, base))
     cheaper = [
         variant
         for variant in others
@@ -124,13 +124,13 @@ def conclusion(shown: Contrast) -> list[str]:
     ]
     if cheaper and base.arrived == len(base.runs):
         named = ", ".join(f"{variant.name} with {ratio(variant.against.tokens)} of its tokens" for variant in cheaper)
-        said.append(f"These variants reach {shown.level:.1%} with fewer sampled tokens than {base.name}: {named}.")
-    said.append(_certainty(shown.problems, len(base.runs), len(others)))
-    said.append(
+        sentences.append(f"These variants reach {shown.level:.1%} with fewer sampled tokens than {base.name}: {named}.")
+    sentences.append(_certainty(shown.problems, len(base.runs), len(others)))
+    sentences.append(
         "Quarters of difficulty are formed by the first evaluation. By chance alone the hardest quarter rises and the "
         "easiest falls, equally in all variants, so compare the variants with each other."
     )
-    return said
+    return sentences
 
 
 def differently_asked(shown: Contrast) -> list[str]:
@@ -152,11 +152,11 @@ def courses(shown: Contrast) -> list[str]:
     runs = [run for variant in shown.variants for run in variant.runs]
     steps = [f"{max(run.evaluations[-1]['step'] for run in variant.runs):,}" for variant in shown.variants]
     resumed = [f"{run_name(run.folder)} {where(run.resumptions)}" for run in runs if run.resumptions]
-    said = [f"The number of optimizer steps is {_of_each(shown, steps)}."] if len(set(steps)) > 1 else []
-    said += [f"Of {len(runs)} runs {len(resumed)} had to be resumed: {_listed(resumed)}."] if resumed else []
+    sentences = [f"The number of optimizer steps is {_of_each(shown, steps)}."] if len(set(steps)) > 1 else []
+    sentences += [f"Of {len(runs)} runs {len(resumed)} had to be resumed: {_listed(resumed)}."] if resumed else []
     for run in runs:
-        said += unfinished(run_name(run.folder), standing(run.folder, run.rows, run.config))
-    return said
+        sentences += unfinished(run_name(run.folder), standing(run.folder, run.rows, run.config))
+    return sentences
 
 
 def _open(variants: Sequence[Variant], base: Variant) -> str:

@@ -111,10 +111,10 @@ class CheckpointStore:
 
     def restore_rng(self, checkpoint: Path) -> None:
         """Restores the state of torch's random generator that this rank saved, if it saved one."""
-        saved = checkpoint / random_state_name(self._collective.rank)
-        if saved.exists():
+        rng_file = checkpoint / random_state_name(self._collective.rank)
+        if rng_file.exists():
             with only_plain_data():
-                torch.set_rng_state(torch.load(saved))
+                torch.set_rng_state(torch.load(rng_file))
 
     def _failure_of(self, part: Callable[[], None], step: int) -> str:
         """Runs one part of saving. Returns why a rank could not write, or "" if all could. Collective.

@@ -23,10 +23,10 @@ def write_checksums(folder: Path, collective: Collective) -> None:
     # The first rank lists the files, since on a network file system other ranks may see new files later.
     paths = sorted(folder.rglob("*")) if collective.rank == 0 else ()
     names = [str(path.relative_to(folder)) for path in paths if path.is_file()]
-    mine = _share(collective.gather(names)[0], collective)
-    shares = collective.gather(list(zip(_digests(folder, mine), mine, strict=True)))
-    if lost := [name for share in shares for digest, name in share if not digest]:
-        raise OSError(f"{lost[0]} was written but cannot be read back")
+    own_names = _share(collective.gather(names)[0], collective)
+    shares = collective.gather(list(zip(_digests(folder, own_names), own_names, strict=True)))
+    if unreadable := [name for share in shares for digest, name in share if not digest]:
+        raise OSError(f"{unreadable[0]} was written but cannot be read back")
     if collective.rank == 0:
         with (folder / CHECKSUMS_FILE).open("w", encoding="utf-8") as file:
             file.writelines(f"{digest}  {name}\n" for share in shares for digest, name in share)
@@ -39,9 +39,11 @@ def damaged_file(folder: Path, collective: Collective) -> str | None:
 
     Returns None when all files are undamaged, or when the folder has no checksums.
     """
-    written = _read(folder / CHECKSUMS_FILE)
-    mine = _share(list(written), collective)
-    wrong = [name for digest, name in zip(_digests(folder, mine), mine, strict=True) if digest != written[name]]
+    digests = _read(folder / CHECKSUMS_FILE)
+    own_names = _share(list(digests), collective)
+    wrong = [
+        name for digest, name in zip(_digests(folder, own_names), own_names, strict=True) if digest != digests[name]
+    ]
     return next((name for share in collective.gather(wrong) for name in share), None)
 
 

@@ -93,8 +93,8 @@ class Clocks:
     def weight_sync(self, sync: WeightSync) -> WeightSync:
         """Wraps a weight sync so that `begin` and `refresh` are timed."""
         deadline, key = self._config.weight_sync.deadline_seconds, "weight_sync.deadline_seconds"
-        both = ("begin", "refresh")
-        return Timed(sync, **{name: self._timed("sync", getattr(sync, name), deadline, key) for name in both})
+        methods = ("begin", "refresh")
+        return Timed(sync, **{name: self._timed("sync", getattr(sync, name), deadline, key) for name in methods})
 
     def waited(self, function: Callable) -> Callable:
         """Wraps a function in which the loop waits for groups that are sampled in the background."""

@@ -41,8 +41,8 @@ def check(command: str, config: TrainConfig) -> None:
         _refuse_evaluated(Path(config.output_dir), [task.name for task in suite] or [""])
     if command in ("train", "serve", "eval", "solve-rates"):
         # What is only measured may be named by its path alone.
-        named = command in ("eval", "solve-rates") and config.model.path
-        model = replace(config.model, source="huggingface") if named else config.model
+        named_by_path = command in ("eval", "solve-rates") and config.model.path
+        model = replace(config.model, source="huggingface") if named_by_path else config.model
         models.check_early(model, needs_weights=not config.dry_run)
         check_engine_arguments(config.rollout)
         if any(of_set.data.source == "hub" for task in (config.task, *suite) for of_set in task.all_sets.values()):

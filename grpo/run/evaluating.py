@@ -45,9 +45,9 @@ class PolicyEvaluation:
 
         Has to be called after a refresh, before the sampler sleeps again.
         """
-        asked = self._config.evaluation
-        with working(f"evaluating {asked.num_problems} held-out problems × {asked.samples_per_problem}"):
-            result = self._ask(self._grading, self._task, asked.num_problems)
+        evaluation = self._config.evaluation
+        with working(f"evaluating {evaluation.num_problems} held-out problems × {evaluation.samples_per_problem}"):
+            result = self._ask(self._grading, self._task, evaluation.num_problems)
         with working("evaluating the suite"):
             suite = held_out.evaluate_suite(self._suite, self._load, self._ask_set)
         return result | {"suite": suite} if suite else result
@@ -57,10 +57,10 @@ class PolicyEvaluation:
             return self._ask(grading, task, num_problems)
 
     def _ask(self, grading: GradingThread, task: Task, num_problems: int) -> dict[str, Any]:
-        asked = replace(self._config.evaluation, num_problems=num_problems)
+        evaluation = replace(self._config.evaluation, num_problems=num_problems)
         sampler = self._clocks.sampler(self._sampler, EVALUATION)
         ask = partial(sampled_and_graded, sampler, self._clocks.grading(grading, EVALUATION))
-        result = held_out.evaluate(task, ask, asked, self._config.rollout.sampling, self._collective)
+        result = held_out.evaluate(task, ask, evaluation, self._config.rollout.sampling, self._collective)
         return {"step": sampler.policy_version} | result
 
     def _load(self, task: TaskConfig) -> VerifiableTask:

@@ -22,9 +22,12 @@ def fit_lengths(config: TrainConfig, tasks: Sequence[LoadedTask], path: Path) ->
     then. The model's length becomes that of the longest prompt plus a completion, rounded up to a multiple of `BLOCK`
     where the model allows it. `config.task` is not changed. Raises `UserError` when prompts and completions cannot fit.
     """
-    answer, given = max(config.rollout.sampling.max_tokens, config.evaluation.max_tokens or 0), config.model.max_length
+    answer, configured = (
+        max(config.rollout.sampling.max_tokens, config.evaluation.max_tokens or 0),
+        config.model.max_length,
+    )
     longer = "rollout.sampling" if answer == config.rollout.sampling.max_tokens else "evaluation"
-    most = given or longest_length(path, config.model)
+    most = configured or longest_length(path, config.model)
     room = most - answer
 
     def fitted(of_set: TaskConfig, measured: int) -> TaskConfig:
@@ -51,4 +54,4 @@ def fit_lengths(config: TrainConfig, tasks: Sequence[LoadedTask], path: Path) ->
         "of the model: lower one of the two",
     )
     needed = min(most, -(-(longest + answer) // BLOCK) * BLOCK)
-    return replace(config, model=replace(config.model, max_length=int(given or needed))), fitting
+    return replace(config, model=replace(config.model, max_length=int(configured or needed))), fitting

@@ -160,9 +160,9 @@ class Checkpointer:
             return
         score = self._evaluator.score(progress.step)
         state = {"progress": asdict(progress), **self._facts}
-        saved = self._store.save(progress.step, self._learner.save, state, score, verdict.good_step)
+        folder = self._store.save(progress.step, self._learner.save, state, score, verdict.good_step)
         if not self._told:
             self._told = True
-            kept = f"the newest {self._config.keep_last} are kept, and the best one"
-            self._tell(f"step {progress.step}: a checkpoint takes {size_of(saved)} in {saved.parent}; {kept}")
+            retention = f"the newest {self._config.keep_last} are kept, and the best one"
+            self._tell(f"step {progress.step}: a checkpoint takes {size_of(folder)} in {folder.parent}; {retention}")
         self._saved_step = progress.step

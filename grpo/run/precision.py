@@ -23,15 +23,15 @@ def with_precision(config: TrainConfig) -> TrainConfig:
         native or not on_gpu or config.rollout.precision != "bfloat16",
         "rollout.precision=bfloat16 needs a GPU of compute capability 8.0 or newer: set rollout.precision=float32",
     )
-    chosen = "bfloat16" if native else "float32"
-    changed = {
-        name: replace(engine, precision=chosen)
+    precision = "bfloat16" if native else "float32"
+    parts = {
+        name: replace(engine, precision=precision)
         for name in ("learner", "rollout")
         if (engine := getattr(config, name)).precision == "auto"
     }
     if config.model.head_precision == "auto":
-        changed["model"] = replace(config.model, head_precision="float32" if on_gpu else "model")
-    return replace(config, **changed)
+        parts["model"] = replace(config.model, head_precision="float32" if on_gpu else "model")
+    return replace(config, **parts)
 
 
 def _multiplies_bfloat16(on_gpu: bool) -> bool:

@@ -81,7 +81,7 @@ def check_spread(config: TrainConfig, path: Path) -> None:
         "experts": any(setting_of(text, name) for name in (*EXPERTS, "moe_num_experts")),
         "layers with a state": keeps_state(str(path), trust),
     }
-    uncompared = [kind for kind, there in kinds.items() if there]
+    uncompared = [kind for kind, present in kinds.items() if present]
     require(
         not uncompared,
         f"{key}: {path} has {' and '.join(uncompared)}, whose shards cannot be compared with the learner's: use "

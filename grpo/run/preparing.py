@@ -68,19 +68,19 @@ def prepared(config: TrainConfig) -> Prepared:
         tokenizer = models.load_tokenizer(path, config.model)
     with working("reading the problems"):
         tasks = [loaded_task(task, tokenizer) for task in (config.task, *load_suite(config))]
-        config, (own, *suite) = fit_lengths(config, tasks, path)
-    check_rates(chain.from_iterable(own.problems.values()), config.task.curriculum)
-    config = replace(config, task=own.config)
+        config, (own_task, *suite) = fit_lengths(config, tasks, path)
+    check_rates(chain.from_iterable(own_task.problems.values()), config.task.curriculum)
+    config = replace(config, task=own_task.config)
     with working("proving that the model is computed as it computes itself"):
         layout = proven_layout(path, config.model, config.learner.layout)
-    there, prompts = sum(map(len, own.problems.values())), config.dynamics.prompts_per_step
-    if prompts > there and ranks.rank() == 0:
+    num_problems, prompts = sum(map(len, own_task.problems.values())), config.dynamics.prompts_per_step
+    if prompts > num_problems and ranks.rank() == 0:
         say(
-            f"grpo: dynamics.prompts_per_step={prompts} is more than the {there} problems, held-out ones included, so "
-            "each step asks some of them several times"
+            f"grpo: dynamics.prompts_per_step={prompts} is more than the {num_problems} problems, held-out ones "
+            "included, so each step asks some of them several times"
         )
     print_tables(replace(config, learner=replace(config.learner, layout=layout)), path)
-    return Prepared(config, path, tokenizer, own, [task.config for task in suite])
+    return Prepared(config, path, tokenizer, own_task, [task.config for task in suite])
 
 
 def dry_run(ready: Prepared, machine: MachineConstants | None) -> int:

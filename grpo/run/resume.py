@@ -44,16 +44,16 @@ class Saved:
 
 def checkpoint_store(config: TrainConfig, collective: Collective) -> CheckpointStore:
     """Opens the store of the run's checkpoints."""
-    kept = config.checkpoint
-    return CheckpointStore(Path(config.output_dir) / CHECKPOINTS, kept.keep_last, collective, kept.keep_every)
+    retention = config.checkpoint
+    return CheckpointStore(Path(config.output_dir) / CHECKPOINTS, retention.keep_last, collective, retention.keep_every)
 
 
 def saved_run(config: TrainConfig, path: Path, task: LoadedTask, collective: Collective) -> Saved:
     """Finds the newest undamaged checkpoint of the run in `output_dir`. Collective.
 
     `path` is the folder of the run's model, which has to be the one that a checkpoint's adapters were trained on.
-    Prints the checkpoint's name, and the config keys that have changed since, and whether the problems of `task` have,
-    such as by another file of the same name. Raises UserError when there is no such
+    Prints the checkpoint's name and the config keys that have changed since. Also prints whether the problems of `task`
+    have changed, for example because the file of that name holds others now. Raises UserError when there is no such
     checkpoint, or when the run cannot continue with the present config.
     """
     checkpoint = checkpoint_store(config, collective).whole()
@@ -78,8 +78,8 @@ def saved_run(config: TrainConfig, path: Path, task: LoadedTask, collective: Col
         raise UserError(f"{checkpoint / STATE_FILE} is damaged: its progress lacks {error}") from error
     if collective.rank == 0 and progress.step >= config.num_steps:
         print(f"  it has taken {progress.step} of num_steps={config.num_steps} steps, so none is left: raise num_steps")
-    told = _resumption(config, old, checkpoint, progress.step) if collective.rank == 0 else None
-    return Saved(checkpoint, old, progress, told)
+    resumption = _resumption(config, old, checkpoint, progress.step) if collective.rank == 0 else None
+    return Saved(checkpoint, old, progress, resumption)
 
 
 def _resumption(config: TrainConfig, old: TrainConfig, checkpoint: Path, step: int) -> Resumption:

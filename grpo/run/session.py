@@ -83,8 +83,10 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
             saved = saved_run(config, ready.path, ready.task, collective) if config.checkpoint.resume else None
             if not saved:
                 check_start(config, ready.path, collective)
-                if kept := on_first(collective, lambda: set_aside(Path(config.output_dir))):
-                    print(f"an earlier run left no checkpoint in {config.output_dir}; what it logged is now in {kept}")
+                if earlier := on_first(collective, lambda: set_aside(Path(config.output_dir))):
+                    print(
+                        f"an earlier run left no checkpoint in {config.output_dir}; what it logged is now in {earlier}"
+                    )
             # Services are opened before the engines: if one does not answer, no time is lost.
             with told_failure(Path(config.output_dir)), open_services(config, collective, saved) as services:
                 session = Session(ready, task, saved, services, ends)
@@ -155,9 +157,9 @@ class Session:
         """Runs the rounds, with evaluations and checkpoints around them. Returns the last progress and verdict."""
         config, parts = self._config, self._parts
         tell = files.display.note if files else lambda text: None
-        if chosen := config.tracking.profile_rounds:
+        if profile_rounds := config.tracking.profile_rounds:
             traces, rank = self._output / PROFILE_FOLDER, self._collective.rank
-            profiled = ProfiledRounds(parts.clock, chosen, traces, rank, progress.round_index, tell)
+            profiled = ProfiledRounds(parts.clock, profile_rounds, traces, rank, progress.round_index, tell)
             parts = replace(parts, clock=profiled)
         evaluator = self._evaluator(files)
         facts = {"config": asdict(config), "base": self._base, PROBLEMS: self._problems}
@@ -217,16 +219,16 @@ class Session:
     def _watch(self, files: RecordFiles | None) -> Watch:
         """Builds the observer that diagnoses the run's log."""
 
-        told: set[str] = set()
+        warnings: set[str] = set()
 
         def diagnosed() -> Sequence[Finding]:
             try:
                 return diagnose(read_log(self._output))
             except UserError as error:
                 # A log that somebody has removed or damaged does not end the run.
-                if str(error) not in told:
+                if str(error) not in warnings:
                     say(f"grpo: there is no diagnosis: {error}")
-                told.add(str(error))
+                warnings.add(str(error))
                 return ()
 
         def findings() -> Sequence[Finding]:

@@ -27,12 +27,14 @@ def set_aside(output: Path) -> Path | None:
     """
     if not ((output / METRICS_FILE).exists() and read_metrics(output / METRICS_FILE)):
         return None
-    kept = next(folder for number in count(1) if not (folder := output / f"{EARLIER}{number}").exists())
-    kept.mkdir()
+    folder_of_earlier_run = next(
+        folder for number in count(1) if not (folder := output / f"{EARLIER}{number}").exists()
+    )
+    folder_of_earlier_run.mkdir()
     for name in LEFT_BEHIND:
         if (output / name).exists():
-            (output / name).rename(kept / name)
-    return kept
+            (output / name).rename(folder_of_earlier_run / name)
+    return folder_of_earlier_run
 
 
 def require_same_problems(task: LoadedTask, collective: Collective) -> None:

@@ -123,22 +123,22 @@ def too_much_memory(config: TrainConfig, shape: ModelShape, world_size: int, loc
     """Returns a line that says what is asked and what is there if learner and sampler alone need more memory than this
     machine has, or else "". `local` is the number of ranks on a machine."""
     if gib := device_memory.device_gib(config):
-        kept = offloaded_bytes(config, shape, world_size) / 2**30
-        asked = (
-            f"the learner's weights, gradients and optimizer take {kept:,.1f} GiB of each GPU, which has {gib:,.1f}: "
-            "use more ranks with learner.zero_stage=3, learner.offload_optimizer=true, model.lora.rank, or a smaller "
-            "model"
+        at_rest_gib = offloaded_bytes(config, shape, world_size) / 2**30
+        warning = (
+            f"the learner's weights, gradients and optimizer take {at_rest_gib:,.1f} GiB of each GPU, which has "
+            f"{gib:,.1f}: use more ranks with learner.zero_stage=3, learner.offload_optimizer=true, model.lora.rank, "
+            "or a smaller model"
         )
-        return asked if kept > gib else ""
+        return warning if at_rest_gib > gib else ""
     learner, sampler = certain_memory(config, shape, world_size, local)
-    there = device_memory.main_memory_gib()
-    asked = (
+    available_gib = device_memory.main_memory_gib()
+    warning = (
         f"this run asks for {learner + sampler:,.1f} GiB of main memory (learner {learner:,.1f}, sampler "
-        f"{sampler:,.1f}), and this machine has {there:,.1f}: lower "
+        f"{sampler:,.1f}), and this machine has {available_gib:,.1f}: lower "
         f"rollout.kv_cache_gib={config.rollout.kv_cache_gib:g} or the number of ranks or servers, or use a smaller "
         "model"
     )
-    return asked if learner + sampler > there else ""
+    return warning if learner + sampler > available_gib else ""
 
 
 def _size(gib: float) -> str:

@@ -69,16 +69,16 @@ def breakdown(facts: Sequence[CompletionFacts]) -> dict[str, float]:
     """Returns the metrics that the module's docstring lists, for a round's completions of all ranks together."""
     numbers = _percentiles("completions", facts)
     for name, right in (("right", True), ("wrong", False)):
-        chosen = [fact for fact in facts if fact.right == right]
-        numbers |= _mean_length(f"completions/{name}", chosen) | _percentiles(f"completions/{name}", chosen)
-    for source, chosen in _divided(facts, lambda fact: fact.source).items():
+        subset = [fact for fact in facts if fact.right == right]
+        numbers |= _mean_length(f"completions/{name}", subset) | _percentiles(f"completions/{name}", subset)
+    for source, subset in _divided(facts, lambda fact: fact.source).items():
         if source:
-            numbers[f"source/{source}/length_p90"] = percentile(sorted(fact.length for fact in chosen), 90)
-            numbers[f"source/{source}/share"] = len(chosen) / len(facts)
-    for band, chosen in _divided(facts, lambda fact: fact.band).items():
+            numbers[f"source/{source}/length_p90"] = percentile(sorted(fact.length for fact in subset), 90)
+            numbers[f"source/{source}/share"] = len(subset) / len(facts)
+    for band, subset in _divided(facts, lambda fact: fact.band).items():
         prefix = f"completions/by_pass_rate/{band}"
-        numbers |= _mean_length(prefix, chosen) | _truncated(prefix, chosen)
-        numbers[f"{prefix}/share"] = len(chosen) / len(facts)
+        numbers |= _mean_length(prefix, subset) | _truncated(prefix, subset)
+        numbers[f"{prefix}/share"] = len(subset) / len(facts)
     return {name: float(value) for name, value in numbers.items()}
 
 

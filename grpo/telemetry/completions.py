@@ -55,12 +55,12 @@ def first_groups(rows: Iterable[dict[str, Any]], count: int) -> list[dict[str, A
     >>> [row["prompt_id"] for row in first_groups(rows, 3)]
     ['a', 'a', 'b', 'b']
     """
-    chosen: list[dict[str, Any]] = []
+    first_rows: list[dict[str, Any]] = []
     for _, group in groupby(rows, key=lambda row: row["prompt_id"]):
-        if len(chosen) >= count:
+        if len(first_rows) >= count:
             break
-        chosen += group
-    return chosen
+        first_rows += group
+    return first_rows
 
 
 class CompletionFiles:
@@ -120,12 +120,12 @@ def read_completions(output: Path) -> Iterator[dict[str, Any]]:
     if not files and not (output / SAMPLES_FILE).exists():
         refuse_several(output)
         raise UserError(f"{output} has no {SAMPLES_FILE}: give the folder of a run that has finished a round")
-    some: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    samples: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for row in read_metrics(output / SAMPLES_FILE) if (output / SAMPLES_FILE).exists() else ():
-        some[row["step"]].append(row)
-    for step in sorted({*files, *some}, reverse=True):
+        samples[row["step"]].append(row)
+    for step in sorted({*files, *samples}, reverse=True):
         if step not in files:
-            yield from some[step]
+            yield from samples[step]
         for path in files.get(step, ()):
             try:
                 rows = pq.read_table(path).to_pylist()

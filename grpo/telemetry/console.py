@@ -106,8 +106,8 @@ class RunDisplay:
         """Prints the line of a round that ended at optimizer step `step`. `metrics` have the names that `flatten`
         gives them."""
         width = len(str(self._total))
-        known = [field for field in FIELDS if field.metric in metrics and abs(metrics[field.metric]) >= field.least]
-        shown = [field for field in known if field.label not in self._left_out]
+        available = [field for field in FIELDS if field.metric in metrics and abs(metrics[field.metric]) >= field.least]
+        shown = [field for field in available if field.label not in self._left_out]
         numbers = [f"step {step:>{width}}/{self._total}"]
         numbers += [f"{field.label} {field.form.format(metrics[field.metric])}" for field in shown]
         # The remaining time comes first, so that a narrow terminal cuts off something else.
@@ -138,10 +138,10 @@ class RunDisplay:
         self._bar.stop()
 
     def _time_to_go(self, step: int) -> str:
-        done = step - self._first
-        if done <= 0:
+        steps_done = step - self._first
+        if steps_done <= 0:
             return "?"
-        seconds = (self._clock() - self._start) / done * (self._total - step)
+        seconds = (self._clock() - self._start) / steps_done * (self._total - step)
         return str(timedelta(seconds=round(seconds)))
 
 

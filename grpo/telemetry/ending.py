@@ -31,8 +31,8 @@ class Ending(NamedTuple):
 
 def write_ending(folder: Path, ending: Ending) -> None:
     """Writes end.json. A resumed run removes the file again."""
-    kept = ending._replace(why=ending.why[:LONGEST])
-    write_whole(folder / END_FILE, json.dumps(kept._asdict()))
+    shortened = ending._replace(why=ending.why[:LONGEST])
+    write_whole(folder / END_FILE, json.dumps(shortened._asdict()))
 
 
 def forget_ending(folder: Path) -> None:

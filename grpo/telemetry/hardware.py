@@ -38,5 +38,5 @@ def peak_tflops(device: torch.device) -> float | None:
 def peak_of(name: str) -> float | None:
     """Returns the dense bfloat16 TFLOP/s for a name that torch reports, such as ``"NVIDIA H100 80GB HBM3"``."""
     words = f"{name} ".replace("-", " ")
-    known = [(len(part), peak) for part, peak in _PEAK_TFLOPS.items() if f"{part} " in words]
-    return max(known)[1] if known else None
+    matches = [(len(part), peak) for part, peak in _PEAK_TFLOPS.items() if f"{part} " in words]
+    return max(matches)[1] if matches else None

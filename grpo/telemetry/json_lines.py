@@ -36,11 +36,11 @@ class JsonLines:
         if resume_step is None or not path.exists():
             self._file = path.open("w", encoding="utf-8")
             return
-        kept = list(takewhile(lambda line: line.row["step"] <= resume_step, _rows(path)))
+        lines = list(takewhile(lambda line: line.row["step"] <= resume_step, _rows(path)))
         # The file is truncated, not rewritten, so that neither a full disk nor a kill loses the lines that are kept.
-        os.truncate(path, sum(line.size for line in kept))
+        os.truncate(path, sum(line.size for line in lines))
         self._file = path.open("a", encoding="utf-8")
-        if kept and not kept[-1].whole:
+        if lines and not lines[-1].whole:
             self._file.write("\n")
 
     def write(self, row: Mapping[str, Any], step: int) -> None:
@@ -104,8 +104,8 @@ def _rows(path: Path) -> list[_Line]:
     lines = _lines(path)
     for number, line in enumerate(lines, start=1):
         step = line.row.get("step") if isinstance(line.row, dict) else None
-        known = isinstance(step, int | float) and math.isfinite(step)
-        require(known, f"line {number} of {path} is no JSON object with a step: delete that line")
+        has_step = isinstance(step, int | float) and math.isfinite(step)
+        require(has_step, f"line {number} of {path} is no JSON object with a step: delete that line")
     return lines
 
 

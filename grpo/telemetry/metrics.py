@@ -149,10 +149,10 @@ def _learner(statistics: RoundStatistics) -> dict[str, float]:
 def _plan(statistics: RoundStatistics) -> dict[str, float]:
     plan = statistics.plan
     coefficient = plan.entropy_coefficient
-    adapted = {} if coefficient is None else {"plan/entropy_coefficient": coefficient * plan.entropy_bonus}
+    entropy = {} if coefficient is None else {"plan/entropy_coefficient": coefficient * plan.entropy_bonus}
     return {
         "plan/group_size": plan.group_size,
         "plan/refresh_interval": plan.refresh_interval,
         "plan/prompts_per_step": plan.prompts_per_step,
         "plan/learning_rate_factor": plan.learning_rate_factor,
-    } | adapted
+    } | entropy

@@ -35,8 +35,8 @@ class MachineConstants:
         Between two measurements the speed is interpolated linearly. Below the smallest it is proportional to `at_once`,
         because a decoding step takes as long for fewer completions. Above the largest it is taken to be constant.
         """
-        known = ((0, 0.0), *self.sampling_tokens_per_second)
-        for (fewer, slow), (more, fast) in pairwise(known):
+        speeds = ((0, 0.0), *self.sampling_tokens_per_second)
+        for (fewer, slow), (more, fast) in pairwise(speeds):
             if at_once <= more:
                 return slow + (fast - slow) * (at_once - fewer) / (more - fewer)
-        return known[-1][1]
+        return speeds[-1][1]

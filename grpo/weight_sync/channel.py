@@ -109,5 +109,5 @@ def _aligned(size: int) -> int:
 
 def _bytes_of(tensor: Tensor) -> Tensor:
     plain = tensor.detach().contiguous().flatten().view(torch.uint8)
-    missing = _aligned(len(plain)) - len(plain)
-    return torch.nn.functional.pad(plain, (0, missing)) if missing else plain
+    num_padding = _aligned(len(plain)) - len(plain)
+    return torch.nn.functional.pad(plain, (0, num_padding)) if num_padding else plain

@@ -155,7 +155,7 @@ def differing(ours: Mapping[str, int], theirs: Mapping[str, int]) -> list[str]:
     A tensor that the engine stores in another shape, or under another name, has no sum in order on both sides: its
     group's sum is all that is compared.
     """
-    either = {name for name in {*ours, *theirs} if not name.startswith(IN_ORDER)}
-    both = {name for name in ours if name.startswith(IN_ORDER) and name in theirs}
-    different = sorted(name for name in either | both if ours.get(name) != theirs.get(name))
+    group_names = {name for name in {*ours, *theirs} if not name.startswith(IN_ORDER)}
+    tensor_names = {name for name in ours if name.startswith(IN_ORDER) and name in theirs}
+    different = sorted(name for name in group_names | tensor_names if ours.get(name) != theirs.get(name))
     return [name.removeprefix(IN_ORDER) for name in different]

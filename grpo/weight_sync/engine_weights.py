@@ -47,8 +47,8 @@ def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             continue
         whole = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
         vocabulary = getattr(module, "org_vocab_size", None)
-        kept = whole if vocabulary is None else whole[:vocabulary]
-        yield name, kept.t() if leaf in lying and kind == "weight" else kept
+        weight = whole if vocabulary is None else whole[:vocabulary]
+        yield name, weight.t() if leaf in lying and kind == "weight" else weight
 
 
 def as_sent(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
@@ -121,8 +121,8 @@ class OwnParameters:
         """Keeps a copy in main memory of the parameters that the first refresh did not send. They never change."""
         if self._kept is None:
             parameters = self._model.named_parameters()
-            known = self._sent | _computed_by_attention(self._model)
-            unsent = {name: value.detach() for name, value in parameters if name not in known}
+            derived_or_sent = self._sent | _computed_by_attention(self._model)
+            unsent = {name: value.detach() for name, value in parameters if name not in derived_or_sent}
             self._kept = {name: value.to("cpu", copy=True) for name, value in unsent.items()}
 
 

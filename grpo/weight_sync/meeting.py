@@ -54,8 +54,10 @@ class Host:
         listening = listen(host)
         self.meeting = Meeting(host, world_size, port=listening.getsockname()[1], name=secrets.token_urlsafe())
         timeout = timedelta(seconds=seconds)
-        port, taken = self.meeting.port, listening.detach()
-        server = dist.TCPStore(host, port, world_size, True, timeout, wait_for_workers=False, master_listen_fd=taken)
+        port, descriptor = self.meeting.port, listening.detach()
+        server = dist.TCPStore(
+            host, port, world_size, True, timeout, wait_for_workers=False, master_listen_fd=descriptor
+        )
         self.store = dist.PrefixStore(self.meeting.name, server)
 
     def close(self) -> None:

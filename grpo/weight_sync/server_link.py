@@ -68,8 +68,8 @@ class ServerLink:
 async def _both(ours: Awaitable[Any], theirs: Awaitable[Any]) -> tuple[Any, Any]:
     """Returns both results once both have ended: a thread that still sends must not outlive its bucket. If both fail,
     the server's error is raised, since it says more."""
-    mine, its = await asyncio.gather(ours, theirs, return_exceptions=True)
-    for outcome in (its, mine):
+    our_result, their_result = await asyncio.gather(ours, theirs, return_exceptions=True)
+    for outcome in (their_result, our_result):
         if isinstance(outcome, BaseException):
             raise outcome
-    return mine, its
+    return our_result, their_result
