@@ -200,12 +200,10 @@ def _indexed(value: Any) -> Any:
 
 
 class _FromNumbers(TorchFunctionMode):
-    """Makes tensors of Python's numbers on the CPU, and copies them, as torch does. Pins main memory."""
+    """Makes tensors of Python's numbers on the CPU, and copies them, as torch does."""
 
     def __torch_function__(self, function, types, arguments=(), named=None):
         named = named or {}
-        if function is Tensor.pin_memory:
-            return _pinned(*arguments)
         if function is Tensor.to:
             # Torch would ask its CUDA which device is the current one.
             arguments = (arguments[0], *map(_indexed, arguments[1:]))
@@ -264,7 +262,9 @@ def pretend_gpu() -> Iterator[torch.device]:
     set_accelerator(_Accelerator())
     # Torch would make this class of masks of a tensor that a mode has seen.
     bias = patch.object(CausalBias, "__new__", lambda kind, *arguments: Tensor._make_subclass(kind, _empty(0)))
-    mocks = patch.multiple(torch.cuda, **of_cuda), patch.object(torch.nn.Module, "_apply", _moved), bias
+    # vLLM's worker on a CPU replaces this by a function of its own, in a process that has imported it.
+    pinned = patch.object(Tensor, "pin_memory", _pinned)
+    mocks = patch.multiple(torch.cuda, **of_cuda), patch.object(torch.nn.Module, "_apply", _moved), bias, pinned
     # Backward passes run in this thread, where the modes are.
     modes = _FromNumbers(), _Everywhere(), torch.autograd.set_multithreading_enabled(False)
     with ExitStack() as stack:

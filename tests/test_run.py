@@ -212,16 +212,18 @@ def test_a_run_that_is_stopped_then_killed_and_resumed_equals_one_that_never_was
     second = grpo("train", *overrides)
     assert second.returncode == 2 and f"that still goes on (process {process.pid} on" in second.stderr
     assert second.stderr.count("grpo:") == 1 and "Traceback" not in second.stderr
-    process.send_signal(signal.SIGCONT)
     # Nobody reads what the run prints any more, as when `tee` ends in `grpo train 2>&1 | tee log`.
     process.stdout.close()
+    process.send_signal(signal.SIGCONT)
     assert process.wait(timeout=120) == 128 + signal.SIGTERM
     stopped_at = rows(output / "metrics.jsonl")[-1]["step"]
-    assert stopped_at < 8
+    assert stopped_at < 6
     assert [path.name for path in (output / "checkpoints").iterdir()] == [f"step-{stopped_at:08d}"]
 
     process = start("train", *overrides, "checkpoint.resume=true", "checkpoint.every_rounds=1")
-    wait_for_step(output, 8, process)
+    # Two checkpoints are whole by then.
+    reached = stopped_at + 6
+    wait_for_step(output, reached, process)
     process.send_signal(signal.SIGKILL)
     process.wait()
     # One bit of the newest one is lost; the one before is as good.
@@ -239,7 +241,7 @@ def test_a_run_that_is_stopped_then_killed_and_resumed_equals_one_that_never_was
     changed = [["checkpoint.every_rounds", 1, 2], ["tracking.samples_per_round", 4, 1]]
     assert (second["ended"], second["changed"]) == ("killed", changed)
     assert second["checkpoint"] == f"step-{second['step']:08d}" < newest.name
-    assert second["step"] < 8 <= second["reached"]
+    assert stopped_at < second["step"] < reached <= second["reached"]
     assert f"The run was resumed 2 times, after steps {stopped_at} and {second['step']}." in resumed.stdout
     assert stream(output) == stream(finished[0])
     assert facts(output) == facts(finished[0])
