@@ -100,8 +100,8 @@ def _imbalance(by_rank: Sequence[float]) -> Mean:
 
 
 def correct_counts(groups: Sequence[ScoredGroup]) -> Counter[tuple[int, int]]:
-    """Counts the groups that had k of G completions correct, by (k, G)."""
-    return Counter(group.count for group in groups)
+    """Counts the groups that had k of G completions correct, by (k, G). Those that could not be graded do not count."""
+    return Counter(group.count for group in groups if not group.spoilt)
 
 
 def first_correct_counts(collected: Collected) -> Counter[tuple[int, int]]:
@@ -113,20 +113,26 @@ def first_correct_counts(collected: Collected) -> Counter[tuple[int, int]]:
     return Counter(
         (sum(grade.correct for grade in group.grades[:first]), min(first, len(group.grades)))
         for group in (collected.sampled if first else ())
+        if not group.spoilt
     )
 
 
 def sampling_means(collected: Collected) -> dict[str, Mean]:
-    """Returns the means over everything that this rank sampled, and the share of its groups that is learned from."""
+    """Returns the means over everything that this rank sampled, and the share of its groups that is learned from.
+
+    Rewards and silence are those of groups that could be graded. A round without any such group has no value of them.
+    """
     groups = collected.sampled
+    graded = [group for group in groups if not group.spoilt]
     grades = [grade for group in groups for grade in group.grades]
+    true_grades = [grade for group in graded for grade in group.grades]
     completions = [completion for group in groups for completion in group.group.completions]
     tokens = sum(len(completion.token_ids) for completion in completions)
     logprobs = sum(sum(completion.sampler_logprobs) for completion in completions)
     means = {
-        "reward/mean": _mean([grade.reward for grade in grades]),
-        "reward/square": _mean([grade.reward**2 for grade in grades]),
-        "groups/silent_fraction": _mean([group.silent for group in groups]),
+        "reward/mean": _mean([grade.reward for grade in true_grades]),
+        "reward/square": _mean([grade.reward**2 for grade in true_grades]),
+        "groups/silent_fraction": _mean([group.silent for group in graded]),
         "groups/kept_fraction": Mean(len(collected.groups), len(groups)),
         "prompts/length_mean": _mean([len(group.group.prompt.token_ids) for group in groups]),
         "completions/length_mean": Mean(tokens, len(completions)),
@@ -139,27 +145,29 @@ def sampling_means(collected: Collected) -> dict[str, Mean]:
     }
     if flags := [grade.answered for grade in grades if grade.answered is not None]:
         means["completions/no_answer_fraction"] = _mean([not answered for answered in flags])
-    for part in sorted({part for grade in grades for part in grade.parts}):
-        means[f"reward/part/{part}"] = _mean([grade.parts[part] for grade in grades if part in grade.parts])
+    for part in sorted({part for grade in true_grades for part in grade.parts}):
+        means[f"reward/part/{part}"] = _mean([grade.parts[part] for grade in true_grades if part in grade.parts])
     return means | _by_source(groups)
 
 
 def _by_source(groups: Sequence[ScoredGroup]) -> dict[str, Mean]:
-    """Returns reward, pass rate, length, truncation and silence of each named source of problems."""
+    """Returns reward, pass rate, length, truncation and silence of each named source of problems, see
+    `sampling_means`."""
     by_source: dict[str, list[ScoredGroup]] = {}
     for group in groups:
         by_source.setdefault(group.group.prompt.problem.source, []).append(group)
     means = {}
     for source, source_groups in by_source.items():
         if source:
-            grades = [grade for group in source_groups for grade in group.grades]
+            graded = [group for group in source_groups if not group.spoilt]
+            grades = [grade for group in graded for grade in group.grades]
             completions = [completion for group in source_groups for completion in group.group.completions]
             of_source = {
                 "reward_mean": [grade.reward for grade in grades],
                 "pass_rate": [grade.correct for grade in grades],
                 "length_mean": [len(completion.token_ids) for completion in completions],
                 "truncated_fraction": [completion.truncated for completion in completions],
-                "silent_fraction": [group.silent for group in source_groups],
+                "silent_fraction": [group.silent for group in graded],
             }
             means |= {f"source/{source}/{name}": _mean(values) for name, values in of_source.items()}
     return means

@@ -7,7 +7,7 @@ import pytest
 
 from grpo.config import BudgetConfig
 from grpo.dynamics.history import pass_rate
-from grpo.measure import mean_seconds, measure_round, outcomes, sampling_means
+from grpo.measure import first_correct_counts, mean_seconds, measure_round, outcomes, sampling_means
 from grpo.rollout.collect import BudgetedCollector, PlainCollector
 from grpo.rollout.grading_thread import GradingThread
 from grpo.telemetry import flatten
@@ -50,9 +50,59 @@ def test_whichever_rank_has_the_groups_all_ranks_have_the_same_facts(busy):
     assert [statistics.means for statistics in on_ranks(2, measured)] == [alone.means] * 2
 
 
+def ungraded(scored):
+    """Returns a group as it is when a reward server did not answer: every reward is 0, and no completion is right."""
+    grades = tuple(replace(grade, reward=0.0, correct=False, outcome="unanswered") for grade in scored.grades)
+    return replace(scored, grades=grades, included=(False,) * len(grades))
+
+
+def during_an_outage(num_ungraded):
+    """Returns a round of four groups with one of two completions right. The first groups could not be graded."""
+    collected = PlainCollector(asking(ScriptedTask([(1, 0)] * 4), ScriptedSampler())).collect(PLAN, 9)
+    sampled = [*map(ungraded, collected.sampled[:num_ungraded]), *collected.sampled[num_ungraded:]]
+    return replace(collected, sampled=tuple(sampled))
+
+
+REPORTS = [StepReport(step, True, 2.0, 1e-3, 1e12, {}) for step in (7, 8)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_could_not_be_graded_counts_as_neither_right_nor_wrong(ranks):
+    groups = during_an_outage(3)
+    # The second of two ranks has the only group that was graded.
+    shares = (
+        [groups] if ranks == 1 else [replace(groups, sampled=part) for part in (groups.sampled[:3], groups.sampled[3:])]
+    )
+
+    def measured(collective):
+        return measure_round(3, shares[collective.rank], REPORTS, {}, collective)
+
+    for statistics in on_ranks(ranks, measured):
+        assert statistics.reward_counts == {(1, 2): 1}
+        metrics = flatten(statistics)
+        names = ("pass_rate", "reward/mean", "reward/std", "reward/part/exact")
+        assert [metrics[name] for name in names] == [0.5] * 4
+        assert metrics["groups/silent_fraction"] == metrics["groups/all_wrong_fraction"] == 0.0
+        assert metrics["completions/unanswered_fraction"] == 0.75 and metrics["completions/length_mean"] == 2.0
+        assert (metrics["groups/num_sampled"], metrics["completions/num_sampled"]) == (4.0, 8.0)
+
+
+def test_a_round_of_which_nothing_could_be_graded_has_no_pass_rate_and_no_reward():
+    statistics = measure_round(3, during_an_outage(4), REPORTS, {}, SingleRank())
+    assert statistics.reward_counts == {}
+    metrics = flatten(statistics)
+    assert metrics["completions/unanswered_fraction"] == 1.0 and metrics["completions/num_sampled"] == 8.0
+    told = ("pass_rate", "reward/", "groups/silent", "groups/all_")
+    assert not [name for name in metrics if name.startswith(told)]
+
+
+def test_of_a_group_that_could_not_be_graded_the_first_completions_do_not_count_either():
+    assert first_correct_counts(replace(during_an_outage(3), asked_first=2)) == {(1, 2): 1}
+
+
 def test_a_group_that_could_not_be_graded_says_nothing_about_its_problem():
     first, second = PlainCollector(asking(ScriptedTask([(1, 0)] * 4), ScriptedSampler())).collect(PLAN, 9).sampled[:2]
-    spoilt = replace(second, grades=tuple(replace(grade, outcome="unanswered") for grade in second.grades))
+    spoilt = ungraded(second)
     assert outcomes(Collected((), (first, spoilt), PLAN, 2), SingleRank()) == {"p0": (1, 2), "p1": (0, 0)}
 
 
@@ -182,3 +232,8 @@ def test_each_source_of_problems_has_numbers_of_its_own():
         **{"source/words/reward_mean": 0.0, "source/words/pass_rate": 0.0, "source/words/length_mean": 2.0},
         **{"source/words/truncated_fraction": 0.0, "source/words/silent_fraction": 1.0},
     }
+    collected = PlainCollector(asking(Sourced(task.rewards), ScriptedSampler())).collect(plan, 9)
+    outage = [ungraded(scored) if place in (0, 1) else scored for place, scored in enumerate(collected.sampled)]
+    means = sampling_means(replace(collected, sampled=outage))
+    assert means["source/sums/pass_rate"] == means["source/sums/reward_mean"] == Mean(2.0, 2)
+    assert means["source/words/pass_rate"].count == 0 and means["source/words/length_mean"].value == 2.0

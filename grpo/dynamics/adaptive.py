@@ -71,7 +71,13 @@ class AdaptiveScheduler:
         return state_of(values) if values else self.init()[1]
 
     def next(self, plan: RoundPlan, statistics: RoundStatistics, state: AdaptiveState) -> Decision[AdaptiveState]:
-        """Asks the guard first. If it does not act, the model of the run decides, every `decide_every` rounds."""
+        """Asks the guard first. If it does not act, the model of the run decides, every `decide_every` rounds.
+
+        A round of which no completion could be graded says nothing about the policy, so nothing is decided after it.
+        """
+        if not statistics.unbiased_counts:
+            reason = "as before, since no completion could be graded"
+            return Decision(plan, Verdict(good_step=state.guard.best_step, reason=reason), state)
         state = remember(state, statistics)
         rate, error = pass_rate(statistics.unbiased_counts)
         facts = guard.RoundFacts(

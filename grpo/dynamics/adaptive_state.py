@@ -117,9 +117,7 @@ def remember(state: AdaptiveState, statistics: RoundStatistics) -> AdaptiveState
 
 def sampled_tokens(statistics: RoundStatistics) -> float:
     """Returns the prompt and completion tokens of a round. A prompt counts once for its whole group."""
-    prompt, completion = (statistics.means[f"{kind}/length_mean"].value for kind in ("prompts", "completions"))
-    groups = sum(statistics.reward_counts.values())
-    return groups * prompt + num_tried(statistics.reward_counts) * completion
+    return sum(statistics.means[f"{kind}/length_mean"].total for kind in ("prompts", "completions"))
 
 
 def curve_of(rounds: Sequence[PastRound]) -> History:

@@ -72,7 +72,7 @@ CONSEQUENCES = {
 def diagnose(log: RunLog, rule: DiagnosisRule | None = None) -> list[Finding]:
     """Runs all checks on a run's log. Returns the findings, the most severe first.
 
-    A run without any reward gets the finding "no reward" only, since all its other problems follow from that. In other
+    A run without any reward gets that finding only, since all its other problems follow from it. In other
     runs, findings that are among the `CONSEQUENCES` of another finding are left out.
     """
     rule = rule or DiagnosisRule()

@@ -18,6 +18,9 @@ FEWEST_CORRELATED, LONGEST_WINDOW = 12, 15
 # A measured correlation above this is cut to it, since the rest is the curve's own movement.
 HIGHEST_CORRELATION = 0.8
 
+NO_HISTORY = History(*(np.empty(0) for _ in range(5)))
+"""This is the reward curve of a log without a round that has a pass rate."""
+
 Counts = Mapping[tuple[int, int], int]
 """Counts map (correct, group size) to the number of groups, as `RoundStatistics.reward_counts` does."""
 
@@ -101,13 +104,15 @@ def history_of(rounds: Iterable[tuple[int, int, int, Counts]]) -> History:
     """Builds a reward curve from rounds of (optimizer steps at the end, refresh interval, lag, counts).
 
     A round's point is placed at the step of the policy that sampled it: the round's beginning, or `lag` steps before.
-    Rounds without completions are left out.
+    Rounds without completions that could be graded are left out.
     """
     points = [
         (step - interval - steps_ahead, *pass_rate(counts), num_tried(counts), interval, steps_ahead)
         for step, interval, steps_ahead, counts in rounds
         if sum(counts.values())
     ]
+    if not points:
+        return NO_HISTORY
     steps, values, errors, tried, intervals, lags = (np.array(column, float) for column in zip(*points, strict=True))
     # The running maximum keeps the steps in order: a lag that grows by more than a round would put a point before the
     # last one.

@@ -60,8 +60,9 @@ class LimitedScheduler(Generic[State]):
 
 def _spent_in(statistics: RoundStatistics) -> dict[str, float]:
     """Returns the samples, completion tokens and seconds of one round, by unit."""
+    length = statistics.means["completions/length_mean"]
     return {
-        "samples": float(sum(size * groups for (_, size), groups in statistics.reward_counts.items())),
-        "tokens": statistics.means["completions/length_mean"].total,
+        "samples": length.count,
+        "tokens": length.total,
         "seconds": statistics.seconds[ROUND],
     }

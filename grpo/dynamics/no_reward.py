@@ -51,8 +51,13 @@ _DIFFICULTY = (
 )
 
 
+_UNGRADED = ("completions/unanswered_fraction", "completions/unparsable_answer_fraction")
+
+
 def shares(metrics: Mapping[str, float]) -> str:
     """Returns one line on how a round's completions were graded. `metrics` are named as in metrics.jsonl.
+
+    The share of right ones is that of the completions that could be graded.
 
     >>> shares({"pass_rate": 0.25, "completions/no_answer_fraction": 0.5, "completions/truncated_fraction": 0.0})
     'of the completions 25% are right, 0% were cut off, 50% hold no answer'
@@ -64,8 +69,10 @@ def shares(metrics: Mapping[str, float]) -> str:
         "completions/timed_out_fraction": "timed out in grading",
         "completions/failed_fraction": "failed in grading",
     }
-    return "of the completions " + ", ".join(f"{metrics[name]:.0%} {word}" for name, word in words.items()
-                                             if name in metrics)  # fmt: skip
+    told = [f"{metrics[name]:.0%} {word}" for name, word in words.items() if name in metrics]
+    if ungraded := sum(metrics.get(name, 0.0) for name in _UNGRADED):
+        told.append(f"{ungraded:.0%} could not be graded and count neither as right nor as wrong")
+    return "of the completions " + ", ".join(told)
 
 
 def warnings(metrics: Mapping[str, float]) -> dict[str, str]:
@@ -98,10 +105,12 @@ def why(metrics: Mapping[str, float]) -> tuple[str, str]:
 
 
 def no_reward(log: RunLog) -> Finding | None:
-    """Finds that every reward has been 0 since the first round."""
+    """Finds that every reward has been 0 since the first round, or that no completion could be graded at all."""
     reward, spread = log["reward/mean"], log["reward/std"]
-    if not len(reward) or reward.values.any() or spread.values.any():
-        return None
     latest = {name: series.values[-1] for name, series in log.series.items() if len(series)}
     evidence, remedy = why(latest)
+    if not len(reward) and any(log[name].values.any() for name in _UNGRADED):
+        return Finding("nothing graded", CRITICAL, f"no completion could be graded; {evidence}", remedy)
+    if not len(reward) or reward.values.any() or spread.values.any():
+        return None
     return Finding("no reward", CRITICAL, f"every reward is 0; {evidence}", remedy)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from grpo.dynamics.history import num_tried
 from grpo.types import Mean, RoundPlan, RoundStatistics, StepReport, Verdict
 from grpo.types.rounds import ROUND
 
@@ -71,7 +72,7 @@ def _but_interval(plan: RoundPlan) -> RoundPlan:
 def statistics_of(row: Mapping[str, Any], counts: Counts, first_counts: Counts, round_index: int) -> RoundStatistics:
     """Rebuilds a round's statistics from its row of metrics.jsonl.
 
-    A row does not hold everything: every mean gets count 1, and the step reports hold no means.
+    A row does not hold everything: every mean but those of lengths gets count 1, and the step reports hold no means.
     """
     interval = round(row["plan/refresh_interval"])
     plan = RoundPlan(
@@ -84,11 +85,19 @@ def statistics_of(row: Mapping[str, Any], counts: Counts, first_counts: Counts, 
     reports = tuple(
         StepReport(row["step"] - interval + index + 1, index >= skipped, 0.0, 0.0, 0.0, {}) for index in range(interval)
     )
+    means = {name: Mean(value, 1.0) for name, value in row.items() if isinstance(value, float)}
+    # Rows of older versions lack the numbers of what was sampled; there all groups count as graded.
+    groups = row.get("groups/num_sampled", sum(counts.values()))
+    completions = row.get("completions/num_sampled", num_tried(counts))
+    for name, number in (("prompts/length_mean", groups), ("completions/length_mean", completions)):
+        if name in means:
+            # Tokens are whole numbers, so their sum is exact.
+            means[name] = Mean(round(means[name].value * number), number)
     return RoundStatistics(
         round_index=round_index,
         step=row["step"],
         plan=plan,
-        means={name: Mean(value, 1.0) for name, value in row.items() if isinstance(value, float)},
+        means=means,
         reward_counts=counts,
         seconds=seconds_of(row),
         reports=reports,

@@ -16,8 +16,8 @@ from grpo.config import UserError
 from grpo.config.folder import EVALUATIONS_FILE
 from grpo.config.saved import flat
 from grpo.dynamics.replay import round_seconds
-from grpo.report.logs import Row, counts_of, read_run, run_config
-from grpo.telemetry import Resumption, read_metrics, read_resumptions
+from grpo.report.logs import Row, num_completions, read_run, run_config
+from grpo.telemetry import COUNTS, Resumption, read_metrics, read_resumptions
 
 Array = NDArray[np.float64]
 
@@ -42,7 +42,7 @@ class Run:
         """Returns the run's cost until each evaluation, by unit: "steps", "samples" (completions), "tokens" (of
         completions) and "seconds" (of rounds)."""
         steps = np.array([evaluation["step"] for evaluation in self.evaluations], float)
-        samples = np.array([sum(size * groups for (_, size), groups in counts_of(row).items()) for row in self.rows])
+        samples = np.array([num_completions(row) for row in self.rows])
         tokens = np.array([row["completions/length_mean"] for row in self.rows]) * samples
         seconds = [round_seconds(row) for row in self.rows]
         ends = [0.0, *(row["step"] for row in self.rows)]
@@ -84,7 +84,8 @@ class Run:
 def load(folder: Path, variant: str, seed: int | None = None) -> Run:
     """Loads the run in `folder` as a run of `variant`. Without `seed`, the seed is that of its configuration.
 
-    Raises `UserError` when the folder holds no run, or a run with fewer than two evaluations.
+    Raises `UserError` when the folder holds no run, or a run with fewer than two evaluations, or without any round that
+    could be graded.
     """
     config = run_config(folder)
     path = folder / EVALUATIONS_FILE
@@ -92,7 +93,10 @@ def load(folder: Path, variant: str, seed: int | None = None) -> Run:
     if len(evaluations) < 2:
         raise UserError(f"{folder} has {len(evaluations)} held-out evaluations; a comparison needs a first and a last")
     seed = config["seed"] if seed is None else seed
-    return Run(folder, variant, seed, config, read_run(folder), evaluations, read_resumptions(folder))
+    rows = read_run(folder)
+    if not any(row[COUNTS] for row in rows):
+        raise UserError(f"no completion of {folder} could be graded, so there is nothing to compare")
+    return Run(folder, variant, seed, config, rows, evaluations, read_resumptions(folder))
 
 
 OF_ONE_RUN = ("output_dir", "seed", "checkpoint.resume")

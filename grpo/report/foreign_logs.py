@@ -15,15 +15,13 @@ from pathlib import Path
 import numpy as np
 
 from grpo.config import UserError
-from grpo.dynamics.history import history_of_values
-from grpo.dynamics.laws import History
+from grpo.dynamics.history import NO_HISTORY, history_of_values
 from grpo.dynamics.reward_parts import SMOOTHED
 from grpo.dynamics.run_log import NOTHING, RunLog, Series
 from grpo.report.foreign_names import Row, held_out_score, numbers_of, our_name, translated
 from grpo.report.foreign_rows import OF_RUN, read_rows
 from grpo.report.foreign_words import framework_of
 
-NO_HISTORY = History(*(np.empty(0) for _ in range(5)))
 PART = "reward/part/"
 # A part of the reward whose name matches grades answers, so it may be the pass rate.
 GRADES = re.compile(r"accura|correct|solve|success|pass|ground_truth")

@@ -15,7 +15,7 @@ from grpo.config import UserError
 from grpo.config.errors import require
 from grpo.config.folder import CONFIG_FILE, EVALUATIONS_FILE, METRICS_FILE
 from grpo.config.runs_within import refuse_several
-from grpo.dynamics.history import history_of, lag
+from grpo.dynamics.history import history_of, lag, num_tried
 from grpo.dynamics.run_log import NOTHING, RunLog, Series
 from grpo.dynamics.scheduler import CHANGING
 from grpo.report.course import how_often
@@ -55,9 +55,12 @@ def run_config(folder: Path) -> Mapping[str, Any]:
 
 
 def read_run(folder: Path) -> list[Row]:
-    """Reads the rows of `metrics.jsonl` with counts of correct completions. Raises `UserError` when there are none."""
+    """Reads the rows of `metrics.jsonl` with counts of correct completions. Raises `UserError` when there are none.
+
+    A row's counts are empty when no completion of the round could be graded.
+    """
     path = folder / METRICS_FILE
-    rows = [row for row in read_metrics(path) if row.get(COUNTS)]
+    rows = [row for row in read_metrics(path) if COUNTS in row]
     if not rows:
         raise UserError(f"{path} has no values of {COUNTS}, so there is nothing to fit")
     return rows
@@ -66,6 +69,12 @@ def read_run(folder: Path) -> list[Row]:
 def counts_of(row: Row, name: str = COUNTS) -> dict[tuple[int, int], int]:
     """Returns the counts in one row of metrics, {(correct, group size): number of groups}, empty if it has none."""
     return {(k, size): groups for k, size, groups in row.get(name, ())}
+
+
+def num_completions(row: Row) -> int:
+    """Returns the number of completions that were sampled in one row of metrics. Rows of older versions lack it, and
+    there it is the number of those that were graded."""
+    return round(row.get("completions/num_sampled", num_tried(counts_of(row))))
 
 
 def log_of(rows: Sequence[Row], config: Mapping[str, Any], held_out: Series = NOTHING) -> RunLog:
@@ -78,7 +87,7 @@ def log_of(rows: Sequence[Row], config: Mapping[str, Any], held_out: Series = NO
             for row in present
         ),
         series=columns(rows),
-        counts=[counts_of(row) for row in present],
+        counts=[counts_of(row) for row in present if row[COUNTS]],
         held_out=held_out,
         momentum=config["learner"]["betas"][0],
         exponent=normalization["exponent"],

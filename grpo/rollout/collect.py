@@ -169,11 +169,14 @@ class BudgetedCollector:
         prompts = self._task.next_prompts(plan.prompts_per_round)
         first = min(self._budget.pilot, plan.group_size)
         scored = sampled_and_graded(self._sampler, self._grading, prompts, first)
-        own_counts = [group.count for group in scored]
+        # Of a group that could not be graded nothing is known, so it gets no more.
+        graded = [index for index, group in enumerate(scored) if not group.spoilt]
+        own_counts = [scored[index].count for index in graded]
         all_counts = sum((Counter(counts) for counts in self._collective.gather(own_counts)), Counter())
-        further = self._spread(all_counts, own_counts, (plan.group_size - first) * len(prompts))
-        indices = [index for index, count in enumerate(further) if count]
-        further_prompts, sizes = [prompts[index] for index in indices], [further[index] for index in indices]
+        shares = self._spread(all_counts, own_counts, (plan.group_size - first) * len(prompts)) if own_counts else []
+        further = {index: share for index, share in zip(graded, shares, strict=True) if share}
+        indices, sizes = list(further), list(further.values())
+        further_prompts = [prompts[index] for index in indices]
         earlier = [scored[index].group for index in indices]
         larger = sampled_and_graded(
             self._sampler,

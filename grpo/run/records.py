@@ -28,7 +28,7 @@ from grpo.telemetry import (
     Trackers,
     add_resumption,
     breakdown,
-    facts_of,
+    completion_facts,
     first_groups,
     flatten,
     forget_resumptions,
@@ -117,7 +117,7 @@ class Recorder:
         # A resumed run learns from these what `grpo.measure.outcomes` told the curriculum.
         correct = [scored.outcome for scored in sampled]
         versions = [(scored.group.oldest_version, scored.group.newest_version) for scored in sampled]
-        facts = list(chain.from_iterable(map(facts_of, sampled)))
+        facts = list(chain.from_iterable(map(completion_facts, sampled)))
         samples = whole_groups(sampled, self._samples_per_round)
         shares = self._collective.gather((ids, correct, versions, facts, samples, peak_memory(), self._engine_use()))
         on_first(self._collective, lambda: self._write(finished, shares))

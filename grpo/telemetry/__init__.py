@@ -15,7 +15,7 @@ ending, resumptions   how a run ended; where it was resumed
 foreign_files         reads TensorBoard's files and Parquet
 """
 
-from grpo.telemetry.breakdown import CompletionFacts, breakdown, facts_of
+from grpo.telemetry.breakdown import CompletionFacts, breakdown, completion_facts
 from grpo.telemetry.code_version import write_code
 from grpo.telemetry.completions import CompletionFiles, completion_row, first_groups, read_completions, whole_groups
 from grpo.telemetry.console import RunDisplay
@@ -62,8 +62,8 @@ __all__ = [
     "Trackers",
     "add_resumption",
     "breakdown",
+    "completion_facts",
     "completion_row",
-    "facts_of",
     "first_groups",
     "flatten",
     "forget_ending",

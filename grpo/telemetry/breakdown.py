@@ -7,10 +7,10 @@ source, and by how hard the prompt is.
                                                                source of problems (`grpo.measure` gives its means)
     completions/by_pass_rate/none|some|most|all/…              mean length and truncated fraction of prompts of which
                                                                none, below half, half or more, or all were right
-    completions/by_pass_rate/none|some|most|all/share          their share of the completions
+    completions/by_pass_rate/none|some|most|all/share          their share of the graded completions
 
-A prompt's difficulty is its pass rate in the same round. A truncated completion is hardly ever right, so truncation
-itself moves a prompt towards `none`.
+Right and wrong completions, and pass rates, are those of groups that could be graded. A prompt's difficulty is its pass
+rate in the same round. A truncated completion is hardly ever right, so truncation itself moves a prompt towards `none`.
 """
 
 from __future__ import annotations
@@ -27,20 +27,23 @@ BANDS = ("none", "some", "most", "all")
 
 
 class CompletionFacts(NamedTuple):
-    """This row holds what the breakdown counts of one completion. `source` is "" where the problem names none."""
+    """This row holds what the breakdown counts of one completion. `source` is "" where the problem names none.
+
+    `right` is None and `band` is "" in a group that could not be graded.
+    """
 
     length: int
-    right: bool
+    right: bool | None
     truncated: bool
     source: str
     band: str
 
 
-def facts_of(scored: ScoredGroup) -> list[CompletionFacts]:
+def completion_facts(scored: ScoredGroup) -> list[CompletionFacts]:
     """Returns a `CompletionFacts` for each completion of a group."""
-    source, band = scored.group.prompt.problem.source, band_of(*scored.count)
+    source, band = scored.group.prompt.problem.source, "" if scored.spoilt else band_of(*scored.count)
     return [
-        CompletionFacts(len(completion.token_ids), grade.correct, completion.truncated, source, band)
+        CompletionFacts(len(completion.token_ids), grade.correct if band else None, completion.truncated, source, band)
         for completion, grade in zip(scored.group.completions, scored.grades, strict=True)
     ]
 
@@ -75,10 +78,11 @@ def breakdown(facts: Sequence[CompletionFacts]) -> dict[str, float]:
         if source:
             numbers[f"source/{source}/length_p90"] = percentile(sorted(fact.length for fact in subset), 90)
             numbers[f"source/{source}/share"] = len(subset) / len(facts)
-    for band, subset in _divided(facts, lambda fact: fact.band).items():
+    graded = [fact for fact in facts if fact.band]
+    for band, subset in _divided(graded, lambda fact: fact.band).items():
         prefix = f"completions/by_pass_rate/{band}"
         numbers |= _mean_length(prefix, subset) | _truncated(prefix, subset)
-        numbers[f"{prefix}/share"] = len(subset) / len(facts)
+        numbers[f"{prefix}/share"] = len(subset) / len(graded)
     return {name: float(value) for name, value in numbers.items()}
 
 

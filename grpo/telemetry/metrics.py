@@ -12,6 +12,10 @@ entropy and KL in nats. Names come from these fields of `RoundStatistics`:
     reward/…, groups/silent_fraction, completions/…, policy/…,
     source/<source>/…, mismatch/…, correction/…, staleness/…, throughput/…imbalance  `means` of the round and its steps
 
+Rewards, pass rates and fractions of groups leave out groups that could not be graded, because a server did not answer
+or the problem's own answer cannot be read. A round of which no group could be graded does not log them.
+`groups/num_sampled` and `completions/num_sampled` count all that was sampled.
+
 Percentiles and what depends on the kind of completion are added by `grpo.telemetry.breakdown`, and `rollout/…` by the
 sampler (`grpo.rollout.engine_use`). `policy/loss` is the loss that each step lowers, before gradient clipping.
 
@@ -49,6 +53,8 @@ from grpo.types import Mean, RoundStatistics
 # A round's list of [correct completions, group size, number of such groups], from which `grpo dynamics replay` can
 # reconstruct what happened.
 COUNTS, FIRST_COUNTS = "groups/counts", "groups/first_counts"
+# All groups and completions that were sampled → the mean whose count is their number.
+_SAMPLED = {"groups/num_sampled": "prompts/length_mean", "completions/num_sampled": "completions/length_mean"}
 # A round's text that says why the next round's plan is what it is.
 REASON = "plan/next_reason"
 # This number is 1 for a round after which the run went back to an earlier policy.
@@ -70,6 +76,7 @@ def flatten(statistics: RoundStatistics, peak_tflops: float | None = None) -> di
     """
     means = statistics.means
     values = {name: mean.value for name, mean in means.items()}
+    values |= {name: means[length].count for name, length in _SAMPLED.items() if length in means}
     values |= _spreads(means)
     values |= _pass_rates(statistics) | _learner(statistics) | _plan(statistics)
     values |= {f"time/{phase}_seconds": seconds for phase, seconds in statistics.seconds.items()}

@@ -134,7 +134,8 @@ class ScoredGroup:
     @property
     def spoilt(self) -> bool:
         """Says whether the rewards stand for none, because the completions could not be graded by no fault of theirs.
-        Nothing is learned from such a group, and its rewards count in no mean or σ of a whole step."""
+        Nothing is learned from such a group, and it counts in no reward, σ or pass rate of a step, a round or an
+        evaluation."""
         return any(grade.outcome in NOT_THEIR_FAULT for grade in self.grades)
 
     @property

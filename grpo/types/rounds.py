@@ -109,9 +109,9 @@ class RoundStatistics:
     """These are the measurements of one round, summed over ranks, which are logged and guide the scheduler.
 
     `reward_counts` maps (k, G) to the number of groups with k correct completions out of G, which is enough for every
-    statistic of pass rates. `first_counts` is the same over each group's first completions where their answers decided
-    how many more were sampled (a rollout budget); otherwise it is empty. The `means` over optimizer steps leave out
-    skipped steps.
+    statistic of pass rates. Groups that could not be graded are left out, so it is empty when no group could be.
+    `first_counts` is the same over each group's first completions where their answers decided how many more were
+    sampled (a rollout budget); otherwise it is empty. The `means` over optimizer steps leave out skipped steps.
     """
 
     round_index: int

@@ -46,7 +46,12 @@ class SimulatedRun:
             self.step += 1
             reports.append(StepReport(self.step, True, 1.0, 1e-3, 1e9, {}))
         means = {"policy/ratio": Mean(1.0, 1.0), "policy/ratio_squared": Mean(1.0, 1.0)}
-        means |= {"completions/length_mean": Mean(100.0, 1.0), "prompts/length_mean": Mean(50.0, 1.0)}
+        groups = sum(counts.values())
+        tried = groups * plan.group_size
+        means |= {
+            "completions/length_mean": Mean(100.0 * tried, tried),
+            "prompts/length_mean": Mean(50.0 * groups, groups),
+        }
         seconds = {"sample": 1.0 * plan.refresh_interval, "learn": 1.0 * plan.refresh_interval, "sync": 1.0}
         seconds["round"] = sum(seconds.values())
         return RoundStatistics(len(reports), self.step, plan, means, dict(counts), seconds, tuple(reports))
@@ -72,7 +77,8 @@ def test_where_a_step_costs_much_whatever_its_tokens_seconds_ask_for_larger_grou
     for group_size in (16, 4, 4):
         asked = replace(plan, group_size=group_size, prompts_per_step=10)
         means = {"policy/ratio": Mean(1.0, 1.0), "policy/ratio_squared": Mean(1.0, 1.0)}
-        means |= {"completions/length_mean": Mean(1.0, 1.0), "prompts/length_mean": Mean(1.0, 1.0)}
+        tried = 10 * group_size
+        means |= {"completions/length_mean": Mean(tried, tried), "prompts/length_mean": Mean(10.0, 10.0)}
         tokens = 10 * (1 + group_size)
         seconds = {"round": 30.0 + 0.1 * tokens, "sync": 0.0}
         counts = {(group_size // 2, group_size): 10}
@@ -324,3 +330,24 @@ def test_a_sigma_of_the_whole_step_weighs_no_group_and_still_shapes_the_curve():
     setting = adaptive(config, 1)._setting
     assert setting.batch.exponent == 0.0
     assert setting.curve_dials == (0.7, 0.0)
+
+
+def test_rounds_of_which_nothing_could_be_graded_change_nothing():
+    """Two rounds without a right answer send this run back (see above). Two rounds of an outage do not."""
+    made = config(longest_interval=8)
+    made.dynamics.refresh_interval = 4
+    scheduler = SCHEDULERS["adaptive"](made, 1)
+    plan, state = scheduler.init()
+    world = SimulatedRun(rate=0.02)
+    for index in range(16):
+        statistics = world.round(plan)
+        if index in (12, 13):
+            decision = scheduler.next(plan, replace(statistics, reward_counts={}), state)
+            assert (decision.plan, decision.state) == (plan, state) and not decision.verdict.go_back
+            assert decision.verdict.reason == "as before, since no completion could be graded"
+            assert decision.verdict.good_step == state.guard.best_step
+        else:
+            decision = scheduler.next(plan, statistics, state)
+            assert not decision.verdict.go_back
+        plan, state = decision.plan, decision.state
+    assert len(state.rounds) == 14

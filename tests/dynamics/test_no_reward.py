@@ -8,7 +8,8 @@ import pytest
 from benchmarks.log_of_curves import logged
 from benchmarks.synthetic_logs import healthy
 from grpo.dynamics.diagnostics import diagnose
-from grpo.dynamics.no_reward import warnings
+from grpo.dynamics.history import NO_HISTORY
+from grpo.dynamics.no_reward import shares, warnings
 from grpo.dynamics.run_log import RunLog, Series
 from grpo.report.logs import read_log
 
@@ -43,6 +44,20 @@ def test_a_round_with_rewards_is_warned_only_of_what_holds_for_all_completions()
     assert warnings(healthy_round) == {}
     told = warnings(healthy_round | {"completions/truncated_fraction": 1.0})
     assert list(told) == ["completions/truncated_fraction"]
+
+
+def test_a_round_of_which_nothing_could_be_graded_says_so_and_not_that_it_failed():
+    outage = {"completions/truncated_fraction": 0.0, "completions/unanswered_fraction": 1.0}
+    told = warnings(outage)
+    assert list(told) == ["completions/unanswered_fraction"] and "⇒ look after the server" in told[next(iter(told))]
+    assert shares(outage).endswith("0% were cut off, 100% could not be graded and count neither as right nor as wrong")
+
+
+def test_the_diagnosis_of_a_run_of_which_nothing_could_be_graded_is_that_alone():
+    steps = np.arange(1.0, 31)
+    [finding] = diagnose(RunLog(NO_HISTORY, {"completions/unanswered_fraction": Series(steps, np.ones(30))}))
+    assert (finding.name, finding.severity) == ("nothing graded", "critical")
+    assert "a reward server did not answer" in finding.evidence
 
 
 def without_reward(rounds):

@@ -12,12 +12,14 @@ from grpo.config.run import TrainConfig
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.identify import LawFit
 from grpo.dynamics.laws import History, Law
+from grpo.dynamics.replay import statistics_of
 from grpo.report.dynamics import analysed, write_fit
 from grpo.report.dynamics_panels import draw_gradient_mass, draw_reward, panels
 from grpo.report.dynamics_tables import forecast_numbers, shape_of
-from grpo.report.logs import read_log
+from grpo.report.logs import counts_of, num_completions, read_log
 from grpo.tasks.solve_rates import read_solve_rates
 from grpo.telemetry import KILLED, Resumption, add_resumption
+from grpo.types import Mean
 from tests.report.runs import trl_log, verl_log, write_run
 from tests.report.structure import assert_well_made, complaints
 
@@ -380,3 +382,21 @@ def test_a_curve_is_told_of_by_its_shape_whatever_its_law(curve, word, phrase):
     history = History(steps, curve(steps / 59), np.full(60, 0.01), np.ones(60), np.zeros(60))
     fit = LawFit(law, history, np.zeros(0), np.zeros((0, 0)), 0.0, np.zeros(60))
     assert shape_of(fit) == (word, phrase)
+
+
+def test_rounds_of_which_nothing_could_be_graded_are_no_points_of_the_curve(tmp_path):
+    write_run(tmp_path, 30)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    for row in rows[10:14]:
+        del row["pass_rate"], row["groups/silent_fraction"]
+        row |= {"groups/counts": [], "groups/num_sampled": 32.0, "completions/num_sampled": 256.0}
+        row["completions/unanswered_fraction"] = 1.0
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    log = read_log(tmp_path)
+    assert len(log.history) == len(log.counts) == len(log["pass_rate"]) == 26
+    # What they cost is counted all the same, and rows of older versions say it by their counts.
+    assert [num_completions(row) for row in rows] == [256] * 30
+    means = statistics_of(rows[12], {}, {}, 12).means
+    assert means["completions/length_mean"] == Mean(25_600, 256) and means["prompts/length_mean"] == Mean(640, 32)
+    assert statistics_of(rows[0], counts_of(rows[0]), {}, 0).means["completions/length_mean"] == Mean(25_600, 256)
+    assert not {"unstable", "prompts too hard"} & {finding.name for finding in diagnose(log)}

@@ -135,6 +135,37 @@ def test_a_budget_asks_a_few_times_and_the_rest_where_it_is_spread():
     assert [group.rewards for group in groups] == [(1, 1), (1, 0, 1, 0, 1), (0, 0, 1)]
 
 
+def test_a_budget_gives_no_more_to_a_prompt_whose_group_could_not_be_graded():
+    class Outage(ScriptedTask):
+        """This task's server does not answer for the first prompt, or for any."""
+
+        unanswered = ("p0",)
+
+        def _scored(self, group):
+            scored, lost = super()._scored(group), group.prompt.problem.problem_id in self.unanswered
+            return (
+                replace(scored, grades=tuple(replace(grade, outcome="unanswered") for grade in scored.grades))
+                if lost
+                else scored
+            )
+
+    seen = []
+
+    def spread(everyone, mine, budget):
+        seen.append((dict(everyone), list(mine), budget))
+        return [0, 2]
+
+    plan = RoundPlan(group_size=4, refresh_interval=1, prompts_per_step=3)
+    for unanswered, sizes in ((("p0",), [2, 2, 4]), (("p0", "p1", "p2"), [2, 2, 2])):
+        task = Outage([(0, 0, 0, 0), (1, 1, 1, 1), (1, 0, 1, 0)])
+        task.unanswered = unanswered
+        collector = BudgetedCollector(
+            task, ScriptedSampler(), GradingThread(task), BudgetConfig(enabled=True, pilot=2), SingleRank(), spread
+        )
+        assert [len(group.grades) for group in collector.collect(plan, 9).groups] == sizes
+    assert seen == [({(2, 2): 1, (1, 2): 1}, [(2, 2), (1, 2)], 6)]
+
+
 def test_a_group_that_is_asked_in_two_turns_is_graded_as_a_whole():
     class Comparing(ScriptedTask):
         """This task rewards the last completion of a group, as a reward does that compares completions."""

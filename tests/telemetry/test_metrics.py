@@ -32,6 +32,7 @@ def test_a_round_becomes_exactly_these_numbers():
         {
             "reward/mean": 0.375,
             "completions/length_mean": 50.0,
+            "completions/num_sampled": 16.0,
             "pass_rate": 6 / 16,
             "groups/all_correct_fraction": 0.25,
             "groups/all_wrong_fraction": 0.25,
