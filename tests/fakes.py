@@ -1,5 +1,6 @@
 """This module has stand-ins for collectives, tasks and samplers, for unit tests of other parts."""
 
+from dataclasses import replace
 from functools import partial
 
 from benchmarks.ranks_in_threads import SingleRank as SingleRank
@@ -36,6 +37,12 @@ class ScriptedTask:
         rewards = [scripted[int(completion.text)] for completion in group.completions]
         grades = tuple(Grade(float(reward), reward == 1, {"exact": float(reward)}) for reward in rewards)
         return ScoredGroup(group, grades, (True,) * len(grades))
+
+
+def ungraded(scored):
+    """Returns a group as it is when a reward server did not answer: every reward is 0, and no completion is right."""
+    grades = tuple(replace(grade, reward=0.0, correct=False, outcome="unanswered") for grade in scored.grades)
+    return replace(scored, grades=grades, included=(False,) * len(grades))
 
 
 class ScriptedSampler:

@@ -12,7 +12,7 @@ from grpo.rollout.collect import BudgetedCollector, PlainCollector
 from grpo.rollout.grading_thread import GradingThread
 from grpo.telemetry import flatten
 from grpo.types import Collected, Mean, RoundPlan, StepReport
-from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, asking, on_ranks
+from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, asking, on_ranks, ungraded
 
 PLAN = RoundPlan(group_size=2, refresh_interval=2, prompts_per_step=2)
 
@@ -48,12 +48,6 @@ def test_whichever_rank_has_the_groups_all_ranks_have_the_same_facts(busy):
 
     alone = measure_round(3, collected, reports, {}, SingleRank())
     assert [statistics.means for statistics in on_ranks(2, measured)] == [alone.means] * 2
-
-
-def ungraded(scored):
-    """Returns a group as it is when a reward server did not answer: every reward is 0, and no completion is right."""
-    grades = tuple(replace(grade, reward=0.0, correct=False, outcome="unanswered") for grade in scored.grades)
-    return replace(scored, grades=grades, included=(False,) * len(grades))
 
 
 def during_an_outage(num_ungraded):

@@ -12,6 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from grpo.config import TrainConfig
+from grpo.config.errors import require
 from grpo.config.folder import evaluation_name
 from grpo.config.validate import validate_evaluation
 from grpo.evaluation import held_out
@@ -33,6 +34,8 @@ def run(config: TrainConfig) -> int:
     (`task.data.held_out_fraction=0`), it gets that many problems of the set, each once, and with `evaluation.suite` all
     problems of each set. Prints tables, and writes `evaluation.json` into `output_dir`, or one file for each set of the
     suite. Files that are there already are refused before (`grpo.run.early_checks`). Returns the exit code.
+
+    Raises `UserError` in the end for sets of which no problem could be graded. They have no file.
     """
     suite = load_suite(config)
     if not suite:
@@ -57,6 +60,8 @@ def run(config: TrainConfig) -> int:
             results = {config.task.name: ask(task, config.evaluation.num_problems)}
     if model.collective.rank:
         return 0
+    ungraded = [name for name, result in results.items() if not held_out.is_graded(result)]
+    results = {name: result for name, result in results.items() if name not in ungraded}
     for name, result in results.items():
         file = output / evaluation_name(name if suite else "")
         file.write_text(json.dumps(result, indent=1, ensure_ascii=False), "utf-8", "backslashreplace")
@@ -66,6 +71,7 @@ def run(config: TrainConfig) -> int:
     for sets in (results, *(result["sources"] for result in results.values() if "sources" in result)):
         if len(sets) > 1:
             Terminal().print(suite_table(sets))
+    require(not ungraded, f"no problem of {', '.join(ungraded)} could be graded: {held_out.NOT_GRADED}")
     return 0
 
 
@@ -81,6 +87,8 @@ def result_table(name: str, result: Result) -> Table:
         table.add_row(measure, f"{interval['value']:.3f}", f"{interval['low']:.3f} – {interval['high']:.3f}")
     table.add_row("mean length, tokens", f"{result['mean_length']:.1f}", "")
     table.add_row("truncated", f"{result['truncated_fraction']:.1%}", "")
+    if result["ungraded"]:
+        table.add_row("not graded, left out", f"{result['ungraded']} problems", "")
     drawn = f"× {result['samples_per_problem']}, T = {result['temperature']}"
     if result["top_p"] < 1 or result["top_k"]:
         drawn += f", top_p = {result['top_p']}, top_k = {result['top_k']}"

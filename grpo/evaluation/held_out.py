@@ -12,10 +12,15 @@ from grpo.config import EvaluationConfig, SamplingConfig, TaskConfig
 from grpo.evaluation.pass_rates import mean_interval, pass_at_k_interval
 from grpo.interfaces import Collective, Task
 from grpo.types import Problem, Prompt, ScoredGroup
+from grpo.types.rollout import NOT_THEIR_FAULT
 
 Ask = Callable[[Sequence[Prompt], int, SamplingConfig], list[ScoredGroup]]
 """This function, ask(prompts, completions per prompt, sampling), samples and grades completions. It returns a scored
 group for each prompt, in order."""
+
+NOT_GRADED = "a reward server did not answer, or their own answers cannot be read"
+# The keys of an evaluation's rows of problems: those that were graded, and the others.
+_ROWS = ("per_problem", "ungraded_problems")
 
 
 def evaluate(
@@ -28,13 +33,20 @@ def evaluate(
     Returns a JSON object with the sampling settings; `pass@1`, `pass@k`, `maj@k` and, if configured, `greedy` as
     {value, low, high} with 95 % intervals over problems; the mean length in tokens; the truncated fraction; and a row
     per problem with its first completion. For problems of several sources, `sources` holds these numbers by source.
+
+    Of `problems` that were asked, `ungraded` could not be graded by no fault of the completions. They are left out of
+    all other numbers, and their rows are in `ungraded_problems`. If no problem could be graded, there are no other
+    numbers (see `is_graded`).
     """
     share = task.held_out_prompts(evaluation.num_problems)[collective.rank :: collective.world_size]
     drawn = drawn_as(evaluation, sampling)
     mine = [_row(group, task.answer_of) for group in ask(share, evaluation.samples_per_problem, drawn)]
     if evaluation.greedy:
         likeliest = ask(share, 1, replace(drawn, temperature=0.0))
-        mine = [row | {"greedy": group.grades[0].correct} for row, group in zip(mine, likeliest, strict=True)]
+        mine = [
+            row if group.spoilt else row | {"greedy": group.grades[0].correct}
+            for row, group in zip(mine, likeliest, strict=True)
+        ]
     rows = [row for part in collective.gather(mine) for row in part]
     rows.sort(key=lambda row: row["problem_id"])
     sampling_settings = {name: getattr(drawn, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
@@ -43,15 +55,16 @@ def evaluate(
 
 
 def _by_source(rows: Sequence[Mapping[str, Any]], evaluation: EvaluationConfig) -> dict[str, Any]:
-    """Returns the statistics of each source of problems under "sources", if there are several."""
+    """Returns the statistics of each source of problems under "sources", if there are several. A source without any
+    graded problem is left out."""
     by_source: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         by_source.setdefault(row.get("source", ""), []).append(row)
     if len(by_source) < 2:
         return {}
     results = {source: summarize(own, evaluation.pass_at) for source, own in sorted(by_source.items())}
-    return {"sources": {source: {key: value for key, value in result.items() if key != "per_problem"}
-                        for source, result in results.items()}}  # fmt: skip
+    return {"sources": {source: {key: value for key, value in result.items() if key not in _ROWS}
+                        for source, result in results.items() if is_graded(result)}}  # fmt: skip
 
 
 def drawn_as(evaluation: EvaluationConfig, sampling: SamplingConfig) -> SamplingConfig:
@@ -77,12 +90,28 @@ def evaluate_suite(
     return results
 
 
+def with_suite(result: dict[str, Any], suite: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Adds the evaluations of a suite's sets under `suite`. Sets of which no problem could be graded are named under
+    `ungraded_sets` instead."""
+    graded = {name: of_set for name, of_set in suite.items() if is_graded(of_set)}
+    parts = {"suite": graded, "ungraded_sets": [name for name in suite if name not in graded]}
+    return result | {name: part for name, part in parts.items() if part}
+
+
 def summarize(rows: Sequence[Mapping[str, Any]], pass_at: Sequence[int]) -> dict[str, Any]:
-    """Returns the statistics of evaluated problems, and under `per_problem` the `rows` they are computed from."""
+    """Returns the statistics of evaluated problems, with the rows that they are computed from under `per_problem`, and
+    those of problems that could not be graded under `ungraded_problems`."""
+    ungraded = [row for row in rows if "outcome" in row]
+    numbers = {"problems": len(rows), "ungraded": len(ungraded)}
+    if graded := [row for row in rows if "outcome" not in row]:
+        numbers |= _of_graded(graded, pass_at)
+    return numbers | dict(zip(_ROWS, (graded, ungraded), strict=True))
+
+
+def _of_graded(rows: Sequence[Mapping[str, Any]], pass_at: Sequence[int]) -> dict[str, Any]:
     correct, totals = [row["correct"] for row in rows], [row["total"] for row in rows]
     samples = sum(totals)
     return {
-        "problems": len(rows),
         "samples_per_problem": totals[0],
         "pass@1": asdict(mean_interval(correct, totals)),
         "maj@k": asdict(mean_interval([row["majority"] for row in rows], [1] * len(rows))),
@@ -90,7 +119,6 @@ def summarize(rows: Sequence[Mapping[str, Any]], pass_at: Sequence[int]) -> dict
         **_greedy(rows),
         "mean_length": sum(row["tokens"] for row in rows) / samples,
         "truncated_fraction": sum(row["truncated"] for row in rows) / samples,
-        "per_problem": list(rows),
     }
 
 
@@ -99,22 +127,40 @@ def _greedy(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"greedy": asdict(mean_interval(outcomes, [1] * len(outcomes)))} if outcomes else {}
 
 
-def score(result: Mapping[str, Any]) -> float:
+def is_graded(result: Mapping[str, Any]) -> bool:
+    """Tells whether any problem of an evaluation could be graded. Otherwise there is no pass rate to record."""
+    return "pass@1" in result
+
+
+def score(result: Mapping[str, Any]) -> float | None:
     """Returns the score by which the best checkpoint is chosen.
 
-    It is the mean pass@1 of the suite's sets, or the pass@1 of the held-out problems when there is no suite.
+    It is the mean pass@1 of the suite's sets, or the pass@1 of the held-out problems when there is no suite. It is None
+    when a set of the suite could not be graded, since a mean over other sets cannot be compared.
     """
+    if result.get("ungraded_sets"):
+        return None
     sets = [evaluation["pass@1"]["value"] for evaluation in result.get("suite", {}).values()]
     return sum(sets) / len(sets) if sets else result["pass@1"]["value"]
 
 
 def told(result: Mapping[str, Any]) -> list[str]:
-    """Describes an evaluation in lines for the terminal: pass@1, and if any, greedy decoding, its sources and suite."""
+    """Describes an evaluation in lines for the terminal: pass@1, what could not be graded, and if any, greedy decoding,
+    its sources and suite."""
+    ungraded = result.get("ungraded", 0)
+    if not is_graded(result):
+        return [f"none of {ungraded} held-out problems could be graded ({NOT_GRADED}), so there is no pass@1"]
     rate = result["pass@1"]
     lines = [
-        f"of {result['problems']} held-out problems {rate['value']:.1%} are solved at the first try "
+        f"of {result['problems'] - ungraded} held-out problems {rate['value']:.1%} are solved at the first try "
         f"(pass@1; 95 % interval {rate['low']:.1%} to {rate['high']:.1%})"
     ]
+    if ungraded:
+        lines[0] += f"; {ungraded} of {result['problems']} could not be graded ({NOT_GRADED}) and are left out"
+    if names := result.get("ungraded_sets"):
+        lines.append(
+            f"no problem of {', '.join(names)} could be graded ({NOT_GRADED}), so no checkpoint is chosen by it"
+        )
     if greedy := result.get("greedy"):
         lines.append(f"with greedy decoding {greedy['value']:.1%} of them are solved")
     for sets in (result.get("sources"), result.get("suite")):
@@ -141,12 +187,14 @@ def majority(answers: Sequence[str | None], correct: Sequence[bool]) -> bool:
 
 
 def _row(scored: ScoredGroup, answer_of: Callable[[Problem, str], str | None]) -> dict[str, Any]:
-    """Returns a problem's row of `per_problem`."""
+    """Returns a problem's row of `per_problem`, or that of `ungraded_problems`, whose `outcome` says why."""
     completions, problem = scored.group.completions, scored.group.prompt.problem
-    return {
-        "problem_id": problem.problem_id,
-        "question": problem.question,
-        "answer": problem.answer,
+    asked = {"problem_id": problem.problem_id, "question": problem.question, "answer": problem.answer}
+    asked |= {"source": problem.source} if problem.source else {}
+    if scored.spoilt:
+        outcome = next(grade.outcome for grade in scored.grades if grade.outcome in NOT_THEIR_FAULT)
+        return asked | {"outcome": outcome, "completion": completions[0].text}
+    return asked | {
         "correct": sum(grade.correct for grade in scored.grades),
         "total": len(completions),
         "majority": majority(
@@ -156,5 +204,4 @@ def _row(scored: ScoredGroup, answer_of: Callable[[Problem, str], str | None]) -
         "completion": completions[0].text,
         "tokens": sum(len(completion.token_ids) for completion in completions),
         "truncated": sum(completion.truncated for completion in completions),
-        **({"source": problem.source} if problem.source else {}),
     }

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from grpo.config import UserError
+from grpo.config.errors import require
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.difficulty import Difficulty, fit_difficulty
 from grpo.dynamics.findings import NOTE
@@ -123,13 +124,15 @@ def contrast(runs: Sequence[Run]) -> Contrast:
     groups = {
         name: tuple(run for run in runs if run.variant == name) for name in dict.fromkeys(r.variant for r in runs)
     }
-    problems = sorted(runs[0].rates(-1))
     for run in runs:
-        if sorted(run.rates(-1)) != problems or sorted(run.rates(0)) != problems:
+        if not run.asked(-1) == run.asked(0) == runs[0].asked(-1):
             raise UserError(
                 f"{run.folder} and {runs[0].folder} were evaluated on other problems, so they cannot be compared: give "
                 "runs with the same task.data and evaluation settings"
             )
+    # A problem that could not be graded in one of the evaluations is left out of all.
+    problems = sorted(set.intersection(*(set(run.rates(index)) for run in runs for index in (0, -1))))
+    require(bool(problems), "no held-out problem was graded in the first and last evaluation of every run")
     quarters = _quarters(runs, problems)
     base = next(iter(groups.values()))
     start, end = (float(np.mean([run.held_out[index] for run in base])) for index in (0, -1))

@@ -249,7 +249,8 @@ def samples(shown: Contrast) -> list[dict[str, Any]]:
     Each problem comes with one completion of every variant after training, and one of the first variant before.
     """
     rates = [variant.runs[0].rates(-1) for variant in shown.variants]
-    spread = {name: max(r[name] for r in rates) - min(r[name] for r in rates) for name in rates[0]}
+    graded = set(shown.base.runs[0].rates(0)).intersection(*rates)
+    spread = {name: max(r[name] for r in rates) - min(r[name] for r in rates) for name in graded}
     chosen = sorted(spread, key=lambda name: (-spread[name], name))[:NUM_SAMPLES]
     return [_sample(shown, name) for name in chosen]
 

@@ -17,6 +17,7 @@ from grpo.config.folder import EVALUATIONS_FILE
 from grpo.config.saved import flat
 from grpo.dynamics.replay import round_seconds
 from grpo.report.logs import Row, num_completions, read_run, run_config
+from grpo.report.summary import asked
 from grpo.telemetry import COUNTS, Resumption, read_metrics, read_resumptions
 
 Array = NDArray[np.float64]
@@ -56,8 +57,12 @@ class Run:
         """Returns the held-out pass@1 at each evaluation."""
         return np.array([evaluation["pass@1"]["value"] for evaluation in self.evaluations])
 
+    def asked(self, index: int) -> set[str]:
+        """Returns the ids of the held-out problems that an evaluation asked (0 is the first, −1 the last)."""
+        return {row["problem_id"] for row in asked(self.evaluations[index])}
+
     def rates(self, index: int) -> dict[str, float]:
-        """Returns the pass rate of each held-out problem at an evaluation (0 is the first, −1 the last)."""
+        """Returns the pass rate of each held-out problem that was graded at an evaluation (see `asked`)."""
         return {row["problem_id"]: row["correct"] / row["total"] for row in self.evaluations[index]["per_problem"]}
 
     def late(self, name: str) -> float:

@@ -98,6 +98,10 @@ def summary_rows(before: Evaluation, after: Evaluation) -> list[list[str]]:
     old, new = before["mean_length"], after["mean_length"]
     digits = 0 if max(old, new) >= 100 else 1
     rows.append(["mean length, tokens", f"{old:.{digits}f}", f"{new:.{digits}f}", signed(new - old, digits)])
+    # Evaluations by earlier versions count what could not be graded as wrong.
+    old, new = (side.get("ungraded", 0) for side in (before, after))
+    if old or new:
+        rows.append(["problems not graded, left out", f"{old}", f"{new}", signed(new - old, 0)])
     return rows
 
 
@@ -109,18 +113,23 @@ def _whole_rows(before: Evaluation, after: Evaluation, pairs: Sequence[tuple[Row
     samples = after["samples_per_problem"]
     for name, measure, of_problem in ((f"maj@{samples}", "maj@k", "majority"), ("greedy", "greedy", "greedy")):
         if measure in before and measure in after and (measure != "maj@k" or samples > 1):
-            rates = [[float(row[of_problem]) for row in side] for side in zip(*pairs, strict=True)]
+            # The greedy completion of a problem may lack a grade though its other completions have one.
+            both = [pair for pair in pairs if all(of_problem in row for row in pair)]
+            rates = [[float(row[of_problem]) for row in side] for side in zip(*both, strict=True)]
             yield [name, *(_percent(Interval(**side[measure])) for side in (before, after)), _change(*rates)]
 
 
 def check_comparable(before: Evaluation, after: Evaluation) -> None:
-    """Raises `UserError` when two evaluations asked different problems, or differ in `_CONDITIONS`."""
+    """Raises `UserError` when two evaluations asked different problems, graded none in common, or differ in
+    `_CONDITIONS`."""
     for name, (old, new) in unlike([before, after]).items():
         raise UserError(
             f"the evaluations differ in {name} ({old} and {new}): evaluate both with the same evaluation settings"
         )
     if not _same_problems(before, after):
         raise UserError("the evaluations asked different problems: evaluate both with the same task.data")
+    if not any(pairs_of(before["per_problem"], after["per_problem"])):
+        raise UserError("no problem was graded in both evaluations: evaluate again when the reward server answers")
 
 
 def _same_problems(before: Evaluation, after: Evaluation) -> bool:
@@ -128,12 +137,17 @@ def _same_problems(before: Evaluation, after: Evaluation) -> bool:
 
     Evaluations by earlier versions lack questions and answers. Their problems are known by their ids alone.
     """
-    old, new = ({row["problem_id"]: row for row in side["per_problem"]} for side in (before, after))
+    old, new = ({row["problem_id"]: row for row in asked(side)} for side in (before, after))
     return old.keys() == new.keys() and all(
         None in (texts := (old[name].get(text), new[name].get(text))) or texts[0] == texts[1]
         for name in old
         for text in ("question", "answer")
     )
+
+
+def asked(evaluation: Evaluation) -> list[Row]:
+    """Returns the rows of all problems that an evaluation asked, those that were graded first."""
+    return [*evaluation["per_problem"], *evaluation.get("ungraded_problems", ())]
 
 
 def comparable(evaluations: Sequence[Evaluation]) -> tuple[list[Evaluation], list[str]]:

@@ -50,7 +50,7 @@ class PolicyEvaluation:
             result = self._ask(self._grading, self._task, evaluation.num_problems)
         with working("evaluating the suite"):
             suite = held_out.evaluate_suite(self._suite, self._load, self._ask_set)
-        return result | {"suite": suite} if suite else result
+        return held_out.with_suite(result, suite)
 
     def _ask_set(self, task: Task, num_problems: int) -> dict[str, Any]:
         with GradingThread(task) as grading:
@@ -69,7 +69,9 @@ class PolicyEvaluation:
 
 
 def record_evaluation(result: dict[str, Any], files: RecordFiles | None, collective: Collective) -> None:
-    """Writes a result into the run's files and prints it, on the first rank. Collective."""
-    on_first(collective, lambda: files.tracker.evaluation(result, result["step"]))
+    """Writes a result into the run's files and prints it, on the first rank. One without a graded problem has no
+    numbers, so it is only printed. Collective."""
+    if held_out.is_graded(result):
+        on_first(collective, lambda: files.tracker.evaluation(result, result["step"]))
     for line in held_out.told(result) if files else ():
         files.display.note(f"step {result['step']}: {line}")

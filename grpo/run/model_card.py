@@ -84,7 +84,7 @@ def _outcome(evaluations: Sequence[Mapping[str, Any]], step: int) -> str:
     first, last = evaluations[0], evaluations[-1]
     before, after = (f"{row['pass@1']['value']:.1%}" for row in (first, last))
     when = "before training" if first["step"] == 0 else f"after step {first['step']}"
-    sentence = f"Its pass@1 on {last['problems']} held-out problems was {before} {when}"
+    sentence = f"Its pass@1 on {_graded(last)} held-out problems was {before} {when}"
     sentence += f" and {after} after step {last['step']}." if first["step"] < last["step"] else "."
     return sentence + ("" if last["step"] == step else f" It was not evaluated at step {step}.")
 
@@ -127,12 +127,17 @@ def _results(evaluations: Sequence[Mapping[str, Any]]) -> str:
             if result := row if name == HELD_OUT else row.get("suite", {}).get(name):
                 rate = result["pass@1"]
                 interval = f"[{rate['low']:.1%}, {rate['high']:.1%}]"
-                lines.append(f"| {name} | {row['step']} | {rate['value']:.1%} | {interval} | {result['problems']} |")
+                lines.append(f"| {name} | {row['step']} | {rate['value']:.1%} | {interval} | {_graded(result)} |")
     last = evaluations[-1]
     if "temperature" in last:
         drawn = f"with {last['samples_per_problem']} of each problem, drawn at temperature {last['temperature']:g}"
         lines += ["", f"pass@1 is the share of right completions, {drawn}. Held-out problems were not trained on."]
     return "\n".join(lines)
+
+
+def _graded(result: Mapping[str, Any]) -> int:
+    """Returns the number of problems that an evaluation's pass rates come from. Earlier versions graded all."""
+    return result["problems"] - result.get("ungraded", 0)
 
 
 def _facts(config: TrainConfig, step: int) -> Iterator[tuple[str, str]]:

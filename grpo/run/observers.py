@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo.config import CheckpointConfig, EvaluationConfig
 from grpo.dynamics.findings import Finding
-from grpo.evaluation.held_out import score
+from grpo.evaluation.held_out import is_graded, score
 from grpo.host.disk import size_of
 from grpo.interfaces import Collective, Learner
 from grpo.loop import Observer
@@ -51,22 +51,25 @@ class Evaluator:
     def at(self, step: int) -> Mapping[str, Any] | None:
         """Returns the evaluation of step `step`, and runs it first if there is none yet.
 
-        Returns None when no evaluation is configured.
+        Returns None when no evaluation is configured, and when no problem could be graded. Such a result is not kept.
         """
         if self._config.num_problems and step not in self.results:
-            self.results[step] = self._evaluate()
-            self._record(self.results[step])
+            result = self._evaluate()
+            self._record(result)
+            if is_graded(result):
+                self.results[step] = result
         return self.results.get(step)
 
     def score(self, step: int) -> float | None:
-        """Returns the score of the policy of `step` (see `grpo.evaluation.held_out.score`), or None if it was not
-        evaluated."""
+        """Returns the score of the policy of `step` (see `grpo.evaluation.held_out.score`), or None if it has none or
+        was not evaluated."""
         result = self.results.get(step)
         return score(result) if result else None
 
     def best_before(self, step: int) -> float:
         """Returns the highest score of the steps before `step`, or −∞ if there is none."""
-        return max((self.score(earlier) for earlier in self.results if earlier < step), default=float("-inf"))
+        scores = (self.score(earlier) for earlier in self.results if earlier < step)
+        return max((score for score in scores if score is not None), default=float("-inf"))
 
 
 # The next diagnosis comes after at least this share of the rounds so far. A diagnosis reads the whole log, so with a

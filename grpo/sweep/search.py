@@ -23,7 +23,7 @@ from grpo.host.terminal import Terminal
 from grpo.sweep.cell_process import run_cell
 from grpo.sweep.cells import cells_of
 from grpo.sweep.ledger import DONE, FAILED, RUNNING, Ledger, begin_ledger
-from grpo.telemetry import read_metrics
+from grpo.telemetry import read_ending, read_metrics
 
 DIGITS = 4
 """The number of significant digits of the values of a trial."""
@@ -120,8 +120,21 @@ def _score(ledger: Ledger, variant: str) -> float | None:
         )
         if state not in (DONE, FAILED):
             return None
-        scores.append(held_out.score(read_metrics(ledger.path(cell) / EVALUATIONS_FILE)[-1]) if state == DONE else 0.0)
+        scores.append(_score_of_run(ledger.path(cell)) if state == DONE else 0.0)
     return sum(scores) / len(scores)
+
+
+def _score_of_run(folder: Path) -> float:
+    """Returns the score of a run's last evaluation. Raises `UserError` when it could not be graded."""
+    ending, evaluations = read_ending(folder), read_metrics(folder / EVALUATIONS_FILE)
+    is_last = evaluations and (ending is None or evaluations[-1]["step"] == ending.step)
+    score = held_out.score(evaluations[-1]) if is_last else None
+    if score is None:
+        raise UserError(
+            f"the last evaluation of {folder} could not be graded ({held_out.NOT_GRADED}), so the trial has no score: "
+            f"remove {folder} to run it again"
+        )
+    return score
 
 
 def search_table(scores: Mapping[str, float]) -> Table:

@@ -95,7 +95,8 @@ def evaluation_numbers(result: Mapping[str, Any]) -> dict[str, float]:
     """Returns all numbers of a held-out evaluation as `evaluation/…`, those of a source of its problems as
     `evaluation/source/<source>/…`, and those of a suite's sets as `evaluation/<set>/…`.
 
-    They are pass@k, maj@k and greedy with the ends of their 95 % intervals, length and truncation.
+    They are pass@k, maj@k and greedy with the ends of their 95 % intervals, length and truncation, and under
+    `evaluation/ungraded` the number of problems that could not be graded and are left out of the others.
     """
     values: dict[str, float] = {}
     intervals = {f"pass@{k}": interval for k, interval in result["pass@k"].items()} | {"pass@1": result["pass@1"]}
@@ -107,6 +108,8 @@ def evaluation_numbers(result: Mapping[str, Any]) -> dict[str, float]:
         values[name] = interval["value"]
         values |= {f"{name}_{end}": interval[end] for end in ("low", "high")}
     values |= {"length_mean": result["mean_length"], "truncated_fraction": result["truncated_fraction"]}
+    if "ungraded" in result:
+        values["ungraded"] = result["ungraded"]
     sources = {f"source/{name}": of_source for name, of_source in result.get("sources", {}).items()}
     for name, set_result in {**sources, **result.get("suite", {})}.items():
         inner = evaluation_numbers(set_result).items()

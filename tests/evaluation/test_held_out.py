@@ -7,10 +7,10 @@ import pytest
 from grpo.commands.eval import result_table
 from grpo.config import EvaluationConfig, SamplingConfig
 from grpo.config.hydra import compose_config, compose_suite
-from grpo.evaluation.held_out import drawn_as, evaluate, majority, score, summarize, told
+from grpo.evaluation.held_out import drawn_as, evaluate, is_graded, majority, score, summarize, told, with_suite
 from grpo.telemetry.metrics import evaluation_numbers
 from grpo.types import Problem, Prompt
-from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, answering
+from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, answering, ungraded
 
 SETS = ["gsm8k_test", "math500", "aime24", "aime25", "amc23", "minerva", "olympiadbench", "svamp"]
 
@@ -131,6 +131,52 @@ def test_problems_of_several_sources_have_numbers_by_source():
     assert "sources" not in of_one
 
 
+class Outage(NineProblems):
+    """This task's reward server does not answer for some problems."""
+
+    def __init__(self, lost):
+        super().__init__()
+        graded = self.grade
+
+        def grade(groups):
+            return [ungraded(one) if one.group.prompt.problem.problem_id in lost else one for one in graded(groups)]
+
+        self.grade = grade
+
+
+def evaluated_in_an_outage(lost, **settings):
+    task = Outage(lost)
+    return evaluate(task, answering(task), EvaluationConfig(num_problems=9, **settings), SamplingConfig(), SingleRank())
+
+
+def test_problems_that_could_not_be_graded_are_left_out_and_counted():
+    result = evaluated_in_an_outage(["p1", "p4"], greedy=True)
+    assert (result["problems"], result["ungraded"]) == (9, 2)
+    assert result["pass@1"]["value"] == result["greedy"]["value"] == score(result) == 1.0
+    assert len(result["per_problem"]) == 7
+    assert [(row["problem_id"], row["outcome"]) for row in result["ungraded_problems"]] == [
+        ("p1", "unanswered"),
+        ("p4", "unanswered"),
+    ]
+    line = told(result)[0]
+    assert line.startswith("of 7 held-out problems 100.0% are solved") and "; 2 of 9 could not be graded" in line
+    assert evaluation_numbers(result)["evaluation/ungraded"] == 2
+    assert [*result_table("sums", result).columns[0].cells][-1] == "not graded, left out"
+    whole = evaluated_in_an_outage([])
+    assert (whole["ungraded"], whole["ungraded_problems"]) == (0, []) and "graded" not in told(whole)[0]
+
+
+def test_an_evaluation_of_which_nothing_could_be_graded_has_no_pass_rate():
+    result = evaluated_in_an_outage([f"p{index}" for index in range(9)], greedy=True)
+    assert not is_graded(result) and (result["problems"], result["ungraded"]) == (9, 9)
+    assert told(result)[0].startswith("none of 9 held-out problems could be graded (a reward server did not answer")
+    whole = evaluated_in_an_outage([])
+    assert with_suite(whole, {}) == whole
+    beside = with_suite(whole, {"a": whole, "b": result})
+    assert ([*beside["suite"]], beside["ungraded_sets"], score(beside)) == (["a"], ["b"], None)
+    assert "no problem of b could be graded" in told(beside)[1]
+
+
 @pytest.mark.parametrize("greedy", [True, False])
 def test_greedy_is_one_more_completion_at_temperature_0(greedy):
     sampler = Noting()
@@ -167,3 +213,5 @@ def test_a_checkpoint_is_kept_for_the_mean_of_the_suite_or_for_the_held_out_prob
     half, all_right = {"pass@1": {"value": 0.5}}, {"pass@1": {"value": 1.0}}
     assert score(half) == 0.5
     assert score(half | {"suite": {"a": all_right, "b": half}}) == 0.75
+    # Of other sets the mean cannot be compared.
+    assert score(half | {"suite": {"a": all_right}, "ungraded_sets": ["b"]}) is None

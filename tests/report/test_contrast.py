@@ -255,6 +255,16 @@ def test_runs_on_other_problems_are_not_compared(runs, tmp_path):
         contrast([runs[0], load(other, "other")])
 
 
+def test_a_problem_that_one_run_could_not_grade_is_left_out_of_all(runs):
+    few = [run for run in runs if run.variant in ("base", "better")]
+    *rows, last = few[-1].evaluations
+    graded, lost = last["per_problem"][1:], last["per_problem"][:1]
+    last = last | {"per_problem": graded, "ungraded_problems": lost, "ungraded": 1}
+    shown = contrast([*few[:-1], replace(few[-1], evaluations=[*rows, last])])
+    assert shown.problems == NUM_PROBLEMS - 1
+    assert samples(shown)
+
+
 def test_variants_without_a_common_seed_are_not_paired(runs, tmp_path):
     alone = load(write_run(tmp_path / "alone-seed9", 0.5, 9), "alone")
     with pytest.raises(UserError, match="no seed in common"):

@@ -142,3 +142,18 @@ def test_the_most_frequent_answer_and_greedy_decoding_have_rows_where_they_were_
         assert row_of(table, name)[3].startswith("+50.0 points [")
     one_sample = [side | {"samples_per_problem": 1} for side in sides]
     assert "maj@" not in shown(summary_table(*one_sample))
+
+
+def without(result: dict, *lost: str) -> dict:
+    """Returns an evaluation in which these problems could not be graded."""
+    graded = [row for row in result["per_problem"] if row["problem_id"] not in lost]
+    rest = [row | {"outcome": "unanswered"} for row in result["per_problem"] if row["problem_id"] in lost]
+    return result | {"per_problem": graded, "ungraded_problems": rest, "ungraded": len(rest)}
+
+
+def test_problems_that_one_evaluation_could_not_grade_are_left_out_of_the_change():
+    table = summary_table(BEFORE, without(AFTER, "p0", "p1"))
+    assert row_of(table, "pass@1")[3] == "+50.0 points; 18 better, 0 worse (p = 7.6e-06)"
+    assert row_of(table, "problems not graded")[1:] == ["0", "2", "+2"]
+    with pytest.raises(UserError, match="no problem was graded in both evaluations"):
+        summary_table(without(BEFORE, *(f"p{i}" for i in range(10))), without(AFTER, *(f"p{i}" for i in range(10, 20))))

@@ -159,6 +159,23 @@ def test_the_last_checkpoint_has_the_score_of_its_policy(tmp_path):
     assert len(told) == 1 and re.match(rf"step 2: a checkpoint takes \d+ KiB in {tmp_path};", told[0])
 
 
+def test_an_evaluation_that_could_not_be_graded_is_told_and_neither_kept_nor_the_best(tmp_path):
+    ungraded = {"problems": 4, "ungraded": 4}
+    first, best = {"pass@1": {"value": 0.25}}, {"pass@1": {"value": 0.5}}
+    results, recorded, written = iter([first, ungraded, first | {"ungraded_sets": ["b"]}, best]), [], []
+    evaluator = Evaluator(EvaluationConfig(num_problems=4, every_rounds=1), lambda: next(results), recorded.append)
+    store, learner = CheckpointStore(tmp_path, 5, SingleRank()), SimpleNamespace(save=written.append)
+    checkpointer = Checkpointer(CheckpointConfig(every_rounds=9), store, learner, {"config": {}}, evaluator)
+    for index in (1, 2, 3, 4):
+        for observer in (evaluator, checkpointer):
+            progress = Progress(index, index, 0, RoundPlan(8, 2, 8), None)
+            observer.after_round(FinishedRound(None, None, progress, Verdict()))
+    assert [*evaluator.results] == [1, 3, 4] and len(recorded) == 4
+    assert [evaluator.score(step) for step in (1, 2, 3, 4)] == [0.25, None, None, 0.5]
+    # The first is the best so far, and so is the last.
+    assert [read_state(path)["score"] for path in checkpoints_in(tmp_path)] == [0.25, 0.5]
+
+
 def test_the_checkpoint_that_a_run_went_on_from_is_not_written_again(tmp_path):
     store, written, told = CheckpointStore(tmp_path, 1, SingleRank()), [], []
     config, learner = CheckpointConfig(every_rounds=1), SimpleNamespace(save=written.append)
