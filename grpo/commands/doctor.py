@@ -31,6 +31,13 @@ VLLM = "0.32"
 OLDEST_DRIVERS = {12: 525, 13: 580}
 
 
+DRIVER, SMI_SECONDS = "NVIDIA driver", 60
+MEND_DRIVER = (
+    "no GPU works without it: reboot (after an update the old driver stays loaded); if that does not help, "
+    "install the driver again; in a container, look at the host's driver"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """A check is one line of the table: what was checked, what was found, and the remedy ("" if all is fine)."""
@@ -120,9 +127,9 @@ def _torch() -> Iterator[Check]:
     """Checks the NVIDIA driver, what kernels are compiled with, the GPUs that torch sees, and torch's CPU threads."""
     import torch
 
-    driver = _driver()
+    driver = _driver(torch.version.cuda)
     if driver:
-        yield Check("NVIDIA driver", driver, driver_remedy(driver, torch.version.cuda))
+        yield driver
         yield _compiler()
     if not torch.cuda.is_available():
         yield Check("GPUs", "none that torch sees", "see the driver above" if driver else "")
@@ -137,15 +144,22 @@ def _torch() -> Iterator[Check]:
     )
 
 
-def _driver() -> str:
-    """Returns the version of the NVIDIA driver, or "" without one."""
+def _driver(cuda: str | None) -> Check | None:
+    """Checks the NVIDIA driver under a torch that was built for `cuda` (None: for CPUs). Returns None without an
+    nvidia-smi, which comes with every driver."""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        output = subprocess.run(query, capture_output=True, text=True, check=True, timeout=60).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    version = output.split("\n")[0].strip()
-    return version if version[:1].isdigit() else ""
+        asked = subprocess.run(query, capture_output=True, text=True, timeout=SMI_SECONDS, errors="replace")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return Check(DRIVER, f"nvidia-smi cannot be run: {error.strerror}", MEND_DRIVER)
+    except subprocess.TimeoutExpired:
+        return Check(DRIVER, f"nvidia-smi does not answer within {SMI_SECONDS} seconds", MEND_DRIVER)
+    first = next((line.strip() for line in (asked.stdout + asked.stderr).splitlines() if line.strip()), "")
+    if asked.returncode or not first[:1].isdigit():
+        return Check(DRIVER, f"nvidia-smi fails: {first or f'exit code {asked.returncode}'}", MEND_DRIVER)
+    return Check(DRIVER, first, driver_remedy(first, cuda))
 
 
 def _compiler() -> Check:
