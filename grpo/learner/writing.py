@@ -17,7 +17,7 @@ Attempt = Callable[..., None]
 
 
 @contextmanager
-def telling() -> Iterator[None]:
+def raising_os_errors() -> Iterator[None]:
     """Turns the RuntimeErrors that `torch.save` raises, with various texts, when a disk is full into an OSError."""
     try:
         yield
@@ -37,7 +37,7 @@ def to_the_end(engine: DeepSpeedEngine) -> Iterator[Attempt]:
         if failures:
             return
         try:
-            with telling():
+            with raising_os_errors():
                 write(*arguments, **named)
         except Exception as error:
             failures.append(error)

@@ -68,7 +68,10 @@ class VllmSampler:
             # as taken.
             torch.cuda.empty_cache()
         with _own_settings(device), nullcontext() if self._on_gpu else _own_shared_memory(collective, spread):
-            with passing_on("rollout.engine_args", config.rollout.engine_args, VLLMError), told_of_room(self._on_gpu):
+            with (
+                passing_on("rollout.engine_args", config.rollout.engine_args, VLLMError),
+                explaining_startup_oom(self._on_gpu),
+            ):
                 self._llm = LLM(**arguments)
             self._llm.apply_model(classes.part)
         self._use = self._llm.llm_engine.logger_manager = EngineUse()
@@ -204,7 +207,7 @@ class VllmSampler:
 
 
 @contextmanager
-def told_of_room(on_gpu: bool) -> Iterator[None]:
+def explaining_startup_oom(on_gpu: bool) -> Iterator[None]:
     """Turns vLLM's errors about memory that it lacks as it starts into a UserError that names the run's own keys."""
     cache = "rollout.gpu_memory_fraction" if on_gpu else "rollout.kv_cache_gib"
     helps = {

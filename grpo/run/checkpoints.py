@@ -26,7 +26,7 @@ from grpo.config.saved import read_state
 from grpo.host.disk import room
 from grpo.interfaces import Collective
 from grpo.learner.plain_data import only_plain_data
-from grpo.learner.writing import telling
+from grpo.learner.writing import raising_os_errors
 from grpo.run.checksums import damaged_file, write_checksums
 from grpo.types import Progress, RoundPlan
 
@@ -65,7 +65,7 @@ class CheckpointStore:
 
         def fill() -> None:
             write(str(writing))
-            with telling():
+            with raising_os_errors():
                 torch.save(torch.get_rng_state(), writing / random_state_name(self._collective.rank))
             if first:
                 _write_json(writing / STATE_FILE, {**state, "score": score})

@@ -10,7 +10,7 @@ from grpo.config import TrainConfig
 from grpo.host.alive import slow
 from grpo.interfaces import AskableSampler, Collector, Learner, Pending, Sampler, Task, WeightSync
 from grpo.rollout.grading_thread import GradingThread
-from grpo.run.full_memory import telling_of_memory
+from grpo.run.full_memory import explaining_oom
 from grpo.telemetry import Phases
 from grpo.types import Collected, RoundPlan
 
@@ -102,7 +102,7 @@ class Clocks:
 
     def _timed(self, phase: str, function: Callable, deadline_seconds: float, key: str) -> Callable:
         """Wraps a function as a timed phase whose error, when a GPU has no memory left, says what to change."""
-        return self.phases.timed(phase, telling_of_memory(phase, function), deadline_seconds, key)
+        return self.phases.timed(phase, explaining_oom(phase)(function), deadline_seconds, key)
 
     def _of_rollout(self, phase: str, function: Callable) -> Callable:
         return self._timed(phase, function, self._config.rollout.deadline_seconds, "rollout.deadline_seconds")

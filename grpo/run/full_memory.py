@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
 
 import torch
 
 from grpo.config import UserError
-
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
 
 LEARNING = (
     "lower learner.micro_batch_tokens, or set learner.gradient_checkpointing=true, learner.zero_stage=3 or "
@@ -29,9 +24,9 @@ HELPS = dict.fromkeys(("starting the sampler", "sample", "wait", "evaluation", "
 
 
 @contextmanager
-def told_of_memory(phase: str) -> Iterator[None]:
+def explaining_oom(phase: str) -> Iterator[None]:
     """Turns torch's OutOfMemoryError, and what vLLM raises instead, into a UserError that names the phase and the keys
-    that lower memory use."""
+    that lower memory use. It may also decorate a function."""
     try:
         yield
     except RuntimeError as error:
@@ -40,14 +35,3 @@ def told_of_memory(phase: str) -> Iterator[None]:
         message = " ".join(str(error).split()).partition(" Including")[0][:300]
         helps = HELPS.get(phase, LEARNING)
         raise UserError(f"the GPU has no memory left ({phase}): {helps}. {message}") from error
-
-
-def telling_of_memory(phase: str, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Wraps a function so that `told_of_memory` guards its calls."""
-
-    @functools.wraps(function)
-    def told(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        with told_of_memory(phase):
-            return function(*args, **kwargs)
-
-    return told

@@ -34,7 +34,7 @@ from grpo.run.clocks import Clocks
 from grpo.run.evaluating import PolicyEvaluation, record_evaluation
 from grpo.run.exporting import Exporter, ModelWriter
 from grpo.run.first_rank import from_first, on_first
-from grpo.run.full_memory import told_of_memory
+from grpo.run.full_memory import explaining_oom
 from grpo.run.observers import Checkpointer, Evaluator, Together, Watch
 from grpo.run.parts import build_sampler, load_task
 from grpo.run.preparing import Prepared, dry_run, prepared
@@ -53,7 +53,7 @@ from grpo.telemetry import (
     Trackers,
     peak_tflops,
     read_metrics,
-    told_failure,
+    recording_failure,
     write_ending,
 )
 from grpo.types import MachineConstants, Progress, Verdict
@@ -88,7 +88,7 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
                         f"an earlier run left no checkpoint in {config.output_dir}; what it logged is now in {earlier}"
                     )
             # Services are opened before the engines: if one does not answer, no time is lost.
-            with told_failure(Path(config.output_dir)), open_services(config, collective, saved) as services:
+            with recording_failure(Path(config.output_dir)), open_services(config, collective, saved) as services:
                 session = Session(ready, task, saved, services, ends)
                 with outlasting():
                     return session.run(observers)
@@ -111,7 +111,7 @@ class Session:
         self._config, self._output, self._saved, self._services = config, Path(config.output_dir), saved, services
         self._tokenizer, self._suite, self._device = ready.tokenizer, ready.suite, device
         self._problems = ready.task.identity
-        with working("loading the model into the learner"), told_of_memory("loading the model"):
+        with working("loading the model into the learner"), explaining_oom("loading the model"):
             learner = DeepSpeedLearner(config, path, device, saved.checkpoint if saved else None)
         self._collective = learner.collective
         self._first = self._collective.rank == 0
@@ -119,7 +119,7 @@ class Session:
         label = torch.profiler.record_function if config.tracking.profile_rounds else nullcontext
         self._clocks = Clocks(config, Phases(self._collective.rank, label=label))
         build = partial(build_sampler, config, path, ready.tokenizer, device, self._collective)
-        with told_of_memory("starting the sampler"):
+        with explaining_oom("starting the sampler"):
             sampler = sampler_in_turn(config, learner, build, self._clocks)
         ends.callback(sampler.close)
         self._store = checkpoint_store(config, self._collective)

@@ -38,11 +38,11 @@ at most this many times."""
 MAX_EXCERPT = 60
 
 Item = tuple[str, str, Mapping[str, Any]] | tuple[str, str, Mapping[str, Any], Facts]
-"""An item to grade is (completion's text, problem's answer, problem's metadata), and the facts of `facts_of` that
+"""An item to grade is (completion's text, problem's answer, problem's metadata), and the facts of `reward_facts` that
 parts want, if any."""
 
 GroupItem = tuple[Sequence[str], Problem, Facts]
-"""A group to grade is (its completions' texts, its problem, the facts of `facts_of` that parts want)."""
+"""A group to grade is (its completions' texts, its problem, the facts of `reward_facts` that parts want)."""
 
 
 _BROKEN = Failure("grading ended its process before it began")

@@ -11,7 +11,7 @@ from grpo.tasks.extraction import extract
 from grpo.tasks.grader_pool import GraderPool
 from grpo.tasks.grading_worker import UNPARSABLE, RawGrade, merged
 from grpo.tasks.overlong import overlong_penalty
-from grpo.tasks.own_rewards import facts_of, facts_of_one
+from grpo.tasks.own_rewards import facts_of_one, reward_facts
 from grpo.tasks.remote import RemoteRewards
 from grpo.tasks.rewards import EXTRACTING
 from grpo.tasks.sources import listed
@@ -74,7 +74,7 @@ class Grading:
         completion, one group, and all groups."""
         items, group_items = [], []
         for group in groups:
-            problem, facts = group.prompt.problem, facts_of(group, self._pool.wanted)
+            problem, facts = group.prompt.problem, reward_facts(group, self._pool.wanted)
             texts = tuple(completion.text for completion in group.completions)
             group_items.append((texts, problem, facts))
             for place, text in enumerate(texts):

@@ -19,7 +19,7 @@ from grpo.types.imported import imported
 Function = Callable[..., Any]
 
 Facts = Mapping[str, Any]
-"""Arguments for a reward function besides texts and the problem's columns, such as the step; see `facts_of`."""
+"""Arguments for a reward function besides texts and the problem's columns, such as the step; see `reward_facts`."""
 
 NOTHING: Facts = {}
 FACTS = ("prompt", "messages", "source", "step", "tokens", "truncated")
@@ -39,7 +39,7 @@ _FOREIGN = {"data_source", "solution_str", "prompt", "prompts", "queries", "resp
 """A first parameter with one of these names shows that a function was written for other arguments than ours."""
 
 
-def facts_of(group: RolloutGroup, wanted: frozenset[str]) -> Facts:
+def reward_facts(group: RolloutGroup, wanted: frozenset[str]) -> Facts:
     """Returns the facts of a group that are `wanted`, as arguments for a reward function.
 
     prompt     the question as text
@@ -147,7 +147,7 @@ class BatchReward:
     """A batch reward is a function of all groups that a rank samples together.
 
     The function returns one list of rewards for each group. A group is passed as a mapping with completions, answer,
-    metadata and the facts of `facts_of`.
+    metadata and the facts of `reward_facts`.
     """
 
     function: Function

@@ -26,7 +26,7 @@ from grpo.telemetry.ending import (
     Ending,
     forget_ending,
     read_ending,
-    told_failure,
+    recording_failure,
     write_ending,
 )
 from grpo.telemetry.hardware import peak_tflops
@@ -75,8 +75,8 @@ __all__ = [
     "read_json_lines",
     "read_metrics",
     "read_resumptions",
+    "recording_failure",
     "service_trackers",
-    "told_failure",
     "whole_groups",
     "write_code",
     "write_ending",

@@ -49,7 +49,7 @@ def read_ending(folder: Path) -> Ending | None:
 
 
 @contextmanager
-def told_failure(folder: Path) -> Iterator[None]:
+def recording_failure(folder: Path) -> Iterator[None]:
     """Writes, on the first rank, why the body of the `with` failed, unless the run's end is written already.
 
     An error after that end concerns the report or a tracking service, and not the run. Raises UserError when the body

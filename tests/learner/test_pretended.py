@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 IMPORTS = (*warm.LEARNER, "grpo.rollout.transformers_sampler", "tests.learner.test_attention")
 
 
-def facts_of(folder, *parts, ranks=1):
+def run_on_pretended_gpu(folder, *parts, ranks=1):
     model = tiny_llama(folder / "model")
     worker = ["-m", "tests.learner.pretended_worker", model, folder / "facts.json", *parts]
     done = warm.run(worker, IMPORTS) if ranks == 1 else warm.ranks(ranks, worker, IMPORTS)
@@ -25,12 +25,12 @@ def facts_of(folder, *parts, ranks=1):
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
-    return facts_of(tmp_path_factory.mktemp("quick"), "errors", "kernels", "alone", "steps/1/bfloat16")
+    return run_on_pretended_gpu(tmp_path_factory.mktemp("quick"), "errors", "kernels", "alone", "steps/1/bfloat16")
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    return facts_of(tmp_path_factory.mktemp("whole"), *PARTS)
+    return run_on_pretended_gpu(tmp_path_factory.mktemp("whole"), *PARTS)
 
 
 def test_operations_that_mix_devices_are_refused(quick):
@@ -113,4 +113,6 @@ def test_what_is_run_on_a_gpu_to_compare_it_with_float64_has_run_here(whole):
 
 def test_ranks_that_compute_rows_together_wait_no_more_often_for_many_rows(tmp_path):
     """Each exchange of numbers between the ranks waits twice."""
-    assert_no_micro_batch_waits(facts_of(tmp_path, "steps/1/bfloat16", ranks=2)["steps/1/bfloat16"], at_most=30)
+    assert_no_micro_batch_waits(
+        run_on_pretended_gpu(tmp_path, "steps/1/bfloat16", ranks=2)["steps/1/bfloat16"], at_most=30
+    )

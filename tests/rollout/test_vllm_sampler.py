@@ -156,7 +156,7 @@ def test_an_engine_that_lacks_memory_names_the_keys_of_a_run():
     from vllm.v1.core.kv_cache_utils import _check_enough_kv_cache_memory
     from vllm.v1.worker.utils import request_memory
 
-    from grpo.rollout.vllm_sampler import told_of_room
+    from grpo.rollout.vllm_sampler import explaining_startup_oom
 
     gib = 2**30
     taken = SimpleNamespace(total_memory=80 * gib, free_memory=20 * gib, device_="cuda:3")
@@ -171,12 +171,12 @@ def test_an_engine_that_lacks_memory_names_the_keys_of_a_run():
         lambda: cache(gib): r"raise rollout.gpu_memory_fraction, or lower model.max_length\.",
     }
     for fail, told in failures.items():
-        with pytest.raises(UserError, match=told) as refused, told_of_room(on_gpu=True):
+        with pytest.raises(UserError, match=told) as refused, explaining_startup_oom(on_gpu=True):
             fail()
         assert "too little memory" in str(refused.value) and "\n" not in str(refused.value)
-    with pytest.raises(UserError, match=r"raise rollout.kv_cache_gib\."), told_of_room(on_gpu=False):
+    with pytest.raises(UserError, match=r"raise rollout.kv_cache_gib\."), explaining_startup_oom(on_gpu=False):
         cache(0)
-    with pytest.raises(ValueError, match="something else"), told_of_room(on_gpu=True):
+    with pytest.raises(ValueError, match="something else"), explaining_startup_oom(on_gpu=True):
         raise ValueError("something else")
 
 

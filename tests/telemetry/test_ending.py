@@ -7,22 +7,22 @@ import pytest
 from grpo.config import UserError
 from grpo.config.errors import EndedElsewhere
 from grpo.config.folder import LOCK_FILE
-from grpo.telemetry import FAILED, FINISHED, INTERRUPTED, Ending, read_ending, told_failure, write_ending
+from grpo.telemetry import FAILED, FINISHED, INTERRUPTED, Ending, read_ending, recording_failure, write_ending
 
 
 def test_what_fails_after_a_run_has_finished_leaves_it_finished(tmp_path):
-    with pytest.raises(RuntimeError), told_failure(tmp_path):
+    with pytest.raises(RuntimeError), recording_failure(tmp_path):
         write_ending(tmp_path, Ending(FINISHED, 3))
         raise RuntimeError("the report has no font")
     assert read_ending(tmp_path) == Ending(FINISHED, 3)
     # A run that goes on forgets its earlier end.
-    with pytest.raises(RuntimeError), told_failure(tmp_path):
+    with pytest.raises(RuntimeError), recording_failure(tmp_path):
         raise RuntimeError("the\ndisk is full")
     assert read_ending(tmp_path) == Ending(FAILED, 0, "the disk is full")
 
 
 def test_a_run_that_ctrl_c_ends_while_it_loads_has_not_failed(tmp_path):
-    with pytest.raises(KeyboardInterrupt), told_failure(tmp_path):
+    with pytest.raises(KeyboardInterrupt), recording_failure(tmp_path):
         raise KeyboardInterrupt
     assert read_ending(tmp_path) == Ending(INTERRUPTED, 0)
 
@@ -32,10 +32,10 @@ def test_a_folder_that_was_moved_and_a_rank_that_was_lost_are_told(tmp_path):
     run.mkdir()
     (run / LOCK_FILE).touch()
     lost = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:51340"
-    with pytest.raises(EndedElsewhere), told_failure(run):
+    with pytest.raises(EndedElsewhere), recording_failure(run):
         raise RuntimeError(lost)
     assert read_ending(run) == Ending(FAILED, 0, "the connection to another rank has broken: that rank has failed")
-    with pytest.raises(UserError, match=f"{run} was moved or removed while the run"), told_failure(run):
+    with pytest.raises(UserError, match=f"{run} was moved or removed while the run"), recording_failure(run):
         run.rename(tmp_path / "moved")
         raise FileNotFoundError("Failed to open local file")
     assert not run.exists()
@@ -47,15 +47,15 @@ def test_a_disk_that_is_full_is_told_with_its_folder_though_the_end_cannot_be_wr
 
     monkeypatch.setattr("grpo.telemetry.ending.write_ending", full)
     said = rf"\(No space left on device; .* GiB are free under {tmp_path}\): free some"
-    with pytest.raises(UserError, match=said), told_failure(tmp_path):
+    with pytest.raises(UserError, match=said), recording_failure(tmp_path):
         full()
     # Another error is not hidden by the end that cannot be written.
-    with pytest.raises(RuntimeError, match="no font"), told_failure(tmp_path):
+    with pytest.raises(RuntimeError, match="no font"), recording_failure(tmp_path):
         raise RuntimeError("no font")
 
 
 def test_a_rank_whose_disk_is_full_says_so_and_leaves_the_end_to_the_first(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
-    with pytest.raises(UserError, match="free some space or mend the disk"), told_failure(tmp_path):
+    with pytest.raises(UserError, match="free some space or mend the disk"), recording_failure(tmp_path):
         raise OSError(errno.EIO, "Input/output error")
     assert list(tmp_path.iterdir()) == []
