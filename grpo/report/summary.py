@@ -116,7 +116,8 @@ def _whole_rows(before: Evaluation, after: Evaluation, pairs: Sequence[tuple[Row
             # The greedy completion of a problem may lack a grade though its other completions have one.
             both = [pair for pair in pairs if all(of_problem in row for row in pair)]
             rates = [[float(row[of_problem]) for row in side] for side in zip(*both, strict=True)]
-            yield [name, *(_percent(Interval(**side[measure])) for side in (before, after)), _change(*rates)]
+            change = _change(*rates) if both else ""
+            yield [name, *(_percent(Interval(**side[measure])) for side in (before, after)), change]
 
 
 def check_comparable(before: Evaluation, after: Evaluation) -> None:
