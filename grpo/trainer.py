@@ -121,8 +121,7 @@ class Trainer:
         A run that was asked to stop (Ctrl-C, SIGTERM) returns the result so far, and exports no model.
         The engines and vLLM servers that the run started end with it, also if it fails, and the process may train
         again. Two kinds of processes train once: ranks that a launcher started, and those with vLLM's engine on a GPU
-        (rollout=vllm). `train` has to be called in the main thread, the one that
-        gets Ctrl-C.
+        (rollout=vllm). `train` has to be called in the main thread, the one that gets Ctrl-C.
         """
         if multiprocessing.current_process().name != "MainProcess":
             # A grading process imports the script that started it, and would start a run of its own.

@@ -12,6 +12,10 @@ class SamplerLost(UserError):
     """This error says that no server is left that could sample. The run ends with a checkpoint of its last round."""
 
 
+class Diverged(UserError):
+    """This error says that the policy's numbers are not finite. The run ends without a checkpoint of this policy."""
+
+
 class EndedElsewhere(UserError):
     """This error ends a rank in silence, because another rank has failed and says why."""
 

@@ -7,23 +7,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from grpo.config import SamplingConfig, UserError
+from grpo.config.errors import Diverged
 from grpo.interfaces import AskableSampler, Bucket, OnGroup, Pending, Sampler
 from grpo.types import Completion, Prompt, RolloutGroup
 
 
 def check_groups(prompts: Sequence[Prompt], groups: Sequence[RolloutGroup], vocabulary: int) -> None:
-    """Raises UserError for groups that a policy of `vocabulary` tokens cannot have sampled from `prompts`."""
+    """Raises UserError for groups that a policy of `vocabulary` tokens cannot have sampled from `prompts`, and Diverged
+    for log-probabilities that are not finite."""
     if len(groups) != len(prompts):
         raise UserError(f"the sampler answered {len(prompts)} prompts with {len(groups)} groups: {_MEND_ENGINE}")
     for prompt, group in zip(prompts, groups, strict=True):
         if not group.completions:
             raise UserError(f"the sampler gave no completion of prompt {prompt.prompt_id!r}: {_MEND_ENGINE}")
         for number, completion in enumerate(group.completions):
+            named = f"the sampler's completion {number} of prompt {prompt.prompt_id!r} has"
             if wrong := _wrong(completion, vocabulary):
-                raise UserError(f"the sampler's completion {number} of prompt {prompt.prompt_id!r} has {wrong}")
+                raise UserError(f"{named} {wrong}")
+            if odd := [logprob for logprob in completion.sampler_logprobs if not math.isfinite(logprob)]:
+                raise Diverged(f"{named} the log-probability {odd[0]}: {_MEND_NUMBERS}")
 
 
 _MEND_ENGINE = "is its vLLM one that `grpo doctor` approves of, and does rollout.servers.urls name this run's servers?"
+_MEND_NUMBERS = (
+    "its weights have diverged, rollout.precision is too low for them, or the engine cannot do here what "
+    "rollout.engine_args asks; lower learner.learning_rate, set rollout.precision=float32, or leave out "
+    "rollout.engine_args"
+)
 
 
 def _wrong(completion: Completion, vocabulary: int) -> str | None:
@@ -33,13 +43,6 @@ def _wrong(completion: Completion, vocabulary: int) -> str | None:
     if tokens and not (min(tokens) >= 0 and max(tokens) < vocabulary):
         odd = next(token for token in tokens if not 0 <= token < vocabulary)
         return f"token {odd}, and the model has tokens 0 to {vocabulary - 1}: {_MEND_ENGINE}"
-    if not all(map(math.isfinite, logprobs)):
-        odd = next(logprob for logprob in logprobs if not math.isfinite(logprob))
-        return (
-            f"the log-probability {odd}: its weights have diverged, rollout.precision is too low for them, or the "
-            "engine cannot do here what rollout.engine_args asks; lower learner.learning_rate, set "
-            "rollout.precision=float32, or leave out rollout.engine_args"
-        )
     return None
 
 

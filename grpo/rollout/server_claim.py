@@ -23,6 +23,7 @@ RUN = "x-grpo-run"
 SERVED_VARIABLE = "GRPO_SERVED"
 LEASE_SECONDS = 30.0
 CONFLICT = 409
+RESTARTED = "it was started anew and has no weights yet"
 
 
 class ClaimMiddleware:
@@ -52,7 +53,8 @@ class ClaimMiddleware:
         elif run == self._owner or (scope["method"] == "GET" and not claims):
             await self._app(scope, receive, send)
         else:
-            await _answer(send, CONFLICT, f"it serves the run in {unquote(self._owner.decode())}")
+            serving = f"it serves the run in {unquote(self._owner.decode())}" if self._owner else RESTARTED
+            await _answer(send, CONFLICT, serving)
 
 
 async def _answer(send: Any, status: int, text: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from grpo.config import TrainConfig
-from grpo.config.errors import SamplerLost, UserError
+from grpo.config.errors import Diverged, SamplerLost, UserError
 from grpo.config.folder import EVALUATIONS_FILE, MODEL_FOLDER, PROFILE_FOLDER
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.findings import Finding
@@ -185,11 +185,9 @@ class Session:
                 evaluator.at(loop.progress.step)
             checkpointer.save(loop.progress, loop.verdict)
         except UserError as error:
-            # All ranks lose the sampler together. Another error, such as of a reward, may be one rank's alone.
-            together = isinstance(error, SamplerLost) or self._collective.world_size == 1
             # A learner in the middle of a round is not saved: a resumed run samples that round again.
             whole = loop.progress.step > progress.step and parts.learner.num_steps == loop.progress.step
-            if together and whole:
+            if whole and leaves_checkpoint(error, self._collective.world_size):
                 with suppress(UserError):
                     checkpointer.save(loop.progress, loop.verdict)
             raise
@@ -248,6 +246,12 @@ class Session:
             record_evaluation(result, files, collective)
 
         return Evaluator(config.evaluation, evaluate, record, earlier, self._is_over)
+
+
+def leaves_checkpoint(error: UserError, world_size: int) -> bool:
+    """Tells whether a run that `error` ends saves its last round. A resumed run could not go on with a policy that has
+    diverged. And ranks save together: all lose the sampler, but a reward, for example, may fail on one of them."""
+    return not isinstance(error, Diverged) and (isinstance(error, SamplerLost) or world_size == 1)
 
 
 def way_on(output: Path, step: int, num_steps: int) -> str:

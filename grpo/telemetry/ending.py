@@ -15,8 +15,10 @@ from grpo.host.disk import FULL, room, write_whole
 from grpo.telemetry.json_lines import read_metrics
 
 FINISHED, INTERRUPTED, FAILED = "finished", "interrupted", "failed"
-# The errors of torch's connections between ranks on CPUs hold this part of a path.
-GLOO = "gloo/transport"
+# The errors of torch's connections between ranks on CPUs hold one of the first. Those that hold one of the second say
+# that the other process has ended. The others come of a rank that hangs, or of a network that fails.
+GLOO = ("gloo/transport", "Application timeout caused pair closure")
+PEER_ENDED = ("closed by peer", "reset by peer", "Broken pipe")
 # A reason is kept up to this many characters.
 LONGEST = 500
 
@@ -53,8 +55,8 @@ def recording_failure(folder: Path) -> Iterator[None]:
     """Writes, on the first rank, why the body of the `with` failed, unless the run's end is written already.
 
     An error after that end concerns the report or a tracking service, and not the run. Raises UserError when the body
-    failed because the folder's disk is full, or because the folder was moved or removed, and EndedElsewhere when the
-    connection to another rank has broken, since that rank or the launcher says more.
+    failed because the folder's disk is full, because the folder was moved or removed, or because another rank does not
+    answer, and EndedElsewhere when another rank has ended, since that rank or the launcher says more.
     """
     first, locked = ranks.rank() == 0, (folder / LOCK_FILE).exists()
     if first:
@@ -87,8 +89,14 @@ def _in_words(error: Exception, folder: Path, gone: bool) -> UserError | None:
             f"{folder} was moved or removed while the run wrote into it: move it back if it can be, then continue with "
             "checkpoint.resume=true"
         )
-    if isinstance(error, RuntimeError) and GLOO in str(error):
-        return EndedElsewhere("the connection to another rank has broken: that rank has failed")
+    text = str(error)
+    if isinstance(error, RuntimeError) and any(part in text for part in GLOO):
+        if any(part in text for part in PEER_ENDED):
+            return EndedElsewhere("the connection to another rank has broken: that rank has failed")
+        return UserError(
+            f"another rank does not answer ({text[:200]}): it hangs, or the network between machines has failed; see "
+            "what the other ranks say, then continue with checkpoint.resume=true"
+        )
     # Writing to an open file does not name it.
     if isinstance(error, OSError) and error.errno in FULL and not error.filename:
         return UserError(

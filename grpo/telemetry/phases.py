@@ -146,6 +146,9 @@ class Phases:
 
 def _end_process(complaint: str) -> None:
     # A live display may have replaced sys.stderr, and os._exit would lose what is left in its buffer.
-    print(complaint, file=sys.__stderr__, flush=True)
-    faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
-    os._exit(HUNG_EXIT_CODE)
+    try:
+        print(complaint, file=sys.__stderr__, flush=True)
+        faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
+    finally:
+        # Perhaps nobody reads stderr any more.
+        os._exit(HUNG_EXIT_CODE)

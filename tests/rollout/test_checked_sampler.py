@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from grpo.config import UserError
+from grpo.config.errors import Diverged
 from grpo.rollout.checked_sampler import CheckedSampler
 from grpo.rollout.collect import PlainCollector
 from grpo.types import Completion, RoundPlan
@@ -61,6 +62,7 @@ def test_an_odd_completion_is_refused_before_it_is_graded(completion, message):
     with pytest.raises(UserError, match=message) as caught:
         collector.collect(PLAN, 1)
     assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, Diverged) == message.startswith("log-probability")
 
 
 @pytest.mark.parametrize(("completion", "message"), ODD)

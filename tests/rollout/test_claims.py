@@ -49,7 +49,7 @@ TAKEN = (409, "it serves the run in /runs/a b")
 
 
 def test_one_run_at_a_time_uses_a_server_until_it_is_released(server):
-    assert server.ask("/runs/c", "/update_weights")[0] == 409, "a run that has claimed nothing"
+    assert server.ask("/runs/c", "/update_weights") == (409, "it was started anew and has no weights yet")
     assert server.ask("/runs/a%20b", "/claim") == (200, '{"model.max_length": 64}')
     for path in ("/claim", "/init_weight_transfer_engine", "/update_weights", "/inference/v1/generate"):
         assert server.ask("/runs/c", path) == TAKEN

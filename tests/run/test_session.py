@@ -7,15 +7,26 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from grpo.config import TrainConfig
+from grpo.config import TrainConfig, UserError
+from grpo.config.errors import Diverged, SamplerLost
 from grpo.run import session
-from grpo.run.session import way_on
+from grpo.run.session import leaves_checkpoint, way_on
 
 
 def test_a_stopped_run_points_at_its_report_only_after_it_has_finished_a_round():
     stopped = "stopped at step {} of 9; continue with checkpoint.resume=true output_dir=runs/x"
     assert way_on(Path("runs/x"), 0, 9) == stopped.format(0)
     assert way_on(Path("runs/x"), 3, 9) == stopped.format(3) + "\ngrpo report runs/x shows how far it came"
+
+
+@pytest.mark.parametrize(
+    ("error", "alone", "of_several"), [(SamplerLost, True, True), (UserError, True, False), (Diverged, False, False)]
+)
+def test_a_policy_that_has_diverged_is_not_saved_and_one_rank_does_not_save_without_the_others(
+    error, alone, of_several
+):
+    assert leaves_checkpoint(error("why"), 1) is alone
+    assert leaves_checkpoint(error("why"), 2) is of_several
 
 
 class Joined(Exception):

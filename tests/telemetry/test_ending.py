@@ -41,6 +41,20 @@ def test_a_folder_that_was_moved_and_a_rank_that_was_lost_are_told(tmp_path):
     assert not run.exists()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms for recv",
+        "Application timeout caused pair closure",
+    ],
+)
+def test_a_rank_that_waits_in_vain_for_one_that_hangs_says_so(text, tmp_path):
+    """The rank that hangs says nothing, so nobody would."""
+    with pytest.raises(UserError, match="another rank does not answer") as failed, told_failure(tmp_path):
+        raise RuntimeError(text)
+    assert not isinstance(failed.value, EndedElsewhere) and text in str(failed.value)
+
+
 def test_a_disk_that_is_full_is_told_with_its_folder_though_the_end_cannot_be_written(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -156,6 +156,15 @@ def test_a_wait_past_its_deadline_exits_with_one_line_and_all_stacks():
     assert "most recent call first" in done.stderr
 
 
+def test_a_hung_phase_ends_though_nobody_reads_what_it_prints():
+    done = run(
+        "import os, time; from grpo.telemetry import Phases\n"
+        "reader, writer = os.pipe(); os.close(reader); os.dup2(writer, 2)\n"
+        "Phases().timed('refresh', time.sleep, 0.3, 'key')(5)"
+    )
+    assert done.returncode == 75
+
+
 def test_a_native_call_that_keeps_the_interpreter_lock_is_ended_too():
     done = run(
         "import ctypes; from grpo.telemetry import phases\n"
