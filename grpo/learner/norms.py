@@ -35,7 +35,8 @@ def normalized(norm: nn.Module, hidden: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _is_the_same(module: nn.Module) -> bool:
-    """Says whether a module is a norm that `normalized` equals. A small copy of it is tried in bfloat16."""
+    """Says whether a module is a norm that `normalized` equals. A small copy of it with bfloat16 weights is tried on
+    hidden states in bfloat16 and in float32, in which some models add up their layers."""
     weights = dict(module.named_parameters())
     if [*weights] != ["weight"] or not hasattr(module, "variance_epsilon"):
         return False
@@ -46,6 +47,9 @@ def _is_the_same(module: nn.Module) -> bool:
     numbers = torch.arange(ROWS * WIDTH, device="cpu").sin().bfloat16().unflatten(0, (ROWS, WIDTH))
     small._parameters = {"weight": nn.Parameter(numbers[0] + 2)}
     try:
-        return torch.equal(type(module).forward(small, numbers), normalized(small, numbers))
+        return all(
+            torch.equal(type(module).forward(small, hidden), normalized(small, hidden))
+            for hidden in (numbers, numbers.float())
+        )
     except Exception:  # whatever a norm of another kind says of these arguments
         return False

@@ -5,6 +5,7 @@ from copy import deepcopy
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from benchmarks.small_models import config_of
 from grpo.learner.norms import fuse_norms, normalized
@@ -44,6 +45,10 @@ def test_values_and_gradients_are_the_models_own_bit_by_bit(dtype):
 def test_norms_that_round_elsewhere_or_have_a_gate_stay_as_they_are(name, kept):
     model, norms = norms_of(name, torch.bfloat16)
     assert len(norms) - len(fused(model)) == kept
+
+
+def test_a_norm_that_rounds_float32_states_to_its_weight_stays_as_it_is():
+    assert fused(torch.nn.Sequential(T5LayerNorm(64))) == []
 
 
 def test_in_float64_models_compute_norms_themselves():
