@@ -27,12 +27,14 @@ from grpo.config.errors import require
 from grpo.config.folder import DATA_FILE, EVALUATIONS_FILE, METRICS_FILE, MODEL_FOLDER, SAMPLES_FILE
 from grpo.config.hydra import compose_config
 from grpo.config.runs_within import refuse_several
+from grpo.config.start import begin_anew
 from grpo.config.validate import validate
 from grpo.host import environment, ranks
 from grpo.host.disk import require_writable
 from grpo.host.signals import handled_as_before
 from grpo.run.early_checks import check
 from grpo.types import FinishedRound
+from grpo.types.imported import imported
 
 Reward = Callable[..., Any]
 Callback = Callable[[int, Mapping[str, float]], None]
@@ -108,6 +110,7 @@ class Trainer:
         after_round: Callback | None = None,
     ) -> None:
         environment.prepare()
+        begin_anew()
         self.config: TrainConfig = compose_config([*words])
         rewards = [reward] if callable(reward) else [*reward]
         if rewards:
@@ -126,6 +129,8 @@ class Trainer:
         if multiprocessing.current_process().name != "MainProcess":
             # A grading process imports the script that started it, and would start a run of its own.
             sys.exit(UNGUARDED)
+        # The user may have changed a file of rewards or losses since the process's last run.
+        imported.cache_clear()
         require(
             not Trainer._broken_off,
             "loading torch was interrupted in this process: start another one, or restart a notebook's kernel",

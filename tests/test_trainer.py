@@ -94,6 +94,22 @@ def test_a_trainer_has_the_configuration_of_its_words():
         Trainer("num_generations=4")
 
 
+def test_two_trainers_of_a_process_name_two_folders(monkeypatch):
+    monkeypatch.delenv("GRPO_START", raising=False)
+    first, second = Trainer("experiment=tiny"), Trainer("experiment=tiny")
+    assert first.config.output_dir != second.config.output_dir
+
+
+@pytest.mark.usefixtures("fresh_process")
+def test_a_file_that_was_changed_since_the_last_run_is_imported_again(tmp_path):
+    rewards = tmp_path / "rewards.py"
+    words = "experiment=tiny", f"task.reward.parts=[{{name: '{rewards}:mine'}}]", f"output_dir={tmp_path}/run"
+    for parameters in ("completion, wrong", "completion, another"):
+        rewards.write_text(f"def mine({parameters}):\n    return 1.0\n")
+        with pytest.raises(UserError, match=re.escape(f"takes ({parameters})")):
+            Trainer(*words).train()
+
+
 def test_messages_in_a_data_frame_stay_messages(tmp_path):
     asked = numpy.array([{"role": "user", "content": "1?"}])
     frame = pandas.DataFrame({"prompt": [asked], "solution": ["1"]})

@@ -1,9 +1,9 @@
 """`${start:}` in a configuration stands for the start of a command, such as 2026-11-23_19-02-11-4711.
 
 These are the day, the time and the number of the process. Two runs therefore never share a folder by accident, even if
-they begin in the same second. Every rank of a run has to name the same folder, so `grpo launch` gives all its processes
-one name in the environment variable `GRPO_START`. launch/slurm.sh sets it to the number of the job, which stays the
-same when Slurm starts the job again.
+they begin in the same second. Each `Trainer` of a process has a start of its own, see `begin_anew`. Every rank of a run
+has to name the same folder, so `grpo launch` gives all its processes one name in the environment variable `GRPO_START`.
+launch/slurm.sh sets it to the number of the job, which stays the same when Slurm starts the job again.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from __future__ import annotations
 import os
 import re
 from datetime import datetime
-from functools import cache
 from pathlib import Path
 
 from grpo.config.errors import require
 
 START_VARIABLE = "GRPO_START"
-_NAME = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d-\d+|job-\d+")
+_NAME = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d-\d+(-\d+)?|job-\d+")
 _PLAIN = re.compile(r"\w[\w.-]{0,99}")
+# The names of this process's starts. The last one is that of what it composes next.
+_own_starts: list[str] = []
 
 
 def start() -> str:
@@ -32,17 +33,20 @@ def start() -> str:
         f"the environment variable {START_VARIABLE}={given[:60]!r} is no plain name: unset it, or give up to 100 "
         "letters, digits, dots, hyphens and underscores, such as job-17",
     )
-    return given or _own_start()
+    if not given and not _own_starts:
+        begin_anew()
+    return given or _own_starts[-1]
 
 
-@cache
-def _own_start() -> str:
-    return f"{datetime.now():%Y-%m-%d_%H-%M-%S}-{os.getpid()}"
+def begin_anew() -> None:
+    """Makes `start` return another name from here on, for the next run of this process."""
+    name = f"{datetime.now():%Y-%m-%d_%H-%M-%S}-{os.getpid()}"
+    _own_starts.append(f"{name}-{len(_own_starts) + 1}" if name in _own_starts else name)
 
 
 def only_here(output_dir: str) -> bool:
     """Says whether another process would name this folder differently, since its name holds this process's start."""
-    return not os.environ.get(START_VARIABLE) and _own_start() in output_dir
+    return not os.environ.get(START_VARIABLE) and any(name in output_dir for name in _own_starts)
 
 
 def named_by_start(folder: Path) -> bool:

@@ -52,7 +52,7 @@ def load_policy(
     trust = model.trust_remote_code
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust)
     check_positions(path, config, model.max_length)
-    proof = _proof(str(path), trust)
+    proof = _proof(str(path), trust, config.to_json_string())
     if together is not None:
         _check_heads(path, config, together.size, proof)
     implementation = {"attn_implementation": proof.way} if proof.way else {}
@@ -81,14 +81,17 @@ def load_policy(
 
 
 @cache
-def _proof(path: str, trust: bool) -> Proof:
-    """Returns the proof of the model at `path`. A process proves each model once."""
+def _proof(path: str, trust: bool, described: str) -> Proof:
+    """Returns the proof of the model at `path`, whose config is `described` as JSON. A process proves each model once,
+    and another one that takes its place."""
     return prove_config(path, AutoConfig.from_pretrained(path, trust_remote_code=trust), trust)
 
 
 def proven_layout(path: str | Path, model: ModelConfig, configured: str) -> str:
     """Returns how rows of the model at `path` are packed. Raises UserError where the model cannot be trained here."""
-    return fitting_layout(configured, _proof(str(path), model.trust_remote_code).in_trees)
+    trust = model.trust_remote_code
+    described = AutoConfig.from_pretrained(path, trust_remote_code=trust).to_json_string()
+    return fitting_layout(configured, _proof(str(path), trust, described).in_trees)
 
 
 def fitting_layout(configured: str, in_trees: bool) -> str:

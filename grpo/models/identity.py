@@ -18,20 +18,22 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 def weights_identity(model: ModelConfig, directory: Path) -> dict[str, Any]:
     """Returns where the model in `directory` came from, and the SHA-256 of each of its files of weights.
 
-    `revision` is the commit on the hub, or "". A process computes the hashes of each folder once.
+    `revision` is the commit on the hub, or "". A process computes the hash of a file again only after it has changed.
     """
     revision = directory.name if directory.parent.name == "snapshots" else model.revision
     return {"path": model.path or model.source, "revision": revision, "sha256": _digests(directory)}
 
 
-@cache
 def _digests(directory: Path) -> dict[str, str]:
     files = sorted(directory.glob("*.safetensors"))
+    changed = [file.stat().st_mtime_ns for file in files]
     with ThreadPoolExecutor() as pool:
-        return {file.name: digest for file, digest in zip(files, pool.map(_digest, files), strict=True)}
+        return {file.name: digest for file, digest in zip(files, pool.map(_digest, files, changed), strict=True)}
 
 
-def _digest(file: Path) -> str:
+@cache
+def _digest(file: Path, changed: int) -> str:
+    """Returns the SHA-256 of a file that was last changed at the nanosecond `changed`."""
     # The hub's cache names a large file by its SHA-256, which saves reading it.
     stored = file.resolve()
     known = stored.parent.name == "blobs" and _SHA256.fullmatch(stored.name)

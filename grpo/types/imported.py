@@ -13,7 +13,7 @@ from typing import Any
 def imported(path: str) -> Any:
     """Returns the function at ``"package.module:function"`` or ``"file.py:function"``.
 
-    Raises TypeError if the object there is not callable, and passes on any error of the import. Each path is imported
+    Raises TypeError if the object there is not callable, and passes on any error of the import. A run imports each path
     once; two functions of one file are two paths, so the file is executed twice.
 
     >>> imported("math:sqrt")(9.0)

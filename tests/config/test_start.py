@@ -10,7 +10,7 @@ import pytest
 from grpo.config import UserError
 from grpo.config.hydra import as_yaml, compose_config
 from grpo.config.runs_within import refuse_several, resumable, runs_within
-from grpo.config.start import only_here, start
+from grpo.config.start import begin_anew, named_by_start, only_here, start
 from grpo.config.validate import validate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,6 +45,18 @@ def test_the_default_folder_is_named_by_the_start_of_the_process_however_often_i
     assert output_of() == output
     assert output_of("experiment=tiny") == output.replace("default", "tiny")
     assert output_of("output_dir='mine/${start:}/x'") == output.replace("runs/default", "mine") + "/x"
+
+
+def test_each_run_of_a_process_has_a_folder_of_its_own(monkeypatch):
+    outputs = [output_of()]
+    for _ in range(3):
+        begin_anew()
+        outputs.append(output_of())
+    assert len({*outputs}) == 4 and all(map(only_here, outputs))
+    assert all(named_by_start(Path(output)) for output in outputs)
+    monkeypatch.setenv("GRPO_START", "job-17")
+    begin_anew()
+    assert output_of() == "runs/default/job-17"
 
 
 def test_a_launcher_names_the_start_of_all_its_processes(monkeypatch):

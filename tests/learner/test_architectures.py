@@ -197,6 +197,14 @@ def test_adapters_on_fused_experts_are_refused(tmp_path):
         loading.load_policy(tmp_path, model, "float32", 64, lora_seed=0)
 
 
+def test_a_model_that_takes_the_place_of_another_is_proven_anew(tmp_path):
+    layouts = []
+    for name in ("Llama", "LFM2"):
+        config_of(name).save_pretrained(tmp_path)
+        layouts.append(loading.proven_layout(tmp_path, ModelConfig(), "shared"))
+    assert layouts == ["shared", ONE_A_ROW]
+
+
 def test_an_adapter_that_no_gradient_would_reach_is_refused(tmp_path):
     AutoModelForCausalLM.from_config(config_of("Llama")).save_pretrained(tmp_path)
     model = ModelConfig(max_length=64)

@@ -1,6 +1,7 @@
 """Adapters are told from those of another base by the checksums of its files."""
 
 import hashlib
+import os
 
 import pytest
 
@@ -34,3 +35,12 @@ def test_a_file_of_the_hubs_cache_is_known_by_its_name_there(tmp_path):
     (snapshot / "model.safetensors").symlink_to(blob)
     identity = weights_identity(ModelConfig(path="some/model"), snapshot)
     assert identity == {"path": "some/model", "revision": "0123abc", "sha256": {"model.safetensors": "a" * 64}}
+
+
+def test_weights_that_were_replaced_are_another_base_in_the_same_process_too(tmp_path):
+    folder = model_of(tmp_path / "a", b"x")
+    saved = weights_identity(ModelConfig(path="a"), folder)
+    (folder / "model.safetensors").write_bytes(b"y")
+    os.utime(folder / "model.safetensors", (1, 1))
+    with pytest.raises(UserError, match="but a now holds other weights"):
+        check_base(saved, weights_identity(ModelConfig(path="a"), folder), folder)
