@@ -10,9 +10,12 @@ from typing import Any
 from grpo.config.engines import LearnerConfig
 from grpo.config.errors import require
 from grpo.config.run import TrainConfig
+from grpo.config.task import SourceRewardConfig
 
 # These numbers may be negative; all others may not.
-SIGNED = ("normalization.exponent", "task.reward.correct_at", "task.reward.parts[].weight")
+SIGNED = ("normalization.exponent", "task.reward.correct_at")
+# The keys of weights, which may be negative too, end like this.
+WEIGHT = "parts[].weight"
 SHARES = (
     "dynamics.adaptive.max_clip_fraction",
     "dynamics.adaptive.min_ess",
@@ -39,7 +42,7 @@ def check_ranges(config: TrainConfig) -> None:
         # Larger whole numbers have no float.
         require(abs(value) < LARGEST or isinstance(value, float), f"{key}={str(value)[:20]}… must be below 2^63")
         require(math.isfinite(value), f"{key}={value} must be a finite number")
-        require(value >= 0 or key in SIGNED, f"{key}={value} must not be negative")
+        require(value >= 0 or key in SIGNED or key.endswith(WEIGHT), f"{key}={value} must not be negative")
         require(value <= 1 or key not in SHARES, f"{key}={value} must lie between 0 and 1")
         require(value <= LAST_PORT or key not in PORTS, f"{key}={value} is no port: the last one is {LAST_PORT}")
     servers = config.rollout.servers
@@ -51,7 +54,7 @@ def check_ranges(config: TrainConfig) -> None:
     )
     for key, weight in _numbers(config):
         require(
-            not key.endswith("reward.parts[].weight") or not weight or 1e-6 <= abs(weight) <= 1e6,
+            not key.endswith(WEIGHT) or not weight or 1e-6 <= abs(weight) <= 1e6,
             f"{key}={weight:g} must be 0, or lie between 1e-6 and 1e6 in size",
         )
     exponent = config.normalization.exponent
@@ -83,14 +86,17 @@ def _check_optimizer(learner: LearnerConfig) -> None:
 
 
 def _numbers(config: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yields the key and value of every number, those in lists included.
+    """Yields the key and value of every number, those in lists and in `task.reward.by_source` included.
 
-    Mappings are passed over: libraries or other checks know the ranges of their entries.
+    Other mappings are passed over: libraries or other checks know the ranges of their entries.
     """
     for field in fields(config):
         key, value = f"{prefix}{field.name}", getattr(config, field.name)
         if is_dataclass(value):
             yield from _numbers(value, f"{key}.")
+        for name, entry in value.items() if isinstance(value, dict) else ():
+            if isinstance(entry, SourceRewardConfig):
+                yield from _numbers(entry, f"{key}.{name}.")
         for item in value if isinstance(value, list) else [value]:
             if isinstance(value, list) and is_dataclass(item):
                 yield from _numbers(item, f"{key}[].")
