@@ -88,6 +88,7 @@ def _parsed(overrides: list[str]) -> list[Override]:
         value = override.value()
         empty = isinstance(value, RangeSweep) and (not value.step or not [*value.range()])
         require(
-            not empty, f"{override.input_line} holds no value: write range(START,STOP,STEP), where STOP is left out"
+            not empty,
+            f"{override.input_line} holds no value: write range(START,STOP,STEP), whose values end before STOP",
         )
     return parsed
