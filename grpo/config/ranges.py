@@ -1,4 +1,4 @@
-"""This part of `grpo.config.validate` checks every number of a configuration for its range."""
+"""This part of `grpo.config.validate` checks every value by itself: numbers for their ranges, and choices."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from grpo.config.choices import CHOICES, IMPORTED, POSITIVE, value_at
 from grpo.config.engines import LearnerConfig
 from grpo.config.errors import require
 from grpo.config.run import TrainConfig
@@ -35,7 +36,24 @@ LAST_SEED = 2**32 - 1
 """`numpy.random.seed`, which vLLM calls with its engine's seed, takes 32 bits."""
 
 
-def check_ranges(config: TrainConfig) -> None:
+def check_values(config: TrainConfig, beginnings: str | tuple[str, ...] = "") -> None:
+    """Raises UserError for a number out of its range, and for an unknown choice.
+
+    Choices, and numbers that must be above 0, are checked for keys with one of these `beginnings`.
+    """
+    _check_ranges(config)
+    for key, choices in ((key, CHOICES[key]) for key in CHOICES if key.startswith(beginnings)):
+        value, imported = value_at(config, key), key in IMPORTED
+        require(
+            value in choices or (imported and ":" in value),
+            f"{key}={value!r} is unknown: choose one of {' | '.join(map(str, choices))}"
+            + (", or give an import path package.module:function" if imported else ""),
+        )
+    for key in (key for key in POSITIVE if key.startswith(beginnings)):
+        require(value_at(config, key) > 0, f"{key}={value_at(config, key)} must be above 0")
+
+
+def _check_ranges(config: TrainConfig) -> None:
     """Raises UserError for the first number that is infinite, NaN or outside its key's range."""
     require(config.seed <= LAST_SEED, f"seed={config.seed} must be at most {LAST_SEED}")
     for key, value in _numbers(config):
