@@ -37,6 +37,9 @@ and report.md into the sweep's folder, or into DIR. watch=60 writes them again e
 are done."""
 
 
+_NAMED_SEED = re.compile(r"seed\d+$")
+
+
 def run(words: Sequence[str]) -> int:
     """Writes the report of one run, or the comparison of a sweep or of several runs. Returns the exit code."""
     paths = [Path(word) for word in words if "=" not in word]
@@ -98,10 +101,13 @@ def of_sweep(folder: Path) -> tuple[list[Run], list[str], int]:
 
 
 def _loaded(paths: Sequence[Path]) -> list[Run]:
-    """Loads several runs. Runs in folders that are named by their start are seeds of one variant, named as the folder
-    around them, if nothing but the seed differs. Otherwise each of them is a variant."""
+    """Loads several runs. Runs named -seedN are seeds of one variant.
+
+    So are runs whose names end in a number, and runs in folders that are named by their start, if nothing but the seed
+    differs. Otherwise each of them is a variant.
+    """
     runs = [load(path, _variant(path)) for path in paths]
-    names = {run.variant for run in runs if named_by_start(run.folder)}
+    names = {run.variant for run in runs if not _NAMED_SEED.search(run.folder.resolve().name)}
     apart = {name for name in names if not _are_seeds([run for run in runs if run.variant == name])}
     return [replace(run, variant=run_name(run.folder)) if run.variant in apart else run for run in runs]
 

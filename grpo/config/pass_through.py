@@ -134,7 +134,8 @@ def passing_on(key: str, settings: Mapping[str, Any], *own: type[Exception]) -> 
 
 def _check(path: str, settings: Mapping[str, Any], owned: Mapping[str, str]) -> None:
     for name in _names(settings):
-        instead = owned.get(name)
+        # Servers take names with hyphens too, as flags.
+        instead = owned.get(name.replace("-", "_"))
         require(
             instead is None,
             f"{path}.{name} is set by the run itself: " + (f"use {instead}" if instead else "leave it out"),

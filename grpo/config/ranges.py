@@ -1,4 +1,4 @@
-"""This part of `grpo.config.validate` checks every number of a configuration for its range."""
+"""This part of `grpo.config.validate` checks every value by itself: numbers for their ranges, and choices."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from grpo.config.choices import CHOICES, IMPORTED, POSITIVE, value_at
 from grpo.config.engines import LearnerConfig
 from grpo.config.errors import require
 from grpo.config.run import TrainConfig
+from grpo.config.task import SourceRewardConfig
 
 # These numbers may be negative; all others may not.
-SIGNED = ("normalization.exponent", "task.reward.correct_at", "task.reward.parts[].weight")
+SIGNED = ("normalization.exponent", "task.reward.correct_at")
+# The keys of weights, which may be negative too, end like this.
+WEIGHT = "parts[].weight"
 SHARES = (
     "dynamics.adaptive.max_clip_fraction",
     "dynamics.adaptive.min_ess",
@@ -32,14 +36,31 @@ LAST_SEED = 2**32 - 1
 """`numpy.random.seed`, which vLLM calls with its engine's seed, takes 32 bits."""
 
 
-def check_ranges(config: TrainConfig) -> None:
+def check_values(config: TrainConfig, beginnings: str | tuple[str, ...] = "") -> None:
+    """Raises UserError for a number out of its range, and for an unknown choice.
+
+    Choices, and numbers that must be above 0, are checked for keys with one of these `beginnings`.
+    """
+    _check_ranges(config)
+    for key, choices in ((key, CHOICES[key]) for key in CHOICES if key.startswith(beginnings)):
+        value, imported = value_at(config, key), key in IMPORTED
+        require(
+            value in choices or (imported and ":" in value),
+            f"{key}={value!r} is unknown: choose one of {' | '.join(map(str, choices))}"
+            + (", or give an import path package.module:function" if imported else ""),
+        )
+    for key in (key for key in POSITIVE if key.startswith(beginnings)):
+        require(value_at(config, key) > 0, f"{key}={value_at(config, key)} must be above 0")
+
+
+def _check_ranges(config: TrainConfig) -> None:
     """Raises UserError for the first number that is infinite, NaN or outside its key's range."""
     require(config.seed <= LAST_SEED, f"seed={config.seed} must be at most {LAST_SEED}")
     for key, value in _numbers(config):
         # Larger whole numbers have no float.
         require(abs(value) < LARGEST or isinstance(value, float), f"{key}={str(value)[:20]}… must be below 2^63")
         require(math.isfinite(value), f"{key}={value} must be a finite number")
-        require(value >= 0 or key in SIGNED, f"{key}={value} must not be negative")
+        require(value >= 0 or key in SIGNED or key.endswith(WEIGHT), f"{key}={value} must not be negative")
         require(value <= 1 or key not in SHARES, f"{key}={value} must lie between 0 and 1")
         require(value <= LAST_PORT or key not in PORTS, f"{key}={value} is no port: the last one is {LAST_PORT}")
     servers = config.rollout.servers
@@ -51,7 +72,7 @@ def check_ranges(config: TrainConfig) -> None:
     )
     for key, weight in _numbers(config):
         require(
-            not key.endswith("reward.parts[].weight") or not weight or 1e-6 <= abs(weight) <= 1e6,
+            not key.endswith(WEIGHT) or not weight or 1e-6 <= abs(weight) <= 1e6,
             f"{key}={weight:g} must be 0, or lie between 1e-6 and 1e6 in size",
         )
     exponent = config.normalization.exponent
@@ -83,14 +104,17 @@ def _check_optimizer(learner: LearnerConfig) -> None:
 
 
 def _numbers(config: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yields the key and value of every number, those in lists included.
+    """Yields the key and value of every number, those in lists and in `task.reward.by_source` included.
 
-    Mappings are passed over: libraries or other checks know the ranges of their entries.
+    Other mappings are passed over: libraries or other checks know the ranges of their entries.
     """
     for field in fields(config):
         key, value = f"{prefix}{field.name}", getattr(config, field.name)
         if is_dataclass(value):
             yield from _numbers(value, f"{key}.")
+        for name, entry in value.items() if isinstance(value, dict) else ():
+            if isinstance(entry, SourceRewardConfig):
+                yield from _numbers(entry, f"{key}.{name}.")
         for item in value if isinstance(value, list) else [value]:
             if isinstance(value, list) and is_dataclass(item):
                 yield from _numbers(item, f"{key}[].")

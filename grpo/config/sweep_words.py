@@ -11,7 +11,10 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 
 from grpo.config.complaints import one_line
-from grpo.config.errors import UserError
+from grpo.config.errors import UserError, require
+
+DECIMALS = 12
+"""The ends of a range are rounded to this many decimals."""
 
 
 def grid(overrides: list[str]) -> list[dict[str, str]]:
@@ -68,14 +71,24 @@ def _range(override: Override) -> Range:
         whole = isinstance(value.start, int) and isinstance(value.end, int)
         return Range(low=value.start, high=value.end, log="log" in value.tags, whole=whole)
     if isinstance(value, RangeSweep):
-        whole = all(isinstance(number, int) for number in (value.start, value.stop, value.step))
-        last = value.stop - value.step  # a range's end is not in it
-        return Range(low=value.start, high=last, step=value.step, whole=whole)
+        numbers = [*value.range()]
+        whole = all(isinstance(number, int) for number in numbers)
+        # Hydra adds steps up, so 0.9 may come as 0.8999999999999999. Optuna would then leave it out.
+        low, high = (round(end, DECIMALS) for end in (min(numbers), max(numbers)))
+        return Range(low=low, high=high, step=abs(value.step), whole=whole)
     return Range(choices=tuple(override.sweep_string_iterator()))
 
 
 def _parsed(overrides: list[str]) -> list[Override]:
     try:
-        return OverridesParser.create().parse_overrides(overrides)
+        parsed = OverridesParser.create().parse_overrides(overrides)
     except HydraException as error:
         raise UserError(one_line(error)) from error
+    for override in parsed:
+        value = override.value()
+        empty = isinstance(value, RangeSweep) and (not value.step or not [*value.range()])
+        require(
+            not empty,
+            f"{override.input_line} holds no value: write range(START,STOP,STEP), whose values end before STOP",
+        )
+    return parsed

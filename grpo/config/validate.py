@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from grpo.config.choices import CHOICES, IMPORTED, POSITIVE, value_at
+from grpo.config.choices import value_at
 from grpo.config.errors import UserError
 from grpo.config.errors import require as _require
 from grpo.config.folder import CHECKPOINTS, checkpoints_in
 from grpo.config.pass_through import check_pass_through, check_training
 from grpo.config.placement import require_length
-from grpo.config.ranges import check_ranges
+from grpo.config.ranges import check_values
 from grpo.config.run import TrainConfig
 from grpo.config.runs_within import resumable
 from grpo.config.validate_loss import check_loss
@@ -81,21 +79,6 @@ def validate_serving(config: TrainConfig) -> None:
     )
     _check_source(config)
     require_length(config.model)
-
-
-def check_values(config: TrainConfig, room: str = "") -> None:
-    """Raises UserError for a number out of its range, and for an unknown choice of the keys that begin with `room`."""
-    check_ranges(config)
-    for path, choices in ((path, CHOICES[path]) for path in CHOICES if path.startswith(room)):
-        value = value_at(config, path)
-        imported = path in IMPORTED
-        _require(
-            value in choices or (imported and ":" in value),
-            f"{path}={value!r} is unknown: choose one of {_listed(choices)}"
-            + (", or give an import path package.module:function" if imported else ""),
-        )
-    for path in (path for path in POSITIVE if path.startswith(room)):
-        _require(value_at(config, path) > 0, f"{path}={value_at(config, path)} must be above 0")
 
 
 def check_batch(config: TrainConfig, world_size: int) -> None:
@@ -264,7 +247,3 @@ def _check_source(config: TrainConfig) -> None:
         not config.model.path or config.model.source == "huggingface" or Path(config.model.path).is_dir(),
         f"model.path={config.model.path} is not read with model.source={config.model.source}: add model=huggingface",
     )
-
-
-def _listed(choices: Iterable[Any]) -> str:
-    return " | ".join(str(choice) for choice in choices)

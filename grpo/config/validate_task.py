@@ -6,10 +6,10 @@ import re
 from dataclasses import replace
 from urllib.parse import urlsplit
 
-from grpo.config.choices import CHOICES, POSITIVE, value_at
+from grpo.config.choices import CHOICES
 from grpo.config.credentials import PLACE
 from grpo.config.errors import UserError, require
-from grpo.config.ranges import check_ranges
+from grpo.config.ranges import check_values
 from grpo.config.run import TrainConfig
 from grpo.config.task import REMOTE, RewardPartConfig, RewardServerConfig, TaskConfig, remote_kind
 
@@ -63,14 +63,7 @@ def _check_member(config: TrainConfig) -> None:
     require(task.weight > 0, f"task.weight={task.weight:g} must be above 0")
     require(task.curriculum == TaskConfig().curriculum, "task.curriculum is that of all sets: set it there")
     require(not task.reward.by_source, "task.reward.by_source: a set is one source, so set its reward.parts")
-    check_ranges(config)
-    for path, choices in CHOICES.items():
-        if path.startswith(("task.data.", "task.prompt.", "task.reward.")):
-            value = value_at(config, path)
-            require(value in choices, f"{path}={value!r} is unknown: choose one of {' | '.join(map(str, choices))}")
-    for path in POSITIVE:
-        if path.startswith("task.reward."):
-            require(value_at(config, path) > 0, f"{path}={value_at(config, path)} must be above 0")
+    check_values(config, ("task.data.", "task.prompt.", "task.reward."))
     _check_set(config)
 
 

@@ -47,7 +47,7 @@ def attention(bench: Bench) -> Report:
 
 def attention_error(device: torch.device, dtype: torch.dtype, window: int | None) -> float:
     """Returns the largest relative error, against float64, of the output and of the gradients of queries, keys and
-    values."""
+    values. It is NaN where one of these holds a NaN."""
     generator, tokens = torch.Generator().manual_seed(0), TREES[-1].end
     drawn = [
         torch.randn(1, heads, tokens, WIDTH, generator=generator, dtype=torch.float64).to(dtype)
@@ -64,7 +64,8 @@ def attention_error(device: torch.device, dtype: torch.dtype, window: int | None
     output.backward(upstream.to(device))
     pairs = [(output.detach(), expected.detach())]
     pairs += [(mine.grad, theirs.grad) for mine, theirs in zip(ours, exact, strict=True)]
-    return max(float((mine.double().cpu() - theirs).norm() / theirs.norm()) for mine, theirs in pairs)
+    # Unlike Python's max, torch's returns NaN where any of the errors is NaN.
+    return float(torch.stack([(mine.double().cpu() - theirs).norm() / theirs.norm() for mine, theirs in pairs]).max())
 
 
 def _alone(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:

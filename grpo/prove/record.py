@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config import UserError
+from grpo.host.disk import write_whole
 from grpo.prove.facts import Report
 from grpo.prove.settings import Basis, settings_of
 from grpo.types import MachineConstants
@@ -44,7 +45,8 @@ def write_record(folder: Path, about: Mapping[str, Any], reports: Sequence[Repor
         settings_of(_constants(record), Basis(**{name: record["basis"][name] for name in _BASIS})) if whole else []
     )
     record["settings"] = [asdict(setting) for setting in settings]
-    (folder / FILE).write_text(json.dumps(record, indent=1))
+    # A proof that is killed while it writes keeps what earlier parts have measured.
+    write_whole(folder / FILE, json.dumps(record, indent=1))
     return record
 
 

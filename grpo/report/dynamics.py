@@ -9,9 +9,10 @@ from pathlib import Path
 
 from grpo.config import UserError
 from grpo.config.folder import DYNAMICS_PAGE_FILE, DYNAMICS_PLOT_FILE
+from grpo.config.ranges import check_values
 from grpo.config.saved import from_dict
 from grpo.config.start import run_name
-from grpo.config.validate import check_batch, check_values
+from grpo.config.validate import check_batch
 from grpo.dynamics.diagnostics import diagnose, unchecked
 from grpo.dynamics.findings import Finding
 from grpo.dynamics.forecast import forecast

@@ -17,10 +17,10 @@ from grpo.config import UserError
 from grpo.config.engines import LearnerConfig
 from grpo.config.errors import require
 from grpo.config.learning_rate import learning_rate_factor
+from grpo.config.ranges import check_values
 from grpo.config.run import TrainConfig
 from grpo.config.saved import from_dict
 from grpo.config.sweep_words import grid, plain
-from grpo.config.validate import check_values
 from grpo.dynamics.identify import FEWEST_POINTS
 from grpo.dynamics.run_log import RunLog
 from grpo.dynamics.scheduler import batch_setting

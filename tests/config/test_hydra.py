@@ -151,6 +151,14 @@ def test_folders_and_files_of_ones_own_are_read(tmp_path):
         ("model.lora.rank=-1", "must not be negative"),
         ("task.reward.parts=[{name: math, weight: nan}]", "task.reward.parts[].weight=nan must be a finite number"),
         ("task.reward.parts=[{name: math, weight: 1e300}]", "weight=1e+300 must be 0, or lie between 1e-6 and 1e6"),
+        (
+            "+task.reward.by_source={gsm8k: {parts: [{name: number, weight: nan}]}}",
+            "task.reward.by_source.gsm8k.parts[].weight=nan must be a finite number",
+        ),
+        (
+            "+task.reward.by_source={gsm8k: {parts: [{name: http, server: {retries: -1}}]}}",
+            "task.reward.by_source.gsm8k.parts[].server.retries=-1 must not be negative",
+        ),
         ("learner.betas=[0.9,1]", "learner.betas=[0.9, 1.0] must be two numbers of at least 0 and below 1"),
         ("learner.betas=[0.9]", "must be two numbers"),
         ("rollout.gpu_memory_fraction=1.5", "must lie between 0 and 1"),
@@ -167,6 +175,8 @@ def test_negative_weights_and_exponents_are_numbers_like_others():
     config = compose_config(["normalization.exponent=-0.5", "task.reward.parts=[{name: math, weight: -1}]"])
     validate(config)
     assert (config.normalization.exponent, config.task.reward.weights) == (-0.5, {"math": -1.0})
+    by_source = "+task.reward.by_source={gsm8k: {parts: [{name: number}, {name: format, weight: -1}]}}"
+    validate(compose_config([by_source, "task.data.source_column=source"]))
 
 
 def test_the_dial_is_set_by_name_and_by_number():

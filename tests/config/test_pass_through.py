@@ -72,6 +72,9 @@ def test_an_entry_without_a_plus_is_told_where_it_belongs():
     [
         ("+rollout.engine_args={gpu_memory_utilization: 0.9}", "use rollout.gpu_memory_fraction"),
         ("+rollout.engine_args={logprobs_mode: raw_logprobs}", "leave it out"),
+        # `vllm serve` takes names with hyphens, and the last of two flags counts.
+        ("+rollout.engine_args={logprobs-mode: raw_logprobs}", "engine_args.logprobs-mode is set by the run itself"),
+        ("+rollout.engine_args={max-model-len: 10}", "use model.max_length"),
         ("+rollout.sampling.extra={top_p: 0.9}", "use rollout.sampling.top_p"),
         ("+learner.deepspeed={zero_optimization: {stage: 3}}", "use learner.zero_stage"),
         ("+learner.deepspeed={gradient_accumulation_steps: 4}", "leave it out"),

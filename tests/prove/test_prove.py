@@ -44,6 +44,17 @@ def test_attention_is_right_here_and_a_wrong_mask_is_found(bench, monkeypatch):
     assert sabotaged["plain, float32"] == sabotaged["plain, bfloat16"] == "wrong"
 
 
+def test_attention_whose_gradients_alone_are_nan_is_wrong(bench, monkeypatch):
+    attend = computation.tree_attention
+
+    def spoilt(module, query, key, value, *arguments, **options):
+        key.register_hook(lambda gradient: gradient * float("nan"))
+        return attend(module, query, key, value, *arguments, **options)
+
+    monkeypatch.setattr(computation, "tree_attention", spoilt)
+    assert set(verdicts(computation.attention(bench)).values()) == {"wrong"}
+
+
 def test_gradients_are_right_here_and_positions_that_do_not_restart_are_found(bench, monkeypatch):
     assert set(verdicts(computation.gradients(bench)).values()) == {"fine"}
     packed = computation.packed_results

@@ -2,6 +2,7 @@
 constants."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +31,21 @@ BASIS = {
     "completions": 16,
     "completion_tokens": 384,
 }
+
+
+def test_a_proof_that_is_ended_while_it_writes_keeps_what_was_measured_before(tmp_path, monkeypatch):
+    write_record(tmp_path, ABOUT, [LEARNER])
+    write_text = Path.write_text
+
+    def half(path, text, *arguments, **options):
+        write_text(path, text[: len(text) // 2])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "write_text", half)
+        write_record(tmp_path, ABOUT, [Report([], REST)])
+    record = write_record(tmp_path, ABOUT, [Report([], REST)])
+    assert [fact["part"] for fact in record["facts"]] == ["learner"]
 
 
 def test_parts_that_are_measured_one_by_one_stand_in_one_file(tmp_path):

@@ -300,6 +300,14 @@ def test_runs_in_folders_of_their_start_are_seeds_of_the_folder_around_them_or_v
     assert f"; `grpo report {tmp_path}/base/*` compares them" in capsys.readouterr().err
 
 
+def test_runs_whose_names_end_in_numbers_are_seeds_only_if_nothing_but_the_seed_differs(tmp_path):
+    other = [write_run(tmp_path / f"tau{value}", 0.5, 0, exponent=value) for value in (1, 4)]
+    alike = [write_run(tmp_path / f"same{seed}", 0.5, seed) for seed in (0, 1)]
+    assert main(["report", *map(str, other + alike), f"output={tmp_path}/out"]) == 0
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "| tau1 | 1 |" in text and "| tau4 | 1 |" in text and "| same | 2 |" in text
+
+
 def test_runs_that_were_resumed_or_have_not_finished_are_named(tmp_path):
     folders = [write_run(tmp_path / f"x-seed{seed}", 0.5, seed) for seed in range(3)]
     for folder, state in zip(folders, (FINISHED, INTERRUPTED, FINISHED), strict=True):

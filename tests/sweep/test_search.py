@@ -11,8 +11,9 @@ import pytest
 
 from grpo.cli import main
 from grpo.config import UserError
-from grpo.config.sweep_words import Range, ranges
+from grpo.config.sweep_words import Range, grid, ranges
 from grpo.sweep.ledger import DONE, RUNNING, State, open_ledger
+from grpo.sweep.search import _distribution
 
 STAND_IN = f"{sys.executable} {Path(__file__).with_name('stand_in.py')}"
 RATE = "learner.learning_rate=tag(log,interval(1e-6,1.0))"
@@ -38,6 +39,27 @@ def test_ranges_are_read_in_hydras_grammar():
         "c": Range(low=2, high=8, step=2, whole=True),
         "d": Range(choices=("x", "y")),
     }
+
+
+@pytest.mark.parametrize(
+    ("word", "values"),
+    [("range(1,10,4)", [1, 5, 9]), ("range(1,2,4)", [1]), ("range(10,0,-2)", [2, 4, 6, 8, 10])],
+)
+def test_a_search_tries_all_whole_numbers_of_a_range_and_no_others(word, values):
+    space = _distribution(ranges([f"a={word}"])["a"])
+    assert [number for number in range(-20, 20) if space._contains(number)] == values
+
+
+def test_a_search_tries_the_last_number_of_a_range_with_fractions():
+    space = _distribution(ranges(["a=range(0,1,0.3)"])["a"])
+    assert (space.low, space.high, space.step) == (0.0, 0.9, 0.3)
+
+
+@pytest.mark.parametrize("word", ["a=range(3,3)", "a=range(1,5,0)", "a=range(1,5,-1)"])
+@pytest.mark.parametrize("read", [ranges, grid])
+def test_a_range_without_values_is_refused(read, word):
+    with pytest.raises(UserError, match=r"a=range\(.*\) holds no value"):
+        read([word])
 
 
 @pytest.mark.slow
