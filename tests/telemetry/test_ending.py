@@ -50,7 +50,7 @@ def test_a_folder_that_was_moved_and_a_rank_that_was_lost_are_told(tmp_path):
 )
 def test_a_rank_that_waits_in_vain_for_one_that_hangs_says_so(text, tmp_path):
     """The rank that hangs says nothing, so nobody would."""
-    with pytest.raises(UserError, match="another rank does not answer") as failed, told_failure(tmp_path):
+    with pytest.raises(UserError, match="another rank does not answer") as failed, recording_failure(tmp_path):
         raise RuntimeError(text)
     assert not isinstance(failed.value, EndedElsewhere) and text in str(failed.value)
 
