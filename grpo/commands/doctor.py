@@ -71,7 +71,7 @@ def _machine() -> Iterator[Check]:
     """Checks Python, CPU, memory and disk."""
     memory = psutil.virtual_memory()
     free = shutil.disk_usage(os.getcwd()).free / GIB
-    yield Check("Python", platform.python_version(), "" if platform.python_version() >= "3.11" else "use 3.11 or newer")
+    yield Check("Python", platform.python_version(), "" if sys.version_info >= (3, 11) else "use 3.11 or newer")
     yield Check("CPU cores", str(len(os.sched_getaffinity(0))))
     yield Check(
         "memory",

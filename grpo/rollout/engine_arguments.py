@@ -80,7 +80,8 @@ def engine_arguments(
         **(cpu_special or {}),
     }
     for name in rollout.engine_args:
-        if name in arguments:
+        # Servers take names with hyphens too, as flags.
+        if name.replace("-", "_") in arguments:
             raise UserError(f"rollout.engine_args.{name} is set by the run itself on a CPU: leave it out")
     return arguments | rollout.engine_args
 

@@ -34,6 +34,8 @@ def test_engines_get_vllms_own_arguments_in_process_and_as_servers():
         UserError, match=r"rollout.engine_args.max_num_batched_tokens is set by the run itself on a CPU"
     ):
         engine_arguments(chosen, "model", on_gpu=False)
+    with pytest.raises(UserError, match=r"engine_args.block-size is set by the run itself on a CPU"):
+        engine_arguments(config("+rollout.engine_args={block-size: 16}"), "model", on_gpu=False)
 
 
 def test_one_argument_can_be_given_as_a_key_of_its_own():
