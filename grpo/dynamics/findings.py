@@ -11,6 +11,7 @@ SEVERITIES = (NOTE, WARNING, CRITICAL)
 # What each finding means, for a reader who meets its name for the first time.
 MEANINGS = {
     "no reward": "No completion has ever been rewarded, so there is nothing to learn from.",
+    "nothing graded": "No completion could be graded, so nothing is known of the answers and nothing is learned.",
     "constant reward": "The reward is always the same number, so there is nothing to learn from.",
     "nothing learned": "After many rounds the run is where it began.",
     "no gain lately": "The run has learned, but not over its last half.",

@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -40,8 +40,10 @@ def served(answer):
         def reply(self, status, text):
             self.send_response(status)
             self.send_header("Content-Length", str(len(text.encode())))
-            self.end_headers()
-            self.wfile.write(text.encode())
+            # A client whose patience has ended has hung up.
+            with suppress(ConnectionError):
+                self.end_headers()
+                self.wfile.write(text.encode())
 
         def log_message(self, *arguments):
             """Says nothing."""
