@@ -8,6 +8,7 @@ result.metrics.plot(y="reward/mean")
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import json
 import multiprocessing
@@ -168,6 +169,8 @@ class Trainer:
             self._check()
         with handled_as_before():
             train(self.config, [_Called(self._after_round)] if self._after_round else ())
+        # The parts of a learner refer to one another. Without this, a second run would find its memory still in use.
+        gc.collect()
         return Result(Path(self.config.output_dir))
 
     def _check(self) -> None:
