@@ -29,7 +29,7 @@ RESTARTED = "it was started anew and has no weights yet"
 class ClaimMiddleware:
     """Refuses requests of a run while another run has claimed the server, as ASGI middleware.
 
-    Requests without a name, such as those of Prometheus, go through. So do all that only read (GET).
+    Requests without a run's name, such as those of Prometheus, go through. So does every GET, which changes nothing.
     """
 
     def __init__(self, app: Application, clock: Callable[[], float] = time.monotonic):

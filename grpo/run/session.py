@@ -142,11 +142,11 @@ class Session:
         if not self._is_over(progress, verdict):
             if self._first:
                 write_ending(self._output, Ending(INTERRUPTED, progress.step))
-                told = way_on(self._output, progress.step, self._config.num_steps)
+                message = way_on(self._output, progress.step, self._config.num_steps)
                 if unread():
-                    say(f"grpo: nobody reads the run's output any more, so it {told}")
+                    say(f"grpo: nobody reads the run's output any more, so it {message}")
                 else:
-                    print(told)
+                    print(message)
             return EXIT_STOPPED
         self._leave(Ending(FINISHED, progress.step, reason))
         return 0
