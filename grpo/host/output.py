@@ -46,7 +46,7 @@ def open_closed() -> None:
 
 @contextmanager
 def outlasting() -> Iterator[None]:
-    """Lets nothing fail by printing, within the context, since a run has still to save.
+    """Keeps a failing print from ending the run within the context, since the run has still to save.
 
     After Ctrl-C in `grpo train | tee log`, for example, `tee` ends at once and the run after its round. Streams that a
     notebook or a test has put in place are left alone.

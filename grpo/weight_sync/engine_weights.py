@@ -52,7 +52,7 @@ def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def as_sent(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Yields the same weights, and those in `dtype` that vLLM keeps in float32. Learners send all weights in `dtype`.
+    """Yields an engine's weights in the type in which a learner sent them, `dtype`, where vLLM keeps them in float32.
 
     vLLM widens the routers of some models (GLM-4.5, MiniMax-M2, Ernie 4.5). Where a single number does not fit `dtype`,
     the weight is not what was sent, and is yielded as it is stored.
