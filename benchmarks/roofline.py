@@ -11,6 +11,7 @@ reach them everywhere, so this is a lower bound that shows where time goes. Prin
 import sys
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import patch
 
 import torch
@@ -20,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
+import grpo
 from grpo.algorithm.logprobs import LogitRule
 from grpo.algorithm.loss import policy_loss
 from grpo.algorithm.packing import Branch, LooseTree, pack
@@ -33,6 +35,7 @@ from grpo.types import Completion
 
 PEAK, ATTAINED, BANDWIDTH, LAUNCH = 989e12, 0.7, 3e12, 4e-6
 PROMPT, COMPLETIONS, LENGTH = 192, 8, 1000
+PACKAGE = f"{Path(grpo.__file__).parent}/"
 # These read as many rows of their first tensor as they write.
 LOOKUPS = ("embedding", "gather", "index", "index_select")
 PRODUCTS = ("mm", "addmm", "bmm")
@@ -65,7 +68,7 @@ def line_of():
         while frame:
             lines.append((frame.f_code.co_filename, frame.f_lineno))
             frame = frame.f_back
-    ours = [(name, line) for name, line in lines if "/grpo/" in name or "/transformers/" in name]
+    ours = [(name, line) for name, line in lines if name.startswith(PACKAGE) or "/transformers/" in name]
     if not ours:
         return "other"
     name, line = ours[0]

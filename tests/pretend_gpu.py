@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -27,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
+import grpo
 from tests.pretend_kernels import FUSED, STAND_INS, WHOLE
 
 
@@ -81,15 +83,17 @@ def memory_of(tensor: OnGpu) -> Tensor:
         return _empty(0, dtype=tensor.dtype, device=CPU).set_(*place)
 
 
+# The checkout's own folder may be called grpo, too.
+PACKAGE = f"{Path(grpo.__file__).parent}/"
 WAITS: list[str] = []
 """Every wait of the host for the device: the operation, and the line of the package that asked for it."""
 
 
 def _wait(operation: Any) -> None:
     frame = sys._getframe()
-    while frame and "/grpo/" not in frame.f_code.co_filename:
+    while frame and not frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
-    line = f"{frame.f_code.co_filename.rpartition('/grpo/')[2]}:{frame.f_lineno}" if frame else "elsewhere"
+    line = f"{frame.f_code.co_filename.removeprefix(PACKAGE)}:{frame.f_lineno}" if frame else "elsewhere"
     WAITS.append(f"{operation} at {line}")
 
 
