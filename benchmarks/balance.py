@@ -4,8 +4,8 @@
 
 Completion lengths are log-normal, as in real runs, and a harder problem has a larger mean. Learning is counted in
 floating-point operations of a 7B model, through the code that moves trees and lays out rows. Sampling is continuously
-batched; a decode step takes WEIGHTS_MS, and SEQUENCE_MS for each running completion: a 7B model on an H100. Prompts are
-placed by what could be known of their lengths, from nothing to all of them.
+batched; a decode step takes WEIGHTS_MS, and SEQUENCE_MS for each running completion: a 7B model on an H100. The code
+that deals prompts to ranks gets what could be known of their lengths, from nothing to all of them.
 """
 
 import heapq
@@ -24,6 +24,7 @@ from grpo.algorithm.balance import balanced
 from grpo.algorithm.packing import Branch, LooseTree, rows_of, trees_of
 from grpo.algorithm.row_assignment import imbalance, lay_out
 from grpo.learner.flops import FlopCount
+from grpo.tasks.dealing import dealt
 from grpo.types import Completion
 
 # Operations of a token, of a target and of a pair of tokens.
@@ -94,28 +95,21 @@ def engine_ms(own: np.ndarray) -> float:
     return total
 
 
-def placed(expected: np.ndarray, ranks: int) -> np.ndarray:
-    """Returns the engine of each prompt. The prompts with the longest expected completions come first, and each goes to
-    the engine with the least expected work."""
-    loads, places = np.zeros(ranks), np.zeros(len(expected), int)
-    for index in np.argsort(-expected):
-        places[index] = loads.argmin()
-        loads[places[index]] += expected[index]
-    return places
-
-
 def sampling(seed: int, ranks: int, prompts: int, median: int, longest: int) -> dict[str, float]:
     """Returns the slowest engine's time over the mean engine's, for each kind of advance knowledge of a prompt's
     completion lengths."""
     draw = partial(lengths, seed, prompts, median, longest)
     drawn = draw()
-    ways = {
-        "nothing": np.arange(prompts) % ranks,
-        "an earlier group": placed(draw(GROUP + 1).mean(1), ranks),
-        "its mean": placed(draw(400).mean(1), ranks),
-        "all lengths": placed(drawn.sum(1), ranks),
+    known = {
+        "nothing": np.ones(prompts),
+        "an earlier group": draw(GROUP + 1).mean(1),
+        "its mean": draw(400).mean(1),
+        "all lengths": drawn.mean(1),
     }
-    seconds = {way: [engine_ms(drawn[places == rank].ravel()) for rank in range(ranks)] for way, places in ways.items()}
+    seconds = {}
+    for what, expected in known.items():
+        engines = np.array(dealt(list(expected), ranks))
+        seconds[what] = [engine_ms(drawn[engines == rank].ravel()) for rank in range(ranks)]
     # Instead of whole groups, every prompt's samples are spread over all engines.
     spread = (np.arange(prompts)[:, None] + np.arange(GROUP)) % ranks
     seconds["samples spread"] = [engine_ms(drawn[spread == rank]) for rank in range(ranks)]

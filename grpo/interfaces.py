@@ -54,8 +54,13 @@ class Task(Protocol):
         """Returns the number of problems trained on, which is the number of prompts in one epoch."""
 
     def next_prompts(self, count: int) -> list[Prompt]:
-        """Returns this rank's share of the stream's next `count` prompts over all ranks: those at positions p of the
-        stream with p mod (number of ranks) = rank."""
+        """Returns this rank's share of the stream's next `count` prompts over all ranks, in the stream's order. Of
+        every N consecutive ones, counted from the first, each of N ranks gets one."""
+
+    def record_lengths(self, lengths: Mapping[str, float]) -> None:
+        """Passes how long completions were: problem id → mean tokens, over all ranks. Later prompts are then shared out
+        so that ranks have about equally much to sample. All ranks call it with the same lengths, between the same
+        calls of `next_prompts`."""
 
     def record_outcomes(self, outcomes: Mapping[str, tuple[int, int]], cursor: int) -> None:
         """Passes the outcomes of a round to an online curriculum: problem id → (correct, tried), over all ranks.

@@ -82,10 +82,14 @@ def by_problem(groups: Iterable[tuple[str, tuple[int, int]]]) -> dict[str, tuple
     """
     counts: dict[str, tuple[int, int]] = {}
     for prompt_id, (correct, tried) in groups:
-        problem_id = prompt_id.rpartition("@")[0]
-        before = counts.get(problem_id, (0, 0))
-        counts[problem_id] = (before[0] + correct, before[1] + tried)
+        before = counts.get(problem_id(prompt_id), (0, 0))
+        counts[problem_id(prompt_id)] = (before[0] + correct, before[1] + tried)
     return counts
+
+
+def problem_id(prompt_id: str) -> str:
+    """Returns the problem of a prompt, without the number of the visit: ``"mawps-17"`` of ``"mawps-17@0"``."""
+    return prompt_id.rpartition("@")[0]
 
 
 def mean_seconds(by_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:

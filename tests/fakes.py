@@ -24,10 +24,13 @@ class ScriptedTask:
     def next_prompts(self, count):
         first, self.cursor = self.cursor, self.cursor + count
         mine = [index for index in range(first, self.cursor) if index % self.world_size == self.rank]
-        return [Prompt(Problem(f"p{index}", "q", "a"), (1,)) for index in mine]
+        return [Prompt(Problem(f"p{index}", "q", "a"), (1,), position=index) for index in mine]
 
     def record_outcomes(self, outcomes, cursor):
         """Ignores the outcomes, since the order of prompts does not depend on them."""
+
+    def record_lengths(self, lengths):
+        """Ignores the lengths, since rank p mod n always gets prompt p."""
 
     def grade(self, groups):
         return [self._scored(group) for group in groups]
@@ -69,9 +72,9 @@ class ScriptedSampler:
         """Does nothing, since this sampler holds no memory."""
 
 
-def asking(task, sampler):
+def asking(task, sampler, collective=None):
     """Returns a source of groups that samples a prompt when its group is taken, and grades in a thread of its own."""
-    return OnDemandSource(task, sampler, GradingThread(task))
+    return OnDemandSource(task, sampler, GradingThread(task), collective or SingleRank())
 
 
 def answering(task, sampler=None):

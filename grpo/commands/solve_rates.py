@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
-from itertools import zip_longest
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.run.measured_model import candidate
 from grpo.tasks import VerifiableTask
 from grpo.tasks.files import read_rows
-from grpo.tasks.solve_rates import MEASURED_COLUMN, SAMPLES_ENDING
+from grpo.tasks.solve_rates import MEASURED_COLUMN, MEASURED_LENGTH, PROMPT_LENGTH, SAMPLES_ENDING
 from grpo.tasks.sources import load_problems
 from grpo.types import ScoredGroup
 
@@ -86,15 +86,13 @@ def _measure(task: VerifiableTask, sampler: Sampler, collective: Collective, con
     with Progress(*columns, disable=not first) as progress, GradingThread(task) as grading:
         bar = progress.add_task("problems", total=task.num_problems, completed=task.cursor)
         while task.cursor < task.num_problems:
-            turn = task.cursor % collective.world_size
             prompts = task.next_prompts(min(CHUNK, task.num_problems - task.cursor))
             samples = config.evaluation.samples_per_problem
             scored = sampled_and_graded(sampler, grading, prompts, samples, sampling)
-            shares = collective.gather([_row(group) for group in scored])
-            # Rows are written in the stream's order, in which ranks take turns. A file that is cut off then holds the
-            # first problems, and the count of its rows is the cursor to continue from.
-            in_turn = zip_longest(*shares[turn:], *shares[:turn])
-            rows = [row for one_of_each_rank in in_turn for row in one_of_each_rank if row is not None]
+            shares = collective.gather({group.group.prompt.position: _row(group) for group in scored})
+            # Rows are written in the stream's order. A file that is cut off then holds the first problems, and the
+            # count of its rows is the cursor to continue from.
+            rows = [row for _, row in sorted(chain(*(share.items() for share in shares)))]
             if first:
                 with Path(config.output_dir, RATES_FILE).open("a", encoding="utf-8", errors="backslashreplace") as file:
                     file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
@@ -104,7 +102,7 @@ def _measure(task: VerifiableTask, sampler: Sampler, collective: Collective, con
 def _row(scored: ScoredGroup) -> dict[str, Any]:
     """Makes the row of one problem, with its solve rate. The problem's own columns come after those of the schema, and
     do not replace them. A group that could not be graded gives no rate."""
-    problem, completions = scored.group.prompt.problem, scored.group.completions
+    problem = scored.group.prompt.problem
     correct, tried = (0, 0) if scored.spoilt else scored.count
     interval = stats.binomtest(correct, tried).proportion_ci(method="wilson") if tried else None
     asked = {
@@ -121,8 +119,8 @@ def _row(scored: ScoredGroup) -> dict[str, Any]:
             MEASURED_COLUMN + SAMPLES_ENDING: tried,
             f"{MEASURED_COLUMN}_low": round(interval.low, 4) if interval else None,
             f"{MEASURED_COLUMN}_high": round(interval.high, 4) if interval else None,
-            "prompt_tokens": len(scored.group.prompt.token_ids),
-            "completion_tokens": sum(len(completion.token_ids) for completion in completions) / len(completions),
+            PROMPT_LENGTH: len(scored.group.prompt.token_ids),
+            MEASURED_LENGTH: scored.group.mean_length,
         }
     )
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 from grpo.config import BudgetConfig, RefillConfig
 from grpo.interfaces import Collective, Sampler, Task
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
-from grpo.rollout.group_source import Source
+from grpo.rollout.group_source import Source, record_lengths
 from grpo.types import Collected, RolloutGroup, RoundPlan, ScoredGroup
 
 Item = TypeVar("Item")
@@ -70,27 +70,29 @@ class RefillingCollector:
         self._source.begin(plan, steps_left)
         sampled: dict[int, ScoredGroup] = {}  # by position in the stream: this rank's
         silent: dict[int, bool] = {}  # and all ranks'
+        homes: dict[int, int] = {}  # the rank that sampled the group
         for _ in range(self._refill.max_waves):
             missing = plan.prompts_per_round - sum(not silence for silence in silent.values())
             if not missing:
                 break
             wave = self._wave(missing)
             sampled |= wave
-            for share in self._collective.gather({place: self._is_silent(scored) for place, scored in wave.items()}):
+            own_silent = {place: self._is_silent(scored) for place, scored in wave.items()}
+            for rank, share in enumerate(self._collective.gather(own_silent)):
                 silent |= share
+                homes |= dict.fromkeys(share, rank)
         self._source.rest()
         learned_places = self._kept(silent, plan.prompts_per_round)
         steps = in_steps(learned_places, plan.num_batches)
-        return Collected(self._shared_out(steps, sampled), tuple(sampled.values()), plan, self._source.cursor)
+        shared_out = self._shared_out(steps, sampled, homes)
+        return Collected(shared_out, tuple(sampled.values()), plan, self._source.cursor)
 
     def forget(self) -> None:
         self._source.forget()
 
     def _wave(self, num_prompts: int) -> dict[int, ScoredGroup]:
         """Samples the next prompts of all ranks, and returns this rank's groups by position in the stream."""
-        first, ranks = self._source.cursor, self._collective.world_size
-        places = [place for place in range(first, first + num_prompts) if place % ranks == self._collective.rank]
-        return dict(zip(places, self._source.take(num_prompts), strict=True))
+        return {scored.group.prompt.position: scored for scored in self._source.take(num_prompts)}
 
     def _kept(self, silent: Mapping[int, bool], num_groups: int) -> list[int]:
         """Returns the stream positions of the groups to learn from, in the order of the optimizer steps."""
@@ -102,11 +104,13 @@ class RefillingCollector:
         return [slots[slot] if slot in slots else next(silent_places) for slot in range(num_groups)]
 
     def _shared_out(
-        self, steps: Sequence[Sequence[int]], sampled: Mapping[int, ScoredGroup]
+        self, steps: Sequence[Sequence[int]], sampled: Mapping[int, ScoredGroup], homes: Mapping[int, int]
     ) -> tuple[tuple[ScoredGroup, ...], ...]:
-        """Redistributes groups over ranks, see `dealt`. Returns this rank's groups for each step."""
+        """Redistributes groups over ranks, see `learners_of`. Returns this rank's groups for each step."""
         ranks, rank = self._collective.world_size, self._collective.rank
-        learners = {place: learner for step in steps for place, learner in dealt(step, ranks).items()}
+        learners: dict[int, int] = {}
+        for step in steps:
+            learners |= learners_of({place: homes[place] for place in step}, ranks)
         leaving = {place: scored for place, scored in sampled.items() if learners.get(place, rank) != rank}
         available = dict(sampled)
         for share in self._collective.gather(leaving):
@@ -124,22 +128,23 @@ def in_steps(groups: Sequence[Item], num_steps: int) -> tuple[tuple[Item, ...], 
     return tuple(tuple(groups[start:end]) for start, end in pairwise(edges))
 
 
-def dealt(places: Sequence[int], ranks: int) -> dict[int, int]:
+def learners_of(homes: Mapping[int, int], ranks: int) -> dict[int, int]:
     """Assigns the group at each stream position to the rank that will learn from it.
 
-    All ranks get as equal a number of groups as possible. A rank keeps the groups that it sampled while it has room.
+    `homes` says which rank has sampled the group. A rank keeps its groups while it has room. All ranks get as equal a
+    number of groups as possible.
 
-    >>> dealt([0, 2, 4, 5], 2)
+    >>> learners_of({0: 0, 2: 0, 4: 0, 5: 1}, ranks=2)
     {0: 0, 2: 0, 5: 1, 4: 1}
     """
-    room = [len(range(rank, len(places), ranks)) for rank in range(ranks)]
+    room = [len(range(rank, len(homes), ranks)) for rank in range(ranks)]
     learners: dict[int, int] = {}
-    for place in places:
-        if room[place % ranks]:
-            learners[place] = place % ranks
-            room[place % ranks] -= 1
+    for place, home in homes.items():
+        if room[home]:
+            learners[place] = home
+            room[home] -= 1
     free = (rank for rank in range(ranks) for _ in range(room[rank]))
-    return learners | {place: next(free) for place in places if place not in learners}
+    return learners | {place: next(free) for place in homes if place not in learners}
 
 
 class BudgetedCollector:
@@ -187,6 +192,7 @@ class BudgetedCollector:
             whole=lambda place, group: _joined(earlier[place], group),
         )
         self._sampler.sleep()
+        record_lengths(self._task, scored, self._collective)
         for index, group in zip(indices, larger, strict=True):
             scored[index] = group
         steps = in_steps(scored, plan.num_batches)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,17 +32,20 @@ class Source(Protocol):
         The share may be empty. Collective."""
 
     def rest(self) -> None:
-        """Ends a round: nothing more is sampled for it."""
+        """Ends a round: nothing more is sampled for it. Collective."""
 
     def forget(self) -> None:
         """Drops the groups that were asked ahead. Their prompts come again, in the same order."""
 
 
 class OnDemandSource:
-    """This source samples prompts when their groups are taken."""
+    """This source samples prompts when their groups are taken.
 
-    def __init__(self, task: Task, sampler: Sampler, grading: GradingThread):
-        self._task, self._sampler, self._grading = task, sampler, grading
+    After each round it tells the task how long the completions were, so that the next rounds' prompts are dealt evenly.
+    """
+
+    def __init__(self, task: Task, sampler: Sampler, grading: GradingThread, collective: Collective):
+        self._task, self._sampler, self._grading, self._collective = task, sampler, grading, collective
 
     @property
     def cursor(self) -> int:
@@ -50,25 +53,33 @@ class OnDemandSource:
 
     def begin(self, plan: RoundPlan, steps_left: int) -> None:
         self._group_size = plan.group_size
+        self._taken: list[ScoredGroup] = []
 
     def take(self, num_prompts: int) -> list[ScoredGroup]:
         prompts = self._task.next_prompts(num_prompts)
-        return sampled_and_graded(self._sampler, self._grading, prompts, self._group_size)
+        scored = sampled_and_graded(self._sampler, self._grading, prompts, self._group_size)
+        self._taken += scored
+        return scored
 
     def rest(self) -> None:
         self._sampler.sleep()
+        record_lengths(self._task, self._taken, self._collective)
 
     def forget(self) -> None:
         """Does nothing, because nothing is asked ahead."""
 
 
+def record_lengths(task: Task, sampled: Iterable[ScoredGroup], collective: Collective) -> None:
+    """Tells the task how long the completions of the groups of all ranks were. Collective."""
+    own_lengths = {scored.group.prompt.problem.problem_id: scored.group.mean_length for scored in sampled}
+    task.record_lengths({name: length for share in collective.gather(own_lengths) for name, length in share.items()})
+
+
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A request is a prompt whose group is not taken yet. `cursor` is the stream's position after the prompt;
-    `seconds` are the seconds of sampling and grading by phase."""
+    """A request is a prompt whose group is not taken yet. `seconds` are those of sampling and grading by phase."""
 
     prompt: Prompt
-    cursor: int
     pending: Pending
     scored: Future[ScoredGroup] = field(default_factory=Future)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -126,12 +137,12 @@ class AheadSource:
         self._ask_until(num_prompts)
         end = self.cursor + num_prompts
         requests = []
-        while self._under_way and self._under_way[0].cursor <= end:
+        while self._under_way and self._under_way[0].prompt.position < end:
             requests.append(self._under_way.popleft())
         for index, request in enumerate(requests):
             group = _scored(request)
             if group and self._staleness(group) > self._max_staleness:
-                requests[index] = self._ask([request.prompt], [request.cursor])[0]
+                requests[index] = self._ask([request.prompt])[0]
         groups = [_scored(request) for request in requests]
         # All ranks give up together, or none.
         if self._collective.maximum(None in groups):
@@ -158,8 +169,8 @@ class AheadSource:
         The number grows when a rank lacks groups of this round, which ends at position `end`. It shrinks when no rank
         lacks any group that was asked.
         """
-        missing_cursors = [request.cursor for request in self._under_way if not request.scored.done()]
-        late, early = any(cursor <= end for cursor in missing_cursors), not missing_cursors
+        missing = [request.prompt.position for request in self._under_way if not request.scored.done()]
+        late, early = any(position < end for position in missing), not missing
         if self._collective.maximum(late):
             steps = (self._rounds_ahead + 1) * self._plan.refresh_interval
             self._rounds_ahead += steps <= self._max_staleness
@@ -170,14 +181,11 @@ class AheadSource:
         """Asks prompts until `num_prompts`, over all ranks, are asked and not yet taken."""
         first, end = self._task.cursor, self.cursor + num_prompts
         if first < end:
-            ranks, rank = self._collective.world_size, self._collective.rank
-            prompts = self._task.next_prompts(end - first)
-            positions = [position for position in range(first, end) if position % ranks == rank]
-            self._under_way.extend(self._ask(prompts, [position + 1 for position in positions]))
+            self._under_way.extend(self._ask(self._task.next_prompts(end - first)))
 
-    def _ask(self, prompts: Sequence[Prompt], cursors: Sequence[int]) -> list[_Request]:
+    def _ask(self, prompts: Sequence[Prompt]) -> list[_Request]:
         pending = self._sampler.ask(prompts, self._plan.group_size)
-        requests = [_Request(*prompt) for prompt in zip(prompts, cursors, pending, strict=True)]
+        requests = [_Request(prompt, group) for prompt, group in zip(prompts, pending, strict=True)]
         for request in requests:
             self._sampled.put(request)
         return requests

@@ -114,18 +114,20 @@ class Recorder:
     def after_round(self, finished: FinishedRound) -> None:
         sampled = finished.collected.sampled
         ids = [scored.group.prompt.prompt_id for scored in sampled]
-        # A resumed run learns from these what `grpo.measure.outcomes` told the curriculum.
+        # A resumed run learns from these what the task was told of outcomes and lengths.
         correct = [scored.outcome for scored in sampled]
+        lengths = [scored.group.mean_length for scored in sampled]
         versions = [(scored.group.oldest_version, scored.group.newest_version) for scored in sampled]
         facts = list(chain.from_iterable(map(completion_facts, sampled)))
         samples = whole_groups(sampled, self._samples_per_round)
-        shares = self._collective.gather((ids, correct, versions, facts, samples, peak_memory(), self._engine_use()))
+        by_prompt = ids, correct, lengths, versions
+        shares = self._collective.gather((*by_prompt, facts, samples, peak_memory(), self._engine_use()))
         on_first(self._collective, lambda: self._write(finished, shares))
 
     def _write(self, finished: FinishedRound, shares: Sequence[tuple]) -> None:
         """Writes a round's records, on the first rank. `shares` holds what each rank contributes, one tuple a rank."""
         statistics, progress, verdict = finished.statistics, finished.progress, finished.verdict
-        ids, counts_by_rank, versions, facts, samples, memory, use = zip(*shares, strict=True)
+        ids, counts_by_rank, lengths, versions, facts, samples, memory, use = zip(*shares, strict=True)
         metrics = flatten(statistics, self._peak_tflops) | breakdown(list(chain(*facts))) | use_of_all(use)
         metrics |= {name: max(peaks[name] for peaks in memory) for name in memory[0]}
         counts = [[*pair, groups] for pair, groups in sorted(statistics.reward_counts.items())]
@@ -140,6 +142,7 @@ class Recorder:
             "cursor": progress.cursor,
             "prompt_ids": list(chain(*ids)),
             "correct": list(chain(*counts_by_rank)),
+            "lengths": list(chain(*lengths)),
             "versions": list(chain(*versions)),
         }
         self._files.prompts.write(row, statistics.step)

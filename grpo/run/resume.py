@@ -15,7 +15,7 @@ from grpo.config.saved import flat, read_config, read_state
 from grpo.dynamics.scheduler import replanned
 from grpo.interfaces import Collective, Task
 from grpo.loop import LoopParts
-from grpo.measure import by_problem
+from grpo.measure import by_problem, problem_id
 from grpo.run.checkpoints import CheckpointStore, read_progress
 from grpo.run.first_rank import from_first
 from grpo.run.starting import require_base
@@ -99,13 +99,15 @@ def _resumption(config: TrainConfig, old: TrainConfig, checkpoint: Path, step: i
 
 
 def relearn(task: Task, rows: Iterable[Mapping[str, Any]], step: int) -> None:
-    """Passes the outcomes of the rounds up to `step`, read from `prompts.jsonl`, to the task.
+    """Passes the outcomes and lengths of the rounds up to `step`, read from `prompts.jsonl`, to the task.
 
-    An online curriculum is then in the state in which the run was saved. The later rounds of a run that was killed are
-    taken again, so their outcomes do not count.
+    An online curriculum is then in the state in which the run was saved, and prompts are dealt to ranks as they would
+    have been. The later rounds of a run that was killed are taken again, so they do not count.
     """
     for row in takewhile(lambda row: row["step"] <= step, rows):
         task.record_outcomes(by_problem(zip(row["prompt_ids"], row["correct"], strict=True)), row["cursor"])
+        if "lengths" in row:
+            task.record_lengths(dict(zip(map(problem_id, row["prompt_ids"]), row["lengths"], strict=True)))
 
 
 def fresh(parts: LoopParts) -> tuple[Progress, Verdict]:

@@ -7,7 +7,8 @@ sources        problems from files, the hub or generators (arithmetic, procedura
 columns        the cells of a row
 problem_selection, split   which problems are taken; which are held out
 curriculum, mixture   in which order they are asked; several sets in one stream
-prompt_stream, prompt_encoding   prompts without end; problems as token ids, by the chat template
+prompt_stream, dealing, prompt_encoding   prompts without end; which rank gets which; problems as token ids, by the chat
+               template
 task           all of this as the `Task` of the loop
 solve_rates    pass rates that a data set brings along
 

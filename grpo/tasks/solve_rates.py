@@ -13,6 +13,8 @@ from grpo.tasks.files import read_rows
 LLAMA_COLUMN, LLAMA_SAMPLES = "llama8b_solve_rate", 64
 # `grpo solve-rates` writes this column, and the number of samples into a column of this name with this ending.
 MEASURED_COLUMN, SAMPLES_ENDING = "solve_rate", "_samples"
+# It writes these, too: the tokens of the prompt, and the mean tokens of a completion.
+PROMPT_LENGTH, MEASURED_LENGTH = "prompt_tokens", "completion_tokens"
 
 
 class PassRates(NamedTuple):
@@ -48,7 +50,7 @@ def read_solve_rates(path: Path, column: str = "") -> PassRates:
         if not isinstance(rate, int | float | str) or not _is_share(rate):
             raise UserError(f"the column {column} holds {rate}, which is not a pass rate between 0 and 1")
     samples = [int(tried) for row in rows if (tried := row.get(column + SAMPLES_ENDING))]
-    lengths = {name: [row[name] for row in rows if row.get(name)] for name in ("prompt_tokens", "completion_tokens")}
+    lengths = {name: [row[name] for row in rows if row.get(name)] for name in (PROMPT_LENGTH, MEASURED_LENGTH)}
     return PassRates(
         rates=[float(rate) for rate in rates],
         missing=len(rows) - len(rates),

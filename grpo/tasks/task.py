@@ -67,6 +67,13 @@ class VerifiableTask:
         """Returns this rank's share of the stream's next `count` prompts over all ranks."""
         return self._stream.next_prompts(count)
 
+    def record_lengths(self, lengths: Mapping[str, float]) -> None:
+        """Takes how long completions were: problem id → their mean number of tokens, over all ranks.
+
+        Later prompts are dealt to ranks so that all have about equally much to sample.
+        """
+        self._stream.record_lengths(lengths)
+
     def record_outcomes(self, outcomes: Mapping[str, tuple[int, int]], cursor: int) -> None:
         """Passes the outcomes of a round to an online curriculum: problem id → (correct, tried), over all ranks.
 

@@ -34,12 +34,13 @@ class Prompt:
     """A prompt is a problem as the model sees it. `token_ids` end where the model's answer begins.
 
     `visit` differs each time the stream gives out this problem. It is the epoch, from 0, or under a curriculum the
-    prompt's position in the stream.
+    prompt's position. `position` counts the prompts that all ranks were given before; held-out prompts have none.
     """
 
     problem: Problem
     token_ids: tuple[int, ...]
     visit: int = 0
+    position: int = 0
 
     @property
     def prompt_id(self) -> str:
@@ -82,6 +83,11 @@ class RolloutGroup:
     completions: tuple[Completion, ...]
     oldest_version: int
     newest_version: int
+
+    @property
+    def mean_length(self) -> float:
+        """Returns the mean number of tokens of the completions."""
+        return sum(len(completion.token_ids) for completion in self.completions) / len(self.completions)
 
 
 NOT_THEIR_FAULT = ("unparsable", "unanswered")

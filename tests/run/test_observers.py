@@ -14,6 +14,7 @@ from grpo.config.saved import read_state
 from grpo.dynamics.findings import Finding
 from grpo.measure import outcomes
 from grpo.rollout.collect import PlainCollector
+from grpo.rollout.group_source import record_lengths
 from grpo.run.checkpoints import CheckpointStore
 from grpo.run.exporting import Exporter
 from grpo.run.going_back import GoingBack
@@ -108,13 +109,16 @@ class Noted:
 
 
 class Lessons:
-    """This task keeps the outcomes that it is told."""
+    """This task keeps the outcomes and lengths that it is told."""
 
     def __init__(self):
-        self.learned = []
+        self.learned, self.lengths = [], []
 
     def record_outcomes(self, outcomes, cursor):
         self.learned.append((outcomes, cursor))
+
+    def record_lengths(self, lengths):
+        self.lengths.append(lengths)
 
 
 def test_what_a_resumed_run_reads_back_is_what_the_task_was_told():
@@ -132,13 +136,19 @@ def test_what_a_resumed_run_reads_back_is_what_the_task_was_told():
         statistics = RoundStatistics(index, index + 1, plan, means, {}, {}, ())
         progress = Progress(index + 1, index + 1, collected.cursor, plan, None)
         recorder.after_round(FinishedRound(statistics, collected, progress, Verdict()))
+        record_lengths(told, collected.sampled, SingleRank())
         told.record_outcomes(outcomes(collected, SingleRank()), collected.cursor)
+    assert told.lengths == [{"p0": 2.0, "p1": 2.0}, {"p2": 2.0}]
     assert told.learned == [({"p0": (3, 4), "p1": (0, 4)}, 2), ({"p2": (4, 8)}, 4)]
     # A run that was killed after its second round, and resumed after its first, takes the second one again.
     relearn(read, noted.rows, step=1)
-    assert read.learned == told.learned[:1]
+    assert (read.learned, read.lengths) == (told.learned[:1], told.lengths[:1])
     relearn(read, noted.rows[1:], step=2)
-    assert read.learned == told.learned
+    assert (read.learned, read.lengths) == (told.learned, told.lengths)
+    # Runs of earlier versions have no lengths.
+    older = Lessons()
+    relearn(older, [{name: value for name, value in row.items() if name != "lengths"} for row in noted.rows], step=2)
+    assert (older.learned, older.lengths) == (told.learned, [])
 
 
 def test_the_last_checkpoint_has_the_score_of_its_policy(tmp_path):

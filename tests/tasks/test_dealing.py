@@ -1,0 +1,115 @@
+"""These tests check which rank gets which prompt, and that ranks then have about equally much to write."""
+
+import numpy as np
+import pytest
+
+from grpo.rollout.group_source import record_lengths
+from grpo.tasks.curriculum import uniform
+from grpo.tasks.dealing import dealt
+from grpo.tasks.prompt_stream import PromptStream
+from grpo.types import Completion, Problem, Prompt, RolloutGroup, ScoredGroup
+from tests.fakes import ScriptedTask, on_ranks
+
+LENGTHS = [900.0, 100.0, 300.0, 500.0, 200.0, 800.0, 400.0, 600.0]
+
+
+def problems(count, **columns):
+    return [
+        Problem(f"p{index}", "q", "a", {name: values[index] for name, values in columns.items()})
+        for index in range(count)
+    ]
+
+
+def streams(ranks, asked):
+    order = uniform(len(asked), seed=0)
+    return [PromptStream(asked, lambda problem: (1,), order, rank=rank, world_size=ranks) for rank in range(ranks)]
+
+
+def names(prompts):
+    return [prompt.problem.problem_id for prompt in prompts]
+
+
+@pytest.mark.parametrize(("ranks", "count", "first"), [(1, 5, 3), (2, 8, 0), (3, 12, 5), (4, 10, 1), (8, 3, 0)])
+def test_each_rank_gets_one_of_as_many_consecutive_prompts(ranks, count, first):
+    lengths = list(np.random.default_rng(count).lognormal(6, 0.6, count))
+    dealt_to = dealt(lengths, ranks, first)
+    for start in range(0, count, ranks):
+        turn = dealt_to[start : start + ranks]
+        assert len(set(turn)) == len(turn) and set(turn) <= set(range(ranks))
+    assert dealt([7.0] * count, ranks, first) == [(first + place) % ranks for place in range(count)]
+
+
+def test_the_longest_prompt_goes_to_the_rank_with_least_to_write():
+    # Ranks have 900 and 100, then 1,200 and 600, then 1,400 each. The first of equals gets the longer of the last two.
+    assert dealt(LENGTHS, 2) == [0, 1, 0, 1, 0, 1, 1, 0]
+    assert dealt([900, 100, 500, 300], 2) == [0, 1, 1, 0]
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 32])
+def test_the_busiest_rank_has_little_more_than_the_mean(ranks):
+    by_rank, plain = np.zeros(ranks), np.zeros(ranks)
+    lengths = np.random.default_rng(ranks).lognormal(6, 0.4, 16 * ranks)
+    np.add.at(by_rank, dealt(list(lengths), ranks), lengths)
+    np.add.at(plain, np.arange(16 * ranks) % ranks, lengths)
+    assert by_rank.max() / by_rank.mean() < 1.05 < plain.max() / plain.mean()
+
+
+def test_ranks_share_out_the_stream_by_the_lengths_that_were_recorded():
+    asked = problems(8)
+    ranks = streams(2, asked)
+    first_epoch = [stream.next_prompts(8) for stream in ranks]
+    assert [[prompt.position for prompt in share] for share in first_epoch] == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    lengths = {f"p{index}": length for index, length in enumerate(LENGTHS)}
+    for stream in ranks:
+        stream.record_lengths(lengths | {"unknown": 5.0})
+    second_epoch = [stream.next_prompts(8) for stream in ranks]
+    assert sorted(names(second_epoch[0] + second_epoch[1])) == sorted(lengths)
+    assert sorted(prompt.position for share in second_epoch for prompt in share) == list(range(8, 16))
+    loads = [sum(lengths[name] for name in names(share)) for share in second_epoch]
+    assert sum(loads) == 3800 and abs(loads[0] - loads[1]) <= 200
+    assert [len(share) for share in second_epoch] == [4, 4]
+
+
+def test_a_problem_of_unknown_length_counts_as_long_as_the_others_of_its_turn():
+    asked = problems(4)
+    ranks = streams(2, asked)
+    order = [int(index) for index in uniform(4, seed=0).indices(4, 4)]
+    # In the second epoch's order: 600, unknown (so 400), 200, unknown.
+    for stream in ranks:
+        stream.next_prompts(4)
+        stream.record_lengths({f"p{order[0]}": 600.0, f"p{order[2]}": 200.0})
+    shares = [names(stream.next_prompts(4)) for stream in ranks]
+    assert shares == [[f"p{order[0]}", f"p{order[2]}"], [f"p{order[1]}", f"p{order[3]}"]]
+
+
+@pytest.mark.parametrize("nothing", [None, "long", float("nan"), 0, -3.0])
+def test_the_lengths_that_solve_rates_measured_count_from_the_first_epoch_on(nothing):
+    order = [int(index) for index in uniform(4, seed=0).indices(0, 4)]
+    measured = [nothing] * 4
+    plain = [names(stream.next_prompts(4)) for stream in streams(2, problems(4, completion_tokens=measured))]
+    assert plain == [[f"p{order[0]}", f"p{order[2]}"], [f"p{order[1]}", f"p{order[3]}"]]
+    measured[order[0]], measured[order[2]] = 900, 500.0
+    measured[order[1]], measured[order[3]] = 100, 300
+    shares = [names(stream.next_prompts(4)) for stream in streams(2, problems(4, completion_tokens=measured))]
+    assert shares == [[f"p{order[0]}", f"p{order[3]}"], [f"p{order[1]}", f"p{order[2]}"]]
+
+
+def test_every_rank_is_told_the_lengths_of_all_ranks():
+    def group(name, *lengths):
+        completions = tuple(Completion((1,) * length, (0.0,) * length, "", False) for length in lengths)
+        return ScoredGroup(RolloutGroup(Prompt(Problem(name, "q", "a"), (1,)), completions, 0, 0), (), ())
+
+    class Told(ScriptedTask):
+        """This task keeps the lengths that it is told."""
+
+        def record_lengths(self, lengths):
+            self.lengths = lengths
+
+    def tell(collective):
+        # Both ranks asked p1, and the later rank's length holds, as it does for a resumed run.
+        own = [[group("p0", 2, 4), group("p1", 9)], [group("p1", 5, 6), group("p3", 1)]]
+        task = Told([])
+        record_lengths(task, own[collective.rank], collective)
+        return task.lengths
+
+    assert on_ranks(2, tell) == [{"p0": 3.0, "p1": 5.5, "p3": 1.0}] * 2
