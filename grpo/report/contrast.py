@@ -138,12 +138,12 @@ def contrast(runs: Sequence[Run]) -> Contrast:
     start, end = (float(np.mean([run.held_out[index] for run in base])) for index in (0, -1))
     level = start + LEVEL_SHARE * (end - start)
     variants = [_variant(name, members, quarters, level) for name, members in groups.items()]
-    compared = [_against(base, members, problems, quarters, level) for members in [*groups.values()][1:]]
-    corrected = holm([against.p for against in compared])
-    corrected_tokens = holm([against.tokens_p for against in compared])
+    comparisons = [_against(base, members, problems, quarters, level) for members in [*groups.values()][1:]]
+    corrected_p = holm([against.p for against in comparisons])
+    corrected_tokens = holm([against.tokens_p for against in comparisons])
     others = [
         replace(variant, against=replace(against, p=p, tokens_p=tokens_p))
-        for variant, against, p, tokens_p in zip(variants[1:], compared, corrected, corrected_tokens, strict=True)
+        for variant, against, p, tokens_p in zip(variants[1:], comparisons, corrected_p, corrected_tokens, strict=True)
     ]
     best = max(variants, key=lambda variant: variant.last.value).name
     return Contrast((variants[0], *others), level, len(problems), best, not_below(groups, best, problems))
@@ -155,8 +155,8 @@ def over_seeds(values: Sequence[float], least: float, most: float) -> Interval:
     With fewer than `FEWEST_SEEDS` values the interval has no width, since two values hardly show their spread.
     """
     mean = float(np.mean(values))
-    half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)) if len(values) >= FEWEST_SEEDS else 0.0
-    return Interval(mean, max(least, mean - half), min(most, mean + half))
+    half_width = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)) if len(values) >= FEWEST_SEEDS else 0.0
+    return Interval(mean, max(least, mean - half_width), min(most, mean + half_width))
 
 
 def _possible(difference: Interval) -> Interval:
@@ -169,9 +169,9 @@ def _quarters(runs: Sequence[Run], problems: Sequence[str]) -> list[list[str]]:
 
     Ties are ordered by the problem's id.
     """
-    before = {name: np.mean([run.rates(0)[name] for run in runs]) for name in problems}
-    ranked = sorted(problems, key=lambda name: (before[name], name))
-    return [[str(name) for name in part] for part in np.array_split(ranked, 4)]
+    first_rates = {name: np.mean([run.rates(0)[name] for run in runs]) for name in problems}
+    ranked_problems = sorted(problems, key=lambda name: (first_rates[name], name))
+    return [[str(name) for name in part] for part in np.array_split(ranked_problems, 4)]
 
 
 def _change(run: Run, names: Sequence[str]) -> list[float]:
@@ -182,7 +182,7 @@ def _change(run: Run, names: Sequence[str]) -> list[float]:
 def _variant(name: str, runs: tuple[Run, ...], quarters: Sequence[Sequence[str]], level: float) -> Variant:
     difficulty, silent, law = _silence(runs)
     logs = [read_log(run.folder) for run in runs]
-    fitted = [log.identification for log in logs if log.identification]
+    identifications = [log.identification for log in logs if log.identification]
     findings = Counter(
         name for log in logs for name in {finding.name for finding in diagnose(log) if finding.severity != NOTE}
     )
@@ -200,7 +200,7 @@ def _variant(name: str, runs: tuple[Run, ...], quarters: Sequence[Sequence[str]]
         silent=silent,
         law=law,
         extreme=_extreme(difficulty, logs[0]),
-        laws=Counter(identification.fits[0].law.name for identification in fitted),
+        laws=Counter(identification.fits[0].law.name for identification in identifications),
         findings=findings,
     )
 
@@ -231,14 +231,14 @@ def _silence(runs: Sequence[Run]) -> tuple[Difficulty, float, float]:
             counts.update(counts_of(row))
     difficulty = fit_difficulty(counts)
     total = sum(counts.values())
-    silent = sum(number for (correct, size), number in counts.items() if correct in (0, size)) / total
+    silent_share = sum(number for (correct, size), number in counts.items() if correct in (0, size)) / total
     sizes: Counter[int] = Counter()
     for (_, size), number in counts.items():
         sizes[size] += number
     law = sum(
         number * float(difficulty.weights @ silent_rate(difficulty.pass_rates, size)) for size, number in sizes.items()
     )
-    return difficulty, silent, law / total
+    return difficulty, silent_share, law / total
 
 
 def not_below(groups: Mapping[str, Sequence[Run]], best: str, problems: Sequence[str]) -> tuple[str, ...]:
@@ -281,14 +281,14 @@ def _against(
     ours_spent, base_spent = zip(
         *[(new.cost(level, "tokens")[0], old.cost(level, "tokens")[0]) for old, new in pairs], strict=True
     )
-    known = min(*ours_spent, *base_spent) > 0
+    costs_known = min(*ours_spent, *base_spent) > 0
     return Against(
         difference=_possible(difference),
         p=p,
         higher=sum(sum(row) > 0 for row in last),
         seeds=len(pairs),
-        tokens=geometric_ratio(ours_spent, base_spent) if known else _unknown(),
-        tokens_p=ratio_p_value(ours_spent, base_spent) if known else 1.0,
+        tokens=geometric_ratio(ours_spent, base_spent) if costs_known else _unknown(),
+        tokens_p=ratio_p_value(ours_spent, base_spent) if costs_known else 1.0,
         quarters=by_quarter,
     )
 

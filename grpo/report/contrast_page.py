@@ -35,41 +35,43 @@ SHEET_INCHES = (10.0, 3.6)
 NARROW = (0, 3, 4, 5, 6, -1)
 
 
-def write_contrast(shown: Contrast, folder: Path, notes: Sequence[str] = (), console: Terminal | None = None) -> None:
+def write_contrast(
+    contrast: Contrast, folder: Path, notes: Sequence[str] = (), console: Terminal | None = None
+) -> None:
     """Writes a comparison as page, picture and Markdown into `folder`, and prints its table and conclusion.
 
     `notes` are sentences to add to the conclusion, for example about runs that failed.
     """
     console = console or Terminal()
     tables = {
-        "Results": results(shown),
-        "Learned, by difficulty before training": by_quarter(shown),
-        "How the runs went": health(shown),
-        "Settings that differ": settings(shown),
+        "Results": results(contrast),
+        "Learned, by difficulty before training": by_quarter(contrast),
+        "How the runs went": health(contrast),
+        "Settings that differ": settings(contrast),
     }
-    unlike_asked = differently_asked(shown)
-    said = [*unlike_asked, *conclusion(shown), *courses(shown), *notes]
-    panels = [partial(panel, shown=shown) for panel in PANELS]
+    unlike_asked = differently_asked(contrast)
+    lines_said = [*unlike_asked, *conclusion(contrast), *courses(contrast), *notes]
+    panels = [partial(panel, contrast=contrast) for panel in PANELS]
     sheet(panels[:4], folder / COMPARISON_PLOT_FILE, SHEET_INCHES, columns=2, first_wide=False)
     page.write_page(
         "contrast.html",
         folder / PAGE_FILE,
         name=run_name(folder),
-        compared=_listed([variant.name for variant in shown.variants]),
-        verdict=said[:1],
-        mood=GOOD if not unlike_asked and any(_is_clear(variant) for variant in shown.variants) else UNSURE,
-        numbers=numbers(shown),
-        notes=said[1:],
+        compared=_listed([variant.name for variant in contrast.variants]),
+        verdict=lines_said[:1],
+        mood=GOOD if not unlike_asked and any(_is_clear(variant) for variant in contrast.variants) else UNSURE,
+        numbers=numbers(contrast),
+        notes=lines_said[1:],
         tables=tables,
         captions=CAPTIONS,
         pictures=[page.picture(panel) for panel in panels],
-        samples=samples(shown),
+        samples=samples(contrast),
         meanings=meanings(
             *("pass@1", "held-out problems", "seed", "95 % interval", "percentage point", "p", "group"),
             *("silent group", "entropy", "law"),
         ),
     )
-    lines = [f"# {run_name(folder)}", *said, f"![curves]({COMPARISON_PLOT_FILE})"]
+    lines = [f"# {run_name(folder)}", *lines_said, f"![curves]({COMPARISON_PLOT_FILE})"]
     lines += ["\n".join([f"## {title}\n", f"{CAPTIONS[title]}\n", *_markdown(rows)]) for title, rows in tables.items()]
     write_whole(folder / REPORT_FILE, "\n\n".join(lines) + "\n", "backslashreplace")
     header, *rows = ([row[index] for index in NARROW] for row in tables["Results"])
@@ -77,7 +79,7 @@ def write_contrast(shown: Contrast, folder: Path, notes: Sequence[str] = (), con
     for row in rows:
         table.add_row(*row)
     console.print(table)
-    for line in said:
+    for line in lines_said:
         console.print(line, soft_wrap=True, highlight=False)
     console.print(f"page    {folder / PAGE_FILE}\npicture {folder / COMPARISON_PLOT_FILE}", soft_wrap=True)
 
@@ -92,25 +94,25 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_LISTED]) + more
 
 
-def conclusion(shown: Contrast) -> list[str]:
+def conclusion(contrast: Contrast) -> list[str]:
     """Says in sentences which variants differ from the first, by how much, and how certain that is."""
-    base, others = shown.base, [variant for variant in shown.variants if variant.against]
+    base, others = contrast.base, [variant for variant in contrast.variants if variant.against]
     if not others:
         return [
             f"Held-out pass@1 of {base.name} went from {base.first:.1%} to {percent(base.last)}. There is no other "
             "variant to compare it with."
         ]
-    sentences = [_winner(shown)] if len(others) > 1 else []
+    sentences = [_winner(contrast)] if len(others) > 1 else []
     for word, better in (("higher", 1), ("lower", -1)):
-        clear = [
+        clear_variants = [
             variant for variant in others if variant.against.clear and variant.against.difference.value * better > 0
         ]
-        if clear:
-            named = ", ".join(_surely(variant) for variant in clear)
-            sentences.append(f"These variants end clearly {word} than {base.name}: {named}.")
-    unclear = [variant for variant in others if variant.against.telling and not variant.against.clear]
-    if unclear:
-        sentences.append(f"No clear difference from {base.name} (in points): {_differences(unclear)}.")
+        if clear_variants:
+            variant_list = ", ".join(_surely(variant) for variant in clear_variants)
+            sentences.append(f"These variants end clearly {word} than {base.name}: {variant_list}.")
+    unclear_variants = [variant for variant in others if variant.against.telling and not variant.against.clear]
+    if unclear_variants:
+        sentences.append(f"No clear difference from {base.name} (in points): {_differences(unclear_variants)}.")
     too_few = [variant for variant in others if not variant.against.telling]
     if too_few:
         sentences.append(_open(too_few, base))
@@ -123,9 +125,13 @@ def conclusion(shown: Contrast) -> list[str]:
         and variant.against.tokens.value < 1
     ]
     if cheaper and base.arrived == len(base.runs):
-        named = ", ".join(f"{variant.name} with {ratio(variant.against.tokens)} of its tokens" for variant in cheaper)
-        sentences.append(f"These variants reach {shown.level:.1%} with fewer sampled tokens than {base.name}: {named}.")
-    sentences.append(_certainty(shown.problems, len(base.runs), len(others)))
+        variant_list = ", ".join(
+            f"{variant.name} with {ratio(variant.against.tokens)} of its tokens" for variant in cheaper
+        )
+        sentences.append(
+            f"These variants reach {contrast.level:.1%} with fewer sampled tokens than {base.name}: {variant_list}."
+        )
+    sentences.append(_certainty(contrast.problems, len(base.runs), len(others)))
     sentences.append(
         "Quarters of difficulty are formed by the first evaluation. By chance alone the hardest quarter rises and the "
         "easiest falls, equally in all variants, so compare the variants with each other."
@@ -133,27 +139,29 @@ def conclusion(shown: Contrast) -> list[str]:
     return sentences
 
 
-def differently_asked(shown: Contrast) -> list[str]:
+def differently_asked(contrast: Contrast) -> list[str]:
     """Says in what the variants' last evaluations differ, since that alone may make a difference."""
-    conditions = unlike([variant.runs[0].evaluations[-1] for variant in shown.variants])
+    conditions = unlike([variant.runs[0].evaluations[-1] for variant in contrast.variants])
     if not conditions:
         return []
-    named = "; ".join(f"{name} is {_of_each(shown, values)}" for name, values in conditions.items())
-    return [f"The variants were evaluated differently, which alone may make a difference: {named}."]
+    condition_list = "; ".join(f"{name} is {_of_each(contrast, values)}" for name, values in conditions.items())
+    return [f"The variants were evaluated differently, which alone may make a difference: {condition_list}."]
 
 
-def _of_each(shown: Contrast, values: Sequence[Any]) -> str:
+def _of_each(contrast: Contrast, values: Sequence[Any]) -> str:
     """Joins a value of each variant, as "1.0 of base, 0.5 of other"."""
-    return _listed([f"{value} of {variant.name}" for variant, value in zip(shown.variants, values, strict=True)])
+    return _listed([f"{value} of {variant.name}" for variant, value in zip(contrast.variants, values, strict=True)])
 
 
-def courses(shown: Contrast) -> list[str]:
+def courses(contrast: Contrast) -> list[str]:
     """Says how many steps the variants took if not the same, which runs were resumed, and which have not finished."""
-    runs = [run for variant in shown.variants for run in variant.runs]
-    steps = [f"{max(run.evaluations[-1]['step'] for run in variant.runs):,}" for variant in shown.variants]
-    resumed = [f"{run_name(run.folder)} {where(run.resumptions)}" for run in runs if run.resumptions]
-    sentences = [f"The number of optimizer steps is {_of_each(shown, steps)}."] if len(set(steps)) > 1 else []
-    sentences += [f"Of {len(runs)} runs {len(resumed)} had to be resumed: {_listed(resumed)}."] if resumed else []
+    runs = [run for variant in contrast.variants for run in variant.runs]
+    steps = [f"{max(run.evaluations[-1]['step'] for run in variant.runs):,}" for variant in contrast.variants]
+    resumed_runs = [f"{run_name(run.folder)} {where(run.resumptions)}" for run in runs if run.resumptions]
+    sentences = [f"The number of optimizer steps is {_of_each(contrast, steps)}."] if len(set(steps)) > 1 else []
+    sentences += (
+        [f"Of {len(runs)} runs {len(resumed_runs)} had to be resumed: {_listed(resumed_runs)}."] if resumed_runs else []
+    )
     for run in runs:
         sentences += unfinished(run_name(run.folder), standing(run.folder, run.rows, run.config))
     return sentences
@@ -162,12 +170,12 @@ def courses(shown: Contrast) -> list[str]:
 def _open(variants: Sequence[Variant], base: Variant) -> str:
     """Says how far variants with too few seeds ended from the first, and how many seeds are needed to decide."""
     seeds = min(variant.against.seeds for variant in variants)
-    ended = " and ".join(
+    endings = " and ".join(
         f"{variant.name} {_apart(100 * variant.against.difference.value)} {base.name}" for variant in variants
     )
     return (
         f"Nothing is decided: {seeds} seed{'s' * (seeds > 1)} cannot show whether another would agree. In held-out "
-        f"pass@1 {ended}. At least {FEWEST_SEEDS} seeds are needed to tell."
+        f"pass@1 {endings}. At least {FEWEST_SEEDS} seeds are needed to tell."
     )
 
 
@@ -179,15 +187,15 @@ def _apart(points_more: float) -> str:
     return f"ended {amount} points {'above' if points_more > 0 else 'below'}"
 
 
-def _winner(shown: Contrast) -> str:
+def _winner(contrast: Contrast) -> str:
     """Says which variant ended highest, and which of the others may be as good."""
-    ended = next(variant.last for variant in shown.variants if variant.name == shown.best)
-    highest = f"{shown.best} ended highest, at {percent(ended)}"
-    if not shown.rivals:
+    best_end = next(variant.last for variant in contrast.variants if variant.name == contrast.best)
+    highest = f"{contrast.best} ended highest, at {percent(best_end)}"
+    if not contrast.rivals:
         return f"{highest}, clearly above all others."
-    if len(shown.rivals) == len(shown.variants) - 1:
+    if len(contrast.rivals) == len(contrast.variants) - 1:
         return f"{highest}, but that decides nothing: no other variant is clearly below it."
-    return f"{highest}. These may be as good, since they are not clearly below it: {', '.join(shown.rivals)}."
+    return f"{highest}. These may be as good, since they are not clearly below it: {', '.join(contrast.rivals)}."
 
 
 def _surely(variant: Variant) -> str:
@@ -204,30 +212,30 @@ def _differences(variants: Sequence[Variant]) -> str:
 
 def _certainty(problems: int, seeds: int, others: int) -> str:
     """Says what the intervals and p-values include, and what a small number of seeds cannot show."""
-    said = (
+    certainty = (
         f"The comparison has {problems} held-out problems and {seeds} seed{'s' if seeds > 1 else ''}. Intervals are of "
         f"95 %, over {'seeds and problems' if seeds > 1 else 'problems only'}, each by itself"
     )
-    said += f"; p-values are corrected for the {others} comparisons (Holm)." if others > 1 else "."
+    certainty += f"; p-values are corrected for the {others} comparisons (Holm)." if others > 1 else "."
     least = 2.0 ** (1 - seeds)
     if seeds >= FEWEST_SEEDS and least >= SURE:
-        said += (
+        certainty += (
             f" With {seeds} seeds they rest on differences being about normal: by their signs alone nothing is sure, "
             f"since all {seeds} agree by chance in {least:.1%} of cases."
         )
-    return said
+    return certainty
 
 
-def numbers(shown: Contrast) -> list[Number]:
+def numbers(contrast: Contrast) -> list[Number]:
     """Returns the three numbers on top of the page: the best variant, its lead, and how many runs were compared."""
-    best = max(shown.variants, key=lambda variant: variant.last.value)
-    seeds = [len(variant.runs) for variant in shown.variants]
+    best = max(contrast.variants, key=lambda variant: variant.last.value)
+    seeds = [len(variant.runs) for variant in contrast.variants]
     runs = f"{min(seeds)}" if min(seeds) == max(seeds) else f"{min(seeds)} to {max(seeds)}"
     first = Number(f"highest at the end: {best.name}", f"{best.last.value:.1%}", f"{best.first:.1%} before training")
     if best.against:
         difference = best.against.difference
         lead = Number(
-            f"points above {shown.base.name}",
+            f"points above {contrast.base.name}",
             signed(100 * difference.value),
             f"95 % interval {signed(100 * difference.low)} to {signed(100 * difference.high)}, "
             f"{probability(best.against.p)}"
@@ -235,43 +243,45 @@ def numbers(shown: Contrast) -> list[Number]:
             else "too few seeds: another may differ",
         )
     else:
-        lead = Number(f"points above {shown.base.name}", "–", f"no variant ends higher than {shown.base.name}")
+        lead = Number(f"points above {contrast.base.name}", "–", f"no variant ends higher than {contrast.base.name}")
     return [
         first,
         lead,
-        Number("runs compared", f"{sum(seeds)}", f"seeds of each variant: {runs}; {shown.problems} held-out problems"),
+        Number(
+            "runs compared", f"{sum(seeds)}", f"seeds of each variant: {runs}; {contrast.problems} held-out problems"
+        ),
     ]
 
 
-def samples(shown: Contrast) -> list[dict[str, Any]]:
+def samples(contrast: Contrast) -> list[dict[str, Any]]:
     """Returns the `NUM_SAMPLES` problems whose pass rates after training differ most between the variants.
 
     Each problem comes with one completion of every variant after training, and one of the first variant before.
     """
-    rates = [variant.runs[0].rates(-1) for variant in shown.variants]
-    graded = set(shown.base.runs[0].rates(0)).intersection(*rates)
-    spread = {name: max(r[name] for r in rates) - min(r[name] for r in rates) for name in graded}
-    chosen = sorted(spread, key=lambda name: (-spread[name], name))[:NUM_SAMPLES]
-    return [_sample(shown, name) for name in chosen]
+    rates = [variant.runs[0].rates(-1) for variant in contrast.variants]
+    shared_problems = set(contrast.base.runs[0].rates(0)).intersection(*rates)
+    spread = {name: max(r[name] for r in rates) - min(r[name] for r in rates) for name in shared_problems}
+    problem_ids = sorted(spread, key=lambda name: (-spread[name], name))[:NUM_SAMPLES]
+    return [_sample(contrast, name) for name in problem_ids]
 
 
-def _sample(shown: Contrast, name: str) -> dict[str, Any]:
+def _sample(contrast: Contrast, name: str) -> dict[str, Any]:
     def row(run: Run, index: int) -> dict[str, Any]:
         return next(row for row in run.evaluations[index]["per_problem"] if row["problem_id"] == name)
 
-    before = row(shown.base.runs[0], 0)
-    written = [("before training", before)]
-    written += [(variant.name, row(variant.runs[0], -1)) for variant in shown.variants]
+    row_before = row(contrast.base.runs[0], 0)
+    named_rows = [("before training", row_before)]
+    named_rows += [(variant.name, row(variant.runs[0], -1)) for variant in contrast.variants]
     return {
-        "question": before["question"],
-        "answer": before["answer"],
+        "question": row_before["question"],
+        "answer": row_before["answer"],
         "completions": [
             {
-                "who": who,
+                "who": writer,
                 "score": f"{row['correct']} of {row['total']}",
                 "text": clean(row["completion"][:EXCERPT]),
             }
-            for who, row in written
+            for writer, row in named_rows
         ],
     }
 

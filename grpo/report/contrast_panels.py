@@ -19,12 +19,12 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00
 NAMED_UNITS = {"steps": "optimizer steps", "tokens": "sampled tokens", "seconds": "seconds of rounds"}
 
 
-def line_styles(shown: Contrast) -> Mapping[str, dict[str, str]]:
+def line_styles(contrast: Contrast) -> Mapping[str, dict[str, str]]:
     """Returns the colour and dashes of each variant."""
     dashes = ("-", "--", ":")
     return {
         variant.name: {"color": COLORS[index % len(COLORS)], "linestyle": dashes[index // len(COLORS) % len(dashes)]}
-        for index, variant in enumerate(shown.variants)
+        for index, variant in enumerate(contrast.variants)
     }
 
 
@@ -32,9 +32,9 @@ def learning(unit: str) -> Callable[[Axes, Contrast], str]:
     """Returns a panel that draws held-out pass@1 over `unit`: means over seeds, with bands of one standard error."""
     from matplotlib.ticker import MaxNLocator
 
-    def draw(axes: Axes, shown: Contrast) -> str:
-        for variant in shown.variants:
-            style = line_styles(shown)[variant.name]
+    def draw(axes: Axes, contrast: Contrast) -> str:
+        for variant in contrast.variants:
+            style = line_styles(contrast)[variant.name]
             end = min(run.spent[unit][-1] for run in variant.runs)
             grid = np.linspace(0, end, 60)
             curves = np.array([np.interp(grid, run.spent[unit], run.held_out) for run in variant.runs])
@@ -45,7 +45,7 @@ def learning(unit: str) -> Callable[[Axes, Contrast], str]:
             if len(curves) > 1:
                 error = curves.std(0, ddof=1) / np.sqrt(len(curves))
                 axes.fill_between(grid, mean - error, mean + error, color=style["color"], alpha=0.15, linewidth=0)
-        axes.axhline(shown.level, color="0.6", linewidth=0.8, linestyle=":")
+        axes.axhline(contrast.level, color="0.6", linewidth=0.8, linestyle=":")
         axes.set_xlabel(NAMED_UNITS[unit])
         axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
@@ -54,25 +54,25 @@ def learning(unit: str) -> Callable[[Axes, Contrast], str]:
         in_percent(axes)
         legend_below(axes)
         axes.set_title(f"Held-out pass@1 over {NAMED_UNITS[unit]}")
-        seeds = max(len(variant.runs) for variant in shown.variants)
+        seeds = max(len(variant.runs) for variant in contrast.variants)
         # One standard error of two seeds is half of their difference, so the band reaches from one to the other.
         bands = {1: "", 2: " Lines are means, and bands reach from one seed to the other."}
         band = bands.get(seeds, " Lines are means over seeds, and bands reach one standard error to each side.")
         return (
             f"The share of held-out problems solved at the first try. Dots are evaluations.{band} The dotted line at "
-            f"{shown.level:.1%} is three quarters of what {shown.base.name} gained."
+            f"{contrast.level:.1%} is three quarters of what {contrast.base.name} gained."
         )
 
     return draw
 
 
-def differences(axes: Axes, shown: Contrast) -> str:
+def differences(axes: Axes, contrast: Contrast) -> str:
     """Draws the differences of the last held-out pass@1 from the first variant's, with 95 % intervals."""
-    others = [variant for variant in shown.variants if variant.against]
+    others = [variant for variant in contrast.variants if variant.against]
     for place, variant in enumerate(others):
         difference = variant.against.difference
         reach = [[difference.value - difference.low], [difference.high - difference.value]]
-        color = line_styles(shown)[variant.name]["color"]
+        color = line_styles(contrast)[variant.name]["color"]
         bar = axes.errorbar(difference.value, place, xerr=reach, fmt="o", color=color, capsize=3, label=variant.name)
         tell(bar, [("", points(difference))])
     axes.axvline(0, color="0.4", linewidth=0.8)
@@ -83,7 +83,7 @@ def differences(axes: Axes, shown: Contrast) -> str:
     axes.invert_yaxis()
     axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:+g}" if value else "0")
     axes.set_xlabel("percentage points")
-    axes.set_title(f"Difference from {shown.base.name}")
+    axes.set_title(f"Difference from {contrast.base.name}")
     few = "" if all(variant.against.telling for variant in others) else " So few seeds say nothing of other seeds."
     return (
         "Held-out pass@1 at the end. Bars reach over the 95 % interval. A bar that crosses the line at 0 leaves open "
@@ -91,16 +91,16 @@ def differences(axes: Axes, shown: Contrast) -> str:
     )
 
 
-def quarters(axes: Axes, shown: Contrast) -> str:
+def quarters(axes: Axes, contrast: Contrast) -> str:
     """Draws each variant's change of the pass rate on the problems of each quarter of difficulty before training."""
-    places, width = np.arange(len(QUARTERS)), 0.8 / len(shown.variants)
-    for index, variant in enumerate(shown.variants):
+    places, width = np.arange(len(QUARTERS)), 0.8 / len(contrast.variants)
+    for index, variant in enumerate(contrast.variants):
         values = np.array([change.value for change in variant.quarters])
         reach = np.array([[change.value - change.low, change.high - change.value] for change in variant.quarters]).T
-        where = places + (index - (len(shown.variants) - 1) / 2) * width
-        color = line_styles(shown)[variant.name]["color"]
+        bar_places = places + (index - (len(contrast.variants) - 1) / 2) * width
+        color = line_styles(contrast)[variant.name]["color"]
         style = {"color": color, "error_kw": {"linewidth": 0.8}, "label": variant.name}
-        bars = axes.bar(where, values, width * 0.9, yerr=reach, **style)
+        bars = axes.bar(bar_places, values, width * 0.9, yerr=reach, **style)
         tell(bars, [(name, points(change)) for name, change in zip(QUARTERS, variant.quarters, strict=True)])
     axes.axhline(0, color="0.4", linewidth=0.8)
     axes.set_xticks(places, QUARTERS)
@@ -121,11 +121,11 @@ def rounds(name: str, title: str, unit: str, caption: str) -> Callable[[Axes, Co
     `name` is the metric, and `unit` the label of the y axis.
     """
 
-    def draw(axes: Axes, shown: Contrast) -> str:
-        for variant in shown.variants:
+    def draw(axes: Axes, contrast: Contrast) -> str:
+        for variant in contrast.variants:
             steps, values = _mean_series(variant, name)
             if len(steps):
-                axes.plot(steps, values, label=variant.name, **line_styles(shown)[variant.name])
+                axes.plot(steps, values, label=variant.name, **line_styles(contrast)[variant.name])
         axes.set_xlabel("optimizer steps")
         axes.xaxis.set_major_formatter(lambda value, _: plain(value))
         axes.set_ylabel(unit)

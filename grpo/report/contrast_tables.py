@@ -32,17 +32,17 @@ CAPTIONS = {
 }
 
 
-def results(shown: Contrast) -> list[tuple[str, ...]]:
+def results(contrast: Contrast) -> list[tuple[str, ...]]:
     """Returns the table of results: a header, and a row per variant."""
-    ks = sorted({int(k) for variant in shown.variants for k in variant.pass_at if int(k) > 1})
+    ks = sorted({int(k) for variant in contrast.variants for k in variant.pass_at if int(k) > 1})
     rows = [
         (
-            *("variant", "seeds", "pass@1 before", "after", f"minus {shown.base.name}", "seeds higher", "p"),
+            *("variant", "seeds", "pass@1 before", "after", f"minus {contrast.base.name}", "seeds higher", "p"),
             *(f"pass@{k}" for k in ks),
-            *(f"reached {shown.level:.1%}", f"tokens to there, ÷ {shown.base.name}"),
+            *(f"reached {contrast.level:.1%}", f"tokens to there, ÷ {contrast.base.name}"),
         )
     ]
-    for variant in shown.variants:
+    for variant in contrast.variants:
         against = variant.against
         rows.append(
             (
@@ -61,11 +61,11 @@ def results(shown: Contrast) -> list[tuple[str, ...]]:
     return rows
 
 
-def by_quarter(shown: Contrast) -> list[tuple[str, ...]]:
+def by_quarter(contrast: Contrast) -> list[tuple[str, ...]]:
     """Returns the table of each variant's change of the pass rate on each quarter of the problems, and its difference
     from the first variant's."""
-    rows = [("variant", *QUARTERS, *(f"{name}, minus {shown.base.name}" for name in QUARTERS))]
-    for variant in shown.variants:
+    rows = [("variant", *QUARTERS, *(f"{name}, minus {contrast.base.name}" for name in QUARTERS))]
+    for variant in contrast.variants:
         against = variant.against.quarters if variant.against else ()
         rows.append(
             (
@@ -77,7 +77,7 @@ def by_quarter(shown: Contrast) -> list[tuple[str, ...]]:
     return rows
 
 
-def health(shown: Contrast) -> list[tuple[str, ...]]:
+def health(contrast: Contrast) -> list[tuple[str, ...]]:
     """Returns the table of how training went: silent groups observed and predicted, the gradient on extreme prompts,
     entropy, length, the best law of the reward curve, and the diagnosis."""
     rows = [
@@ -86,7 +86,7 @@ def health(shown: Contrast) -> list[tuple[str, ...]]:
             *("entropy, last quarter", "length, last quarter", "best law of the reward curve", "diagnosis"),
         )
     ]
-    for variant in shown.variants:
+    for variant in contrast.variants:
         rows.append(
             (
                 variant.name,
@@ -102,11 +102,11 @@ def health(shown: Contrast) -> list[tuple[str, ...]]:
     return rows
 
 
-def settings(shown: Contrast) -> list[tuple[str, ...]]:
+def settings(contrast: Contrast) -> list[tuple[str, ...]]:
     """Returns the table of the keys in which the variants' configurations differ."""
-    configs = {variant.name: variant.runs[0].config for variant in shown.variants}
-    differing = differing_keys(configs)
-    return [("key", *configs), *((key, *map(str, values)) for key, values in differing.items())]
+    configs = {variant.name: variant.runs[0].config for variant in contrast.variants}
+    values_by_key = differing_keys(configs)
+    return [("key", *configs), *((key, *map(str, values)) for key, values in values_by_key.items())]
 
 
 def _late(variant: Variant, name: str, digits: int) -> str:

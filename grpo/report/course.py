@@ -65,8 +65,8 @@ def where(resumptions: Sequence[Resumption]) -> str:
 
 def before(resumption: Resumption) -> str:
     """Says how a run had ended before it was resumed, and why."""
-    ended = ENDED[resumption.ended].format(f"{resumption.reached:,}")
-    return f"{ended}: {clean(resumption.why)}" if resumption.why else ended
+    how_ended = ENDED[resumption.ended].format(f"{resumption.reached:,}")
+    return f"{how_ended}: {clean(resumption.why)}" if resumption.why else how_ended
 
 
 def resumptions_table(resumptions: Sequence[Resumption]) -> dict[str, dict[str, Any]]:
@@ -78,9 +78,9 @@ def resumptions_table(resumptions: Sequence[Resumption]) -> dict[str, dict[str, 
 
 
 def _row(resumption: Resumption) -> list[str]:
-    again = f"{resumption.reached - resumption.step:,}"
-    changed = ", ".join(f"{key}: {setting(old)} → {setting(new)}" for key, old, new in resumption.changed)
-    return [f"{resumption.step:,}", resumption.checkpoint, before(resumption), again, changed or "none"]
+    repeated_steps = f"{resumption.reached - resumption.step:,}"
+    changed_keys = ", ".join(f"{key}: {setting(old)} → {setting(new)}" for key, old, new in resumption.changed)
+    return [f"{resumption.step:,}", resumption.checkpoint, before(resumption), repeated_steps, changed_keys or "none"]
 
 
 def resumed_at(resumptions: Sequence[Resumption]) -> list[int]:

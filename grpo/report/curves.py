@@ -78,8 +78,8 @@ def plot_run(metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping
         raise UserError("there is nothing to plot, because the run has not finished its first round")
     run = Curves(metrics, evaluations)
     small = [panel for panel in panels_of(run) if panel in (draw_equal_groups, draw_entropy, draw_length)]
-    shown = [partial(panel, run=run) for panel in (draw_pass_rate, *small)]
-    sheet(shown, Path(path), _SHEET_INCHES, _SHEET_COLUMNS, first_wide=True)
+    sheet_panels = [partial(panel, run=run) for panel in (draw_pass_rate, *small)]
+    sheet(sheet_panels, Path(path), _SHEET_INCHES, _SHEET_COLUMNS, first_wide=True)
 
 
 def panels_of(run: Curves) -> list[Panel]:
@@ -114,10 +114,10 @@ def draw_pass_rate(axes: Axes, run: Curves) -> str:
         in_percent(axes, whole=True)
     else:
         axes.set_ylabel("pass rate, reward")
-    shown = "their bars reach" if len(run.evaluations) <= MOST_BARS else "the grey band reaches"
+    marks = "their bars reach" if len(run.evaluations) <= MOST_BARS else "the grey band reaches"
     return (
         "The share of completions that are right. Dots are single rounds and lines are means over a tenth of the run."
-        + (f" Held-out problems are never trained on; {shown} over the 95 % interval." if run.evaluations else "")
+        + (f" Held-out problems are never trained on; {marks} over the 95 % interval." if run.evaluations else "")
         + (" The run was resumed at the dotted lines." if run.resumed else "")
     )
 
@@ -155,15 +155,15 @@ def draw_length(axes: Axes, run: Curves) -> str:
         low, high = (
             smooth(values, window_of(len(values))) for values in (low, run.series("completions/length_p90")[1])
         )
-        label, some = "8 of 10 completions", drawn(len(steps))
-        axes.fill_between(steps[some], low[some], high[some], color=GREEN, alpha=0.15, linewidth=0, label=label)
+        label, places = "8 of 10 completions", drawn(len(steps))
+        axes.fill_between(steps[places], low[places], high[places], color=GREEN, alpha=0.15, linewidth=0, label=label)
     _curve(axes, run, "completions/length_mean", GREEN, "mean")
     for name, color, label in (("right", BLUE, "right ones"), ("wrong", ORANGE, "wrong ones")):
         steps, values = run.series(f"completions/{name}/length_mean")
         if steps:
-            some = drawn(len(steps))
-            shown = smooth(values, window_of(len(values)))[some]
-            axes.plot(steps[some], shown, color=color, linewidth=1.2, label=label)
+            places = drawn(len(steps))
+            smooth_values = smooth(values, window_of(len(values)))[places]
+            axes.plot(steps[places], smooth_values, color=color, linewidth=1.2, label=label)
     axes.set_title("Length of completions")
     axes.set_ylim(bottom=0)
     _over_steps(axes, run, "tokens")
@@ -242,11 +242,11 @@ def draw_cache(axes: Axes, run: Curves) -> str:
     axes.set_title("How full the sampler's cache gets")
     share_from_zero(axes)
     _over_steps(axes, run, "share of the cache in use")
-    interrupted = sum(run.series("rollout/preemptions")[1])
-    if not interrupted:
+    count = sum(run.series("rollout/preemptions")[1])
+    if not count:
         return "No completion was interrupted for want of room."
     return (
-        f"The cache was full, so {interrupted:,.0f} completions were interrupted and computed anew. If these are many, "
+        f"The cache was full, so {count:,.0f} completions were interrupted and computed anew. If these are many, "
         "raise rollout.gpu_memory_fraction or rollout.kv_cache_gib."
     )
 
@@ -257,14 +257,14 @@ def draw_time(axes: Axes, run: Curves) -> str:
     phases = {name: np.array([row.get(f"time/{name}_seconds", 0.0) for row in run.metrics]) for name in PHASES}
     phases = {name: seconds for name, seconds in phases.items() if seconds.sum() > 0.01 * sum(rounds)}
     colors = dict(zip(PHASES, (BLUE, "0.7", BLACK, "0.45", "#CC79A7", ORANGE, "#56B4E9", GREEN), strict=True))
-    window, bottom, some = window_of(len(run.metrics)), np.zeros(len(run.metrics)), drawn(len(run.metrics))
-    every = [row["step"] for row in run.metrics]
+    window, bottom, places = window_of(len(run.metrics)), np.zeros(len(run.metrics)), drawn(len(run.metrics))
+    steps = [row["step"] for row in run.metrics]
     for name, seconds in phases.items():
         top = bottom + smooth(seconds, window)
-        axes.fill_between(every[some], bottom[some], top[some], color=colors[name], alpha=0.35, linewidth=0)
-        (edge,) = axes.plot(every[some], top[some], color=colors[name], linewidth=1, label=name)
-        own = zip(every[some], (top - bottom)[some], strict=True)
-        tell(edge, [(f"{step:,}", f"{plain(seconds)} s") for step, seconds in own])
+        axes.fill_between(steps[places], bottom[places], top[places], color=colors[name], alpha=0.35, linewidth=0)
+        (edge,) = axes.plot(steps[places], top[places], color=colors[name], linewidth=1, label=name)
+        phase_points = zip(steps[places], (top - bottom)[places], strict=True)
+        tell(edge, [(f"{step:,}", f"{plain(seconds)} s") for step, seconds in phase_points])
         bottom = top
     axes.set_title("Where the time goes")
     axes.set_ylim(bottom=0)
@@ -292,6 +292,8 @@ def _curve(axes: Axes, run: Curves, name: str, color: str, label: str) -> None:
     """Draws a metric, if it was measured: dots for single rounds, and a smoothed line."""
     steps, values = run.series(name)
     if steps:
-        some = drawn(len(steps))
-        axes.plot(steps[some], values[some], ".", color=color, alpha=0.5, markersize=5, markeredgewidth=0)
-        axes.plot(steps[some], smooth(values, window_of(len(values)))[some], color=color, linewidth=1.8, label=label)
+        places = drawn(len(steps))
+        axes.plot(steps[places], values[places], ".", color=color, alpha=0.5, markersize=5, markeredgewidth=0)
+        axes.plot(
+            steps[places], smooth(values, window_of(len(values)))[places], color=color, linewidth=1.8, label=label
+        )

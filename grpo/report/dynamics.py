@@ -57,23 +57,23 @@ def write_fit(path: Path, last_step: int | None = None, column: str | None = Non
     log as a picture and a page. `column` and `scale` are explained at `logs.read_log`.
     """
     console = Terminal()
-    shown = analysed(read_log(path, column, scale), path, last_step)
-    findings = advised(shown.log)
-    console.print(laws_table(shown.identification))
-    for line in (*shown.log.notes, *summary_lines(shown.identification, shown.ahead)):
+    analysis = analysed(read_log(path, column, scale), path, last_step)
+    findings = advised(analysis.log)
+    console.print(laws_table(analysis.identification))
+    for line in (*analysis.log.notes, *summary_lines(analysis.identification, analysis.ahead)):
         console.print(line, soft_wrap=True)
-    print_findings(findings, shown.log, console)
-    write_page(shown, findings, path if path.is_dir() else path.parent, console)
+    print_findings(findings, analysis.log, console)
+    write_page(analysis, findings, path if path.is_dir() else path.parent, console)
 
 
 def write_forecast(path: Path, last_step: int | None = None, column: str | None = None, scale: float = 1.0) -> None:
     """Prints the forecast of the reward curve, in words and a table, and that of held-out evaluations if possible."""
     console = Terminal()
-    shown = analysed(read_log(path, column, scale), path, last_step)
-    held_out = held_out_lines(shown.log, shown.ahead.steps[-1])
-    for line in (*shown.log.notes, *summary_lines(shown.identification, shown.ahead), *held_out):
+    analysis = analysed(read_log(path, column, scale), path, last_step)
+    held_out = held_out_lines(analysis.log, analysis.ahead.steps[-1])
+    for line in (*analysis.log.notes, *summary_lines(analysis.identification, analysis.ahead), *held_out):
         console.print(line, soft_wrap=True)
-    console.print(way_table(shown.ahead))
+    console.print(way_table(analysis.ahead))
 
 
 def write_diagnosis(path: Path, column: str | None = None, scale: float = 1.0) -> None:
@@ -98,11 +98,11 @@ def write_replay(folder: Path, overrides: Sequence[str]) -> None:
     check_batch(config, ranks)
     was_adaptive = config.dynamics.name == "adaptive" and not overrides
     rows = read_run(folder)
-    missing = [name for name in NEEDED_MEANS if name not in rows[0]]
-    if missing:
+    missing_means = [name for name in NEEDED_MEANS if name not in rows[0]]
+    if missing_means:
         raise UserError(
-            f"the metrics of {folder} lack {missing[0]}, which the decisions need: they were written by an earlier "
-            "version, so a replay is not possible"
+            f"the metrics of {folder} lack {missing_means[0]}, which the decisions need: they were written by an "
+            "earlier version, so a replay is not possible"
         )
     rounds = [statistics_of(row, counts_of(row), counts_of(row, FIRST_COUNTS), index) for index, row in enumerate(rows)]
     decisions = replay(SCHEDULERS["adaptive"](config, ranks), rounds)
@@ -110,9 +110,9 @@ def write_replay(folder: Path, overrides: Sequence[str]) -> None:
     if ranks > 1:
         console.print(f"decided for {ranks} learner ranks, among which the prompts of a step are shared out evenly")
     if was_adaptive:
-        same, total = agreement(decisions)
+        num_same, total = agreement(decisions)
         console.print(
-            f"the run's own scheduler was replayed: {same} of {total} plans are those that the run followed",
+            f"the run's own scheduler was replayed: {num_same} of {total} plans are those that the run followed",
             soft_wrap=True,
         )
     else:
@@ -152,39 +152,39 @@ def advised(log: RunLog) -> list[Finding]:
     return [translated(finding) for finding in diagnose(log)]
 
 
-def write_page(shown: Dynamics, findings: Sequence[Finding], folder: Path, console: Terminal) -> None:
+def write_page(analysis: Dynamics, findings: Sequence[Finding], folder: Path, console: Terminal) -> None:
     """Writes the picture and the page into `folder`, and prints their paths."""
-    chosen = panels(shown)
-    drawn = [partial(panel, shown=shown) for panel in chosen]
-    sheet(drawn, folder / DYNAMICS_PLOT_FILE, SHEET_INCHES, columns=2, first_wide=True)
-    lines, mood = verdict_lines(shown.log)
+    panels_shown = panels(analysis)
+    drawings = [partial(panel, analysis=analysis) for panel in panels_shown]
+    sheet(drawings, folder / DYNAMICS_PLOT_FILE, SHEET_INCHES, columns=2, first_wide=True)
+    lines, mood = verdict_lines(analysis.log)
     page.write_page(
         "dynamics.html",
         folder / DYNAMICS_PAGE_FILE,
         name=run_name(folder),
         verdict=[*map(page.sentence, lines)],
         mood=mood,
-        numbers=forecast_numbers(shown.identification, shown.ahead),
-        log=shown.log,
-        notes=[*map(page.sentence, shown.log.notes)],
-        rounds=f"{len(shown.log.history):,}",
+        numbers=forecast_numbers(analysis.identification, analysis.ahead),
+        log=analysis.log,
+        notes=[*map(page.sentence, analysis.log.notes)],
+        rounds=f"{len(analysis.log.history):,}",
         # The first line of the summary is the forecast, which stands on top.
         summary=[
             page.sentence(line)
             for line in (
-                *summary_lines(shown.identification, shown.ahead)[1:],
-                *held_out_lines(shown.log, shown.ahead.steps[-1]),
+                *summary_lines(analysis.identification, analysis.ahead)[1:],
+                *held_out_lines(analysis.log, analysis.ahead.steps[-1]),
             )
         ],
         findings=findings,
-        nothing=page.sentence(nothing_found(shown.log)),
-        pictures=[*page.wide_picture(drawn[0]), *map(page.picture, drawn[1:])],
+        nothing=page.sentence(nothing_found(analysis.log)),
+        pictures=[*page.wide_picture(drawings[0]), *map(page.picture, drawings[1:])],
         law_columns=LAW_COLUMNS,
         law_caption=LAW_CAPTION,
-        laws=law_rows(shown.identification),
+        laws=law_rows(analysis.identification),
         meanings=meanings(
             *("pass rate", "percentage point", "round", "group", "silent group", "law", "τ"),
-            *(STABILITY_WORDS if draw_damping in chosen else ()),
+            *(STABILITY_WORDS if draw_damping in panels_shown else ()),
             *(*LAW_COLUMNS[2:], "entropy"),
         ),
     )

@@ -58,33 +58,33 @@ class Dynamics:
     ahead: Forecast
 
 
-def draw_reward(axes: Axes, shown: Dynamics) -> str:
+def draw_reward(axes: Axes, analysis: Dynamics) -> str:
     """Draws the pass rates of rounds, means of neighbouring rounds with standard errors, the best law, and the forecast
     with its interval."""
-    best, ahead = shown.identification.fits[0], shown.ahead
+    best, ahead = analysis.identification.fits[0], analysis.ahead
     history = best.history
     parts = np.array_split(np.arange(len(history)), min(MEANS, len(history)))
     weights = [history.errors[part] ** -2.0 for part in parts]
     middles = [history.steps[part].mean() for part in parts]
-    means = [np.average(history.values[part], weights=own) for part, own in zip(parts, weights, strict=True)]
+    means = [np.average(history.values[part], weights=of_part) for part, of_part in zip(parts, weights, strict=True)]
     together = len(parts[0])
     if together > 1:
-        some = drawn(len(history))
-        axes.plot(history.steps[some], history.values[some], ".", color="0.7", markersize=4, label="single rounds")
+        places = drawn(len(history))
+        axes.plot(history.steps[places], history.values[places], ".", color="0.7", markersize=4, label="single rounds")
     name = f"means of {together} rounds" if together > 1 else "rounds, with standard errors"
-    errors = [own.sum() ** -0.5 for own in weights]
+    errors = [of_part.sum() ** -0.5 for of_part in weights]
     bars = axes.errorbar(middles, means, yerr=errors, fmt=".", color="0.4", linewidth=0.8, label=name)
     tell(bars, [(plain(x), f"{y:.1%} ± {error:.1%}") for x, y, error in zip(middles, means, errors, strict=True)])
     steps = np.linspace(history.steps[0], history.steps[-1], 300)
-    held = [np.round(np.interp(steps, history.steps, own)) for own in (history.intervals, history.lags)]
-    axes.plot(steps, best.predict(steps, *held), color=BLUE, label=f"{best.law.name} law")
+    held_values = [np.round(np.interp(steps, history.steps, values)) for values in (history.intervals, history.lags)]
+    axes.plot(steps, best.predict(steps, *held_values), color=BLUE, label=f"{best.law.name} law")
     axes.fill_between(ahead.steps, ahead.low, ahead.high, color=ORANGE, alpha=0.2, linewidth=0)
     (line,) = axes.plot(ahead.steps, ahead.value, "--", color=ORANGE, label="forecast, 90 % interval")
     ends = zip(ahead.steps, ahead.value, ahead.low, ahead.high, strict=True)
     tell(line, [(plain(step), f"{value:.1%} ({low:.1%} to {high:.1%})") for step, value, low, high in ends])
-    if len(shown.log.held_out):
-        _draw_held_out(axes, shown.log)
-    held_out = shown.log.held_out.values + 1.96 * shown.log.held_out_error
+    if len(analysis.log.held_out):
+        _draw_held_out(axes, analysis.log)
+    held_out = analysis.log.held_out.values + 1.96 * analysis.log.held_out_error
     highest = max(np.max(history.values), np.max(ahead.high), np.max(held_out, initial=0.0))
     axes.set_ylim(-0.03, min(1.03, 1.2 * highest))
     axes.set_ylabel("pass rate")
@@ -111,9 +111,9 @@ def _draw_held_out(axes: Axes, log: RunLog) -> None:
         axes.errorbar(steps, values, yerr=reach or None, fmt="D", color=BLACK, markersize=4, linewidth=0.8, label=name)
 
 
-def draw_plan(axes: Axes, shown: Dynamics) -> str:
+def draw_plan(axes: Axes, analysis: Dynamics) -> str:
     """Draws the group size and refresh interval of each round."""
-    size, interval = shown.log["plan/group_size"], shown.log["plan/refresh_interval"]
+    size, interval = analysis.log["plan/group_size"], analysis.log["plan/refresh_interval"]
     axes.step(size.steps, size.values, where="post", color=BLUE, label="group size G")
     axes.step(interval.steps, interval.values, where="post", color=ORANGE, label="refresh interval τ")
     axes.set_yscale("log", base=2)
@@ -130,7 +130,7 @@ def draw_plan(axes: Axes, shown: Dynamics) -> str:
     )
 
 
-def draw_damping(axes: Axes, shown: Dynamics) -> str:
+def draw_damping(axes: Axes, analysis: Dynamics) -> str:
     """Draws the gain c over the refresh interval τ, the thresholds of unstable training, and the last round.
 
     c = κ(τ + lag)/(1−μ), with the stiffness κ measured from the reward curve, the last round's lag, and momentum μ.
@@ -138,21 +138,21 @@ def draw_damping(axes: Axes, shown: Dynamics) -> str:
     """
     from matplotlib.ticker import LogFormatter
 
-    log, stiffness = shown.log, shown.identification.stiffness
+    log, stiffness = analysis.log, analysis.identification.stiffness
     intervals = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32])
     delay = int(log.history.delays[-1])
-    now = int(log["plan/refresh_interval"].values[-1]) if len(log["plan/refresh_interval"]) else delay
-    late = delay - now
-    exact = [critical_gain(PIPELINE, log.momentum, int(interval), late) for interval in intervals]
+    interval_now = int(log["plan/refresh_interval"].values[-1]) if len(log["plan/refresh_interval"]) else delay
+    lag = delay - interval_now
+    exact = [critical_gain(PIPELINE, log.momentum, int(interval), lag) for interval in intervals]
     if np.isfinite(exact).all():
         axes.plot(intervals, exact, color=BLACK, label="threshold")
     axes.axhline(PRINTED_BOUND, color="0.6", linestyle="--", label="cautious rule: c below 1")
     low, value, high = (
-        gain(log.momentum, kappa, intervals + late) for kappa in (stiffness.low, stiffness.value, stiffness.high)
+        gain(log.momentum, kappa, intervals + lag) for kappa in (stiffness.low, stiffness.value, stiffness.high)
     )
     axes.fill_between(intervals, low, high, color=BLUE, alpha=0.2, linewidth=0)
     axes.plot(intervals, value, color=BLUE, label="this run, 95 % interval")
-    axes.plot([now], [gain(log.momentum, stiffness.value, delay)], "o", color=ORANGE, label="the last round")
+    axes.plot([interval_now], [gain(log.momentum, stiffness.value, delay)], "o", color=ORANGE, label="the last round")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: plain(value))
@@ -163,8 +163,8 @@ def draw_damping(axes: Axes, shown: Dynamics) -> str:
     axes.set_ylabel("gain c")
     axes.set_title("Stability: how long an interval is safe")
     legend_below(axes)
-    formula = f"κ(τ + {late})/(1−μ)" if late else "κτ/(1−μ)"
-    damping = shown.identification.damping_ratio.value
+    formula = f"κ(τ + {lag})/(1−μ)" if lag else "κτ/(1−μ)"
+    damping = analysis.identification.damping_ratio.value
     ratio = "above 10" if damping > MOST_DAMPING else f"{damping:.2g}"
     return (
         f"Where the blue line is above the threshold, training oscillates and may collapse. The gain is c = {formula}. "
@@ -174,17 +174,17 @@ def draw_damping(axes: Axes, shown: Dynamics) -> str:
     )
 
 
-def draw_silent(axes: Axes, shown: Dynamics) -> str:
+def draw_silent(axes: Axes, analysis: Dynamics) -> str:
     """Draws the share of silent groups, as measured and as predicted from the prompts' estimated difficulties.
 
     A group of G completions is silent (all correct or all wrong) with probability p^G + (1−p)^G, where p is the
     prompt's pass rate.
     """
-    silent = shown.log["groups/silent_fraction"]
-    some = drawn(len(silent))
-    axes.plot(silent.steps[some], silent.values[some], ".", color="0.55", label="measured in each round")
+    silent = analysis.log["groups/silent_fraction"]
+    places = drawn(len(silent))
+    axes.plot(silent.steps[places], silent.values[places], ".", color="0.55", label="measured in each round")
     steps, predicted = [], []
-    for step, size, difficulty in difficulties(shown.log):
+    for step, size, difficulty in difficulties(analysis.log):
         steps.append(step)
         predicted.append(float(difficulty.weights @ silent_rate(difficulty.pass_rates, size)))
     axes.plot(steps, predicted, "o-", color=GREEN, label="expected from the difficulty")
@@ -200,9 +200,9 @@ def draw_silent(axes: Axes, shown: Dynamics) -> str:
     )
 
 
-def draw_gradient_mass(axes: Axes, shown: Dynamics) -> str:
+def draw_gradient_mass(axes: Axes, analysis: Dynamics) -> str:
     """Draws the predicted share of the gradient from each bin of pass rates, in the first and last sixth of the run."""
-    parts, dials = difficulties(shown.log), shown.log.group_dials
+    parts, dials = difficulties(analysis.log), analysis.log.group_dials
     if dials is None:
         raise ValueError("this log's advantages are not those of the dials")
     exponent, mean_exponent = dials
@@ -226,22 +226,22 @@ def draw_gradient_mass(axes: Axes, shown: Dynamics) -> str:
     )
 
 
-def draw_policy(axes: Axes, shown: Dynamics) -> str:
+def draw_policy(axes: Axes, analysis: Dynamics) -> str:
     """Draws entropy, completion length and gradient norm, relative to their means over the run's first twentieth."""
-    explained = []
+    explanations = []
     for name, color, label, meaning in (
         ("policy/entropy", BLUE, "entropy", " Entropy is how much the model still tries out."),
         ("completions/length_mean", GREEN, "completion length", ""),
         ("learner/gradient_norm", ORANGE, "gradient norm", " The gradient norm is how strongly each step pulls."),
     ):
-        series = shown.log[name]
+        series = analysis.log[name]
         start = series.values[: max(len(series) // 20, 1)].mean() if len(series) else 0.0
         if start > 0:
-            explained.append(meaning)
-            values, some = series.values / start, drawn(len(series))
-            axes.plot(series.steps[some], values[some], color=color, linewidth=0.8, alpha=0.3)
-            smoothed = smooth(values, window_of(len(values)))
-            axes.plot(series.steps[some], smoothed[some], color=color, linewidth=1.6, label=label)
+            explanations.append(meaning)
+            values, places = series.values / start, drawn(len(series))
+            axes.plot(series.steps[places], values[places], color=color, linewidth=0.8, alpha=0.3)
+            smooth_values = smooth(values, window_of(len(values)))
+            axes.plot(series.steps[places], smooth_values[places], color=color, linewidth=1.6, label=label)
     axes.axhline(1, color="0.7", linewidth=0.8)
     axes.set_xlabel("optimizer step")
     axes.xaxis.set_major_formatter(lambda value, _: plain(value))
@@ -250,7 +250,7 @@ def draw_policy(axes: Axes, shown: Dynamics) -> str:
     legend_below(axes, of_one=True)
     return (
         "Thick lines are means over a tenth of the run. 1 is the mean over the first twentieth of the run."
-        + "".join(explained)
+        + "".join(explanations)
     )
 
 
@@ -275,19 +275,19 @@ def merge(rounds: list[Counts]) -> dict[tuple[int, int], float]:
     return total
 
 
-def panels(shown: Dynamics) -> tuple[Callable[[Axes, Dynamics], str], ...]:
+def panels(analysis: Dynamics) -> tuple[Callable[[Axes, Dynamics], str], ...]:
     """Returns the panels for which the log has the metrics."""
-    log = shown.log
-    chosen: list[Callable[[Axes, Dynamics], str]] = [draw_reward]
+    log = analysis.log
+    chosen_panels: list[Callable[[Axes, Dynamics], str]] = [draw_reward]
     if len(log["plan/group_size"]):
-        chosen.append(draw_plan)
+        chosen_panels.append(draw_plan)
     # The other laws have no stiffness κ, so a curve that follows one of them shows nothing about stability.
-    if shown.identification.identified and shown.identification.fits[0].law.name in ("oscillator", "exponential"):
-        chosen.append(draw_damping)
+    if analysis.identification.identified and analysis.identification.fits[0].law.name in ("oscillator", "exponential"):
+        chosen_panels.append(draw_damping)
     if log.counts:
-        chosen.append(draw_silent)
+        chosen_panels.append(draw_silent)
     if log.counts and log.group_dials:
-        chosen.append(draw_gradient_mass)
+        chosen_panels.append(draw_gradient_mass)
     if any(len(log[name]) for name in ("policy/entropy", "completions/length_mean")):
-        chosen.append(draw_policy)
-    return tuple(chosen)
+        chosen_panels.append(draw_policy)
+    return tuple(chosen_panels)

@@ -91,8 +91,8 @@ def shape_of(fit: LawFit) -> tuple[str, str]:
     if range_ == 0:
         return "level", "a level without a trend"
     change = "rise" if curve[-1] > curve[0] else "fall"
-    back = float(np.abs(np.diff(curve)).sum()) - abs(float(curve[-1] - curve[0]))
-    if back > SWING * range_:
+    way_back = float(np.abs(np.diff(curve)).sum()) - abs(float(curve[-1] - curve[0]))
+    if way_back > SWING * range_:
         return "swings", f"a {change} that overshoots and swings back"
     steepest = np.abs(tenths).max()
     slow_start, levels_off = np.abs(tenths[[0, -1]]) < SLOW * steepest
@@ -114,8 +114,8 @@ def forecast_numbers(identification: Identification, ahead: Forecast) -> list[Nu
         if identification.identified
         else "where it levels off is not known yet",
     ]
-    others = f", {' and '.join(as_well)} about as well" if as_well else ""
-    notes.append(f"the {best.law.name} law fits best{others}")
+    other_laws = f", {' and '.join(as_well)} about as well" if as_well else ""
+    notes.append(f"the {best.law.name} law fits best{other_laws}")
     return [
         Number(
             f"forecast for step {ahead.steps[-1]:,.0f}",
@@ -153,14 +153,14 @@ def held_out_lines(log: RunLog, last_step: float) -> list[str]:
         f"gain from the last evaluation {ahead.gain.value:+.2f} [{ahead.gain.low:+.2f}, {ahead.gain.high:+.2f}] (90 %)"
     ]
     training = paired(Series(log.history.steps, log.history.values), log.held_out.steps)
-    shared = np.isin(log.held_out.steps, training.steps)
-    gaps = training.values - log.held_out.values[shared]
-    late = gaps[len(gaps) // 2 :]
-    if len(late) > 1:
-        error = float(late.std(ddof=1) / np.sqrt(len(late)))
-        side = "above" if late.mean() >= 0 else "below"
+    is_shared_step = np.isin(log.held_out.steps, training.steps)
+    gaps = training.values - log.held_out.values[is_shared_step]
+    tail = gaps[len(gaps) // 2 :]
+    if len(tail) > 1:
+        error = float(tail.std(ddof=1) / np.sqrt(len(tail)))
+        side = "above" if tail.mean() >= 0 else "below"
         lines.append(
-            f"training was {abs(late.mean()):.2f} ± {error:.2f} {side} held out over the last {len(late)} evaluations "
+            f"training was {abs(tail.mean()):.2f} ± {error:.2f} {side} held out over the last {len(tail)} evaluations "
             f"({gaps[0]:+.2f} at the first)"
         )
     return lines
@@ -196,13 +196,13 @@ def decisions_table(proposals: Sequence[Proposal]) -> Table:
         table.add_column(name, justify="left" if name == "why" else "right", overflow="fold")
     for proposal in proposals:
         if proposal.changes:
-            done, new = proposal.done, proposal.proposed
+            plan_followed, plan_proposed = proposal.done, proposal.proposed
             table.add_row(
                 str(proposal.step),
-                _arrow(done.group_size, new.group_size),
-                _arrow(done.refresh_interval, new.refresh_interval),
-                _arrow(done.prompts_per_step, new.prompts_per_step),
-                _arrow(done.learning_rate_factor, new.learning_rate_factor),
+                _arrow(plan_followed.group_size, plan_proposed.group_size),
+                _arrow(plan_followed.refresh_interval, plan_proposed.refresh_interval),
+                _arrow(plan_followed.prompts_per_step, plan_proposed.prompts_per_step),
+                _arrow(plan_followed.learning_rate_factor, plan_proposed.learning_rate_factor),
                 proposal.verdict.reason,
             )
     return table

@@ -76,14 +76,14 @@ class Run:
         The curve is first made monotone (isotonic regression), and interpolated between evaluations. If it never
         reaches the level, the cost is that of the whole run.
         """
-        smooth, spent = isotonic_regression(self.held_out).x, self.spent[unit]
+        smooth, amounts = isotonic_regression(self.held_out).x, self.spent[unit]
         if smooth[-1] < level:
-            return float(spent[-1]), False
+            return float(amounts[-1]), False
         index = int(np.argmax(smooth >= level))
         if index == 0:
-            return float(spent[0]), True
+            return float(amounts[0]), True
         share = (level - smooth[index - 1]) / (smooth[index] - smooth[index - 1])
-        return float(spent[index - 1] + share * (spent[index] - spent[index - 1])), True
+        return float(amounts[index - 1] + share * (amounts[index] - amounts[index - 1])), True
 
 
 def load(folder: Path, variant: str, seed: int | None = None) -> Run:

@@ -40,7 +40,7 @@ def columns(rows: Iterable[Row]) -> dict[str, Series]:
         for name, value in row.items():
             if isinstance(value, int | float) and name != "step" and abs(value) <= LARGEST:
                 points.setdefault(name, {})[row["step"]] = value
-    return {name: Series(*np.array(sorted(own.items()), float).T) for name, own in points.items()}
+    return {name: Series(*np.array(sorted(points_of_name.items()), float).T) for name, points_of_name in points.items()}
 
 
 def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
@@ -49,32 +49,32 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
     rows = [{"step": row["step"], **numbers_of(row)} for row in log.rows]
     if not rows:
         raise UserError(f'{path} has no rows with a step: give a log whose rows have a number under "step"')
-    own = columns(rows)
+    own_series = columns(rows)
     series = columns({"step": row["step"], **translated(_without_step(row))} for row in rows)
     if not series:
         raise UserError(f"{path} has no finite numbers beside its steps")
     if column:
-        graded, note = column.rsplit(OF_RUN, 1)[-1], f"{column} is the pass rate"
-        passed = _named(path, graded, own, series, scale)
+        rate_name, note = column.rsplit(OF_RUN, 1)[-1], f"{column} is the pass rate"
+        rates = _named(path, rate_name, own_series, series, scale)
     else:
-        graded, scale = _pass_rate_column(series)
-        passed, note = series.get(graded, NOTHING), _note(graded, scale, own)
+        rate_name, scale = _pass_rate_column(series)
+        rates, note = series.get(rate_name, NOTHING), _note(rate_name, scale, own_series)
     # The tables call verl's scores "pass_rate", even scores beyond [0, 1]. The pass rate found above replaces them.
-    others = {name: values for name, values in series.items() if name != "pass_rate"}
+    other_series = {name: values for name, values in series.items() if name != "pass_rate"}
     # A round was sampled one step before it was logged. An evaluation has the step of its policy.
-    interval, ours = 1, our_name(graded)
-    scores = held_out_score(series, ours.removeprefix(PART) if PART in ours else "")
-    if scores and not graded and "reward/mean" not in series:
+    interval, our_rate_name = 1, our_name(rate_name)
+    scores = held_out_score(series, our_rate_name.removeprefix(PART) if PART in our_rate_name else "")
+    if scores and not rate_name and "reward/mean" not in series:
         note = f"the log has held-out scores only: {scores} is taken for the pass rate"
-        passed, scores, interval = series[scores], None, 0
-    passed = Series(passed.steps, np.clip(passed.values / scale, 0, 1))
+        rates, scores, interval = series[scores], None, 0
+    rates = Series(rates.steps, np.clip(rates.values / scale, 0, 1))
     last = max(int(one.steps[-1]) for one in series.values())
     return RunLog(
-        history=history_of_values(passed.steps, passed.values, interval) if len(passed) >= FEWEST_ROWS else NO_HISTORY,
-        series={**others, "pass_rate": passed} if len(passed) else others,
+        history=history_of_values(rates.steps, rates.values, interval) if len(rates) >= FEWEST_ROWS else NO_HISTORY,
+        series={**other_series, "pass_rate": rates} if len(rates) else other_series,
         held_out=series[scores] if scores else NOTHING,
         num_steps=max(log.max_steps, last),
-        framework=framework_of(own),
+        framework=framework_of(own_series),
         notes=[*log.notes, *_too_large(rows), *([note] if note else [])],
     )
 
@@ -82,42 +82,44 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
 def _too_large(rows: Sequence[Row]) -> list[str]:
     """Says how many finite numbers beyond ±`LARGEST` were left out, and of which columns."""
     names = [name for row in rows for name, value in row.items() if LARGEST < abs(value) < math.inf]
-    several = ", ".join(dict.fromkeys(names))
-    return [f"{len(names)} values beyond ±{LARGEST:g} are left out, of {several}"] if names else []
+    columns_named = ", ".join(dict.fromkeys(names))
+    return [f"{len(names)} values beyond ±{LARGEST:g} are left out, of {columns_named}"] if names else []
 
 
 def _without_step(row: Row) -> Row:
     return {name: value for name, value in row.items() if name != "step"}
 
 
-def _named(path: Path, name: str, own: Mapping[str, Series], series: Mapping[str, Series], scale: float) -> Series:
+def _named(
+    path: Path, name: str, own_series: Mapping[str, Series], series: Mapping[str, Series], scale: float
+) -> Series:
     """Returns the column that the caller named, by the log's own name or by ours.
 
     Raises `UserError` when there is none, or its values leave [0, `scale`].
     """
-    if name not in own and name not in series:
+    if name not in own_series and name not in series:
         raise UserError(
-            f"{path} has no column {name}; its columns are: {', '.join(sorted(own))}. Choose the one with the "
+            f"{path} has no column {name}; its columns are: {', '.join(sorted(own_series))}. Choose the one with the "
             "pass rate by column=NAME"
         )
-    passed = own.get(name, series.get(name, NOTHING))
-    if not _is_rate(passed, scale):
+    rates = own_series.get(name, series.get(name, NOTHING))
+    if not _is_rate(rates, scale):
         raise UserError(
-            f"{name} of {path} goes from {passed.values.min():g} to {passed.values.max():g}, beyond [0, {scale:g}]: "
+            f"{name} of {path} goes from {rates.values.min():g} to {rates.values.max():g}, beyond [0, {scale:g}]: "
             "give its value for a right answer by scale=NUMBER, or choose another column"
         )
-    return passed
+    return rates
 
 
-def _note(graded: str, scale: float, own: Mapping[str, Series]) -> str:
+def _note(rate_name: str, scale: float, own_series: Mapping[str, Series]) -> str:
     """Says which column is taken for the pass rate. The note is empty for a column that is called `pass_rate`."""
-    if graded in own and graded == "pass_rate":
+    if rate_name in own_series and rate_name == "pass_rate":
         return ""
-    if not graded:
+    if not rate_name:
         return "no column is a pass rate, so what needs one is left out: column=NAME scale=NUMBER names one"
-    known_as = next((name for name in own if our_name(name) == graded), graded)
-    divided = f"{known_as} ÷ {scale:g}" if scale != 1 else known_as
-    return f"{divided} is taken for the pass rate: column=NAME scale=NUMBER names another"
+    known_as = next((name for name in own_series if our_name(name) == rate_name), rate_name)
+    formula = f"{known_as} ÷ {scale:g}" if scale != 1 else known_as
+    return f"{formula} is taken for the pass rate: column=NAME scale=NUMBER names another"
 
 
 def _pass_rate_column(series: Mapping[str, Series]) -> tuple[str, float]:
@@ -127,8 +129,8 @@ def _pass_rate_column(series: Mapping[str, Series]) -> tuple[str, float]:
         if name in series and _is_rate(series[name], 1.0) and (name == "pass_rate" or len(parts) < 2):
             return name, 1.0
     for name in parts:
-        if GRADES.search(name) and (right := _right_answer(series[name])):
-            return name, right
+        if GRADES.search(name) and (right_grade := _right_answer(series[name])):
+            return name, right_grade
     if "reward/mean" in series and _is_rate(series["reward/mean"], 1.0):
         return "reward/mean", 1.0
     return "", 1.0
@@ -140,8 +142,8 @@ def _right_answer(series: Series) -> float | None:
     Values may exceed it by the share `SMOOTHED`. Returns None if a value is negative (by more than that), or none is
     above 0.
     """
-    right = float(max(math.ceil(series.values.max() / (1 + SMOOTHED)), 1))
-    return right if series.values.max() > 0 and _is_rate(series, right) else None
+    right_grade = float(max(math.ceil(series.values.max() / (1 + SMOOTHED)), 1))
+    return right_grade if series.values.max() > 0 and _is_rate(series, right_grade) else None
 
 
 def _is_rate(series: Series, scale: float) -> bool:

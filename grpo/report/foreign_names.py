@@ -146,16 +146,16 @@ def translated(row: Row) -> dict[str, float]:
     It adds a skipped step where the gradient norm is not finite, and the share of silent groups where the shares of
     all-correct and all-wrong groups are logged.
     """
-    ours: dict[str, float] = {}
+    our_values: dict[str, float] = {}
     for name, value in row.items():
-        ours.setdefault(our_name(name), value)
-    norm = ours.get("learner/gradient_norm")
+        our_values.setdefault(our_name(name), value)
+    norm = our_values.get("learner/gradient_norm")
     if norm is not None:
-        ours.setdefault("learner/skipped_steps", float(not math.isfinite(norm)))
-    if {"groups/all_correct_fraction", "groups/all_wrong_fraction"} <= ours.keys():
-        silent = ours["groups/all_correct_fraction"] + ours["groups/all_wrong_fraction"]
-        ours.setdefault("groups/silent_fraction", silent)
-    return ours
+        our_values.setdefault("learner/skipped_steps", float(not math.isfinite(norm)))
+    if {"groups/all_correct_fraction", "groups/all_wrong_fraction"} <= our_values.keys():
+        silent = our_values["groups/all_correct_fraction"] + our_values["groups/all_wrong_fraction"]
+        our_values.setdefault("groups/silent_fraction", silent)
+    return our_values
 
 
 def our_name(name: str) -> str:
@@ -164,24 +164,24 @@ def our_name(name: str) -> str:
     >>> our_name("train/rewards/accuracy_reward/mean"), our_name("train/agg/all/solver/solved_none"), our_name("loss")
     ('reward/part/accuracy_reward', 'groups/all_wrong_fraction', 'loss')
     """
-    for known in (name, name.removeprefix("train/")):
-        if known in NAMES:
-            return NAMES[known]
-        for pattern, ours in PATTERNS:
-            if match := pattern.fullmatch(known):
+    for candidate in (name, name.removeprefix("train/")):
+        if candidate in NAMES:
+            return NAMES[candidate]
+        for pattern, our_pattern in PATTERNS:
+            if match := pattern.fullmatch(candidate):
                 part = next((group for group in match.groups() if group), "")
-                return f"reward/part/{part}" if "part" in ours else ours
+                return f"reward/part/{part}" if "part" in our_pattern else our_pattern
     return name
 
 
-def held_out_score(series: Mapping[str, Series], graded: str) -> str | None:
+def held_out_score(series: Mapping[str, Series], rate_name: str) -> str | None:
     """Returns the name of the column with held-out scores between 0 and 1, or None.
 
-    A column whose name contains `graded`, the part of the reward that grades answers, is preferred.
+    A column whose name contains `rate_name`, the part of the reward that grades answers, is preferred.
     """
     names = [name for name in series if HELD_OUT.fullmatch(name) and not NO_SCORE.fullmatch(name)]
-    inside = [name for name in names if series[name].values.min() >= 0 and series[name].values.max() <= 1]
-    return min(inside, key=lambda name: not (graded and graded in name), default=None)
+    rate_like_names = [name for name in names if series[name].values.min() >= 0 and series[name].values.max() <= 1]
+    return min(rate_like_names, key=lambda name: not (rate_name and rate_name in name), default=None)
 
 
 def is_number(value: Any) -> bool:

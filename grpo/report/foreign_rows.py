@@ -99,9 +99,9 @@ def _stepped(rows: Iterable[Any], max_steps: int = 0) -> ForeignRows:
     """Puts each row's step under "step" and keeps the last run. Leaves out rows without a step, and values that are no
     rows."""
     of_names = (row for row in rows if isinstance(row, Mapping))
-    stepped = [{**row, "step": step} for row in of_names if (step := step_of(row)) is not None]
-    kept, notes = last_run(stepped)
-    return ForeignRows(kept, max_steps, notes)
+    stepped_rows = [{**row, "step": step} for row in of_names if (step := step_of(row)) is not None]
+    last_rows, notes = last_run(stepped_rows)
+    return ForeignRows(last_rows, max_steps, notes)
 
 
 def last_run(rows: Iterable[Row]) -> tuple[list[Row], tuple[str, ...]]:
@@ -111,32 +111,34 @@ def last_run(rows: Iterable[Row]) -> tuple[list[Row], tuple[str, ...]]:
     kept row precedes that step, another run begins. Otherwise the run was resumed, and its earlier rows from that step
     on are dropped. Rows that are merely out of order repeat no step.
     """
-    kept: list[Row] = []
-    runs, resumed = 1, []
-    seen: dict[str, set[float]] = defaultdict(set)
-    newest: dict[str, float] = {}
+    kept_rows: list[Row] = []
+    runs, resumed_steps = 1, []
+    seen_steps: dict[str, set[float]] = defaultdict(set)
+    newest_step: dict[str, float] = {}
     for row in rows:
         step, metrics = row["step"], numbers_of(row)
-        again = [name for name in metrics if step in seen[name] and step < newest[name]]
-        if 2 * len(again) > len(metrics):
-            earlier = [before for before in kept if before["step"] < step]
-            runs, resumed = (runs, [*resumed, step]) if earlier else (runs + 1, [])
-            kept = earlier
-            seen = defaultdict(set, {name: {at for at in steps if at < step} for name, steps in seen.items()})
+        repeated_metrics = [name for name in metrics if step in seen_steps[name] and step < newest_step[name]]
+        if 2 * len(repeated_metrics) > len(metrics):
+            earlier_rows = [before for before in kept_rows if before["step"] < step]
+            runs, resumed_steps = (runs, [*resumed_steps, step]) if earlier_rows else (runs + 1, [])
+            kept_rows = earlier_rows
+            seen_steps = defaultdict(
+                set, {name: {at for at in steps if at < step} for name, steps in seen_steps.items()}
+            )
         for name in metrics:
-            seen[name].add(step)
-            newest[name] = step
-        kept.append(row)
+            seen_steps[name].add(step)
+            newest_step[name] = step
+        kept_rows.append(row)
     notes = []
     if runs > 1:
         notes.append(
             f"the log holds {runs} runs one after another, since its steps begin again: the last one is read; to read "
             "another one, put its rows into a file of their own"
         )
-    if resumed:
-        steps = ", ".join(f"{step:g}" for step in resumed)
+    if resumed_steps:
+        steps = ", ".join(f"{step:g}" for step in resumed_steps)
         notes.append(f"the run was resumed at step {steps}: what it had logged from there on before is left out")
-    return kept, tuple(notes)
+    return kept_rows, tuple(notes)
 
 
 def _json_rows(path: Path) -> ForeignRows:
@@ -147,9 +149,9 @@ def _json_rows(path: Path) -> ForeignRows:
     if isinstance(content, list):
         return _stepped(content)
     if isinstance(content, dict) and isinstance(content.get("log_history"), list):
-        planned = content.get("max_steps")
-        known = is_number(planned) and math.isfinite(planned)
-        return _stepped(content["log_history"], int(planned) if known else 0)
+        planned_steps = content.get("max_steps")
+        is_planned = is_number(planned_steps) and math.isfinite(planned_steps)
+        return _stepped(content["log_history"], int(planned_steps) if is_planned else 0)
     if isinstance(content, dict) and content and all(isinstance(values, dict | list) for values in content.values()):
         return _stepped(_pivoted(content))
     raise UserError(
@@ -176,13 +178,13 @@ def _csv_rows(path: Path, column: str | None) -> Iterable[Row]:
     of_runs = {name: tuple(name.rsplit(OF_RUN, 1)) for name in names if OF_RUN in name}
     runs = list(dict.fromkeys(run for run, _ in of_runs.values()))
     if len(runs) > 1:
-        chosen = column.rsplit(OF_RUN, 1)[0] if column else ""
-        if chosen not in runs:
+        run_chosen = column.rsplit(OF_RUN, 1)[0] if column else ""
+        if run_chosen not in runs:
             raise UserError(
                 f"{path} holds {len(runs)} runs ({', '.join(runs)}): choose one by column='RUN{OF_RUN}METRIC', where "
                 "METRIC holds its pass rates"
             )
-        runs = [chosen]
+        runs = [run_chosen]
     for row in rows:
         numbers: dict[str, Any] = {}
         for name in names:

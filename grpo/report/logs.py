@@ -79,15 +79,15 @@ def num_completions(row: Row) -> int:
 
 def log_of(rows: Sequence[Row], config: Mapping[str, Any], held_out: Series = NOTHING) -> RunLog:
     """Makes a `RunLog` from this framework's rows of metrics, for a run that has ended or still goes on."""
-    present, normalization = since_going_back(rows), config["normalization"]
+    present_rows, normalization = since_going_back(rows), config["normalization"]
     return RunLog(
         history=history_of(
             # If answers decided how often a prompt was sampled, only its first completions give an unbiased pass rate.
             (row["step"], *_timing(row), counts_of(row, FIRST_COUNTS) or counts_of(row))
-            for row in present
+            for row in present_rows
         ),
         series=columns(rows),
-        counts=[counts_of(row) for row in present if row[COUNTS]],
+        counts=[counts_of(row) for row in present_rows if row[COUNTS]],
         held_out=held_out,
         momentum=config["learner"]["betas"][0],
         exponent=normalization["exponent"],

@@ -117,10 +117,10 @@ def _series(axes: Axes) -> Iterator[dict[str, Any]]:
         points = _points(handle, axes)
         if points is None or not len(points):
             continue
-        told = getattr(handle, "told", None) or [None] * len(points)
-        every = -(-len(points) // _MOST_VALUES)
+        point_texts = getattr(handle, "point_texts", None) or [None] * len(points)
+        stride = -(-len(points) // _MOST_VALUES)
         rows = []
-        for point, texts in zip(points[::every], told[::every], strict=True):
+        for point, texts in zip(points[::stride], point_texts[::stride], strict=True):
             if np.isfinite(point).all():
                 x, y = axes.transData.transform(point)
                 texts = texts or (_text(axes.xaxis, point[0]), _text(axes.yaxis, point[1]))
@@ -146,9 +146,9 @@ def _points(handle: Any, axes: Axes) -> np.ndarray | None:
 def _color(handle: Any) -> str:
     from matplotlib.colors import to_hex
 
-    single = handle.patches[0] if hasattr(handle, "patches") else handle
-    single = single.lines[0] if hasattr(single, "lines") and not hasattr(single, "get_xydata") else single
-    color = single.get_color() if hasattr(single, "get_color") else single.get_facecolor()
+    artist = handle.patches[0] if hasattr(handle, "patches") else handle
+    artist = artist.lines[0] if hasattr(artist, "lines") and not hasattr(artist, "get_xydata") else artist
+    color = artist.get_color() if hasattr(artist, "get_color") else artist.get_facecolor()
     return _variable(to_hex(color))
 
 
@@ -173,8 +173,8 @@ def sentence(text: str) -> str:
     ('Every reward is 0.', 'task.reward.extract=final helps.')
     """
     first = text.partition(" ")[0]
-    begun = text if re.search(r"[._=]", first.rstrip(".")) else text[:1].upper() + text[1:]
-    return begun if begun.endswith((".", "!", "?")) else f"{begun}."
+    capitalized_text = text if re.search(r"[._=]", first.rstrip(".")) else text[:1].upper() + text[1:]
+    return capitalized_text if capitalized_text.endswith((".", "!", "?")) else f"{capitalized_text}."
 
 
 def write_page(template: str, path: Path, **values: Any) -> None:
@@ -183,8 +183,8 @@ def write_page(template: str, path: Path, **values: Any) -> None:
 
     environment = Environment(loader=PackageLoader("grpo.report"), autoescape=True, undefined=StrictUndefined)
     environment.filters["sentence"] = sentence
-    made = f"grpo {grpo.__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    text = environment.get_template(template).render(made=made, **values)
+    version_and_time = f"grpo {grpo.__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    text = environment.get_template(template).render(made=version_and_time, **values)
     # A line never ends between a number and its percent sign.
     text = re.sub(r"(?<=\d) %", "\u00a0%", text)
     write_whole(path, text, "backslashreplace")

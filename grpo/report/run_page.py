@@ -59,23 +59,23 @@ def write_run_page(
     state, ending, path = standing(output, metrics, config), read_ending(output), output / PAGE_FILE
     failed = ending is not None and ending.state == FAILED
     beginning, _, reason = state.partition(": ")
-    said = [f"The run {beginning}.", page.sentence(reason), *verdict.lines] if failed else [*verdict.lines]
+    verdict_lines = [f"The run {beginning}.", page.sentence(reason), *verdict.lines] if failed else [*verdict.lines]
     if not failed:
-        said += unfinished("The run", state)
-    said += [*how_often(resumptions), *left_out]
-    first, *others = (partial(panel, run=curves) for panel in panels_of(curves))
+        verdict_lines += unfinished("The run", state)
+    verdict_lines += [*how_often(resumptions), *left_out]
+    first, *other_panels = (partial(panel, run=curves) for panel in panels_of(curves))
     page.write_page(
         "run.html",
         path,
         name=run_name(output),
-        verdict=said,
+        verdict=verdict_lines,
         mood=BAD if failed else verdict.mood,
         numbers=verdict.numbers,
         state=beginning if failed else state,
         about=about(config),
         findings=findings,
         nothing=(BEFORE_THE_END if failed else NOTHING_FOUND) if len(metrics) >= FEWEST_POINTS else TOO_FEW,
-        pictures=[*page.wide_picture(first), *map(page.picture, others)],
+        pictures=[*page.wide_picture(first), *map(page.picture, other_panels)],
         tables=resumptions_table(resumptions) | run_tables(metrics, evaluations),
         groups=groups,
         about_groups=(
@@ -104,8 +104,10 @@ def write_run_page(
 def about(config: Row) -> str:
     """Names the model and the task of a run, as its settings do."""
     model, task = config.get("model", {}), config.get("task", {})
-    named = model.get("path") or model.get("source", "")
-    return clean(" · ".join(f"{word} {name}" for word, name in (("model", named), ("task", task.get("name"))) if name))
+    model_name = model.get("path") or model.get("source", "")
+    return clean(
+        " · ".join(f"{word} {name}" for word, name in (("model", model_name), ("task", task.get("name"))) if name)
+    )
 
 
 def settings(config: Row) -> list[tuple[str, str]]:
@@ -124,15 +126,15 @@ def shown_groups(rows: Iterable[Row]) -> list[dict[str, Any]]:
 
     `rows` are completions, those of the last round first.
     """
-    chosen: dict[str, list[dict[str, Any]]] = {kind: [] for kind in SHOWN}
+    groups_of: dict[str, list[dict[str, Any]]] = {kind: [] for kind in SHOWN}
     for group in islice(_groups(rows), LOOKED_AT):
         correct = sum(row["correct"] for row in group)
         kind = "mixed" if 0 < correct < len(group) else "right" if correct else "wrong"
-        if len(chosen[kind]) < SHOWN[kind]:
-            chosen[kind].append(_group(group, correct))
-        if all(len(chosen[kind]) == SHOWN[kind] for kind in SHOWN):
+        if len(groups_of[kind]) < SHOWN[kind]:
+            groups_of[kind].append(_group(group, correct))
+        if all(len(groups_of[kind]) == SHOWN[kind] for kind in SHOWN):
             break
-    return [group for kind in SHOWN for group in chosen[kind]]
+    return [group for kind in SHOWN for group in groups_of[kind]]
 
 
 def _groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
@@ -142,17 +144,18 @@ def _groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 def _group(rows: Sequence[Row], correct: int) -> dict[str, Any]:
     """Returns the values for the page's section on a group, with right completions before wrong ones."""
-    kept = [row for side in (True, False) for row in [row for row in rows if row["correct"] is side][:EACH_SIDE]]
+    shown_rows = [row for side in (True, False) for row in [row for row in rows if row["correct"] is side][:EACH_SIDE]]
     first = rows[0]
     source = f" Source: {first['source']}." if first.get("source") else ""
-    left = f" {len(kept)} of {len(rows)} completions are shown." if len(kept) < len(rows) else ""
+    how_many_shown = f" {len(shown_rows)} of {len(rows)} completions are shown." if len(shown_rows) < len(rows) else ""
     return {
         "score": f"{correct} of {len(rows)} right",
         "question": clean(first["question"]),
         "answer": clean(str(first["answer"])),
-        "about": f"Step {first['step']:,}, prompt {first['prompt_id']}.{source}{left}",
+        "about": f"Step {first['step']:,}, prompt {first['prompt_id']}.{source}{how_many_shown}",
         "rows": [
-            {"correct": row["correct"], "facts": _facts(row), "text": clean(_cut(row["completion"]))} for row in kept
+            {"correct": row["correct"], "facts": _facts(row), "text": clean(_cut(row["completion"]))}
+            for row in shown_rows
         ],
     }
 
@@ -175,8 +178,8 @@ def run_tables(metrics: Sequence[Row], evaluations: Sequence[Row]) -> dict[str, 
 
     Tables without rows are left out.
     """
-    late = metrics[-max(1, len(metrics) // 4) :]
-    rounds = f"Means over the last {len(late):,} of {len(metrics):,} rounds."
+    last_rows = metrics[-max(1, len(metrics) // 4) :]
+    rounds = f"Means over the last {len(last_rows):,} of {len(metrics):,} rounds."
     tables: dict[str, dict[str, Any]] = {}
     if len(evaluations) > 1:
         before, after = evaluations[0], evaluations[-1]
@@ -184,15 +187,17 @@ def run_tables(metrics: Sequence[Row], evaluations: Sequence[Row]) -> dict[str, 
     names = {name: f"completions/by_pass_rate/{name}" for name in BANDS}
     tables["Completions by difficulty"] = {
         "caption": f"{rounds} A prompt is hard where few of its completions are right.",
-        "rows": _parts("of the prompt's completions", {BANDS[name]: prefix for name, prefix in names.items()}, late),
+        "rows": _parts(
+            "of the prompt's completions", {BANDS[name]: prefix for name, prefix in names.items()}, last_rows
+        ),
     }
     prefix = "source/"
     sources = sorted(
-        {name.removeprefix(prefix).rpartition("/")[0] for row in late for name in row if name.startswith(prefix)}
+        {name.removeprefix(prefix).rpartition("/")[0] for row in last_rows for name in row if name.startswith(prefix)}
     )
     tables["Completions by source"] = {
         "caption": rounds,
-        "rows": _parts("source", {name: prefix + name for name in sources}, late, SCORES),
+        "rows": _parts("source", {name: prefix + name for name in sources}, last_rows, SCORES),
     }
     return {title: part for title, part in tables.items() if len(part["rows"]) > 1}
 
@@ -207,13 +212,13 @@ def _parts(
     """
     columns, lines = {**(scores or {}), **SIZES}, []
     for name, prefix in prefixes.items():
-        present = [row for row in rows if f"{prefix}/share" in row]
-        shares = [row[f"{prefix}/share"] for row in present]
+        rows_with_part = [row for row in rows if f"{prefix}/share" in row]
+        shares = [row[f"{prefix}/share"] for row in rows_with_part]
         if not (total := sum(shares)):
             continue
-        weighed = [*zip(shares, present, strict=True)]
+        weighted_rows = [*zip(shares, rows_with_part, strict=True)]
         cells = [
-            form.format(sum(share * row.get(f"{prefix}/{key}", 0.0) for share, row in weighed) / total)
+            form.format(sum(share * row.get(f"{prefix}/{key}", 0.0) for share, row in weighted_rows) / total)
             for key, (_, form) in columns.items()
         ]
         lines.append([name, f"{total / len(rows):.1%}", *cells])

@@ -22,29 +22,29 @@ from grpo.telemetry import read_metrics, read_resumptions
 NUM_SAMPLES = 4
 
 
-def write_report(output: Path, exported: Path | None, console: Terminal | None = None) -> None:
+def write_report(output: Path, model_folder: Path | None, console: Terminal | None = None) -> None:
     """Reports on the run in `output`: draws its curves, compares its first and last evaluation, and diagnoses it.
 
-    The report is printed, and written into `output`. `exported` is the folder of the exported model, if any.
+    The report is printed, and written into `output`. `model_folder` is the folder of the exported model, if any.
     """
     console = console or Terminal()
     metrics = read_metrics(output / METRICS_FILE)
     evaluations_path = output / EVALUATIONS_FILE
     evaluations, left_out = comparable(read_metrics(evaluations_path) if evaluations_path.exists() else [])
     config = run_config(output) if (output / CONFIG_FILE).exists() else {}
-    ended = f"{run_name(output)}: {standing(output, metrics, config)}"
-    require(bool(metrics), f"{ended}; it has finished no round, so there is nothing to report on")
-    console.print(ended, soft_wrap=True)
+    heading = f"{run_name(output)}: {standing(output, metrics, config)}"
+    require(bool(metrics), f"{heading}; it has finished no round, so there is nothing to report on")
+    console.print(heading, soft_wrap=True)
     for line in (*how_often(read_resumptions(output)), *left_out):
         console.print(line, soft_wrap=True)
     plot_run(metrics, evaluations, output / CURVES_FILE)
-    written = []
+    written_files = []
     if len(evaluations) > 1:
         before, after = evaluations[0], evaluations[-1]
         console.print(samples_table(before["per_problem"][:NUM_SAMPLES], after["per_problem"]))
         console.print(summary_table(before, after))
         write_markdown(output / REPORT_FILE, before, after, output / CURVES_FILE, NUM_SAMPLES)
-        written.append(f"text    {output / REPORT_FILE}")
+        written_files.append(f"text    {output / REPORT_FILE}")
     for line in judge(metrics, evaluations).lines:
         console.print(line, soft_wrap=True)
     log = read_log(output)
@@ -56,6 +56,6 @@ def write_report(output: Path, exported: Path | None, console: Terminal | None =
     if len(log.history) >= FEWEST_POINTS:
         write_page(analysed(log, output), findings, output, console)
     page = write_run_page(output, metrics, evaluations, findings, left_out)
-    written += [f"curves  {output / CURVES_FILE}", f"report  {page}  (opens in a browser)"]
-    written += [f"model   {exported}  (loads in transformers and in vLLM)"] if exported else []
-    console.print("\n".join(written), soft_wrap=True)
+    written_files += [f"curves  {output / CURVES_FILE}", f"report  {page}  (opens in a browser)"]
+    written_files += [f"model   {model_folder}  (loads in transformers and in vLLM)"] if model_folder else []
+    console.print("\n".join(written_files), soft_wrap=True)

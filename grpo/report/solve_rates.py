@@ -62,8 +62,8 @@ def analysed(pairs: Sequence[tuple[int, int]], exponent: float, mean_exponent: f
     for pair in pairs:
         counts[tuple(pair)] = counts.get(tuple(pair), 0) + 1
     difficulty = fit_difficulty(counts)
-    inside = (difficulty.pass_rates > 0.02) & (difficulty.pass_rates < 0.98)
-    rates, shares = difficulty.pass_rates[inside], difficulty.weights[inside]
+    is_mixed = (difficulty.pass_rates > 0.02) & (difficulty.pass_rates < 0.98)
+    rates, shares = difficulty.pass_rates[is_mixed], difficulty.weights[is_mixed]
     dials = {"exponent": exponent, "mean_exponent": mean_exponent}
     size = smallest_group_size(rates, shares, MAX_SHORTFALL, largest=SIZES[-1], **dials) or SIZES[-1]
     size = next(candidate for candidate in SIZES if candidate >= size)
@@ -85,12 +85,12 @@ def summary(analysis: SolveRates, column: str) -> list[str]:
     """Summarizes the solve rates in sentences, with the recommended settings to be copied. `column` names the rates."""
     rates, too_few = analysis.correct / analysis.tried, few_samples(analysis)
     never, always = float(np.mean(rates == 0)), float(np.mean(rates == 1))
-    measured = (
+    what_was_measured = (
         f"{_asked(analysis)}: mean pass rate {rates.mean():.1%}, {never:.1%} never and {always:.1%} always solved"
     )
     if too_few:
-        return [measured, too_few]
-    return [measured, "recommended: " + " ".join(recommended(analysis, column)), *reasons(analysis)]
+        return [what_was_measured, too_few]
+    return [what_was_measured, "recommended: " + " ".join(recommended(analysis, column)), *reasons(analysis)]
 
 
 def few_samples(analysis: SolveRates) -> str:

@@ -53,16 +53,18 @@ def write_solve_rates(
     `rows` are the rows of that file, and `column` is the column of solve rates. `exponent` and `mean_exponent` are the
     configured dials α and β of the advantage's normalization. Raises `UserError` when no row has a rate.
     """
-    rated = [row for row in rows if row[f"{column}_samples"]]
-    require(bool(rated), f"no problem of {path} has a rate, since none could be graded: look at the messages above")
-    pairs = [(row[f"{column}_correct"], row[f"{column}_samples"]) for row in rated]
+    rated_rows = [row for row in rows if row[f"{column}_samples"]]
+    require(
+        bool(rated_rows), f"no problem of {path} has a rate, since none could be graded: look at the messages above"
+    )
+    pairs = [(row[f"{column}_correct"], row[f"{column}_samples"]) for row in rated_rows]
     analysis = analysed(pairs, exponent, mean_exponent)
     console, too_few = Terminal(), few_samples(analysis)
     # Rates from too few samples recommend nothing, so only their histogram is shown.
     tables = () if too_few else (silence_table(analysis), mass_table(analysis))
     charts = (_rates(analysis),) if too_few else (_rates(analysis), _silence(analysis), _mass(analysis))
-    for told in (*tables, *summary(analysis, column)):
-        console.print(told, soft_wrap=isinstance(told, str), highlight=False)
+    for table_or_line in (*tables, *summary(analysis, column)):
+        console.print(table_or_line, soft_wrap=isinstance(table_or_line, str), highlight=False)
     page.write_page(
         "solve_rates.html",
         path.with_name(RATES_PAGE_FILE),
@@ -74,7 +76,7 @@ def write_solve_rates(
         reasons=reasons(analysis),
         meanings=meanings("solve rate", "pass rate", "group", "silent group", "α, β"),
         pictures=[*map(page.picture, charts)],
-        examples=_examples(rated, column),
+        examples=_examples(rated_rows, column),
     )
     console.print(f"rates   {path}\npage    {path.with_name(RATES_PAGE_FILE)}", soft_wrap=True)
 
@@ -130,13 +132,13 @@ def _silence(analysis: SolveRates) -> Draw:
 def _mass(analysis: SolveRates) -> Draw:
     def draw(axes: Axes) -> str:
         places = np.arange(len(BINS) - 1)
-        drawn = (
+        bar_groups = (
             (0.0, 0.0, BLUE, "α = 0 (Dr. GRPO)"),
             (1.0, 0.0, ORANGE, "α = 1 (GRPO)"),
             (2.0, 0.0, GREEN, "α = 2"),
             (0.0, 1.0, BLACK, "β = 1 (MaxRL)"),
         )
-        for offset, (exponent, of_mean, color, label) in zip((-0.3, -0.1, 0.1, 0.3), drawn, strict=True):
+        for offset, (exponent, of_mean, color, label) in zip((-0.3, -0.1, 0.1, 0.3), bar_groups, strict=True):
             shares = mass(analysis, exponent, analysis.group_size, of_mean)
             axes.bar(places + offset, shares, 0.19, color=color, label=label)
         axes.set_xticks(places, [f"{100 * low:g}–{100 * high:g}%" for low, high in bins()])
@@ -155,13 +157,13 @@ def _mass(analysis: SolveRates) -> Draw:
 
 def _examples(rows: Sequence[Mapping[str, Any]], column: str) -> list[tuple[str, str, str]]:
     """Returns a table of three problems that were sometimes solved: the hardest, the median and the easiest one."""
-    mixed = sorted((row for row in rows if 0 < row[column] < 1), key=lambda row: row[column])
-    chosen = [mixed[index] for index in (0, len(mixed) // 2, -1)] if mixed else []
-    shown = [(f"{row[column]:.0%}", clean(_question(row)), clean(str(row["answer"]))) for row in chosen]
-    return [("solve rate", "problem", "answer"), *shown]
+    mixed_rows = sorted((row for row in rows if 0 < row[column] < 1), key=lambda row: row[column])
+    example_rows = [mixed_rows[index] for index in (0, len(mixed_rows) // 2, -1)] if mixed_rows else []
+    example_cells = [(f"{row[column]:.0%}", clean(_question(row)), clean(str(row["answer"]))) for row in example_rows]
+    return [("solve rate", "problem", "answer"), *example_cells]
 
 
 def _question(row: Mapping[str, Any]) -> str:
     """Returns the question of a row, which is the last message where the problem is a conversation."""
-    asked = row["problem"]
-    return asked[-1]["content"] if isinstance(asked, list) else str(asked)
+    problem = row["problem"]
+    return problem[-1]["content"] if isinstance(problem, list) else str(problem)

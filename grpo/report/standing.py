@@ -64,20 +64,20 @@ def verdict_lines(log: RunLog) -> tuple[list[str], str]:
     """Returns the sentences of `standing_lines`, and their mood: `GOOD`, `BAD` or `UNSURE`."""
     name = "pass_rate" if len(log["pass_rate"]) else "reward/mean"
     log = with_known_prompts(log, DiagnosisRule())
-    series, moved = log[name], change(log[name])
+    series, shift = log[name], change(log[name])
     what = "pass rate" if name == "pass_rate" else "reward"
     if not len(series):
         return ["the log has neither pass rates nor rewards"], UNSURE
-    if moved is None:
-        needed = 2 * FEWEST_ROUNDS
-        few = "1 round is" if len(series) == 1 else f"{len(series)} rounds are"
-        return [f"none yet; {few} too few to say where the {what} goes, {needed} are needed"], UNSURE
+    if shift is None:
+        num_needed = 2 * FEWEST_ROUNDS
+        rounds_are = "1 round is" if len(series) == 1 else f"{len(series)} rounds are"
+        return [f"none yet; {rounds_are} too few to say where the {what} goes, {num_needed} are needed"], UNSURE
     now = float(np.mean(series.values[-window_length(len(series)) :]))
-    mood, surely = _judged(log, moved, now)
-    lines = [f"{surely}; {_course(what, len(series), moved, now, mood)}"]
+    mood, judgement = _judged(log, shift, now)
+    lines = [f"{judgement}; {_course(what, len(series), shift, now, mood)}"]
     if loss := lost(log, DiagnosisRule()):
         is_now = f"{now:.1%}" if name == "pass_rate" else f"{now:.3g}"
-        lines = [f"{surely}: {loss}; the {what} is {is_now} now"]
+        lines = [f"{judgement}: {loss}; the {what} is {is_now} now"]
     if len(log.history) >= FEWEST_ROUNDS:
         ahead = forecast(log.history, log.horizon)
         lines.append(
@@ -87,60 +87,62 @@ def verdict_lines(log: RunLog) -> tuple[list[str], str]:
     return lines, mood
 
 
-def _course(what: str, rounds: int, moved: Interval, now: float, mood: str) -> str:
+def _course(what: str, rounds: int, shift: Interval, now: float, mood: str) -> str:
     """Says from which value to which a pass rate or reward went, with the 99 % interval of the change.
 
     Both values are means of `window_length(rounds)` rounds.
     """
-    levels, moves = (now - moved.value, now), (moved.value, moved.low, moved.high)
+    levels, moves = (now - shift.value, now), (shift.value, shift.low, shift.high)
     if what == "pass rate":
-        was, is_now = (f"{level:.1%}" for level in levels)
-        gained, low, high = (signed(100 * move) for move in moves)
-        gained += " points"
+        start, is_now = (f"{level:.1%}" for level in levels)
+        gain, low, high = (signed(100 * move) for move in moves)
+        gain += " points"
     else:
-        was, is_now = (f"{level:.3g}" for level in levels)
-        gained, low, high = (f"{move:+.3g}" for move in moves)
-    certain = f"with 99 % certainty between {low} and {high}"
-    if what == "pass rate" and mood == UNSURE and moved.high - moved.low > TELLS_NOTHING:
-        certain = "which may be luck: the rounds are too few, or differ too much, to say more"
+        start, is_now = (f"{level:.3g}" for level in levels)
+        gain, low, high = (f"{move:+.3g}" for move in moves)
+    certainty = f"with 99 % certainty between {low} and {high}"
+    if what == "pass rate" and mood == UNSURE and shift.high - shift.low > TELLS_NOTHING:
+        certainty = "which may be luck: the rounds are too few, or differ too much, to say more"
     window = window_length(rounds)
     return (
-        f"the {what} went from {was} in the first {window:,} rounds to {is_now} in the last {window:,} of {rounds:,} "
-        f"(a change of {gained}, {certain})"
+        f"the {what} went from {start} in the first {window:,} rounds to {is_now} in the last {window:,} of {rounds:,} "
+        f"(a change of {gain}, {certainty})"
     )
 
 
-def _judged(log: RunLog, moved: Interval, now: float) -> tuple[str, str]:
+def _judged(log: RunLog, shift: Interval, now: float) -> tuple[str, str]:
     """Returns the mood and the first words of the verdict.
 
-    `moved` is the change of the pass rate, or else of the reward, and `now` its latest value.
+    `shift` is the change of the pass rate, or else of the reward, and `now` its latest value.
     """
-    rule, graded = DiagnosisRule(), len(log["pass_rate"]) > 0
-    if graded and now > SOLVED:
+    rule, has_pass_rate = DiagnosisRule(), len(log["pass_rate"]) > 0
+    if has_pass_rate and now > SOLVED:
         return GOOD, "the problems are solved"
     if lost(log, rule):
         return BAD, "much of what the model could do is lost"
     if harder_prompts(log, rule):
         return UNSURE, "the prompts get harder, and held-out problems are solved as well as before"
-    if moved.low > 0:
+    if shift.low > 0:
         return GOOD, "learning"
-    return (BAD, "getting worse") if moved.high < 0 else (UNSURE, "no clear change yet")
+    return (BAD, "getting worse") if shift.high < 0 else (UNSURE, "no clear change yet")
 
 
 def nothing_found(log: RunLog) -> str:
     """Says that the checks found no problem and how many could be made, with advice where the verdict is not good."""
-    missing, (_, mood) = unchecked(log), verdict_lines(log)
-    told = "the checks found no problem"
-    if len(missing) == len(CHECKS):
+    checks_not_made, (_, mood) = unchecked(log), verdict_lines(log)
+    outcome = "the checks found no problem"
+    if len(checks_not_made) == len(CHECKS):
         return f"none of {len(CHECKS)} checks could be made, for want of the columns that they need"
-    if missing:
-        told = f"{len(CHECKS) - len(missing)} of {len(CHECKS)} checks could be made, and they found no problem"
-    moved = change(log["pass_rate"] if len(log["pass_rate"]) else log["reward/mean"])
-    if moved is None or mood not in ADVICE or harder_prompts(log, DiagnosisRule()):
-        return told
-    reach = (moved.high - moved.low) / 2
+    if checks_not_made:
+        outcome = (
+            f"{len(CHECKS) - len(checks_not_made)} of {len(CHECKS)} checks could be made, and they found no problem"
+        )
+    shift = change(log["pass_rate"] if len(log["pass_rate"]) else log["reward/mean"])
+    if shift is None or mood not in ADVICE or harder_prompts(log, DiagnosisRule()):
+        return outcome
+    reach = (shift.high - shift.low) / 2
     advice = ADVICE[mood].format(f"{100 * reach:.1f} points" if len(log["pass_rate"]) else f"{reach:.2g}")
-    return f"{told}; {in_words_of(log.framework, advice)}"
+    return f"{outcome}; {in_words_of(log.framework, advice)}"
 
 
 def unchecked_lines(missing: Mapping[str, str]) -> list[str]:
@@ -151,9 +153,9 @@ def unchecked_lines(missing: Mapping[str, str]) -> list[str]:
     needs = [METRIC_WORDS.get(need, need) for need, _ in Counter(missing.values()).most_common()]
     if not needs:
         return []
-    told, more = needs[:NEEDS_TOLD], len(needs) - NEEDS_TOLD
+    columns_lacked, more = needs[:NEEDS_TOLD], len(needs) - NEEDS_TOLD
     if more > 0:
-        told = [*told, f"{more} more column{'s' if more > 1 else ''}"]
-    told = [", ".join(told[:-1]), told[-1]] if len(told) > 1 else told
-    needed = "needs" if len(missing) == 1 else "need"
-    return [f"{len(missing)} of {len(CHECKS)} checks {needed} what the log lacks: {' and '.join(told)}"]
+        columns_lacked = [*columns_lacked, f"{more} more column{'s' if more > 1 else ''}"]
+    columns_lacked = [", ".join(columns_lacked[:-1]), columns_lacked[-1]] if len(columns_lacked) > 1 else columns_lacked
+    verb = "needs" if len(missing) == 1 else "need"
+    return [f"{len(missing)} of {len(CHECKS)} checks {verb} what the log lacks: {' and '.join(columns_lacked)}"]

@@ -109,7 +109,7 @@ def tell(drawn_series: Any, texts: Sequence[tuple[str, str]]) -> None:
 
     A series without texts shows its points' numbers, formatted as on the axes.
     """
-    drawn_series.told = texts
+    drawn_series.point_texts = texts
 
 
 def name_size(count: int) -> float:

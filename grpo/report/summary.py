@@ -114,9 +114,9 @@ def _whole_rows(before: Evaluation, after: Evaluation, pairs: Sequence[tuple[Row
     for name, measure, of_problem in ((f"maj@{samples}", "maj@k", "majority"), ("greedy", "greedy", "greedy")):
         if measure in before and measure in after and (measure != "maj@k" or samples > 1):
             # The greedy completion of a problem may lack a grade though its other completions have one.
-            both = [pair for pair in pairs if all(of_problem in row for row in pair)]
-            rates = [[float(row[of_problem]) for row in side] for side in zip(*both, strict=True)]
-            change = _change(*rates) if both else ""
+            complete_pairs = [pair for pair in pairs if all(of_problem in row for row in pair)]
+            rates = [[float(row[of_problem]) for row in side] for side in zip(*complete_pairs, strict=True)]
+            change = _change(*rates) if complete_pairs else ""
             yield [name, *(_percent(Interval(**side[measure])) for side in (before, after)), change]
 
 
@@ -156,18 +156,18 @@ def comparable(evaluations: Sequence[Evaluation]) -> tuple[list[Evaluation], lis
 
     Others come about when a run is resumed with other problems, or with other settings of the evaluation.
     """
-    kept, reason = [], ""
+    comparable_evaluations, reason = [], ""
     for evaluation in evaluations:
         try:
             check_comparable(evaluation, evaluations[-1])
-            kept.append(evaluation)
+            comparable_evaluations.append(evaluation)
         except UserError as error:
             reason = str(error).partition(":")[0]
-    left_out = len(evaluations) - len(kept)
+    left_out = len(evaluations) - len(comparable_evaluations)
     if not left_out:
-        return kept, []
-    those = f"{left_out} earlier evaluations are" if left_out > 1 else "1 earlier evaluation is"
-    return kept, [f"{those} left out, since {reason}."]
+        return comparable_evaluations, []
+    left_out_words = f"{left_out} earlier evaluations are" if left_out > 1 else "1 earlier evaluation is"
+    return comparable_evaluations, [f"{left_out_words} left out, since {reason}."]
 
 
 def unlike(evaluations: Sequence[Evaluation]) -> dict[str, list[Any]]:
@@ -224,8 +224,8 @@ def _score(row: Mapping[str, Any]) -> str:
 
 def _excerpt(text: str) -> str:
     """Shortens a text to `_HEAD` + `_TAIL` characters, and replaces characters that would control a terminal."""
-    shown = text if len(text) <= _HEAD + _TAIL else f"{text[:_HEAD]} … {text[-_TAIL:]}"
-    return "".join(letter if letter == "\n" or letter.isprintable() else "�" for letter in shown)
+    excerpt = text if len(text) <= _HEAD + _TAIL else f"{text[:_HEAD]} … {text[-_TAIL:]}"
+    return "".join(letter if letter == "\n" or letter.isprintable() else "�" for letter in excerpt)
 
 
 def _quoted(text: str) -> list[str]:

@@ -43,15 +43,15 @@ def judge(metrics: Sequence[Row], evaluations: Sequence[Row]) -> RunVerdict:
 
     `metrics` and `evaluations` are the rows of metrics.jsonl and evaluations.jsonl.
     """
-    spent = _spent(metrics)
+    spent_number = _spent(metrics)
     if not any(row.get("learner/gradient_norm", 1.0) for row in metrics):
         lines = ["Nothing was learned: no optimizer step changed the weights. The diagnosis below says why."]
-        return RunVerdict(lines, BAD, [*_training_numbers(metrics), spent])
+        return RunVerdict(lines, BAD, [*_training_numbers(metrics), spent_number])
     if len(evaluations) > 1 and evaluations[0]["step"] < evaluations[-1]["step"]:
         verdict = _by_held_out(evaluations[0], evaluations[-1], metrics)
     else:
         verdict = _by_training(metrics)
-    return RunVerdict(verdict.lines, verdict.mood, [*verdict.numbers, spent])
+    return RunVerdict(verdict.lines, verdict.mood, [*verdict.numbers, spent_number])
 
 
 def _by_held_out(before: Row, after: Row, metrics: Sequence[Row]) -> RunVerdict:
@@ -64,25 +64,27 @@ def _by_held_out(before: Row, after: Row, metrics: Sequence[Row]) -> RunVerdict:
     gain, test, count = paired_difference(*rates), sign_test(*rates), len(rates[0])
     old, new = before["pass@1"], after["pass@1"]
     few = count < FEWEST_PROBLEMS
-    surely = test.p < SURE and (few or gain.low > 0 or gain.high < 0)
-    solved = f"{new['value']:.1%} of the held-out problems at the first try; before training it was {old['value']:.1%}"
+    is_sure = test.p < SURE and (few or gain.low > 0 or gain.high < 0)
+    solved_share = (
+        f"{new['value']:.1%} of the held-out problems at the first try; before training it was {old['value']:.1%}"
+    )
     is_last = not metrics or after["step"] >= metrics[-1]["step"]
-    now = f"now solves {solved}" if is_last else f"solved {solved}"
-    when = "" if is_last else f" The last evaluation was after step {after['step']:,}."
-    if surely:
+    what_it_solves = f"now solves {solved_share}" if is_last else f"solved {solved_share}"
+    last_evaluation = "" if is_last else f" The last evaluation was after step {after['step']:,}."
+    if is_sure:
         mood = GOOD if gain.value > 0 else BAD
-        lines = [f"The model {'learned' if gain.value > 0 else 'got worse'}: it {now}.{when}"]
+        lines = [f"The model {'learned' if gain.value > 0 else 'got worse'}: it {what_it_solves}.{last_evaluation}"]
     else:
         mood = UNSURE
         luck = " Chance alone may explain the difference." if gain.value else ""
-        lines = [f"No clear change: the model {now}.{luck}{when}"]
+        lines = [f"No clear change: the model {what_it_solves}.{luck}{last_evaluation}"]
         if few:
             lines.append(f"{count} problems are too few to say more. Raise evaluation.num_problems.")
     lines.append(
         f"Of {count} problems {test.better} got better and {test.worse} worse (sign test, {probability(test.p)}). This "
         "is one run, and another seed may come out differently. The command “grpo sweep sweep=seeds” shows by how much."
     )
-    shown = f"{test.better} better, {test.worse} worse" if few else _reach(gain)
+    spread = f"{test.better} better, {test.worse} worse" if few else _reach(gain)
     return RunVerdict(
         lines,
         mood,
@@ -92,7 +94,7 @@ def _by_held_out(before: Row, after: Row, metrics: Sequence[Row]) -> RunVerdict:
                 f"{new['value']:.1%}",
                 f"95 % interval {new['low']:.1%} to {new['high']:.1%}; {old['value']:.1%} before",
             ),
-            Number("change, in percentage points", signed(100 * gain.value), shown),
+            Number("change, in percentage points", signed(100 * gain.value), spread),
         ],
     )
 
@@ -103,8 +105,8 @@ def _by_training(metrics: Sequence[Row]) -> RunVerdict:
     what = "pass rate" if name == "pass_rate" else "reward"
     points = [(row["step"], row[name]) for row in metrics if name in row]
     series = Series(*np.array(points, float).T) if points else NOTHING
-    moved, numbers = change(series), _training_numbers(metrics)
-    if moved is None:
+    shift, numbers = change(series), _training_numbers(metrics)
+    if shift is None:
         lines = [
             f"Too early to say: {len(series)} round{'s' * (len(series) != 1)}, and {2 * FEWEST_ROUNDS} are needed to "
             "tell a trend from luck."
@@ -115,9 +117,9 @@ def _by_training(metrics: Sequence[Row]) -> RunVerdict:
         BAD: f"The model gets worse: its {what} in training fell",
         UNSURE: f"No clear change yet: the {what} in training moved",
     }
-    mood = GOOD if moved.low > 0 else BAD if moved.high < 0 else UNSURE
+    mood = GOOD if shift.low > 0 else BAD if shift.high < 0 else UNSURE
     lines = [
-        f"{sentences[mood]} by {moved.value:+.3f} (99 % interval {moved.low:+.3f} to {moved.high:+.3f}).",
+        f"{sentences[mood]} by {shift.value:+.3f} (99 % interval {shift.low:+.3f} to {shift.high:+.3f}).",
         "There are no two evaluations on held-out problems, so the run may have memorized what it was trained on.",
     ]
     return RunVerdict(lines, mood, numbers)
@@ -125,13 +127,13 @@ def _by_training(metrics: Sequence[Row]) -> RunVerdict:
 
 def _training_numbers(metrics: Sequence[Row]) -> list[Number]:
     """Returns the mean pass rate and the mean reward of the last quarter of the rounds, if they were measured."""
-    late = metrics[-max(1, len(metrics) // 4) :]
+    last_rows = metrics[-max(1, len(metrics) // 4) :]
     numbers = []
     for name, label, form in (
         ("pass_rate", "pass rate in training", "{:.1%}"),
         ("reward/mean", "mean reward", "{:.3f}"),
     ):
-        values = [row[name] for row in late if name in row]
+        values = [row[name] for row in last_rows if name in row]
         if values:
             note = f"mean of the last {len(values)} of {len(metrics)} rounds"
             numbers.append(Number(label, form.format(sum(values) / len(values)), note))

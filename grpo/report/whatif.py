@@ -106,26 +106,26 @@ def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None)
     run = from_dict(config)
     stages = stages_of(log, batch_setting(run))
     settings = alternatives(config, words)
-    again = predict(log, stages, settings[AGAIN])
-    budget = budget or Budget("tokens", float(np.median(again.at("steps", log.steps_taken)["tokens"])))
+    same_course = predict(log, stages, settings[AGAIN])
+    budget = budget or Budget("tokens", float(np.median(same_course.at("steps", log.steps_taken)["tokens"])))
     courses = {
         name: course_within(budget, run, log, stages, setting, index)
         for index, (name, setting) in enumerate(settings.items())
     }
-    reached = {name: float(np.median(course.spent(budget.unit)[:, -1])) for name, course in courses.items()}
-    name = min(reached, key=lambda name: reached[name])
+    amounts = {name: float(np.median(course.spent(budget.unit)[:, -1])) for name, course in courses.items()}
+    name = min(amounts, key=lambda name: amounts[name])
     require(
-        reached[name] >= budget.amount,
+        amounts[name] >= budget.amount,
         f"{budget.words} are more than can be predicted of {name!r} from {log.steps_taken:,.0f} steps: ask for at most "
-        f"{budget.unit}={math.floor(reached[name])}",
+        f"{budget.unit}={math.floor(amounts[name])}",
     )
     answers = [answer(name, courses[name], settings[name], stages, budget, log) for name in settings]
     assumptions = lines(log, budget, settings.values())
     for line in assumptions:
         console.print(line, soft_wrap=True)
-    rows, said, mood = table_rows(answers), verdicts(answers), mood_of(answers)
+    rows, verdict_lines, mood = table_rows(answers), verdicts(answers), mood_of(answers)
     console.print(table(rows))
-    for line in said:
+    for line in verdict_lines:
         console.print(line, soft_wrap=True)
     picture, written = write_whatif_page(
         path,
@@ -133,7 +133,7 @@ def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None)
         budget=budget.words,
         rows=[[name.replace("\n", " ") for name in row] for row in (COLUMNS, *rows)],
         caption=CAPTION,
-        verdict=[SUMMARY[mood], *(f"{line}." for line in said)],
+        verdict=[SUMMARY[mood], *(f"{line}." for line in verdict_lines)],
         mood=mood,
         numbers=numbers_of(answers),
         assumptions=[*map(page.sentence, assumptions)],
@@ -162,26 +162,26 @@ def scheduled_rate(steps: Array, learner: LearnerConfig, num_steps: float) -> Ar
     return np.array([learner.learning_rate * learning_rate_factor(step, learner, num_steps) for step in steps])
 
 
-def alternatives(saved: Mapping[str, Any], words: Sequence[str]) -> dict[str, BatchSetting]:
+def alternatives(saved_config: Mapping[str, Any], words: Sequence[str]) -> dict[str, BatchSetting]:
     """Returns the run's own setting under the name `AGAIN`, then each alternative under its overrides.
 
-    `saved` is the content of the run's config.json. Raises `UserError` for alternatives that cannot be predicted.
+    `saved_config` is the run's config.json. Raises `UserError` for alternatives that cannot be predicted.
     """
-    same, own = plain(words), from_dict(saved)
-    settings = {AGAIN: batch_setting(own)}
+    common_words, base_config = plain(words), from_dict(saved_config)
+    settings = {AGAIN: batch_setting(base_config)}
     combinations = grid(words)
     if len(combinations) >= MOST_ALTERNATIVES:
         raise UserError(f"these are {len(combinations)} alternatives; ask for at most {MOST_ALTERNATIVES - 1}")
-    for swept in combinations:
-        chosen = [*same, *(f"{key}={value}" for key, value in swept.items())]
-        if not chosen:
+    for swept_values in combinations:
+        overrides = [*common_words, *(f"{key}={value}" for key, value in swept_values.items())]
+        if not overrides:
             raise UserError("name what to change, for example dynamics.group_size=4,16 or normalization=dr_grpo")
-        other = from_dict(saved, chosen)
-        changed = differing_keys({"run": asdict(own), "other": asdict(other)})
-        if unknown := sorted(changed.keys() - {*KNOWN}):
-            raise UserError(f"no prediction is made for {unknown[0]}; it is made for {', '.join(KNOWN)}")
-        _check(other)
-        settings[" ".join(chosen)] = batch_setting(other)
+        other_config = from_dict(saved_config, overrides)
+        changed_keys = differing_keys({"run": asdict(base_config), "other": asdict(other_config)})
+        if unknown_keys := sorted(changed_keys.keys() - {*KNOWN}):
+            raise UserError(f"no prediction is made for {unknown_keys[0]}; it is made for {', '.join(KNOWN)}")
+        _check(other_config)
+        settings[" ".join(overrides)] = batch_setting(other_config)
     return settings
 
 
@@ -203,18 +203,18 @@ def answer(
 
 def lines(log: RunLog, budget: Budget, settings: Collection[BatchSetting]) -> list[str]:
     """Returns sentences on the budget that alternatives share, and on the assumptions of the prediction."""
-    taken = [
+    premises = [
         f"each alternative spends {budget.words}; intervals are of 90 %",
         "assumed: all settings learn along the same curve, faster or slower, as their gradients are less or more noisy",
         "assumed: seconds grow with tokens, and everything else stays as it was",
     ]
     if np.all(log.history.delays <= 1) and any(setting.refresh_interval > 1 for setting in settings):
-        taken.append("this run had no refresh interval above 1, so what a longer one does is a wide guess")
+        premises.append("this run had no refresh interval above 1, so what a longer one does is a wide guess")
     numbers = [setting.prompts_per_step for setting in settings]
     slower = 1 - np.exp(-GREATEST_LOSS * (1 / min(numbers) - 1 / max(numbers)))
     if slower > TOLD_LOSS:
-        taken.append(f"a step with {min(numbers)} prompts may be up to {slower:.0%} slower than by its noise alone")
-    return taken
+        premises.append(f"a step with {min(numbers)} prompts may be up to {slower:.0%} slower than by its noise alone")
+    return premises
 
 
 CAPTION = (
@@ -227,13 +227,13 @@ COLUMNS = ("setting", "pass rate", "steps", "silent", "tokens\na step", "tokens 
 
 def table(rows: Sequence[Sequence[str]]) -> Table:
     """Returns the rows of `table_rows` as a table for the terminal."""
-    shown = Table(title="What if", title_justify="left")
-    shown.add_column(COLUMNS[0], overflow="fold")
+    answers_table = Table(title="What if", title_justify="left")
+    answers_table.add_column(COLUMNS[0], overflow="fold")
     for column in COLUMNS[1:]:
-        shown.add_column(column, justify="right", no_wrap=True)
+        answers_table.add_column(column, justify="right", no_wrap=True)
     for name, *cells in rows:
-        shown.add_row(name if name == AGAIN else name.replace(" ", "\n"), *cells)
-    return shown
+        answers_table.add_row(name if name == AGAIN else name.replace(" ", "\n"), *cells)
+    return answers_table
 
 
 def table_rows(answers: Sequence[Answer]) -> list[list[str]]:
@@ -256,8 +256,8 @@ def mood_of(answers: Sequence[Answer]) -> str:
     """Returns `GOOD` if an alternative is surely better than the run's own setting, `BAD` if all are surely worse, and
     `UNSURE` otherwise."""
     same, *others = answers
-    better = [float(np.mean(other.end["rates"] > same.end["rates"])) for other in others]
-    return GOOD if max(better) >= SURE else BAD if max(better) <= 1 - SURE else UNSURE
+    chances = [float(np.mean(other.end["rates"] > same.end["rates"])) for other in others]
+    return GOOD if max(chances) >= SURE else BAD if max(chances) <= 1 - SURE else UNSURE
 
 
 def numbers_of(answers: Sequence[Answer]) -> list[Number]:
@@ -276,18 +276,18 @@ def verdicts(answers: Sequence[Answer]) -> list[str]:
     same, *others = answers
     sentences = []
     for other in others:
-        better = float(np.mean(other.end["rates"] > same.end["rates"]))
-        if better >= SURE:
-            judged = f"better, with probability {better:.0%}"
-        elif better <= 1 - SURE:
-            judged = f"worse, with probability {1 - better:.0%}"
+        chance = float(np.mean(other.end["rates"] > same.end["rates"]))
+        if chance >= SURE:
+            judgement = f"better, with probability {chance:.0%}"
+        elif chance <= 1 - SURE:
+            judgement = f"worse, with probability {1 - chance:.0%}"
         else:
-            judged = f"not decided (better with probability {better:.0%})"
-        sentences.append(f"{other.name}: {judged}")
-    for far in answers:
-        if (share := float(np.mean(far.end["beyond"] > 0))) > 1 - SURE:
+            judgement = f"not decided (better with probability {chance:.0%})"
+        sentences.append(f"{other.name}: {judgement}")
+    for row in answers:
+        if (share := float(np.mean(row.end["beyond"] > 0))) > 1 - SURE:
             sentences.append(
-                f"{far.name}: in {share:.0%} of its predictions it goes more than {LONGEST:g} times as far as the run "
+                f"{row.name}: in {share:.0%} of its predictions it goes more than {LONGEST:g} times as far as the run "
                 "went, and no pass rate is predicted there, so it may come higher: a smaller budget tells more"
             )
     return sentences

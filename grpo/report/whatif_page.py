@@ -24,15 +24,15 @@ COLORS = (BLACK, BLUE, ORANGE, GREEN, "#CC79A7", "#56B4E9", "#E69F00")
 SHEET_INCHES = (8.0, 4.6)
 
 
-def write_whatif_page(folder: Path, draw: Callable[[Axes], str], **said: Any) -> list[Path]:
+def write_whatif_page(folder: Path, draw: Callable[[Axes], str], **page_values: Any) -> list[Path]:
     """Writes the picture and the page into a run's folder, and returns their paths.
 
-    `draw` draws the curves, and `said` are the other values of `templates/whatif.html`.
+    `draw` draws the curves, and `page_values` are the other values of `templates/whatif.html`.
     """
     sheet([draw], folder / WHATIF_PLOT_FILE, SHEET_INCHES, columns=1, first_wide=True)
-    explained = meanings("pass rate", "group", "silent group", "optimizer step", "τ", "α, β")
-    values = {"name": run_name(folder), "pictures": page.wide_picture(draw), "meanings": explained}
-    page.write_page("whatif.html", folder / WHATIF_PAGE_FILE, **values, **said)
+    glossary_entries = meanings("pass rate", "group", "silent group", "optimizer step", "τ", "α, β")
+    values = {"name": run_name(folder), "pictures": page.wide_picture(draw), "meanings": glossary_entries}
+    page.write_page("whatif.html", folder / WHATIF_PAGE_FILE, **values, **page_values)
     return [folder / WHATIF_PLOT_FILE, folder / WHATIF_PAGE_FILE]
 
 
@@ -40,10 +40,10 @@ def draw_courses(axes: Axes, log: RunLog, courses: Mapping[str, Course], unit: s
     """Draws the measured pass rates, and predicted courses with 90 % intervals, until `amount` of `unit` is spent."""
     from matplotlib.ticker import EngFormatter
 
-    again = next(iter(courses.values()))
+    same_course = next(iter(courses.values()))
     amounts = np.linspace(0, amount, 60)
-    spent = np.interp(log.history.steps, again.steps, np.median(again.spent(unit), axis=0))
-    axes.plot(spent, log.history.values, ".", color="0.6", markersize=3, label="measured")
+    spent_amounts = np.interp(log.history.steps, same_course.steps, np.median(same_course.spent(unit), axis=0))
+    axes.plot(spent_amounts, log.history.values, ".", color="0.6", markersize=3, label="measured")
     for color, (name, course) in zip(cycle(COLORS), courses.items(), strict=False):
         rates = np.array([course.at(unit, spent_then)["rates"] for spent_then in amounts])
         low, middle, high = np.quantile(rates, [0.05, 0.5, 0.95], axis=1)
