@@ -158,12 +158,12 @@ class Bench:
         `row_tokens`, if given, replaces learner.micro_batch_tokens. Collective.
         """
         config, collective = self.config, self.learner.collective
-        own = groups[collective.rank :: collective.world_size]
-        scored = [ScoredGroup(group, self.grades, (True,) * self.size.group_size) for group in own]
+        own_groups = groups[collective.rank :: collective.world_size]
+        scored_groups = [ScoredGroup(group, self.grades, (True,) * self.size.group_size) for group in own_groups]
         settings = replace(config.learner, micro_batch_tokens=row_tokens or config.learner.micro_batch_tokens)
         make = BatchMaker(config.normalization, config.objective, settings, collective)
         plan = RoundPlan(self.size.group_size, 1, self.size.prompts)
-        [batch] = make(self.learner.add_logprobs([scored]), plan)
+        [batch] = make(self.learner.add_logprobs([scored_groups]), plan)
         return batch
 
     @cached_property
@@ -175,11 +175,11 @@ class Bench:
 
     def seconds(self, action: Callable[[], Any], times: int = 3) -> float:
         """Returns the median seconds of `times` calls of `action`, after one call as a warm-up."""
-        measured = []
+        durations = []
         for _ in range(1 + times):
-            begun = time.perf_counter()
+            start = time.perf_counter()
             action()
             if self.device.type == "cuda":
                 torch.cuda.synchronize()
-            measured.append(time.perf_counter() - begun)
-        return median(measured[1:])
+            durations.append(time.perf_counter() - start)
+        return median(durations[1:])

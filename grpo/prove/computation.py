@@ -49,11 +49,11 @@ def attention_error(device: torch.device, dtype: torch.dtype, window: int | None
     """Returns the largest relative error, against float64, of the output and of the gradients of queries, keys and
     values. It is NaN where one of these holds a NaN."""
     generator, tokens = torch.Generator().manual_seed(0), TREES[-1].end
-    drawn = [
+    tensors = [
         torch.randn(1, heads, tokens, WIDTH, generator=generator, dtype=torch.float64).to(dtype)
         for heads in (HEADS, SHARED, SHARED, HEADS)
     ]
-    *inputs, upstream = drawn
+    *inputs, upstream = tensors
     exact = [tensor.double().requires_grad_() for tensor in inputs]
     expected = _alone(*exact, window)
     expected.backward(upstream.double())
@@ -79,14 +79,17 @@ def _alone(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Ten
         starts = accumulate(tree.branches, initial=end_of_prompt)
         runs = [
             own_prompt,
-            *(torch.arange(start, start + own) for start, own in zip(starts, tree.branches, strict=False)),
+            *(
+                torch.arange(start, start + num_tokens)
+                for start, num_tokens in zip(starts, tree.branches, strict=False)
+            ),
         ]
-        for number, own in enumerate(runs):
-            seen = torch.cat([prompt, own]) if number else prompt
-            distance = torch.arange(len(seen) - len(own), len(seen))[:, None] - torch.arange(len(seen))
-            hidden = (distance < 0) | (distance >= (window or len(seen)))
-            scores = query[0, :, own] @ key[0, :, seen].transpose(1, 2) * WIDTH**-0.5
-            pieces.append(scores.masked_fill(hidden, -torch.inf).softmax(-1) @ value[0, :, seen])
+        for number, run in enumerate(runs):
+            context = torch.cat([prompt, run]) if number else prompt
+            distance = torch.arange(len(context) - len(run), len(context))[:, None] - torch.arange(len(context))
+            hidden = (distance < 0) | (distance >= (window or len(context)))
+            scores = query[0, :, run] @ key[0, :, context].transpose(1, 2) * WIDTH**-0.5
+            pieces.append(scores.masked_fill(hidden, -torch.inf).softmax(-1) @ value[0, :, context])
     return torch.cat(pieces, dim=1)[None]
 
 
@@ -104,22 +107,22 @@ def gradients(bench: Bench) -> Report:
 def whole_step(bench: Bench) -> Report:
     """Runs `step` on all GPUs, or on two ranks of a CPU, with a small model and without overrides of the loss."""
     num_ranks = torch.cuda.device_count() if bench.device.type == "cuda" else 2
-    kept = [word for word in bench.overrides if word.startswith(("device=", "learner.precision="))]
-    return measured_apart(Bench("tiny", bench.folder, kept), "step", "learner", "", PLAIN_LOSS, num_ranks)
+    kept_overrides = [word for word in bench.overrides if word.startswith(("device=", "learner.precision="))]
+    return measured_apart(Bench("tiny", bench.folder, kept_overrides), "step", "learner", "", PLAIN_LOSS, num_ranks)
 
 
 def step(bench: Bench) -> Report:
     """Compares the gradient norm of an optimizer step of all ranks with that of the loss's definition. Collective."""
-    norm, expected = bench.learner.step(bench.batch(bench.made_up())).gradient_norm, expected_norm(bench)
+    norm, exact_norm = bench.learner.step(bench.batch(bench.made_up())).gradient_norm, expected_norm(bench)
     name = f"gradient of a step on {bench.learner.collective.world_size} ranks: off float64 by"
     bound = NORM_BOUNDS[bench.config.learner.precision]
-    return Report([Fact("learner", name, abs(norm / expected - 1), high=bound)])
+    return Report([Fact("learner", name, abs(norm / exact_norm - 1), high=bound)])
 
 
 def expected_norm(bench: Bench) -> float:
     """Returns the norm of the gradient of −Σ Â log π / tokens in float64, with each completion computed alone."""
     dtype = getattr(torch, bench.config.learner.precision)
-    own = AutoModelForCausalLM.from_pretrained(bench.path, dtype=dtype, attn_implementation="eager").double()
+    exact_model = AutoModelForCausalLM.from_pretrained(bench.path, dtype=dtype, attn_implementation="eager").double()
     groups = bench.made_up()
     sequences = [
         (list(group.prompt.token_ids), list(completion.token_ids))
@@ -130,7 +133,7 @@ def expected_norm(bench: Bench) -> float:
     advantages = (advantages - advantages.mean()).repeat(len(groups))
     lengths = torch.tensor([len(completion) for _, completion in sequences])
     coefficients = -advantages.repeat_interleave(lengths) / lengths.sum()
-    _, gradients = own_results(own, sequences, coefficients)
+    _, gradients = own_results(exact_model, sequences, coefficients)
     return float(sum(gradient.square().sum() for gradient in gradients.values()) ** 0.5)
 
 
@@ -151,14 +154,14 @@ def gradient_error(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        own = AutoModelForCausalLM.from_config(config, dtype=torch.float64, attn_implementation="eager")
+        exact_model = AutoModelForCausalLM.from_config(config, dtype=torch.float64, attn_implementation="eager")
         coefficients = torch.randn(len(micro.targets), dtype=torch.float64)
     # The weights are rounded to `dtype` first, so that rounding them makes no difference.
-    own.load_state_dict({name: tensor.to(dtype).double() for name, tensor in own.state_dict().items()})
-    expected = own_results(own, sequences, coefficients)
-    ours = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME)
-    ours.load_state_dict(own.state_dict())
-    policy = Policy(ours, len(micro.targets), PLAIN).to(device)
+    exact_model.load_state_dict({name: tensor.to(dtype).double() for name, tensor in exact_model.state_dict().items()})
+    expected = own_results(exact_model, sequences, coefficients)
+    our_model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME)
+    our_model.load_state_dict(exact_model.state_dict())
+    policy = Policy(our_model, len(micro.targets), PLAIN).to(device)
     logprobs, gradients = packed_results(policy, to_device(micro, device), coefficients.to(device))
     return difference(
         (logprobs.cpu(), {name: gradient.double().cpu() for name, gradient in gradients.items()}), expected

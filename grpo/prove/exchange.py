@@ -35,11 +35,11 @@ class Flipping:
         return getattr(self._sampler, name)
 
     def load_weights(self, bucket: Bucket) -> None:
-        spoiled = [(name, tensor.clone()) for name, tensor in bucket]
+        spoiled_bucket = [(name, tensor.clone()) for name, tensor in bucket]
         if not self._flipped:
-            spoiled[-1][1].view(torch.uint8).view(-1)[0] ^= 1
+            spoiled_bucket[-1][1].view(torch.uint8).view(-1)[0] ^= 1
             self._flipped = True
-        self._sampler.load_weights(spoiled)
+        self._sampler.load_weights(spoiled_bucket)
 
 
 def sync(bench: Bench) -> Report:
@@ -48,34 +48,34 @@ def sync(bench: Bench) -> Report:
     if needs := bench.lacking(steps=False):
         return Report([Fact("sync", "refresh, checked", None, needs=needs)])
     learner, sampler, config = bench.learner, bench.sampler, bench.config
-    checked = CheckedSync.of(config)
-    number = {"bfloat16": 2, "float32": 4}[config.rollout.precision]
-    seconds = bench.seconds(lambda: checked.refresh(learner, sampler))
-    size = sum(tensor.numel() * number for bucket in learner.weight_buckets() for _, tensor in bucket)
-    noticed = 0.0
+    checked_sync = CheckedSync.of(config)
+    bytes_per_number = {"bfloat16": 2, "float32": 4}[config.rollout.precision]
+    seconds = bench.seconds(lambda: checked_sync.refresh(learner, sampler))
+    size = sum(tensor.numel() * bytes_per_number for bucket in learner.weight_buckets() for _, tensor in bucket)
+    was_noticed = 0.0
     try:
-        checked.refresh(learner, Flipping(sampler))
+        checked_sync.refresh(learner, Flipping(sampler))
     except WeightSyncError:
-        noticed = 1.0
-    checked.refresh(learner, sampler)
+        was_noticed = 1.0
+    checked_sync.refresh(learner, sampler)
     groups = sampler.generate(bench.prompts(), 2)
     # The sampler sleeps as in a run, so that the learner has its memory.
     sampler.sleep()
     gaps = [
-        sampled - own
+        sampler_logprob - learner_logprob
         for group, logprobs in zip(groups, learner.logprobs(groups), strict=True)
         for completion, learned in zip(group.completions, logprobs, strict=True)
-        for sampled, own in zip(completion.sampler_logprobs, learned.tolist(), strict=True)
+        for sampler_logprob, learner_logprob in zip(completion.sampler_logprobs, learned.tolist(), strict=True)
     ]
-    checked.refresh(learner, sampler)
+    checked_sync.refresh(learner, sampler)
     rounding = "float32" if in_float32(config) else "bfloat16"
-    apart, shift = fmean(map(abs, gaps)), abs(fmean(gaps))
+    mean_gap, shift = fmean(map(abs, gaps)), abs(fmean(gaps))
     # A refresh may take one second, and ten times as long as reading and writing all weights.
     slowest = 1.0 + 20 * size / bench.bandwidth
     facts = [
         Fact("sync", f"refresh of {size / 2**20:,.0f} MiB, checked", seconds, "s", high=slowest, failing=SLOW),
-        Fact("sync", "flipped bit noticed", noticed, low=1.0),
-        Fact("sync", "mismatch of log-probabilities", apart, "nats", high=LARGEST_GAP[rounding]),
+        Fact("sync", "flipped bit noticed", was_noticed, low=1.0),
+        Fact("sync", "mismatch of log-probabilities", mean_gap, "nats", high=LARGEST_GAP[rounding]),
         Fact("sync", "… of their mean", shift, "nats", high=LARGEST_SHIFT[rounding]),
     ]
     return Report(facts, {"refresh_seconds": seconds})
@@ -89,23 +89,23 @@ def whole_round(bench: Bench) -> Report:
     output = bench.folder / "round"
     shutil.rmtree(output, ignore_errors=True)
     words = [*bench.words, f"num_steps={WARM_UP + ROUNDS}", f"output_dir={output}"]
-    failed = exit_code([sys.executable, "-m", "grpo.cli", "train", *words])
-    rows = [] if failed else read_metrics(output / METRICS_FILE)
-    finished = Fact("round", "rounds finished", len(rows), low=WARM_UP + ROUNDS)
+    exit_status = exit_code([sys.executable, "-m", "grpo.cli", "train", *words])
+    rows = [] if exit_status else read_metrics(output / METRICS_FILE)
+    rounds_finished = Fact("round", "rounds finished", len(rows), low=WARM_UP + ROUNDS)
     if not rows:
-        return Report([finished])
+        return Report([rounds_finished])
     walls, *phases = (
         [row[f"time/{name}_seconds"] for row in rows[WARM_UP:]] for name in ("round", "sample", "learn", "sync")
     )
-    rest = [1 - (sampled + learned) / wall for wall, sampled, learned, _ in zip(walls, *phases, strict=True)]
-    overhead = median(wall - sum(known) for wall, *known in zip(walls, *phases, strict=True))
-    asleep = median(row.get("time/sleep_seconds", 0.0) for row in rows[WARM_UP:])
+    other_shares = [1 - (sampled + learned) / wall for wall, sampled, learned, _ in zip(walls, *phases, strict=True)]
+    overhead = median(wall - sum(phase_seconds) for wall, *phase_seconds in zip(walls, *phases, strict=True))
+    sleep_seconds = median(row.get("time/sleep_seconds", 0.0) for row in rows[WARM_UP:])
     highest = LARGEST_REST if bench.device.type == "cuda" else None
     facts = [
-        finished,
+        rounds_finished,
         Fact("round", "seconds of a round", median(walls), "s"),
         Fact("round", "… without sampling, learning, refresh", overhead, "s"),
-        Fact("round", "… of these sleeping and waking", asleep, "s"),
-        Fact("round", "neither sampling nor learning", median(rest), high=highest, failing=SLOW),
+        Fact("round", "… of these sleeping and waking", sleep_seconds, "s"),
+        Fact("round", "neither sampling nor learning", median(other_shares), high=highest, failing=SLOW),
     ]
     return Report(facts, {"round_overhead_seconds": max(0.0, overhead)})

@@ -69,16 +69,16 @@ def _lacking(bench: Bench, words: Sequence[str], num_ranks: int) -> str:
     """Returns a message if the GPUs have too little free memory for a learner with the overrides `words`, else ""."""
     if bench.device.type != "cuda":
         return ""
-    other = Bench(bench.size_name, bench.folder, [*bench.overrides, *words])
-    needed, there = estimated_gib(other, num_ranks) + RUNTIME_GIB, other.room.free_gib
-    return f"needs {needed:.0f} GiB of a GPU, of which {there:.0f} are free" if needed > there else ""
+    other_bench = Bench(bench.size_name, bench.folder, [*bench.overrides, *words])
+    needed_gib, free_gib = estimated_gib(other_bench, num_ranks) + RUNTIME_GIB, other_bench.room.free_gib
+    return f"needs {needed_gib:.0f} GiB of a GPU, of which {free_gib:.0f} are free" if needed_gib > free_gib else ""
 
 
 def estimated_gib(bench: Bench, num_ranks: int) -> float:
     """Returns the estimated GiB of a learner's tensors, without a sampler and without CUDA's own memory."""
-    alone = replace(bench.config, rollout=replace(bench.config.rollout, engine="vllm_server"))
-    gib = device_memory.device_gib(alone)
-    estimate = memory_estimate(alone, bench.shape, num_ranks, gib)[-1][2]
+    config = replace(bench.config, rollout=replace(bench.config.rollout, engine="vllm_server"))
+    gib = device_memory.device_gib(config)
+    estimate = memory_estimate(config, bench.shape, num_ranks, gib)[-1][2]
     return estimate - (RUNTIME_GIB if gib else 0.0)
 
 
@@ -86,8 +86,8 @@ def learning(bench: Bench) -> Report:
     """Measures speed and memory of optimizer steps on a round of made-up completions. Collective."""
     bench.build()
     device, reports = bench.device, []
-    before = held_gib(device)
-    device_gib = device_memory.device_gib(bench.config) or device_memory.available_gib(bench.config) + before
+    held_before = held_gib(device)
+    device_gib = device_memory.device_gib(bench.config) or device_memory.available_gib(bench.config) + held_before
 
     def two_steps() -> None:
         """Takes two steps, because the second one comes with the optimizer's moments."""
@@ -95,14 +95,14 @@ def learning(bench: Bench) -> Report:
         reset_peak(device)
         reports.extend(bench.learner.step(batch) for _ in range(2))
 
-    taken, at_rest = peak_of_tensors_gib(two_steps, device), held_gib(device)
+    peak_memory, at_rest = peak_of_tensors_gib(two_steps, device), held_gib(device)
     engine, batch = bench.learner, bench.batch(bench.made_up())
     own_tokens = sum(len(micro.token_ids) for micro in batch.micro_batches)
     [tokens] = engine.collective.sum([own_tokens])
     seconds = bench.seconds(lambda: reports.append(engine.step(batch)), 2)
     num_ranks, peak = engine.collective.world_size, peak_tflops(device)
     tflops = reports[-1].flops / seconds / 1e12 / num_ranks
-    estimated = estimated_gib(bench, num_ranks)
+    estimate = estimated_gib(bench, num_ranks)
     facts = [
         Fact("learner", NORM, reports[0].gradient_norm, low=1e-12, high=1e6),
         Fact("learner", "packed tokens", tokens / seconds, "tokens/s"),
@@ -116,8 +116,8 @@ def learning(bench: Bench) -> Report:
         facts.append(Fact("learner", "share of waiting for the host", _waiting(bench, batch)))
     # On a CPU what is offloaded is in the same memory, which the estimate leaves out.
     offloaded = bench.config.learner.offload_optimizer and not on_gpu
-    highest = None if offloaded else HIGHEST_MEMORY[device.type] * estimated
-    facts.append(Fact("learner", f"peak memory (est. {estimated:.2g})", taken, "GiB", high=highest))
+    highest = None if offloaded else HIGHEST_MEMORY[device.type] * estimate
+    facts.append(Fact("learner", f"peak memory (est. {estimate:.2g})", peak_memory, "GiB", high=highest))
     basis = {
         "gpus": torch.cuda.device_count() if on_gpu else 0,
         "device_gib": device_gib,
@@ -134,21 +134,21 @@ def rows(bench: Bench) -> Report:
     step_tokens = size.prompts * (size.prompt_tokens + size.group_size * size.completion_tokens)
     longest_sequence = size.prompt_tokens + size.completion_tokens
     lengths = [2**power for power in range(6, 17) if longest_sequence <= 2**power <= min(LONGEST_ROW, 2 * step_tokens)]
-    facts, measured = [], []
+    facts, measured_rows = [], []
     for tokens in lengths[-MOST_LENGTHS:]:
         if device.type == "cuda" and _row_gib(bench, tokens) > device_memory.device_gib(bench.config):
             break
         batch = bench.batch(bench.made_up(), tokens)
-        [packed] = engine.collective.sum([sum(len(micro.token_ids) for micro in batch.micro_batches)])
+        [num_tokens] = engine.collective.sum([sum(len(micro.token_ids) for micro in batch.micro_batches)])
         reset_peak(device)
         try:
-            speed = packed / bench.seconds(lambda batch=batch: engine.step(batch), 1)
+            speed = num_tokens / bench.seconds(lambda batch=batch: engine.step(batch), 1)
         except torch.OutOfMemoryError:
             # Longer rows take more still.
             break
         facts.append(Fact("learner", f"in rows of {tokens:,}", speed, "tokens/s"))
-        measured.append((tokens, speed, peak_gib(device)))
-    return Report(facts, basis={"rows": measured})
+        measured_rows.append((tokens, speed, peak_gib(device)))
+    return Report(facts, basis={"rows": measured_rows})
 
 
 def _row_gib(bench: Bench, tokens: int) -> float:
@@ -159,9 +159,9 @@ def _row_gib(bench: Bench, tokens: int) -> float:
 def _waiting(bench: Bench, batch: Batch) -> float:
     """Returns the share of a step in which no kernel runs. Only the first `WATCHED` micro-batches are profiled, because
     the profiler would take longer to read the events of all of them than the step takes."""
-    some = replace(batch, micro_batches=batch.micro_batches[:WATCHED])
-    seconds = bench.seconds(lambda: bench.learner.step(some), 1)
-    return max(0.0, 1 - _busy_seconds(bench, some) / seconds)
+    watched_batch = replace(batch, micro_batches=batch.micro_batches[:WATCHED])
+    seconds = bench.seconds(lambda: bench.learner.step(watched_batch), 1)
+    return max(0.0, 1 - _busy_seconds(bench, watched_batch) / seconds)
 
 
 def _busy_seconds(bench: Bench, batch: Batch) -> float:
@@ -179,8 +179,8 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
     >>> covered([(0, 2), (5, 6), (1, 3), (5.5, 5.7)])
     4
     """
-    total, reached = 0, float("-inf")
+    total, covered_until = 0, float("-inf")
     for start, end in sorted(spans):
-        total += max(0, end - max(start, reached))
-        reached = max(reached, end)
+        total += max(0, end - max(start, covered_until))
+        covered_until = max(covered_until, end)
     return total

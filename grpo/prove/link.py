@@ -32,15 +32,17 @@ def channel(bench: Bench) -> Report:
         facts.append(Fact("sync", "channel by NCCL", None, needs="needs two GPUs"))
     if on_gpu and torch.cuda.device_count() < 2:
         return Report(facts)
-    other = torch.device("cuda", 1) if on_gpu else bench.device
-    known, least = (_copy_between_gpus(bench, other), LEAST_OF_GPUS) if on_gpu else (bench.bandwidth, LEAST_OF_CPU)
-    speed, arrived = _sent(bench, other)
+    other_device = torch.device("cuda", 1) if on_gpu else bench.device
+    rate, least = (
+        (_copy_between_gpus(bench, other_device), LEAST_OF_GPUS) if on_gpu else (bench.bandwidth, LEAST_OF_CPU)
+    )
+    speed, num_arrived = _sent(bench, other_device)
     way = "channel by NCCL" if on_gpu else "channel by gloo"
     return Report(
         [
             *facts,
-            Fact("sync", f"{way} (a copy: {known / 1e9:.3g})", speed / 1e9, "GB/s", least * known / 1e9, None, SLOW),
-            Fact("sync", f"{way}: buckets as sent", arrived, low=TIMES),
+            Fact("sync", f"{way} (a copy: {rate / 1e9:.3g})", speed / 1e9, "GB/s", least * rate / 1e9, None, SLOW),
+            Fact("sync", f"{way}: buckets as sent", num_arrived, low=TIMES),
         ]
     )
 
@@ -58,12 +60,12 @@ def _sent(bench: Bench, other: torch.device) -> tuple[float, int]:
     numbers = (GPU_BYTES if bench.device.type == "cuda" else CPU_BYTES) // 2
     bucket = [("weights", torch.randn(1024, numbers // 1024, device=bench.device).bfloat16())]
     place = Host(LOOPBACK, 2, SECONDS)
-    told = json.dumps([asdict(place.meeting), asdict(manifest_of(bucket))])
-    command = [sys.executable, "-m", "grpo.prove.far_end", str(other), told]
+    meeting_and_manifest = json.dumps([asdict(place.meeting), asdict(manifest_of(bucket))])
+    command = [sys.executable, "-m", "grpo.prove.far_end", str(other), meeting_and_manifest]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         end = open_end(place.store, LOOPBACK, 0, 2, bench.device, SECONDS)
-        buffer, ours = packed(bucket, bench.device), checksums(bucket)
+        buffer, our_checksums = packed(bucket, bench.device), checksums(bucket)
         seconds = bench.seconds(lambda: end.send(buffer), TIMES - 1)
         answers, _ = process.communicate(timeout=SECONDS)
         end.close()
@@ -73,5 +75,5 @@ def _sent(bench: Bench, other: torch.device) -> tuple[float, int]:
     finally:
         process.kill()
         place.close()
-    theirs = [Counter(json.loads(line)) for line in answers.splitlines()]
-    return len(buffer) / seconds, sum(not differing(ours, received) for received in theirs)
+    their_checksums = [Counter(json.loads(line)) for line in answers.splitlines()]
+    return len(buffer) / seconds, sum(not differing(our_checksums, received) for received in their_checksums)

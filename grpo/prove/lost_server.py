@@ -26,9 +26,9 @@ PAUSE_SECONDS = 1.0
 
 def servers(bench: Bench) -> Report:
     """Runs `losing` in a process of its own, if this machine has devices for two servers beside the learner."""
-    needed = 1 + NUM_SERVERS
-    if bench.device.type == "cuda" and torch.cuda.device_count() < needed:
-        needs = f"needs {needed} GPUs"
+    gpus_needed = 1 + NUM_SERVERS
+    if bench.device.type == "cuda" and torch.cuda.device_count() < gpus_needed:
+        needs = f"needs {gpus_needed} GPUs"
         return Report([Fact("servers", "a server is killed in a transfer", None, needs=needs)])
     return measured_apart(bench, "losing", "servers", "", [*WORDS, f"output_dir={bench.folder / 'servers'}"])
 
@@ -86,10 +86,10 @@ class Run:
 
 def losing(bench: Bench) -> Report:
     """Starts two servers, and measures how a run survives the loss of one of them."""
-    begun = time.perf_counter()
+    start = time.perf_counter()
     learner = bench.learner
     sampler = ServerSampler(bench.config, bench.path, bench.tokenizer, bench.device, learner.collective)
-    report = lose(Run(bench, sampler), time.perf_counter() - begun)
+    report = lose(Run(bench, sampler), time.perf_counter() - start)
     for server in sampler.servers:
         server.process.stop()
     return report
@@ -97,30 +97,30 @@ def losing(bench: Bench) -> Report:
 
 def lose(run: Run, start_seconds: float) -> Report:
     """Kills the run's first server in the middle of a transfer, and runs rounds until the server is back or late."""
-    whole = run.refresh()
+    num_right = run.refresh()
     seconds = run.bench.seconds(lambda: run.round())
     process = run.sampler.servers[0].process
-    begun = time.perf_counter()
-    others = run.round(Striking(run.sampler, process.kill))
-    noticed = time.perf_counter() - begun
-    latest = LATEST * start_seconds + GRACE_SECONDS
-    back, before = 0, run.rounds
-    while others and back < NUM_SERVERS and time.perf_counter() - begun < latest:
+    start = time.perf_counter()
+    num_others = run.round(Striking(run.sampler, process.kill))
+    round_seconds = time.perf_counter() - start
+    limit_seconds = LATEST * start_seconds + GRACE_SECONDS
+    num_back, rounds_before = 0, run.rounds
+    while num_others and num_back < NUM_SERVERS and time.perf_counter() - start < limit_seconds:
         time.sleep(PAUSE_SECONDS)
-        back = run.round()
-    gone = time.perf_counter() - begun
-    meanwhile = run.rounds - before
+        num_back = run.round()
+    seconds_gone = time.perf_counter() - start
+    rounds_meanwhile = run.rounds - rounds_before
     # What came back also samples.
-    at_the_end = run.round() if back else back
+    at_the_end = run.round() if num_back else num_back
     return Report(
         [
             Fact("servers", "start of two servers", start_seconds, "s"),
-            Fact("servers", "servers with the right weights", whole, low=NUM_SERVERS),
+            Fact("servers", "servers with the right weights", num_right, low=NUM_SERVERS),
             Fact("servers", "a round with both", seconds, "s"),
-            Fact("servers", "a round that loses one", noticed, "s"),
-            Fact("servers", "… with the right weights then", others, low=NUM_SERVERS - 1, high=NUM_SERVERS - 1),
-            Fact("servers", "rounds until it is back", meanwhile, low=1),
-            Fact("servers", "seconds until it is back", gone, "s", high=latest, failing=SLOW),
+            Fact("servers", "a round that loses one", round_seconds, "s"),
+            Fact("servers", "… with the right weights then", num_others, low=NUM_SERVERS - 1, high=NUM_SERVERS - 1),
+            Fact("servers", "rounds until it is back", rounds_meanwhile, low=1),
+            Fact("servers", "seconds until it is back", seconds_gone, "s", high=limit_seconds, failing=SLOW),
             Fact("servers", "… with the right weights at last", at_the_end, low=NUM_SERVERS),
             Fact("servers", "completions lost", run.missing, low=0, high=0),
         ]

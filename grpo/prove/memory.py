@@ -40,15 +40,15 @@ def held_gib(device: torch.device) -> float:
 def peak_of_tensors_gib(action: Callable[[], Any], device: torch.device) -> float:
     """Returns the peak memory of the tensors that `action` makes on the device, in GiB."""
     if device.type == "cuda":
-        before = held_gib(device)
+        held_before = held_gib(device)
         action()
-        return peak_gib(device) - before
+        return peak_gib(device) - held_before
     # A process takes more memory than its tensors, so their allocations are counted. Memory from before may be freed.
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         action()
-    now = peak = 0
+    held_bytes = peak = 0
     for event in profiler.profiler.kineto_results.events():
         if event.name() == "[memory]":
-            now += event.nbytes()
-            peak = max(peak, now)
+            held_bytes += event.nbytes()
+            peak = max(peak, held_bytes)
     return peak / GIB

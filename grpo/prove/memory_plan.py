@@ -27,8 +27,8 @@ def refreshing_gib(config: TrainConfig, shape: ModelShape, num_ranks: int, gpu_g
     """Returns the GiB of a rank that samples and sends weights but takes no step. Before the first step AdamW lacks its
     two moments, of four bytes a parameter each."""
     sampling = memory_estimate(config, shape, num_ranks, gpu_gib)[-1][1]
-    elsewhere = config.learner.offload_optimizer or config.learner.offload_states
-    return sampling - (0.0 if elsewhere else 8 * shape.parameters / num_ranks / GIB)
+    is_offloaded = config.learner.offload_optimizer or config.learner.offload_states
+    return sampling - (0.0 if is_offloaded else 8 * shape.parameters / num_ranks / GIB)
 
 
 def fitting_rows(config: TrainConfig, shape: ModelShape, num_ranks: int, room: Room) -> int | None:

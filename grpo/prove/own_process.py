@@ -24,15 +24,15 @@ LONGEST_SECONDS = 450.0
 def exit_code(command: Sequence[str]) -> int:
     """Runs a command for `LONGEST_SECONDS` at most, and returns its exit code, or 124 if it took longer. If the code is
     not 0, the end of the command's output goes to standard error."""
-    together = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
     try:
-        done = subprocess.run(command, timeout=LONGEST_SECONDS, **together)
-        code, printed = done.returncode, done.stdout
+        process = subprocess.run(command, timeout=LONGEST_SECONDS, **pipes)
+        code, output = process.returncode, process.stdout
     except subprocess.TimeoutExpired as late:
         # 124 is the exit code of coreutils' `timeout`. The output comes as bytes here.
-        code, printed = 124, (late.stdout or b"").decode(errors="replace")
+        code, output = 124, (late.stdout or b"").decode(errors="replace")
     if code:
-        print(printed[-LAST_CHARACTERS:], file=sys.stderr)
+        print(output[-LAST_CHARACTERS:], file=sys.stderr)
     return code
 
 
@@ -50,8 +50,8 @@ def measured_apart(
         module = ["grpo.prove.worker", measures, bench.size_name, str(bench.folder), str(file)]
         # torchrun opens a port for its ranks. A single process needs none.
         torchrun = ["grpo.launch.torchrun", "--standalone", f"--nproc-per-node={num_ranks}"]
-        started = [*torchrun, "-m", *module] if num_ranks > 1 else module
-        command = [sys.executable, "-m", *started, *bench.overrides, *words]
+        launch_words = [*torchrun, "-m", *module] if num_ranks > 1 else module
+        command = [sys.executable, "-m", *launch_words, *bench.overrides, *words]
         code = exit_code(command)
         report = Report.of(json.loads(file.read_text())) if file.exists() else Report([])
     if code:

@@ -30,19 +30,22 @@ def write_record(folder: Path, about: Mapping[str, Any], reports: Sequence[Repor
     `about` says what was measured on: device, model and further settings. Results of other parts from an earlier proof
     with the same `about` stay, so that parts can be measured one by one.
     """
-    now = Report.joined(reports).plain()
-    measured_now = {fact["part"] for fact in now["facts"]}
-    before = _same(folder / FILE, about)
+    new_record = Report.joined(reports).plain()
+    measured_now = {fact["part"] for fact in new_record["facts"]}
+    old_record = _same(folder / FILE, about)
     record = dict(about) | {
-        "facts": [fact for fact in before.get("facts", []) if fact["part"] not in measured_now] + now["facts"],
-        "constants": before.get("constants", {}) | now["constants"],
-        "basis": before.get("basis", {}) | now["basis"],
+        "facts": [fact for fact in old_record.get("facts", []) if fact["part"] not in measured_now]
+        + new_record["facts"],
+        "constants": old_record.get("constants", {}) | new_record["constants"],
+        "basis": old_record.get("basis", {}) | new_record["basis"],
     }
     # If no row that was tried fitted into the device, there is nothing to choose from.
-    whole = set(MEASURED_BY) <= set(record["constants"]) and set(_BASIS) <= set(record["basis"])
-    whole = whole and bool(record["basis"]["rows"])
+    is_complete = set(MEASURED_BY) <= set(record["constants"]) and set(_BASIS) <= set(record["basis"])
+    is_complete = is_complete and bool(record["basis"]["rows"])
     settings = (
-        settings_of(_constants(record), Basis(**{name: record["basis"][name] for name in _BASIS})) if whole else []
+        settings_of(_constants(record), Basis(**{name: record["basis"][name] for name in _BASIS}))
+        if is_complete
+        else []
     )
     record["settings"] = [asdict(setting) for setting in settings]
     # A proof that is killed while it writes keeps what earlier parts have measured.
@@ -65,12 +68,12 @@ def read_constants(path: str | Path) -> MachineConstants:
     try:
         record = json.loads(Path(path).read_text())
         constants = record["constants"]
-        missing = [name for name in MEASURED_BY if name not in constants]
+        missing_names = [name for name in MEASURED_BY if name not in constants]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{path} is no file that `grpo prove` has written: {error}") from error
-    if missing:
-        parts = ",".join(MEASURED_BY[name] for name in missing)
-        raise UserError(f"{path} lacks {', '.join(missing)}: measure it by `grpo prove part={parts}`")
+    if missing_names:
+        parts = ",".join(MEASURED_BY[name] for name in missing_names)
+        raise UserError(f"{path} lacks {', '.join(missing_names)}: measure it by `grpo prove part={parts}`")
     try:
         return _constants(record)
     except (LookupError, TypeError, ValueError) as error:
@@ -79,10 +82,10 @@ def read_constants(path: str | Path) -> MachineConstants:
 
 def _constants(record: Mapping[str, Any]) -> MachineConstants:
     constants = record["constants"]
-    named = {name: constants[name] if name in constants else record[name] for name in _NAMES}
-    pairs = named.pop("sampling_tokens_per_second")
+    value_of = {name: constants[name] if name in constants else record[name] for name in _NAMES}
+    pairs = value_of.pop("sampling_tokens_per_second")
     speeds = tuple(sorted((int(at_once), float(speed)) for at_once, speed in pairs))
-    return MachineConstants(sampling_tokens_per_second=speeds, **named)
+    return MachineConstants(sampling_tokens_per_second=speeds, **value_of)
 
 
 _NAMES, _BASIS = ([field.name for field in fields(kind)] for kind in (MachineConstants, Basis))

@@ -61,8 +61,8 @@ def sampler(bench: Bench) -> Report:
         "sampler_weights_gib": shape.parameters * number / GIB,
         "cache_gib": 2 * shape.layers * shape.key_value_width * number * longest * len(completions) / GIB,
     }
-    freed = _sleep(bench) if on_gpu else [Fact("sampler", "memory that sleep frees", None, needs="needs a GPU")]
-    return Report(facts + freed, {"sampling_tokens_per_second": speeds}, basis)
+    sleep_facts = _sleep(bench) if on_gpu else [Fact("sampler", "memory that sleep frees", None, needs="needs a GPU")]
+    return Report(facts + sleep_facts, {"sampling_tokens_per_second": speeds}, basis)
 
 
 def step_bytes(shape: ModelShape, number: int, completions: int, length: float, tied: bool = False) -> float:
@@ -85,26 +85,26 @@ def _sampled(bench: Bench, num_prompts: int) -> tuple[float, list[Completion]]:
     differ little in time.
     """
     # Each call asks other prompts, because the engine's cache would hold those that it has seen.
-    asked = (bench.prompts(seed)[:num_prompts] for seed in count(1000 * num_prompts))
+    prompt_batches = (bench.prompts(seed)[:num_prompts] for seed in count(1000 * num_prompts))
     sampling = bench.config.rollout.sampling
-    short = replace(sampling, max_tokens=min(WARM_UP_TOKENS, sampling.max_tokens))
-    bench.sampler.generate(next(asked), bench.size.group_size, short)
-    begun = time.perf_counter()
-    groups = bench.sampler.generate(next(asked), bench.size.group_size)
-    return time.perf_counter() - begun, [completion for group in groups for completion in group.completions]
+    short_sampling = replace(sampling, max_tokens=min(WARM_UP_TOKENS, sampling.max_tokens))
+    bench.sampler.generate(next(prompt_batches), bench.size.group_size, short_sampling)
+    start = time.perf_counter()
+    groups = bench.sampler.generate(next(prompt_batches), bench.size.group_size)
+    return time.perf_counter() - start, [completion for group in groups for completion in group.completions]
 
 
 def _sleep(bench: Bench) -> list[Fact]:
     # Weights that no refresh has sent are copied to main memory by the first sleep, as no later one does.
     CheckedSync.of(bench.config).refresh(bench.learner, bench.sampler)
-    before, total = torch.cuda.mem_get_info(bench.device)
-    begun = time.perf_counter()
+    free_before, total = torch.cuda.mem_get_info(bench.device)
+    start = time.perf_counter()
     bench.sampler.sleep()
-    seconds = time.perf_counter() - begun
-    freed = torch.cuda.mem_get_info(bench.device)[0] - before
+    seconds = time.perf_counter() - start
+    freed_bytes = torch.cuda.mem_get_info(bench.device)[0] - free_before
     # Sleep must free this much. CUDA graphs stay, and so does what was there before weights and cache.
     least = 0.7 * bench.config.rollout.gpu_memory_fraction * total / GIB
     return [
-        Fact("sampler", "memory that sleep frees", freed / GIB, "GiB", low=least),
+        Fact("sampler", "memory that sleep frees", freed_bytes / GIB, "GiB", low=least),
         Fact("sampler", "going to sleep", seconds, "s", high=LONGEST_SLEEP_SECONDS, failing=SLOW),
     ]

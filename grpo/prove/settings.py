@@ -98,14 +98,18 @@ def _placed(constants: MachineConstants, basis: Basis) -> list[Setting]:
     if gpus > 1:
         in_turns = seconds_in_turns(constants, basis)
         serving = min(range(1, gpus), key=lambda count: seconds_beside(constants, basis, count))
-        beside = seconds_beside(constants, basis, serving)
+        seconds_of_both = seconds_beside(constants, basis, serving)
         if not fits:
             return _beside(gpus, serving, "a sampler does not fit beside the learner's states")
-        if beside < WORTH_SERVERS * in_turns:
-            return _beside(gpus, serving, f"{shown(beside)} s a round, and {shown(in_turns)} s in turns")
+        if seconds_of_both < WORTH_SERVERS * in_turns:
+            return _beside(gpus, serving, f"{shown(seconds_of_both)} s a round, and {shown(in_turns)} s in turns")
     share = max(STEP, math.floor(room / basis.device_gib / STEP + ROUNDING) * STEP)
-    held = f"the learner holds {basis.at_rest_gib:.1f} of {basis.device_gib:.1f} GiB between steps"
-    reason = held if fits else f"{held}, too much for a sampler: use a smaller model or learner.offload_optimizer=true"
+    memory_held = f"the learner holds {basis.at_rest_gib:.1f} of {basis.device_gib:.1f} GiB between steps"
+    reason = (
+        memory_held
+        if fits
+        else f"{memory_held}, too much for a sampler: use a smaller model or learner.offload_optimizer=true"
+    )
     place = [Setting("rollout=vllm", "the GPU samples and learns in turns")]
     if gpus > 1:
         place.append(Setting(f"hardware.ranks_per_node={gpus}", "every GPU samples and learns in turns"))
@@ -120,8 +124,8 @@ def sampling_seconds(constants: MachineConstants, basis: Basis, engines: int) ->
 def seconds_in_turns(constants: MachineConstants, basis: Basis) -> float:
     """Returns the seconds of a round in which every GPU samples and then learns."""
     learning = basis.packed_tokens / constants.learning_tokens_per_second / basis.gpus
-    rest = constants.refresh_seconds + constants.round_overhead_seconds
-    return sampling_seconds(constants, basis, basis.gpus) + learning + rest
+    refreshing = constants.refresh_seconds + constants.round_overhead_seconds
+    return sampling_seconds(constants, basis, basis.gpus) + learning + refreshing
 
 
 def seconds_beside(constants: MachineConstants, basis: Basis, serving: int) -> float:
