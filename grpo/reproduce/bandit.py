@@ -40,8 +40,8 @@ def reproduce() -> Reproduction:
 
     The measured step sizes are converted to the gain c with the stiffness from the bandit's own early curve.
     """
-    measured = bandit.measured_stiffness(MOMENTUM, 0.01)
-    curvature = measured / 0.01
+    measured_stiffness = bandit.measured_stiffness(MOMENTUM, 0.01)
+    curvature = measured_stiffness / 0.01
     boundaries = {
         (mode, interval): bandit.critical_step_size(gradient, MOMENTUM, interval)
         * curvature
@@ -58,7 +58,7 @@ def reproduce() -> Reproduction:
         )
         for (mode, interval), value in boundaries.items()
     ]
-    stiffness = Row("κ per step at η = 0.01", f"{0.01 * bandit.curvature():.3e}", f"{measured:.3e}")
+    stiffness = Row("κ per step at η = 0.01", f"{0.01 * bandit.curvature():.3e}", f"{measured_stiffness:.3e}")
     return Reproduction(
         name="bandit",
         comparisons=(
@@ -87,13 +87,13 @@ def _oscillation() -> list[Row]:
         low, high = 1e-4, 10.0
         while high / low > 1.01:
             middle = (low * high) ** 0.5
-            over = bandit.overshoots(bandit.constant_lag, MOMENTUM, middle, interval)
-            low, high = (low, middle) if over else (middle, high)
-        ours = low * bandit.curvature() / (1 - MOMENTUM)
+            is_overshooting = bandit.overshoots(bandit.constant_lag, MOMENTUM, middle, interval)
+            low, high = (low, middle) if is_overshooting else (middle, high)
+        our_threshold = low * bandit.curvature() / (1 - MOMENTUM)
         ratios = np.geomspace(1e-4, 10, 4000)
         damping = [oscillator(MOMENTUM, ratio * (1 - MOMENTUM), interval).damping_ratio for ratio in ratios]
         model = ratios[np.argmax(np.array(damping) < 1)]
-        rows.append(Row(f"constant lag τ = {interval}", f"{model:.4f}", f"{ours:.4f}"))
+        rows.append(Row(f"constant lag τ = {interval}", f"{model:.4f}", f"{our_threshold:.4f}"))
     return rows
 
 

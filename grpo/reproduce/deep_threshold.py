@@ -68,8 +68,8 @@ def reproduce(sweep: Sweep) -> Reproduction:
         for seed in sweep.seeds:
             _train(sweep, interval, seed)
     logs = {(tau, seed): read_log(sweep.folder(tau, seed)) for tau in sweep.intervals for seed in sweep.seeds}
-    fresh = [identify(early_curve(logs[1, seed], sweep.steps), MOMENTUM) for seed in sweep.seeds]
-    usable = [fit for fit in fresh if fit is not None and known(fit.stiffness)]
+    early_fits = [identify(early_curve(logs[1, seed], sweep.steps), MOMENTUM) for seed in sweep.seeds]
+    usable = [fit for fit in early_fits if fit is not None and known(fit.stiffness)]
     ends = {key: _gain(log) for key, log in logs.items()}
     return Reproduction(
         name="deep-threshold",
@@ -99,9 +99,9 @@ def _train(sweep: Sweep, interval: int, seed: int) -> None:
         "checkpoint.export=false",
     ]
     command = [sys.executable, "-m", "grpo.cli", "train", *overrides]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise UserError(f"{' '.join(command[2:])} failed: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
+    process = subprocess.run(command, capture_output=True, text=True)
+    if process.returncode:
+        raise UserError(f"{' '.join(command[2:])} failed: {(process.stderr.strip().splitlines() or ['?'])[-1]}")
     (folder / DONE).touch()
 
 
@@ -114,8 +114,8 @@ def _gain(log: RunLog) -> tuple[float, float]:
 def early_curve(log: RunLog, steps: int) -> History:
     """Returns the early part of a reward curve at τ = 1, with time in steps at the full learning rate."""
     rates = log["learner/learning_rate"].values
-    taken = np.concatenate([[0.0], np.cumsum(rates / rates.max())[:-1]])
-    return replace(log.history, steps=taken).until(max(EARLY_SHARE * steps, FEWEST_EARLY))
+    full_rate_steps = np.concatenate([[0.0], np.cumsum(rates / rates.max())[:-1]])
+    return replace(log.history, steps=full_rate_steps).until(max(EARLY_SHARE * steps, FEWEST_EARLY))
 
 
 def known(stiffness: Interval) -> bool:
@@ -137,11 +137,13 @@ def _predictions(fits: Sequence[Identification]) -> Comparison:
     rows = []
     for index, fit in enumerate(fits):
         kappa = fit.stiffness
-        printed = [(1 - MOMENTUM) / value for value in (kappa.value, kappa.high, kappa.low)]
-        held = [critical_interval(value) for value in (kappa.value, kappa.high, kappa.low)]
+        printed_bounds = [(1 - MOMENTUM) / value for value in (kappa.value, kappa.high, kappa.low)]
+        exact_bounds = [critical_interval(value) for value in (kappa.value, kappa.high, kappa.low)]
         rows.append(Row(f"seed {index}: stiffness κ", "measured", str(kappa)))
-        rows.append(Row(f"seed {index}: printed bound τ = (1−μ)/κ", "derived from κ", _between(printed)))
-        rows.append(Row(f"seed {index}: sample and hold loses stability at τ", "derived from κ", _between(held)))
+        rows.append(Row(f"seed {index}: printed bound τ = (1−μ)/κ", "derived from κ", _between(printed_bounds)))
+        rows.append(
+            Row(f"seed {index}: sample and hold loses stability at τ", "derived from κ", _between(exact_bounds))
+        )
     return Comparison("Predicted from the early curve at τ = 1, 95 % interval of κ", "how", rows)
 
 
@@ -154,49 +156,50 @@ def _outcomes(sweep: Sweep, ends: dict[tuple[int, int], tuple[float, float]]) ->
     rows = []
     for tau in sweep.intervals:
         cells = [f"{start:.2f} → {end:.2f}" for start, end in (ends[tau, seed] for seed in sweep.seeds)]
-        lost = sum(_lost(sweep, ends, tau, seed) for seed in sweep.seeds)
-        rows.append(Row(f"τ = {tau}: pass rate, each seed", f"{lost} of {len(sweep.seeds)} lost", ", ".join(cells)))
+        num_lost = sum(_lost(sweep, ends, tau, seed) for seed in sweep.seeds)
+        rows.append(Row(f"τ = {tau}: pass rate, each seed", f"{num_lost} of {len(sweep.seeds)} lost", ", ".join(cells)))
     return Comparison(f"Runs of {sweep.steps} steps, {sweep.objective}, rate {sweep.rate:g}", "outcome", rows)
 
 
 def _lost(sweep: Sweep, ends: dict[tuple[int, int], tuple[float, float]], tau: int, seed: int) -> bool:
-    gained = np.mean([ends[1, other][1] - ends[1, other][0] for other in sweep.seeds])
+    usual_gain = np.mean([ends[1, other][1] - ends[1, other][0] for other in sweep.seeds])
     start, end = ends[tau, seed]
-    return bool(end - start < gained / 2)
+    return bool(end - start < usual_gain / 2)
 
 
 def _remarks(sweep: Sweep, fits: Sequence[Identification], ends: dict) -> tuple[str, ...]:
-    lost = [tau for tau in sweep.intervals if all(_lost(sweep, ends, tau, seed) for seed in sweep.seeds)]
-    kept = [tau for tau in sweep.intervals if not any(_lost(sweep, ends, tau, seed) for seed in sweep.seeds)]
-    boundary = f"every seed learns up to τ = {max(kept)}" if kept else "no interval keeps every seed"
-    boundary += f", every seed is lost from τ = {min(lost)}" if lost else "; no interval loses every seed"
+    lost_taus = [tau for tau in sweep.intervals if all(_lost(sweep, ends, tau, seed) for seed in sweep.seeds)]
+    stable_taus = [tau for tau in sweep.intervals if not any(_lost(sweep, ends, tau, seed) for seed in sweep.seeds)]
+    boundary = f"every seed learns up to τ = {max(stable_taus)}" if stable_taus else "no interval keeps every seed"
+    boundary += f", every seed is lost from τ = {min(lost_taus)}" if lost_taus else "; no interval loses every seed"
     if not fits:
         return (boundary, "the curves at τ = 1 do not show a stiffness, so no threshold is predicted")
     lowest, highest = min(fit.stiffness.low for fit in fits), max(fit.stiffness.high for fit in fits)
     exact = [critical_interval(kappa) or LARGEST_INTERVAL for kappa in (highest, lowest)]
-    printed = [(1 - MOMENTUM) / kappa for kappa in (highest, lowest)]
+    printed_range = [(1 - MOMENTUM) / kappa for kappa in (highest, lowest)]
     return (
         boundary,
-        f"the printed bound [{printed[0]:.0f}, {printed[1]:.0f}] is {judged(kept, lost, *printed)} as the boundary",
-        f"the loss of stability under sample and hold at [{exact[0]}, {exact[1]}] is {judged(kept, lost, *exact)} as "
-        "the boundary",
+        f"the printed bound [{printed_range[0]:.0f}, {printed_range[1]:.0f}] is "
+        f"{judged(stable_taus, lost_taus, *printed_range)} as the boundary",
+        f"the loss of stability under sample and hold at [{exact[0]}, {exact[1]}] is "
+        f"{judged(stable_taus, lost_taus, *exact)} as the boundary",
     )
 
 
-def judged(kept: Sequence[int], lost: Sequence[int], low: float, high: float) -> str:
+def judged(stable_taus: Sequence[int], lost_taus: Sequence[int], low: float, high: float) -> str:
     """Says whether runs confirm or refute a stability boundary that is predicted in [low, high].
 
-    `kept` are the refresh intervals at which every seed learns, and `lost` the intervals at which every seed is lost. A
-    lost interval below the boundary or a kept one above it refutes. Otherwise, a kept interval (above 1) below it and a
-    lost one above it together confirm.
+    `stable_taus` are the refresh intervals at which every seed learns, and `lost_taus` those at which every seed is
+    lost. A lost interval below the boundary or a stable one above it refutes. Otherwise, a stable interval (above 1)
+    below it and a lost one above it together confirm.
 
     >>> judged([1, 8], [16, 32], 10, 14), judged([1], [4, 8], 10, 14), judged([1, 8], [32], 10, 40)
     ('confirmed', 'refuted', 'neither confirmed nor refuted')
     """
-    if any(tau < low for tau in lost) or any(tau > high for tau in kept):
+    if any(tau < low for tau in lost_taus) or any(tau > high for tau in stable_taus):
         return "refuted"
     # The prediction itself comes from the curves at τ = 1, so these confirm nothing.
-    below, above = [tau for tau in kept if 1 < tau <= low], [tau for tau in lost if tau >= high]
+    below, above = [tau for tau in stable_taus if 1 < tau <= low], [tau for tau in lost_taus if tau >= high]
     return "confirmed" if below and above else "neither confirmed nor refuted"
 
 

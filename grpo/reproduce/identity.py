@@ -50,13 +50,17 @@ def reproduce(rates: Array | None = None) -> Reproduction:
 
 def _formulas() -> Comparison:
     rows = [
-        Row(f"fidelity φ({size}, {rate})", f"{printed:.4f}", f"{sigma.fidelity(rate, size):.4f}")
-        for size, rate, printed in PRINTED_FIDELITY
+        Row(f"fidelity φ({size}, {rate})", f"{figure:.4f}", f"{sigma.fidelity(rate, size):.4f}")
+        for size, rate, figure in PRINTED_FIDELITY
     ]
-    for rate, printed in SMALLEST.items():
-        ours = [sigma.smallest_group_size([rate], [1.0], short) for short in (0.1, 0.05, 0.01)]
+    for rate, printed_sizes in SMALLEST.items():
+        our_sizes = [sigma.smallest_group_size([rate], [1.0], shortfall) for shortfall in (0.1, 0.05, 0.01)]
         rows.append(
-            Row(f"smallest G for 90/95/99 %, p = {rate}", "/".join(map(str, printed)), "/".join(map(str, ours)))
+            Row(
+                f"smallest G for 90/95/99 %, p = {rate}",
+                "/".join(map(str, printed_sizes)),
+                "/".join(map(str, our_sizes)),
+            )
         )
     return Comparison("Finite groups", "printed", rows)
 
@@ -65,19 +69,19 @@ def _distribution(rates: Array) -> Comparison:
     weights = np.full(len(rates), 1 / len(rates))
     correct = np.round(rates * TRIES)
     rows = [
-        Row(f"silent groups at G = {size}", f"{printed:.0%}", f"{weights @ sigma.silent_rate(rates, size):.1%}")
-        for size, printed in SILENT.items()
+        Row(f"silent groups at G = {size}", f"{printed_rate:.0%}", f"{weights @ sigma.silent_rate(rates, size):.1%}")
+        for size, printed_rate in SILENT.items()
     ]
-    for size, printed in SUBSAMPLED.items():
-        ours = weights @ sigma.subsampled_silent_rate(correct, np.full(len(rates), TRIES), size)
-        rows.append(Row(f"the same, subsampling the 64 tries, G = {size}", f"{printed:.0%}", f"{ours:.1%}"))
+    for size, printed_rate in SUBSAMPLED.items():
+        our_rate = weights @ sigma.subsampled_silent_rate(correct, np.full(len(rates), TRIES), size)
+        rows.append(Row(f"the same, subsampling the 64 tries, G = {size}", f"{printed_rate:.0%}", f"{our_rate:.1%}"))
     for exponent, name, extreme, medium in ((0.0, "Dr. GRPO", 0.139, 0.228), (1.0, "GRPO", 0.247, 0.175)):
         mass = sigma.asymptotic_drift(rates, exponent)
         mass = mass / mass.sum()
-        outer = mass[(rates < EXTREME[0]) | (rates > EXTREME[1])].sum()
-        inner = mass[(rates >= MEDIUM[0]) & (rates <= MEDIUM[1])].sum()
-        rows.append(Row(f"gradient mass on extreme prompts, {name}", f"{extreme:.1%}", f"{outer:.1%}"))
-        rows.append(Row(f"gradient mass on medium prompts, {name}", f"{medium:.1%}", f"{inner:.1%}"))
+        extreme_mass = mass[(rates < EXTREME[0]) | (rates > EXTREME[1])].sum()
+        medium_mass = mass[(rates >= MEDIUM[0]) & (rates <= MEDIUM[1])].sum()
+        rows.append(Row(f"gradient mass on extreme prompts, {name}", f"{extreme:.1%}", f"{extreme_mass:.1%}"))
+        rows.append(Row(f"gradient mass on medium prompts, {name}", f"{medium:.1%}", f"{medium_mass:.1%}"))
     return Comparison("Big-Math", "printed", rows)
 
 
@@ -86,11 +90,11 @@ def _runs(runs: dict[str, bernoulli.BernoulliRun], start: Array) -> Comparison:
     rows = []
     for name, run in runs.items():
         final = run.pass_rates[-1][hardest].mean()
-        printed = f"{HARDEST_QUARTER[name]:.2f}" if name in HARDEST_QUARTER else "–"
-        rows.append(Row(f"hardest quarter ends at, {name}", printed, f"{final:.2f}"))
+        printed_end = f"{HARDEST_QUARTER[name]:.2f}" if name in HARDEST_QUARTER else "–"
+        rows.append(Row(f"hardest quarter ends at, {name}", printed_end, f"{final:.2f}"))
     silent, law = runs["GRPO"].silent, runs["GRPO"].predicted
-    explained = 1 - np.sum((silent - law) ** 2) / np.sum((silent - silent.mean()) ** 2)
-    rows.append(Row("silent rate against its closed form, R²", "0.999", f"{explained:.4f}"))
+    r_squared = 1 - np.sum((silent - law) ** 2) / np.sum((silent - silent.mean()) ** 2)
+    rows.append(Row("silent rate against its closed form, R²", "0.999", f"{r_squared:.4f}"))
     return Comparison("6,000 prompts, G = 8, 150 steps", "printed", rows)
 
 

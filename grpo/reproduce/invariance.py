@@ -55,8 +55,10 @@ def _residue() -> Comparison:
         for exponent, name in ((1.0, "GRPO"), (0.0, "Dr. GRPO")):
             law = float(drift(rate, 4, exponent) / drift(rate, 16, exponent))
             # The drift is measured as the mean first step of many replicas.
-            moved = [_first_move(rate, size, exponent) for size in (4, 16)]
-            rows.append(Row(f"drift G = 4 : G = 16 at p = {rate}, {name}", f"{law:.2f}", f"{moved[0] / moved[1]:.2f}"))
+            drifts = [_first_move(rate, size, exponent) for size in (4, 16)]
+            rows.append(
+                Row(f"drift G = 4 : G = 16 at p = {rate}, {name}", f"{law:.2f}", f"{drifts[0] / drifts[1]:.2f}")
+            )
     return Comparison("Residual dependence of the drift under SGD", "derived", rows)
 
 

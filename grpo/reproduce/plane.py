@@ -37,15 +37,15 @@ SHORTFALL = 0.1 + 1e-9
 def reproduce(rates: Array | None = None) -> Reproduction:
     """Tabulates the plane for the prompts' pass rates `rates`. None stands for `bernoulli.big_math_like`'s rates."""
     source = "a stand-in for Big-Math's" if rates is None else "the given ones"
-    given = bernoulli.big_math_like(20_000) if rates is None else rates
-    values, counts = np.unique(given, return_counts=True)
+    pass_rates = bernoulli.big_math_like(20_000) if rates is None else rates
+    values, counts = np.unique(pass_rates, return_counts=True)
     shares = counts / counts.sum()
     return Reproduction(
         name="plane",
         comparisons=(_groups(), _mass(values, shares)),
         remarks=(
             "α is the exponent of σ and β that of the mean reward: Â = (r − r̄)·σ^(−α)·r̄^(−β).",
-            f"The {len(given):,} pass rates are {source}.",
+            f"The {len(pass_rates):,} pass rates are {source}.",
         ),
         draw=lambda figure: _draw(figure, values, shares),
     )

@@ -62,13 +62,15 @@ def delay(curve: Array) -> float:
 
 
 def _delays(curves: dict[tuple[float, float], Array], start: float) -> Comparison:
-    gated = delay(curves[start, 0.0])
+    gating_delay = delay(curves[start, 0.0])
     rows = []
     for momentum in MOMENTA:
         inertia = (1 + momentum) / (2 * (1 - momentum))
-        measured = delay(curves[start, momentum])
-        expected = f"inertia {inertia:.1f}, gating {gated:.0f}"
-        rows.append(Row(f"steps to half of the steepest slope, β₁ = {momentum}", expected, f"{measured:.0f}"))
+        measured_delay = delay(curves[start, momentum])
+        expected_delays = f"inertia {inertia:.1f}, gating {gating_delay:.0f}"
+        rows.append(
+            Row(f"steps to half of the steepest slope, β₁ = {momentum}", expected_delays, f"{measured_delay:.0f}")
+        )
     return Comparison(f"Slow start from p = {start}, GRPO, matched drift", "predicted, each alone", rows)
 
 
@@ -77,9 +79,9 @@ def _laws(curves: dict[tuple[float, float], Array]) -> Comparison:
     for start, momentum in curves:
         rates = pass_rates(_policy(start, momentum), STEPS, 1, seed=1)[:, 0]
         generator = np.random.default_rng(2)
-        tried = SIZE * PROMPTS
-        values = generator.binomial(tried, rates) / tried
-        errors = np.sqrt(np.maximum(rates * (1 - rates), 1 / tried) / tried)
+        num_tries = SIZE * PROMPTS
+        values = generator.binomial(num_tries, rates) / num_tries
+        errors = np.sqrt(np.maximum(rates * (1 - rates), 1 / num_tries) / num_tries)
         steps = np.arange(len(rates), dtype=float)
         identification = identify(History(steps, values, errors, np.ones_like(steps), np.zeros_like(steps)), momentum)
         order = ", ".join(
