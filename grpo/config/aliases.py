@@ -182,16 +182,18 @@ ALIASES = {
 LIKE = 0.7
 
 
-def hint(key: str, known: Sequence[str]) -> str:
+def hint(key: str, config_keys: Sequence[str]) -> str:
     """Returns the end of the message about an unknown key: the key that may be meant, or how to search."""
-    if key in known:
+    if key in config_keys:
         nested = "…"
         for name in reversed(key.split(".")):
             nested = f"{{{name}: {nested}}}"
         return f": a file nests keys, so write {nested[1:-1]}"
-    last = key.rpartition(".")[2].lower()
-    if alias := ALIASES.get(last):
+    last_name = key.rpartition(".")[2].lower()
+    if alias := ALIASES.get(last_name):
         return f"; here it is {alias}"
-    elsewhere = [name for name in known if name.rpartition(".")[2] == last]
-    near = elsewhere if len(elsewhere) == 1 else difflib.get_close_matches(key, known, n=1, cutoff=LIKE)
-    return f"; did you mean {near[0]}?" if near else "; `grpo config WORD` searches all keys"
+    same_last_name = [name for name in config_keys if name.rpartition(".")[2] == last_name]
+    similar_keys = (
+        same_last_name if len(same_last_name) == 1 else difflib.get_close_matches(key, config_keys, n=1, cutoff=LIKE)
+    )
+    return f"; did you mean {similar_keys[0]}?" if similar_keys else "; `grpo config WORD` searches all keys"

@@ -60,8 +60,8 @@ def one_line(error: Exception) -> str:
             f"{several[1]!r} gives several values: put one text in quotes, a list in brackets; grpo sweep runs several"
         )
     cause = f"{text}: {error.__cause__}" if error.__cause__ else text
-    if unknown := _unknown_choice(text) or _unknown_key(cause):
-        return unknown
+    if complaint := _unknown_choice(text) or _unknown_key(cause):
+        return complaint
     if merged := re.match(r"Error merging override ((?:\+\+?)?([^=]*).*)", text):
         return f"{merged[1]}: {misfit(str(error.__cause__), merged[2])}"
     if in_file := re.match(r"In '([^']+)': \w+ raised while composing config:", text):
@@ -78,9 +78,9 @@ def misfit(text: str, word: str = "") -> str:
     `word` is the key of an override that begins the caller's line. The message then calls that key "it".
     """
     full_key = next(iter(re.findall(r"full_key: ?(.*)", text)), "").strip()
-    inside = full_key.removeprefix(word).lstrip(".")
-    named = inside if re.match("[a-z]", inside) else "each entry"
-    subject = (named if inside else "it") if word else full_key
+    inner_key = full_key.removeprefix(word).lstrip(".")
+    inner_subject = inner_key if re.match("[a-z]", inner_key) else "each entry"
+    subject = (inner_subject if inner_key else "it") if word else full_key
     for pattern, meaning in UNRESOLVED.items():
         if match := re.search(pattern, text):
             return f"{full_key}: {meaning.format(*match.groups())}"
@@ -89,45 +89,45 @@ def misfit(text: str, word: str = "") -> str:
         return f"{owner} has no key {unknown[1]}" if owner else f"there is no key {unknown[1]}"
     if re.search(r"is not Optional|Incompatible value 'None'|NoneType is not", text):
         return f"{subject} takes no null; leave it out for its default"
-    wanted = next((words for pattern, words in WANTED.items() if re.search(pattern, text)), "")
-    if not wanted:
+    what_it_takes = next((words for pattern, words in WANTED.items() if re.search(pattern, text)), "")
+    if not what_it_takes:
         return f"{full_key}: {text.splitlines()[0]}"
     if not subject:
         # OmegaConf does not name a section of a file, but its class.
         subject = next(iter(re.findall(r"subclass of (\w+)", text)), "")
         subject = next((name for name, kind in sections().items() if kind == subject), subject)
-    given = re.search(r"Value '(.*?)' of type|Value '(.*?)' is|value: (.*)", text)
-    value = next(filter(None, given.groups()), "") if given else ""
+    value_match = re.search(r"Value '(.*?)' of type|Value '(.*?)' is|value: (.*)", text)
+    value = next(filter(None, value_match.groups()), "") if value_match else ""
     looked_up = re.search(r"interpolation '(\$.*?)'", text)
     if looked_up:
-        return f"{full_key}: {looked_up[1]} is {value:.40}, and {full_key} takes {wanted}"
-    listed = f"; `grpo config {word or subject}` lists them" if wanted == SECTION else ""
-    return f"{subject} takes {wanted}" + (f", not {value}" if value and subject != "it" else "") + listed
+        return f"{full_key}: {looked_up[1]} is {value:.40}, and {full_key} takes {what_it_takes}"
+    where_listed = f"; `grpo config {word or subject}` lists them" if what_it_takes == SECTION else ""
+    return f"{subject} takes {what_it_takes}" + (f", not {value}" if value and subject != "it" else "") + where_listed
 
 
 def _unknown_choice(text: str) -> str:
     """Returns which choice of a group does not exist, with the choices that do, or "" for an error of another kind."""
-    missing = re.search(r"(?:In '([^']+)': )?Could not (?:find|load) '([^']+)'", text)
-    if not missing:
+    match = re.search(r"(?:In '([^']+)': )?Could not (?:find|load) '([^']+)'", text)
+    if not match:
         return ""
-    group, slash, choice = missing[2].partition("/")
-    file = f"{missing[1]}.yaml: " if missing[1] not in (None, "train") else ""
+    group, slash, choice = match[2].partition("/")
+    file = f"{match[1]}.yaml: " if match[1] not in (None, "train") else ""
     options = re.findall(r"^\t(\w+)$", text, re.MULTILINE)
-    known = f": choose one of {', '.join(options)}" if options else ""
+    choices_hint = f": choose one of {', '.join(options)}" if options else ""
     if group == "model" and "/" in choice:
-        known = f": a model of the hub or of a folder is given as model=huggingface model.path={choice}"
-    return f"{file}there is no {group}={choice}{known}" if slash else f"{file}there is no {choice}.yaml"
+        choices_hint = f": a model of the hub or of a folder is given as model=huggingface model.path={choice}"
+    return f"{file}there is no {group}={choice}{choices_hint}" if slash else f"{file}there is no {choice}.yaml"
 
 
 def _unknown_key(text: str) -> str:
     """Returns which key is unknown, and the key that may be meant, or "" for an error of another kind."""
-    known = paths(TrainConfig())
+    config_keys = paths(TrainConfig())
     if in_file := re.search(r"In '([^']+)': ConfigKeyError", text):
         full_key = next(iter(re.findall(r"full_key: (.+)", text)), "")
         key = full_key or next(iter(re.findall(r"Key '([^']+)' not in", text)), "")
         if key == "experiment" and in_file[1].startswith("experiment/"):
             return f"{in_file[1]}.yaml changes keys of the whole configuration: begin it with `# @package _global_`"
-        return f"{in_file[1]}.yaml: unknown config key {key}{hint(key, known)}" if key else ""
+        return f"{in_file[1]}.yaml: unknown config key {key}{hint(key, config_keys)}" if key else ""
     unknown = re.search(r"Could not override '([^']+)'|Could not delete from config\. '([^']+)'", text)
     if not unknown:
         return ""
@@ -137,8 +137,8 @@ def _unknown_key(text: str) -> str:
             f"there is no {key}: a set is added by +task@task.sets.NAME=TASK, and has the keys of a task, "
             "such as task.sets.NAME.data.path"
         )
-    if key not in known:
-        return f"unknown config key {key}{hint(key, known)}"
+    if key not in config_keys:
+        return f"unknown config key {key}{hint(key, config_keys)}"
     if inside := re.search(r"Key '([^']+)' not in '", text):
         return f"{key} has no key {inside[1]}"
     return f"{key} gets entries with names of your own; put a + before it: '+{key}={{NAME: VALUE}}'"
@@ -149,9 +149,9 @@ def _readable(word: str) -> str:
     key, _, value = word.partition("=")
     if not re.fullmatch(r"[+~]{0,2}[\w.@-][\w.@/-]*", key):
         return f"{key!r} is no key: a key is written KEY=VALUE, such as dynamics.group_size=8"
-    plain = value and not re.search(r"[\"'\[({]", value)
-    shown = f"'{key}=\"{value}\"'" if plain else "key='\"a=b\"'"
-    return f"put a value with special characters in quotes, {shown}"
+    is_plain = value and not re.search(r"[\"'\[({]", value)
+    example = f"'{key}=\"{value}\"'" if is_plain else "key='\"a=b\"'"
+    return f"put a value with special characters in quotes, {example}"
 
 
 def paths(node: object, prefix: str = "") -> list[str]:

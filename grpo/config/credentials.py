@@ -37,9 +37,9 @@ def refuse_credentials(config: TrainConfig) -> None:
     for name, text in _texts(asdict(config)):
         setting = name.rpartition(".")[2]
         if text and (_SETTING.fullmatch(setting) or _IN_QUERY.search(text) or _IN_FRONT.match(text)):
-            instead = next(mend for suffix, mend in _INSTEAD.items() if name.endswith(suffix))
+            advice = next(mend for suffix, mend in _INSTEAD.items() if name.endswith(suffix))
             raise UserError(
-                f"{name} holds a key or a password, which a run would write down with its settings: {instead}"
+                f"{name} holds a key or a password, which a run would write down with its settings: {advice}"
             )
 
 

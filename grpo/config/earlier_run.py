@@ -34,9 +34,9 @@ def described(model: ModelConfig) -> ModelConfig:
     and `lora` are then those of its base and its adapters. For any other folder, `source` becomes huggingface. Raises
     UserError where the model is missing, and where `model.lora` differs from the adapters found.
     """
-    given = model.start or model.path
-    place = Path(given).expanduser()
-    if not given or not place.is_dir():
+    path = model.start or model.path
+    place = Path(path).expanduser()
+    if not path or not place.is_dir():
         require(not model.start, f"model.start={model.start}: there is no such folder: give a checkpoint or an adapter")
         return model
     if (place / CHECKPOINTS).is_dir() or (place / METRICS_FILE).exists():
@@ -57,24 +57,24 @@ def is_checkpoint(start: str) -> bool:
 
 def _left_by(run: Path) -> Path:
     """Returns the folder of the model that a run left. Raises UserError when it has left none."""
-    left = run / MODEL_FOLDER
-    if left.is_dir():
-        return left
+    model_folder = run / MODEL_FOLDER
+    if model_folder.is_dir():
+        return model_folder
     checkpoints = checkpoints_in(run / CHECKPOINTS)
-    instead = f"give its newest checkpoint, {checkpoints[-1]}" if checkpoints else "it has no checkpoint either"
-    raise UserError(f"the run {run} has left no {MODEL_FOLDER}/, since it is not finished or exports none: {instead}")
+    advice = f"give its newest checkpoint, {checkpoints[-1]}" if checkpoints else "it has no checkpoint either"
+    raise UserError(f"the run {run} has left no {MODEL_FOLDER}/, since it is not finished or exports none: {advice}")
 
 
 def _of_checkpoint(model: ModelConfig, checkpoint: Path) -> ModelConfig:
-    saved = read_config(checkpoint).model
+    earlier_model = read_config(checkpoint).model
     mend = f"`grpo export {checkpoint} DIRECTORY` makes one model of it, then give model.path=DIRECTORY"
-    lora = _agreed(model.lora, saved.lora, checkpoint, mend)
+    lora = _agreed(model.lora, earlier_model.lora, checkpoint, mend)
     return replace(
-        saved,
+        earlier_model,
         start=str(checkpoint),
         lora=lora,
-        config=saved.config | model.config,
-        head_precision=saved.head_precision if model.head_precision == "auto" else model.head_precision,
+        config=earlier_model.config | model.config,
+        head_precision=earlier_model.head_precision if model.head_precision == "auto" else model.head_precision,
         # A checkpoint may be somebody else's, whose code is run only where this command allows it.
         trust_remote_code=model.trust_remote_code,
         max_length=model.max_length,
@@ -85,12 +85,12 @@ def _of_adapter(model: ModelConfig, folder: Path) -> ModelConfig:
     settings = _read(folder / ADAPTER_CONFIG)
     kind = settings.get("peft_type")
     require(kind == "LORA", f"{folder} is an adapter of the kind {kind}; only LORA is trained")
-    unusual = [f"{name}={settings[name]}" for name in UNTRAINED if settings.get(name)]
-    unusual += [f"bias={settings['bias']}"] if settings.get("bias", "none") != "none" else []
+    unusual_settings = [f"{name}={settings[name]}" for name in UNTRAINED if settings.get(name)]
+    unusual_settings += [f"bias={settings['bias']}"] if settings.get("bias", "none") != "none" else []
     began = settings.get("init_lora_weights")
-    unusual += [f"init_lora_weights={began}"] if began not in BASE_UNCHANGED else []
+    unusual_settings += [f"init_lora_weights={began}"] if began not in BASE_UNCHANGED else []
     merge = "merge it into its base with peft's merge_and_unload, and give the merged model as model.path"
-    require(not unusual, f"{folder} has {', '.join(unusual)}, which is not trained here: {merge}")
+    require(not unusual_settings, f"{folder} has {', '.join(unusual_settings)}, which is not trained here: {merge}")
     require(
         (folder / ADAPTER_WEIGHTS).is_file(),
         f"{folder} has no {ADAPTER_WEIGHTS}: save the adapter as safetensors, with save_pretrained",
@@ -101,12 +101,12 @@ def _of_adapter(model: ModelConfig, folder: Path) -> ModelConfig:
         f"{folder} names its target_modules by the pattern {targets!r}: list their names in {ADAPTER_CONFIG}",
     )
     names = targets if isinstance(targets, str) else ",".join(sorted(targets))
-    own = LoraConfig(rank=settings["r"], alpha=float(settings["lora_alpha"]), target_modules=names)
-    lora = _agreed(model.lora, own, folder, merge)
+    earlier_lora = LoraConfig(rank=settings["r"], alpha=float(settings["lora_alpha"]), target_modules=names)
+    lora = _agreed(model.lora, earlier_lora, folder, merge)
     # With `model.start` the base may be given, for example a copy in another folder; else the adapter names it.
-    given = bool(model.start) and bool(model.path)
-    base = {"source": "huggingface"} if given else {"source": "huggingface", "path": _base(settings, folder)}
-    base |= {} if given or model.revision else {"revision": settings.get("revision") or ""}
+    has_base = bool(model.start) and bool(model.path)
+    base = {"source": "huggingface"} if has_base else {"source": "huggingface", "path": _base(settings, folder)}
+    base |= {} if has_base or model.revision else {"revision": settings.get("revision") or ""}
     return replace(model, start=str(folder), lora=lora, **base)
 
 
@@ -118,15 +118,19 @@ def _base(settings: Mapping[str, Any], folder: Path) -> str:
     return str(name)
 
 
-def _agreed(given: LoraConfig, own: LoraConfig, place: Path, mend: str) -> LoraConfig:
-    """Returns `own`, the adapters found at `place`. Raises UserError where `model.lora` configures others."""
-    has = f"adapters of rank {own.rank}, alpha {own.alpha:g} on {own.target_modules}" if own.rank else "no adapters"
-    require(
-        not given.rank or given == own,
-        f"model.lora asks for rank {given.rank}, alpha {given.alpha:g} on {given.target_modules}, but {place} has "
-        f"{has}: leave out model.lora to go on with that; for other adapters, {mend}",
+def _agreed(asked_lora: LoraConfig, earlier_lora: LoraConfig, place: Path, mend: str) -> LoraConfig:
+    """Returns `earlier_lora`, the adapters of `place`. Raises UserError where `model.lora` configures others."""
+    what_it_has = (
+        f"adapters of rank {earlier_lora.rank}, alpha {earlier_lora.alpha:g} on {earlier_lora.target_modules}"
+        if earlier_lora.rank
+        else "no adapters"
     )
-    return own
+    require(
+        not asked_lora.rank or asked_lora == earlier_lora,
+        f"model.lora asks for rank {asked_lora.rank}, alpha {asked_lora.alpha:g} on {asked_lora.target_modules}, but "
+        f"{place} has {what_it_has}: leave out model.lora to go on with that; for other adapters, {mend}",
+    )
+    return earlier_lora
 
 
 def _read(file: Path) -> dict[str, Any]:

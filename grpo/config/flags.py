@@ -39,18 +39,18 @@ def read_words(words: Sequence[str]) -> Request:
     """
     flags: dict[str, str] = {}
     overrides: list[str] = []
-    rest = iter(words)
-    for word in rest:
+    remaining_words = iter(words)
+    for word in remaining_words:
         name, equals, value = word.partition("=")
         name = _SHORT.get(name, name)
         if name in _HELP and not equals:
             flags["--help"] = ""
         elif name in _VALUED:
-            flags[name] = value if equals else next(rest, "")
+            flags[name] = value if equals else next(remaining_words, "")
             require(bool(flags[name]), f"{name} needs a value: there are {FLAGS}")
         elif word.startswith("-"):
-            bare = name.lstrip("-").replace("-", "_")
-            as_key = f"; a key is written {bare}=VALUE" if len(bare) > 1 else ""
+            flag_name = name.lstrip("-").replace("-", "_")
+            as_key = f"; a key is written {flag_name}=VALUE" if len(flag_name) > 1 else ""
             raise UserError(f"unknown flag {name}: there are {FLAGS}{as_key}")
         elif word.endswith((".yaml", ".yml")) and not equals:
             require(Path(word).is_file(), f"there is no file {word}")
@@ -59,8 +59,8 @@ def read_words(words: Sequence[str]) -> Request:
             require(first is None, f"{word} would replace {first}: name one file in the defaults of the other")
             flags |= {"--config-dir": str(Path(word).parent), "--config-name": Path(word).stem}
         else:
-            named = bool(equals and name.lstrip("+~")) or word.startswith("~")
-            require(named, f"cannot read {word!r}: a key is written KEY=VALUE")
+            has_key = bool(equals and name.lstrip("+~")) or word.startswith("~")
+            require(has_key, f"cannot read {word!r}: a key is written KEY=VALUE")
             # A shell leaves the ~ of a word like task.data.path=~/sums.csv as it is.
             at_home = value.startswith("~/")
             overrides.append(f'{name}="{Path(value).expanduser()}"' if at_home else word)

@@ -115,5 +115,5 @@ def evaluation_name(of_suite: str = "") -> str:
 
 def completions_in(folder: Path) -> list[tuple[Path, int]]:
     """Returns the files of completions in a run's `completions` folder, each with its step."""
-    named = [(path, _COMPLETIONS.fullmatch(path.name)) for path in folder.glob("step-*.parquet")]
-    return [(path, int(match[1])) for path, match in named if match]
+    path_matches = [(path, _COMPLETIONS.fullmatch(path.name)) for path in folder.glob("step-*.parquet")]
+    return [(path, int(match[1])) for path, match in path_matches if match]

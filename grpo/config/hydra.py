@@ -55,13 +55,13 @@ def _without_unread_groups() -> Iterator[None]:
 
     They take a third of the time, and only `launch_all` needs them.
     """
-    known = ConfigStore.instance().repo["hydra"]
-    whole = known["config.yaml"]
-    known["config.yaml"] = _bare()
+    hydra_configs = ConfigStore.instance().repo["hydra"]
+    whole_config = hydra_configs["config.yaml"]
+    hydra_configs["config.yaml"] = _bare()
     try:
         yield
     finally:
-        known["config.yaml"] = whole
+        hydra_configs["config.yaml"] = whole_config
 
 
 @cache
@@ -119,12 +119,12 @@ def _check_own(file: Path) -> None:
     if not file.is_file():
         return
     try:
-        written = OmegaConf.to_container(OmegaConf.load(file))
+        content = OmegaConf.to_container(OmegaConf.load(file))
     except (YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{file.name} cannot be read: {' '.join(str(error).split())}") from error
-    if isinstance(written, dict) and "hydra" in written:
+    if isinstance(content, dict) and "hydra" in content:
         raise UserError(f"{file.name}: the block hydra: {_UNREAD}; --config-dir DIR adds a folder of groups")
-    defaults = written.get("defaults") if isinstance(written, dict) else None
+    defaults = content.get("defaults") if isinstance(content, dict) else None
     if not isinstance(defaults, list) or defaults in ([], ["_self_"]):
         raise UserError(f"{file.name} does not build on train.yaml: {_BEGINNING}")
     if "_self_" not in defaults[1:]:
@@ -169,9 +169,9 @@ def _is_package(path: str) -> bool:
 
 def _take_out_hydras_own(config: DictConfig) -> None:
     """Removes Hydra's own configuration. Raises UserError for a file that changes it, since nothing here reads it."""
-    configured, usual = OmegaConf.to_container(config.hydra), _hydras_own()
+    hydra_settings, hydra_defaults = OmegaConf.to_container(config.hydra), _hydras_own()
     for key in ("run", "sweep", "launcher", "sweeper", "mode", "verbose", "output_subdir", "env", "callbacks"):
-        require(configured.get(key) == usual.get(key), f"a file sets hydra.{key}, which {_UNREAD}")
+        require(hydra_settings.get(key) == hydra_defaults.get(key), f"a file sets hydra.{key}, which {_UNREAD}")
     with open_dict(config):
         del config["hydra"]
 
@@ -184,16 +184,16 @@ def _hydras_own() -> dict[str, Any]:
 
 def _refuse_removed(overrides: list[str]) -> None:
     """Raises UserError for `~key`. Hydra would remove the key, and the run would go on with its default in silence."""
-    known = paths(TrainConfig())
+    config_keys = paths(TrainConfig())
     for key in (word[1:].partition("=")[0] for word in overrides if word.startswith("~")):
-        require(key not in known, f"~{key}: every run has {key}, so it cannot be removed; {key}=VALUE changes it")
+        require(key not in config_keys, f"~{key}: every run has {key}, so it cannot be removed; {key}=VALUE changes it")
 
 
 def _refuse_added(config: DictConfig) -> None:
     """Raises UserError for a key that `+key=value` has added and no dataclass has."""
-    known = paths(TrainConfig())
+    config_keys = paths(TrainConfig())
     for key in _added(config):
-        raise UserError(f"unknown config key {key}{hint(key, known)}")
+        raise UserError(f"unknown config key {key}{hint(key, config_keys)}")
 
 
 def _added(config: DictConfig, prefix: str = "") -> Iterator[str]:
@@ -213,15 +213,17 @@ def compose_suite(config: TrainConfig) -> list[TaskConfig]:
     to the model as those of the run are, with or without a chat template and with the same options of the template.
     """
     tasks = []
-    own = [of_set.prompt for of_set in config.task.all_sets.values()]
-    alike = [key for key in ("chat", "chat_template_kwargs") if all(vars(p)[key] == vars(own[0])[key] for p in own)]
+    prompts = [of_set.prompt for of_set in config.task.all_sets.values()]
+    shared_keys = [
+        key for key in ("chat", "chat_template_kwargs") if all(vars(p)[key] == vars(prompts[0])[key] for p in prompts)
+    ]
     for name in config.evaluation.suite:
         task = compose_config([f"task={name}"]).task
         local = Path(config.evaluation.suite_folder) / f"{name}.jsonl"
         if config.evaluation.suite_folder and local.is_file():
             task.data = DataConfig(path=str(local))
         task.data.held_out_fraction = 0.0
-        task.prompt = replace(task.prompt, **{key: getattr(own[0], key) for key in alike})
+        task.prompt = replace(task.prompt, **{key: getattr(prompts[0], key) for key in shared_keys})
         tasks.append(task)
     return tasks
 
@@ -237,9 +239,9 @@ def compose_sweep(preset: str, overrides: list[str]) -> SweepConfig:
         presets = ", ".join(sorted(file.stem for file in (config_directory() / "sweep").glob("*.yaml")))
         raise UserError(f"there is no sweep {preset!r}: choose one of {presets}, or give a file that ends in .yaml")
     try:
-        words, written = OmegaConf.from_dotlist(overrides), OmegaConf.load(path)
-        require(OmegaConf.is_dict(written), f"{path.name}: a sweep has keys and values, such as seeds: 5")
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SweepConfig), written, words))
+        words, file_config = OmegaConf.from_dotlist(overrides), OmegaConf.load(path)
+        require(OmegaConf.is_dict(file_config), f"{path.name}: a sweep has keys and values, such as seeds: 5")
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SweepConfig), file_config, words))
     except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path.name}: {one_line(error)}") from error
 
@@ -253,9 +255,9 @@ def launch_all(run: Callable[[DictConfig], None], indices: list[int], folder: Pa
     job = {"folder": str(folder), "cell": 0, "launcher": os.getpid()}
     ConfigStore.instance().store(name="grpo_cell", node=job)
     outputs = [f"hydra.sweep.dir={folder}/hydra", "hydra.output_subdir=null", "hydra/job_logging=none"]
-    chosen = [word for word in words if word.partition("=")[0] != "hydra/hydra_logging"]
+    passed_words = [word for word in words if word.partition("=")[0] != "hydra/hydra_logging"]
     cells = ",".join(map(str, indices))
-    arguments = [f"cell={cells}", *outputs, "hydra/hydra_logging=none", *chosen]
+    arguments = [f"cell={cells}", *outputs, "hydra/hydra_logging=none", *passed_words]
     before = sys.argv
     sys.argv = ["grpo sweep", "--multirun", *arguments]
     try:

@@ -66,8 +66,8 @@ def sections() -> list[Section]:
     """Returns all sections with their keys, in the order of the dataclasses."""
     run, sweep = TrainConfig(), SweepConfig()
     # The folder's default is shown as it is written, without the start of this command.
-    alone = replace(compose_config([]), output_dir=run.output_dir)
-    return [*_sections(run, alone), Section(SWEEP, _docstring(SweepConfig), _keys(sweep, sweep, ""))]
+    train = replace(compose_config([]), output_dir=run.output_dir)
+    return [*_sections(run, train), Section(SWEEP, _docstring(SweepConfig), _keys(sweep, sweep, ""))]
 
 
 def running(config: TrainConfig) -> list[Key]:
@@ -78,10 +78,12 @@ def running(config: TrainConfig) -> list[Key]:
 def choices() -> list[Choice]:
     """Returns every choice of every group, in alphabetical order."""
     defaults = yaml.safe_load((config_directory() / "train.yaml").read_text())["defaults"]
-    usual = {f"{group}={choice}" for entry in defaults if isinstance(entry, dict) for group, choice in entry.items()}
+    default_choices = {
+        f"{group}={choice}" for entry in defaults if isinstance(entry, dict) for group, choice in entry.items()
+    }
     files = sorted(config_directory().glob("*/*.yaml"))
     names = [f"{file.parent.name}={file.stem}" for file in files]
-    return [Choice(name, _first_line(file), name in usual) for name, file in zip(names, files, strict=True)]
+    return [Choice(name, _first_line(file), name in default_choices) for name, file in zip(names, files, strict=True)]
 
 
 def comments(config_class: type) -> dict[str, str]:
@@ -96,24 +98,26 @@ def comments(config_class: type) -> dict[str, str]:
     return meanings
 
 
-def _sections(default: Any, alone: Any, prefix: str = "") -> Iterator[Section]:
-    yield Section(prefix.rstrip("."), _docstring(type(default)), _keys(default, alone, prefix))
+def _sections(default: Any, train: Any, prefix: str = "") -> Iterator[Section]:
+    yield Section(prefix.rstrip("."), _docstring(type(default)), _keys(default, train, prefix))
     for name, item in _items(type(default)).items():
         yield from _sections(item(), item(), f"{prefix}{name}[].")
     for name, item in _optional(type(default)).items():
         yield from _sections(item(), item(), f"{prefix}{name}.")
     for name in _nested(default):
-        yield from _sections(getattr(default, name), getattr(alone, name), f"{prefix}{name}.")
+        yield from _sections(getattr(default, name), getattr(train, name), f"{prefix}{name}.")
 
 
-def _keys(default: Any, alone: Any, prefix: str) -> tuple[Key, ...]:
+def _keys(default: Any, train: Any, prefix: str) -> tuple[Key, ...]:
     meanings, nested = comments(type(default)), _nested(default)
     keys = []
     for field in fields(default):
         if field.name not in nested:
-            name, value, other = f"{prefix}{field.name}", getattr(default, field.name), getattr(alone, field.name)
-            shown = _text(value) if other == value else f"{_text(value)} (grpo train alone: {_text(other)})"
-            keys.append(Key(name, _values(type(default), field.name, name), shown, meanings[field.name]))
+            name, value, of_train = f"{prefix}{field.name}", getattr(default, field.name), getattr(train, field.name)
+            default_text = (
+                _text(value) if of_train == value else f"{_text(value)} (grpo train alone: {_text(of_train)})"
+            )
+            keys.append(Key(name, _values(type(default), field.name, name), default_text, meanings[field.name]))
     return tuple(keys)
 
 
@@ -121,11 +125,11 @@ def _values(config_class: type, field: str, name: str) -> str:
     if name in CHOICES:
         return " | ".join([*map(str, CHOICES[name]), *(["package.module:function"] if name in IMPORTED else [])])
     if field in _items(config_class):
-        inside = ", ".join(part.name for part in fields(_items(config_class)[field]))
-        return f"list of {{{inside}}}"
+        part_names = ", ".join(part.name for part in fields(_items(config_class)[field]))
+        return f"list of {{{part_names}}}"
     if field in _by_name(config_class):
-        inside = ", ".join(part.name for part in fields(_by_name(config_class)[field]))
-        return f"NAME: {{{inside}}}"
+        part_names = ", ".join(part.name for part in fields(_by_name(config_class)[field]))
+        return f"NAME: {{{part_names}}}"
     if field in _optional(config_class):
         return f"null | {{{', '.join(part.name for part in fields(_optional(config_class)[field]))}}}"
     hint = get_type_hints(config_class)[field]
@@ -138,20 +142,20 @@ def _values(config_class: type, field: str, name: str) -> str:
 def _items(config_class: type) -> dict[str, type]:
     """Returns the dataclass in the list of each field that holds a list of dataclasses, by the field's name."""
     hints = get_type_hints(config_class).items()
-    inside = {name: get_args(hint)[:1] for name, hint in hints if get_origin(hint) is list}
-    return {name: item[0] for name, item in inside.items() if item and is_dataclass(item[0])}
+    item_types = {name: get_args(hint)[:1] for name, hint in hints if get_origin(hint) is list}
+    return {name: item[0] for name, item in item_types.items() if item and is_dataclass(item[0])}
 
 
 def _by_name(config_class: type) -> dict[str, type]:
     """Returns the dataclass of each field that maps a user's names to dataclasses, by the field's name."""
-    inside = {name: get_args(hint)[1:] for name, hint in get_type_hints(config_class).items()}
-    return {name: item[0] for name, item in inside.items() if item and is_dataclass(item[0])}
+    item_types = {name: get_args(hint)[1:] for name, hint in get_type_hints(config_class).items()}
+    return {name: item[0] for name, item in item_types.items() if item and is_dataclass(item[0])}
 
 
 def _optional(config_class: type) -> dict[str, type]:
     """Returns the dataclass of each field that holds a dataclass or None, by the field's name."""
-    inside = {name: get_args(hint) for name, hint in get_type_hints(config_class).items()}
-    return {name: item[0] for name, item in inside.items() if item[1:] == (type(None),) and is_dataclass(item[0])}
+    item_types = {name: get_args(hint) for name, hint in get_type_hints(config_class).items()}
+    return {name: item[0] for name, item in item_types.items() if item[1:] == (type(None),) and is_dataclass(item[0])}
 
 
 def _nested(config: Any) -> list[str]:

@@ -98,8 +98,8 @@ def memory_estimate(
     states = _learner_states(config, shape, world_size)
     passes = _learner_passes(config, shape, world_size, on_gpu=bool(gpu_gib))
     # The learner's states may wait in main memory while an engine on the same GPU samples.
-    staying = 0.0 if config.learner.offload_states and gpu_gib else 1.0
-    rows = [(name, staying * amount, amount) for name, amount in states]
+    share_staying = 0.0 if config.learner.offload_states and gpu_gib else 1.0
+    rows = [(name, share_staying * amount, amount) for name, amount in states]
     rows += [(name, 0.0, amount) for name, amount in passes]
     if config.rollout.engine == "vllm" and gpu_gib:
         # The engine fills the rest of its share with the cache, and sleeps while the learner works.
@@ -150,8 +150,8 @@ def optimizer_bytes(config: TrainConfig, shape: ModelShape, world_size: int) -> 
 def _learner_states(config: TrainConfig, shape: ModelShape, world_size: int) -> list[tuple[str, float]]:
     """Returns rows (what, bytes) of what a learner always holds: weights, gradients, optimizer, reference."""
     learner = config.learner
-    whole = BYTES[learner.precision] * (shape.parameters + shape.adapters)
-    weights = whole / (world_size if learner.zero_stage == 3 else 1)
+    unsharded_bytes = BYTES[learner.precision] * (shape.parameters + shape.adapters)
+    weights = unsharded_bytes / (world_size if learner.zero_stage == 3 else 1)
     gradients = 4 * shape.learning / (world_size if learner.zero_stage >= 2 else 1)
     rows = [("learner weights", weights), ("learner gradients (float32)", gradients)]
     if not learner.offload_optimizer:
@@ -166,9 +166,9 @@ def _learner_passes(config: TrainConfig, shape: ModelShape, world_size: int, on_
     learner = config.learner
     size = BYTES[learner.precision]
     # Each rank that computes a row together with others holds a share of the row.
-    together = learner.sequence_parallel
+    num_ranks = learner.sequence_parallel
     own_tokens = step_tokens(config, config.dynamics.prompts_per_step // world_size)
-    tokens = min(learner.micro_batch_tokens, own_tokens * together) // together
+    tokens = min(learner.micro_batch_tokens, own_tokens * num_ranks) // num_ranks
     chunk = min(learner.logit_chunk_tokens, tokens)
     # Attention is computed in float32 on a CPU.
     token_bytes = activation_bytes(shape, size, learner.gradient_checkpointing, size if on_gpu else BYTES["float32"])

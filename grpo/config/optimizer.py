@@ -57,18 +57,21 @@ def chosen_optimizer(learner: LearnerConfig) -> Optimizer:
     key = "learner.deepspeed.optimizer"
     plain = isinstance(block, Mapping) and {"type"} <= {*block} <= {"type", "params"}
     require(plain, f"{key} has a type and may have params, e.g. {{type: NAdam, params: {{momentum_decay: 0.004}}}}")
-    asked, settings = str(block["type"]), dict(block.get("params") or {})
-    known = ", ".join(name for name, _ in CLASSES.values())
-    reason = REFUSED.get(asked.lower(), "it has no two moments for each weight, as Adam has")
-    require(asked.lower() in CLASSES, f"{key}.type={asked} is none of {known}: {reason}")
-    name, own = CLASSES[asked.lower()]
+    type_name, settings = str(block["type"]), dict(block.get("params") or {})
+    class_names = ", ".join(name for name, _ in CLASSES.values())
+    reason = REFUSED.get(type_name.lower(), "it has no two moments for each weight, as Adam has")
+    require(type_name.lower() in CLASSES, f"{key}.type={type_name} is none of {class_names}: {reason}")
+    name, setting_names = CLASSES[type_name.lower()]
     for setting, value in settings.items():
-        has = " and ".join(own) or "none besides the learner's keys"
-        require(setting in own, f"{key}.params.{setting} is no setting of {name} here, which has {has}: leave it out")
+        names_in_words = " and ".join(setting_names) or "none besides the learner's keys"
+        require(
+            setting in setting_names,
+            f"{key}.params.{setting} is no setting of {name} here, which has {names_in_words}: leave it out",
+        )
         number = setting == "momentum_decay"
         fits = type(value) in (int, float) and value >= 0 if number else isinstance(value, bool)
-        wanted = "a number of at least 0" if number else "true or false"
-        require(fits, f"{key}.params.{setting}={value} must be {wanted}")
+        what_fits = "a number of at least 0" if number else "true or false"
+        require(fits, f"{key}.params.{setting}={value} must be {what_fits}")
     # DeepSpeed's Adam decays weights as AdamW does, unless it is told not to.
     if name == "Adam" and settings.pop("adam_w_mode", True):
         name = ADAMW

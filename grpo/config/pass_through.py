@@ -120,25 +120,25 @@ def check_training(config: TrainConfig) -> None:
 
 
 @contextmanager
-def passing_on(key: str, settings: Mapping[str, Any], *own: type[Exception]) -> Iterator[None]:
+def passing_on(key: str, settings: Mapping[str, Any], *error_kinds: type[Exception]) -> Iterator[None]:
     """Turns the error of a library that refuses `settings`, which `key` passes on to it, into a UserError of
-    one line. `own` are the library's own kinds of errors. Where nothing is passed on, errors are left alone."""
+    one line. `error_kinds` are the library's own kinds of errors. Where nothing is passed on, errors are left alone."""
     try:
         yield
-    except (TypeError, ValueError, AssertionError, *own) as error:
+    except (TypeError, ValueError, AssertionError, *error_kinds) as error:
         if not settings or isinstance(error, UserError):
             raise
         message = " ".join(str(error).partition("For further information")[0].split())
         raise UserError(f"{key}={dict(settings)} is refused: {message[:400]}") from error
 
 
-def _check(path: str, settings: Mapping[str, Any], owned: Mapping[str, str]) -> None:
+def _check(path: str, settings: Mapping[str, Any], key_of_setting: Mapping[str, str]) -> None:
     for name in _names(settings):
         # Servers take names with hyphens too, as flags.
-        instead = owned.get(name.replace("-", "_"))
+        own_key = key_of_setting.get(name.replace("-", "_"))
         require(
-            instead is None,
-            f"{path}.{name} is set by the run itself: " + (f"use {instead}" if instead else "leave it out"),
+            own_key is None,
+            f"{path}.{name} is set by the run itself: " + (f"use {own_key}" if own_key else "leave it out"),
         )
 
 

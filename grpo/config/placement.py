@@ -44,8 +44,8 @@ def server_gpus(config: TrainConfig, index: int) -> range:
 
 def gpus_wanted(config: TrainConfig) -> int:
     """Returns the number of GPUs that a node needs for the servers which a run starts beside its ranks."""
-    own = starts_servers(config) and not config.hardware.server_nodes
-    return server_gpus(config, config.rollout.servers.replicas - 1).stop if own else 0
+    has_servers_here = starts_servers(config) and not config.hardware.server_nodes
+    return server_gpus(config, config.rollout.servers.replicas - 1).stop if has_servers_here else 0
 
 
 def placement_table(config: TrainConfig, local_ranks: int, num_gpus: int) -> list[tuple[str, str]]:
@@ -63,14 +63,14 @@ def placement_table(config: TrainConfig, local_ranks: int, num_gpus: int) -> lis
         f"{local_ranks} learner ranks on this machine want a GPU each, and there are {num_gpus}: set "
         f"hardware.ranks_per_node={num_gpus}, or what torchrun calls --nproc-per-node",
     )
-    taken = [gpu for index in range(count) for gpu in server_gpus(config, index)]
-    if taken and max(taken) >= num_gpus:
+    gpus_used = [gpu for index in range(count) for gpu in server_gpus(config, index)]
+    if gpus_used and max(gpus_used) >= num_gpus:
         raise UserError(
             f"{count} servers × rollout.servers.tensor_parallel={servers.tensor_parallel} from "
-            f"rollout.servers.first_gpu={servers.first_gpu} on need GPUs up to {max(taken)}, and there are {num_gpus} "
-            f"(0 to {num_gpus - 1}): lower one of these numbers"
+            f"rollout.servers.first_gpu={servers.first_gpu} on need GPUs up to {max(gpus_used)}, and there are "
+            f"{num_gpus} (0 to {num_gpus - 1}): lower one of these numbers"
         )
-    if taken and min(taken) < local_ranks:
+    if gpus_used and min(gpus_used) < local_ranks:
         raise UserError(
             f"rollout.servers.first_gpu={servers.first_gpu} puts a server on a GPU of the {local_ranks} learner ranks "
             f"(0 to {local_ranks - 1}): set it to {local_ranks}"

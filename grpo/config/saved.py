@@ -35,11 +35,11 @@ def from_dict(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Train
                 arguments[field.name] = build(default, value) if nested else value
         return type(template)(**arguments)
 
-    saved = OmegaConf.create(_literal(asdict(build(TrainConfig(), values))))
+    saved_config = OmegaConf.create(_literal(asdict(build(TrainConfig(), values))))
     try:
         # The schema makes dataclasses of list items too, such as a reward's parts.
         return OmegaConf.to_object(
-            OmegaConf.merge(OmegaConf.structured(TrainConfig), saved, *map(_override, overrides))
+            OmegaConf.merge(OmegaConf.structured(TrainConfig), saved_config, *map(_override, overrides))
         )
     except OmegaConfBaseException as error:
         raise UserError(one_line(error)) from error
@@ -55,9 +55,9 @@ def _override(word: str) -> DictConfig:
     if not path.is_file():
         choices = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
         raise UserError(f"{group} has no {choice!r}; choose one of {choices}")
-    chosen = OmegaConf.load(path)
-    whole = path.read_text().startswith("# @package _global_")
-    return chosen if whole else OmegaConf.create({group: chosen})
+    file_config = OmegaConf.load(path)
+    is_global = path.read_text().startswith("# @package _global_")
+    return file_config if is_global else OmegaConf.create({group: file_config})
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:

@@ -27,15 +27,15 @@ def start() -> str:
 
     Raises UserError for a `GRPO_START` that is no plain name of a folder.
     """
-    given = os.environ.get(START_VARIABLE, "")
+    start_name = os.environ.get(START_VARIABLE, "")
     require(
-        not given or bool(_PLAIN.fullmatch(given)),
-        f"the environment variable {START_VARIABLE}={given[:60]!r} is no plain name: unset it, or give up to 100 "
+        not start_name or bool(_PLAIN.fullmatch(start_name)),
+        f"the environment variable {START_VARIABLE}={start_name[:60]!r} is no plain name: unset it, or give up to 100 "
         "letters, digits, dots, hyphens and underscores, such as job-17",
     )
-    if not given and not _own_starts:
+    if not start_name and not _own_starts:
         begin_anew()
-    return given or _own_starts[-1]
+    return start_name or _own_starts[-1]
 
 
 def begin_anew() -> None:

@@ -23,20 +23,20 @@ def grid(overrides: list[str]) -> list[dict[str, str]]:
     Words without sweep syntax are ignored. If no word has it, the only combination is empty. Raises UserError for a
     word that Hydra cannot read, and for an interval, which has no finite list of values.
     """
-    swept = {}
+    values_of = {}
     for override in _parsed(overrides):
         if isinstance(override.value(), IntervalSweep):
             word = override.input_line
             raise UserError(f"{word} has no end of values: give trials=N to try N of them, or name some as in a=1,2")
         if override.is_sweep_override():
-            swept[override.get_key_element()] = list(override.sweep_string_iterator())
-    return [dict(zip(swept, values, strict=True)) for values in product(*swept.values())]
+            values_of[override.get_key_element()] = list(override.sweep_string_iterator())
+    return [dict(zip(values_of, values, strict=True)) for values in product(*values_of.values())]
 
 
 def plain(overrides: list[str]) -> list[str]:
     """Returns the words that are not in Hydra's sweep syntax."""
-    parsed = zip(overrides, _parsed(overrides), strict=True)
-    return [word for word, override in parsed if not override.is_sweep_override()]
+    pairs = zip(overrides, _parsed(overrides), strict=True)
+    return [word for word, override in pairs if not override.is_sweep_override()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,14 @@ def ranges(overrides: list[str]) -> dict[str, Range]:
 def _range(override: Override) -> Range:
     value = override.value()
     if isinstance(value, IntervalSweep):
-        whole = isinstance(value.start, int) and isinstance(value.end, int)
-        return Range(low=value.start, high=value.end, log="log" in value.tags, whole=whole)
+        is_whole = isinstance(value.start, int) and isinstance(value.end, int)
+        return Range(low=value.start, high=value.end, log="log" in value.tags, whole=is_whole)
     if isinstance(value, RangeSweep):
         numbers = [*value.range()]
-        whole = all(isinstance(number, int) for number in numbers)
+        is_whole = all(isinstance(number, int) for number in numbers)
         # Hydra adds steps up, so 0.9 may come as 0.8999999999999999. Optuna would then leave it out.
         low, high = (round(end, DECIMALS) for end in (min(numbers), max(numbers)))
-        return Range(low=low, high=high, step=abs(value.step), whole=whole)
+        return Range(low=low, high=high, step=abs(value.step), whole=is_whole)
     return Range(choices=tuple(override.sweep_string_iterator()))
 
 

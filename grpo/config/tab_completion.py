@@ -44,14 +44,14 @@ def candidates(line: str, commands: Sequence[str], directory: Path) -> list[str]
     ['task.reward.overlong=keep ', 'task.reward.overlong=mask ', 'task.reward.overlong=soft ']
     """
     words = line.split(" ")
-    typed = words[-1]
+    last_word = words[-1]
     if len(words) < 3:
-        return sorted(f"{command} " for command in commands if command.startswith(typed))
+        return sorted(f"{command} " for command in commands if command.startswith(last_word))
     if words[1] in KEYLESS:
         return []
-    key, equals, _ = typed.partition("=")
-    known = _values(key, directory) if equals else _keys(key, directory)
-    return sorted(word for word in known if word.startswith(typed))
+    key, equals, _ = last_word.partition("=")
+    words_known = _values(key, directory) if equals else _keys(key, directory)
+    return sorted(word for word in words_known if word.startswith(last_word))
 
 
 def _values(key: str, directory: Path) -> list[str]:
@@ -68,9 +68,9 @@ def _keys(typed: str, directory: Path) -> set[str]:
     keys = set()
     for key in _paths(TrainConfig()):
         parts = key.split(".")
-        whole = len(parts) == depth + 1
+        is_complete = len(parts) == depth + 1
         if len(parts) > depth:
-            keys.add(f"{key}=" if whole else ".".join(parts[: depth + 1]) + ".")
+            keys.add(f"{key}=" if is_complete else ".".join(parts[: depth + 1]) + ".")
     return groups | keys
 
 

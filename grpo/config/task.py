@@ -262,8 +262,8 @@ class RewardConfig:
         """Returns the reward of a source's problems: the task's, changed by the source's own settings."""
         if source not in self.by_source:
             return replace(self, by_source={})
-        own = self.by_source[source]
-        return replace(self, parts=own.parts or self.parts, extract=own.extract or self.extract, by_source={})
+        reward = self.by_source[source]
+        return replace(self, parts=reward.parts or self.parts, extract=reward.extract or self.extract, by_source={})
 
 
 @dataclass(kw_only=True)

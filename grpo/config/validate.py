@@ -176,11 +176,11 @@ def _check_lengths(config: TrainConfig) -> None:
         f"rollout.sampling.max_tokens={answer} leaves no room for a prompt in model.max_length={longest}: lower the "
         "first or raise the second",
     )
-    asked = config.evaluation.max_tokens
+    max_tokens = config.evaluation.max_tokens
     _require(
-        not longest or asked is None or prompt + asked <= longest - (not prompt),
-        f"evaluation.max_tokens={asked} leaves no room for a prompt in model.max_length={longest}: lower the first or "
-        "raise the second",
+        not longest or max_tokens is None or prompt + max_tokens <= longest - (not prompt),
+        f"evaluation.max_tokens={max_tokens} leaves no room for a prompt in model.max_length={longest}: lower the "
+        "first or raise the second",
     )
     _require(
         not longest or prompt + answer <= longest,
@@ -202,11 +202,11 @@ def _check_run(config: TrainConfig) -> None:
     )
     _check_source(config)
     _check_mlflow(config.tracking.mlflow)
-    kept = config.checkpoint
+    checkpoint = config.checkpoint
     _require(
-        not kept.keep_every or (kept.every_rounds and kept.keep_every % kept.every_rounds == 0),
-        f"checkpoint.keep_every={kept.keep_every} must be a multiple of checkpoint.every_rounds={kept.every_rounds}, "
-        "since only what is saved can be kept",
+        not checkpoint.keep_every or (checkpoint.every_rounds and checkpoint.keep_every % checkpoint.every_rounds == 0),
+        f"checkpoint.keep_every={checkpoint.keep_every} must be a multiple of "
+        f"checkpoint.every_rounds={checkpoint.every_rounds}, since only what is saved can be kept",
     )
     checkpoints = Path(config.output_dir) / CHECKPOINTS
     saved = bool(checkpoints_in(checkpoints))

@@ -128,7 +128,7 @@ def _check_normalization(config: TrainConfig) -> None:
 
 def _may_be_negative(reward: RewardConfig) -> bool:
     """Says whether a reward may be negative, for some source, although the value of every part is in [0, 1]."""
-    parts = [*reward.parts, *(part for own in reward.by_source.values() for part in own.parts)]
+    parts = [*reward.parts, *(part for source_reward in reward.by_source.values() for part in source_reward.parts)]
     return reward.signed or reward.overlong == "soft" or any(part.weight < 0 for part in parts)
 
 

@@ -26,15 +26,15 @@ def check_task(config: TrainConfig) -> None:
         )
         _check_set(config)
         return
-    plain = TaskConfig()
+    defaults = TaskConfig()
     for section in ("data", "reward"):
         require(
-            getattr(task, section) == getattr(plain, section),
+            getattr(task, section) == getattr(defaults, section),
             f"task.{section} is not read where task.sets has sets of problems: begin with task=mixed, and set "
             f"task.sets.{next(iter(task.sets))}.{section}",
         )
     require(
-        replace(task.prompt, max_tokens=0) == plain.prompt,
+        replace(task.prompt, max_tokens=0) == defaults.prompt,
         "task.prompt is not read where task.sets has sets of problems: begin with task=mixed, and set "
         f"task.sets.{next(iter(task.sets))}.prompt",
     )
@@ -52,8 +52,8 @@ def _of_set(name: str, message: str) -> str:
     >>> _of_set("words", "task.weight=0 must be above 0")
     'task.sets.words.weight=0 must be above 0'
     """
-    whole = re.sub(r"\btask\.(?=(weight|data|prompt|reward)\b)", lambda _: f"task.sets.{name}.", message)
-    return whole if whole != message else f"task.sets.{name}: {message}"
+    message_of_set = re.sub(r"\btask\.(?=(weight|data|prompt|reward)\b)", lambda _: f"task.sets.{name}.", message)
+    return message_of_set if message_of_set != message else f"task.sets.{name}: {message}"
 
 
 def _check_member(config: TrainConfig) -> None:
@@ -88,13 +88,14 @@ def _check_set(config: TrainConfig) -> None:
     template = config.task.prompt.template
     require("{question}" in template, f"task.prompt.template={template!r} lacks {{question}}, where the problem is put")
     _check_parts("task.reward.parts", reward.parts)
-    for source, own in reward.by_source.items():
-        if own.parts or not own.extract:
-            _check_parts(f"task.reward.by_source.{source}.parts", own.parts)
+    for source, source_reward in reward.by_source.items():
+        if source_reward.parts or not source_reward.extract:
+            _check_parts(f"task.reward.by_source.{source}.parts", source_reward.parts)
         extracts = CHOICES["task.reward.extract"]
         require(
-            own.extract in ("", *extracts),
-            f"task.reward.by_source.{source}.extract={own.extract!r} is unknown: choose one of {' | '.join(extracts)}",
+            source_reward.extract in ("", *extracts),
+            f"task.reward.by_source.{source}.extract={source_reward.extract!r} is unknown: choose one of "
+            f"{' | '.join(extracts)}",
         )
     require(
         not reward.by_source or bool(data.source_column),
