@@ -56,18 +56,21 @@ def balanced(trees: Sequence[LooseTree], collective: Collective, cost: Cost) -> 
     shares = assign(costs)
     loads = [sum(_weight(piece, costs) for piece in pieces) for pieces in shares]
     imbalance = max(loads) * len(loads) / sum(loads) if any(loads) else 1.0
-    here = collective.rank
+    own_rank = collective.rank
     leaving = {
         (rank, piece): cut(trees[piece.tree], piece)
         for rank, pieces in enumerate(shares)
         for piece in pieces
-        if piece.home == here != rank
+        if piece.home == own_rank != rank
     }
-    arriving: dict[tuple[int, Piece], LooseTree] = {}
+    arriving_trees: dict[tuple[int, Piece], LooseTree] = {}
     for shared_pieces in collective.gather(leaving):
-        arriving |= shared_pieces
-    own = [cut(trees[piece.tree], piece) if piece.home == here else arriving[here, piece] for piece in shares[here]]
-    return Share(shares[here], own, imbalance)
+        arriving_trees |= shared_pieces
+    own_trees = [
+        cut(trees[piece.tree], piece) if piece.home == own_rank else arriving_trees[own_rank, piece]
+        for piece in shares[own_rank]
+    ]
+    return Share(shares[own_rank], own_trees, imbalance)
 
 
 def send_back(
@@ -77,13 +80,15 @@ def send_back(
 
     `values` holds one value for each branch of each tree that this rank has computed, that is of `share.trees`.
     """
-    here = collective.rank
-    computed = dict(zip(share.pieces, values, strict=True))
+    own_rank = collective.rank
+    values_of_pieces = dict(zip(share.pieces, values, strict=True))
     by_branch: dict[tuple[int, int], Value] = {}
-    for returned_values in collective.gather({piece: value for piece, value in computed.items() if piece.home != here}):
-        computed |= returned_values
-    for piece, of_branches in computed.items():
-        if piece.home == here:
+    for returned_values in collective.gather(
+        {piece: value for piece, value in values_of_pieces.items() if piece.home != own_rank}
+    ):
+        values_of_pieces |= returned_values
+    for piece, of_branches in values_of_pieces.items():
+        if piece.home == own_rank:
             by_branch |= {(piece.tree, index): value for index, value in zip(piece.branches, of_branches, strict=True)}
     return [tuple(by_branch[place, index] for index in range(len(tree.branches))) for place, tree in enumerate(trees)]
 
@@ -101,30 +106,30 @@ def assign(costs: Sequence[Sequence[TreeCosts]]) -> list[list[Piece]]:
     [(1, (0,)), (0, (0,))]
     """
     shares = [
-        [Piece(rank, index, tuple(range(len(branches)))) for index, (_, branches) in enumerate(own)]
-        for rank, own in enumerate(costs)
+        [Piece(rank, index, tuple(range(len(branches)))) for index, (_, branches) in enumerate(rank_costs)]
+        for rank, rank_costs in enumerate(costs)
     ]
 
     def weight(piece: Piece) -> float:
         return _weight(piece, costs)
 
     loads = [sum(map(weight, share)) for share in shares]
-    giving = set(range(len(loads)))
-    while giving:
-        busiest, idlest = max(sorted(giving), key=loads.__getitem__), loads.index(min(loads))
-        if loads[busiest] * len(giving) <= (1 + TOLERANCE) * sum(loads[rank] for rank in giving):
+    giving_ranks = set(range(len(loads)))
+    while giving_ranks:
+        busiest, idlest = max(sorted(giving_ranks), key=loads.__getitem__), loads.index(min(loads))
+        if loads[busiest] * len(giving_ranks) <= (1 + TOLERANCE) * sum(loads[rank] for rank in giving_ranks):
             break
         room = (loads[busiest] - loads[idlest]) / 2
         offers = [(piece, _fitting(piece, costs[piece.home][piece.tree], room)) for piece in shares[busiest]]
         piece, part = max(offers, key=lambda offer: weight(offer[1]) if offer[1].branches else 0.0)
         if not part.branches:
-            giving.remove(busiest)
+            giving_ranks.remove(busiest)
             continue
-        rest = replace(piece, branches=tuple(index for index in piece.branches if index not in part.branches))
+        rest_of_piece = replace(piece, branches=tuple(index for index in piece.branches if index not in part.branches))
         place = shares[busiest].index(piece)
-        shares[busiest][place : place + 1] = [rest] if rest.branches else []
+        shares[busiest][place : place + 1] = [rest_of_piece] if rest_of_piece.branches else []
         shares[idlest].append(part)
-        loads[busiest] += (weight(rest) if rest.branches else 0.0) - weight(piece)
+        loads[busiest] += (weight(rest_of_piece) if rest_of_piece.branches else 0.0) - weight(piece)
         loads[idlest] += weight(part)
     return shares
 

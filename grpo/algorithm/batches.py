@@ -73,10 +73,10 @@ class BatchMaker:
         rows, _ = lay_out(trees, self._collective, learner.layout, learner.micro_batch_tokens, self._cost)
         old_known = first or self._objective.old_logprobs == "learner" or self._objective.kl.in_reward
         # A step with nothing to learn from is still taken. Its batch is one empty row.
-        packed = tuple(pack(row, learner.layout) for row in rows or [[]])
+        micro_batches = tuple(pack(row, learner.layout) for row in rows or [[]])
         coefficient = plan.entropy_coefficient
         entropy = None if coefficient is None else coefficient * plan.entropy_bonus
-        return Batch(packed, plan.learning_rate_factor, old_known, entropy)
+        return Batch(micro_batches, plan.learning_rate_factor, old_known, entropy)
 
     def _advantages(self, groups: Sequence[GroupWithLogprobs]) -> list[torch.Tensor]:
         """Computes the advantages of this rank's groups, one float64 tensor [completions] per group. Collective.
@@ -85,11 +85,11 @@ class BatchMaker:
         the parts is divided by its σ over the whole step. Its mean needs no subtraction: it is 0 in every group.
         """
         if self._normalization.parts == "each":
-            weighted = [
+            weighted_terms = [
                 [weight * value for value in self._normalized(groups, [_part(group, part) for group in groups])]
                 for part, weight in self._part_weights.items()
             ]
-            total = [_summed(terms) for terms in zip(*weighted, strict=True)]
+            total = [_summed(terms) for terms in zip(*weighted_terms, strict=True)]
             std = self._moments(groups, total).std
             return [scaled(value, std, self._normalization) for value in total]
         values = self._normalized(groups, [self._rewards(group) for group in groups])

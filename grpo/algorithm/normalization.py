@@ -96,8 +96,8 @@ def pass_at_k(rewards: Tensor, step: Moments, settings: NormalizationConfig) -> 
     mean = best @ ascending
     # Among the subsets that hold i, a higher j is the best of C(j−1, k−2) of them. In the others i itself is the best.
     above = (_choose(size, k - 2, like=rewards, shift=-1) / math.comb(size - 1, k - 1)) * ascending
-    own = _choose(size, k - 1, like=rewards) / math.comb(size - 1, k - 1) * ascending
-    holding = own + above.flip(0).cumsum(0).flip(0) - above
+    share_as_best = _choose(size, k - 1, like=rewards) / math.comb(size - 1, k - 1) * ascending
+    holding = share_as_best + above.flip(0).cumsum(0).flip(0) - above
     variance = best @ (ascending - mean).square()
     if math.isclose(float(variance), 0.0, abs_tol=1e-24 * float(ascending.square().max())):
         return torch.zeros_like(rewards)

@@ -104,10 +104,10 @@ def rows_of(trees: Sequence[LooseTree], row_tokens: int, layout: str = "shared")
     lengths: list[int] = []
     for tree in sorted(trees, key=lambda tree: -tree.length):
         for index, length in enumerate(lengths):
-            counted = rows[index][0].length if layout == ONE_A_ROW else tree.length
-            if length + counted <= row_tokens:
+            added_length = rows[index][0].length if layout == ONE_A_ROW else tree.length
+            if length + added_length <= row_tokens:
                 rows[index].append(tree)
-                lengths[index] += counted
+                lengths[index] += added_length
                 break
         else:
             rows.append([tree])
@@ -145,17 +145,17 @@ def pack(trees: Sequence[LooseTree], layout: str = "shared") -> MicroBatch:
     work left and other ranks still have some.
     """
     beginning = common_beginning([tree.prompt for tree in trees]) if layout == "shared" else ()
-    shared = len(beginning)
+    beginning_length = len(beginning)
     tokens = list(beginning)
-    positions = list(range(shared))
-    placed = [Tree(0, shared, ())] if shared else []
+    positions = list(range(beginning_length))
+    placed_trees = [Tree(0, beginning_length, ())] if beginning_length else []
     predictors: list[int] = []
     branches: list[Branch] = []
     for tree in trees:
         start, prompt_length = len(tokens), len(tree.prompt)
-        placed.append(Tree(start, prompt_length, tree.lengths, shared))
-        tokens.extend(tree.prompt[shared:])
-        positions.extend(range(shared, prompt_length))
+        placed_trees.append(Tree(start, prompt_length, tree.lengths, beginning_length))
+        tokens.extend(tree.prompt[beginning_length:])
+        positions.extend(range(beginning_length, prompt_length))
         last_of_prompt = len(tokens) - 1
         for branch, length in zip(tree.branches, tree.lengths, strict=True):
             branch_start = len(tokens)
@@ -165,9 +165,9 @@ def pack(trees: Sequence[LooseTree], layout: str = "shared") -> MicroBatch:
             tokens.extend([0] * (length - branch.input_length))
             positions.extend(range(prompt_length, prompt_length + length))
             branches.append(branch)
-    if not placed:
-        tokens, positions, placed = [0], [0], [Tree(0, 1, ())]
-    return _micro_batch(tokens, positions, tuple(placed), predictors, branches)
+    if not placed_trees:
+        tokens, positions, placed_trees = [0], [0], [Tree(0, 1, ())]
+    return _micro_batch(tokens, positions, tuple(placed_trees), predictors, branches)
 
 
 def _micro_batch(
@@ -181,8 +181,8 @@ def _micro_batch(
 
     def joined(parts: list[torch.Tensor | None]) -> torch.Tensor | None:
         # All branches of a step have them, or none.
-        there = [part for part in parts if part is not None]
-        return torch.cat(there).float() if there else None
+        present_parts = [part for part in parts if part is not None]
+        return torch.cat(present_parts).float() if present_parts else None
 
     return MicroBatch(
         token_ids=_integers(tokens),
@@ -225,6 +225,6 @@ def attention_mask(tree: Tree, window: int | None = None, device: torch.device |
         branch[first : first + length] = index
         position[first : first + length] = torch.arange(tree.prompt_length, tree.prompt_length + length, device=device)
         first += length
-    related = ((branch[:, None] == branch[None, :]) | (branch[None, :] == 0)).tril()
-    seen = related if window is None else related & (position[:, None] - position[None, :] < window)
-    return seen[tree.shared :]
+    is_ancestor = ((branch[:, None] == branch[None, :]) | (branch[None, :] == 0)).tril()
+    is_visible = is_ancestor if window is None else is_ancestor & (position[:, None] - position[None, :] < window)
+    return is_visible[tree.shared :]

@@ -32,8 +32,13 @@ TOLERANCE = 1e-9
 def check_functions(normalization: NormalizationConfig, objective: ObjectiveConfig) -> None:
     """Tries each function of the loss that is named by an import path. Raises ValueError for the first that fails."""
     checks: tuple[tuple[str, str, Mapping, Callable[[Callable], None]], ...] = (
-        ("normalization.name", normalization.name, NORMALIZATIONS, lambda own: check_normalization(own, normalization)),
-        ("objective.name", objective.name, OBJECTIVES, lambda own: check_objective(own, objective)),
+        (
+            "normalization.name",
+            normalization.name,
+            NORMALIZATIONS,
+            lambda candidate: check_normalization(candidate, normalization),
+        ),
+        ("objective.name", objective.name, OBJECTIVES, lambda candidate: check_objective(candidate, objective)),
         ("objective.aggregation.level", objective.aggregation.level, AGGREGATIONS, check_aggregation),
         ("objective.kl.estimator", objective.kl.estimator, ESTIMATORS, check_estimator),
     )
@@ -53,9 +58,9 @@ def check_functions(normalization: NormalizationConfig, objective: ObjectiveConf
 
 def check_objective(objective: Callable[[Tokens, ObjectiveConfig], Tensor], settings: ObjectiveConfig) -> None:
     """Tries a surrogate objective on four completions together and on each alone."""
-    together = _losses(lambda tokens: objective(tokens, settings), range(len(LENGTHS)), settings)
-    alone = [_losses(lambda tokens: objective(tokens, settings), [one], settings) for one in range(len(LENGTHS))]
-    _compare(together, alone)
+    losses_together = _losses(lambda tokens: objective(tokens, settings), range(len(LENGTHS)), settings)
+    losses_alone = [_losses(lambda tokens: objective(tokens, settings), [one], settings) for one in range(len(LENGTHS))]
+    _compare(losses_together, losses_alone)
 
 
 def check_estimator(estimator: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -138,7 +143,7 @@ def _compare(together: tuple[Tensor, Tensor], alone: Sequence[tuple[Tensor, Tens
 
 def _require_tensor(values: Tensor, count: int, unit: str) -> None:
     if not (isinstance(values, Tensor) and values.shape == (count,) and values.is_floating_point()):
-        returned = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+        what_returned = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
         raise ValueError(
-            f"it returned {returned} where a float tensor with one value per {unit}, ({count},), is needed"
+            f"it returned {what_returned} where a float tensor with one value per {unit}, ({count},), is needed"
         )

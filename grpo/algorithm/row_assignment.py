@@ -23,20 +23,20 @@ def lay_out(
     Ranks that compute each row together (sequence parallelism) pool their trees first. Returns the rows, and this
     rank's own trees, uncut, with the padding that their branches have in the rows. Collective.
     """
-    pooled, from_this_rank = collective.pool(trees)
+    pooled_trees, from_this_rank = collective.pool(trees)
     if layout == "padded":
-        pooled = pad(pooled)
-    rows = rows_of(pooled, row_tokens, layout)
+        pooled_trees = pad(pooled_trees)
+    rows = rows_of(pooled_trees, row_tokens, layout)
     if collective.world_size == 1:
-        return rows, pooled[from_this_rank]
+        return rows, pooled_trees[from_this_rank]
     # Rows that are padded to their longest tree are even already, and cutting them would not make them shorter.
-    evened = layout != ONE_A_ROW
-    if evened:
-        rows = _fewest(pooled, row_tokens, cost, rows)
+    is_even = layout != ONE_A_ROW
+    if is_even:
+        rows = _fewest(pooled_trees, row_tokens, cost, rows)
     count = collective.maximum(len(rows))
-    if evened and count > len(rows):
-        rows = even_rows(pooled, count, row_tokens, cost) or rows
-    return rows + [[] for _ in range(count - len(rows))], pooled[from_this_rank]
+    if is_even and count > len(rows):
+        rows = even_rows(pooled_trees, count, row_tokens, cost) or rows
+    return rows + [[] for _ in range(count - len(rows))], pooled_trees[from_this_rank]
 
 
 def _fewest(

@@ -50,8 +50,8 @@ def clip(tokens: Tokens, settings: ObjectiveConfig) -> Tensor:
     The dual clip (arXiv:1912.09729) bounds the loss for Â < 0 by c·|Â|, however large ρ grows.
     """
     ratio, advantages = tokens.ratio, tokens.advantages
-    bounded = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
-    loss = torch.maximum(-ratio * advantages, -bounded * advantages)
+    clipped_ratio = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
+    loss = torch.maximum(-ratio * advantages, -clipped_ratio * advantages)
     if settings.dual_clip:
         loss = torch.where(advantages < 0, torch.minimum(loss, -settings.dual_clip * advantages), loss)
     return loss
@@ -103,8 +103,8 @@ def gmpo(tokens: Tokens, settings: ObjectiveConfig) -> Tensor:
     """
     log_ratio = _log_ratio(tokens)
     low, high = log_ratio.clamp(min=-settings.clip_low), log_ratio.clamp(max=settings.clip_high)
-    bounded = torch.where(tokens.advantages > 0, high, low)
-    return -per_sequence_mean(bounded, tokens.sequence_index).exp() * tokens.advantages
+    clipped_log_ratio = torch.where(tokens.advantages > 0, high, low)
+    return -per_sequence_mean(clipped_log_ratio, tokens.sequence_index).exp() * tokens.advantages
 
 
 # A loss that clips needs a line in `BOUNDED` too, or no token counts as clipped.

@@ -44,8 +44,8 @@ def clip_cov(tokens: Tokens, total: Total, settings: ObjectiveConfig) -> Tensor:
     low, high = clipped(tokens, settings)
     eligible = (covariance > choice.low) & (covariance < choice.high) & ~low & ~high
     [num_eligible] = total([float(eligible.sum())])
-    removed = min(1.0, _number(choice.share, count) / num_eligible) if num_eligible else 0.0
-    return 1 - removed * eligible.to(covariance.dtype)
+    removed_share = min(1.0, _number(choice.share, count) / num_eligible) if num_eligible else 0.0
+    return 1 - removed_share * eligible.to(covariance.dtype)
 
 
 def kl_cov(tokens: Tokens, total: Total, settings: ObjectiveConfig) -> Tensor:
@@ -67,13 +67,13 @@ SELECTIONS: Mapping[str, Selection] = {"clip_cov": clip_cov, "kl_cov": kl_cov, "
 def select(micro_batches: Sequence[Tokens], total: Total, settings: ObjectiveConfig) -> list[Tensor]:
     """Chooses among the tokens of all micro-batches of all ranks. Returns the configured selection's numbers, one
     tensor [targets] per micro-batch of this rank. Collective."""
-    joined = Tokens(
+    all_tokens = Tokens(
         *(
             torch.cat([getattr(tokens, name).detach() for tokens in micro_batches])
             for name in ("logprobs", "old_logprobs", "ratio", "advantages", "entropies", "sequence_index")
         )
     )
-    weights = SELECTIONS[settings.selection.name](joined, total, settings)
+    weights = SELECTIONS[settings.selection.name](all_tokens, total, settings)
     return list(weights.split([tokens.logprobs.numel() for tokens in micro_batches]))
 
 

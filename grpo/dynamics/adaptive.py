@@ -121,13 +121,13 @@ class AdaptiveScheduler:
 
         The forecast is made again up to the present `num_steps`, which may have been raised.
         """
-        rule, continued = self._setting.stop, Verdict(good_step=state.guard.best_step, reason="as before")
+        rule, going_on = self._setting.stop, Verdict(good_step=state.guard.best_step, reason="as before")
         if state.rounds_below < rule.patience:
-            return continued
+            return going_on
         _, ahead = self._look_ahead(state)
         # The last decision is made again, so the count is the one before it.
         stop, _ = rule.next(ahead, step, state.rounds_below - 1)
-        return self._stopped(continued, ahead) if stop and ahead else continued
+        return self._stopped(going_on, ahead) if stop and ahead else going_on
 
     def _look_ahead(self, state: AdaptiveState) -> tuple[Identification | None, Forecast | None]:
         """Fits the run's curve, and forecasts it to the last step, if it has enough rounds."""
@@ -152,10 +152,10 @@ class AdaptiveScheduler:
         state = replace(state, rounds_below=rounds_below)
         if stop and ahead:
             return Decision(plan, self._stopped(verdict, ahead), state)
-        changed, why_batch, state = self._batch(plan, statistics, model, ahead, state)
+        changed_plan, why_batch, state = self._batch(plan, statistics, model, ahead, state)
         interval, why_interval = self._interval(plan, statistics, model, state)
         reason = "; ".join(filter(None, (why_batch, why_interval))) or "nothing asks for a change"
-        return Decision(replace(changed, refresh_interval=interval), replace(verdict, reason=reason), state)
+        return Decision(replace(changed_plan, refresh_interval=interval), replace(verdict, reason=reason), state)
 
     def _batch(
         self,
@@ -178,22 +178,22 @@ class AdaptiveScheduler:
         prompts, wish_prompts = agreed(plan.prompts_per_step, batch.prompts_per_step, state.wish_prompts, early)
         if rule.samples:
             [prompts] = rule.prompts(plan.prompts_per_step, size)
-        changed = replace(plan, group_size=size, prompts_per_step=prompts)
-        changes = changes_of_batch(plan, changed, difficulty)
+        changed_plan = replace(plan, group_size=size, prompts_per_step=prompts)
+        changes = changes_of_batch(plan, changed_plan, difficulty)
         reason = f"{', '.join(changes)}: {choice.reason}" if changes else ""
         state = replace(state, wish=wish, wish_prompts=wish_prompts)
-        return changed, reason, state
+        return changed_plan, reason, state
 
     def _cost(self, plan: RoundPlan, statistics: RoundStatistics, state: AdaptiveState) -> StepCost:
         """Returns the costs of a prompt, a completion and a step, in tokens or in seconds."""
         prompt, completion = (statistics.means[f"{kind}/length_mean"].value for kind in ("prompts", "completions"))
-        recent = [past for past in state.rounds[-RECENT:] if past.tokens]
-        if not self._setting.by_seconds or not recent:
+        recent_rounds = [past for past in state.rounds[-RECENT:] if past.tokens]
+        if not self._setting.by_seconds or not recent_rounds:
             return StepCost(prompt, completion)
-        tokens = np.array([past.tokens / past.interval for past in recent])
-        seconds = np.array([(past.seconds - past.fixed_seconds) / past.interval for past in recent])
+        tokens = np.array([past.tokens / past.interval for past in recent_rounds])
+        seconds = np.array([(past.seconds - past.fixed_seconds) / past.interval for past in recent_rounds])
         fixed, per_token = fit_token_time(tokens, seconds)
-        refresh = float(np.median([past.fixed_seconds for past in recent])) / plan.refresh_interval
+        refresh = float(np.median([past.fixed_seconds for past in recent_rounds])) / plan.refresh_interval
         return StepCost(per_token * prompt, per_token * completion, fixed + refresh)
 
     def _interval(
@@ -204,11 +204,11 @@ class AdaptiveScheduler:
         state: AdaptiveState,
     ) -> tuple[int, str]:
         """Returns the next refresh interval, and the reason for a change ("" without one)."""
-        recent = state.rounds[-RECENT:]
+        recent_rounds = state.rounds[-RECENT:]
         time = fit_step_time(
-            np.array([past.interval for past in recent], float),
-            np.array([past.seconds for past in recent], float),
-            float(np.median([past.fixed_seconds for past in recent])),
+            np.array([past.interval for past in recent_rounds], float),
+            np.array([past.seconds for past in recent_rounds], float),
+            float(np.median([past.fixed_seconds for past in recent_rounds])),
         )
         stiffness = model.stiffness.high if model and model.identified else None
         choice = choose_refresh_interval(

@@ -139,7 +139,7 @@ def merged(history: History, most: int = MOST_POINTS) -> History:
         pairs = [(2 * index, 2 * index + 1) for index in range(half)]
         points = []
         for first, second in pairs:
-            if any(own[first] != own[second] for own in (history.intervals, history.lags)):
+            if any(series[first] != series[second] for series in (history.intervals, history.lags)):
                 points += [_point(history, [first]), _point(history, [second])]
             else:
                 points.append(_point(history, [first, second]))

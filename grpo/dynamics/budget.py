@@ -45,7 +45,7 @@ def further_tries(
     prior = fit_difficulty(all_counts)
     worth = {counts: expected_gradient(prior, *counts, largest, exponent, mean_exponent) for counts in set(own_counts)}
     more = [0] * len(own_counts)
-    remaining = budget
+    tries_left = budget
 
     def steepest(index: int) -> tuple[float, int, int] | None:
         """Returns (−rise per completion, prompt, completions) of a prompt's best chunk within the budget left.
@@ -53,7 +53,7 @@ def further_tries(
         Chunks may have several completions, since a single one may be expected to add nothing.
         """
         curve = worth[own_counts[index]][more[index] :]
-        rises = (curve[1 : remaining + 1] - curve[0]) / np.arange(1, len(curve[: remaining + 1]))
+        rises = (curve[1 : tries_left + 1] - curve[0]) / np.arange(1, len(curve[: tries_left + 1]))
         if not len(rises) or rises.max() < LEAST_RISE:
             return None
         best = int(np.argmax(rises))
@@ -61,11 +61,11 @@ def further_tries(
 
     chunks = [chunk for index in range(len(own_counts)) if (chunk := steepest(index))]
     heapify(chunks)
-    while chunks and remaining:
+    while chunks and tries_left:
         _, index, count = heappop(chunks)
-        if count <= remaining:
+        if count <= tries_left:
             more[index] += count
-            remaining -= count
+            tries_left -= count
         # A chunk that no longer fits is looked for again, since a smaller one may fit.
         if chunk := steepest(index):
             heappush(chunks, chunk)
@@ -80,9 +80,9 @@ def expected_gradient(
     belief = prior.posterior(correct, tried)
     gradients = []
     for more in range(max(largest - tried, 0) + 1):
-        added = np.arange(more + 1)
-        chance = belief.weights @ stats.binom.pmf(added, more, belief.pass_rates[:, None])
-        rate = (correct + added) / (tried + more)
+        further_correct = np.arange(more + 1)
+        chance = belief.weights @ stats.binom.pmf(further_correct, more, belief.pass_rates[:, None])
+        rate = (correct + further_correct) / (tried + more)
         variance = rate * (1 - rate)
         has_gradient = variance > 0
         lengths = variance[has_gradient] ** (1 - exponent / 2) * rate[has_gradient] ** -mean_exponent

@@ -62,13 +62,13 @@ def fit_difficulty(counts: Counts, max_iterations: int = 2000, tolerance: float 
     correct, tried = np.array([pair for pair, _ in pairs]).T
     numbers = np.array([number for _, number in pairs], float)
     likelihood = stats.binom.pmf(correct[:, None], tried[:, None], GRID)
-    previous = -np.inf
+    previous_score = -np.inf
     for _ in range(max_iterations):
         evidence = likelihood @ weights
         score = numbers @ np.log(evidence) / numbers.sum()
-        if score - previous < tolerance:
+        if score - previous_score < tolerance:
             break
-        previous = score
-        expected = weights * ((numbers / evidence) @ likelihood)
-        weights = (expected + PRIOR_PROMPTS / len(GRID)) / (numbers.sum() + PRIOR_PROMPTS)
+        previous_score = score
+        expected_counts = weights * ((numbers / evidence) @ likelihood)
+        weights = (expected_counts + PRIOR_PROMPTS / len(GRID)) / (numbers.sum() + PRIOR_PROMPTS)
     return Difficulty(GRID, weights)

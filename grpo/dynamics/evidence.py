@@ -95,8 +95,8 @@ def since_beginning(history: History) -> Interval | None:
         return None
     now = Windows(history.values, window_length(len(history))).last
     first = float(history.values[:FIRST_ROUNDS].mean())
-    own = float(np.linalg.norm(history.errors[:FIRST_ROUNDS])) / FIRST_ROUNDS
-    error = max(own, window_error(history.values) * (FEWEST_ROUNDS / FIRST_ROUNDS) ** 0.5)
+    sampling_error = float(np.linalg.norm(history.errors[:FIRST_ROUNDS])) / FIRST_ROUNDS
+    error = max(sampling_error, window_error(history.values) * (FEWEST_ROUNDS / FIRST_ROUNDS) ** 0.5)
     half = float(np.hypot(now.high - now.value, stats.norm.ppf(0.5 + CONFIDENCE / 2) * error))
     return Interval(now.value - first, now.value - first - half, now.value - first + half)
 

@@ -40,10 +40,10 @@ def pass_rate(counts: Counts) -> tuple[float, float]:
     )
     rates, number = correct / sizes, groups.sum()
     rate = groups @ rates / number
-    between = groups @ (rates - rate) ** 2 / number / max(number - 1, 1)
+    rate_variance = groups @ (rates - rate) ** 2 / number / max(number - 1, 1)
     completions = groups @ sizes
-    shrunk = (rate * completions + 1) / (completions + 2)
-    return float(rate), float(np.sqrt(max(between, shrunk * (1 - shrunk) / completions)))
+    shrunk_rate = (rate * completions + 1) / (completions + 2)
+    return float(rate), float(np.sqrt(max(rate_variance, shrunk_rate * (1 - shrunk_rate) / completions)))
 
 
 def pooled_errors(values: ArrayLike, errors: ArrayLike, tried: ArrayLike) -> NDArray[np.float64]:
@@ -84,8 +84,8 @@ def noise_factor(values: ArrayLike) -> float:
     spread = residuals @ residuals
     if spread <= 0:
         return 1.0
-    own = (width + 1) / (width * (width - 1))
-    correlation = float(np.clip(residuals[1:] @ residuals[:-1] / spread + own, 0, HIGHEST_CORRELATION))
+    own_correlation = (width + 1) / (width * (width - 1))
+    correlation = float(np.clip(residuals[1:] @ residuals[:-1] / spread + own_correlation, 0, HIGHEST_CORRELATION))
     return (1 + correlation) / (1 - correlation)
 
 

@@ -69,10 +69,10 @@ def shares(metrics: Mapping[str, float]) -> str:
         "completions/timed_out_fraction": "timed out in grading",
         "completions/failed_fraction": "failed in grading",
     }
-    told = [f"{metrics[name]:.0%} {word}" for name, word in words.items() if name in metrics]
+    shares_in_words = [f"{metrics[name]:.0%} {word}" for name, word in words.items() if name in metrics]
     if ungraded := sum(metrics.get(name, 0.0) for name in _UNGRADED):
-        told.append(f"{ungraded:.0%} could not be graded and count neither as right nor as wrong")
-    return "of the completions " + ", ".join(told)
+        shares_in_words.append(f"{ungraded:.0%} could not be graded and count neither as right nor as wrong")
+    return "of the completions " + ", ".join(shares_in_words)
 
 
 def warnings(metrics: Mapping[str, float]) -> dict[str, str]:

@@ -129,8 +129,8 @@ def step_tokens(request: PlanRequest, size: int) -> float:
 
 def step_seconds(request: PlanRequest, machine: MachineConstants, size: int, interval: int = 1) -> float:
     """Returns the seconds of one optimizer step on one device, including its share of the round's fixed costs."""
-    once = (machine.refresh_seconds + machine.round_overhead_seconds) / interval
-    return _sampled_and_learned(request, machine, size, interval) + once
+    overhead_seconds = (machine.refresh_seconds + machine.round_overhead_seconds) / interval
+    return _sampled_and_learned(request, machine, size, interval) + overhead_seconds
 
 
 def _sampled_and_learned(request: PlanRequest, machine: MachineConstants, size: int, interval: int) -> float:
@@ -144,8 +144,8 @@ def _sampled_and_learned(request: PlanRequest, machine: MachineConstants, size: 
 
 
 def _overhead(request: PlanRequest, machine: MachineConstants, size: int, interval: int) -> float:
-    whole = step_seconds(request, machine, size, interval)
-    return 1 - _sampled_and_learned(request, machine, size, interval) / whole
+    seconds = step_seconds(request, machine, size, interval)
+    return 1 - _sampled_and_learned(request, machine, size, interval) / seconds
 
 
 def speaking_band(size: int, most_silent: float = 0.5) -> tuple[float, float]:

@@ -144,10 +144,10 @@ def choose_refresh_interval(
     above = [interval for interval in ladder if interval > current][:1]
     # At one step a round the ratios are 1 by construction, so that there is nothing to extrapolate.
     reachable = below + [interval for interval in above if interval in allowed or measured.interval == 1]
-    safe = [
+    safe_intervals = [
         interval for interval in reachable if stable(rule, momentum, stiffness, interval, measured.lag_at(interval))
     ]
-    best = max(safe, default=1)
+    best = max(safe_intervals, default=1)
     if best > current and 1 - time.seconds(best) / time.seconds(current) < rule.least_saving:
         return RefreshChoice(current, f"τ {best} would save less than {rule.least_saving:.0%} of a step")
     ratio = held_oscillator(momentum, stiffness, best, measured.lag_at(best)).damping_ratio
@@ -155,6 +155,6 @@ def choose_refresh_interval(
     saving = f"{1 - time.seconds(best) / time.seconds(current):.0%} of a step saved"
     if best > current:
         return RefreshChoice(best, f"{saving}, ζ = {ratio:.2g} of at least {rule.least_damping:g}, {drift}")
-    unstable = bool(below) and max(below) not in safe
+    unstable = bool(below) and max(below) not in safe_intervals
     why = f"ζ would fall below {rule.least_damping:g}" if unstable else drift
     return RefreshChoice(best, why)

@@ -64,10 +64,10 @@ def weights_of(log: RunLog) -> tuple[dict[str, float], bool]:
     parts = [name for name in log.series if name.startswith(PART) and len(log[name]) == len(rewards)]
     if not parts or len(rewards) < FEWEST_ROUNDS:
         return {}, False
-    late = slice(-window_length(len(rewards)), None)
-    weights, missed = nnls(np.array([log[name].values[late] for name in parts]).T, rewards[late])
-    explained = missed**2 <= UNEXPLAINED * np.sum((rewards[late] - rewards[late].mean()) ** 2)
-    return dict(zip(parts, weights.tolist(), strict=True)), bool(explained)
+    last_window = slice(-window_length(len(rewards)), None)
+    weights, residual = nnls(np.array([log[name].values[last_window] for name in parts]).T, rewards[last_window])
+    is_explained = residual**2 <= UNEXPLAINED * np.sum((rewards[last_window] - rewards[last_window].mean()) ** 2)
+    return dict(zip(parts, weights.tolist(), strict=True)), bool(is_explained)
 
 
 def part_gaming(log: RunLog, rule: DiagnosisRule) -> Finding | None:
@@ -77,18 +77,18 @@ def part_gaming(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     answers has. The whole reward is checked too where it lies in [0, 1] as the pass rate does, or where there is no
     paid part.
     """
-    weights, explained = weights_of(log)
-    unpaid = {name for name, weight in weights.items() if explained and weight < UNPAID}
+    weights, is_explained = weights_of(log)
+    unpaid = {name for name, weight in weights.items() if is_explained and weight < UNPAID}
     names = [name for name in log.series if name.startswith(PART) and name not in unpaid]
     if not names or _within_0_and_1(log[REWARD]):
         names.append(REWARD)
     rises = {name: rise for name in names if (rise := unearned_rise(log, name, rule))}
-    if explained and (graded := _graded(weights, log)):
-        earned = {name: weights[graded] * rise.gained.value for name, rise in rises.items()}
-        paid = {name: weights.get(name, np.inf) * rise.risen.value for name, rise in rises.items()}
+    if is_explained and (graded_part := _graded(weights, log)):
+        earned_gain = {name: weights[graded_part] * rise.gained.value for name, rise in rises.items()}
+        paid_gain = {name: weights.get(name, np.inf) * rise.risen.value for name, rise in rises.items()}
         if REWARD in rises:
-            paid[REWARD] = rises[REWARD].risen.value - earned[REWARD]
-        rises = {name: rise for name, rise in rises.items() if paid[name] > earned[name]}
+            paid_gain[REWARD] = rises[REWARD].risen.value - earned_gain[REWARD]
+        rises = {name: rise for name, rise in rises.items() if paid_gain[name] > earned_gain[name]}
     if not rises:
         return None
     worst = max(rises, key=lambda name: rises[name].risen.value)
@@ -108,18 +108,20 @@ def answers_hardly_count(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
     Returns None where the pass rate clearly gains, since right answers then count more and more.
     """
-    (weights, _), lately = weights_of(log), late_change(log["pass_rate"])
-    graded = _graded(weights, log)
-    if graded is None or len(weights) < 2 or lately is None or lately.low > rule.gain_left:
+    (weights, _), late_gain = weights_of(log), late_change(log["pass_rate"])
+    graded_part = _graded(weights, log)
+    if graded_part is None or len(weights) < 2 or late_gain is None or late_gain.low > rule.gain_left:
         return None
-    late = {name: weight * log[name].values[-window_length(len(log[name])) :].mean()
+    late_parts = {name: weight * log[name].values[-window_length(len(log[name])) :].mean()
             for name, weight in weights.items()}  # fmt: skip
-    whole = sum(late.values())
-    share = float(late[graded] / whole) if whole > 0 else 1.0
+    total = sum(late_parts.values())
+    share = float(late_parts[graded_part] / total) if total > 0 else 1.0
     if share > rule.coupling:
         return None
-    largest = max(late, key=late.__getitem__).removeprefix(PART)
-    evidence = f"right answers ({graded.removeprefix(PART)}) give {share:.0%} of the reward, most comes from {largest}"
+    largest = max(late_parts, key=late_parts.__getitem__).removeprefix(PART)
+    evidence = (
+        f"right answers ({graded_part.removeprefix(PART)}) give {share:.0%} of the reward, most comes from {largest}"
+    )
     return Finding("answers hardly count", WARNING, evidence, f"lower the weight of {largest!r} in task.reward.parts")
 
 

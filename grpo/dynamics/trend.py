@@ -114,29 +114,29 @@ class Trend:
         """
         generator = np.random.default_rng(seed)
         size = CANDIDATES * number
-        picked = generator.choice(len(self.weights), size=size, p=self.weights)
-        root = np.linalg.cholesky(self.covariance[picked] + 1e-12 * np.eye(3))
-        drawn = self.mean[picked] + np.einsum("nij,nj->ni", root, generator.standard_normal((size, 3)))
-        start, rise, slope = drawn.T
-        damping, level_wander, slope_wander, _, noise = SETTINGS[:, picked]
-        level, lost = start, np.maximum(self.held[picked] - start, 0.0)
+        setting_indices = generator.choice(len(self.weights), size=size, p=self.weights)
+        root = np.linalg.cholesky(self.covariance[setting_indices] + 1e-12 * np.eye(3))
+        states = self.mean[setting_indices] + np.einsum("nij,nj->ni", root, generator.standard_normal((size, 3)))
+        start, rise, slope = states.T
+        damping, level_wander, slope_wander, _, noise = SETTINGS[:, setting_indices]
+        level, loss = start, np.maximum(self.held[setting_indices] - start, 0.0)
         now, rates = 0.0, []
         for ahead in (np.asarray(steps, float) - self.now) / self.span:
             pieces = int(np.ceil(max(ahead - now, 0.0) * BLOCKS))
             for _ in range(pieces):
                 gap = (ahead - now) / pieces
-                kept = np.exp(-gap / PERSISTENCE)
-                level = level + PERSISTENCE * (1 - kept) * slope
+                kept_share = np.exp(-gap / PERSISTENCE)
+                level = level + PERSISTENCE * (1 - kept_share) * slope
                 level = level + level_wander * np.sqrt(gap) * generator.standard_normal(size)
-                slope = kept * slope + slope_wander * np.sqrt(1 - kept**2) * generator.standard_normal(size)
+                slope = kept_share * slope + slope_wander * np.sqrt(1 - kept_share**2) * generator.standard_normal(size)
             now = max(now, ahead)
             end = level + damping * (1 - np.exp(-now / damping)) * rise
             rates.append(expit(end))
-        likely = fall_probability(lost + np.maximum(start - end, 0.0))
+        likelihoods = fall_probability(loss + np.maximum(start - end, 0.0))
         distance = np.abs(expit(start) - self.last) / (self.last_error * np.sqrt(noise))
-        likely = np.where(distance <= max(CONTRADICTION, np.quantile(distance, NEAREST)), likely, 0.0)
-        chosen = generator.choice(size, size=number, p=likely / likely.sum())
-        return np.array(rates).T[chosen], self.error * np.sqrt(noise[chosen])
+        likelihoods = np.where(distance <= max(CONTRADICTION, np.quantile(distance, NEAREST)), likelihoods, 0.0)
+        kept_draws = generator.choice(size, size=number, p=likelihoods / likelihoods.sum())
+        return np.array(rates).T[kept_draws], self.error * np.sqrt(noise[kept_draws])
 
 
 def follow(history: History, span: float | None = None) -> Trend:
@@ -184,28 +184,32 @@ def fall_probability(falls: Array) -> Array:
 def _moved(mean: Array, covariance: Array, gap: float) -> tuple[Array, Array]:
     """Predicts level, rise and slope one gap (in spans) ahead. The slope's wander moves the level too."""
     damping, level_wander, slope_wander, _, _ = SETTINGS
-    faded, kept = np.exp(-gap / damping), float(np.exp(-gap / PERSISTENCE))
-    risen, carried, fresh = damping * (1 - faded), PERSISTENCE * (1 - kept), slope_wander**2 * (1 - kept**2)
+    rise_kept, slope_kept = np.exp(-gap / damping), float(np.exp(-gap / PERSISTENCE))
+    rise_gain, slope_gain, slope_noise = (
+        damping * (1 - rise_kept),
+        PERSISTENCE * (1 - slope_kept),
+        slope_wander**2 * (1 - slope_kept**2),
+    )
     # Each row of the covariance after the level has moved, and before the slopes have faded.
-    with_level = covariance[:, 0] + risen[:, None] * covariance[:, 1] + carried * covariance[:, 2]
+    with_level = covariance[:, 0] + rise_gain[:, None] * covariance[:, 1] + slope_gain * covariance[:, 2]
     wider = np.empty_like(covariance)
-    moved = with_level[:, 0] + risen * with_level[:, 1] + carried * with_level[:, 2]
-    wider[:, 0, 0] = moved + level_wander**2 * gap + fresh * gap**2 / 3
-    wider[:, 0, 1] = wider[:, 1, 0] = faded * with_level[:, 1]
-    wider[:, 0, 2] = wider[:, 2, 0] = kept * with_level[:, 2] + fresh * gap / 2
-    wider[:, 1, 1] = faded**2 * covariance[:, 1, 1]
-    wider[:, 1, 2] = wider[:, 2, 1] = faded * kept * covariance[:, 1, 2]
-    wider[:, 2, 2] = kept**2 * covariance[:, 2, 2] + fresh
-    level = mean[:, 0] + risen * mean[:, 1] + carried * mean[:, 2]
-    return np.stack([level, faded * mean[:, 1], kept * mean[:, 2]], axis=1), wider
+    level_variance = with_level[:, 0] + rise_gain * with_level[:, 1] + slope_gain * with_level[:, 2]
+    wider[:, 0, 0] = level_variance + level_wander**2 * gap + slope_noise * gap**2 / 3
+    wider[:, 0, 1] = wider[:, 1, 0] = rise_kept * with_level[:, 1]
+    wider[:, 0, 2] = wider[:, 2, 0] = slope_kept * with_level[:, 2] + slope_noise * gap / 2
+    wider[:, 1, 1] = rise_kept**2 * covariance[:, 1, 1]
+    wider[:, 1, 2] = wider[:, 2, 1] = rise_kept * slope_kept * covariance[:, 1, 2]
+    wider[:, 2, 2] = slope_kept**2 * covariance[:, 2, 2] + slope_noise
+    level = mean[:, 0] + rise_gain * mean[:, 1] + slope_gain * mean[:, 2]
+    return np.stack([level, rise_kept * mean[:, 1], slope_kept * mean[:, 2]], axis=1), wider
 
 
 def _blocks(steps: Array, values: Array, errors: Array) -> tuple[Array, Array, Array]:
     """Averages neighbouring rounds, weighted by 1/error², into at most `BLOCKS` (step, value, error)."""
     parts = np.array_split(np.arange(len(steps)), min(BLOCKS, len(steps)))
     weights = [errors[part] ** -2.0 for part in parts]
-    means = [np.average(values[part], weights=own) for part, own in zip(parts, weights, strict=True)]
-    sizes = [own.sum() ** -0.5 for own in weights]
+    means = [np.average(values[part], weights=part_weights) for part, part_weights in zip(parts, weights, strict=True)]
+    sizes = [part_weights.sum() ** -0.5 for part_weights in weights]
     return np.array([steps[part].mean() for part in parts]), np.array(means), np.array(sizes)
 
 
@@ -220,10 +224,10 @@ def _logits(values: Array, errors: Array) -> tuple[Array, Array]:
     """
     window = np.ones(min(NEIGHBOURS, len(values)))
     number = np.convolve(np.ones(len(values)), window, "same")
-    near = np.clip(np.convolve(values, window, "same") / number, 0, 1)
-    uncertain = np.sqrt(np.convolve(errors**2, window, "same")) / number
-    tried = np.maximum(near * (1 - near), LEAST_VARIANCE) / uncertain**2
-    least = np.minimum(uncertain, 0.5)
-    near = np.clip((near * tried + 0.5) / (tried + 1), least, 1 - least)
-    slope = near * (1 - near)
-    return logit(near) + (values - near) / slope, np.maximum((errors / slope) ** 2, 1e-5)
+    nearby_rate = np.clip(np.convolve(values, window, "same") / number, 0, 1)
+    standard_error = np.sqrt(np.convolve(errors**2, window, "same")) / number
+    tried = np.maximum(nearby_rate * (1 - nearby_rate), LEAST_VARIANCE) / standard_error**2
+    least = np.minimum(standard_error, 0.5)
+    nearby_rate = np.clip((nearby_rate * tried + 0.5) / (tried + 1), least, 1 - least)
+    slope = nearby_rate * (1 - nearby_rate)
+    return logit(nearby_rate) + (values - nearby_rate) / slope, np.maximum((errors / slope) ** 2, 1e-5)

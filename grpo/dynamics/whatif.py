@@ -143,7 +143,7 @@ def _stage(log: RunLog, setting: BatchSetting, rounds: NDArray[np.int_], ends: A
         series = log[name]
         return float(np.median(np.interp(ends[rounds], series.steps, series.values))) if len(series) else default
 
-    own = replace(
+    own_setting = replace(
         setting,
         group_size=round(middle("plan/group_size", setting.group_size)),
         prompts_per_step=round(middle("plan/prompts_per_step", setting.prompts_per_step)),
@@ -156,16 +156,16 @@ def _stage(log: RunLog, setting: BatchSetting, rounds: NDArray[np.int_], ends: A
     prompt, completion = middle("prompts/length_mean", 0.0), middle("completions/length_mean", 1.0)
     refresh = middle("time/sync_seconds", 0.0)
     groups = sum(counts.values()) / len(rounds)
-    tokens = groups * (prompt + own.group_size * completion)
+    tokens = groups * (prompt + own_setting.group_size * completion)
     return Stage(
         step=float(log.history.steps[rounds].mean()),
-        setting=own,
+        setting=own_setting,
         difficulty=fit_difficulty(counts),
         prompt_tokens=prompt,
         completion_tokens=completion,
         token_seconds=max(middle("time/round_seconds", 0.0) - refresh, 0.0) / tokens,
         refresh_seconds=refresh,
-        ess=min(middle("policy/ess_fraction", 1.0), 1.0) if own.refresh_interval > 1 else 1.0,
+        ess=min(middle("policy/ess_fraction", 1.0), 1.0) if own_setting.refresh_interval > 1 else 1.0,
     )
 
 
@@ -208,12 +208,12 @@ def predict(
     gap = steps[1]
     shares = rate(steps + gap / 2) / peak
     place = np.zeros(NUM_DRAWS)
-    followed = []
+    points = []
     for share in shares:
         at = np.minimum(place / places[1], len(places) - 1.0)
-        followed.append([_read(curves, at), *(_read(row[None], at) for row in by_place), 1.0 * (place > places[-1])])
+        points.append([_read(curves, at), *(_read(row[None], at) for row in by_place), 1.0 * (place > places[-1])])
         place = place + gap * np.exp(_read(log_speeds, at)) * share
-    rates, tokens, silent, times, beyond = (np.array(column).T for column in zip(*followed, strict=True))
+    rates, tokens, silent, times, beyond = (np.array(column).T for column in zip(*points, strict=True))
     return Course(steps, rates, _summed(tokens, gap), _summed(times, gap), silent, beyond)
 
 
@@ -237,8 +237,8 @@ def distance_of(rate: Rate, num_steps: float) -> tuple[Array, float]:
 def _read(rows: Array, at: Array) -> Array:
     """Reads each draw's row of [draws or 1, points] at its own, fractional point `at` [draws]."""
     below = np.minimum(at.astype(int), rows.shape[1] - 2)
-    own = np.arange(len(at)) if len(rows) > 1 else 0
-    return rows[own, below] + (at - below) * (rows[own, below + 1] - rows[own, below])
+    row_indices = np.arange(len(at)) if len(rows) > 1 else 0
+    return rows[row_indices, below] + (at - below) * (rows[row_indices, below + 1] - rows[row_indices, below])
 
 
 def _log_speeds(stages: Sequence[Stage], setting: BatchSetting, generator: np.random.Generator) -> Array:
@@ -250,17 +250,19 @@ def _log_speeds(stages: Sequence[Stage], setting: BatchSetting, generator: np.ra
     loss = generator.uniform(0, GREATEST_LOSS, NUM_DRAWS)
     columns = []
     for stage in stages:
-        here, there = (progress_of_step(batch, stage.difficulty, prompt_noise) for batch in (stage.setting, setting))
+        speed_here, speed_there = (
+            progress_of_step(batch, stage.difficulty, prompt_noise) for batch in (stage.setting, setting)
+        )
         # Without any group that speaks there is nothing to compare.
-        ratio = there / here if np.all(here > 0) and np.all(there > 0) else 1.0
-        measured = stage.setting.refresh_interval
-        shortfall, at = (1 - stage.ess, measured) if measured > 1 else (drift_at_two, 2)
+        ratio = speed_there / speed_here if np.all(speed_here > 0) and np.all(speed_there > 0) else 1.0
+        interval = stage.setting.refresh_interval
+        shortfall, at = (1 - stage.ess, interval) if interval > 1 else (drift_at_two, 2)
         # The shortfall grows as the square of the steps since the samples' policy, as in `refresh_interval`.
-        further = shortfall * ((setting.refresh_interval - 0.5) / (at - 0.5)) ** 2
-        then = np.maximum(1 - further, LEAST_ESS) if setting.refresh_interval > 1 else 1.0
-        by_noise = np.log(ratio) + 0.5 * np.log(then / max(stage.ess, LEAST_ESS))
-        fewer = 1 / setting.prompts_per_step - 1 / stage.setting.prompts_per_step
-        columns.append(power * by_noise - loss * fewer)
+        shortfall_there = shortfall * ((setting.refresh_interval - 0.5) / (at - 0.5)) ** 2
+        ess_there = np.maximum(1 - shortfall_there, LEAST_ESS) if setting.refresh_interval > 1 else 1.0
+        by_noise = np.log(ratio) + 0.5 * np.log(ess_there / max(stage.ess, LEAST_ESS))
+        noise_gap = 1 / setting.prompts_per_step - 1 / stage.setting.prompts_per_step
+        columns.append(power * by_noise - loss * noise_gap)
     return (np.array(columns) + luck).T
 
 
@@ -277,8 +279,8 @@ def drawn_curves(history: History, steps: Array) -> Array:
     now = float(history.steps[-1])
     past = steps < now
     generator = np.random.default_rng(0)
-    measured = history.values + history.errors * generator.standard_normal((NUM_DRAWS, len(history)))
-    smooth = np.clip(measured @ _smoother(history, steps[past]).T, 0.0, 1.0)
+    noisy_values = history.values + history.errors * generator.standard_normal((NUM_DRAWS, len(history)))
+    smooth = np.clip(noisy_values @ _smoother(history, steps[past]).T, 0.0, 1.0)
     ahead, _ = follow(history).draws(steps[~past], NUM_DRAWS)
     return np.concatenate([smooth, ahead], axis=1)
 

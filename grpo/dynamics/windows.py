@@ -49,12 +49,14 @@ class Windows:
         mean, variances = float(later.mean()), self._variances(later)
         freedom = np.full(len(CORRELATIONS), self._length - 2.0)
         if earlier is not None:
-            own = self._variances(earlier)
+            earlier_variances = self._variances(earlier)
             mean -= float(earlier.mean())
-            freedom *= (variances + own) ** 2 / np.maximum(variances**2 + own**2, 1e-300)
-            variances = variances + own
-        half = float(self._weights @ (np.sqrt(variances) * stats.t.ppf(0.5 + CONFIDENCE / 2, np.maximum(freedom, 1))))
-        return Interval(mean, mean - half, mean + half)
+            freedom *= (variances + earlier_variances) ** 2 / np.maximum(variances**2 + earlier_variances**2, 1e-300)
+            variances = variances + earlier_variances
+        half_width = float(
+            self._weights @ (np.sqrt(variances) * stats.t.ppf(0.5 + CONFIDENCE / 2, np.maximum(freedom, 1)))
+        )
+        return Interval(mean, mean - half_width, mean + half_width)
 
     @cached_property
     def _weights(self) -> Array:
@@ -78,8 +80,8 @@ class Windows:
         """Returns the variance of a window's mean [correlations]."""
         scatter, _ = _scatter(window)
         gaps = np.arange(1, len(window))
-        shared = 1 + 2 * ((1 - gaps / len(window)) * CORRELATIONS[:, None] ** gaps).sum(axis=1)
-        return scatter / max(len(window) - 2, 1) / (1 - CORRELATIONS**2) * shared / len(window)
+        correlation_factor = 1 + 2 * ((1 - gaps / len(window)) * CORRELATIONS[:, None] ** gaps).sum(axis=1)
+        return scatter / max(len(window) - 2, 1) / (1 - CORRELATIONS**2) * correlation_factor / len(window)
 
 
 def _scatter(window: Array) -> tuple[Array, Array]:
@@ -92,6 +94,6 @@ def _scatter(window: Array) -> tuple[Array, Array]:
     rows = np.concatenate([first[:, :, None], rows[:, :, 1:] - CORRELATIONS[:, None, None] * rows[:, :, :-1]], axis=2)
     values, line = rows[:, 0], rows[:, 1:]
     information = line @ line.transpose(0, 2, 1)
-    fitted = np.linalg.solve(information, line @ values[:, :, None])[:, :, 0]
-    residuals = values - np.einsum("ck,ckt->ct", fitted, line)
+    coefficients = np.linalg.solve(information, line @ values[:, :, None])[:, :, 0]
+    residuals = values - np.einsum("ck,ckt->ct", coefficients, line)
     return np.sum(residuals**2, axis=1), np.linalg.det(information)
