@@ -209,11 +209,11 @@ def _branches(query: Tensor, key: Tensor, value: Tensor, parts: Sequence[int], k
     queries = query.split(list(parts), dim=2)
     keys, values = (tensor.split([prompt, *completions], dim=2) for tensor in (key, value))
     outputs = [kind.causal(queries[0], keys[0], values[0], row)]
-    for own, own_key, own_value in zip(queries[1:], keys[1:], values[1:], strict=True):
+    for own_query, own_key, own_value in zip(queries[1:], keys[1:], values[1:], strict=True):
         # A completion of one token has no inputs.
-        if own.shape[2]:
+        if own_query.shape[2]:
             visible = torch.cat([keys[0], own_key], dim=2), torch.cat([values[0], own_value], dim=2)
-            outputs.append(kind.causal(own, *visible, row))
+            outputs.append(kind.causal(own_query, *visible, row))
     return torch.cat(outputs, dim=2)
 
 
@@ -221,10 +221,10 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, scale: float | None, **mas
     """Calls torch's fused attention. On GPUs it repeats key heads for the query heads that share them, because torch's
     kernels for the cases that come here (float32, or values of another width) support no shared heads. Without the
     repetition torch would use no fused kernel."""
-    shared = query.shape[1] // key.shape[1]
-    if query.is_cuda and shared > 1:
-        key, value, shared = key.repeat_interleave(shared, dim=1), value.repeat_interleave(shared, dim=1), 1
-    return scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=shared > 1, **masking)
+    repeats = query.shape[1] // key.shape[1]
+    if query.is_cuda and repeats > 1:
+        key, value, repeats = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1), 1
+    return scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=repeats > 1, **masking)
 
 
 # cuDNN makes a plan for every shape, in tens of milliseconds, and nearly every packed row has a new shape. vLLM turns

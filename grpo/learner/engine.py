@@ -50,7 +50,7 @@ def init_distributed(device: torch.device, deadline_seconds: float) -> bool:
     deepspeed_log.addFilter(concerns_a_run)
     # A rank that is alone meets nobody, so nothing has to listen: torch's usual store takes whoever reaches its port.
     alone = ranks.set_alone()
-    own: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if alone else {}
+    own_store: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if alone else {}
     # By default gloo listens at the address of this machine's own name. On Debian that is 127.0.1.1, which no other
     # machine reaches.
     with suppress(OSError):
@@ -64,7 +64,7 @@ def init_distributed(device: torch.device, deadline_seconds: float) -> bool:
     # Groups that DeepSpeed and vLLM make get torch's default, which is ten minutes with NCCL.
     distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = deadline
     if not dist.is_initialized():
-        dist.init_process_group(backend, timeout=deadline, **own)
+        dist.init_process_group(backend, timeout=deadline, **own_store)
     deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False)
     return alone
 
@@ -96,7 +96,7 @@ def deepspeed_config(learner: LearnerConfig) -> dict[str, Any]:
         zero["zero_hpz_partition_size"] = learner.hpz_partition_size
     if learner.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
-    own = {
+    own_settings = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "managed_gradient_accumulation": False,
@@ -109,8 +109,8 @@ def deepspeed_config(learner: LearnerConfig) -> dict[str, Any]:
         "steps_per_print": 1_000_000_000,
     }
     # DeepSpeed is given the optimizer itself.
-    passed = {name: value for name, value in learner.deepspeed.items() if name != "optimizer"}
-    return own | passed | {"zero_optimization": zero | passed.get("zero_optimization", {})}
+    passed_settings = {name: value for name, value in learner.deepspeed.items() if name != "optimizer"}
+    return own_settings | passed_settings | {"zero_optimization": zero | passed_settings.get("zero_optimization", {})}
 
 
 @contextmanager
@@ -124,16 +124,16 @@ def sharded_loading(learner: LearnerConfig, precision: str) -> Iterator[None]:
         return
     # transformers looks whether such an object exists, and then loads a model in shards.
     config = HfDeepSpeedConfig(deepspeed_config(replace(learner, precision=precision)))
-    whole = deepspeed.zero.Init
+    original_init = deepspeed.zero.Init
     # By default `Init` rounds everything that a model makes while it is built to bfloat16, tables of positions too.
     rounding = {"tensor_overrides": [deepspeed.zero.DeepSpeedTensorOverride.device]}
     # It would also make the group of a second copy anew, which a process can do only once.
     copies = groups._get_zero_param_intra_parallel_group() if learner.hpz_partition_size else None
-    deepspeed.zero.Init = partial(whole, zero_param_parallel_group=copies, **rounding)
+    deepspeed.zero.Init = partial(original_init, zero_param_parallel_group=copies, **rounding)
     try:
         yield
     finally:
-        deepspeed.zero.Init = whole
+        deepspeed.zero.Init = original_init
         del config
 
 

@@ -47,8 +47,8 @@ def attended_pairs(tree: Tree) -> int:
     13
     """
     prompt, shared = tree.prompt_length, tree.shared
-    own = prompt * (prompt + 1) // 2 - shared * (shared + 1) // 2
-    return own + sum(prompt * branch + branch * (branch + 1) // 2 for branch in tree.branches)
+    prompt_pairs = prompt * (prompt + 1) // 2 - shared * (shared + 1) // 2
+    return prompt_pairs + sum(prompt * branch + branch * (branch + 1) // 2 for branch in tree.branches)
 
 
 def whole_shape(parameter: nn.Parameter) -> torch.Size:

@@ -33,22 +33,22 @@ class Scoring:
         branches = [[Branch(completion, 0.0, 0.0) for completion in group.completions] for group in groups]
         trees = [
             tree
-            for group, own in zip(groups, branches, strict=True)
-            for tree in trees_of(group.prompt.token_ids, own, self._layout, self._row_tokens)
+            for group, group_branches in zip(groups, branches, strict=True)
+            for tree in trees_of(group.prompt.token_ids, group_branches, self._layout, self._row_tokens)
         ]
         share = balanced(trees, self._collective, self._cost)
         self._imbalance += Mean(share.imbalance, 1)
         rows, laid_out = lay_out(share.trees, self._collective, self._layout, self._row_tokens, self._cost)
         by_branch: dict[int, torch.Tensor] = {}
-        computed = [forward(to_device(pack(row, self._layout), self._device)) for row in rows]
-        for row, values in zip(rows, (tensor.cpu() for tensor in computed), strict=True):
-            inside = [branch for tree in row for branch in tree.branches]
-            pieces = values.split([len(branch.completion.token_ids) for branch in inside]) if inside else ()
+        row_logprobs = [forward(to_device(pack(row, self._layout), self._device)) for row in rows]
+        for row, values in zip(rows, (tensor.cpu() for tensor in row_logprobs), strict=True):
+            row_branches = [branch for tree in row for branch in tree.branches]
+            pieces = values.split([len(branch.completion.token_ids) for branch in row_branches]) if row_branches else ()
             # Each piece is copied, because a view would travel to other ranks with its whole row.
-            by_branch |= {id(branch): piece.clone() for branch, piece in zip(inside, pieces, strict=True)}
-        scored = [tuple(by_branch[id(branch)] for branch in tree.branches) for tree in laid_out]
-        in_order = chain.from_iterable(send_back(trees, share, scored, self._collective))
-        return [tuple(next(in_order) for _ in own) for own in branches]
+            by_branch |= {id(branch): piece.clone() for branch, piece in zip(row_branches, pieces, strict=True)}
+        tree_logprobs = [tuple(by_branch[id(branch)] for branch in tree.branches) for tree in laid_out]
+        in_order = chain.from_iterable(send_back(trees, share, tree_logprobs, self._collective))
+        return [tuple(next(in_order) for _ in group_branches) for group_branches in branches]
 
     def take_imbalance(self) -> Mean:
         """Returns the busiest rank's work over the mean rank's, a mean over the calls since it was last taken."""

@@ -105,13 +105,13 @@ class DeepSpeedLearner:
         model, chunk = self._config.model, learner.logit_chunk_tokens
         # A second copy of the weights would serve backward passes, and a reference has none.
         loading = sharded_loading(dataclasses.replace(learner, hpz_partition_size=0), precision)
-        frozen = load_policy(model_path, model, precision, chunk, together=self._together, loading=loading)
-        return CopyReference(frozen, learner, kl, self._device)
+        reference_policy = load_policy(model_path, model, precision, chunk, together=self._together, loading=loading)
+        return CopyReference(reference_policy, learner, kl, self._device)
 
     def states(self) -> LearnerStates:
         """Returns this learner's states on its device, which may be offloaded between two calls of other methods."""
-        frozen = [self.reference.policy] if isinstance(self.reference, CopyReference) else []
-        return LearnerStates(self.engine, self._device, frozen)
+        frozen_policies = [self.reference.policy] if isinstance(self.reference, CopyReference) else []
+        return LearnerStates(self.engine, self._device, frozen_policies)
 
     # --- log-probabilities ---------------------------------------------------------------------
 
@@ -167,9 +167,9 @@ class DeepSpeedLearner:
         whole_loss = torch.zeros((), dtype=torch.float64, device=self._device)
         together = self._config.learner.sequence_parallel
         for micro in with_selection(batch.micro_batches, self._tokens_now, objective, self.collective, together):
-            placed = to_device(micro, self._device)
-            logprobs, entropies = self.engine(placed, self._temperature)
-            loss, metrics = policy_loss(logprobs, entropies, placed, objective)
+            micro_on_device = to_device(micro, self._device)
+            logprobs, entropies = self.engine(micro_on_device, self._temperature)
+            loss, metrics = policy_loss(logprobs, entropies, micro_on_device, objective)
             spoil_unless(loss.isfinite(), logprobs)
             backward(self.engine, loss * self.collective.world_size)
             sums += metrics
@@ -203,9 +203,9 @@ class DeepSpeedLearner:
 
     def _tokens_now(self, micro: MicroBatch) -> Tokens:
         """Returns a micro-batch's tokens as the objective sees them under the current weights, without gradient."""
-        placed = to_device(micro, self._device)
+        micro_on_device = to_device(micro, self._device)
         with torch.no_grad():
-            return tokens_of(*self.engine(placed, self._temperature), placed, self._config.objective)
+            return tokens_of(*self.engine(micro_on_device, self._temperature), micro_on_device, self._config.objective)
 
     def _set_learning_rate(self, factor: float) -> float:
         """Sets the learning rate, the schedule's times `factor`, and returns it. Sets the optimizer's other settings as
@@ -263,19 +263,19 @@ class DeepSpeedLearner:
 
     def _layout(self, policy: Policy) -> Layout:
         learner = self._config.learner
-        trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-        count = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)
+        trained_parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+        count = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained_parameters)
         optimizer = chosen_optimizer(learner).name
         return Layout(self.collective.world_size, max(1, learner.zero_stage), learner.precision, count, optimizer)
 
     def load(self, directory: str) -> None:
         """Restores weights and optimizer state that `save` wrote, also with another number of ranks or in another
         precision. Raises UserError where they do not fit."""
-        own = self._layout(self.policy)
-        saved = saved_layout(directory, SHARDS, own)
+        own_layout = self._layout(self.policy)
+        saved_shards = saved_layout(directory, SHARDS, own_layout)
         try:
             with only_plain_data(), quiet():
-                if saved == own:
+                if saved_shards == own_layout:
                     self.engine.load_checkpoint(directory, tag=SHARDS)
                 else:
                     load_resharded(self.engine, directory, SHARDS, self.collective)

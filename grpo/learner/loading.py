@@ -81,8 +81,8 @@ def load_policy(
 
 
 @cache
-def _proof(path: str, trust: bool, described: str) -> Proof:
-    """Returns the proof of the model at `path`, whose config is `described` as JSON. A process proves each model once,
+def _proof(path: str, trust: bool, config_json: str) -> Proof:
+    """Returns the proof of the model at `path`, whose config is `config_json`. A process proves each model once,
     and another one that takes its place."""
     return prove_config(path, AutoConfig.from_pretrained(path, trust_remote_code=trust), trust)
 
@@ -90,8 +90,8 @@ def _proof(path: str, trust: bool, described: str) -> Proof:
 def proven_layout(path: str | Path, model: ModelConfig, configured: str) -> str:
     """Returns how rows of the model at `path` are packed. Raises UserError where the model cannot be trained here."""
     trust = model.trust_remote_code
-    described = AutoConfig.from_pretrained(path, trust_remote_code=trust).to_json_string()
-    return fitting_layout(configured, _proof(str(path), trust, described).in_trees)
+    config_json = AutoConfig.from_pretrained(path, trust_remote_code=trust).to_json_string()
+    return fitting_layout(configured, _proof(str(path), trust, config_json).in_trees)
 
 
 def fitting_layout(configured: str, in_trees: bool) -> str:
@@ -229,7 +229,7 @@ def with_lora(language_model: PreTrainedModel, model: ModelConfig) -> nn.Module:
         "8 to 64 are customary",
     )
     try:
-        adapted = get_peft_model(language_model, adapter)
+        adapted_model = get_peft_model(language_model, adapter)
     except ValueError as error:
         linear = (name for name, module in language_model.named_modules() if isinstance(module, nn.Linear))
         names = ",".join(sorted({name.rpartition(".")[2] for name in linear} - {"lm_head"}))
@@ -238,8 +238,8 @@ def with_lora(language_model: PreTrainedModel, model: ModelConfig) -> nn.Module:
         ) from error
     if of_hub and model.path:
         adapter.base_model_name_or_path = model.path
-    _check_adapters(adapted)
-    return adapted
+    _check_adapters(adapted_model)
+    return adapted_model
 
 
 def _check_adapters(adapted: nn.Module) -> None:
@@ -256,10 +256,12 @@ def _check_adapters(adapted: nn.Module) -> None:
         if isinstance(getattr(module, "base_layer", None), nn.Linear)
         for parameter in module.parameters()
     }
-    others = [name for name, parameter in adapted.named_parameters() if "lora_" in name and id(parameter) not in linear]
-    if others:
+    unused_adapters = [
+        name for name, parameter in adapted.named_parameters() if "lora_" in name and id(parameter) not in linear
+    ]
+    if unused_adapters:
         raise UserError(
-            f"model.lora.target_modules adapts {others[0].split('.lora_')[0].split('base_model.model.')[-1]}, which is "
-            "no linear layer (fused experts are not): name the linear layers, for example "
+            f"model.lora.target_modules adapts {unused_adapters[0].split('.lora_')[0].split('base_model.model.')[-1]}, "
+            "which is no linear layer (fused experts are not): name the linear layers, for example "
             "model.lora.target_modules=q_proj,k_proj,v_proj,o_proj"
         )

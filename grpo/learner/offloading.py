@@ -26,8 +26,8 @@ class MainMemory:
     def __init__(self, device: torch.device):
         self._device = device
         self._chunks: list[Tensor] = []
-        self._used = 0
-        self._taken: list[tuple[UntypedStorage, list[Tensor]]] = []
+        self._used_bytes = 0
+        self._copies_of_storages: list[tuple[UntypedStorage, list[Tensor]]] = []
 
     def take(self, tensors: Iterable[Tensor]) -> None:
         """Copies the storages of `tensors` that lie on the device to main memory, and frees them on the device. A
@@ -38,16 +38,16 @@ class MainMemory:
             if tensor.device.type == self._device.type and (storage := tensor.untyped_storage()).nbytes()
         }
         # A storage that cannot be resized is left alone. On a CPU it is mapped from a file.
-        freed = [storage for storage in storages.values() if storage.resizable()]
+        freed_storages = [storage for storage in storages.values() if storage.resizable()]
         # ZeRO reduces and gathers in its own streams, and the copies below do not wait for these.
         self._wait()
-        for storage in freed:
+        for storage in freed_storages:
             copies = list(self._room(storage.nbytes()))
             for part, copy in _pairs(storage, copies):
                 copy.copy_(part, non_blocking=True)
-            self._taken.append((storage, copies))
+            self._copies_of_storages.append((storage, copies))
         self._wait()
-        for storage in freed:
+        for storage in freed_storages:
             storage.resize_(0)
         if self._device.type == "cuda":
             # Without this call torch keeps the freed memory, and nobody else on the GPU gets it.
@@ -55,24 +55,24 @@ class MainMemory:
 
     def give_back(self) -> None:
         """Copies all contents back into their storages on the device."""
-        for storage, copies in self._taken:
+        for storage, copies in self._copies_of_storages:
             storage.resize_(sum(map(len, copies)))
             for part, copy in _pairs(storage, copies):
                 part.copy_(copy, non_blocking=True)
         self._wait()
-        self._taken.clear()
-        self._used = 0
+        self._copies_of_storages.clear()
+        self._used_bytes = 0
 
     def _room(self, size: int) -> Iterator[Tensor]:
         """Yields free pieces of main memory, [bytes] uint8 each, `size` bytes in total."""
         while size:
-            index, start = divmod(self._used, CHUNK)
+            index, start = divmod(self._used_bytes, CHUNK)
             if index == len(self._chunks):
                 pinned = self._device.type == "cuda"
                 self._chunks.append(torch.empty(CHUNK, dtype=torch.uint8, pin_memory=pinned))
             length = min(size, CHUNK - start)
             yield self._chunks[index][start : start + length]
-            self._used += length
+            self._used_bytes += length
             size -= length
 
     def _wait(self) -> None:
@@ -100,11 +100,11 @@ class LearnerStates:
         """Frees the device of all states. With `keep_weights` the policy's weights stay until the next call."""
         self._engine.empty_partition_cache()
         weights, frozen = list(_weights(self._engine.module)), chain.from_iterable(map(_weights, self._frozen))
-        staying = {tensor.untyped_storage().data_ptr() for tensor in weights if keep_weights}
+        storages_staying = {tensor.untyped_storage().data_ptr() for tensor in weights if keep_weights}
         sharded = self._engine.optimizer
         # The engine's optimizer is ZeRO, which holds shards and buffers. It wraps another one, which holds the moments.
         states = chain(weights, frozen, _tensors(vars(sharded)), _tensors(sharded.optimizer.state))
-        self._memory.take(tensor for tensor in states if tensor.untyped_storage().data_ptr() not in staying)
+        self._memory.take(tensor for tensor in states if tensor.untyped_storage().data_ptr() not in storages_staying)
 
     def reload(self) -> None:
         """Brings all states back to the device, bit by bit."""

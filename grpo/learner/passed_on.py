@@ -17,12 +17,12 @@ def check_passed_on(learner: LearnerConfig) -> None:
 
     DeepSpeed ignores settings that it does not know, and has no list of the others. So it is watched while it reads.
     """
-    watched = _Watched(deepspeed_config(learner))
+    watched_config = _Watched(deepspeed_config(learner))
     with passing_on("learner.deepspeed", learner.deepspeed), quiet():
-        DeepSpeedConfig(watched)
+        DeepSpeedConfig(watched_config)
     for name in learner.deepspeed:
         require(
-            name in watched.read or name == "optimizer",
+            name in watched_config.read or name == "optimizer",
             f"learner.deepspeed.{name} is no setting of DeepSpeed: leave it out, or correct its name",
         )
 

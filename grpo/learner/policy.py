@@ -40,8 +40,8 @@ class LogprobHead(nn.Module):
         gradient."""
         # Some models add up their layers in float32 whatever the precision of their weights (Mamba 2).
         hidden = hidden.to(self.weight.dtype)
-        given = hidden, self.weight, targets, temperature, self._chunk, self.bias, self._rule
-        return token_logprobs(*given) if entropies else (logprobs_alone(*given),)
+        head_inputs = hidden, self.weight, targets, temperature, self._chunk, self.bias, self._rule
+        return token_logprobs(*head_inputs) if entropies else (logprobs_alone(*head_inputs),)
 
 
 class Policy(nn.Module):
@@ -89,11 +89,11 @@ class Policy(nn.Module):
         """Returns what `forward` does for all targets of a row that several ranks compute together. This rank computes
         only those that its own tokens predict, and gathers the others."""
         token_ids, position_ids, trees = together.padded(micro)
-        own = together.share(len(token_ids))
-        hidden = self._hidden(token_ids[own], position_ids[own], trees)
+        own_tokens = together.share(len(token_ids))
+        hidden = self._hidden(token_ids[own_tokens], position_ids[own_tokens], trees)
         # The predictors are in main memory. A device could say how many are this rank's only when it has come so far.
-        place = ((micro.predictors >= own.start) & (micro.predictors < own.stop)).nonzero().squeeze(1)
-        predictors = sent(micro.predictors[place] - own.start, hidden.device)
+        place = ((micro.predictors >= own_tokens.start) & (micro.predictors < own_tokens.stop)).nonzero().squeeze(1)
+        predictors = sent(micro.predictors[place] - own_tokens.start, hidden.device)
         place = sent(place, hidden.device)
         own_values = self.head(hidden[predictors], micro.targets[place], temperature, entropies)
         return tuple(together.whole(values, place, len(micro.targets)) for values in own_values)
@@ -142,8 +142,8 @@ def _without_frozen(policy: nn.Module, state: dict[str, Tensor], prefix: str, me
 
 def _frozen_may_miss(policy: nn.Module, keys: NamedTuple) -> None:
     """Lets a state without frozen weights be loaded strictly. States of older versions have them: they are loaded."""
-    frozen = _frozen(policy)
-    keys.missing_keys[:] = [name for name in keys.missing_keys if name not in frozen]
+    frozen_names = _frozen(policy)
+    keys.missing_keys[:] = [name for name in keys.missing_keys if name not in frozen_names]
 
 
 def _rows_of_their_own(trees: tuple[Tree, ...]) -> list[Tensor]:

@@ -81,14 +81,14 @@ def prove(
 def _prove(path: str, config: PretrainedConfig, build: Build, rule: LogitRule, calm: Calm) -> Proof:
     torch.manual_seed(0)
     micro, sequences = example_row()
-    own, small = _own_model(path, config, build)
+    own_model, small = _own_model(path, config, build)
     coefficients = torch.randn(len(micro.targets), dtype=torch.float64)
-    expected = own_results(own, sequences, coefficients)
+    expected = own_results(own_model, sequences, coefficients)
     outcomes: list[str] = []
     for way, called in WAYS.items():
         try:
             language_model = build(calm(small), way)
-            language_model.load_state_dict(own.state_dict())
+            language_model.load_state_dict(own_model.state_dict())
             policy = Policy(language_model.train(), len(micro.targets), rule, way == NAME)
             measured = difference(packed_results(policy, micro, coefficients), expected)
         except Exception as error:  # whatever a model's own code raises when it is called like this
@@ -122,10 +122,10 @@ def _own_model(path: str, config: PretrainedConfig, build: Build) -> tuple[PreTr
             size = sum(parameter.numel() for parameter in on_meta(small).parameters())
             if size > LARGEST:
                 raise ValueError(f"a copy of {size:,} parameters would be too large")
-            own = build(small, "eager").eval()
-            _randomize(own)
-            own(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False)
-            return own, small
+            own_model = build(small, "eager").eval()
+            _randomize(own_model)
+            own_model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False)
+            return own_model, small
         except Exception as error:  # whatever a config or a model's own code says of such numbers
             reasons.append(_first_line(error))
     explanation = "; ".join(dict.fromkeys((reasons[0], reasons[-1])))
@@ -186,10 +186,10 @@ def difference(ours: tuple[Tensor, Mapping[str, Tensor]], own: tuple[Tensor, Map
     (logprobs, gradients), (own_logprobs, own_gradients) = ours, own
     if gradients.keys() != own_gradients.keys():
         return float("inf")
-    apart = sum((gradients[name] - gradient).square().sum() for name, gradient in own_gradients.items())
+    squared_difference = sum((gradients[name] - gradient).square().sum() for name, gradient in own_gradients.items())
     total = sum(gradient.square().sum() for gradient in own_gradients.values())
-    measured = [(logprobs - own_logprobs).abs().max(), (apart / total).sqrt()]
-    return max(float(value) if value.isfinite() else float("inf") for value in measured)
+    differences = [(logprobs - own_logprobs).abs().max(), (squared_difference / total).sqrt()]
+    return max(float(value) if value.isfinite() else float("inf") for value in differences)
 
 
 @torch.no_grad()

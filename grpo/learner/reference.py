@@ -68,18 +68,18 @@ class CopyReference:
 
     def state(self) -> dict[str, torch.Tensor]:
         """Returns the weights by name, whole, on the CPU, for a checkpoint. Collective."""
-        own = dict(base_model(self.policy.language_model).named_parameters())
-        with gathered(list(own.values())):
-            return {name: parameter.detach().cpu().clone() for name, parameter in own.items()}
+        parameters = dict(base_model(self.policy.language_model).named_parameters())
+        with gathered(list(parameters.values())):
+            return {name: parameter.detach().cpu().clone() for name, parameter in parameters.items()}
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         """Restores the weights that `state` returned. Collective."""
         self._moved = True
-        own = dict(base_model(self.policy.language_model).named_parameters())
-        with gathered(list(own.values()), modifier_rank=0):
+        parameters = dict(base_model(self.policy.language_model).named_parameters())
+        with gathered(list(parameters.values()), modifier_rank=0):
             for name, tensor in state.items():
-                own[name].copy_(tensor)
+                parameters[name].copy_(tensor)
 
 
 def reference_logprobs(

@@ -31,4 +31,4 @@ def with_selection(
         return [count / together for count in collective.sum(counts)]
 
     weights = select([tokens_of(micro) for micro in micro_batches], total, objective)
-    return [replace(micro, selected=own) for micro, own in zip(micro_batches, weights, strict=True)]
+    return [replace(micro, selected=selected) for micro, selected in zip(micro_batches, weights, strict=True)]

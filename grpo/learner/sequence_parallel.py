@@ -38,10 +38,10 @@ class SequenceGroup:
 
     def pool(self, values: Sequence[Any]) -> tuple[list[Any], slice]:
         """Returns the values of all ranks of the group, and the slice of them that came from this rank."""
-        every: list[Any] = [None] * self.size
-        dist.all_gather_object(every, list(values), group=self._group)
-        first = sum(map(len, every[: self._index]))
-        return [value for of_one_rank in every for value in of_one_rank], slice(first, first + len(values))
+        values_of_ranks: list[Any] = [None] * self.size
+        dist.all_gather_object(values_of_ranks, list(values), group=self._group)
+        first = sum(map(len, values_of_ranks[: self._index]))
+        return [value for of_one_rank in values_of_ranks for value in of_one_rank], slice(first, first + len(values))
 
     def padded(self, micro: MicroBatch) -> tuple[Tensor, Tensor, tuple[Tree, ...]]:
         """Returns a row's token ids, positions and trees, padded so that all ranks hold equally many tokens. The
@@ -65,8 +65,8 @@ class SequenceGroup:
         _, heads, tokens, width = tensor.shape
         # The first axis is the receiving rank before the exchange and the sending rank after it. Ranks hold consecutive
         # tokens.
-        exchanged = self._exchange(tensor.reshape(self.size, heads // self.size, tokens, width))
-        return exchanged.transpose(0, 1).reshape(1, heads // self.size, self.size * tokens, width)
+        exchanged_heads = self._exchange(tensor.reshape(self.size, heads // self.size, tokens, width))
+        return exchanged_heads.transpose(0, 1).reshape(1, heads // self.size, self.size * tokens, width)
 
     def heads_to_tokens(self, tensor: Tensor) -> Tensor:
         """Turns [1, heads/size, tokens, width] into [1, heads, tokens/size, width]."""

@@ -33,9 +33,9 @@ class Layout:
         Path(directory, LAYOUT_FILE).write_text(json.dumps(asdict(self)))
 
 
-def saved_layout(directory: str | Path, tag: str, own: Layout) -> Layout:
+def saved_layout(directory: str | Path, tag: str, own_layout: Layout) -> Layout:
     """Returns the layout of a checkpoint whose shards are in its folder `tag`. Raises UserError where a learner of
-    layout `own` cannot read the checkpoint, even after conversion."""
+    layout `own_layout` cannot read the checkpoint, even after conversion."""
     file, shards = Path(directory, LAYOUT_FILE), Path(directory, tag)
     if not shards.is_dir():
         raise UserError(
@@ -44,39 +44,39 @@ def saved_layout(directory: str | Path, tag: str, own: Layout) -> Layout:
     if file.exists():
         try:
             saved = Layout(**json.loads(file.read_text()))
-            alike = {name: type(value) for name, value in asdict(saved).items()}
-            if alike != {name: type(value) for name, value in asdict(own).items()}:
+            field_types = {name: type(value) for name, value in asdict(saved).items()}
+            if field_types != {name: type(value) for name, value in asdict(own_layout).items()}:
                 raise ValueError("a value of another kind")
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"{file} is damaged ({error})") from error
     else:
-        saved = _told_by_names(shards, own)
-    if saved.parameters != own.parameters:
+        saved = _told_by_names(shards, own_layout)
+    if saved.parameters != own_layout.parameters:
         raise UserError(
             f"{directory} is of a model with {saved.parameters:,} trained parameters, this one has "
-            f"{own.parameters:,}: set model.path and model.lora as they were"
+            f"{own_layout.parameters:,}: set model.path and model.lora as they were"
         )
-    check_stages(saved.zero_stage, own.zero_stage)
-    _check_optimizer(directory, saved, own)
+    check_stages(saved.zero_stage, own_layout.zero_stage)
+    _check_optimizer(directory, saved, own_layout)
     return saved
 
 
-def _check_optimizer(directory: str | Path, saved: Layout, own: Layout) -> None:
+def _check_optimizer(directory: str | Path, saved: Layout, own_layout: Layout) -> None:
     require(
-        saved.optimizer == own.optimizer,
-        f"{directory} holds the state of {saved.optimizer}, and this run learns with {own.optimizer}: set "
+        saved.optimizer == own_layout.optimizer,
+        f"{directory} holds the state of {saved.optimizer}, and this run learns with {own_layout.optimizer}: set "
         f"learner.deepspeed.optimizer.type={saved.optimizer}",
     )
     require(
-        saved == own or Optimizer(own.optimizer).converted,
-        f"{directory} holds the state of {own.optimizer}, which DeepSpeed does not convert: continue with "
+        saved == own_layout or Optimizer(own_layout.optimizer).converted,
+        f"{directory} holds the state of {own_layout.optimizer}, which DeepSpeed does not convert: continue with "
         f"{saved.ranks} ranks, learner.zero_stage={saved.zero_stage} and learner.precision={saved.precision}",
     )
 
 
-def _told_by_names(shards: Path, own: Layout) -> Layout:
+def _told_by_names(shards: Path, own_layout: Layout) -> Layout:
     """Returns the layout of a checkpoint that an older version saved, as far as its files' names show it. The number of
-    parameters comes from `own`, and so does stage 1 or 2, since both read each other's shards."""
+    parameters comes from `own_layout`, and so does stage 1 or 2, since both read each other's shards."""
     names = [path.name for path in shards.glob("*optim_states.pt")]
     if not names:
         raise UserError(
@@ -84,5 +84,5 @@ def _told_by_names(shards: Path, own: Layout) -> Layout:
             "continue with the version that saved it"
         )
     precision = "bfloat16" if names[0].startswith(OF_BFLOAT16) else "float32"
-    stage = min(own.zero_stage, 2) if any(shards.glob(WHOLE_WEIGHTS)) else 3
-    return replace(own, ranks=len(names), zero_stage=stage, precision=precision, optimizer=ADAMW)
+    stage = min(own_layout.zero_stage, 2) if any(shards.glob(WHOLE_WEIGHTS)) else 3
+    return replace(own_layout, ranks=len(names), zero_stage=stage, precision=precision, optimizer=ADAMW)

@@ -46,22 +46,24 @@ def small_config(config: PretrainedConfig, num_layers: int, heads: int = FEW) ->
     """
     settings = config.to_dict()
     text = config.get_text_config()
-    own = settings if text is config else settings["text_config"]
+    text_settings = settings if text is config else settings["text_config"]
     names = {standard: text.attribute_map.get(standard, standard) for standard in _STANDARD}
-    for name, value in list(own.items()):
-        own[name] = _shortened(name, value, text.num_hidden_layers, num_layers)
+    for name, value in list(text_settings.items()):
+        text_settings[name] = _shortened(name, value, text.num_hidden_layers, num_layers)
     for tower in settings.values():
-        if tower is not own and isinstance(tower, dict):
+        if tower is not text_settings and isinstance(tower, dict):
             tower.update({name: 1 for name in _TOWER_LAYERS if name in tower})
-    own[names["num_hidden_layers"]] = num_layers
-    own[names["vocab_size"]] = VOCABULARY
-    divisor = _divisor(own, names, heads) if heads else 1
+    text_settings[names["num_hidden_layers"]] = num_layers
+    text_settings[names["vocab_size"]] = VOCABULARY
+    divisor = _divisor(text_settings, names, heads) if heads else 1
     if heads == FEW:
-        own.update(_narrow(text, own, names))
+        text_settings.update(_narrow(text, text_settings, names))
     elif divisor > 1:
-        own.update({name: max(1, value // divisor) for name, value in own.items() if _is_width(name, value, names)})
+        text_settings.update(
+            {name: max(1, value // divisor) for name, value in text_settings.items() if _is_width(name, value, names)}
+        )
     if heads == FEW or divisor > 1:
-        own.update(_limited(own, names))
+        text_settings.update(_limited(text_settings, names))
     return type(config).from_dict(settings)
 
 
@@ -103,37 +105,39 @@ def _standard_widths(names: Mapping[str, str]) -> set[str]:
     return {names[standard] for standard in ("hidden_size", "num_attention_heads", "num_key_value_heads")}
 
 
-def _divisor(own: Mapping[str, Any], names: Mapping[str, str], heads: int) -> int:
+def _divisor(settings: Mapping[str, Any], names: Mapping[str, str], heads: int) -> int:
     """Returns the divisor of all widths that leaves `heads` key heads, or `heads` query heads if the model has one key
     head."""
-    all_counts = [value for name, value in own.items() if "heads" in name and _is_width(name, value, names)]
-    head_counts = (own.get(names[standard]) or 0 for standard in ("num_key_value_heads", "num_attention_heads"))
+    all_counts = [value for name, value in settings.items() if "heads" in name and _is_width(name, value, names)]
+    head_counts = (settings.get(names[standard]) or 0 for standard in ("num_key_value_heads", "num_attention_heads"))
     count = next((value for value in head_counts if value > 1), max(all_counts, default=1))
     return max(1, count // heads)
 
 
-def _narrow(text: PretrainedConfig, own: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def _narrow(text: PretrainedConfig, settings: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """Returns settings for at most two key heads, and the query heads that share them."""
     heads = text.num_attention_heads
-    shared = getattr(text, "num_key_value_heads", None) or heads
-    few_shared = min(shared, 2)
-    few = few_shared * min(heads // shared, 3)
+    num_key_value_heads = getattr(text, "num_key_value_heads", None) or heads
+    few_shared = min(num_key_value_heads, 2)
+    few = few_shared * min(heads // num_key_value_heads, 3)
     # If layers differ in the width of their heads, the whole model's config has no `head_dim` to ask for.
-    width = own.get("head_dim") or text.hidden_size // heads
+    width = settings.get("head_dim") or text.hidden_size // heads
     result = {names["num_attention_heads"]: few, names["hidden_size"]: few * width}
     if getattr(text, "num_key_value_heads", None):
         result[names["num_key_value_heads"]] = few_shared
-    keys, values = (own.get(name) or 1 for name in _LINEAR_HEADS)
+    keys, values = (settings.get(name) or 1 for name in _LINEAR_HEADS)
     linear = dict(zip(_LINEAR_HEADS, (2, 2 * max(1, values // keys)), strict=True))
-    return result | {name: min(own[name], limit) for name, limit in linear.items() if isinstance(own.get(name), int)}
+    return result | {
+        name: min(settings[name], limit) for name, limit in linear.items() if isinstance(settings.get(name), int)
+    }
 
 
-def _limited(own: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, int]:
+def _limited(settings: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, int]:
     """Returns a config's widths of feed-forward layers and numbers of experts, cut down for a small copy."""
-    groups, per_token = (max(own.get(name) or 1 for name in kind) for kind in (_GROUPS, _PER_TOKEN))
+    groups, per_token = (max(settings.get(name) or 1 for name in kind) for kind in (_GROUPS, _PER_TOKEN))
     limits = dict.fromkeys({*_INNER, names["intermediate_size"]}, 64)
     limits |= dict.fromkeys(EXPERTS, max(4, 2 * groups, per_token + 1))
-    return {name: min(own[name], limit) for name, limit in limits.items() if isinstance(own.get(name), int)}
+    return {name: min(settings[name], limit) for name, limit in limits.items() if isinstance(settings.get(name), int)}
 
 
 def covering_layers(config: PretrainedConfig, on_meta: Callable[[PretrainedConfig], PreTrainedModel]) -> int:

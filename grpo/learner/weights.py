@@ -58,8 +58,8 @@ def weight_buckets(
     if form == MERGED:
         pieces = [(weight.parameters, weight.merged) for weight in weights]
     else:
-        adapted = [weight for weight in weights if weight.layer is not None]
-        pieces = [(weight.adapters, weight.halves) for weight in adapted]
+        adapted_weights = [weight for weight in weights if weight.layer is not None]
+        pieces = [(weight.adapters, weight.halves) for weight in adapted_weights]
         if form == BASE:
             pieces = [([weight.parameter], weight.base) for weight in weights] + pieces
     bucket: list[Piece] = []
@@ -101,10 +101,10 @@ class _Weight:
             return [(self.name, self.parameter.detach().to(dtype))]
         (_, down), (_, up) = self.halves(dtype)
         delta = up.float() @ down.float()
-        whole = self.parameter.detach().float() + delta
-        rounded = whole.to(dtype)
-        self.loss.add(whole, rounded, delta)
-        return [(self.name, rounded)]
+        exact_weight = self.parameter.detach().float() + delta
+        rounded_weight = exact_weight.to(dtype)
+        self.loss.add(exact_weight, rounded_weight, delta)
+        return [(self.name, rounded_weight)]
 
     def base(self, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
         if self.layer is None:
@@ -113,21 +113,21 @@ class _Weight:
 
     def halves(self, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
         down, up = self.layer.lora_A[ADAPTER].weight, self.layer.lora_B[ADAPTER].weight
-        scaled = up.detach() * self.layer.scaling[ADAPTER]
-        return [(self.name + DOWN_SUFFIX, down.detach()), (self.name + UP_SUFFIX, scaled)]
+        scaled_up = up.detach() * self.layer.scaling[ADAPTER]
+        return [(self.name + DOWN_SUFFIX, down.detach()), (self.name + UP_SUFFIX, scaled_up)]
 
 
 def _weights(language_model: nn.Module, loss: MergeLoss) -> Iterator[_Weight]:
     """Yields all weights, without the adapters' own parameters."""
     model = base_model(language_model)
-    adapted = {
+    adapted_layers = {
         f"{name}.weight": module for name, module in model.named_modules() if hasattr(module, "get_delta_weight")
     }
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             continue
         plain = name.replace(".base_layer", "")
-        yield _Weight(plain, parameter, adapted.get(plain), loss)
+        yield _Weight(plain, parameter, adapted_layers.get(plain), loss)
 
 
 def _materialized(bucket: list[Piece], dtype: torch.dtype) -> Iterator[list[tuple[str, Tensor]]]:

@@ -27,21 +27,21 @@ class AheadCollector:
         self._taken_cursor = 0
 
     def collect(self, plan: RoundPlan, steps_left: int) -> Collected:
-        collected = (self._ahead or self._start(plan, steps_left)).result()
-        self._taken_cursor = collected.cursor
+        collected_groups = (self._ahead or self._start(plan, steps_left)).result()
+        self._taken_cursor = collected_groups.cursor
         # A lowered learning rate holds from this round on, although its samples were asked before. An entropy bonus
         # does too.
         learning_plan = replace(
-            collected.plan,
+            collected_groups.plan,
             learning_rate_factor=plan.learning_rate_factor,
             entropy_coefficient=plan.entropy_coefficient,
             entropy_bonus=plan.entropy_bonus,
         )
-        steps_after = steps_left - collected.plan.refresh_interval
+        steps_after = steps_left - collected_groups.plan.refresh_interval
         # The next plan is not known yet, so this one is used, cut at the end of the run.
-        following = replace(plan, refresh_interval=min(plan.refresh_interval, steps_after))
-        self._ahead = self._start(following, steps_after) if steps_after > 0 else None
-        return replace(collected, plan=learning_plan)
+        next_plan = replace(plan, refresh_interval=min(plan.refresh_interval, steps_after))
+        self._ahead = self._start(next_plan, steps_after) if steps_after > 0 else None
+        return replace(collected_groups, plan=learning_plan)
 
     def forget(self) -> None:
         if self._ahead is not None:

@@ -21,11 +21,11 @@ def check_groups(prompts: Sequence[Prompt], groups: Sequence[RolloutGroup], voca
         if not group.completions:
             raise UserError(f"the sampler gave no completion of prompt {prompt.prompt_id!r}: {_MEND_ENGINE}")
         for number, completion in enumerate(group.completions):
-            named = f"the sampler's completion {number} of prompt {prompt.prompt_id!r} has"
-            if wrong := _wrong(completion, vocabulary):
-                raise UserError(f"{named} {wrong}")
-            if odd := [logprob for logprob in completion.sampler_logprobs if not math.isfinite(logprob)]:
-                raise Diverged(f"{named} the log-probability {odd[0]}: {_MEND_NUMBERS}")
+            what_has = f"the sampler's completion {number} of prompt {prompt.prompt_id!r} has"
+            if complaint := _wrong(completion, vocabulary):
+                raise UserError(f"{what_has} {complaint}")
+            if odd_logprobs := [logprob for logprob in completion.sampler_logprobs if not math.isfinite(logprob)]:
+                raise Diverged(f"{what_has} the log-probability {odd_logprobs[0]}: {_MEND_NUMBERS}")
 
 
 _MEND_ENGINE = "is its vLLM one that `grpo doctor` approves of, and does rollout.servers.urls name this run's servers?"
@@ -41,8 +41,8 @@ def _wrong(completion: Completion, vocabulary: int) -> str | None:
     if len(tokens) != len(logprobs):
         return f"{len(logprobs)} log-probabilities for {len(tokens)} tokens: {_MEND_ENGINE}"
     if tokens and not (min(tokens) >= 0 and max(tokens) < vocabulary):
-        odd = next(token for token in tokens if not 0 <= token < vocabulary)
-        return f"token {odd}, and the model has tokens 0 to {vocabulary - 1}: {_MEND_ENGINE}"
+        odd_token = next(token for token in tokens if not 0 <= token < vocabulary)
+        return f"token {odd_token}, and the model has tokens 0 to {vocabulary - 1}: {_MEND_ENGINE}"
     return None
 
 

@@ -129,13 +129,13 @@ class Dispatcher:
             group = self._waiting[0]
             requests = group.missing()
             ready = [server for server in self._servers if server.replica.standing is Standing.READY]
-            free = [server for server in ready if server.has_room(len(requests), self._at_once)]
-            if not free:
+            free_servers = [server for server in ready if server.has_room(len(requests), self._at_once)]
+            if not free_servers:
                 return
             self._waiting.popleft()
             if group.future.cancelled():
                 continue
-            server = min(free, key=lambda server: sum(server.tokens.values()))
+            server = min(free_servers, key=lambda server: sum(server.tokens.values()))
             server.tokens |= {(id(group), sample): _tokens(request) for sample, request in requests.items()}
             server.tasks[self._loop.create_task(self._serve(server, group, requests))] = group
 

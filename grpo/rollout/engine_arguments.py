@@ -98,12 +98,12 @@ def colocated_arguments(
     2
     """
     # vLLM's own executor ignores the learner's ranks, and would put every rank's engine on the first GPU.
-    launched = {"distributed_executor_backend": "external_launcher"} if num_ranks > 1 else {}
+    launcher_arguments = {"distributed_executor_backend": "external_launcher"} if num_ranks > 1 else {}
     spread = {"tensor_parallel_size": tensor_parallel} if tensor_parallel > 1 else {}
     # No refresh sends the weights of a draft model, which speculates. They have to survive the engine's sleep.
     drafts = {"sleep_preserve_parameter_names": ["draft.*"]} if on_gpu and speculates else {}
     # `vllm.LLM` counts how its cache is used only with this setting. A server counts by default.
-    return {"enable_sleep_mode": on_gpu, "disable_log_stats": False, **drafts, **launched, **spread}
+    return {"enable_sleep_mode": on_gpu, "disable_log_stats": False, **drafts, **launcher_arguments, **spread}
 
 
 def sampling_arguments(sampling: SamplingConfig, stop_token_ids: Sequence[int], seed: int) -> dict[str, Any]:

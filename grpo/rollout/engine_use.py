@@ -26,17 +26,17 @@ class EngineUse:
 
     def __init__(self) -> None:
         self._peak = 0.0
-        self._preempted = 0
-        self._asked = self._hit = 0
+        self._num_preemptions = 0
+        self._num_queries = self._num_hits = 0
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, **others: Any) -> None:
         """Takes vLLM's statistics of one step. `iteration_stats` is None for a step without new tokens."""
         if scheduler_stats is not None:
             self._peak = max(self._peak, scheduler_stats.kv_cache_usage)
-            self._asked += scheduler_stats.prefix_cache_stats.queries
-            self._hit += scheduler_stats.prefix_cache_stats.hits
+            self._num_queries += scheduler_stats.prefix_cache_stats.queries
+            self._num_hits += scheduler_stats.prefix_cache_stats.hits
         if iteration_stats is not None:
-            self._preempted += iteration_stats.num_preempted_reqs
+            self._num_preemptions += iteration_stats.num_preempted_reqs
 
     def log(self) -> None:
         """Does nothing: vLLM would print here."""
@@ -50,7 +50,7 @@ class EngineUse:
     def take(self) -> dict[str, float]:
         """Returns the cache's peak, preemptions and prefix hits since the last call, and resets them. Returns {} when
         the engine was idle."""
-        peak, preemptions, queries, hits = self._peak, self._preempted, self._asked, self._hit
+        peak, preemptions, queries, hits = self._peak, self._num_preemptions, self._num_queries, self._num_hits
         EngineUse.__init__(self)
         if not queries and not peak:
             return {}
@@ -100,11 +100,11 @@ def use_of_all(uses: Sequence[Mapping[str, float]]) -> dict[str, float]:
     >>> use_of_all([{"rollout/preemptions": 1.0}, {}, {"rollout/preemptions": 2.0}])
     {'rollout/preemptions': 3.0}
     """
-    joined: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for name in dict.fromkeys(name for use in uses for name in use):
         values = [use[name] for use in uses if name in use]
         if name.endswith("preemptions"):
-            joined[name] = sum(values)
+            metrics[name] = sum(values)
         else:
-            joined[name] = max(values) if name.endswith("peak_fraction") else sum(values) / len(values)
-    return joined
+            metrics[name] = max(values) if name.endswith("peak_fraction") else sum(values) / len(values)
+    return metrics

@@ -141,9 +141,9 @@ class Fleet:
         return self._use.since(asyncio.run(self._metrics())) if self._first else {}
 
     async def _metrics(self) -> dict[str, str]:
-        living = [member.replica for member in self._living()]
-        pages = await asyncio.gather(*(replica.metrics() for replica in living))
-        return {replica.url: page for replica, page in zip(living, pages, strict=True) if page}
+        living_replicas = [member.replica for member in self._living()]
+        pages = await asyncio.gather(*(replica.metrics() for replica in living_replicas))
+        return {replica.url: page for replica, page in zip(living_replicas, pages, strict=True) if page}
 
     def close(self) -> None:
         """Releases the servers. Ends those that this run started, all at once, and waits until they have ended."""
@@ -217,9 +217,9 @@ class Fleet:
 
     async def _take_back(self) -> None:
         """Marks lost servers that answer again as joining."""
-        lost = [replica for replica in self.replicas if not replica.alive]
-        answers = await asyncio.gather(*(replica.healthy() for replica in lost))
-        for replica, healthy in zip(lost, answers, strict=True):
+        lost_replicas = [replica for replica in self.replicas if not replica.alive]
+        answers = await asyncio.gather(*(replica.healthy() for replica in lost_replicas))
+        for replica, healthy in zip(lost_replicas, answers, strict=True):
             if healthy:
                 replica.standing = Standing.JOINING
                 say(f"grpo: the vLLM server at {replica.url} is back")
@@ -239,8 +239,8 @@ class Fleet:
         async def on_every(members: Sequence[Member]) -> list[Any]:
             return await asyncio.gather(*(on_one(member) for member in members), return_exceptions=True)
 
-        results, living = [], self._living()
-        for member, outcome in zip(living, asyncio.run(on_every(living)), strict=True):
+        results, living_members = [], self._living()
+        for member, outcome in zip(living_members, asyncio.run(on_every(living_members)), strict=True):
             # Whatever went wrong went wrong with one server: the others still serve the run.
             if isinstance(outcome, Exception):
                 if isinstance(outcome, LoadFailed) and self._refusal is not None:

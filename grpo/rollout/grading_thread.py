@@ -66,23 +66,23 @@ class GradingThread:
 
     def _run(self) -> None:
         while None not in (queued := self._waiting()):
-            waiting = [pair for pairs in queued for pair in pairs]
+            waiting_groups = [pair for pairs in queued for pair in pairs]
             try:
-                scored = self._task.grade([group for group, _ in waiting])
+                scored_groups = self._task.grade([group for group, _ in waiting_groups])
             except BaseException as error:
-                for _, graded in waiting:
+                for _, graded in waiting_groups:
                     graded.set_exception(error)
                 continue
-            share = {phase: seconds / len(waiting) for phase, seconds in self._thread_seconds().items()}
-            for (_, graded), group in zip(waiting, scored, strict=True):
+            share = {phase: seconds / len(waiting_groups) for phase, seconds in self._thread_seconds().items()}
+            for (_, graded), group in zip(waiting_groups, scored_groups, strict=True):
                 graded.set_result(Graded(group, share))
 
     def _waiting(self) -> list[list[tuple[RolloutGroup, Future[Graded]]] | None]:
         """Waits for queued groups, and returns all that are queued by then. None among them ends the thread."""
-        waiting = [self._groups.get()]
+        batches = [self._groups.get()]
         while not self._groups.empty():
-            waiting.append(self._groups.get())
-        return waiting
+            batches.append(self._groups.get())
+        return batches
 
 
 def sampled_and_graded(

@@ -31,13 +31,13 @@ def check_engine_arguments(rollout: RolloutConfig) -> None:
     if not rollout.engine_args or not find_spec("vllm"):
         return
     servers = rollout.engine == "vllm_server"
-    known = known_arguments(servers)
-    for given in rollout.engine_args if known else ():
+    argument_names = known_arguments(servers)
+    for argument in rollout.engine_args if argument_names else ():
         # Servers take them as flags, in which both signs are one.
-        name = given.replace("-", "_") if servers else given
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ": leave it out, or correct its name"
-        require(name in known, f"rollout.engine_args.{given} is no argument of the installed vLLM{hint}")
+        name = argument.replace("-", "_") if servers else argument
+        similar_names = difflib.get_close_matches(name, argument_names, n=1)
+        hint = f"; did you mean {similar_names[0]}?" if similar_names else ": leave it out, or correct its name"
+        require(name in argument_names, f"rollout.engine_args.{argument} is no argument of the installed vLLM{hint}")
 
 
 def known_arguments(servers: bool) -> set[str]:

@@ -25,12 +25,14 @@ class ModelClasses:
         for cls, (bases, attributes) in self._before.items():
             if cls.__bases__ == bases:
                 continue
-            added = tuple(base for base in cls.__bases__ if base not in bases)
-            changed = {name: value for name, value in vars(cls).items() if attributes.get(name) is not value}
+            added_bases = tuple(base for base in cls.__bases__ if base not in bases)
+            changed_attributes = {name: value for name, value in vars(cls).items() if attributes.get(name) is not value}
             cls.__bases__ = bases
-            for name in changed:
+            for name in changed_attributes:
                 setattr(cls, name, attributes[name]) if name in attributes else delattr(cls, name)
-            engines_own = type(cls)(cls.__name__, (cls, *added), {"__module__": cls.__module__, **changed})
+            engines_own = type(cls)(
+                cls.__name__, (cls, *added_bases), {"__module__": cls.__module__, **changed_attributes}
+            )
             for module in engine_model.modules():
                 if type(module) is cls:
                     module.__class__ = engines_own

@@ -18,8 +18,8 @@ def pooled(collective: Collective, together: int, items: Sequence[Item]) -> tupl
     """
     if together == 1:
         return list(items), slice(0, len(items))
-    everyone = collective.gather(list(items))
+    items_of_ranks = collective.gather(list(items))
     first = collective.rank - collective.rank % together
-    before = sum(map(len, everyone[first : collective.rank]))
-    members = everyone[first : first + together]
-    return [item for of_one_rank in members for item in of_one_rank], slice(before, before + len(items))
+    num_before = sum(map(len, items_of_ranks[first : collective.rank]))
+    members = items_of_ranks[first : first + together]
+    return [item for of_one_rank in members for item in of_one_rank], slice(num_before, num_before + len(items))

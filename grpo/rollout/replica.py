@@ -203,8 +203,8 @@ class Replica:
             if self.process is not None:
                 self.process.check()
             if asyncio.get_running_loop().time() > deadline:
-                own = "see logs/ in the run's folder"
-                mend = own if self.process else "start it there with `grpo serve`, correct rollout.servers.urls"
+                advice = "see logs/ in the run's folder"
+                mend = advice if self.process else "start it there with `grpo serve`, correct rollout.servers.urls"
                 raise UserError(
                     f"the vLLM server at {self.url} did not answer within rollout.servers.start_seconds={seconds:g}: "
                     f"{mend}, or raise it"

@@ -45,8 +45,8 @@ class Watched:
 
     def judge(self, status: int | None) -> None:
         """Takes what `Replica.status` returns now. Restarts the server if it ended, hangs or has lost its engine."""
-        dead = status is not None and (status >= 500 or (status == CLOSED and self._listens))
-        self._dead_answers = self._dead_answers + 1 if dead else 0
+        is_dead = status is not None and (status >= 500 or (status == CLOSED and self._listens))
+        self._dead_answers = self._dead_answers + 1 if is_dead else 0
         silent = time.monotonic() > self._answered + UNRESPONSIVE_SECONDS
         if status == 200:
             self._answered, self._listens = time.monotonic(), True
@@ -59,9 +59,9 @@ class Watched:
 
 def keep_alive(replicas: Sequence[Replica], stop: StopRequest, start_seconds: float) -> None:
     """Watches the servers of `grpo serve`, and restarts those that fail, until there is a request to stop."""
-    watched = [Watched(replica, start_seconds) for replica in replicas]
+    watched_replicas = [Watched(replica, start_seconds) for replica in replicas]
     while not stop.wait(POLL_SECONDS):
-        for server, status in zip(watched, asyncio.run(_statuses(replicas)), strict=True):
+        for server, status in zip(watched_replicas, asyncio.run(_statuses(replicas)), strict=True):
             server.judge(status)
 
 

@@ -57,17 +57,17 @@ def wait_for(
     """
     places = {pending.answers: place for place, pending in enumerate(pending_groups)}
     groups: dict[int, RolloutGroup] = {}
-    lost = None
+    last_error = None
     for answers in as_completed(places):
         place = places[answers]
         try:
             groups[place] = pending_groups[place].result()
         except SamplerLost as error:
-            lost = error
+            last_error = error
             continue
         if on_group:
             on_group(place, groups[place])
-    return [groups[place] for place in sorted(groups)], lost
+    return [groups[place] for place in sorted(groups)], last_error
 
 
 class ServerSampler:

@@ -32,15 +32,15 @@ def start_servers(config: TrainConfig, model_path: str, device: torch.device) ->
     cpu_special = None if on_gpu else for_cpu(model_path, config.model.trust_remote_code)
     arguments = engine_arguments(config, model_path, on_gpu, cpu_special) | server_arguments(config, on_gpu)
     serves = {SERVED_VARIABLE: json.dumps(served(config, model_path))}
-    started = {}
+    processes = {}
     for index in range(servers.replicas):
         port = servers.port + index if servers.port else free_port(servers.host)
         environment = server_environment(config, index, on_gpu) | serves
         log = Path(config.output_dir) / LOG_FOLDER / server_log_name(servers.host, port)
         process = ServerProcess(command_line(arguments | {"port": port}), environment, log)
         process.start()
-        started[url_of(servers.host, port)] = process
-    return started
+        processes[url_of(servers.host, port)] = process
+    return processes
 
 
 def server_arguments(config: TrainConfig, on_gpu: bool) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def server_arguments(config: TrainConfig, on_gpu: bool) -> dict[str, Any]:
 def server_environment(config: TrainConfig, index: int, on_gpu: bool) -> dict[str, str]:
     """Returns the environment variables of server `index`: its key, its devices, and what vLLM's weight requests
     need."""
-    common = {
+    variables = {
         "VLLM_API_KEY": os.environ[KEY_VARIABLE],
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
@@ -73,8 +73,10 @@ def server_environment(config: TrainConfig, index: int, on_gpu: bool) -> dict[st
         "VLLM_RPC_BASE_PATH": PRIVATE,
     }
     if not on_gpu:
-        return common | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        return variables | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     # GPUs are numbered as this process sees them. It may itself be shown only some of them, by number or by name.
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    names = [shown[gpu].strip() if gpu < len(shown) and shown[gpu] else str(gpu) for gpu in server_gpus(config, index)]
-    return common | {"CUDA_VISIBLE_DEVICES": ",".join(names)}
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    names = [
+        devices[gpu].strip() if gpu < len(devices) and devices[gpu] else str(gpu) for gpu in server_gpus(config, index)
+    ]
+    return variables | {"CUDA_VISIBLE_DEVICES": ",".join(names)}

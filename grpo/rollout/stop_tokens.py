@@ -16,8 +16,8 @@ def stop_token_ids(model_path: str | Path, tokenizer: PreTrainedTokenizerBase) -
         configured = GenerationConfig.from_pretrained(model_path).eos_token_id
     except OSError:
         configured = _of_config(model_path)
-    several = configured if isinstance(configured, list) else [configured]
-    return sorted({token for token in (*several, tokenizer.eos_token_id) if token is not None})
+    token_ids = configured if isinstance(configured, list) else [configured]
+    return sorted({token for token in (*token_ids, tokenizer.eos_token_id) if token is not None})
 
 
 def _of_config(model_path: str | Path) -> int | list[int] | None:

@@ -40,7 +40,9 @@ class SeededSampling(LogitsProcessor):
         noisy = logprobs
         if self._temperature:
             width = scores.shape[-1]
-            noise = torch.stack([torch.empty(width).exponential_(generator=own) for own in self._generators])
+            noise = torch.stack(
+                [torch.empty(width).exponential_(generator=generator) for generator in self._generators]
+            )
             noisy = logprobs - noise.to(logprobs.device).log()
         self.logprobs.append(logprobs.gather(-1, noisy.argmax(-1, keepdim=True)).squeeze(-1).cpu())
         return noisy
@@ -89,8 +91,8 @@ class TransformersSampler:
         sampling = sampling or self._config.rollout.sampling
         if sampling.top_p < 1 or sampling.top_k or sampling.stop:
             raise UserError("rollout.engine=transformers has no top_p, top_k or stop strings: use rollout.engine=vllm")
-        drawn = sample_numbers(group_size, first_sample, len(prompts))
-        rows = [(prompt, sample) for prompt, samples in zip(prompts, drawn, strict=True) for sample in samples]
+        sample_indices = sample_numbers(group_size, first_sample, len(prompts))
+        rows = [(prompt, sample) for prompt, samples in zip(prompts, sample_indices, strict=True) for sample in samples]
         size = self._config.rollout.max_concurrent
         completions = iter(
             completion
@@ -99,7 +101,7 @@ class TransformersSampler:
         )
         version = self.policy_version
         groups = []
-        for place, (prompt, samples) in enumerate(zip(prompts, drawn, strict=True)):
+        for place, (prompt, samples) in enumerate(zip(prompts, sample_indices, strict=True)):
             groups.append(RolloutGroup(prompt, tuple(islice(completions, len(samples))), version, version))
             if on_group:
                 on_group(place, groups[-1])

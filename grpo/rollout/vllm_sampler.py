@@ -90,9 +90,9 @@ class VllmSampler:
     ) -> list[RolloutGroup]:
         sampling = sampling or self._config.rollout.sampling
         engine = self._llm.llm_engine
-        drawn = sample_numbers(group_size, first_sample, len(prompts))
-        pooled, own_places = self._pool(list(zip(prompts, drawn, strict=True)))
-        for index, (prompt, samples) in enumerate(pooled):
+        sample_indices = sample_numbers(group_size, first_sample, len(prompts))
+        pooled_prompts, own_places = self._pool(list(zip(prompts, sample_indices, strict=True)))
+        for index, (prompt, samples) in enumerate(pooled_prompts):
             self._submit(index, samples[0], prompt, sampling)
         outputs: dict[str, object] = {}
         groups: dict[int, RolloutGroup] = {}
@@ -100,18 +100,18 @@ class VllmSampler:
         def advance() -> None:
             """Takes one engine step, and makes the groups of this rank's prompts that the step has completed."""
             for index in self._advance(engine, outputs) & {*range(own_places.start, own_places.start + len(prompts))}:
-                prompt, samples = pooled[index]
-                whole = [outputs.get(f"{index}/{sample}") for sample in samples]
-                if None not in whole:
-                    place, completions = index - own_places.start, tuple(map(self._completion, whole))
+                prompt, samples = pooled_prompts[index]
+                sample_outputs = [outputs.get(f"{index}/{sample}") for sample in samples]
+                if None not in sample_outputs:
+                    place, completions = index - own_places.start, tuple(map(self._completion, sample_outputs))
                     groups[place] = RolloutGroup(prompt, completions, self.policy_version, self.policy_version)
                     if on_group:
                         on_group(place, groups[place])
 
         # One engine step ahead, the first sample of each prompt fills the prefix cache for its siblings.
-        if any(len(samples) > 1 for _, samples in pooled):
+        if any(len(samples) > 1 for _, samples in pooled_prompts):
             advance()
-            for index, (prompt, samples) in enumerate(pooled):
+            for index, (prompt, samples) in enumerate(pooled_prompts):
                 for sample in samples[1:]:
                     self._submit(index, sample, prompt, sampling)
         while engine.has_unfinished_requests():
@@ -121,9 +121,9 @@ class VllmSampler:
     @staticmethod
     def _advance(engine, outputs: dict[str, object]) -> set[int]:
         """Takes one engine step. Returns the indices of the prompts of which the step has finished a completion."""
-        finished = [output for output in engine.step() if output.finished]
-        outputs.update({output.request_id: output.outputs[0] for output in finished})
-        return {int(output.request_id.partition("/")[0]) for output in finished}
+        finished_outputs = [output for output in engine.step() if output.finished]
+        outputs.update({output.request_id: output.outputs[0] for output in finished_outputs})
+        return {int(output.request_id.partition("/")[0]) for output in finished_outputs}
 
     def _submit(self, index: int, sample: int, prompt: Prompt, sampling: SamplingConfig) -> None:
         seed = sample_seed(self._config.seed, prompt.prompt_id, sample, self.policy_version)
@@ -133,8 +133,8 @@ class VllmSampler:
     def _parameters(self, sampling: SamplingConfig, seed: int) -> SamplingParams:
         # Only whole answers are returned. Otherwise this process would build an answer for every new token of every
         # completion.
-        whole = {"output_kind": RequestOutputKind.FINAL_ONLY, "flat_logprobs": True}
-        return SamplingParams(**sampling_arguments(sampling, self._stop_token_ids, seed), **whole)
+        output_settings = {"output_kind": RequestOutputKind.FINAL_ONLY, "flat_logprobs": True}
+        return SamplingParams(**sampling_arguments(sampling, self._stop_token_ids, seed), **output_settings)
 
     def _completion(self, output) -> Completion:
         token_ids = tuple(output.token_ids)
@@ -220,11 +220,11 @@ def explaining_startup_oom(on_gpu: bool) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        said = " ".join(str(error).split())
-        advice = next((advice for part, advice in helps.items() if part in said), None)
+        error_text = " ".join(str(error).split())
+        advice = next((advice for part, advice in helps.items() if part in error_text), None)
         if advice is None:
             raise
-        raise UserError(f"vLLM has too little memory to start: {advice}. It says: {said[:300]}") from error
+        raise UserError(f"vLLM has too little memory to start: {advice}. It says: {error_text[:300]}") from error
 
 
 @contextmanager
@@ -247,8 +247,8 @@ def _own_shared_memory(collective: Collective | None, spread: int) -> Iterator[N
     yield
     _CPUSHMDistributed.make_group_name = staticmethod(of_group)
     # All ranks have opened the shared memory, so it needs no name any more.
-    for opened in Path("/dev/shm").glob(f"{name}*"):
-        opened.unlink(missing_ok=True)
+    for file in Path("/dev/shm").glob(f"{name}*"):
+        file.unlink(missing_ok=True)
 
 
 @contextmanager

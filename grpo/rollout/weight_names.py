@@ -37,9 +37,9 @@ class FileForm:
         if not self._splits:
             return [(self._name(name), tensor) for name, tensor in bucket]
         # Only linear layers are adapted.
-        adapted = [(self._name(name), tensor) for name, tensor in bucket if _cut(name)[1]]
-        whole = {name: tensor for name, tensor in bucket if not _cut(name)[1]}
-        return adapted + list(revert_weight_conversion(self._model, whole).items())
+        adapter_weights = [(self._name(name), tensor) for name, tensor in bucket if _cut(name)[1]]
+        full_weights = {name: tensor for name, tensor in bucket if not _cut(name)[1]}
+        return adapter_weights + list(revert_weight_conversion(self._model, full_weights).items())
 
     def _name(self, name: str) -> str:
         name, suffix = _cut(name)

@@ -25,17 +25,17 @@ class AdaptedWeights:
     def merge(self, bucket: Bucket) -> list[tuple[str, Tensor]]:
         """Returns the weights to load from a bucket. An adapted weight is W = base + B·A in float32, and comes with the
         bucket that brings B, after base and A."""
-        whole: list[tuple[str, Tensor]] = []
+        merged_bucket: list[tuple[str, Tensor]] = []
         for name, tensor in bucket:
-            plain, dot, kind = name.rpartition(".")
+            base_name, dot, kind = name.rpartition(".")
             if dot + kind == BASE_SUFFIX:
-                self._base[plain] = tensor.to("cpu", copy=True)
+                self._base[base_name] = tensor.to("cpu", copy=True)
             elif dot + kind == DOWN_SUFFIX:
                 # The tensor is copied, because the next bucket uses the same memory.
-                self._down[plain] = tensor.clone()
+                self._down[base_name] = tensor.clone()
             elif dot + kind == UP_SUFFIX:
-                delta = tensor.float() @ self._down.pop(plain).float()
-                whole.append((plain, self._base[plain].to(tensor.device).float() + delta))
+                delta = tensor.float() @ self._down.pop(base_name).float()
+                merged_bucket.append((base_name, self._base[base_name].to(tensor.device).float() + delta))
             else:
-                whole.append((name, tensor))
-        return whole
+                merged_bucket.append((name, tensor))
+        return merged_bucket

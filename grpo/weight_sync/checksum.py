@@ -66,8 +66,8 @@ def both_sums(tensor: Tensor) -> tuple[int, int]:
     by_row = _mixed(torch.arange(len(rows), device=rows.device) + 2**20)
     plain, weighed = _row_sums(rows, by_column)
     # A device is waited for once.
-    whole, placed = torch.stack([plain.sum(), (weighed * by_row).sum()]).tolist()
-    return whole, placed
+    plain_sum, placed = torch.stack([plain.sum(), (weighed * by_row).sum()]).tolist()
+    return plain_sum, placed
 
 
 def _row_sums(rows: Tensor, by_column: Tensor) -> tuple[Tensor, Tensor]:
@@ -157,5 +157,5 @@ def differing(ours: Mapping[str, int], theirs: Mapping[str, int]) -> list[str]:
     """
     group_names = {name for name in {*ours, *theirs} if not name.startswith(IN_ORDER)}
     tensor_names = {name for name in ours if name.startswith(IN_ORDER) and name in theirs}
-    different = sorted(name for name in group_names | tensor_names if ours.get(name) != theirs.get(name))
-    return [name.removeprefix(IN_ORDER) for name in different]
+    different_names = sorted(name for name in group_names | tensor_names if ours.get(name) != theirs.get(name))
+    return [name.removeprefix(IN_ORDER) for name in different_names]

@@ -24,17 +24,19 @@ def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     together. A weight that vLLM stores under another name or in another shape is yielded as it is stored. Parameters
     that attention has computed from others are left out. All ranks of an engine must call this function together.
     """
-    fused = getattr(model, "packed_modules_mapping", {})
+    fused_modules = getattr(model, "packed_modules_mapping", {})
     # GPT-2's files hold these matrices transposed, compared with the linear layers of other models.
-    lying = ("c_attn", "c_proj", "c_fc") if getattr(getattr(model, "config", None), "model_type", "") == "gpt2" else ()
-    modules, computed = dict(model.named_modules()), _computed_by_attention(model)
+    transposed_modules = (
+        ("c_attn", "c_proj", "c_fc") if getattr(getattr(model, "config", None), "model_type", "") == "gpt2" else ()
+    )
+    modules, computed_names = dict(model.named_modules()), _computed_by_attention(model)
     for name, parameter in model.named_parameters():
-        if name in computed:
+        if name in computed_names:
             continue
         prefix, _, kind = name.rpartition(".")
         module, (parent, dot, leaf) = modules[prefix], prefix.rpartition(".")
         sizes = getattr(module, "output_partition_sizes", [])
-        parts = fused.get(leaf, [])
+        parts = fused_modules.get(leaf, [])
         stored, rows = parameter.detach(), parameter.shape[0] if parameter.dim() else 0
         # A fused parameter has parts, and every rank holds a share of each part.
         shares = stored.split(list(sizes)) if len(sizes) > 1 and sum(sizes) == rows else (stored,)
@@ -45,10 +47,10 @@ def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if leaf == _BY_HEAD and len(pieces) > 1:
             yield name, _by_head(pieces, module.total_num_kv_heads)
             continue
-        whole = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+        whole_tensor = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
         vocabulary = getattr(module, "org_vocab_size", None)
-        weight = whole if vocabulary is None else whole[:vocabulary]
-        yield name, weight.t() if leaf in lying and kind == "weight" else weight
+        weight = whole_tensor if vocabulary is None else whole_tensor[:vocabulary]
+        yield name, weight.t() if leaf in transposed_modules and kind == "weight" else weight
 
 
 def as_sent(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
@@ -80,10 +82,10 @@ def _whole(shard: Tensor, module: nn.Module, kind: str, part: int = 0) -> Tensor
         return tensor_model_parallel_all_gather(shard, 1) if kind == "weight" else shard
     if not isinstance(module, (ColumnParallelLinear, VocabParallelEmbedding)):
         return shard
-    whole = tensor_model_parallel_all_gather(shard, 0)
+    whole_tensor = tensor_model_parallel_all_gather(shard, 0)
     # With fewer heads of keys and values than ranks, neighbouring ranks hold the same heads.
     copies = getattr(module, "num_kv_head_replicas", 1) if part else 1
-    return whole.unflatten(0, (module.tp_size, -1))[::copies].flatten(0, 1)
+    return whole_tensor.unflatten(0, (module.tp_size, -1))[::copies].flatten(0, 1)
 
 
 def _by_head(pieces: Sequence[Tensor], num_heads: int) -> Tensor:
@@ -102,28 +104,28 @@ class OwnParameters:
 
     def __init__(self, model: nn.Module):
         self._model = model
-        self._sent: set[str] = set()
-        self._kept: dict[str, Tensor] | None = None
+        self._sent_names: set[str] = set()
+        self._kept_values: dict[str, Tensor] | None = None
 
     def restore(self) -> None:
         """Writes the kept parameters back into the model, which may have lost them since the last refresh."""
         parameters = dict(self._model.named_parameters())
-        for name, value in (self._kept or {}).items():
+        for name, value in (self._kept_values or {}).items():
             parameters[name].data.copy_(value)
 
     def load(self, bucket: Bucket) -> None:
         """Loads weights under their Hugging Face names."""
-        loaded = self._model.load_weights(bucket)
+        loaded_names = self._model.load_weights(bucket)
         # If a model does not return which weights it has loaded, all of its parameters count as sent.
-        self._sent.update(dict(self._model.named_parameters()) if loaded is None else loaded)
+        self._sent_names.update(dict(self._model.named_parameters()) if loaded_names is None else loaded_names)
 
     def keep(self) -> None:
         """Keeps a copy in main memory of the parameters that the first refresh did not send. They never change."""
-        if self._kept is None:
+        if self._kept_values is None:
             parameters = self._model.named_parameters()
-            derived_or_sent = self._sent | _computed_by_attention(self._model)
-            unsent = {name: value.detach() for name, value in parameters if name not in derived_or_sent}
-            self._kept = {name: value.to("cpu", copy=True) for name, value in unsent.items()}
+            derived_or_sent = self._sent_names | _computed_by_attention(self._model)
+            unsent_values = {name: value.detach() for name, value in parameters if name not in derived_or_sent}
+            self._kept_values = {name: value.to("cpu", copy=True) for name, value in unsent_values.items()}
 
 
 # Attributes of attention that are made anew: the cache after each sleep, the others in each refresh.
@@ -136,7 +138,7 @@ def lost_by_sleep(model: nn.Module) -> list[str]:
     They are neither parameters, which are sent or kept, nor buffers, which vLLM saves. Examples are the slopes of ALiBi
     (Bloom, MPT), which vLLM (0.32) keeps as an attribute of its attention.
     """
-    known = {tensor.untyped_storage().data_ptr() for tensor in chain(model.parameters(), model.buffers())}
+    pointers = {tensor.untyped_storage().data_ptr() for tensor in chain(model.parameters(), model.buffers())}
     device = next(model.parameters()).device
     # A norm without a weight has a tensor of ones in its place, which nothing reads.
     read = [(name, module) for name, module in model.named_modules() if getattr(module, "has_weight", True)]
@@ -146,7 +148,7 @@ def lost_by_sleep(model: nn.Module) -> list[str]:
         for owner in (module, getattr(module, "impl", None))
         for attribute, value in getattr(owner, "__dict__", {}).items()
         if isinstance(value, Tensor) and value.device == device and value.numel()
-        if value.untyped_storage().data_ptr() not in known and attribute not in _MADE_ANEW
+        if value.untyped_storage().data_ptr() not in pointers and attribute not in _MADE_ANEW
     ]
 
 
@@ -174,7 +176,11 @@ def _computed_by_attention(model: nn.Module) -> set[str]:
     """Returns the names of parameters that attention layers have computed from others. These layers have no other
     parameters of their own."""
     layers = _prepared_layers(model).items()
-    return {f"{name}.{own}" for name, layer in layers for own, _ in layer.named_parameters(recurse=False)}
+    return {
+        f"{name}.{parameter_name}"
+        for name, layer in layers
+        for parameter_name, _ in layer.named_parameters(recurse=False)
+    }
 
 
 class ExpertOrder:
@@ -188,11 +194,11 @@ class ExpertOrder:
 
     def __init__(self, model: nn.Module):
         self._layers = [module for module in model.modules() if _has_experts(module)]
-        self._before: list[Facts] = []
+        self._facts_before: list[Facts] = []
         self._ready: list[tuple[dict[str, Tensor], Facts]] = []
 
     def begin(self) -> None:
-        self._before = [_facts(layer) for layer in self._layers]
+        self._facts_before = [_facts(layer) for layer in self._layers]
         self._ready = [(_narrow(layer), _facts(layer)) for layer in self._layers]
 
     def finish(self) -> None:
@@ -207,7 +213,7 @@ class ExpertOrder:
                 # does.
                 layer.quant_method.moe_kernel.fused_experts.process_weights_after_loading(layer)
         self._ready = []
-        for before, layer in zip(self._before, self._layers, strict=True):
+        for before, layer in zip(self._facts_before, self._layers, strict=True):
             after = _facts(layer)
             if any(old[0] == new[0] and old[1] != new[1] for old, new in zip(before, after, strict=True)):
                 raise RuntimeError("a refresh leaves experts in another order than vLLM's own loading does")

@@ -59,8 +59,8 @@ class Probe:
         gaps = [
             abs(sampled - learned)
             for group, logprobs in zip(groups, learner.logprobs(groups), strict=True)
-            for completion, own in zip(group.completions, logprobs, strict=True)
-            for sampled, learned in zip(completion.sampler_logprobs, own.tolist(), strict=True)
+            for completion, learner_logprobs in zip(group.completions, logprobs, strict=True)
+            for sampled, learned in zip(completion.sampler_logprobs, learner_logprobs.tolist(), strict=True)
         ]
         total, count = self.collective.sum([sum(gaps), len(gaps)])
         return total / max(count, 1)
@@ -108,17 +108,17 @@ class CheckedSync:
         Collective. Raises WeightSyncError with the names of weights that differ, or with the mismatch.
         """
         sampler.wake()
-        sent: Counter[str] = Counter()
+        sent_checksums: Counter[str] = Counter()
         for bucket in learner.weight_buckets(sampler.begin_refresh()):
             sampler.load_weights(bucket)
-            sent.update(checksums(bucket))
+            sent_checksums.update(checksums(bucket))
         sampler.finish_weights(learner.num_steps)
-        for theirs in sampler.checksums():
-            different = differing(sent, theirs)
-            if different:
+        for sampler_checksums in sampler.checksums():
+            different_names = differing(sent_checksums, sampler_checksums)
+            if different_names:
                 raise WeightSyncError(
                     f"after the refresh at step {learner.num_steps} learner and sampler hold different weights "
-                    f"in {len(different)} tensors or groups of them: {', '.join(different[:5])}"
+                    f"in {len(different_names)} tensors or groups of them: {', '.join(different_names[:5])}"
                 )
         if self._after_each:
             self._compare(learner.num_steps, self._probe.mismatch(learner, self._probe.groups(sampler)))

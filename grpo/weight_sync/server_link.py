@@ -39,8 +39,8 @@ class ServerLink:
         self.close()
         place = self._meeting_place = Host(self._host, self._world_size, self._seconds)
         info = {"meeting": asdict(place.meeting), "seconds": self._seconds}
-        opened = asyncio.to_thread(open_end, place.store, self._host, 0, self._world_size, self._device, self._seconds)
-        self._channel, _ = await _both(opened, post("/init_weight_transfer_engine", {"init_info": info}))
+        own_end = asyncio.to_thread(open_end, place.store, self._host, 0, self._world_size, self._device, self._seconds)
+        self._channel, _ = await _both(own_end, post("/init_weight_transfer_engine", {"init_info": info}))
         # All ends have met by now; NCCL's go on using the place.
         if self._device.type == "cpu":
             place.close()
