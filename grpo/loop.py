@@ -94,8 +94,8 @@ class Loop:
         checkpoint = self._parts.checkpoint_up_to(verdict.good_step) if verdict.go_back else None
         if verdict.go_back and checkpoint is None:
             # This happens only if the run was resumed and had kept no such checkpoint, or if all are damaged.
-            kept = f"{verdict.reason}: there is no checkpoint up to step {verdict.good_step}, so the policy stays"
-            return replace(verdict, go_back=False, reason=kept), None
+            reason = f"{verdict.reason}: there is no checkpoint up to step {verdict.good_step}, so the policy stays"
+            return replace(verdict, go_back=False, reason=reason), None
         return verdict, checkpoint
 
 

@@ -149,16 +149,16 @@ def _driver(cuda: str | None) -> Check | None:
     nvidia-smi, which comes with every driver."""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        asked = subprocess.run(query, capture_output=True, text=True, timeout=SMI_SECONDS, errors="replace")
+        process = subprocess.run(query, capture_output=True, text=True, timeout=SMI_SECONDS, errors="replace")
     except FileNotFoundError:
         return None
     except OSError as error:
         return Check(DRIVER, f"nvidia-smi cannot be run: {error.strerror}", MEND_DRIVER)
     except subprocess.TimeoutExpired:
         return Check(DRIVER, f"nvidia-smi does not answer within {SMI_SECONDS} seconds", MEND_DRIVER)
-    first = next((line.strip() for line in (asked.stdout + asked.stderr).splitlines() if line.strip()), "")
-    if asked.returncode or not first[:1].isdigit():
-        return Check(DRIVER, f"nvidia-smi fails: {first or f'exit code {asked.returncode}'}", MEND_DRIVER)
+    first = next((line.strip() for line in (process.stdout + process.stderr).splitlines() if line.strip()), "")
+    if process.returncode or not first[:1].isdigit():
+        return Check(DRIVER, f"nvidia-smi fails: {first or f'exit code {process.returncode}'}", MEND_DRIVER)
     return Check(DRIVER, first, driver_remedy(first, cuda))
 
 
@@ -171,8 +171,8 @@ def _compiler() -> Check:
     remedies = [] if compiler else ["install gcc"]
     if not (headers / "Python.h").exists():
         remedies.append(f"install {python}-dev (Python.h is not in {headers})")
-    wanted = f"vLLM's kernels need it: {' and '.join(remedies)}" if remedies else ""
-    return Check("compiler for Triton", compiler or "missing", wanted)
+    remedy = f"vLLM's kernels need it: {' and '.join(remedies)}" if remedies else ""
+    return Check("compiler for Triton", compiler or "missing", remedy)
 
 
 def driver_remedy(driver: str, cuda: str | None) -> str:

@@ -45,13 +45,13 @@ long prompts and completions are, these are the defaults.
 
 def run(words: Sequence[str]) -> int:
     """Runs the analysis in `COMMANDS` that the first word names. Returns the exit code."""
-    name, *rest = words
+    name, *arguments = words
     if name not in COMMANDS:
         raise UserError(f"grpo dynamics has no {name!r}: choose one of {', '.join(COMMANDS)} (grpo dynamics help)")
-    if not rest or "=" in rest[0]:
+    if not arguments or "=" in arguments[0]:
         raise UserError(f"grpo dynamics {name} needs a path (grpo dynamics help)")
     with working("analysing the log" if name != "plan" else "making the plan"):
-        COMMANDS[name](Path(rest[0]), rest[1:])
+        COMMANDS[name](Path(arguments[0]), arguments[1:])
     return 0
 
 
@@ -86,9 +86,9 @@ def _plan(path: Path, settings: list[str]) -> None:
     kinds |= dict.fromkeys(("prompts_per_step", "smallest", "largest"), natural)
     options = typed(settings, column=str, tried=natural, machine=str, output=Path, **kinds)
     machine = read_constants(options.pop("machine")) if "machine" in options else None
-    known = _pass_rates(path, options.pop("column", ""))
-    tried, output = options.pop("tried", known.tried), options.pop("output", path.parent)
-    write_plan(known.rates, known.missing, tried, PlanRequest(**known.tokens | options), machine, output)
+    pass_rates = _pass_rates(path, options.pop("column", ""))
+    tried, output = options.pop("tried", pass_rates.tried), options.pop("output", path.parent)
+    write_plan(pass_rates.rates, pass_rates.missing, tried, PlanRequest(**pass_rates.tokens | options), machine, output)
 
 
 def _pass_rates(path: Path, column: str) -> PassRates:

@@ -62,17 +62,17 @@ def run(words: Sequence[str]) -> int:
     (logs.parent / LAUNCHER_FILE).write_text(f"{os.getpid()} {socket.gethostname()}\n")
     key = os.environ.get(KEY_VARIABLE) or secrets.token_urlsafe(24)
     environment = safe_path() | {KEY_VARIABLE: key, START_VARIABLE: start()}
-    stop, held = StopRequest(), []
+    stop, processes = StopRequest(), []
     with outlasting():
         try:
             for seat in seats:
-                shown = seat.role == LEARNER and seat.index == 0
-                held.append(Held(seat, hardware.shell, environment, logs / f"{seat.name}.log", shown))
-            return wait(held, stop)
+                is_shown = seat.role == LEARNER and seat.index == 0
+                processes.append(Held(seat, hardware.shell, environment, logs / f"{seat.name}.log", is_shown))
+            return wait(processes, stop)
         finally:
-            for process in held:
+            for process in processes:
                 process.close()
-            for process in held:
+            for process in processes:
                 process.wait()
             (logs.parent / LAUNCHER_FILE).unlink(missing_ok=True)
 

@@ -56,8 +56,8 @@ def run(words: Sequence[str] = ()) -> int:
     """
     options = dict(word.partition("=")[::2] for word in words if word.partition("=")[0] in OWN_WORDS)
     overrides = [word for word in words if word.partition("=")[0] not in OWN_WORDS]
-    chosen = options.get("part", ",".join(PARTS)).split(",")
-    for name in chosen:
+    names = options.get("part", ",".join(PARTS)).split(",")
+    for name in names:
         if name not in PARTS:
             raise UserError(f"part={name} is unknown: choose among {', '.join(PARTS)}")
     if "size" in options:
@@ -93,17 +93,17 @@ def run(words: Sequence[str] = ()) -> int:
     device = torch.cuda.get_device_name(bench.device) if bench.device.type == "cuda" else "CPU"
     about = {"device": device, "size": size, "words": overrides}
     about["parameters"] = bench.shape.parameters
-    if added := bench.overrides[1 + len(overrides) :]:
-        say(f"grpo: {' '.join(added)}, for which this GPU has memory")
-    there = [name for name in chosen if name not in NEED_VLLM or find_spec("vllm")]
-    measures = [(name, measure) for name in parts if name in there for measure in parts[name]]
-    measures += [(name, engines[name]) for name in engines if name in there]
+    if further_words := bench.overrides[1 + len(overrides) :]:
+        say(f"grpo: {' '.join(further_words)}, for which this GPU has memory")
+    runnable = [name for name in names if name not in NEED_VLLM or find_spec("vllm")]
+    measures = [(name, measure) for name in parts if name in runnable for measure in parts[name]]
+    measures += [(name, engines[name]) for name in engines if name in runnable]
     reports: list[Report] = []
     for report in _measured(measures, bench):
         reports.append(report)
         # What is ended before its time leaves what it has measured.
         write_record(folder, about, reports)
-    reports += [Report([Fact(name, "all of it", None, needs="needs vLLM")]) for name in chosen if name not in there]
+    reports += [Report([Fact(name, "all of it", None, needs="needs vLLM")]) for name in names if name not in runnable]
     record = write_record(folder, about, reports)
     write_code(folder)
     facts = [fact for report in reports for fact in report.facts]
@@ -125,8 +125,8 @@ def _measured(measures: Sequence[tuple[str, Measure]], bench: Bench) -> Iterator
 def _to_the_end(part: str, name: str, measure: Measure, bench: Bench) -> Iterator[Report]:
     """Yields what `measure` reports. If it fails, the failure is a fact, so that the other parts are measured too."""
     try:
-        measured = measure(bench)
-        yield from [measured] if isinstance(measured, Report) else measured
+        outcome = measure(bench)
+        yield from [outcome] if isinstance(outcome, Report) else outcome
     except Exception as error:  # whatever a library or a kernel raises on a machine that was never tried
         if not isinstance(error, UserError):
             traceback.print_exc()

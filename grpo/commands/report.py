@@ -92,12 +92,15 @@ def of_sweep(folder: Path) -> tuple[list[Run], list[str], int]:
     """Returns a sweep's finished runs, notes about the others, and the number of runs that may still finish."""
     ledger = open_ledger(folder)
     states = {cell: ledger.state(cell) for cell in ledger.cells}
-    done = [cell for cell, state in states.items() if state.state == DONE]
-    failed = [f"{cell.name} failed: {state.why}." for cell, state in states.items() if state.state == FAILED]
-    others = Counter(state.state for state in states.values() if state.state not in (DONE, FAILED))
-    unfinished, counted = sum(others.values()), ", ".join(f"{number} {state}" for state, number in others.items())
-    notes = failed + ([f"{unfinished} of {len(states)} runs are not done ({counted})."] if unfinished else [])
-    return [load(ledger.path(cell), cell.variant, cell.seed) for cell in done], notes, unfinished
+    done_cells = [cell for cell, state in states.items() if state.state == DONE]
+    failures = [f"{cell.name} failed: {state.why}." for cell, state in states.items() if state.state == FAILED]
+    unfinished_states = Counter(state.state for state in states.values() if state.state not in (DONE, FAILED))
+    unfinished, counts = (
+        sum(unfinished_states.values()),
+        ", ".join(f"{number} {state}" for state, number in unfinished_states.items()),
+    )
+    notes = failures + ([f"{unfinished} of {len(states)} runs are not done ({counts})."] if unfinished else [])
+    return [load(ledger.path(cell), cell.variant, cell.seed) for cell in done_cells], notes, unfinished
 
 
 def _loaded(paths: Sequence[Path]) -> list[Run]:

@@ -46,10 +46,10 @@ KEYS = {
 
 def run(words: Sequence[str]) -> int:
     """Runs the reproduction in `PAPERS` that the first word names, and presents it. Returns the exit code."""
-    name, *rest = words
+    name, *settings_words = words
     if name not in PAPERS:
         raise UserError(f"grpo reproduce has no {name!r}: choose one of {', '.join(PAPERS)} (grpo reproduce help)")
-    settings = typed(rest, **KEYS)
+    settings = typed(settings_words, **KEYS)
     # A folder that cannot be made is told before anything is computed.
     folder = Path(settings.get("output_dir", OUTPUT))
     folder.mkdir(parents=True, exist_ok=True)

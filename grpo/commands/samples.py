@@ -55,11 +55,11 @@ def run(words: Sequence[str]) -> int:
     require(kind in (None, *KINDS), f"group={kind!r} is none of {' | '.join(KINDS)}")
     outcome = settings.get("outcome")
     require(outcome in (None, *OUTCOMES), f"outcome={outcome!r} is none of {' | '.join(OUTCOMES)}")
-    console, shown = Terminal(), 0
-    for group, matching in islice(chosen_groups(read_completions(Path(folders[0])), settings), limit or None):
-        _show(console, group, matching)
-        shown += 1
-    if not shown:
+    console, num_shown = Terminal(), 0
+    for group, matching_rows in islice(chosen_groups(read_completions(Path(folders[0])), settings), limit or None):
+        _show(console, group, matching_rows)
+        num_shown += 1
+    if not num_shown:
         console.print("no completion fits; without words the last round's are shown")
     return 0
 
@@ -71,14 +71,14 @@ def chosen_groups(rows: Iterable[Row], words: Mapping[str, Any]) -> Iterator[tup
         group = list(members)
         if not _fits(group, words):
             continue
-        chosen = [
+        matching_rows = [
             row
             for row in group
             if words.get("contains", "") in row["completion"]
             and all(row.get(name) == value for name, value in exact.items())
         ]
-        if chosen:
-            yield group, chosen
+        if matching_rows:
+            yield group, matching_rows
 
 
 def _fits(group: Sequence[Row], words: Mapping[str, Any]) -> bool:

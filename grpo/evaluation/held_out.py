@@ -39,17 +39,17 @@ def evaluate(
     numbers (see `is_graded`).
     """
     share = task.held_out_prompts(evaluation.num_problems)[collective.rank :: collective.world_size]
-    drawn = drawn_as(evaluation, sampling)
-    mine = [_row(group, task.answer_of) for group in ask(share, evaluation.samples_per_problem, drawn)]
+    settings = drawn_as(evaluation, sampling)
+    own_rows = [_row(group, task.answer_of) for group in ask(share, evaluation.samples_per_problem, settings)]
     if evaluation.greedy:
-        likeliest = ask(share, 1, replace(drawn, temperature=0.0))
-        mine = [
+        greedy_groups = ask(share, 1, replace(settings, temperature=0.0))
+        own_rows = [
             row if group.spoilt else row | {"greedy": group.grades[0].correct}
-            for row, group in zip(mine, likeliest, strict=True)
+            for row, group in zip(own_rows, greedy_groups, strict=True)
         ]
-    rows = [row for part in collective.gather(mine) for row in part]
+    rows = [row for part in collective.gather(own_rows) for row in part]
     rows.sort(key=lambda row: row["problem_id"])
-    sampling_settings = {name: getattr(drawn, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
+    sampling_settings = {name: getattr(settings, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
     result = summarize(rows, evaluation.pass_at) | _by_source(rows, evaluation)
     return sampling_settings | result
 
@@ -62,15 +62,15 @@ def _by_source(rows: Sequence[Mapping[str, Any]], evaluation: EvaluationConfig) 
         by_source.setdefault(row.get("source", ""), []).append(row)
     if len(by_source) < 2:
         return {}
-    results = {source: summarize(own, evaluation.pass_at) for source, own in sorted(by_source.items())}
+    results = {source: summarize(source_rows, evaluation.pass_at) for source, source_rows in sorted(by_source.items())}
     return {"sources": {source: {key: value for key, value in result.items() if key not in _ROWS}
                         for source, result in results.items() if is_graded(result)}}  # fmt: skip
 
 
 def drawn_as(evaluation: EvaluationConfig, sampling: SamplingConfig) -> SamplingConfig:
     """Returns the sampling settings of an evaluation: those of training, overridden by those that `evaluation` sets."""
-    own = {name: getattr(evaluation, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
-    return replace(sampling, **{name: value for name, value in own.items() if value is not None})
+    overrides = {name: getattr(evaluation, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
+    return replace(sampling, **{name: value for name, value in overrides.items() if value is not None})
 
 
 def evaluate_suite(
@@ -93,19 +93,19 @@ def evaluate_suite(
 def with_suite(result: dict[str, Any], suite: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """Adds the evaluations of a suite's sets under `suite`. Sets of which no problem could be graded are named under
     `ungraded_sets` instead."""
-    graded = {name: of_set for name, of_set in suite.items() if is_graded(of_set)}
-    parts = {"suite": graded, "ungraded_sets": [name for name in suite if name not in graded]}
+    graded_sets = {name: of_set for name, of_set in suite.items() if is_graded(of_set)}
+    parts = {"suite": graded_sets, "ungraded_sets": [name for name in suite if name not in graded_sets]}
     return result | {name: part for name, part in parts.items() if part}
 
 
 def summarize(rows: Sequence[Mapping[str, Any]], pass_at: Sequence[int]) -> dict[str, Any]:
     """Returns the statistics of evaluated problems, with the rows that they are computed from under `per_problem`, and
     those of problems that could not be graded under `ungraded_problems`."""
-    ungraded = [row for row in rows if "outcome" in row]
-    numbers = {"problems": len(rows), "ungraded": len(ungraded)}
-    if graded := [row for row in rows if "outcome" not in row]:
-        numbers |= _of_graded(graded, pass_at)
-    return numbers | dict(zip(_ROWS, (graded, ungraded), strict=True))
+    ungraded_rows = [row for row in rows if "outcome" in row]
+    numbers = {"problems": len(rows), "ungraded": len(ungraded_rows)}
+    if graded_rows := [row for row in rows if "outcome" not in row]:
+        numbers |= _of_graded(graded_rows, pass_at)
+    return numbers | dict(zip(_ROWS, (graded_rows, ungraded_rows), strict=True))
 
 
 def _of_graded(rows: Sequence[Mapping[str, Any]], pass_at: Sequence[int]) -> dict[str, Any]:
@@ -182,19 +182,19 @@ def majority(answers: Sequence[str | None], correct: Sequence[bool]) -> bool:
     votes = Counter(answer for answer in answers if answer is not None)
     if not votes:
         return False
-    chosen = max(votes, key=lambda answer: votes[answer])
-    return correct[answers.index(chosen)]
+    majority_answer = max(votes, key=lambda answer: votes[answer])
+    return correct[answers.index(majority_answer)]
 
 
 def _row(scored: ScoredGroup, answer_of: Callable[[Problem, str], str | None]) -> dict[str, Any]:
     """Returns a problem's row of `per_problem`, or that of `ungraded_problems`, whose `outcome` says why."""
     completions, problem = scored.group.completions, scored.group.prompt.problem
-    asked = {"problem_id": problem.problem_id, "question": problem.question, "answer": problem.answer}
-    asked |= {"source": problem.source} if problem.source else {}
+    row = {"problem_id": problem.problem_id, "question": problem.question, "answer": problem.answer}
+    row |= {"source": problem.source} if problem.source else {}
     if scored.spoilt:
         outcome = next(grade.outcome for grade in scored.grades if grade.outcome in NOT_THEIR_FAULT)
-        return asked | {"outcome": outcome, "completion": completions[0].text}
-    return asked | {
+        return row | {"outcome": outcome, "completion": completions[0].text}
+    return row | {
         "correct": sum(grade.correct for grade in scored.grades),
         "total": len(completions),
         "majority": majority(

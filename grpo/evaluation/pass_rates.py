@@ -145,16 +145,16 @@ def crossed_difference(differences: Sequence[Sequence[float]], level: float = 0.
         # All differences are equal, so p is that of a sign test over the seeds.
         return Interval(value, value, value), min(1.0, 2.0 ** (1 - num_seeds)) if value else 1.0
     by_seed, by_problem = cells.mean(1, keepdims=True) - value, cells.mean(0, keepdims=True) - value
-    rest = cells - value - by_seed - by_problem
+    residuals = cells - value - by_seed - by_problem
     freedom = num_seeds - 1 or num_problems - 1
     of_seeds = num_problems * np.square(by_seed).sum() / max(num_seeds - 1, 1)
     of_problems = num_seeds * np.square(by_problem).sum() / max(num_problems - 1, 1)
-    of_rest = np.square(rest).sum() / max((num_seeds - 1) * (num_problems - 1), 1)
+    of_rest = np.square(residuals).sum() / max((num_seeds - 1) * (num_problems - 1), 1)
     between = of_seeds + max(of_problems - of_rest, 0.0)
     # The means of a few seeds may be equal by chance, up to rounding. Their variation is then estimated by the rest.
     error = math.sqrt((between if between > _ROUNDING * of_rest else of_rest) / cells.size)
-    half = float(stats.t.ppf((1 + level) / 2, freedom)) * error
-    return Interval(value, value - half, value + half), float(2 * stats.t.sf(abs(value) / error, freedom))
+    half_width = float(stats.t.ppf((1 + level) / 2, freedom)) * error
+    return Interval(value, value - half_width, value + half_width), float(2 * stats.t.sf(abs(value) / error, freedom))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -165,9 +165,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """
     order = np.argsort(p_values)
     steps = np.asarray(p_values)[order] * np.arange(len(p_values), 0, -1)
-    adjusted = np.empty(len(p_values))
-    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(steps))
-    return [float(p) for p in adjusted]
+    corrected = np.empty(len(p_values))
+    corrected[order] = np.minimum(1.0, np.maximum.accumulate(steps))
+    return [float(p) for p in corrected]
 
 
 def geometric_ratio(ours: Sequence[float], base: Sequence[float], level: float = 0.95) -> Interval:

@@ -65,17 +65,17 @@ def _whole(lines: Iterable[str]) -> list[str]:
     ... ]
     True
     """
-    whole: list[str] = []
-    before = 0
+    joined_lines: list[str] = []
+    length_before = 0
     for line in lines:
         text = line.lstrip()
-        full = text and before + 1 + len(text.split()[0]) > FULL_LINE
-        if full and len(line) - len(text) == _text_begins(whole[-1]):
-            whole[-1] += f" {text}"
+        is_full = text and length_before + 1 + len(text.split()[0]) > FULL_LINE
+        if is_full and len(line) - len(text) == _text_begins(joined_lines[-1]):
+            joined_lines[-1] += f" {text}"
         else:
-            whole.append(line)
-        before = len(line)
-    return whole
+            joined_lines.append(line)
+        length_before = len(line)
+    return joined_lines
 
 
 def _text_begins(line: str) -> int:

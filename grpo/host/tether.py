@@ -109,20 +109,20 @@ def _obey(orders: RawIOBase, child: subprocess.Popen, grace: float, silent: floa
 def _report_suspended() -> None:
     """Watches the processes below this one for ever, and reports each one that is suspended, once until it resumes."""
     before: set[psutil.Process] = set()
-    told: set[psutil.Process] = set()
+    reported: set[psutil.Process] = set()
     while True:
         time.sleep(LOOK_SECONDS)
-        stopped = {process for process in _started() if _is_stopped(process)}
-        told &= stopped
-        for process in (stopped & before) - told:
+        suspended = {process for process in _started() if _is_stopped(process)}
+        reported &= suspended
+        for process in (suspended & before) - reported:
             pid = process.pid
             print(
                 f"grpo: process {pid} is suspended, and the processes that wait for it hang: resume it by "
                 f"kill -CONT {pid}",
                 flush=True,
             )
-            told.add(process)
-        before = stopped
+            reported.add(process)
+        before = suspended
 
 
 def _is_stopped(process: psutil.Process) -> bool:

@@ -23,26 +23,26 @@ def with_free_ports(config: TrainConfig, machines: Sequence[Machine]) -> TrainCo
     Raises UserError when a port is taken here and the run uses other machines too, and when no free ports are left.
     """
     first = config.hardware.first_port
-    taken = _taken(config, machines, first)
-    if taken is None:
+    port = _taken(config, machines, first)
+    if port is None:
         return config
     if not all(machine.is_here for machine in machines):
-        raise UserError(f"port {taken} of this machine is taken, perhaps by another run: change hardware.first_port")
+        raise UserError(f"port {port} of this machine is taken, perhaps by another run: change hardware.first_port")
     width = 2 * SERVER_PORTS
-    for other in range(first + width, LAST_PORT, width):
-        if _taken(config, machines, other) is None:
-            say(f"grpo: port {taken} is taken, perhaps by another run: this run uses the ports from {other} on")
-            return replace(config, hardware=replace(config.hardware, first_port=other))
+    for start in range(first + width, LAST_PORT, width):
+        if _taken(config, machines, start) is None:
+            say(f"grpo: port {port} is taken, perhaps by another run: this run uses the ports from {start} on")
+            return replace(config, hardware=replace(config.hardware, first_port=start))
     raise UserError(f"all ports from {first} on are taken: change hardware.first_port")
 
 
 def _taken(config: TrainConfig, machines: Sequence[Machine], first: int) -> int | None:
     """Returns the first of the run's ports on this machine that is taken, or None if all are free."""
     servers = range(first + SERVER_PORTS, first + SERVER_PORTS + config.rollout.servers.replicas)
-    needed = [(machine, first) for machine in machines[:1]]
+    machine_ports = [(machine, first) for machine in machines[:1]]
     for index, machine in enumerate(machines[config.hardware.learner_nodes :]):
-        needed += [(machine, port + index * len(servers)) for port in servers]
-    return next((port for machine, port in needed if machine.is_here and not _free(machine.address, port)), None)
+        machine_ports += [(machine, port + index * len(servers)) for port in servers]
+    return next((port for machine, port in machine_ports if machine.is_here and not _free(machine.address, port)), None)
 
 
 def _free(address: str, port: int) -> bool:

@@ -25,40 +25,40 @@ def wait(held: Sequence[Held], stop: StopRequest) -> int:
     """
     learners = [part for part in held if part.seat.role == LEARNER]
     servers = [part for part in held if part.seat.role != LEARNER]
-    asked, last_server = 0, None
+    num_requests, last_server = 0, None
     while True:
         codes = {part: part.process.poll() for part in held}
         # A launcher whose output nobody reads any more stops as `grpo train` does.
-        if (requests := max(stop.count, int(unread()))) > asked:
-            asked = requests
+        if (requests := max(stop.count, int(unread()))) > num_requests:
+            num_requests = requests
             for learner in learners:
-                learner.ask_to_stop() if asked == 1 else learner.kill()
+                learner.ask_to_stop() if num_requests == 1 else learner.kill()
         for server in [server for server in servers if codes[server] is not None]:
             servers.remove(server)
             _tell(server)
-            if not servers and not asked:
+            if not servers and not num_requests:
                 last_server = server
                 for learner in learners:
                     learner.ask_to_stop()
-        if not asked and EXIT_STOPPED in [codes[learner] for learner in learners]:
-            asked = 1
+        if not num_requests and EXIT_STOPPED in [codes[learner] for learner in learners]:
+            num_requests = 1
             for learner in learners:
                 learner.ask_to_stop()
-        failed = [learner for learner in learners if codes[learner]]
-        if failed and not asked and not last_server:
-            _tell(failed[0])
+        failed_learners = [learner for learner in learners if codes[learner]]
+        if failed_learners and not num_requests and not last_server:
+            _tell(failed_learners[0])
             for learner in learners:
                 learner.kill()
-            return codes[failed[0]]
+            return codes[failed_learners[0]]
         if all(codes[learner] is not None for learner in learners):
             if last_server:
                 _tell(last_server)
                 return codes[last_server] or 1
-            unsaved = [learner for learner in learners if codes[learner] not in (0, EXIT_STOPPED)]
-            if asked == 1 and unsaved:
-                _tell(unsaved[0])
-                return codes[unsaved[0]]
-            return EXIT_STOPPED if asked else 0
+            unsaved_learners = [learner for learner in learners if codes[learner] not in (0, EXIT_STOPPED)]
+            if num_requests == 1 and unsaved_learners:
+                _tell(unsaved_learners[0])
+                return codes[unsaved_learners[0]]
+            return EXIT_STOPPED if num_requests else 0
         time.sleep(POLL_SECONDS)
 
 

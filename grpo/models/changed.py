@@ -36,13 +36,13 @@ def with_config(directory: Path, changes: Mapping[str, Any]) -> Path:
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(dir=folder.parent))
+    new_folder = Path(tempfile.mkdtemp(dir=folder.parent))
     for file in directory.iterdir():
         if file.name != CONFIG:
-            (made / file.name).symlink_to(file.resolve())
-    (made / CONFIG).write_text(text)
+            (new_folder / file.name).symlink_to(file.resolve())
+    (new_folder / CONFIG).write_text(text)
     try:
-        os.rename(made, folder)
+        os.rename(new_folder, folder)
     except OSError:
         # Another process was quicker.
         if not folder.is_dir():
@@ -57,12 +57,15 @@ def _check_names(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> Non
     # Of a model with code of its own only the file is known.
     if kind not in CONFIG_MAPPING:
         return
-    usual = CONFIG_MAPPING[kind]()
-    known = OLDER | settings.keys() | usual.to_dict().keys()
+    default_config = CONFIG_MAPPING[kind]()
+    setting_names = OLDER | settings.keys() | default_config.to_dict().keys()
     for name in changes:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ": leave it out, or correct its name"
-        require(name in known or hasattr(usual, name), f"model.config.{name} is no setting of {kind} models{hint}")
+        similar_names = difflib.get_close_matches(name, setting_names, n=1)
+        hint = f"; did you mean {similar_names[0]}?" if similar_names else ": leave it out, or correct its name"
+        require(
+            name in setting_names or hasattr(default_config, name),
+            f"model.config.{name} is no setting of {kind} models{hint}",
+        )
 
 
 def _changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

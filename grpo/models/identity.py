@@ -26,18 +26,18 @@ def weights_identity(model: ModelConfig, directory: Path) -> dict[str, Any]:
 
 def _digests(directory: Path) -> dict[str, str]:
     files = sorted(directory.glob("*.safetensors"))
-    changed = [file.stat().st_mtime_ns for file in files]
+    times_changed = [file.stat().st_mtime_ns for file in files]
     with ThreadPoolExecutor() as pool:
-        return {file.name: digest for file, digest in zip(files, pool.map(_digest, files, changed), strict=True)}
+        return {file.name: digest for file, digest in zip(files, pool.map(_digest, files, times_changed), strict=True)}
 
 
 @cache
 def _digest(file: Path, changed: int) -> str:
     """Returns the SHA-256 of a file that was last changed at the nanosecond `changed`."""
     # The hub's cache names a large file by its SHA-256, which saves reading it.
-    stored = file.resolve()
-    known = stored.parent.name == "blobs" and _SHA256.fullmatch(stored.name)
-    return stored.name if known else sha256(file)
+    stored_file = file.resolve()
+    is_named_by_digest = stored_file.parent.name == "blobs" and _SHA256.fullmatch(stored_file.name)
+    return stored_file.name if is_named_by_digest else sha256(file)
 
 
 def check_base(saved: Mapping[str, Any] | None, present: Mapping[str, Any], checkpoint: Path) -> None:

@@ -59,8 +59,8 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
         preflight.check_cpu_heads(config, path)
         tokenizer = models.load_tokenizer(path, config.model)
     with working("reading the problems"):
-        config, fitted = fit_lengths(config, [loaded_task(task, tokenizer) for task in tasks], path)
-    loaded = {task.config.name: task for task in fitted}
+        config, fitted_tasks = fit_lengths(config, [loaded_task(task, tokenizer) for task in tasks], path)
+    loaded_tasks = {task.config.name: task for task in fitted_tasks}
     if ranks.world_size() > 1:
         init_distributed(device, config.longest_wait_seconds)
     collective = TorchCollective(device)
@@ -80,10 +80,10 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
         sampler = build()
 
     def load(task: TaskConfig) -> VerifiableTask:
-        own = replace(config, task=task)
-        return load_task(own, tokenizer, collective.rank, collective.world_size, loaded[task.name])
+        task_config = replace(config, task=task)
+        return load_task(task_config, tokenizer, collective.rank, collective.world_size, loaded_tasks[task.name])
 
-    return Candidate(sampler, collective, [task.config for task in fitted], load)
+    return Candidate(sampler, collective, [task.config for task in fitted_tasks], load)
 
 
 def saved_learner(present: LearnerConfig, saved: LearnerConfig) -> LearnerConfig:

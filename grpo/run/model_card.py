@@ -69,12 +69,12 @@ def _header(config: TrainConfig, library: str) -> str:
 def _summary(config: TrainConfig, step: int, evaluations: Sequence[Mapping[str, Any]], library: str) -> str:
     """Returns the title, and a paragraph on what the model is and how its pass@1 has changed."""
     base, task, rank = _base(config), config.task.name, config.model.lora.rank
-    made = f"{base} was trained with GRPO for {step} optimizer steps on the problems of {task}."
+    intro = f"{base} was trained with GRPO for {step} optimizer steps on the problems of {task}."
     if library == "peft":
-        made += f" This folder holds the LoRA adapter of rank {rank}, without its base."
+        intro += f" This folder holds the LoRA adapter of rank {rank}, without its base."
     elif rank:
-        made += f" A LoRA adapter of rank {rank} was trained, which is merged into these weights."
-    return f"# {base}, trained with GRPO on {task}\n\n{made} {_outcome(evaluations, step)} The base's license applies."
+        intro += f" A LoRA adapter of rank {rank} was trained, which is merged into these weights."
+    return f"# {base}, trained with GRPO on {task}\n\n{intro} {_outcome(evaluations, step)} The base's license applies."
 
 
 def _outcome(evaluations: Sequence[Mapping[str, Any]], step: int) -> str:
@@ -83,8 +83,8 @@ def _outcome(evaluations: Sequence[Mapping[str, Any]], step: int) -> str:
         return "It was not evaluated on held-out problems while it was trained."
     first, last = evaluations[0], evaluations[-1]
     before, after = (f"{row['pass@1']['value']:.1%}" for row in (first, last))
-    when = "before training" if first["step"] == 0 else f"after step {first['step']}"
-    sentence = f"Its pass@1 on {_graded(last)} held-out problems was {before} {when}"
+    start = "before training" if first["step"] == 0 else f"after step {first['step']}"
+    sentence = f"Its pass@1 on {_graded(last)} held-out problems was {before} {start}"
     sentence += f" and {after} after step {last['step']}." if first["step"] < last["step"] else "."
     return sentence + ("" if last["step"] == step else f" It was not evaluated at step {step}.")
 
@@ -110,10 +110,10 @@ def _use(config: TrainConfig, library: str) -> str:
     lines += ['print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))']
     shown = [f"In training {len(prompt.examples)} solved examples came before the question."] if prompt.examples else []
     code = "\n".join(lines)
-    asking = (
+    introduction = (
         "This asks the model as it was asked in training. `folder` is where these files are, or their name on the hub."
     )
-    return "\n\n".join(["## Use", asking, f"```python\n{code}\n```", *shown])
+    return "\n\n".join(["## Use", introduction, f"```python\n{code}\n```", *shown])
 
 
 def _results(evaluations: Sequence[Mapping[str, Any]]) -> str:
@@ -130,8 +130,8 @@ def _results(evaluations: Sequence[Mapping[str, Any]]) -> str:
                 lines.append(f"| {name} | {row['step']} | {rate['value']:.1%} | {interval} | {_graded(result)} |")
     last = evaluations[-1]
     if "temperature" in last:
-        drawn = f"with {last['samples_per_problem']} of each problem, drawn at temperature {last['temperature']:g}"
-        lines += ["", f"pass@1 is the share of right completions, {drawn}. Held-out problems were not trained on."]
+        how = f"with {last['samples_per_problem']} of each problem, drawn at temperature {last['temperature']:g}"
+        lines += ["", f"pass@1 is the share of right completions, {how}. Held-out problems were not trained on."]
     return "\n".join(lines)
 
 

@@ -91,7 +91,7 @@ class Watch:
         self._every = every
         self._findings = findings
         self._tell = tell
-        self._told: set[tuple[str, str]] = set()
+        self._reported_findings: set[tuple[str, str]] = set()
         self._not_before = 0
 
     def after_round(self, finished: FinishedRound) -> None:
@@ -100,8 +100,8 @@ class Watch:
             return
         self._not_before = index * (1 + WATCH_FRACTION)
         for finding in self._findings():
-            if (finding.name, finding.severity) not in self._told:
-                self._told.add((finding.name, finding.severity))
+            if (finding.name, finding.severity) not in self._reported_findings:
+                self._reported_findings.add((finding.name, finding.severity))
                 line = f"{finding.severity}: {finding.name}: {finding.evidence} ⇒ {finding.remedy}"
                 self._tell(f"step {step}: {line}")
 

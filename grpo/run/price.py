@@ -35,8 +35,8 @@ class Price:
         >>> Price(3, 100, 100, (4.0, 3.0, 0.5), True, 1).round_seconds
         4.5
         """
-        sampling, learning, rest = self.seconds
-        return (max(sampling, learning) if self.overlapped else sampling + learning) + rest
+        sampling, learning, other = self.seconds
+        return (max(sampling, learning) if self.overlapped else sampling + learning) + other
 
     @property
     def device_hours(self) -> float:
@@ -89,9 +89,9 @@ def price_rows(priced: Price, per_hour: float) -> list[tuple[str, str, str]]:
         (name, f"{seconds:,.1f}", f"{seconds * priced.rounds:,.0f}")
         for name, seconds in zip(names, priced.seconds, strict=True)
     ]
-    whole, hours = priced.round_seconds, priced.rounds * priced.round_seconds / 3600
+    seconds_of_round, hours = priced.round_seconds, priced.rounds * priced.round_seconds / 3600
     together = " (sampling and learning at the same time)" if priced.overlapped else ""
-    rows.append((f"seconds of a round, hours in all{together}", f"{whole:,.1f}", f"{hours:,.2f}"))
+    rows.append((f"seconds of a round, hours in all{together}", f"{seconds_of_round:,.1f}", f"{hours:,.2f}"))
     rows.append((f"device hours, on {priced.devices}", "", f"{priced.device_hours:,.2f}"))
     if per_hour:
         cost = f"{priced.device_hours * per_hour:,.2f}"

@@ -186,8 +186,8 @@ class Session:
             checkpointer.save(loop.progress, loop.verdict)
         except UserError as error:
             # A learner in the middle of a round is not saved: a resumed run samples that round again.
-            whole = loop.progress.step > progress.step and parts.learner.num_steps == loop.progress.step
-            if whole and leaves_checkpoint(error, self._collective.world_size):
+            is_between_rounds = loop.progress.step > progress.step and parts.learner.num_steps == loop.progress.step
+            if is_between_rounds and leaves_checkpoint(error, self._collective.world_size):
                 with suppress(UserError):
                     checkpointer.save(loop.progress, loop.verdict)
             raise

@@ -33,10 +33,11 @@ def run_cell(job: Any) -> None:
             state = _run(ledger, cell, held)
     except BlockingIOError:
         return
-    done = sum(ledger.state(other).state == DONE for other in ledger.cells)
+    num_done = sum(ledger.state(other).state == DONE for other in ledger.cells)
     why = f": {state.why}" if state.why else ""
     print(
-        f"{done} of {len(ledger.cells)} done · {cell.name} {state.state} after {state.seconds:.0f} s{why}", flush=True
+        f"{num_done} of {len(ledger.cells)} done · {cell.name} {state.state} after {state.seconds:.0f} s{why}",
+        flush=True,
     )
     if state.state == INTERRUPTED:
         raise KeyboardInterrupt

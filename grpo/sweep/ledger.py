@@ -105,7 +105,7 @@ def begin_ledger(folder: Path, cells: Sequence[Cell], command: Sequence[str]) ->
         (folder / SWEEP_FILE).exists() or not is_run(folder), f"{folder} already holds a run: choose another output_dir"
     )
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder, fcntl.LOCK_EX, told=True):
+    with _locked(folder, fcntl.LOCK_EX, report_failure=True):
         return _begun(folder, cells, command)
 
 
@@ -131,16 +131,16 @@ def _begun(folder: Path, cells: Sequence[Cell], command: Sequence[str]) -> Ledge
 
 
 @contextmanager
-def _locked(folder: Path, operation: int, told: bool = False) -> Iterator[int]:
+def _locked(folder: Path, operation: int, report_failure: bool = False) -> Iterator[int]:
     """Locks a folder, by `operation` of flock, and yields the lock's descriptor. Raises `BlockingIOError` when it is
-    locked and the operation does not wait. On a file system without locks nothing is locked; with `told` a line says
-    so."""
+    locked and the operation does not wait. On a file system without locks nothing is locked; with `report_failure` a
+    line says so."""
     with (folder / LOCK_FILE).open("w") as file:
         try:
             fcntl.flock(file, operation)
         except BlockingIOError:
             raise
         except OSError as error:
-            if told:
+            if report_failure:
                 say(f"grpo: cannot lock {folder} ({error.strerror}), so do not start this sweep twice at once")
         yield file.fileno()
