@@ -1,8 +1,9 @@
 """This module defines the protocols that the loop's parts implement, and the order in which the loop calls them.
 
 One round calls, in this order: `Collector.collect` (which uses `Task` and `Sampler`), `Learner.add_logprobs`,
-`Learner.step` once per batch, `WeightSync.check` and `refresh`, `Task.record_outcomes`, `Scheduler.next`. If the
-verdict is to go back, the loop then calls `Collector.forget`, `Learner.rewind` and `WeightSync.refresh`.
+`Learner.step` once per batch, `WeightSync.check` and `refresh`, `Task.record_outcomes` and `record_lengths`,
+`Scheduler.next`. If the verdict is to go back, the loop then calls `Collector.forget`, `Learner.rewind` and
+`WeightSync.refresh`.
 
 Methods marked "Collective" exchange data between ranks, so all ranks must call them together.
 """
@@ -58,9 +59,9 @@ class Task(Protocol):
         every N consecutive ones, counted from the first, each of N ranks gets one."""
 
     def record_lengths(self, lengths: Mapping[str, float]) -> None:
-        """Passes how long completions were: problem id → mean tokens, over all ranks. Later prompts are then shared out
-        so that ranks have about equally much to sample. All ranks call it with the same lengths, between the same
-        calls of `next_prompts`."""
+        """Passes how long a round's completions were: problem id → mean tokens, over all ranks. Later prompts are then
+        shared out so that ranks have about equally much to sample. All ranks call it with the same lengths, between the
+        same calls of `next_prompts`."""
 
     def record_outcomes(self, outcomes: Mapping[str, tuple[int, int]], cursor: int) -> None:
         """Passes the outcomes of a round to an online curriculum: problem id → (correct, tried), over all ranks.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from grpo.interfaces import Clock, Collective, Collector, Learner, Sampler, Scheduler, Task, WeightSync
-from grpo.measure import measure_round, outcomes
+from grpo.measure import mean_lengths, measure_round, outcomes
 from grpo.types import (
     Batch,
     Collected,
@@ -75,6 +75,7 @@ class Loop:
         plan = replace(before.plan, refresh_interval=min(before.plan.refresh_interval, steps_left))
         statistics, collected = one_round(parts, plan, before.round_index, steps_left)
         parts.task.record_outcomes(outcomes(collected, parts.collective), collected.cursor)
+        parts.task.record_lengths(mean_lengths(collected, parts.collective))
         # The scheduler goes on from the plan that it chose, also where the run's end has cut the round short.
         decision = parts.scheduler.next(before.plan, statistics, before.scheduler)
         self.verdict, checkpoint = self._with_way_back(decision.verdict)

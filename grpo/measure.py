@@ -74,6 +74,14 @@ def outcomes(collected: Collected, collective: Collective) -> dict[str, tuple[in
     return by_problem(chain(*collective.gather(counts)))
 
 
+def mean_lengths(collected: Collected, collective: Collective) -> dict[str, float]:
+    """Returns how long the completions of each problem of the round were: their mean number of tokens, over all ranks.
+    Of a problem that was asked several times, one group counts, which is the same on all ranks. Collective."""
+    groups = [scored.group for scored in collected.sampled]
+    lengths = [(group.prompt.problem.problem_id, group.mean_length) for group in groups]
+    return dict(chain(*collective.gather(lengths)))
+
+
 def by_problem(groups: Iterable[tuple[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:
     """Adds up the counts (correct, tried) of all prompts that ask the same problem.
 

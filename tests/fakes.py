@@ -72,9 +72,9 @@ class ScriptedSampler:
         """Does nothing, since this sampler holds no memory."""
 
 
-def asking(task, sampler, collective=None):
+def asking(task, sampler):
     """Returns a source of groups that samples a prompt when its group is taken, and grades in a thread of its own."""
-    return OnDemandSource(task, sampler, GradingThread(task), collective or SingleRank())
+    return OnDemandSource(task, sampler, GradingThread(task))
 
 
 def answering(task, sampler=None):

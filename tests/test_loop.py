@@ -64,6 +64,9 @@ class Parts:
     def record_outcomes(self, outcomes, cursor):
         self.note(f"learn {outcomes}")
 
+    def record_lengths(self, lengths):
+        self.note(f"lengths {lengths}")
+
     def next(self, plan, statistics, state):
         self.note("next")
         return Decision(plan, self.verdicts.pop(0), state)
@@ -84,7 +87,8 @@ def test_a_round_is_recorded_before_the_run_goes_back_and_saved_after_it():
     parts.loop().run(2, lambda: False)
     assert parts.called == [
         *("collect", "add_logprobs", "make_batches", "step", "step", "check step 1", "refresh"),
-        *("learn {'p0': (1, 2), 'p1': (1, 2)}", "next", "record at 2", "go back to step-1", "save at 2"),
+        *("learn {'p0': (1, 2), 'p1': (1, 2)}", "lengths {'p0': 2.0, 'p1': 2.0}"),
+        *("next", "record at 2", "go back to step-1", "save at 2"),
     ]
 
 

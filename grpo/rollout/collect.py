@@ -15,7 +15,7 @@ from typing import TypeVar
 from grpo.config import BudgetConfig, RefillConfig
 from grpo.interfaces import Collective, Sampler, Task
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
-from grpo.rollout.group_source import Source, record_lengths
+from grpo.rollout.group_source import Source
 from grpo.types import Collected, RolloutGroup, RoundPlan, ScoredGroup
 
 Item = TypeVar("Item")
@@ -192,7 +192,6 @@ class BudgetedCollector:
             whole=lambda place, group: _joined(earlier[place], group),
         )
         self._sampler.sleep()
-        record_lengths(self._task, scored, self._collective)
         for index, group in zip(indices, larger, strict=True):
             scored[index] = group
         steps = in_steps(scored, plan.num_batches)

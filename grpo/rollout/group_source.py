@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,20 +32,17 @@ class Source(Protocol):
         The share may be empty. Collective."""
 
     def rest(self) -> None:
-        """Ends a round: nothing more is sampled for it. Collective."""
+        """Ends a round: nothing more is sampled for it."""
 
     def forget(self) -> None:
         """Drops the groups that were asked ahead. Their prompts come again, in the same order."""
 
 
 class OnDemandSource:
-    """This source samples prompts when their groups are taken.
+    """This source samples prompts when their groups are taken."""
 
-    After each round it tells the task how long the completions were, so that the next rounds' prompts are dealt evenly.
-    """
-
-    def __init__(self, task: Task, sampler: Sampler, grading: GradingThread, collective: Collective):
-        self._task, self._sampler, self._grading, self._collective = task, sampler, grading, collective
+    def __init__(self, task: Task, sampler: Sampler, grading: GradingThread):
+        self._task, self._sampler, self._grading = task, sampler, grading
 
     @property
     def cursor(self) -> int:
@@ -53,26 +50,16 @@ class OnDemandSource:
 
     def begin(self, plan: RoundPlan, steps_left: int) -> None:
         self._group_size = plan.group_size
-        self._taken: list[ScoredGroup] = []
 
     def take(self, num_prompts: int) -> list[ScoredGroup]:
         prompts = self._task.next_prompts(num_prompts)
-        scored = sampled_and_graded(self._sampler, self._grading, prompts, self._group_size)
-        self._taken += scored
-        return scored
+        return sampled_and_graded(self._sampler, self._grading, prompts, self._group_size)
 
     def rest(self) -> None:
         self._sampler.sleep()
-        record_lengths(self._task, self._taken, self._collective)
 
     def forget(self) -> None:
         """Does nothing, because nothing is asked ahead."""
-
-
-def record_lengths(task: Task, sampled: Iterable[ScoredGroup], collective: Collective) -> None:
-    """Tells the task how long the completions of the groups of all ranks were. Collective."""
-    own_lengths = {scored.group.prompt.problem.problem_id: scored.group.mean_length for scored in sampled}
-    task.record_lengths({name: length for share in collective.gather(own_lengths) for name, length in share.items()})
 
 
 @dataclass(frozen=True, slots=True)

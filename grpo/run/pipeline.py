@@ -84,7 +84,7 @@ def _build_collector(
         exponent, mean_exponent = config.normalization.dials
         spread = partial(further_tries, largest=budget.largest, exponent=exponent, mean_exponent=mean_exponent)
         return BudgetedCollector(task, sampler, grading, budget, collective, spread)
-    return _filled(config, OnDemandSource(task, sampler, grading, collective), collective)
+    return _filled(config, OnDemandSource(task, sampler, grading), collective)
 
 
 def _filled(config: TrainConfig, source: Source, collective: Collective) -> Collector:

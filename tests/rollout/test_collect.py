@@ -58,9 +58,7 @@ def on_so_many_ranks(ranks, rewards, plan, **settings):
     def collect(collective):
         task = ScriptedTask(rewards, collective.rank, ranks)
         refill = RefillConfig(enabled=True, **settings)
-        return RefillingCollector(asking(task, ScriptedSampler(), collective), refill, collective).collect(
-            plan, 9
-        ), task.cursor
+        return RefillingCollector(asking(task, ScriptedSampler()), refill, collective).collect(plan, 9), task.cursor
 
     return on_ranks(ranks, collect)
 

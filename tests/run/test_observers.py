@@ -12,9 +12,8 @@ from grpo.config.errors import EndedElsewhere
 from grpo.config.folder import checkpoints_in
 from grpo.config.saved import read_state
 from grpo.dynamics.findings import Finding
-from grpo.measure import outcomes
+from grpo.measure import mean_lengths, outcomes
 from grpo.rollout.collect import PlainCollector
-from grpo.rollout.group_source import record_lengths
 from grpo.run.checkpoints import CheckpointStore
 from grpo.run.exporting import Exporter
 from grpo.run.going_back import GoingBack
@@ -136,8 +135,8 @@ def test_what_a_resumed_run_reads_back_is_what_the_task_was_told():
         statistics = RoundStatistics(index, index + 1, plan, means, {}, {}, ())
         progress = Progress(index + 1, index + 1, collected.cursor, plan, None)
         recorder.after_round(FinishedRound(statistics, collected, progress, Verdict()))
-        record_lengths(told, collected.sampled, SingleRank())
         told.record_outcomes(outcomes(collected, SingleRank()), collected.cursor)
+        told.record_lengths(mean_lengths(collected, SingleRank()))
     assert told.lengths == [{"p0": 2.0, "p1": 2.0}, {"p2": 2.0}]
     assert told.learned == [({"p0": (3, 4), "p1": (0, 4)}, 2), ({"p2": (4, 8)}, 4)]
     # A run that was killed after its second round, and resumed after its first, takes the second one again.

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from grpo.rollout.group_source import record_lengths
+from grpo.measure import mean_lengths
 from grpo.tasks.curriculum import uniform
 from grpo.tasks.dealing import dealt
 from grpo.tasks.prompt_stream import PromptStream
-from grpo.types import Completion, Problem, Prompt, RolloutGroup, ScoredGroup
-from tests.fakes import ScriptedTask, on_ranks
+from grpo.types import Collected, Completion, Problem, Prompt, RolloutGroup, RoundPlan, ScoredGroup
+from tests.fakes import on_ranks
 
 LENGTHS = [900.0, 100.0, 300.0, 500.0, 200.0, 800.0, 400.0, 600.0]
 
@@ -99,17 +99,9 @@ def test_every_rank_is_told_the_lengths_of_all_ranks():
         completions = tuple(Completion((1,) * length, (0.0,) * length, "", False) for length in lengths)
         return ScoredGroup(RolloutGroup(Prompt(Problem(name, "q", "a"), (1,)), completions, 0, 0), (), ())
 
-    class Told(ScriptedTask):
-        """This task keeps the lengths that it is told."""
-
-        def record_lengths(self, lengths):
-            self.lengths = lengths
-
-    def tell(collective):
+    def told(collective):
         # Both ranks asked p1, and the later rank's length holds, as it does for a resumed run.
-        own = [[group("p0", 2, 4), group("p1", 9)], [group("p1", 5, 6), group("p3", 1)]]
-        task = Told([])
-        record_lengths(task, own[collective.rank], collective)
-        return task.lengths
+        own = ((group("p0", 2, 4), group("p1", 9)), (group("p1", 5, 6), group("p3", 1)))[collective.rank]
+        return mean_lengths(Collected((), own, RoundPlan(2, 1, 4), 4), collective)
 
-    assert on_ranks(2, tell) == [{"p0": 3.0, "p1": 5.5, "p3": 1.0}] * 2
+    assert on_ranks(2, told) == [{"p0": 3.0, "p1": 5.5, "p3": 1.0}] * 2
